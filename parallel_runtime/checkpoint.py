@@ -1,0 +1,175 @@
+"""What a weights file says it holds: the safetensors header, read and checked without touching a weight.
+
+Owns the header's rules (https://github.com/huggingface/safetensors, "Format") and the identity of a file. Reads no
+weights and knows no model.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
+DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+COMPUTE_DTYPES = ("default", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of the file: `start` and `end` are byte offsets from the beginning of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensor in the file."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class CheckpointHeader:
+    """A checked header: every tensor lies inside the file, with as many bytes as its shape needs."""
+
+    path: str
+    tensors: Mapping[str, TensorEntry]
+    num_bytes: int
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which weights, in which dtype, for which adapter; equal specs are the same model in the workers."""
+
+    path: str
+    dtype: str
+    adapter: str
+    size_bytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], dtype: str = "default", *, adapter: str = "flux") -> "ModelSpec":
+        """Identify the file as it is now. `dtype` is the compute dtype; `default` keeps the file's.
+
+        Raises `ValueError` when the file is missing or the dtype unknown.
+        """
+        if dtype not in COMPUTE_DTYPES:
+            raise ValueError(f"dtype={dtype!r} is unknown; use one of {', '.join(COMPUTE_DTYPES)}")
+        stat = os.stat(_checked_path(path))
+        return cls(os.path.abspath(path), dtype, adapter, stat.st_size, stat.st_mtime_ns)
+
+
+def read_header(path: str | os.PathLike[str]) -> CheckpointHeader:
+    """Read and check the header of a safetensors file; weights stay unread.
+
+    Raises `ValueError` with the file, what is wrong with it and what to do.
+    """
+    path = _checked_path(path)
+    file_size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        raw_length = file.read(8)
+        if len(raw_length) < 8:
+            raise ValueError(f"{path} is truncated: {file_size} bytes, no safetensors header; download it again")
+        (length,) = struct.unpack("<Q", raw_length)
+        if length > HEADER_LIMIT or length < 2:
+            raise ValueError(f"{path} is not a safetensors file (header of {length} bytes); use a .safetensors file")
+        if 8 + length > file_size:
+            raise ValueError(
+                f"{path} is truncated: its header needs {8 + length} bytes, the file has {file_size}; download it again"
+            )
+        raw = file.read(length)
+    entries, metadata = _parse(path, raw)
+    tensors = {name: _entry(path, name, value, base=8 + length) for name, value in entries.items()}
+    _check_extent(path, tensors, base=8 + length, file_size=file_size)
+    return CheckpointHeader(path, tensors, file_size, metadata)
+
+
+def _checked_path(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    if not text.endswith((".safetensors", ".sft")):
+        suffix = os.path.splitext(text)[1] or "no suffix"
+        raise ValueError(f"{text} has {suffix}; only .safetensors files are read, convert it first")
+    if not os.path.isfile(text):
+        raise ValueError(f"{text} does not exist; choose a file that does")
+    return text
+
+
+def _parse(path: str, raw: bytes) -> tuple[dict[str, object], dict[str, str]]:
+    def refuse_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            raise ValueError("a key stands twice")
+        return values
+
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=refuse_twice)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} has a damaged header ({error}); download it again") from None
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} has a header that is no JSON object; download it again")
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{path} has metadata that is no JSON object; download it again")
+    return header, {str(key): str(value) for key, value in metadata.items()}
+
+
+def _entry(path: str, name: str, value: object, *, base: int) -> TensorEntry:
+    def refuse(reason: str) -> ValueError:
+        return ValueError(f"{path}: tensor {name!r} {reason}; the header is damaged, download the file again")
+
+    if not isinstance(value, dict):
+        raise refuse("has no description")
+    dtype = DTYPES.get(str(value.get("dtype")))
+    if dtype is None:
+        raise refuse(f"has dtype {value.get('dtype')!r}, which is not one of {', '.join(DTYPES)}")
+    shape, offsets = value.get("shape"), value.get("data_offsets")
+    if not _whole_numbers(shape) or not _whole_numbers(offsets) or len(offsets) != 2:
+        raise refuse(f"has shape {shape!r} and data_offsets {offsets!r}")
+    num_bytes = dtype.itemsize
+    for size in shape:
+        num_bytes *= size
+    if offsets[1] - offsets[0] != num_bytes:
+        raise refuse(f"needs {num_bytes} bytes for shape {shape}, its offsets span {offsets[1] - offsets[0]}")
+    return TensorEntry(dtype, tuple(shape), base + offsets[0], base + offsets[1])
+
+
+def _whole_numbers(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_extent(path: str, tensors: Mapping[str, TensorEntry], *, base: int, file_size: int) -> None:
+    """Tensors must cover the data area without gap or overlap, as the format demands."""
+    position = base
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        if entry.start != position:
+            raise ValueError(
+                f"{path}: tensor {name!r} starts at byte {entry.start}, expected {position}; "
+                "the header is damaged, download the file again"
+            )
+        position = entry.end
+    if position > file_size:
+        raise ValueError(
+            f"{path} is truncated: its tensors need {position} bytes, the file has {file_size}; download it again"
+        )
+    if position < file_size:
+        raise ValueError(
+            f"{path} has {file_size - position} bytes after its tensors; the header is damaged, download it again"
+        )

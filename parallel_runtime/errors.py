@@ -1,0 +1,25 @@
+"""What can go wrong between the caller and the workers, in one type.
+
+A mistake the user can correct (a plan, a file, a shape) is a `ValueError`, raised before any worker is touched.
+"""
+
+
+class PoolError(RuntimeError):
+    """The workers failed: one of them died, raised, or went silent. All of them have been ended and reaped.
+
+    The first line reads "rank R: CAUSE; REMEDY"; `detail` (a worker's traceback or its last output) follows on lines
+    of its own, because most clients show only the first line.
+    """
+
+    def __init__(self, cause: str, *, rank: int | None = None, remedy: str = "", detail: str = "") -> None:
+        self.cause = cause
+        self.rank = rank
+        self.remedy = remedy
+        self.detail = detail
+        where = "" if rank is None else f"rank {rank}: "
+        first = "; ".join(part for part in (f"{where}{cause}", remedy) if part)
+        super().__init__(f"{first}\n{detail}" if detail else first)
+
+
+class RequestCancelledError(RuntimeError):
+    """The caller cancelled a request. The workers are well and take the next one."""

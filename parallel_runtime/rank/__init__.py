@@ -1,0 +1,1 @@
+"""The worker's side: one process, one device, one rank."""

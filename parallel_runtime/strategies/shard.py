@@ -1,0 +1,55 @@
+"""Who holds which tokens: uneven lengths planned once, as Python ints.
+
+Text and image are split apart, so that every rank holds a little of both: replicating the text costs about a quarter
+of the speed at eight ranks. Lengths may be zero; nothing is ever padded.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+def split_lengths(total: int, parts: int) -> tuple[int, ...]:
+    """Cut `total` tokens into `parts` runs whose lengths differ by at most one, longer ones first."""
+    if total < 0 or parts < 1:
+        raise ValueError(f"cannot cut {total} tokens into {parts} parts; use at least 0 tokens and 1 part")
+    base, extra = divmod(total, parts)
+    return tuple(base + (part < extra) for part in range(parts))
+
+
+@dataclass(frozen=True)
+class SequenceShard:
+    """The tokens of one rank out of `parts`: its run of the text, then its run of the image."""
+
+    num_text: int
+    num_image: int
+    parts: int
+    index: int
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Local sequence length (text + image) of every part, in part order."""
+        text = split_lengths(self.num_text, self.parts)
+        # Image runs are dealt from the other end, so that the part with one text token more has none more of the image.
+        image = split_lengths(self.num_image, self.parts)[::-1]
+        return tuple(t + i for t, i in zip(text, image, strict=True))
+
+    @property
+    def text(self) -> slice:
+        """This part's rows of the whole text."""
+        return _run(split_lengths(self.num_text, self.parts), self.index)
+
+    @property
+    def image(self) -> slice:
+        """This part's rows of the whole image."""
+        return _run(split_lengths(self.num_image, self.parts)[::-1], self.index)
+
+    def take(self, tensor: torch.Tensor, *, stream: str, dim: int) -> torch.Tensor:
+        """This part's view of a whole tensor along `dim`. `stream` is `text` or `image`."""
+        run = self.text if stream == "text" else self.image
+        return tensor.narrow(dim, run.start, run.stop - run.start)
+
+
+def _run(lengths: tuple[int, ...], index: int) -> slice:
+    start = sum(lengths[:index])
+    return slice(start, start + lengths[index])

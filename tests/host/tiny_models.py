@@ -1,0 +1,197 @@
+"""Writes tiny random-weight models in ComfyUI's own file formats, and large ones cheaply.
+
+Owns: values (deterministic by seed and tensor name), types, the files' names and folders. Does not own: which tensors
+a model has (layouts.py, encoder_layouts.py). Files are written tensor by tensor, so memory stays at one tensor.
+
+`PYTHONPATH=tests python -m host.tiny_models DIR` fills DIR/models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from . import encoder_layouts, layouts
+from .layouts import FluxShape, Row
+
+SAFETENSORS_NAMES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+
+
+def make_tensor(row: Row, *, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The values of one tensor. They depend on its name and the seed alone, never on the order of writing."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}:{row.name}".encode()))
+    values = torch.full(row.shape, row.mean)
+    if row.std:
+        values += row.std * torch.randn(row.shape, generator=generator)
+    return values.to(dtype)
+
+
+def make_tensors(rows: Iterable[Row], *, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """A whole state dict in memory, equal to what `write_layout` writes."""
+    return {row.name: make_tensor(row, seed=seed, dtype=dtype) for row in rows}
+
+
+def write_layout(
+    path: Path,
+    rows: Iterable[Row],
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    prefix: str = "",
+    values_of: Callable[[Row], bytes] | None = None,
+) -> Path:
+    """Writes a safetensors file; `prefix` goes before every name; `values_of` replaces the random values' bytes."""
+    rows = list(rows)
+    header: dict[str, dict[str, object]] = {}
+    end = 0
+    for row in rows:
+        start, end = end, end + math.prod(row.shape) * dtype.itemsize
+        entry = {"dtype": SAFETENSORS_NAMES[dtype], "shape": list(row.shape), "data_offsets": [start, end]}
+        header[prefix + row.name] = entry
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the format aligns the data to 8 bytes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for row in rows:
+            file.write(values_of(row) if values_of else to_bytes(make_tensor(row, seed=seed, dtype=dtype)))
+    return path
+
+
+def to_bytes(tensor: torch.Tensor) -> bytes:
+    """A tensor's bytes in row order, whatever its type."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def flux_tensors(
+    *, seed: int = 0, dtype: torch.dtype = torch.float32, norm_suffix: str = "scale", **sizes: int
+) -> dict[str, torch.Tensor]:
+    """A Flux state dict under the original names; `sizes` are FluxShape's fields."""
+    return make_tensors(layouts.flux(FluxShape(**sizes), norm_suffix=norm_suffix), seed=seed, dtype=dtype)
+
+
+def write_flux(
+    path: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    prefix: str = "",
+    norm_suffix: str = "scale",
+    **sizes: int,
+) -> Path:
+    """Writes a Flux file; `sizes` are FluxShape's fields (hidden, depth, single, ctx, vec, in_channels, guidance)."""
+    rows = layouts.flux(FluxShape(**sizes), norm_suffix=norm_suffix)
+    return write_layout(path, rows, seed=seed, dtype=dtype, prefix=prefix)
+
+
+def write_large_flux(
+    path: Path, *, gib: float, seed: int = 0, dtype: torch.dtype = torch.bfloat16, **sizes: int
+) -> Path:
+    """Writes a Flux file of at least `gib` GiB by adding double blocks.
+
+    Only the first block of a kind is random, the others repeat it: cheap, never more than one block in memory.
+    """
+    shape = FluxShape(**sizes)
+    per_block = num_bytes(layouts.double_block(0, shape.hidden, "scale"), dtype)
+    missing = gib * 2**30 - num_bytes(layouts.flux(replace(shape, depth=0)), dtype)
+    shape = replace(shape, depth=max(shape.depth, math.ceil(missing / per_block)))
+    made: dict[str, bytes] = {}
+
+    def values_of(row: Row) -> bytes:
+        row = replace(row, name=re.sub(r"_blocks\.\d+\.", "_blocks.0.", row.name))
+        if row.name not in made:
+            made[row.name] = to_bytes(make_tensor(row, seed=seed, dtype=dtype))
+        return made[row.name]
+
+    return write_layout(path, layouts.flux(shape), seed=seed, dtype=dtype, values_of=values_of)
+
+
+def num_bytes(rows: Iterable[Row], dtype: torch.dtype) -> int:
+    """The bytes of all values of a layout in `dtype`."""
+    return sum(math.prod(row.shape) for row in rows) * dtype.itemsize
+
+
+@dataclass(frozen=True)
+class TinyModels:
+    """A base directory whose `models` folder holds the tiny files, and the names a workflow gives them."""
+
+    base: Path
+    shape: FluxShape
+    dev: str = "tiny_flux_dev.safetensors"
+    dev_saved: str = "tiny_flux_dev_saved_by_comfyui.safetensors"
+    schnell: str = "tiny_flux_schnell.safetensors"
+    fill: str = "tiny_flux_fill.safetensors"
+    checkpoint: str = "tiny_flux_all_in_one.safetensors"
+    vae: str = "tiny_taesd_flux.safetensors"
+    clip_l: str = "tiny_clip_l.safetensors"
+    t5: str = "tiny_t5.safetensors"
+    lora_fused: str = "tiny_lora_fused.safetensors"
+    lora_diffusers: str = "tiny_lora_diffusers.safetensors"
+    controlnet_xlabs: str = "tiny_controlnet_xlabs.safetensors"
+    controlnet_union: str = "tiny_controlnet_union.safetensors"
+
+    @property
+    def models(self) -> Path:
+        """ComfyUI's `models` folder."""
+        return self.base / "models"
+
+    def diffusion_model(self, name: str) -> Path:
+        """The path of a file in `models/diffusion_models`."""
+        return self.models / "diffusion_models" / name
+
+
+def write_tiny_models(base: Path, *, dtype: torch.dtype = torch.float32, **sizes: int) -> TinyModels:
+    """Writes every tiny model into `base`/models (about 250 MB at the default sizes); `sizes` are FluxShape's fields."""
+    shape = FluxShape(**sizes)
+    tiny = TinyModels(base=base, shape=shape)
+    schnell, fill = replace(shape, guidance=False), replace(shape, in_channels=96)
+    control = replace(shape, depth=1, single=1)
+    save = tiny.models
+    write_layout(tiny.diffusion_model(tiny.dev), layouts.flux(shape), seed=0, dtype=dtype)
+    saved = layouts.flux(shape, norm_suffix="weight")
+    write_layout(tiny.diffusion_model(tiny.dev_saved), saved, seed=8, dtype=dtype)
+    write_layout(tiny.diffusion_model(tiny.schnell), layouts.flux(schnell), seed=1, dtype=dtype)
+    write_layout(tiny.diffusion_model(tiny.fill), layouts.flux(fill), seed=2, dtype=dtype)
+    all_in_one = save / "checkpoints" / tiny.checkpoint
+    write_layout(all_in_one, layouts.flux(shape), seed=0, dtype=dtype, prefix="model.diffusion_model.")
+    write_layout(save / "vae" / tiny.vae, encoder_layouts.taesd(), seed=3)
+    half = torch.float16  # as the published text encoders
+    write_layout(save / "text_encoders" / tiny.clip_l, encoder_layouts.clip_l(shape.vec), seed=4, dtype=half)
+    write_layout(save / "text_encoders" / tiny.t5, encoder_layouts.t5(shape.ctx), seed=5, dtype=half)
+    write_layout(save / "loras" / tiny.lora_fused, layouts.lora_fused(shape), seed=6, dtype=dtype)
+    write_layout(save / "loras" / tiny.lora_diffusers, layouts.lora_diffusers(shape), seed=7, dtype=dtype)
+    xlabs, union = layouts.controlnet_xlabs(replace(control, single=0)), layouts.controlnet_union(control)
+    write_layout(save / "controlnet" / tiny.controlnet_xlabs, xlabs, seed=9, dtype=dtype)
+    write_layout(save / "controlnet" / tiny.controlnet_union, union, seed=10, dtype=dtype)
+    return tiny
+
+
+def main() -> None:
+    """Command line: fills a base directory and lists what it wrote."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", type=Path)
+    for name, default in vars(FluxShape()).items():
+        if name not in ("guidance", "in_channels"):  # the files below differ in just these two
+            parser.add_argument(f"--{name}", type=int, default=default)
+    arguments = vars(parser.parse_args())
+    tiny = write_tiny_models(arguments.pop("base"), **arguments)
+    for path in sorted(tiny.models.rglob("*.safetensors")):
+        print(f"{path.stat().st_size / 1e6:9.2f} MB  {path.relative_to(tiny.base)}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -99,3 +99,13 @@ class SequenceAttention:
                 shift.wait()
                 held = arriving
         return q if out is None else out.to(q.dtype)
+
+
+class LocalAttention:
+    """The negative control: every rank attends to its own tokens only. Wrong on purpose for more than one rank."""
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]
+    ) -> torch.Tensor:
+        """As `SequenceAttention.attend`, without any exchange."""
+        return attention(q, k, v)

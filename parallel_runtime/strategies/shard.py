@@ -45,9 +45,13 @@ class SequenceShard:
         return _run(split_lengths(self.num_image, self.parts)[::-1], self.index)
 
     def take(self, tensor: torch.Tensor, *, stream: str, dim: int) -> torch.Tensor:
-        """This part's view of a whole tensor along `dim`. `stream` is `text` or `image`."""
+        """This part's view of a whole tensor along `dim`. `stream` is `text` or `image`.
+
+        A tensor shorter than the stream (a residual for its first rows) is cut where it ends.
+        """
         run = self.text if stream == "text" else self.image
-        return tensor.narrow(dim, run.start, run.stop - run.start)
+        start, stop = min(run.start, tensor.shape[dim]), min(run.stop, tensor.shape[dim])
+        return tensor.narrow(dim, start, stop - start)
 
 
 def _run(lengths: tuple[int, ...], index: int) -> slice:

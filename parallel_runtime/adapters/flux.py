@@ -1,0 +1,219 @@
+"""Flux.1 (dev, schnell, Fill, Kontext): its split plan and its blocks as pure functions.
+
+Letters: `B` batch, `S` tokens of this rank (text first, then image), `C` hidden size, `H` heads, `D` head size.
+
+Weights keep the names and the fused layout of the file (qkv as one matrix), so nothing is converted at loading and a
+LoRA's keys are the weights' keys. Knows no rank and no collective: every function sees one rank's tokens.
+Source of the arithmetic: black-forest-labs/flux, `modules/layers.py`; rounding follows ComfyUI's reading of it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from .flux_config import TIME_WIDTH, FluxConfig
+
+Weights = Mapping[str, torch.Tensor]
+Modulation = tuple[torch.Tensor, ...]
+
+EPS = 1e-6
+THETA = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """How one input or output is shared out: along `dim`, by the tokens of `stream`."""
+
+    stream: str
+    dim: int
+
+
+# What is split over the ranks that share a sequence; everything else is whole on each of them.
+SPLIT_PLAN: Mapping[str, Split] = {
+    "img": Split(stream="image", dim=1),
+    "img_ids": Split(stream="image", dim=0),
+    "txt": Split(stream="text", dim=1),
+    "txt_ids": Split(stream="text", dim=0),
+    "control_in": Split(stream="image", dim=1),
+    "control_out": Split(stream="image", dim=1),
+    "out": Split(stream="image", dim=1),
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of the loop: its kind (`double` or `single`), its number and the prefix of its weights."""
+
+    kind: str
+    index: int
+
+    @property
+    def prefix(self) -> str:
+        """Canonical prefix of the block's weights."""
+        return f"{self.kind}_blocks.{self.index}."
+
+
+@dataclass
+class Tokens:
+    """One rank's state between blocks: x (B, S, C), text rows first; what modulates and rotates it."""
+
+    x: torch.Tensor
+    num_text: int
+    vec: torch.Tensor  # (B, C), already through SiLU: every modulation needs it so
+    rope: torch.Tensor  # (1, S, 1, D / 2) complex
+
+
+class FluxAdapter:
+    """The functions of one Flux.1 transformer. Holds sizes, no weights and no state."""
+
+    split_plan = SPLIT_PLAN
+    block_prefixes = ("double_blocks.", "single_blocks.")
+
+    def __init__(self, config: FluxConfig) -> None:
+        self.config = config
+        self.blocks = tuple(Block("double", i) for i in range(config.depth)) + tuple(
+            Block("single", i) for i in range(config.depth_single)
+        )
+
+    def embed(self, w: Weights, inputs: Mapping[str, torch.Tensor]) -> Tokens:
+        """From a step's inputs (this rank's rows) to the first block's. `w` holds the weights outside the blocks."""
+        dtype = w["img_in.weight"].dtype
+        img = _linear(w, "img_in", inputs["img"].to(dtype))
+        txt = _linear(w, "txt_in", inputs["txt"].to(dtype))
+        vec = _mlp_embedder(w, "time_in", timestep_embedding(inputs["timesteps"]).to(dtype))
+        if self.config.guidance and "guidance" in inputs:
+            vec = vec + _mlp_embedder(w, "guidance_in", timestep_embedding(inputs["guidance"]).to(dtype))
+        vec = vec + _mlp_embedder(w, "vector_in", inputs["y"].to(dtype))
+        ids = torch.cat((inputs["txt_ids"], inputs["img_ids"]))
+        return Tokens(torch.cat((txt, img), 1), txt.shape[1], F.silu(vec), rope_table(ids, self.config.rope_axes))
+
+    def modulation(self, block: Block, w: Weights, vec: torch.Tensor) -> Modulation:
+        """Shift, 1 + scale and gate, each (B, 1, C): once for a single block; double: image twice, then text twice."""
+        if block.kind == "single":
+            return _three(_linear(w, "modulation.lin", vec))
+        image, text = (_linear(w, f"{stream}_mod.lin", vec).chunk(2, -1) for stream in ("img", "txt"))
+        return _three(image[0]) + _three(image[1]) + _three(text[0]) + _three(text[1])
+
+    def qkv(
+        self, block: Block, w: Weights, tokens: Tokens, mod: Modulation
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Queries and keys, normed and rotated, and values, each (B, S, H, D); last, what `finish` takes up again."""
+        if block.kind == "single":
+            fused = _linear(w, "linear1", _modulate(tokens.x, mod[0], mod[1]))
+            qkv, carry = fused.split((3 * self.config.hidden_size, self.config.mlp_hidden), -1)
+            q, k, v = self._heads(qkv)
+            q, k = _qk_norm(w, "norm", q, k)
+            return _rotate(q, tokens.rope), _rotate(k, tokens.rope), v, carry
+        text, image = _streams(tokens)
+        tq, tk, tv = self._heads(_linear(w, "txt_attn.qkv", _modulate(text, mod[6], mod[7])))
+        iq, ik, iv = self._heads(_linear(w, "img_attn.qkv", _modulate(image, mod[0], mod[1])))
+        tq, tk = _qk_norm(w, "txt_attn.norm", tq, tk)
+        iq, ik = _qk_norm(w, "img_attn.norm", iq, ik)
+        q = _rotate(torch.cat((tq, iq), 1), tokens.rope)
+        k = _rotate(torch.cat((tk, ik), 1), tokens.rope)
+        return q, k, torch.cat((tv, iv), 1), None
+
+    def finish(
+        self,
+        block: Block,
+        w: Weights,
+        tokens: Tokens,
+        attn: torch.Tensor,
+        mod: Modulation,
+        *,
+        carry: torch.Tensor | None,
+        residual: torch.Tensor | None,
+    ) -> None:
+        """The rest of the block, in place on `tokens.x`. attn (B, S, H * D); `residual` (B, <= image rows, C)."""
+        if block.kind == "single" and carry is not None:
+            joined = torch.cat((attn, F.gelu(carry, approximate="tanh")), -1)
+            tokens.x = _bounded(torch.addcmul(tokens.x, mod[2], _linear(w, "linear2", joined)))
+        else:
+            text, image = _streams(tokens)
+            n = tokens.num_text
+            text = _stream_rest(w, "txt", text, attn[:, :n], mod[6:])
+            image = _stream_rest(w, "img", image, attn[:, n:], mod[:6])
+            tokens.x = _bounded(torch.cat((text, image), 1))
+        if residual is not None:
+            start = tokens.num_text
+            tokens.x[:, start : start + residual.shape[1]] += residual
+
+    def head(self, w: Weights, tokens: Tokens) -> torch.Tensor:
+        """From the last block to this rank's rows of the velocity, (B, image rows, out channels)."""
+        shift, scale = _linear(w, "final_layer.adaLN_modulation.1", tokens.vec)[:, None].chunk(2, -1)
+        return _linear(w, "final_layer.linear", _modulate(tokens.x[:, tokens.num_text :], shift, 1 + scale))
+
+    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """(B, S, 3 * C) to three of (B, S, H, D)."""
+        return qkv.unflatten(-1, (3, self.config.num_heads, self.config.head_dim)).unbind(2)
+
+
+def timestep_embedding(t: torch.Tensor) -> torch.Tensor:
+    """Sinusoids of t (B,), in units of a thousandth, as (B, 256) fp32. Source: "Attention Is All You Need", 3.5.
+
+    t stays fp32 until here: rounded to bf16 first, as diffusers does, a call is 0.9 to 6 % off.
+    """
+    half = TIME_WIDTH // 2
+    exponent = torch.arange(half, dtype=torch.float32, device=t.device) * (-math.log(10_000) / half)
+    angles = (t.float() * 1000.0)[:, None] * torch.exp(exponent)
+    return torch.cat((torch.cos(angles), torch.sin(angles)), -1)
+
+
+def rope_table(ids: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    """Rotations of each token, (1, S, 1, D / 2) complex64, from ids (S, 3). Source: RoFormer (arXiv 2104.09864).
+
+    Angles are computed in fp64 where the device has it, as the reference does.
+    """
+    real = torch.float32 if ids.device.type == "mps" else torch.float64
+    parts = []
+    for axis, width in enumerate(axes):
+        frequency = THETA ** -(torch.arange(0, width, 2, dtype=real, device=ids.device) / width)
+        parts.append(ids[:, axis].to(real)[:, None] * frequency)
+    angles = torch.cat(parts, -1)
+    return torch.complex(torch.cos(angles).float(), torch.sin(angles).float())[None, :, None]
+
+
+def _rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rope).flatten(-2).to(x.dtype)
+
+
+def _linear(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
+
+
+def _mlp_embedder(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    return _linear(w, f"{name}.out_layer", F.silu(_linear(w, f"{name}.in_layer", x)))
+
+
+def _three(values: torch.Tensor) -> Modulation:
+    shift, scale, gate = values[:, None].chunk(3, -1)
+    return shift, 1 + scale, gate
+
+
+def _modulate(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=EPS), scale)
+
+
+def _qk_norm(w: Weights, name: str, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    query, key = w[f"{name}.query_norm.weight"], w[f"{name}.key_norm.weight"]
+    return F.rms_norm(q, query.shape, query, EPS), F.rms_norm(k, key.shape, key, EPS)
+
+
+def _streams(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens.x[:, : tokens.num_text], tokens.x[:, tokens.num_text :]
+
+
+def _stream_rest(w: Weights, stream: str, x: torch.Tensor, attn: torch.Tensor, mod: Modulation) -> torch.Tensor:
+    """Projection and MLP of one stream of a double block; `mod` holds its six values."""
+    x = torch.addcmul(x, mod[2], _linear(w, f"{stream}_attn.proj", attn))
+    hidden = F.gelu(_linear(w, f"{stream}_mlp.0", _modulate(x, mod[3], mod[4])), approximate="tanh")
+    return torch.addcmul(x, mod[5], _linear(w, f"{stream}_mlp.2", hidden))
+
+
+def _bounded(x: torch.Tensor) -> torch.Tensor:
+    """fp16 overflows in Flux's text blocks; keep what overflowed at the largest number, as ComfyUI does."""
+    return torch.nan_to_num_(x, nan=0.0, posinf=65504, neginf=-65504) if x.dtype == torch.float16 else x

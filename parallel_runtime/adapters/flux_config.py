@@ -1,0 +1,164 @@
+"""What one Flux.1 file holds: every size read from its shapes, every weight's presence and shape checked.
+
+Owns the names of the weights and the refusals. Reads headers only.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..checkpoint import CheckpointHeader
+
+PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
+TIME_WIDTH = 256  # width of the sinusoids that carry the timestep and the guidance
+
+
+@dataclass(frozen=True, kw_only=True)
+class FluxConfig:
+    """Sizes of one Flux.1 transformer, all read from the shapes in its file."""
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    depth: int
+    depth_single: int
+    in_channels: int
+    out_channels: int
+    context_dim: int
+    vec_dim: int
+    mlp_hidden: int
+    guidance: bool
+    prefix: str
+
+    @classmethod
+    def from_header(cls, header: CheckpointHeader) -> "FluxConfig":
+        """Read the sizes. Raises `ValueError` when the file holds no Flux.1 transformer."""
+        prefix = _find_prefix(header)
+        shapes = {
+            canonical_name(name[len(prefix) :]): entry.shape
+            for name, entry in header.tensors.items()
+            if name.startswith(prefix)
+        }
+        _refuse_other_models(header.path, shapes)
+        hidden, in_channels = _matrix(header.path, shapes, "img_in.weight")
+        (head_dim,) = _shape(header.path, shapes, "double_blocks.0.img_attn.norm.query_norm.weight", 1)
+        config = cls(
+            hidden_size=hidden,
+            num_heads=hidden // head_dim,
+            head_dim=head_dim,
+            depth=_count(shapes, "double_blocks"),
+            depth_single=_count(shapes, "single_blocks"),
+            in_channels=in_channels,
+            out_channels=_matrix(header.path, shapes, "final_layer.linear.weight")[0],
+            context_dim=_matrix(header.path, shapes, "txt_in.weight")[1],
+            vec_dim=_matrix(header.path, shapes, "vector_in.in_layer.weight")[1],
+            mlp_hidden=_matrix(header.path, shapes, "double_blocks.0.img_mlp.0.weight")[0],
+            guidance="guidance_in.in_layer.weight" in shapes,
+            prefix=prefix,
+        )
+        config.check(header.path, shapes)
+        return config
+
+    @property
+    def rope_axes(self) -> tuple[int, int, int]:
+        """Rotary widths of the reference index, row and column: (16, 56, 56) for heads of 128."""
+        first = self.head_dim // 8
+        rest = (self.head_dim - first) // 2
+        return first, rest, rest
+
+    def expected_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Canonical name and shape of every weight this config needs."""
+        hidden, mlp = self.hidden_size, self.mlp_hidden
+        shapes: dict[str, tuple[int, ...]] = {}
+
+        def linear(name: str, rows: int, columns: int) -> None:
+            shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (rows, columns), (rows,)
+
+        linear("img_in", hidden, self.in_channels)
+        linear("txt_in", hidden, self.context_dim)
+        embedders = {"time_in": TIME_WIDTH, "vector_in": self.vec_dim}
+        if self.guidance:
+            embedders["guidance_in"] = TIME_WIDTH
+        for name, width in embedders.items():
+            linear(f"{name}.in_layer", hidden, width)
+            linear(f"{name}.out_layer", hidden, hidden)
+        for block in range(self.depth):
+            for stream in ("img", "txt"):
+                prefix = f"double_blocks.{block}.{stream}_"
+                linear(f"{prefix}mod.lin", 6 * hidden, hidden)
+                linear(f"{prefix}attn.qkv", 3 * hidden, hidden)
+                linear(f"{prefix}attn.proj", hidden, hidden)
+                linear(f"{prefix}mlp.0", mlp, hidden)
+                linear(f"{prefix}mlp.2", hidden, mlp)
+                shapes[f"{prefix}attn.norm.query_norm.weight"] = (self.head_dim,)
+                shapes[f"{prefix}attn.norm.key_norm.weight"] = (self.head_dim,)
+        for block in range(self.depth_single):
+            prefix = f"single_blocks.{block}."
+            linear(f"{prefix}modulation.lin", 3 * hidden, hidden)
+            linear(f"{prefix}linear1", 3 * hidden + mlp, hidden)
+            linear(f"{prefix}linear2", hidden, hidden + mlp)
+            shapes[f"{prefix}norm.query_norm.weight"] = (self.head_dim,)
+            shapes[f"{prefix}norm.key_norm.weight"] = (self.head_dim,)
+        linear("final_layer.linear", self.out_channels, hidden)
+        linear("final_layer.adaLN_modulation.1", 2 * hidden, hidden)
+        return shapes
+
+    def check(self, path: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Hold every weight's shape against what the config needs; raises `ValueError` at the first that differs."""
+        if self.num_heads * self.head_dim != self.hidden_size or any(width % 2 for width in self.rope_axes):
+            raise ValueError(
+                f"{path}: hidden size {self.hidden_size} with heads of {self.head_dim} is no Flux.1; use a Flux.1 file"
+            )
+        for name, wanted in self.expected_shapes().items():
+            found = shapes.get(name)
+            if found != wanted:
+                has = "is missing" if found is None else f"has shape {list(found)}"
+                raise ValueError(f"{path}: {name} {has}, Flux.1 needs {list(wanted)}; use a complete Flux.1 file")
+
+
+def canonical_name(name: str) -> str:
+    """ComfyUI's name of a weight: BFL calls the scales of its RMS norms `.scale`, ComfyUI `.weight`."""
+    return re.sub(r"(query_norm|key_norm)\.scale$", r"\1.weight", name)
+
+
+def _find_prefix(header: CheckpointHeader) -> str:
+    for prefix in PREFIXES:
+        if f"{prefix}double_blocks.0.img_attn.qkv.weight" in header.tensors:
+            return prefix
+    if any(name.startswith("transformer_blocks.") for name in header.tensors):
+        raise ValueError(
+            f"{header.path} has diffusers' names (transformer_blocks...); use the file in the original (BFL) names"
+        )
+    first = next(iter(header.tensors), "no tensor")
+    raise ValueError(f"{header.path} is no Flux.1 transformer (its first tensor is {first}); use a Flux.1 file")
+
+
+def _refuse_other_models(path: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    foreign = {
+        "double_stream_modulation_img.lin.weight": "Flux.2",
+        "distilled_guidance_layer.in_proj.weight": "Chroma",
+    }
+    for name, model in foreign.items():
+        if name in shapes:
+            raise ValueError(f"{path} is {model}, not Flux.1; use a Flux.1 file")
+    for name in shapes:
+        if name.endswith((".scale_weight", ".weight_scale", ".comfy_quant")) or name == "scaled_fp8":
+            raise ValueError(f"{path} holds scaled fp8 weights ({name}), not read yet; use a bf16, fp16 or plain fp8 file")
+
+
+def _shape(path: str, shapes: Mapping[str, tuple[int, ...]], name: str, ndim: int) -> tuple[int, ...]:
+    found = shapes.get(name)
+    if found is None or len(found) != ndim:
+        has = "is missing" if found is None else f"has shape {list(found)}"
+        raise ValueError(f"{path}: {name} {has}, Flux.1 has it with {ndim} dimensions; use a complete Flux.1 file")
+    return found
+
+
+def _matrix(path: str, shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, int]:
+    rows, columns = _shape(path, shapes, name, 2)
+    return rows, columns
+
+
+def _count(shapes: Mapping[str, tuple[int, ...]], kind: str) -> int:
+    numbers = {int(name.split(".")[1]) for name in shapes if name.startswith(f"{kind}.")}
+    return len(numbers)

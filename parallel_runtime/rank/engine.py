@@ -1,0 +1,174 @@
+"""The loop over blocks: marries one adapter, one set of weights and one plan's strategy, and answers requests.
+
+Owns the handles (models and meshes by number) and one step. Knows no ComfyUI, no socket, and no arithmetic of a model.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from ..adapters.flux import FluxAdapter
+from ..adapters.flux_config import FluxConfig
+from ..checkpoint import read_header
+from ..plan import ParallelPlan, heads_error
+from ..strategies.sequence import LocalAttention, SequenceAttention
+from ..strategies.shard import SequenceShard
+from ..wire.channel import SegmentTable
+from ..wire.protocol import Message, Op, TensorSpec
+from .mesh import Mesh
+from .weights import ReplicatedWeights, compute_dtype, file_names
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model handle: the functions of the model and this rank's weights."""
+
+    adapter: FluxAdapter
+    weights: ReplicatedWeights
+    dtype: torch.dtype
+
+
+class Engine:
+    """What one rank holds and does. `handle` is called with one request at a time."""
+
+    def __init__(self, *, rank: int, device: torch.device, segments: SegmentTable) -> None:
+        self.rank = rank
+        self.device = device
+        self.segments = segments
+        self.models: dict[int, LoadedModel] = {}
+        self.meshes: dict[int, Mesh] = {}
+
+    def handle(
+        self,
+        message: Message,
+        *,
+        progress: Callable[[dict], None],
+        cancelled: Callable[[], bool],
+        beat: Callable[[], None],
+    ) -> dict:
+        """Do what the message asks and return the reply's body. Raises what goes wrong."""
+        if message.op is Op.LOAD:
+            return self._load(message.body, progress=progress, cancelled=cancelled, beat=beat)
+        if message.op is Op.UNLOAD:
+            return self._unload(message.body)
+        if message.op is Op.MESH:
+            self.meshes[message.body["mesh"]] = Mesh(ParallelPlan.from_dict(message.body["plan"]), device=self.device)
+            return {}
+        if message.op is Op.STEP:
+            with torch.inference_mode():
+                return self._step(message.body, message.tensors, beat=beat)
+        raise ValueError(f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, MESH and STEP")
+
+    def _load(
+        self, body: Mapping, *, progress: Callable[[dict], None], cancelled: Callable[[], bool], beat: Callable[[], None]
+    ) -> dict:
+        def report(loaded: int, total: int) -> None:
+            beat()
+            progress({"loaded_bytes": loaded, "total_bytes": total})
+
+        header = read_header(body["path"])
+        config = FluxConfig.from_header(header)
+        adapter = FluxAdapter(config)
+        names = file_names(header, config.prefix, config.expected_shapes())
+        dtype = compute_dtype(header, names, body["dtype"])
+        weights = ReplicatedWeights.load(
+            header,
+            names=names,
+            prefixes=tuple(block.prefix for block in adapter.blocks),
+            dtype=dtype,
+            device=self.device,
+            progress=report,
+            cancelled=cancelled,
+        )
+        self.models[body["model"]] = LoadedModel(adapter, weights, dtype)
+        return {"parameter_bytes": weights.parameter_bytes, "dtype": str(dtype).removeprefix("torch.")} | self._memory()
+
+    def _unload(self, body: Mapping) -> dict:
+        self.models.pop(body["model"], None)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return self._memory()
+
+    def _step(self, body: Mapping, specs: tuple[TensorSpec, ...], *, beat: Callable[[], None]) -> dict:
+        model, mesh = self.models[body["model"]], self.meshes[body["mesh"]]
+        if not mesh.member:
+            return {"member": False}
+        options = body.get("options", {})
+        began = time.perf_counter()
+        mesh.traffic.reset()
+        sequence = mesh.sequence()
+        whole = {spec.name: self.segments.tensor(spec) for spec in specs}
+        out = whole.pop("out")
+        shard = SequenceShard(whole["txt"].shape[1], whole["img"].shape[1], sequence.parts, sequence.index)
+        inputs = {name: self._mine(model, shard, name, tensor) for name, tensor in whole.items()}
+        rows = self._forward(
+            model,
+            LocalAttention() if options.get("local_attention") else sequence,
+            shard,
+            inputs,
+            options=options,
+            beat=beat,
+        )
+        shard.take(out, stream="image", dim=1).copy_(rows)  # waits for the device
+        return {
+            "step_s": time.perf_counter() - began,
+            "communication_s": mesh.traffic.seconds,
+            "calls": mesh.traffic.calls,
+            "bytes": mesh.traffic.num_bytes,
+            "memory": self._memory(),
+        }
+
+    def _mine(self, model: LoadedModel, shard: SequenceShard, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of one input, on its device. Residual `control_in.3` is split as `control_in`."""
+        split = model.adapter.split_plan.get(name.partition(".")[0])
+        if split is not None:
+            tensor = shard.take(tensor, stream=split.stream, dim=split.dim)
+        return tensor.to(self.device)
+
+    @staticmethod
+    def _forward(
+        model: LoadedModel,
+        strategy: SequenceAttention | LocalAttention,
+        shard: SequenceShard,
+        inputs: Mapping[str, torch.Tensor],
+        *,
+        options: Mapping,
+        beat: Callable[[], None],
+    ) -> torch.Tensor:
+        """One call of the model on this rank's tokens; returns its rows of the output."""
+        adapter, weights = model.adapter, model.weights
+        lengths = shard.lengths
+        residuals = {"double": options.get("control_in", ()), "single": options.get("control_out", ())}
+        with weights.block("") as w:
+            tokens = adapter.embed(w, inputs)
+        for block in adapter.blocks:
+            with weights.block(block.prefix) as w:
+                mod = adapter.modulation(block, w, tokens.vec)
+                q, k, v, carry = adapter.qkv(block, w, tokens, mod)
+                attn = strategy.attend(q, k, v, lengths=lengths).flatten(2)
+                residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
+                adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
+            beat()
+        with weights.block("") as w:
+            return adapter.head(w, tokens)
+
+    def _memory(self) -> dict[str, int]:
+        """Bytes this rank occupies: resident in the process and, on a GPU, allocated and reserved by torch."""
+        memory = {"resident_bytes": psutil.Process().memory_info().rss}
+        if self.device.type == "cuda":
+            memory["allocated_bytes"] = torch.cuda.memory_allocated(self.device)
+            memory["reserved_bytes"] = torch.cuda.memory_reserved(self.device)
+        return memory
+
+
+def _residual(
+    kind: str, index: int, numbers: list[int | None], inputs: Mapping[str, torch.Tensor]
+) -> torch.Tensor | None:
+    """The ControlNet residual of one block, or None. `numbers` names each block's, since several may share one."""
+    number = numbers[index] if index < len(numbers) else None
+    if number is None:
+        return None
+    return inputs[f"{'control_in' if kind == 'double' else 'control_out'}.{number}"]

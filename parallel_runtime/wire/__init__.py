@@ -1,0 +1,1 @@
+"""What lies between the parent and its ranks: messages (protocol.py), sockets and shared memory (channel.py)."""

@@ -1,0 +1,221 @@
+"""How messages travel and where tensors lie: a socket a rank, and memory that all of them map.
+
+Owns the sockets' framing (one message a packet, descriptors beside it) and the shared segments with their control page.
+Does not own the bytes of a message (protocol.py) nor who says what when (pool/ and rank/).
+
+Segments are memfds: nameless, 0600, sealed so that nobody can shrink one under a mapping (which would kill the reader
+with SIGBUS). A mapping is never closed by hand: a tensor that still views it would take the process down. It goes with
+its last view.
+
+Segment 0 of a generation starts with the control page, which ranks and parent read and write without a message::
+
+    byte 0       64            128                64 * (1 + rank)         4096
+         +--------+-------------+-------------+----+-----------------------+---
+         | cancel | heartbeat 0 | heartbeat 1 | .. | heartbeat of `rank` | tensors
+         |  u64   |    u64      |    u64      |    |         u64           |
+         +--------+-------------+-------------+----+-----------------------+---
+
+`cancel` is the id of the request that the parent wants given up (0: none). Each word has a cache line and one writer.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .protocol import MAX_MESSAGE_BYTES, MAX_SEGMENT_BYTES, Message, ProtocolError, TensorSpec, decode, encode
+
+if TYPE_CHECKING:
+    import torch
+
+CONTROL_BYTES = 4096
+MAX_DESCRIPTORS = 4  # in one message
+_WORD_STRIDE = 64 // 8
+
+
+class Segment:
+    """Shared memory of a fixed size that tensors lie in. Make one with `create` or `attach`."""
+
+    def __init__(self, fd: int, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._map = mmap.mmap(fd, num_bytes)
+
+    @classmethod
+    def create(cls, num_bytes: int) -> tuple[Segment, int]:
+        """A new segment of `num_bytes` zeros, and the descriptor to hand to others (the caller closes it).
+
+        Pages cost memory once touched. Raises OSError when the system refuses, ValueError for a size out of range.
+        """
+        import fcntl  # here, because this module must import on systems that have none
+
+        if not CONTROL_BYTES <= num_bytes <= MAX_SEGMENT_BYTES:
+            raise ValueError(f"a segment of {num_bytes} bytes; use {CONTROL_BYTES} to {MAX_SEGMENT_BYTES}")
+        fd = os.memfd_create("parallel-dit", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.fchmod(fd, 0o600)
+            os.ftruncate(fd, num_bytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            return cls(fd, num_bytes), fd
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, fd: int, num_bytes: int) -> Segment:
+        """Map the segment behind `fd`, which is closed. Raises ProtocolError unless it is sealed and of that size."""
+        import fcntl
+
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            size = os.fstat(fd).st_size
+            if not seals & fcntl.F_SEAL_SHRINK or size != num_bytes:
+                raise ProtocolError(f"a segment of {num_bytes} sealed bytes was announced, got {size}, seals {seals}")
+            return cls(fd, num_bytes)
+        except OSError as error:
+            raise ProtocolError(f"descriptor {fd} is no shared segment: {error}") from error
+        finally:
+            os.close(fd)
+
+    def tensor(self, spec: TensorSpec) -> torch.Tensor:
+        """The tensor that `spec` names, of its shape and dtype: a view of the segment, not a copy.
+
+        Raises ProtocolError when it passes the segment's end.
+        """
+        import torch  # here, because a rank says HELLO before it pays for this import
+
+        end = spec.offset + spec.num_bytes
+        if end > self.num_bytes:
+            raise ProtocolError(f"tensor {spec.name}: bytes {spec.offset} to {end} of a segment of {self.num_bytes}")
+        dtype = getattr(torch, spec.dtype)
+        if spec.num_bytes == 0:
+            return torch.empty(spec.shape, dtype=dtype)
+        count = spec.num_bytes // dtype.itemsize
+        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=spec.offset).view(spec.shape)
+
+    def words(self) -> memoryview:
+        """The control page as u64 words, writable."""
+        return memoryview(self._map).cast("Q")[: CONTROL_BYTES // 8]
+
+
+class SegmentTable:
+    """The segments of one generation by index. Index 0 holds the control page and stays to the end."""
+
+    def __init__(self, control: Segment) -> None:
+        self._segments = {0: control}
+        self._words = control.words()
+
+    def __getitem__(self, index: int) -> Segment:
+        try:
+            return self._segments[index]
+        except KeyError:
+            raise ProtocolError(f"segment {index} is not attached, only {sorted(self._segments)}") from None
+
+    def add(self, index: int, segment: Segment) -> None:
+        """Raises ProtocolError when `index` is taken: a segment is dropped before another takes its place."""
+        if index in self._segments:
+            raise ProtocolError(f"segment {index} is attached already")
+        self._segments[index] = segment
+
+    def drop(self, index: int) -> None:
+        """Forget a segment; its memory goes with its last view. Raises ProtocolError for 0 and for one not attached."""
+        if index == 0 or index not in self._segments:
+            raise ProtocolError(f"segment {index} cannot be dropped, attached are {sorted(self._segments)}")
+        del self._segments[index]
+
+    def tensor(self, spec: TensorSpec) -> torch.Tensor:
+        """The tensor that `spec` names, as a view. Raises ProtocolError for one outside or on the control page."""
+        if spec.segment == 0 and spec.offset < CONTROL_BYTES:
+            raise ProtocolError(f"tensor {spec.name}: offset {spec.offset} lies on the control page")
+        return self[spec.segment].tensor(spec)
+
+    @property
+    def cancelled_request(self) -> int:
+        """The request that the parent wants given up, 0 for none. Only the parent sets it."""
+        return self._words[0]
+
+    @cancelled_request.setter
+    def cancelled_request(self, request: int) -> None:
+        self._words[0] = request
+
+    def beat(self, rank: int) -> None:
+        """Show that `rank` is getting on. Only that rank calls this."""
+        word = (1 + rank) * _WORD_STRIDE
+        self._words[word] = (self._words[word] + 1) & 0xFFFF_FFFF_FFFF_FFFF
+
+    def beats(self, rank: int) -> int:
+        """How often `rank` has called `beat`."""
+        return self._words[(1 + rank) * _WORD_STRIDE]
+
+
+class Channel:
+    """One end of a SOCK_SEQPACKET pair: whole messages, in order, with descriptors beside them.
+
+    A timeout set on the socket holds for `send` and `recv`. Use each end from one thread at a time.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = bytearray(MAX_MESSAGE_BYTES)
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Two connected ends, neither inherited by a process started later."""
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ends[0]), cls(ends[1])
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        self._socket.settimeout(timeout_s)
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Raises ProtocolError when the message breaks a limit, OSError when the other end is gone or does not read."""
+        data = encode(message)
+        if fds:
+            sent = socket.send_fds(self._socket, [data], fds, socket.MSG_NOSIGNAL)
+        else:
+            sent = self._socket.send(data, socket.MSG_NOSIGNAL)
+        if sent != len(data):
+            raise OSError(f"{sent} of {len(data)} bytes of a packet were sent")
+
+    def recv(self) -> tuple[Message, tuple[int, ...]] | None:
+        """The next message and the descriptors beside it, which the caller then owns; None when the other end is gone.
+
+        Raises ProtocolError for anything that is no message (descriptors beside it are closed), TimeoutError.
+        """
+        space = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+        try:
+            num_bytes, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], space, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return None  # the other end went with messages of ours unread
+        fds = _descriptors(ancillary)
+        try:
+            if num_bytes == 0:
+                _close_all(fds)
+                return None
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise ProtocolError(f"a packet over {MAX_MESSAGE_BYTES} bytes or {MAX_DESCRIPTORS} descriptors")
+            return decode(bytes(memoryview(self._buffer)[:num_bytes])), fds
+        except ProtocolError:
+            _close_all(fds)
+            raise
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, ...]:
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.extend(memoryview(data[: len(data) - len(data) % 4]).cast("i"))
+    return tuple(fds)
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

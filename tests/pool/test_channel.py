@@ -1,0 +1,212 @@
+"""Sockets and shared memory between parent and ranks: bounds, seals, descriptors, lifetimes."""
+
+import fcntl
+import gc
+import os
+import socket
+import stat
+
+import pytest
+import torch
+
+from parallel_runtime.wire.channel import CONTROL_BYTES, Channel, Segment, SegmentTable
+from parallel_runtime.wire.protocol import (
+    DTYPE_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_RANKS,
+    MAX_TENSORS,
+    MAX_TEXT_BYTES,
+    Message,
+    Op,
+    ProtocolError,
+    TensorSpec,
+)
+
+HELLO = Message(Op.HELLO, 1, 2, 3, {"pid": 4})
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = Channel.pair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+@pytest.fixture
+def segment():
+    made, fd = Segment.create(1 << 16)
+    os.close(fd)
+    return made
+
+
+def open_fds() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def test_a_message_and_its_descriptors_arrive(pair):
+    ours, theirs = pair
+    made, fd = Segment.create(1 << 16)
+    ours.send(HELLO, (fd,))
+    os.close(fd)
+    message, fds = theirs.recv()
+    assert message == HELLO
+    shared = Segment.attach(fds[0], 1 << 16)
+    spec = TensorSpec("x", "float32", (4,), 0, CONTROL_BYTES)
+    made.tensor(spec).copy_(torch.arange(4.0))
+    assert shared.tensor(spec).tolist() == [0, 1, 2, 3]
+
+
+def test_received_descriptors_are_not_inherited(pair):
+    ours, theirs = pair
+    ours.send(HELLO, (0,))
+    _, (fd,) = theirs.recv()
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+
+
+def test_the_largest_message_fits_a_packet(pair):
+    ours, theirs = pair
+    specs = tuple(TensorSpec(f"t{index}", "int8", (1,), 0, 0) for index in range(MAX_TENSORS))
+    message = Message(Op.STEP, 0, 0, 0, {"a": "x" * (MAX_TEXT_BYTES - len('{"a":""}'))}, specs)
+    ours.send(message)
+    assert theirs.recv() == (message, ())
+
+
+def test_the_end_of_the_other_side_reads_as_none(pair):
+    ours, theirs = pair
+    theirs.send(HELLO)
+    theirs.close()
+    assert ours.recv() == (HELLO, ())
+    assert ours.recv() is None
+
+
+def test_an_end_that_leaves_messages_unread_reads_as_none_too(pair):
+    ours, theirs = pair
+    ours.send(HELLO)
+    theirs.close()
+    assert ours.recv() is None
+    with pytest.raises(OSError, match="Broken pipe"):
+        ours.send(HELLO)
+
+
+@pytest.mark.parametrize("packet", [b"x", b"x" * 200, bytes(MAX_MESSAGE_BYTES + 1)])
+def test_a_packet_that_is_no_message_is_refused_without_leaking_its_descriptors(packet):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = Channel(theirs)
+    before = open_fds()
+    socket.send_fds(ours, [packet], [0, 1, 2])
+    with pytest.raises(ProtocolError):
+        channel.recv()
+    assert open_fds() == before
+    ours.close()
+    channel.close()
+
+
+def test_more_descriptors_than_a_message_may_carry_are_refused_without_leaking():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = Channel(theirs)
+    before = open_fds()
+    socket.send_fds(ours, [b"x"], [0] * 64)
+    with pytest.raises(ProtocolError, match="descriptors"):
+        channel.recv()
+    assert open_fds() == before
+    ours.close()
+    channel.close()
+
+
+def test_a_segment_is_private_and_cannot_shrink_grow_or_be_unsealed():
+    _, fd = Segment.create(1 << 16)
+    assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o600
+    assert not os.get_inheritable(fd)
+    for size in (0, 1 << 17):
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    os.close(fd)
+
+
+def test_a_descriptor_that_is_no_sealed_segment_of_the_announced_size_is_refused(tmp_path):
+    unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, 1 << 16)
+    plain = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    _, smaller = Segment.create(1 << 15)
+    for fd in (unsealed, plain, smaller):
+        with pytest.raises(ProtocolError):
+            Segment.attach(fd, 1 << 16)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+@pytest.mark.parametrize("num_bytes", [0, CONTROL_BYTES - 1, 1 << 41])
+def test_a_segment_of_no_sensible_size_is_refused(num_bytes):
+    with pytest.raises(ValueError, match="a segment of"):
+        Segment.create(num_bytes)
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES))
+def test_every_dtype_has_the_size_that_the_layout_says(dtype, segment):
+    view = segment.tensor(TensorSpec("x", dtype, (3, 5), 0, CONTROL_BYTES))
+    assert view.dtype == getattr(torch, dtype)
+    assert view.shape == (3, 5)
+    assert view.element_size() == DTYPE_BYTES[dtype]
+
+
+def test_a_tensor_ends_inside_its_segment(segment):
+    room = segment.num_bytes - CONTROL_BYTES
+    assert segment.tensor(TensorSpec("x", "uint8", (room,), 0, CONTROL_BYTES)).numel() == room
+    with pytest.raises(ProtocolError, match="of a segment of 65536"):
+        segment.tensor(TensorSpec("x", "uint8", (room + 1,), 0, CONTROL_BYTES))
+
+
+def test_scalars_and_empty_tensors_are_tensors(segment):
+    assert segment.tensor(TensorSpec("x", "float32", (), 0, CONTROL_BYTES)).shape == ()
+    assert segment.tensor(TensorSpec("x", "float32", (2, 0, 3), 0, segment.num_bytes)).shape == (2, 0, 3)
+
+
+def test_the_control_page_holds_no_tensor(segment):
+    table = SegmentTable(segment)
+    with pytest.raises(ProtocolError, match="control page"):
+        table.tensor(TensorSpec("x", "uint8", (1,), 0, CONTROL_BYTES - 64))
+
+
+def test_cancel_word_and_heartbeats_do_not_touch_each_other_or_the_tensors(segment):
+    table = SegmentTable(segment)
+    table.cancelled_request = 2**64 - 1
+    for rank in range(MAX_RANKS):
+        for _ in range(rank + 1):
+            table.beat(rank)
+    assert [table.beats(rank) for rank in range(MAX_RANKS)] == list(range(1, MAX_RANKS + 1))
+    assert table.cancelled_request == 2**64 - 1
+    rest = segment.num_bytes - CONTROL_BYTES
+    assert not table.tensor(TensorSpec("x", "uint8", (rest,), 0, CONTROL_BYTES)).any()
+
+
+def test_a_view_outlives_its_segment_and_the_memory_goes_with_the_last_view():
+    before = open_fds()
+    made, fd = Segment.create(1 << 16)
+    os.close(fd)
+    table = SegmentTable(made)
+    further, fd = Segment.create(1 << 16)
+    os.close(fd)
+    table.add(1, further)
+    view = table.tensor(TensorSpec("x", "float32", (4,), 1, 0))
+    view.fill_(7)
+    table.drop(1)
+    del made, further, table
+    gc.collect()
+    assert view.tolist() == [7, 7, 7, 7]
+    del view
+    gc.collect()
+    assert open_fds() == before
+
+
+def test_a_table_knows_only_what_was_attached(segment):
+    table = SegmentTable(segment)
+    with pytest.raises(ProtocolError, match="segment 1 is not attached"):
+        table.tensor(TensorSpec("x", "uint8", (1,), 1, 0))
+    with pytest.raises(ProtocolError, match="cannot be dropped"):
+        table.drop(0)
+    with pytest.raises(ProtocolError, match="attached already"):
+        table.add(0, segment)

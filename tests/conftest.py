@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from host.client import ComfyClient
 from host.server import ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models

@@ -64,7 +64,7 @@ class Progress:
 
 @dataclass
 class PromptResult:
-    """What became of one prompt. `status` is "success", "error" or "interrupted"; `outputs` are by node id, then key."""
+    """What became of one prompt: `status` is "success", "error" or "interrupted"; `outputs` go by node id, then key."""
 
     prompt_id: str
     status: str = ""

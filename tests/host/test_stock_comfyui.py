@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from host import workflows
 from host.client import ComfyClient, Event, PromptRefusedError, PromptResult, Workflow
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
-from PIL import Image
 
 
 def pixels(client: ComfyClient, result: PromptResult) -> np.ndarray:
@@ -47,7 +48,11 @@ def test_stock_graph_gives_an_image_with_progress_and_previews(
     image = pixels(stock_client, result)
     assert image.shape == (256, 256, 3)
     assert image.std() > 5, "a flat image could hide every error"
-    assert [(each.value, each.max) for each in result.progress if each.node == "sampler"][-3:] == [(1, 3), (2, 3), (3, 3)]
+    assert [(each.value, each.max) for each in result.progress if each.node == "sampler"][-3:] == [
+        (1, 3),
+        (2, 3),
+        (3, 3),
+    ]
     assert len(result.previews) >= 3
     assert result.node_s["sampler"] > 0
 

@@ -73,9 +73,7 @@ class TinyDualCLIPLoader(io.ComfyNode):
             "model_config": clip_l_sizes(clip_l),  # the name ComfyUI's CLIP-L loader reads for its own sizes
             "t5xxl_model_config": t5_sizes(t5),
         }
-        clip = comfy.sd.load_text_encoder_state_dicts(
-            weights, clip_type=comfy.sd.CLIPType.FLUX, model_options=options
-        )
+        clip = comfy.sd.load_text_encoder_state_dicts(weights, clip_type=comfy.sd.CLIPType.FLUX, model_options=options)
         return io.NodeOutput(clip)
 
 

@@ -13,9 +13,10 @@ import torch
 from ..adapters.flux import FluxAdapter
 from ..adapters.flux_config import FluxConfig
 from ..checkpoint import read_header
-from ..plan import ParallelPlan, heads_error
+from ..plan import ParallelPlan
 from ..strategies.sequence import LocalAttention, SequenceAttention
 from ..strategies.shard import SequenceShard
+from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, Op, TensorSpec
 from .mesh import Mesh
@@ -98,12 +99,14 @@ class Engine:
             return {"member": False}
         options = body.get("options", {})
         began = time.perf_counter()
+        timer = RegionTimer(self.device)
         mesh.traffic.reset()
         sequence = mesh.sequence()
         whole = {spec.name: self.segments.tensor(spec) for spec in specs}
         out = whole.pop("out")
         shard = SequenceShard(whole["txt"].shape[1], whole["img"].shape[1], sequence.parts, sequence.index)
-        inputs = {name: self._mine(model, shard, name, tensor) for name, tensor in whole.items()}
+        with timer.region("hand_over"):
+            inputs = {name: self._mine(model, shard, name, tensor) for name, tensor in whole.items()}
         rows = self._forward(
             model,
             LocalAttention() if options.get("local_attention") else sequence,
@@ -111,9 +114,11 @@ class Engine:
             inputs,
             options=options,
             beat=beat,
+            timer=timer,
         )
-        shard.take(out, stream="image", dim=1).copy_(rows)  # waits for the device
-        return {
+        with timer.region("gather"):
+            shard.take(out, stream="image", dim=1).copy_(rows)  # waits for the device
+        return timer.seconds() | {
             "step_s": time.perf_counter() - began,
             "communication_s": mesh.traffic.seconds,
             "calls": mesh.traffic.calls,
@@ -137,22 +142,24 @@ class Engine:
         *,
         options: Mapping,
         beat: Callable[[], None],
+        timer: RegionTimer,
     ) -> torch.Tensor:
         """One call of the model on this rank's tokens; returns its rows of the output."""
         adapter, weights = model.adapter, model.weights
         lengths = shard.lengths
         residuals = {"double": options.get("control_in", ()), "single": options.get("control_out", ())}
-        with weights.block("") as w:
+        with timer.region("embed"), weights.block("") as w:
             tokens = adapter.embed(w, inputs)
-        for block in adapter.blocks:
-            with weights.block(block.prefix) as w:
-                mod = adapter.modulation(block, w, tokens.vec)
-                q, k, v, carry = adapter.qkv(block, w, tokens, mod)
-                attn = strategy.attend(q, k, v, lengths=lengths).flatten(2)
-                residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
-                adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
-            beat()
-        with weights.block("") as w:
+        with timer.region("blocks"):
+            for block in adapter.blocks:
+                with weights.block(block.prefix) as w:
+                    mod = adapter.modulation(block, w, tokens.vec)
+                    q, k, v, carry = adapter.qkv(block, w, tokens, mod)
+                    attn = strategy.attend(q, k, v, lengths=lengths).flatten(2)
+                    residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
+                    adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
+                beat()
+        with timer.region("head"), weights.block("") as w:
             return adapter.head(w, tokens)
 
     def _memory(self) -> dict[str, int]:

@@ -1,0 +1,109 @@
+"""`python -m parallel_runtime doctor | verify | bench`: parses, calls, prints, and turns the outcome into an exit code.
+
+0: well, or within tolerance. 1: it ran and the answer is no. 2: it could not be run as asked; one line says why.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+
+from .errors import PoolError
+
+EXIT_OK, EXIT_NO, EXIT_USAGE = 0, 1, 2
+UNBUILT = {"warmup": "PipeFusion", "patches": "PipeFusion"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.command == "doctor":
+            return _doctor(arguments)
+        if arguments.command == "verify":
+            return _verify(arguments)
+        return _bench(arguments)
+    except (ValueError, PoolError) as error:
+        if arguments.json:
+            _print(json.dumps({"error": str(error).splitlines()[0], "detail": str(error)}))
+        else:
+            sys.stderr.write(f"{arguments.command}: {error}\n")
+        return EXIT_USAGE if isinstance(error, ValueError) else EXIT_NO
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from .cli import doctor
+
+    report = doctor.run(arguments)
+    _print(_json(report) if arguments.json else doctor.describe(report))
+    return EXIT_OK if report["can_run"] else EXIT_NO
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    for option, feature in UNBUILT.items():
+        if getattr(arguments, option) is not None:
+            raise ValueError(f"--{option} belongs to {feature}, which is not available in this version; leave it out")
+    if arguments.weights != "replicated":
+        raise ValueError(f"--weights={arguments.weights} is not available in this version; use --weights replicated")
+    from .cli import verify
+
+    report = verify.run(arguments)
+    _print(_json(report) if arguments.json else verify.describe(report))
+    return EXIT_OK if report["within_tolerance"] else EXIT_NO
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from .cli import bench
+
+    report = bench.run(arguments)
+    _print(_json(report) if arguments.json else bench.describe(report))
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m parallel_runtime", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    doctor = commands.add_parser("doctor", help="what will and will not work here, and what to do")
+    doctor.add_argument("--devices", help="test these: all, a count, cuda:0,cuda:1 or cpu:2 (default: all CUDA devices)")
+    doctor.add_argument("--json", action="store_true")
+    verify = commands.add_parser("verify", help="is a plan equal to one process of unmodified diffusers?")
+    _add_workload(verify)
+    verify.add_argument("--weights", default="replicated", help="replicated (sharded is not available yet)")
+    verify.add_argument("--steps", type=int, default=1, help="Euler steps (default 1: one call of the model)")
+    verify.add_argument("--warmup", type=int, help="synchronous steps of PipeFusion (not available yet)")
+    verify.add_argument("--patches", type=int, help="patches of PipeFusion (not available yet)")
+    verify.add_argument("--seed", type=int, default=0)
+    verify.add_argument("--negative-control", action="store_true", help="switch the exchange off: must fail")
+    bench = commands.add_parser("bench", help="how fast is a plan, beside one rank and one process?")
+    _add_workload(bench)
+    bench.add_argument("--warmup", type=int, default=5)
+    bench.add_argument("--runs", type=int, default=7)
+    return parser
+
+
+def _add_workload(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="FILE", help="a Flux.1 .safetensors file")
+    parser.add_argument("--plan", required=True, help="for example ulysses=2,ring=2")
+    parser.add_argument("--width", type=int, default=1024, help="pixels")
+    parser.add_argument("--height", type=int, default=1024, help="pixels")
+    parser.add_argument("--text-tokens", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--devices", help="all, a count, cuda:0,cuda:1 or cpu:4 (default: as many as the plan has ranks)")
+    parser.add_argument("--dtype", default="default", help="float32, bfloat16, float16 (default: the file's)")
+    parser.add_argument("--threads-per-rank", type=int, default=1, help="CPU threads of each rank (default 1)")
+    parser.add_argument("--json", action="store_true")
+
+
+def _json(report: dict) -> str:
+    """Strict JSON: a NaN, which JSON has no word for, becomes null."""
+    plain = {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in report.items()}
+    return json.dumps(plain, indent=2)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""What a plan sends, by formula: collectives and bytes of one step of one rank, before anything runs.
+
+Letters: `B` batch, `s` tokens of this rank, `T` tokens of its ulysses group, `H` heads, `D` head size, `U` ulysses and
+`R` ring degree, `e` bytes an element. Per block, a rank sends
+
+    ulysses   3 B s H D e (U - 1) / U   queries, keys and values of the heads it gives away, packed in one all-to-all
+              B (T - s) (H / U) D e     the way back
+    ring      2 B T' (H / U) D e        a hop, R - 1 hops; T' are the tokens it holds before that hop
+
+Sources: DeepSpeed-Ulysses (arXiv 2309.14509, section 3.2) and Ring Attention (arXiv 2310.01889, section 3), written for
+uneven lengths.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape:
+    """What the formula needs to know of a model: its blocks and the size of their heads."""
+
+    blocks: int
+    heads: int
+    head_dim: int
+    element_bytes: int
+    batch: int
+
+
+def predict(
+    shape: AttentionShape, *, lengths: tuple[int, ...], ring: int, ulysses: int
+) -> list[tuple[int, int]]:
+    """(collectives, bytes sent) a step for every rank, in part order. `lengths` are the tokens of every part."""
+    calls = shape.blocks * (2 * (ulysses > 1) + (ring - 1))
+    return [
+        (calls, shape.blocks * _bytes_a_block(shape, index, lengths=lengths, ring=ring, ulysses=ulysses))
+        for index in range(len(lengths))
+    ]
+
+
+def _bytes_a_block(shape: AttentionShape, index: int, *, lengths: tuple[int, ...], ring: int, ulysses: int) -> int:
+    row = shape.batch * (shape.heads // ulysses) * shape.head_dim * shape.element_bytes
+    groups = [sum(lengths[start : start + ulysses]) for start in range(0, len(lengths), ulysses)]
+    mine, group = lengths[index], index // ulysses
+    there = 3 * mine * (ulysses - 1) * row
+    back = (groups[group] - mine) * row
+    held = [groups[(group - hop) % ring] for hop in range(ring - 1)]
+    return there + back + sum(2 * tokens * row for tokens in held)

@@ -1,0 +1,144 @@
+"""Headers: read without the weights, refused when they lie."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from host.tiny_models import TinyModels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
+
+
+def write(path: Path, header: object, data: bytes = b"") -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def entry(shape: list[int], start: int, end: int, dtype: str = "F32") -> dict:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+def test_a_header_written_by_the_library_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    tensors = {"x": torch.zeros(3, 2), "y": torch.zeros(5, dtype=torch.bfloat16), "z": torch.zeros(0, 4)}
+    save_file(tensors, path, metadata={"by": "us"})
+    header = read_header(path)
+    assert {name: (value.dtype, value.shape) for name, value in header.tensors.items()} == {
+        name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()
+    }
+    assert header.metadata == {"by": "us"}
+    assert header.num_bytes == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "words"),
+    [
+        ({"x": entry([2], 0, 8)}, b"\0" * 4, ["truncated", "download"]),
+        ({"x": entry([2], 0, 8)}, b"\0" * 12, ["4 bytes after"]),
+        ({"x": entry([2], 0, 4)}, b"\0" * 4, ["'x'", "needs 8 bytes", "span 4"]),
+        ({"x": entry([1], 0, 4), "y": entry([1], 0, 4)}, b"\0" * 4, ["starts at byte"]),
+        ({"x": entry([1], 4, 8)}, b"\0" * 8, ["starts at byte"]),
+        ({"x": entry([-1], 0, 4)}, b"\0" * 4, ["shape [-1]"]),
+        ({"x": entry([1], 0, 4, "F1")}, b"\0" * 4, ["dtype 'F1'"]),
+        ({"x": [1]}, b"", ["no description"]),
+        ([1], b"", ["no JSON object"]),
+        (b"{not json", b"", ["damaged"]),
+        (b'{"x": 1, "x": 2}', b"", ["twice"]),
+        (b"[" * 100_000, b"", ["damaged"]),
+    ],
+)
+def test_a_lying_header_is_refused_in_one_line(tmp_path: Path, header: object, data: bytes, words: list[str]) -> None:
+    path = write(tmp_path / "a.safetensors", header, data)
+    with pytest.raises(ValueError) as caught:
+        read_header(path)
+    for word in (*words, str(path)):
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_lengths_beyond_the_file_are_refused_without_reading_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(struct.pack("<Q", 2**62) + b"{}")
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        read_header(path)
+    path.write_bytes(struct.pack("<Q", 5000) + b"{}")
+    with pytest.raises(ValueError, match="truncated"):
+        read_header(path)
+    path.write_bytes(b"abc")
+    with pytest.raises(ValueError, match="truncated: 3 bytes"):
+        read_header(path)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused_and_nothing_else(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "a.safetensors"
+    path.write_bytes(struct.pack("<Q", len(data)) + data)
+    try:
+        read_header(path)
+    except ValueError:
+        pass
+
+
+def test_only_safetensors_files_are_read(tmp_path: Path) -> None:
+    for name in ("model.ckpt", "model.pt", "model.gguf", "model"):
+        path = tmp_path / name
+        path.write_bytes(b"\x80\x02never read")
+        with pytest.raises(ValueError, match="only .safetensors"):
+            read_header(path)
+        with pytest.raises(ValueError, match="only .safetensors"):
+            ModelSpec.of(path)
+    with pytest.raises(ValueError, match="does not exist"):
+        ModelSpec.of(tmp_path / "gone.safetensors")
+
+
+def test_a_spec_changes_with_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.safetensors", {})
+    before = ModelSpec.of(path)
+    assert before == ModelSpec.of(path)
+    write(path, {"x": entry([1], 0, 4)}, b"\0" * 4)
+    assert before != ModelSpec.of(path)
+
+
+def test_every_naming_of_a_flux_file_gives_the_same_sizes(tiny_models: TinyModels) -> None:
+    files = (
+        tiny_models.diffusion_model(tiny_models.dev),
+        tiny_models.diffusion_model(tiny_models.dev_saved),
+        tiny_models.models / "checkpoints" / tiny_models.checkpoint,
+    )
+    dev, saved, in_one = (FluxConfig.from_header(read_header(path)) for path in files)
+    assert dev == saved
+    assert in_one.prefix == "model.diffusion_model."
+    assert (dev.hidden_size, dev.depth, dev.depth_single) == (in_one.hidden_size, in_one.depth, in_one.depth_single)
+    schnell = FluxConfig.from_header(read_header(tiny_models.diffusion_model(tiny_models.schnell)))
+    fill = FluxConfig.from_header(read_header(tiny_models.diffusion_model(tiny_models.fill)))
+    assert dev.guidance and not schnell.guidance
+    assert fill.in_channels == 384
+
+
+def test_a_file_that_is_no_flux_says_what_it_is(tmp_path: Path, tiny_models: TinyModels) -> None:
+    with pytest.raises(ValueError, match=r"no Flux\.1 transformer .*taesd"):
+        FluxConfig.from_header(read_header(tiny_models.models / "vae" / tiny_models.vae))
+    save_file({"transformer_blocks.0.attn.to_q.weight": torch.zeros(1)}, tmp_path / "d.safetensors")
+    with pytest.raises(ValueError, match="diffusers' names"):
+        FluxConfig.from_header(read_header(tmp_path / "d.safetensors"))
+
+
+def test_a_flux_with_a_weight_missing_or_misshapen_names_it(tmp_path: Path, tiny_models: TinyModels) -> None:
+    from safetensors.torch import load_file
+
+    whole = load_file(tiny_models.diffusion_model(tiny_models.schnell))
+    for name in ("single_blocks.1.linear2.weight", "final_layer.linear.weight", "txt_in.bias"):
+        save_file({key: value for key, value in whole.items() if key != name}, tmp_path / "f.safetensors")
+        with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+            FluxConfig.from_header(read_header(tmp_path / "f.safetensors"))
+    save_file(whole | {"txt_in.bias": torch.zeros(7)}, tmp_path / "f.safetensors")
+    with pytest.raises(ValueError, match=r"txt_in\.bias has shape \[7\]"):
+        FluxConfig.from_header(read_header(tmp_path / "f.safetensors"))

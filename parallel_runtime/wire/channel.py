@@ -166,7 +166,13 @@ class Channel:
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ends[0]), cls(ends[1])
 
+    @classmethod
+    def of_descriptor(cls, fd: int) -> Channel:
+        """The end of a pair that this process inherited as `fd`."""
+        return cls(socket.socket(fileno=fd))
+
     def fileno(self) -> int:
+        """The socket's descriptor, for polling."""
         return self._socket.fileno()
 
     def settimeout(self, timeout_s: float | None) -> None:

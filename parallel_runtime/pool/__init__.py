@@ -1,0 +1,1 @@
+"""The parent's side: starting ranks, asking them, watching them, ending them."""

@@ -1,0 +1,208 @@
+"""One rank as the parent sees it: a process, its channel, its lifeline and the last of what it printed.
+
+Owns spawning, the environment a rank gets, and reaping. Does not own what is said to a rank nor when it has failed
+(supervisor.py).
+
+A rank is a plain subprocess of our own entry point: no multiprocessing, which would run ComfyUI's main module again. Its
+environment is written out here, because ComfyUI's own holds settings that are wrong for a rank (an allocator's
+back end, a rendezvous address) and Python's caller may hold anything.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..devices import Device
+from ..wire.channel import Channel
+
+PACK_ROOT = Path(__file__).resolve().parents[2]
+TAIL_BYTES = 8 * 1024
+SEND_TIMEOUT_S = 10.0  # a rank that leaves its messages unread that long, with a socket's buffer full, is broken
+REAP_TIMEOUT_S = 10.0  # after SIGKILL; only a process stuck in a driver takes that long
+
+# Taken over where the caller has them; nothing else is.
+PASSED_ON = (
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
+    *("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "NVIDIA_VISIBLE_DEVICES"),
+    *("NVIDIA_DRIVER_CAPABILITIES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION"),
+    *("NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_CUMEM_ENABLE"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """What every rank of a pool is started with. `python_path` is searched after the pack's own folder."""
+
+    devices: tuple[Device, ...]
+    threads: int
+    engine: str
+    python_path: tuple[str, ...] = ()
+
+    @property
+    def backend(self) -> str:
+        """NCCL where each rank has a CUDA device of its own, gloo elsewhere."""
+        distinct = len(set(self.devices)) == len(self.devices)
+        return "nccl" if distinct and all(device.kind == "cuda" for device in self.devices) else "gloo"
+
+
+class Output:
+    """The last of what a rank printed, read as it comes so that the rank never waits. Safe to use from two threads."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._tail = bytearray()
+        self._lock = threading.Lock()
+        self._open = True
+
+    def fileno(self) -> int:
+        """The pipe's descriptor, for polling."""
+        return self._fd
+
+    def drain(self) -> bool:
+        """Read what is there. False when nothing more will come."""
+        with self._lock:
+            for _ in range(16):  # a rank that prints without end must not hold the reader here
+                try:
+                    chunk = os.read(self._fd, 1 << 16) if self._open else b""
+                except BlockingIOError:
+                    return True
+                if not chunk:
+                    return False
+                self._tail += chunk
+                del self._tail[:-TAIL_BYTES]
+            return True
+
+    def text(self) -> str:
+        """At most the last 8 KiB."""
+        with self._lock:
+            return self._tail.decode("utf-8", errors="replace").strip()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open:
+                self._open = False
+                os.close(self._fd)
+
+
+class RankProcess:
+    """One rank's process and what ties it to us."""
+
+    def __init__(
+        self, rank: int, process: subprocess.Popen[bytes], channel: Channel, output: Output, *, fds: tuple[int, int]
+    ) -> None:
+        self.rank = rank
+        self.channel = channel
+        self.output = output
+        self.pidfd, self._lifeline = fds
+        self._process = process
+        self.last_beats = 0
+        self.last_heard_s = 0.0  # on the monotonic clock
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end_text(self) -> str:
+        """How the process ended: "killed by SIGKILL", "exited with code 1"; "still running" before."""
+        code = self._process.poll()
+        if code is None:
+            return "still running"
+        if code >= 0:
+            return f"exited with code {code}"
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP, a debugger) holds the process."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in "Tt"
+
+    def kill(self) -> None:
+        """SIGKILL: a rank inside a collective hears nothing else."""
+        self._process.kill()
+
+    def reap(self) -> bool:
+        """Wait for the killed process and close everything of ours. False when the system has not let go of it."""
+        try:
+            self._process.wait(REAP_TIMEOUT_S)
+            reaped = True
+        except subprocess.TimeoutExpired:
+            reaped = False
+        self.output.drain()
+        self.output.close()
+        self.channel.close()
+        os.close(self._lifeline)
+        os.close(self.pidfd)
+        return reaped
+
+
+def spawn(rank: int, settings: RankSettings, *, generation: int, store_fd: int) -> RankProcess:
+    """Start one rank. `store_fd` is the empty memfd in which the ranks find each other. Raises OSError."""
+    with ExitStack() as undo, ExitStack() as theirs:
+        channel, far_end = Channel.pair()
+        undo.callback(channel.close)
+        theirs.callback(far_end.close)
+        lifeline_read, lifeline_write = _pipe(near=undo, far=theirs, near_end=1)
+        output_read, output_write = _pipe(near=undo, far=theirs, near_end=0)
+        numbers = {
+            "rank": rank,
+            "ranks": len(settings.devices),
+            "generation": generation,
+            "parent": os.getpid(),
+            "socket": far_end.fileno(),
+            "lifeline": lifeline_read,
+            "store": store_fd,
+            "threads": settings.threads,
+        }
+        words = {"device": settings.devices[rank], "backend": settings.backend, "engine": settings.engine}
+        arguments = [f"--{name}={value}" for name, value in {**numbers, **words}.items()]
+        process = subprocess.Popen(  # noqa: S603  our own interpreter and entry, no shell
+            [sys.executable, "-u", "-m", "parallel_runtime.rank.worker", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output_write,
+            stderr=output_write,
+            pass_fds=(far_end.fileno(), lifeline_read, store_fd),
+            cwd=PACK_ROOT,
+            env=rank_environment(os.environ, settings),
+            start_new_session=True,
+        )
+        undo.callback(process.wait)
+        undo.callback(process.kill)
+        pidfd = os.pidfd_open(process.pid)
+        channel.settimeout(SEND_TIMEOUT_S)
+        undo.pop_all()
+    return RankProcess(rank, process, channel, Output(output_read), fds=(pidfd, lifeline_write))
+
+
+def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[str, str]:
+    """A rank's whole environment, from the caller's."""
+    return {name: ours[name] for name in PASSED_ON if name in ours} | {
+        "PYTHONPATH": os.pathsep.join((str(PACK_ROOT), *settings.python_path)),
+        "PYTHONSAFEPATH": "1",  # not the current folder, whatever it is
+        "OMP_NUM_THREADS": str(settings.threads),
+        # Both backends listen where these say: nobody outside this machine can connect.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
+    }
+
+
+def _pipe(*, near: ExitStack, far: ExitStack, near_end: int) -> tuple[int, int]:
+    """A pipe, read end first, neither end inherited; `near_end` (0 or 1) is the one that stays with us."""
+    ends = os.pipe2(os.O_CLOEXEC)
+    near.callback(os.close, ends[near_end])
+    far.callback(os.close, ends[1 - near_end])
+    return ends

@@ -1,0 +1,208 @@
+"""The entry of a rank's process: set up, answer one request after another, and report whatever goes wrong.
+
+Owns the order of starting, the request loop and the one broad `except` of the runtime. Does not own what a request does
+(engine.py) nor what becomes of an error (the parent ends all ranks).
+
+Order of starting: lifeline, HELLO, `import torch`, segment, process group, engine, READY. So a rank never outlives its
+parent, not even while it imports, and the parent knows who is there before the slow part.
+"""
+
+import argparse
+import faulthandler
+import importlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from ..errors import RequestCancelledError
+from ..wire.channel import Channel, Segment, SegmentTable
+from ..wire.protocol import Message, Op, ProtocolError
+from . import lifeline
+
+if TYPE_CHECKING:
+    import torch
+
+TEXT_CHARS = 1_000
+TRACEBACK_CHARS = 7_000  # with TEXT_CHARS, at 12 bytes of JSON for the worst character, inside a message's text limit
+# The parent watches and ends the ranks, so the backend's own patience must never end first.
+BACKEND_TIMEOUT = timedelta(days=7)
+
+
+class Engine(Protocol):
+    """What `--engine` names: made once as `Engine(rank=, device=, segments=)`, then asked one thing at a time."""
+
+    def handle(
+        self,
+        message: Message,
+        *,
+        progress: Callable[[dict[str, Any]], None],
+        cancelled: Callable[[], bool],
+        beat: Callable[[], None],
+    ) -> dict[str, Any]:
+        """Do what `message` asks; return the body of DONE. Any exception but RequestCancelledError ends the rank."""
+        ...
+
+
+class Worker:
+    """One rank: its channel to the parent, its segments and its engine."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.rank: int = options.rank
+        self.generation: int = options.generation
+        self.options = options
+        self.channel = Channel.of_descriptor(options.socket)
+
+    def run(self) -> None:
+        """Start, then answer until STOP or the parent's end of the channel closes. Raises whatever goes wrong."""
+        began = time.perf_counter()
+        self.say(Op.HELLO, 0, {"pid": os.getpid()})
+        device = prepare_torch(self.options.device, threads=self.options.threads)
+        imported = time.perf_counter()
+        if (first := self.hear()) is None:
+            return
+        segments = SegmentTable(attached(*first))
+        join_ranks(self.options, device)
+        engine = make_engine(self.options.engine, rank=self.rank, device=device, segments=segments)
+        self.say(Op.READY, 0, {"import_s": imported - began, "join_s": time.perf_counter() - imported})
+        while (received := self.hear()) is not None:
+            message, fds = received
+            if message.op is Op.ATTACH:
+                attach(segments, message, fds)
+            else:
+                self.say(Op.DONE, message.request, self.result_of(engine, segments, message))
+
+    def hear(self) -> tuple[Message, tuple[int, ...]] | None:
+        """The next message that is for this rank, None when there is nothing more to do."""
+        received = self.channel.recv()
+        if received is None or received[0].op is Op.STOP:
+            return None
+        message, _ = received
+        if (message.rank, message.generation) != (self.rank, self.generation):
+            raise ProtocolError(f"a message for rank {message.rank} of generation {message.generation} came here")
+        return received
+
+    def result_of(self, engine: Engine, segments: SegmentTable, message: Message) -> dict[str, Any]:
+        """What the engine says to one request."""
+        try:
+            return engine.handle(
+                message,
+                progress=lambda body: self.say(Op.PROGRESS, message.request, body),
+                cancelled=lambda: segments.cancelled_request == message.request,
+                beat=lambda: segments.beat(self.rank),
+            )
+        except RequestCancelledError:
+            return {"cancelled": True}
+
+    def say(self, op: Op, request: int, body: dict[str, Any]) -> None:
+        """Send one message to the parent."""
+        self.channel.send(Message(op, self.rank, self.generation, request, body))
+
+    def report(self, error: BaseException) -> None:
+        """Tell the parent what went wrong, if it is still there."""
+        try:
+            self.say(Op.ERROR, 0, error_body(error))
+        except OSError:
+            traceback.print_exception(error)
+
+
+def attach(segments: SegmentTable, message: Message, fds: tuple[int, ...]) -> None:
+    """Take in a further segment, and drop those that the message says have served."""
+    for index in message.body.get("drop", []):
+        segments.drop(index)
+    segments.add(message.body["segment"], attached(message, fds))
+
+
+def attached(message: Message, fds: tuple[int, ...]) -> Segment:
+    """The segment that came with an ATTACH."""
+    if message.op is not Op.ATTACH:
+        raise ProtocolError(f"{message.op.name} came before the first segment")
+    if len(fds) != 1:
+        raise ProtocolError(f"ATTACH came with {len(fds)} descriptors, not 1")
+    return Segment.attach(fds[0], message.body["num_bytes"])
+
+
+def prepare_torch(device_name: str, *, threads: int) -> "torch.device":
+    """Import torch and set the process up for inference on one device."""
+    import torch  # here: HELLO comes first
+
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
+    torch.set_grad_enabled(False)
+    kind, _, index = device_name.partition(":")
+    device = torch.device("cpu") if kind == "cpu" else torch.device(kind, int(index))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def join_ranks(options: argparse.Namespace, device: "torch.device") -> None:
+    """Make the default process group. Ranks find each other through a memfd that all of them inherited.
+
+    A FileStore listens on nothing, where a TCPStore listens on every interface; a nameless file needs no folder, no
+    space on a disk and no cleaning up.
+    """
+    import torch.distributed as dist
+
+    store = dist.FileStore(f"/proc/self/fd/{options.store}", options.ranks)
+    dist.init_process_group(
+        options.backend,
+        store=store,
+        rank=options.rank,
+        world_size=options.ranks,
+        timeout=BACKEND_TIMEOUT,
+        device_id=device if options.backend == "nccl" else None,
+    )
+
+
+def make_engine(name: str, *, rank: int, device: "torch.device", segments: SegmentTable) -> Engine:
+    """The engine that `module:Class` names."""
+    module, _, attribute = name.partition(":")
+    engine: Engine = getattr(importlib.import_module(module), attribute)(rank=rank, device=device, segments=segments)
+    return engine
+
+
+def error_body(error: BaseException) -> dict[str, Any]:
+    """What the parent is told about `error`: its type, text and traceback, and whether a peer's end caused it."""
+    text = str(error)
+    return {
+        "type": type(error).__name__,
+        "text": text[:TEXT_CHARS],
+        "traceback": "".join(traceback.format_exception(error))[-TRACEBACK_CHARS:],
+        # Not the first to fail: its connection to a rank that did was cut. NCCL and gloo say so only in words.
+        "peer": type(error).__name__ == "DistBackendError" or "gloo/transport" in text,
+    }
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line that pool/process.py writes."""
+    parser = argparse.ArgumentParser(prog="parallel_runtime.rank.worker", description="One rank; started by the pool.")
+    for name in ("rank", "ranks", "generation", "parent", "socket", "lifeline", "store", "threads"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("device", "backend", "engine"):
+        parser.add_argument(f"--{name}", required=True)
+    return parser.parse_args(arguments)
+
+
+def main() -> NoReturn:
+    """Run one rank and leave the process without unwinding: a collective in flight may never end."""
+    faulthandler.enable()
+    options = parse(sys.argv[1:])
+    lifeline.arm(options.lifeline, options.parent)
+    worker = Worker(options)
+    status = 0
+    try:
+        worker.run()
+    except BaseException as error:  # noqa: BLE001  the one place: reported, and the process ends
+        status = 1
+        worker.report(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Holds the direction of imports that design.md draws, by reading the source and never running it.
+
+Owns: the layers below and what may touch ComfyUI. Does not own: style (ruff), types (mypy).
+`python tests/test_imports_point_down.py` prints the drawing, a folder or top-level file a line, from the top down.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# From the top down. A unit imports only itself and units of lower layers; units of one layer ignore each other.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("entrypoint",),
+    ("nodes",),
+    ("nodes/host",),
+    ("runtime/__main__",),
+    ("runtime/cli",),
+    ("runtime/pool", "runtime/rank"),
+    ("runtime/oracle",),
+    ("runtime/wire", "runtime/strategies", "runtime/adapters"),
+    ("runtime/planner",),
+    ("runtime/checkpoint", "runtime/devices", "runtime/timing"),
+    ("runtime/plan",),
+    ("runtime/errors",),
+    ("runtime/__init__",),
+)
+COMFY_PUBLIC = {"comfy_api", "folder_paths"}
+COMFY_INTERNAL = {"comfy", "comfy_execution", "comfy_extras", "execution", "latent_preview", "server", "nodes"}
+NEVER = {"pickle", "multiprocessing", "marshal", "shelve", "dill", "cloudpickle"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement: where it stands and the module it names, absolute (`pack.` before the pack's own)."""
+
+    file: str
+    line: int
+    unit: str
+    module: str
+
+    @property
+    def target(self) -> str | None:
+        """The unit of the pack it reaches, None for anything outside."""
+        return unit_of(self.module.split(".")[1:]) if self.module.split(".")[0] == "pack" else None
+
+    @property
+    def outside(self) -> str:
+        """The top-level name of a module outside the pack, "" inside."""
+        return "" if self.target else self.module.split(".")[0]
+
+
+def unit_of(parts: list[str]) -> str:
+    """The unit of a module given by its dotted parts below the pack: a folder, or a file at the top of the runtime."""
+    if parts[:2] == ["nodes", "host"]:
+        return "nodes/host"
+    if parts[:1] == ["nodes"]:
+        return "nodes"
+    if parts[:1] == ["parallel_runtime"]:
+        return f"runtime/{parts[1]}" if len(parts) > 1 else "runtime/__init__"
+    return "entrypoint"
+
+
+def sources(root: Path) -> Iterator[Path]:
+    """Every Python file the pack is made of: the entrypoint, nodes, the runtime."""
+    yield from (path for path in [root / "__init__.py"] if path.exists())
+    for folder in ("nodes", "parallel_runtime"):
+        yield from sorted((root / folder).rglob("*.py"))
+
+
+def read_imports(root: Path) -> list[Import]:
+    """All imports of the pack, those in functions and under TYPE_CHECKING included."""
+    found = []
+    for path in sources(root):
+        relative = path.relative_to(root)
+        package = list(relative.parent.parts)
+        unit = unit_of([*package, *([] if path.stem == "__init__" else [path.stem])])
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+            for module in modules_named(node, package, root):
+                found.append(Import(str(relative), node.lineno, unit, module))
+    return found
+
+
+def modules_named(node: ast.AST, package: list[str], root: Path) -> Iterator[str]:
+    """The absolute names of the modules an import statement names; nothing for any other node."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield within_pack(alias.name)
+    elif isinstance(node, ast.ImportFrom):
+        base = (node.module or "").split(".") if node.module else []
+        if node.level == 0:
+            yield within_pack(".".join(base))
+            return
+        parent = package[: len(package) - node.level + 1] + base
+        for alias in node.names:
+            child = root.joinpath(*parent, alias.name)  # `from .. import plan` names the module, not the package
+            is_module = child.with_suffix(".py").exists() or child.is_dir()
+            yield ".".join(["pack", *parent, *([alias.name] if is_module else [])])
+
+
+def within_pack(name: str) -> str:
+    """An absolute import of the runtime is one of the pack; `nodes` without dots is ComfyUI's own module."""
+    return f"pack.{name}" if name.split(".")[0] == "parallel_runtime" else name
+
+
+def offences(imports: list[Import]) -> list[str]:
+    """One line for each import that points up, sideways, or at something its place may not know."""
+    depth = {unit: index for index, layer in enumerate(LAYERS) for unit in layer}
+    lines = []
+    for each in imports:
+        where = f"{each.file}:{each.line} ({each.unit})"
+        unknown = {each.unit, each.target or each.unit} - depth.keys()
+        if unknown:
+            lines.append(f"{where}: {', '.join(unknown)} is in no layer; add it to LAYERS where design.md has it")
+        elif each.target and each.target != each.unit and depth[each.target] <= depth[each.unit]:
+            lines.append(f"{where} imports {each.target}, which is not below it")
+        if each.outside in NEVER:
+            lines.append(f"{where} imports {each.outside}, which nothing here may")
+        if each.outside in COMFY_INTERNAL and each.unit != "nodes/host":
+            lines.append(f"{where} imports ComfyUI's {each.module}; only nodes/host touches its internals")
+        if each.outside in COMFY_PUBLIC and each.unit.startswith("runtime/"):
+            lines.append(f"{where} imports ComfyUI's {each.module}; the runtime does not know ComfyUI")
+    return lines
+
+
+def drawing(imports: list[Import]) -> str:
+    """Units from the top down, each with the units it imports and what of ComfyUI it touches."""
+    lines = []
+    for unit in (unit for layer in LAYERS for unit in layer):
+        own = [each for each in imports if each.unit == unit]
+        below = sorted({each.target for each in own if each.target and each.target != unit})
+        comfy = sorted({each.outside for each in own} & (COMFY_PUBLIC | COMFY_INTERNAL))
+        ordered = [name for layer in LAYERS for name in layer if name in below]
+        if ordered or comfy:
+            touches = f"   [ComfyUI: {', '.join(comfy)}]" if comfy else ""
+            lines.append(f"{unit:20} -> {', '.join(ordered) or '-'}{touches}")
+        elif own or any(each.target == unit for each in imports):
+            lines.append(unit)
+    return "\n".join(lines)
+
+
+def test_imports_point_down_and_only_the_host_folder_knows_comfyui() -> None:
+    imports = read_imports(ROOT)
+    assert {each.unit for each in imports} >= {"nodes", "nodes/host", "runtime/pool", "runtime/rank"}, "files not found"
+    assert offences(imports) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "expected"),
+    [
+        ("parallel_runtime/plan.py", "from .pool.pool import Pool", "imports runtime/pool, which is not below it"),
+        ("parallel_runtime/pool/pool.py", "from ..rank import engine", "imports runtime/rank, which is not below it"),
+        ("parallel_runtime/adapters/flux.py", "from .. import strategies", "imports runtime/strategies"),
+        ("parallel_runtime/rank/engine.py", "def f():\n    import comfy.utils", "only nodes/host touches"),
+        ("parallel_runtime/devices.py", "import folder_paths", "the runtime does not know ComfyUI"),
+        ("parallel_runtime/wire/protocol.py", "import pickle", "imports pickle"),
+        ("nodes/loader.py", "import comfy.sd", "only nodes/host touches"),
+        ("nodes/loader.py", "from .. import comfy_entrypoint", "imports entrypoint, which is not below it"),
+        ("nodes/host/patcher.py", "from ..loader import ParallelFluxLoader", "imports nodes, which is not below it"),
+        ("parallel_runtime/extra/new.py", "import math", "is in no layer"),
+    ],
+)
+def test_an_import_that_points_elsewhere_is_found(tmp_path: Path, file: str, source: str, expected: str) -> None:
+    for folder in ("nodes/host", "parallel_runtime/strategies", "parallel_runtime/rank"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "parallel_runtime/rank/engine.py").write_text("")
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+    (line,) = offences(read_imports(tmp_path))
+    assert expected in line
+
+
+def test_imports_the_rules_allow_are_not_reported(tmp_path: Path) -> None:
+    allowed = {
+        "nodes/loader.py": "import folder_paths\nfrom comfy_api.latest import io\nfrom .host.patcher import Patcher",
+        "nodes/host/patcher.py": "import comfy.utils\nfrom ...parallel_runtime.pool.pool import Pool",
+        "parallel_runtime/pool/pool.py": "from ..wire import protocol\nfrom .supervisor import watch\nfrom .. import plan",
+    }
+    for file, source in allowed.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(source)
+    assert offences(read_imports(tmp_path)) == []
+
+
+if __name__ == "__main__":
+    print(drawing(read_imports(ROOT)))  # noqa: T201
+    problems = offences(read_imports(ROOT))
+    raise SystemExit("\n".join(problems) or 0)

@@ -1,0 +1,201 @@
+"""Queue a workflow on a ComfyUI server, follow it, and download what it made: images and timing reports.
+
+Standard library only. Example:
+
+    python headless_client.py flux_parallel.json --server http://127.0.0.1:8188 --set sampler.seed=11 --output out
+
+Exit status: 0 when the images are in the output folder, 1 when the prompt failed, 2 when the server refused it.
+"""
+
+import argparse
+import base64
+import json
+import os
+import socket
+import struct
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10  # opcodes of RFC 6455
+PROGRESS_TEXT = 3  # ComfyUI's binary event that carries a node's text
+
+
+class WebSocket:
+    """A client's end of one websocket connection (RFC 6455), enough to read what a server sends."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        parts = urllib.parse.urlsplit(url)
+        self._socket = socket.create_connection((parts.hostname, parts.port or 80), timeout_s)
+        key = base64.b64encode(os.urandom(16)).decode()
+        lines = [f"GET {parts.path}?{parts.query} HTTP/1.1", f"Host: {parts.netloc}", "Upgrade: websocket"]
+        lines += ["Connection: Upgrade", f"Sec-WebSocket-Key: {key}", "Sec-WebSocket-Version: 13", "", ""]
+        self._socket.sendall("\r\n".join(lines).encode())
+        self._file = self._socket.makefile("rb")
+        status = self._file.readline()
+        if b" 101 " not in status:
+            raise ConnectionError(f"{url} did not open a websocket: {status.decode(errors='replace').strip()}")
+        while self._file.readline().strip():
+            pass
+
+    def messages(self) -> Iterator[tuple[int, bytes]]:
+        """Opcode (TEXT or BINARY) and payload of each message, until the server closes."""
+        kind, whole = 0, b""
+        while True:
+            final, opcode, payload = self._frame()
+            if opcode == PING:
+                self._send(PONG, payload)
+            elif opcode == CLOSE:
+                return
+            elif opcode != PONG:
+                kind, whole = (opcode or kind), whole + payload
+                if final:
+                    yield kind, whole
+                    whole = b""
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._file.close()
+        self._socket.close()
+
+    def _frame(self) -> tuple[bool, int, bytes]:
+        first, second = self._read(2)
+        length = second & 0x7F
+        if length == 126:
+            (length,) = struct.unpack(">H", self._read(2))
+        elif length == 127:
+            (length,) = struct.unpack(">Q", self._read(8))
+        return bool(first & 0x80), first & 0x0F, self._read(length)
+
+    def _read(self, count: int) -> bytes:
+        data = self._file.read(count)
+        if len(data) < count:
+            raise ConnectionError("the server closed the connection in the middle of a message")
+        return data
+
+    def _send(self, opcode: int, payload: bytes) -> None:
+        mask = os.urandom(4)
+        masked = bytes(byte ^ mask[i % 4] for i, byte in enumerate(payload))
+        self._socket.sendall(bytes([0x80 | opcode, 0x80 | len(payload)]) + mask + masked)
+
+
+class Server:
+    """A ComfyUI server's HTTP API; `url` without a slash at the end."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    def get(self, path: str, **query: str) -> bytes:
+        """Body of a GET."""
+        with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(query)}") as answer:  # noqa: S310
+            return answer.read()
+
+    def queue(self, workflow: dict[str, Any], client_id: str) -> str:
+        """Queue a workflow in API form; returns its prompt id. Raises `urllib.error.HTTPError` when refused."""
+        body = json.dumps({"prompt": workflow, "client_id": client_id}).encode()
+        request = urllib.request.Request(f"{self.url}/prompt", body, {"Content-Type": "application/json"})  # noqa: S310
+        with urllib.request.urlopen(request) as answer:  # noqa: S310
+            return json.loads(answer.read())["prompt_id"]
+
+    def outputs(self, prompt_id: str) -> dict[str, Any]:
+        """What each node put out. The history is written a moment after the prompt's last event."""
+        for _ in range(100):
+            history = json.loads(self.get(f"/history/{prompt_id}"))
+            if prompt_id in history:
+                return history[prompt_id]["outputs"]
+            time.sleep(0.1)
+        raise TimeoutError(f"{self.url} has no history of prompt {prompt_id} 10 s after its end")
+
+
+def follow(socket_: WebSocket, prompt_id: str) -> str:
+    """Print progress until the prompt ends. Returns "" or the error's text."""
+    for kind, payload in socket_.messages():
+        if kind == BINARY:
+            if struct.unpack(">I", payload[:4]) == (PROGRESS_TEXT,):
+                (length,) = struct.unpack(">I", payload[4:8])
+                say(payload[8 + length :].decode())
+            continue
+        message = json.loads(payload)
+        name, data = message["type"], message["data"]
+        if name == "progress":
+            say(f"{data['node']}: {data['value']} of {data['max']}")
+        elif data.get("prompt_id") == prompt_id and name == "execution_success":
+            return ""
+        elif data.get("prompt_id") == prompt_id and name == "execution_error":
+            return f"{data['node_type']} (node {data['node_id']}): {data['exception_message']}"
+        elif data.get("prompt_id") == prompt_id and name == "execution_interrupted":
+            return f"interrupted in {data['node_type']} (node {data['node_id']})"
+    return "the server closed the connection"
+
+
+def save(server: Server, outputs: dict[str, Any], folder: Path) -> int:
+    """Write images and timing reports into `folder`. Returns the number of images."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images = [image for output in outputs.values() for image in output.get("images", [])]
+    for image in images:
+        target = folder / Path(image["filename"]).name
+        target.write_bytes(server.get("/view", **{key: image[key] for key in ("filename", "subfolder", "type")}))
+        say(f"saved {target}")
+    reports = {node: output["parallel_dit"] for node, output in outputs.items() if "parallel_dit" in output}
+    if reports:
+        target = folder / "timing.json"
+        target.write_text(json.dumps(reports, indent=2))
+        say(f"saved {target}")
+    return len(images)
+
+
+def with_settings(workflow: dict[str, Any], settings: list[str]) -> dict[str, Any]:
+    """Apply NODE.INPUT=VALUE settings; a value that is JSON is taken as such, anything else as text."""
+    for setting in settings:
+        target, _, text = setting.partition("=")
+        node, _, name = target.partition(".")
+        if node not in workflow:
+            raise SystemExit(f"--set {setting}: no node {node!r}; the workflow has {', '.join(workflow)}")
+        try:
+            workflow[node]["inputs"][name] = json.loads(text)
+        except json.JSONDecodeError:
+            workflow[node]["inputs"][name] = text
+    return workflow
+
+
+def say(text: str) -> None:
+    """Print at once, so that progress shows through a pipe too."""
+    print(text, flush=True)  # noqa: T201
+
+
+def main() -> int:
+    """The command line; see the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workflow", type=Path, help="a workflow in API form")
+    parser.add_argument("--server", default="http://127.0.0.1:8188")
+    parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE", dest="settings")
+    parser.add_argument("--output", type=Path, default=Path("output"))
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds of silence before giving up")
+    options = parser.parse_args()
+    workflow = with_settings(json.loads(options.workflow.read_text()), options.settings)
+    server = Server(options.server)
+    client_id = uuid.uuid4().hex
+    address = "ws" + server.url.removeprefix("http") + f"/ws?clientId={client_id}"
+    websocket = WebSocket(address, options.timeout)
+    try:
+        prompt_id = server.queue(workflow, client_id)
+        error = follow(websocket, prompt_id)
+    except urllib.error.HTTPError as refusal:
+        say(f"refused: {refusal.read().decode(errors='replace')}")
+        return 2
+    finally:
+        websocket.close()
+    if error:
+        say(error)
+        return 1
+    return 0 if save(server, server.outputs(prompt_id), options.output) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+"""The pack's list of nodes. Ids are for ever: saved workflows name them."""
+
+from comfy_api.latest import ComfyExtension, io
+
+from .config import SPConfig
+from .loader import ParallelFluxLoader
+from .release import ReleaseParallelPool
+from .sampler import ParallelFluxSampler
+from .vae import TimedVAEDecode
+
+
+class ParallelDiTExtension(ComfyExtension):
+    """What ComfyUI asks for the nodes."""
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        """All node classes, in the order of a graph."""
+        return [SPConfig, ParallelFluxLoader, ParallelFluxSampler, TimedVAEDecode, ReleaseParallelPool]

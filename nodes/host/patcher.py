@@ -1,0 +1,168 @@
+"""ComfyUI's handle on a MODEL of ours: its memory manager's load, unload and free become calls to the pool.
+
+Owns when weights enter and leave the workers, and the refusal of nodes that would change them. A pool cannot hold half
+a model, so every partial request is answered in full.
+"""
+
+import logging
+import os
+
+import comfy.model_management
+import comfy.model_patcher
+import torch
+from comfy.hooks import WeightHook
+from comfy.patcher_extension import CallbacksMP
+
+from .progress import LoadingText
+from .refusals import block_patches, check_transformer_options, refuse, refuse_in
+from .remote_model import RemoteFlux
+
+log = logging.getLogger(__name__)
+
+
+class RemotePatcher(comfy.model_patcher.ModelPatcher):
+    """A ModelPatcher around a `RemoteFlux`. Constructed and cloned as ComfyUI does."""
+
+    model: RemoteFlux
+
+    # What ComfyUI's memory manager asks
+
+    def model_size(self) -> int:
+        """Bytes that our ranks keep, or would keep, on the device ComfyUI loads models to."""
+        return self.model.pooled.bytes_on(self.load_device)
+
+    def loaded_size(self) -> int:
+        """`model_size` while the workers hold the weights; 0 after they were freed, or died."""
+        return self.model_size() if self.model.pooled.loaded else 0
+
+    def partially_load(
+        self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False
+    ) -> int:
+        """Load everything, whatever part of it ComfyUI has room for. Returns the bytes that came in."""
+        self._check_remote()
+        before = self.loaded_size()
+        self.unpatch_model(self.offload_device, unpatch_weights=False)
+        self.patch_model(load_weights=False)
+        self.load(device_to, force_patch_weights=force_patch_weights, full_load=True)
+        return self.loaded_size() - before
+
+    def load(
+        self,
+        device_to: torch.device | None = None,
+        lowvram_model_memory: float = 0,
+        force_patch_weights: bool = False,
+        full_load: bool = False,
+    ) -> None:
+        """Have the weights in the workers. Raises `PoolError`, or ComfyUI's interrupt when the user cancels."""
+        pooled = self.model.pooled
+        if not pooled.loaded:
+            name = os.path.basename(pooled.spec.path)
+            log.info("loading %s into %s, plan %s", name, ", ".join(map(str, pooled.devices)), pooled.plan.name)
+            pooled.load(LoadingText(name), comfy.model_management.throw_exception_if_processing_interrupted)
+        self.model.device = device_to
+        self.model.model_loaded_weight_memory = self.model_size()
+        self.model.current_weight_patches_uuid = self.patches_uuid
+        for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
+            callback(self, device_to, lowvram_model_memory, force_patch_weights, full_load)
+
+    def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
+        """Take back object patches; with `unpatch_weights`, the weights leave the workers too."""
+        super().unpatch_model(None, unpatch_weights=False)
+        if unpatch_weights:
+            self.model.pooled.unload()
+            self.model.device = device_to or self.offload_device
+            self.model.model_loaded_weight_memory = 0
+            self.model.current_weight_patches_uuid = None
+
+    def partially_unload(
+        self, device_to: torch.device, memory_to_free: float = 0, force_patch_weights: bool = False
+    ) -> int:
+        """Free everything, whatever part of it ComfyUI needs. Returns the bytes that left."""
+        freed = self.loaded_size()
+        self.unpatch_model(device_to)
+        return freed
+
+    def pre_run(self) -> None:
+        """Before the first step: refuse patches of the blocks that were put into the options directly."""
+        check_transformer_options(self.model_options["transformer_options"])
+        super().pre_run()
+
+    # What other nodes ask, and a MODEL without weights here cannot give. Raised while that node executes.
+
+    def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
+        """Refused when any of `patches` names a weight of ours."""
+        applied = super().add_patches(patches, strength_patch, strength_model)
+        if applied:
+            raise refuse("it changes weights (LoRA or merge)")
+        return applied
+
+    def add_hook_patches(
+        self, hook: WeightHook, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0
+    ) -> list:
+        """Refused when any of `patches` names a weight of ours."""
+        applied = super().add_hook_patches(hook, patches, strength_patch, strength_model)
+        if applied:
+            raise refuse_in("Create Hook LoRA, Create Hook Model as LoRA", "a conditioning changes weights by a hook")
+        return applied
+
+    def add_weight_wrapper(self, name: str, function: object) -> None:
+        """Refused."""
+        raise refuse("it wraps weights")
+
+    def set_injections(self, key: str, injections: list) -> None:
+        """Refused: an injection swaps modules of the model."""
+        raise refuse(f"it injects modules into the model ({key})")
+
+    def set_model_patch(self, patch: object, name: str) -> None:
+        """Refused when the patch would run inside the blocks."""
+        super().set_model_patch(patch, name)
+        self._refuse_block_patches()
+
+    def set_model_patch_replace(
+        self, patch: object, name: str, block_name: str, number: int, transformer_index: int | None = None
+    ) -> None:
+        """Refused when the patch would replace a block."""
+        super().set_model_patch_replace(patch, name, block_name, number, transformer_index)
+        self._refuse_block_patches()
+
+    def add_object_patch(self, name: str, obj: object) -> None:
+        """Refused for parts of the transformer; model sampling and the like are this process's."""
+        if name.startswith("diffusion_model.") and not name.startswith("diffusion_model.params."):
+            raise refuse(f"it replaces {name}")
+        super().add_object_patch(name, obj)
+
+    def set_model_compute_dtype(self, dtype: torch.dtype | None) -> None:
+        """Refused: the workers compute in what the loader says."""
+        raise refuse(f"it sets the compute dtype to {dtype}", "set weight_dtype of Parallel Flux Loader")
+
+    def get_key_patches(self, filter_prefix: str | None = None) -> dict:
+        """Refused: merging reads weights."""
+        raise refuse("it reads the model's weights")
+
+    def model_state_dict_for_saving(self, model: object = None, prefix: str = "") -> dict:
+        """Refused: saving reads weights."""
+        raise refuse("it saves the model's weights")
+
+    def deepclone_multigpu(self, *args: object, **kwargs: object) -> "RemotePatcher":
+        """Refused: ComfyUI's own split over devices copies weights."""
+        raise refuse("it copies the model to other devices", "name those devices in SP Config")
+
+    def _refuse_block_patches(self) -> None:
+        found = block_patches(self.model_options["transformer_options"])
+        if found:
+            raise refuse(f"it patches the model's blocks ({', '.join(found)})")
+
+    def _check_remote(self) -> None:
+        """What got in without asking the methods above."""
+        if self.patches or self.weight_wrapper_patches:
+            raise refuse_in("the node that adds them", "the MODEL carries changed weights")
+        if self.injections:
+            raise refuse_in("the node that adds them", f"the MODEL carries injections ({', '.join(self.injections)})")
+
+
+def remote_patcher(model: RemoteFlux) -> RemotePatcher:
+    """The MODEL that goes through the graph."""
+    management = comfy.model_management
+    return RemotePatcher(
+        model, load_device=management.get_torch_device(), offload_device=management.unet_offload_device()
+    )

@@ -1,0 +1,166 @@
+"""A ComfyUI MODEL whose transformer is elsewhere: ComfyUI's Flux without weights, its body replaced by a pool's step.
+
+Patchify, padding, reference ids, prediction type and all wrappers stay ComfyUI's. Reads a file's header, no weights.
+"""
+
+import math
+from collections.abc import Callable
+
+import comfy.ldm.flux.model
+import comfy.model_base
+import comfy.model_detection
+import comfy.model_management
+import comfy.ops
+import comfy.utils
+import torch
+from comfy.supported_models_base import BASE
+
+from ...parallel_runtime.adapters.flux_config import FluxConfig
+from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_header
+from ...parallel_runtime.devices import Device
+from ...parallel_runtime.plan import ParallelPlan
+from .conditioning import ForwardArguments, step_tensors
+from .pooled_model import PooledModel
+from .refusals import check_conditioning, check_transformer_options, refuse_in
+
+HEAD_DIM = 128  # the only one ComfyUI's Flux knows
+META = torch.device("meta")
+
+
+class MetaOperations(comfy.ops.disable_weight_init):
+    """ComfyUI's layers, but a plain Linear: under dynamic VRAM ComfyUI's own has no weight for a LoRA to name."""
+
+    class Linear(torch.nn.Linear):
+        """A Linear that initialises nothing."""
+
+        def reset_parameters(self) -> None:
+            """Weights on the meta device have no values."""
+
+
+class RemoteTransformer(comfy.ldm.flux.model.Flux):
+    """ComfyUI's Flux with every weight on the meta device. `pooled` and `config` are set by `RemoteFlux`."""
+
+    pooled: PooledModel
+    config: FluxConfig
+
+    @torch.compiler.disable
+    def forward_orig(
+        self,
+        img: torch.Tensor,
+        img_ids: torch.Tensor,
+        txt: torch.Tensor,
+        txt_ids: torch.Tensor,
+        timesteps: torch.Tensor,
+        y: torch.Tensor | None,
+        guidance: torch.Tensor | None = None,
+        control: dict | None = None,
+        timestep_zero_index: list | None = None,
+        transformer_options: dict | None = None,
+        attn_mask: torch.Tensor | None = None,
+        **unknown: object,
+    ) -> torch.Tensor:
+        """The body of ComfyUI's forward: (B, S_img, C) in, (B, S_img, out channels) out, run by the workers."""
+        check_transformer_options(transformer_options or {})
+        wanted = {"attention mask": attn_mask, "timestep zero": timestep_zero_index, **unknown}
+        for what, value in wanted.items():
+            if value is not None:
+                raise refuse_in("the node that adds it", f"the conditioning asks for {what}")
+        given = ForwardArguments(
+            img=img,
+            img_ids=img_ids,
+            txt=txt,
+            txt_ids=txt_ids,
+            timesteps=timesteps,
+            y=y,
+            guidance=guidance,
+            control=control,
+        )
+        tensors, options = step_tensors(given, self.config)
+        out = self.pooled.step(
+            tensors,
+            out_channels=self.out_channels,
+            options=options,
+            check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+        )
+        return out.to(img.device)
+
+
+class RemoteFlux(comfy.model_base.Flux):
+    """ComfyUI's Flux.1 model around a `RemoteTransformer`."""
+
+    def __init__(self, model_config: BASE, config: FluxConfig, pooled: PooledModel) -> None:
+        types = comfy.model_base.ModelType
+        super().__init__(
+            model_config,
+            model_type=types.FLUX if config.guidance else types.FLOW,
+            device=META,
+            unet_model=RemoteTransformer,
+        )
+        self.device = None  # set by the patcher to where ComfyUI thinks the weights are
+        self.pooled = pooled
+        self.diffusion_model.pooled = pooled
+        self.diffusion_model.config = config
+
+    def memory_required(self, input_shape: list[int], cond_shapes: dict | None = None) -> float:
+        """Bytes of activations on the device shared with ComfyUI: one rank's share of the tokens."""
+        return super().memory_required(input_shape, cond_shapes=cond_shapes or {}) / self.pooled.plan.ranks
+
+    def extra_conds(self, **kwargs: object) -> dict:
+        """As ComfyUI's, after refusing what the workers lack: called before the first step."""
+        check_conditioning(kwargs)
+        return super().extra_conds(**kwargs)
+
+
+def build_remote_model(
+    path: str, weight_dtype: str, *, devices: tuple[Device, ...], choose_plan: Callable[[int], ParallelPlan]
+) -> RemoteFlux:
+    """The model for the file at `path`, over `devices`; `choose_plan` takes the number of heads.
+
+    `weight_dtype` is what the workers compute in; `default` is what ComfyUI would choose for this file there.
+    Raises `ValueError` when the file is missing, broken or no Flux.1, or when the plan does not fit it.
+    """
+    header = read_header(path)
+    config = FluxConfig.from_header(header)
+    plan = choose_plan(config.num_heads)
+    weights = _without_values(header, config)
+    model_config = _detect(header, config, weights)
+    device = torch.device(devices[0].kind, None if devices[0].kind == "cpu" else devices[0].index)
+    dtype = _compute_dtype(weight_dtype, weights, model_config, device)
+    model_config.set_inference_dtype(dtype, None)
+    model_config.custom_operations = MetaOperations
+    spec = ModelSpec.of(path, str(dtype).removeprefix("torch."))
+    parameter_bytes = sum(math.prod(shape) for shape in config.expected_shapes().values()) * dtype.itemsize
+    return RemoteFlux(model_config, config, PooledModel(devices, spec, plan, parameter_bytes))
+
+
+def _without_values(header: CheckpointHeader, config: FluxConfig) -> dict[str, torch.Tensor]:
+    """The transformer's weights by ComfyUI's names, on the meta device."""
+    return {
+        name.removeprefix(config.prefix): torch.empty(entry.shape, dtype=entry.dtype, device=META)
+        for name, entry in header.tensors.items()
+        if name.startswith(config.prefix)
+    }
+
+
+def _detect(header: CheckpointHeader, config: FluxConfig, weights: dict[str, torch.Tensor]) -> BASE:
+    if config.head_dim != HEAD_DIM:
+        raise ValueError(f"{header.path}: heads of {config.head_dim}; ComfyUI takes only {HEAD_DIM}, use a Flux.1 file")
+    model_config = comfy.model_detection.model_config_from_unet(weights, "")
+    if model_config is None or model_config.unet_config["image_model"] != "flux":
+        raise ValueError(f"{header.path}: ComfyUI does not recognise this file as Flux.1; use a Flux.1 file")
+    return model_config
+
+
+def _compute_dtype(
+    weight_dtype: str, weights: dict[str, torch.Tensor], model_config: BASE, device: torch.device
+) -> torch.dtype:
+    if weight_dtype != "default":
+        return getattr(torch, weight_dtype)
+    management = comfy.model_management
+    stored = management.unet_dtype(
+        device=device,
+        model_params=comfy.utils.calculate_parameters(weights),
+        supported_dtypes=model_config.supported_inference_dtypes,
+        weight_dtype=comfy.utils.weight_dtype(weights),
+    )
+    return management.unet_manual_cast(stored, device, model_config.supported_inference_dtypes) or stored

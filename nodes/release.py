@@ -1,0 +1,36 @@
+"""Release Parallel Pool: ends the workers and frees all their memory, wherever in a graph it stands."""
+
+import time
+
+from comfy_api.latest import io
+
+from .host.pools import POOLS
+from .sockets import CATEGORY
+
+
+class ReleaseParallelPool(io.ComfyNode):
+    """Passes its input on. The next node that needs workers gets fresh ones."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """An output node, so that it runs at the end of a graph too."""
+        return io.Schema(
+            node_id="ReleaseParallelPool",
+            display_name="Release Parallel Pool",
+            category=CATEGORY,
+            description="Ends all workers of this ComfyUI and frees their memory, after what is connected has run.",
+            inputs=[io.AnyType.Input("anything", tooltip="Runs after this is there, and passes it on.")],
+            outputs=[io.AnyType.Output(display_name="anything")],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, anything: object = None) -> str:
+        """Run again whenever there is something to release, else let the cache answer."""
+        return f"alive at {time.monotonic_ns()}" if POOLS.any_alive() else "nothing to release"
+
+    @classmethod
+    def execute(cls, anything: object) -> io.NodeOutput:
+        """Ends every pool; one that has failed too often may start again."""
+        POOLS.close_all()
+        return io.NodeOutput(anything)

@@ -1,0 +1,30 @@
+"""Timed VAE Decode: VAE Decode, and how long the decode alone took."""
+
+from comfy_api.latest import io
+
+from .host.decoding import decode
+from .report import decode_report
+from .sockets import CATEGORY, TimingSocket
+
+
+class TimedVAEDecode(io.ComfyNode):
+    """Kept apart from sampling, so that neither hides in the other."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Names of VAE Decode; new inputs are only ever appended."""
+        return io.Schema(
+            node_id="TimedVAEDecode",
+            display_name="Timed VAE Decode",
+            category=CATEGORY,
+            description="VAE Decode with a report of its time, the device waited for, nothing else counted.",
+            inputs=[io.Latent.Input("samples"), io.Vae.Input("vae")],
+            outputs=[io.Image.Output(display_name="image"), TimingSocket.Output(display_name="timing")],
+        )
+
+    @classmethod
+    def execute(cls, samples: dict, vae: io.Vae.Type) -> io.NodeOutput:
+        """The report is also the node's `ui`, where headless clients find it in /history."""
+        image, record = decode(vae, samples)
+        report = decode_report(record)
+        return io.NodeOutput(image, report, ui={"parallel_dit": [report]})

@@ -72,6 +72,16 @@ class Oracle:
     @torch.inference_mode()
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The velocity (B, S_img, out channels) for a step's inputs, named as the engine names them."""
+        return self.with_residuals(inputs, None, None)
+
+    @torch.inference_mode()
+    def with_residuals(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        double: list[torch.Tensor] | None,
+        single: list[torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """As calling it, with ControlNet residuals (B, S_img, hidden) for the double and the single blocks."""
         self._time.timestep = inputs["timesteps"]
         return self.model(
             hidden_states=inputs["img"].to(self.dtype),
@@ -81,6 +91,8 @@ class Oracle:
             img_ids=inputs["img_ids"],
             txt_ids=inputs["txt_ids"],
             guidance=inputs["guidance"] if self.model.config.guidance_embeds else None,
+            controlnet_block_samples=double,
+            controlnet_single_block_samples=single,
             return_dict=False,
         )[0]
 

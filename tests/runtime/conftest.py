@@ -1,0 +1,35 @@
+"""What the runtime's tests share: eight CPU ranks, a small model that every plan can split, and its judge."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.cli.sample_model import sample_config, write_sample
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.oracle import Oracle
+from parallel_runtime.pool.pool import Pool
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """A model of 24 heads, so that ulysses 2, 3, 4, 6 and 8 divide them."""
+    path = tmp_path_factory.mktemp("sample") / "sample.safetensors"
+    write_sample(path, sample_config())
+    return ModelSpec.of(path)
+
+
+@pytest.fixture(scope="session")
+def judge(sample: ModelSpec) -> Oracle:
+    """The unmodified diffusers model of the same file."""
+    return Oracle(sample.path, dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def eight_ranks() -> Iterator[Pool]:
+    """One set of workers for every plan of up to eight ranks."""
+    pool = Pool(parse_devices("cpu:8").devices, threads_per_rank=1)
+    yield pool
+    pool.close()

@@ -1,0 +1,127 @@
+"""The command line as a user runs it: reports, exit codes, and refusals by name."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parallel_runtime.checkpoint import ModelSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "parallel_runtime", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+
+
+def verify(model: str, plan: str, *more: str) -> subprocess.CompletedProcess[str]:
+    size = ("--width", "200", "--height", "136", "--text-tokens", "7", "--batch", "2")
+    return run("verify", "--model", model, "--plan", plan, *size, *more)
+
+
+def test_verify_reports_an_exact_plan_and_exits_0(sample: ModelSpec) -> None:
+    done = verify(sample.path, "ulysses=2,ring=2", "--devices", "cpu:4", "--dtype", "float32", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["tolerance"] == 1e-5
+    assert 0 < report["max_rel_err"] <= 1e-5
+    assert len(report["per_rank"]) == 4
+    assert report["parameter_bytes_per_rank"] == [report["parameter_bytes_per_rank"][0]] * 4
+    assert report["image_tokens"] == 9 * 13
+
+
+def test_the_negative_control_exits_1(sample: ModelSpec) -> None:
+    done = verify(sample.path, "ring=2", "--negative-control", "--json")
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    assert report["max_rel_err"] > 0.05
+    assert report["negative_control"] is True
+
+
+def test_verify_follows_several_steps(sample: ModelSpec) -> None:
+    done = verify(sample.path, "ulysses=3", "--steps", "3", "--json")
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["steps"] == 3
+
+
+def test_verify_in_bf16_is_held_against_one_bf16_process(sample: ModelSpec) -> None:
+    done = verify(sample.path, "ring=2", "--dtype", "bfloat16", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert report["tolerance"] == pytest.approx(1.1 * report["one_process_rel_err"])
+
+
+def test_verify_speaks_to_people_too(sample: ModelSpec) -> None:
+    done = verify(sample.path, "ulysses=2")
+    assert done.stdout.startswith("uly2: equal to one process: relative error")
+    assert "rank 1:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--plan", "ulysses=5"), ["ulysses=5 does not divide 24 heads", "ring=5"]),
+        (("--plan", "ulysses=0"), ["ulysses=0", "1 to 8"]),
+        (("--plan", "cfg=2"), ["cfg=2", "not available"]),
+        (("--plan", "pipefusion=2"), ["pipefusion=2", "not available"]),
+        (("--plan", "ulyses=2"), ["'ulyses'"]),
+        (("--plan", "ulysses=2", "--patches", "4"), ["--patches", "PipeFusion"]),
+        (("--plan", "ulysses=2", "--warmup", "1"), ["--warmup", "PipeFusion"]),
+        (("--plan", "ulysses=2", "--weights", "sharded"), ["--weights=sharded", "replicated"]),
+        (("--plan", "ulysses=4", "--devices", "cpu:2"), ["4 ranks", "cpu:4"]),
+        (("--plan", "ulysses=2", "--devices", "cuda:77"), ["cuda:77", "does not exist"]),
+        (("--plan", "ulysses=2", "--width", "0"), ["--width=0", "16 to"]),
+        (("--plan", "ulysses=2", "--text-tokens", "0"), ["--text-tokens=0"]),
+        (("--plan", "ulysses=2", "--batch", "-1"), ["--batch=-1"]),
+        (("--plan", "ulysses=2", "--steps", "0"), ["--steps=0"]),
+        (("--plan", "ulysses=2", "--dtype", "int4"), ["dtype='int4'"]),
+    ],
+)
+def test_what_cannot_be_run_exits_2_and_says_why_in_one_line(
+    sample: ModelSpec, arguments: tuple[str, ...], words: list[str]
+) -> None:
+    done = run("verify", "--model", sample.path, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_file_that_cannot_be_read_exits_2(tmp_path: Path) -> None:
+    missing = verify(str(tmp_path / "gone.safetensors"), "ulysses=2", "--json")
+    assert missing.returncode == 2
+    assert "does not exist" in json.loads(missing.stdout)["error"]
+    pickled = tmp_path / "model.pt"
+    pickled.write_bytes(b"\x80\x02")
+    assert "only .safetensors" in verify(str(pickled), "ulysses=2").stderr
+
+
+def test_bench_puts_every_baseline_beside_the_plan(sample: ModelSpec) -> None:
+    done = run(
+        *("bench", "--model", sample.path, "--plan", "ulysses=2", "--width", "256", "--height", "256"),
+        *("--text-tokens", "16", "--warmup", "1", "--runs", "3", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    for key in ("median_s", "one_rank_s", "one_process_s", "one_process_n_threads_s"):
+        assert report[key] > 0
+    assert report["speedup_over_one_process"] == pytest.approx(report["one_process_s"] / report["median_s"])
+    assert report["end_to_end_over_block"] > 0
+    assert report["max_rel_err"] <= 1e-5
+    assert report["calls_per_step"] == [4, 4]
+    assert all(sent > 0 for sent in report["bytes_per_step"])
+
+
+def test_doctor_lists_passes_and_problems_with_remedies() -> None:
+    done = run("doctor", "--devices", "cpu:2", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert report["can_run"] is True
+    names = {check["name"] for check in report["checks"]}
+    assert {"parity", "byte pattern", "shared memory", "torch"} <= names
+    assert all(check["ok"] or check["remedy"] for check in report["checks"])
+    assert report["versions"]["torch"]
+    assert run("doctor", "--devices", "cuda:77").returncode == 2

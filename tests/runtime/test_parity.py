@@ -1,0 +1,107 @@
+"""Every plan equals one process of the unmodified diffusers model, at any size; without the exchange, none does."""
+
+import pytest
+import torch
+
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.verify import FP32_TOLERANCE, HALF_ALLOWANCE, PlanRunner
+from parallel_runtime.cli.workload import Workload, error_by_rank, relative_error, worst
+from parallel_runtime.oracle import Oracle
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.strategies.shard import SequenceShard
+from parallel_runtime.strategies.traffic import AttentionShape, predict
+
+PLANS = [
+    ParallelPlan(ring=ring, ulysses=ulysses)
+    for ring in range(1, 9)
+    for ulysses in (1, 2, 3, 4, 6, 8)
+    if ring * ulysses <= 8
+]
+# width, height, text tokens, batch: square, odd, fewer tokens than ranks, one row
+WORKLOADS = [
+    Workload(width=256, height=256, text_tokens=77, batch=1),
+    Workload(width=232, height=136, text_tokens=5, batch=3),
+    Workload(width=32, height=16, text_tokens=1, batch=2),
+    Workload(width=16, height=16, text_tokens=1, batch=1),
+]
+
+
+def run(pool: Pool, spec: ModelSpec, plan: ParallelPlan, workload: Workload, **options: object) -> PlanRunner:
+    return PlanRunner(pool, spec, plan, options=options)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: f"{w.image_tokens}+{w.text_tokens}x{w.batch}")
+def test_every_plan_equals_one_process(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, workload: Workload
+) -> None:
+    tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
+    expected = judge(tensors)
+    errors = {}
+    for plan in PLANS:
+        runner = run(eight_ranks, sample, plan, workload)
+        errors[plan.name] = worst(
+            error_by_rank(runner(tensors), expected, plan=plan, text_tokens=workload.text_tokens)
+        )
+        assert len(runner.ranks) == plan.ranks
+    bad = {name: error for name, error in errors.items() if not error <= FP32_TOLERANCE}
+    assert not bad, f"worst of all {max(errors.values()):.1e}"
+
+
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan.ranks > 1], ids=lambda plan: plan.name)
+def test_without_the_exchange_every_plan_is_wrong(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, plan: ParallelPlan
+) -> None:
+    workload = WORKLOADS[0]
+    tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
+    result = run(eight_ranks, sample, plan, workload, local_attention=True)(tensors)
+    assert relative_error(result, judge(tensors)) > 0.05
+
+
+@pytest.mark.parametrize("plan", ["ulysses=2", "ring=2", "ring=3", "ulysses=2,ring=2", "ring=8"])
+def test_bf16_is_no_further_from_fp32_than_one_bf16_process(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, plan: str
+) -> None:
+    workload = WORKLOADS[0]
+    half = ModelSpec.of(sample.path, "bfloat16")
+    tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
+    expected = judge(tensors)
+    one_process = relative_error(Oracle(sample.path, dtype=torch.bfloat16)(tensors), expected)
+    error = relative_error(run(eight_ranks, half, ParallelPlan.parse(plan), workload)(tensors), expected)
+    assert error <= HALF_ALLOWANCE * one_process
+    assert error > FP32_TOLERANCE, "bf16 that is exact to 1e-5 did not run in bf16"
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: f"{w.image_tokens}+{w.text_tokens}x{w.batch}")
+def test_every_plan_sends_what_the_formula_says(eight_ranks: Pool, sample: ModelSpec, workload: Workload) -> None:
+    config = FluxConfig.from_header(read_header(sample.path))
+    tensors = workload.tensors(config)
+    shape = AttentionShape(
+        blocks=config.depth + config.depth_single,
+        heads=config.num_heads,
+        head_dim=config.head_dim,
+        element_bytes=4,
+        batch=workload.batch,
+    )
+    for plan in PLANS:
+        runner = run(eight_ranks, sample, plan, workload)
+        runner(tensors)
+        lengths = SequenceShard(workload.text_tokens, workload.image_tokens, plan.ranks, 0).lengths
+        predicted = predict(shape, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses)
+        assert [(rank["calls"], rank["bytes"]) for rank in runner.ranks] == predicted, plan.name
+
+
+def test_residuals_reach_the_blocks_they_are_for(eight_ranks: Pool, sample: ModelSpec, judge: Oracle) -> None:
+    """Against diffusers, which adds one residual a block when there are as many as blocks."""
+    workload = WORKLOADS[1]
+    config = FluxConfig.from_header(read_header(sample.path))
+    tensors = workload.tensors(config)
+    generator = torch.Generator().manual_seed(5)
+    shape = (workload.batch, workload.image_tokens, config.hidden_size)
+    residuals = {f"control_{kind}.0": torch.randn(shape, generator=generator) for kind in ("in", "out")}
+    expected = judge.with_residuals(tensors, [residuals["control_in.0"]], [residuals["control_out.0"]])
+    assert relative_error(judge(tensors), expected) > 0.05
+    for plan in (ParallelPlan(ulysses=2), ParallelPlan(ring=3), ParallelPlan(ring=2, ulysses=4)):
+        runner = run(eight_ranks, sample, plan, workload, control_in=[0], control_out=[0])
+        assert relative_error(runner({**tensors, **residuals}), expected) <= FP32_TOLERANCE

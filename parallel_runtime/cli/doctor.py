@@ -8,7 +8,6 @@ import argparse
 import importlib.metadata
 import os
 import platform
-import resource
 import shutil
 import socket
 import sys
@@ -136,6 +135,8 @@ def _check_shared_memory() -> Check:
 
 
 def _check_descriptors() -> Check:
+    import resource  # here, because Windows has none and must still be told what is missing
+
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = soft == resource.RLIM_INFINITY
     return Check(

@@ -183,7 +183,7 @@ def spawn(rank: int, settings: RankSettings, *, generation: int, store_fd: int) 
         undo.callback(process.wait)
         undo.callback(process.kill)
         pidfd = os.pidfd_open(process.pid)
-        channel.settimeout(SEND_TIMEOUT_S)
+        channel.set_timeout(SEND_TIMEOUT_S)
         undo.pop_all()
     return RankProcess(rank, process, channel, Output(output_read), fds=(pidfd, lifeline_write))
 

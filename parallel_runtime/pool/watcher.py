@@ -1,7 +1,7 @@
 """A thread that looks after the ranks while nobody asks them anything.
 
-Owns reading what ranks print, so that none ever waits for a reader, and noticing a death between requests. Does not decide
-anything: it calls back, and whoever is called takes the pool's lock first. While a request runs, the thread that made it
+Owns reading what ranks print, so that none ever waits for a reader, and noticing a death between requests. Decides
+nothing: it calls back, and whoever is called takes the pool's lock first. While a request runs, the thread that made it
 watches for itself (supervisor.py).
 """
 
@@ -9,28 +9,58 @@ import os
 import select
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from .process import RankProcess
 
 
 class Watcher:
-    """Watches `ranks` from its start until `stop`; calls `on_death` once, in its own thread, when one of them ends."""
+    """Watches `ranks` from now until `stop`; calls `on_death` once, in its own thread, when one of them ends.
+
+    Raises OSError when there is no descriptor left.
+    """
 
     def __init__(self, ranks: Sequence[RankProcess], *, on_death: Callable[[], None]) -> None:
         self._outputs = {rank.output.fileno(): rank.output for rank in ranks}
-        self._pidfds = [rank.pidfd for rank in ranks]
+        self._pidfds = {rank.pidfd for rank in ranks}
         self._on_death = on_death
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        # An epoll forgets descriptors that are closed, so none can be mistaken for a later one of the same number.
-        self._epoll = select.epoll(flags=select.EPOLL_CLOEXEC)
-        for fd in (self._wake, *self._pidfds, *self._outputs):
-            self._epoll.register(fd, select.EPOLLIN)
+        with ExitStack() as undo:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+            undo.callback(os.close, self._wake)
+            # An epoll forgets descriptors that are closed: none is mistaken for a later one of the same number.
+            self._epoll = undo.enter_context(select.epoll(flags=select.EPOLL_CLOEXEC))
+            for fd in (self._wake, *self._pidfds, *self._outputs):
+                self._epoll.register(fd, select.EPOLLIN)
+            self._held = undo.pop_all()
         self._thread = threading.Thread(target=self._run, name="parallel-dit-watcher", daemon=True)
-
-    def start(self) -> None:
-        """Begin. A watcher that was never started needs no `stop`, only `release`."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell the thread to end, once and from any thread; it releases what it holds by itself."""
+        """Tell the thread to end; call once, from any thread."""
         os.eventfd_write(self._wake, 1)
+
+    def join(self) -> None:
+        """Wait until the thread has ended. Do not hold what `on_death` waits for."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._held:
+            died = False
+            while True:
+                ready = {fd for fd, _ in self._epoll.poll()}
+                if self._wake in ready:
+                    return
+                for fd in ready & self._outputs.keys():
+                    if not self._outputs[fd].drain():
+                        self._forget(fd)
+                if not died and ready & self._pidfds:
+                    died = True
+                    for fd in self._pidfds:
+                        self._forget(fd)
+                    self._on_death()
+
+    def _forget(self, fd: int) -> None:
+        try:
+            self._epoll.unregister(fd)
+        except OSError:
+            return  # closed meanwhile, so the epoll has forgotten it already

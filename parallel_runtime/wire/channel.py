@@ -175,12 +175,15 @@ class Channel:
         """The socket's descriptor, for polling."""
         return self._socket.fileno()
 
-    def settimeout(self, timeout_s: float | None) -> None:
+    def set_timeout(self, timeout_s: float | None) -> None:
         self._socket.settimeout(timeout_s)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Raises ProtocolError when the message breaks a limit, OSError when the other end is gone or does not read."""
-        data = encode(message)
+        """Raises ProtocolError when the message breaks a limit, and what `send_packet` raises."""
+        self.send_packet(encode(message), fds)
+
+    def send_packet(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Send an encoded message. Raises OSError when the other end is gone, or does not read within the timeout."""
         if fds:
             sent = socket.send_fds(self._socket, [data], fds, socket.MSG_NOSIGNAL)
         else:

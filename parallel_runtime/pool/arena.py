@@ -1,0 +1,85 @@
+"""Where a request's tensors lie: one after the other in the generation's segment, or in a further one when they do not fit.
+
+Owns the layout of shared memory on the parent's side. Does not own the memory itself (wire/channel.py), nor who may write
+it when: a request's area is written again only after all ranks have answered it (pool.py).
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..wire.channel import CONTROL_BYTES, Segment, SegmentTable
+from ..wire.protocol import ALIGNMENT, TensorSpec
+
+OUT = "out"
+GROWTH_BYTES = 1 << 24  # a further segment is a multiple of this, so that sizes that creep up do not each need a new one
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A tensor to find a place for: a torch dtype's name without "torch.", and a shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Arena:
+    """Places tensors in the segments of one generation.
+
+    `announce(index, fd, num_bytes, drop)` tells the ranks about a further segment and the one that it replaces.
+    """
+
+    def __init__(self, table: SegmentTable, *, announce: Callable[[int, int, int, list[int]], None]) -> None:
+        self._table = table
+        self._announce = announce
+        self._further = 0  # index of the further segment; 0: none yet. Indices are never used again
+
+    def place(
+        self, tensors: Mapping[str, torch.Tensor], *, out_shape: tuple[int, ...], out_dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """Copy `tensors` into shared memory and leave room for the result, which is the last entry, "out".
+
+        Raises ProtocolError (a ValueError) for what cannot travel, OSError when there is no memory to be had.
+        """
+        extents = [Extent(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
+        extents.append(Extent(OUT, dtype_name(out_dtype), out_shape))
+        specs, end = lay_out(extents, segment=0, start=CONTROL_BYTES)
+        if end > self._table[0].num_bytes:
+            specs, end = lay_out(extents, segment=self._further, start=0)
+            if not self._further or end > self._table[self._further].num_bytes:
+                self._replace_further(end)
+                specs, _ = lay_out(extents, segment=self._further, start=0)
+        for spec in specs[:-1]:
+            self._table.tensor(spec).copy_(tensors[spec.name].detach())
+        return specs
+
+    def _replace_further(self, num_bytes: int) -> None:
+        index, dropped = self._further + 1, [self._further] if self._further else []
+        num_bytes = -(-num_bytes // GROWTH_BYTES) * GROWTH_BYTES
+        segment, fd = Segment.create(num_bytes)
+        try:
+            for old in dropped:
+                self._table.drop(old)
+            self._table.add(index, segment)
+            self._further = index
+            self._announce(index, fd, num_bytes, dropped)
+        finally:
+            os.close(fd)
+
+
+def lay_out(extents: list[Extent], *, segment: int, start: int) -> tuple[tuple[TensorSpec, ...], int]:
+    """Entries for `extents` from byte `start` on, each aligned, and the byte after the last."""
+    specs = []
+    for extent in extents:
+        spec = TensorSpec(extent.name, extent.dtype, extent.shape, segment, start)
+        specs.append(spec)
+        start += -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT
+    return tuple(specs), start
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "bfloat16" for `torch.bfloat16`."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,77 @@
+"""What a failed rank looks like, who is to blame when several fail, and the one error that the caller sees.
+
+Owns the wording of PoolError for failed ranks. Does not watch anybody (supervisor.py).
+"""
+
+import errno
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import PoolError
+from .process import RankProcess
+
+FRESH = "the next prompt starts fresh workers"
+AGAIN = "the next prompt tries again"
+MEMORY = f"use a smaller image, more ranks, or free that device's memory; {FRESH}"
+SYSTEM_REMEDIES = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the system has no open file left; close other programs",
+    errno.ENOMEM: "free some memory",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u)",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sign that a rank failed. `weak`: perhaps only because another one did."""
+
+    rank: int
+    cause: str
+    detail: str = ""
+    remedy: str = FRESH
+    weak: bool = False
+
+
+def failure_of_error(rank: int, body: Mapping[str, Any]) -> Failure:
+    """The failure that an ERROR message tells of."""
+    kind, text = str(body.get("type", "error")), str(body.get("text", ""))
+    lines = text.strip().splitlines()
+    return Failure(
+        rank,
+        f"{kind}: {lines[0]}" if lines else kind,
+        detail=str(body.get("traceback", "")).strip(),
+        remedy=MEMORY if kind in ("OutOfMemoryError", "MemoryError") else FRESH,
+        weak=body.get("peer") is True,
+    )
+
+
+def silence(rank: RankProcess, asked: str, *, now: float, deadline_s: float) -> Failure:
+    """The failure of a rank that shows no life at `now` (monotonic clock)."""
+    held = " and its process is held by a signal" if rank.is_stopped() else ""
+    return Failure(
+        rank.rank,
+        f"no answer to {asked} and no heartbeat for {now - rank.last_heard_s:.1f} s{held}",
+        remedy=f"the deadline is {deadline_s:g} s; {FRESH}",
+    )
+
+
+def choose(signs: Sequence[Failure]) -> Failure:
+    """The earliest failure that is nobody else's consequence, the earliest of all when each may be one."""
+    return next((sign for sign in signs if not sign.weak), signs[0])
+
+
+def pool_error(failure: Failure, rank: RankProcess, *, starting: bool) -> PoolError:
+    """The error for the caller: one line that says all, then the traceback and what the rank printed last."""
+    printed = rank.output.text()
+    detail = "\n".join(
+        part for part in (failure.detail, f"rank {failure.rank} printed last:\n{printed}" if printed else "") if part
+    )
+    remedy = AGAIN if starting and failure.remedy is FRESH else failure.remedy
+    return PoolError(failure.cause, rank=failure.rank, remedy=remedy, detail=detail)
+
+
+def start_error(error: OSError) -> PoolError:
+    """The error for a rank that the system did not let us start."""
+    reason = error.strerror or str(error)
+    return PoolError(f"a rank cannot be started: {reason}", remedy=SYSTEM_REMEDIES.get(error.errno or 0, AGAIN))

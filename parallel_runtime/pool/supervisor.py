@@ -1,0 +1,288 @@
+"""One generation of ranks, from spawn to the last process reaped.
+
+Owns asking all ranks at once, waiting for all answers, and ending all ranks when one fails. Does not own what a request
+means, which models are loaded, or when to start anew (pool.py), nor the wording of a failure (failure.py).
+
+What a rank can do wrong, and how and when it is seen::
+
+    dies                 its pidfd                     at once
+    raises               its ERROR message             at once
+    breaks the protocol  its message                   at once
+    stops answering      heartbeat word and messages   after the request's deadline
+
+Any of these ends the generation: the other ranks may wait for the failed one in a collective that never ends, and an
+exception in the middle of one leaves sends in flight that would spoil the next.
+"""
+
+import logging
+import os
+import select
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import PoolError
+from ..wire.channel import Segment, SegmentTable
+from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
+from .failure import Failure, choose, failure_of_error, pool_error, silence, start_error
+from .process import RankProcess, RankSettings, spawn
+from .watcher import Watcher
+
+TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
+SETTLE_S = 0.1  # how long to look for the cause when the first sign may be only a consequence
+STOP_S = 2.0  # how long idle ranks get to end by themselves
+CLOSED = "closed its channel"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Request:
+    """What all ranks were asked, and what came back so far, by rank. `on_progress` and `on_done` get the request."""
+
+    op: Op
+    number: int
+    deadline_s: float
+    expects: Op = Op.DONE
+    on_progress: Callable[["Request"], None] = lambda _: None
+    on_done: Callable[["Request"], None] = lambda _: None
+    progress: dict[int, dict[str, Any]] = field(default_factory=dict)
+    replies: dict[int, dict[str, Any]] = field(default_factory=dict)
+    has_news: bool = False
+
+    def ranked(self) -> list[dict[str, Any]]:
+        """The replies in rank order."""
+        return [self.replies[rank] for rank in sorted(self.replies)]
+
+
+class Generation:
+    """All ranks of one start. Use it from one thread at a time.
+
+    A method that waits raises PoolError when a rank has failed: by then all ranks have been killed and reaped, and
+    `ended` is true. Making one raises PoolError when the system does not let a rank start.
+    """
+
+    def __init__(
+        self, number: int, settings: RankSettings, *, segment_bytes: int, on_death: Callable[["Generation"], None]
+    ) -> None:
+        self.number = number
+        self.ended = False
+        self.in_flight: Request | None = None
+        self.ranks: list[RankProcess] = []
+        self.segments: SegmentTable
+        self._last_words: dict[int, Failure] = {}  # of ranks that are not listened to any more
+        self._whole = True  # false while something has been sent to some ranks and not to all
+        self._held = ExitStack()
+        try:
+            self._start(settings, segment_bytes, on_death)
+        except OSError as error:
+            self.end()
+            raise start_error(error) from error
+
+    def _start(self, settings: RankSettings, segment_bytes: int, on_death: Callable[["Generation"], None]) -> None:
+        with ExitStack() as used:
+            store = os.memfd_create("parallel-dit-store", os.MFD_CLOEXEC)
+            used.callback(os.close, store)
+            os.fchmod(store, 0o600)
+            segment, segment_fd = Segment.create(segment_bytes)
+            used.callback(os.close, segment_fd)
+            self.segments = SegmentTable(segment)
+            self._epoll = self._held.enter_context(select.epoll(flags=select.EPOLL_CLOEXEC))
+            for rank in range(len(settings.devices)):
+                process = spawn(rank, settings, generation=self.number, store_fd=store)
+                self.ranks.append(process)
+                self._epoll.register(process.channel, select.EPOLLIN)
+                self._epoll.register(process.pidfd, select.EPOLLIN)
+            self.watcher = Watcher(self.ranks, on_death=lambda: on_death(self))
+            self._held.callback(self.watcher.stop)
+            self.attach(0, segment_fd, segment_bytes, [])
+
+    def attach(self, index: int, fd: int, num_bytes: int, drop: list[int]) -> None:
+        """Hand all ranks segment `index`, and have them forget the segments `drop`. Nobody answers this."""
+        body = {"segment": index, "num_bytes": num_bytes, "drop": drop}
+        self._send(self._packets(Op.ATTACH, 0, body), fds=(fd,))
+
+    def expect(self, request: Request) -> None:
+        """From now on the ranks owe the answers to `request`, which is sent by `ask` or (READY) by nobody."""
+        self.in_flight = request
+        now = time.monotonic()
+        for rank in self.ranks:
+            rank.last_heard_s = now
+
+    def ask(self, request: Request, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()) -> None:
+        """Send `request` to all ranks. Raises ProtocolError, before anything is sent, for what cannot travel."""
+        packets = self._packets(request.op, request.number, body, tensors)
+        self.expect(request)
+        self._send(packets)
+
+    def wait(self, tick: Callable[[], None]) -> None:
+        """Wait for all answers to the request in flight, if there is one.
+
+        `tick` is called every 50 ms. Whatever it or `on_progress` raises passes through; the request then stays in
+        flight, and another `wait` takes in the answers that are still owed.
+        """
+        if not self._whole:
+            self.end()
+            raise PoolError("a request was interrupted while it was being sent", remedy="queue it again")
+        if (request := self.in_flight) is None:
+            return
+        next_tick = time.monotonic() + TICK_S
+        while len(request.replies) < len(self.ranks):
+            signs = self._take_in(max(0.0, next_tick - time.monotonic()))
+            if signs:
+                raise self._failed(signs)
+            if request.has_news:
+                request.has_news = False
+                request.on_progress(request)
+            if time.monotonic() >= next_tick:
+                next_tick = time.monotonic() + TICK_S
+                self._refuse_silence(request)
+                tick()
+        self.in_flight = None
+        request.on_done(request)
+
+    def bury(self) -> PoolError | None:
+        """End the generation because of a death that no request noticed. None when there is none."""
+        signs = [] if self.ended else self._take_in(0.0)
+        return self._failed(signs) if signs else None
+
+    def stop(self) -> None:
+        """End all ranks: idle ones are asked to and get a moment, busy ones are killed."""
+        if not self.ended and self.in_flight is None and self._whole:
+            for rank in self.ranks:
+                with suppress(OSError):  # it is gone, or will be killed
+                    rank.channel.send(Message(Op.STOP, rank.rank, self.number, 0))
+            self._await_exits()
+        self.end()
+
+    def end(self) -> None:
+        """Kill and reap all ranks, and close everything. Views of the segments stay valid."""
+        if self.ended:
+            return
+        self.ended = True
+        self.in_flight = None
+        for rank in self.ranks:
+            rank.kill()
+        for rank in self.ranks:
+            if not rank.reap():
+                _log.warning("rank %d (process %d) does not end after SIGKILL", rank.rank, rank.pid)
+        self._held.close()
+
+    def _packets(
+        self, op: Op, request: int, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()
+    ) -> list[bytes]:
+        """One message for each rank, encoded."""
+        return [encode(Message(op, rank.rank, self.number, request, body, tensors)) for rank in self.ranks]
+
+    def _send(self, packets: list[bytes], fds: tuple[int, ...] = ()) -> None:
+        self._whole = False
+        for rank, packet in zip(self.ranks, packets, strict=True):
+            try:
+                rank.channel.send_packet(packet, fds)
+            except OSError as error:
+                raise self._failed([Failure(rank.rank, f"takes no message: {error}", weak=True)]) from error
+        self._whole = True
+
+    def _take_in(self, timeout_s: float) -> list[Failure]:
+        """Wait for something to happen and take it in. Returns what went wrong."""
+        ready = {fd for fd, _ in self._epoll.poll(timeout_s)}
+        signs: list[Failure | None] = []
+        for rank in self.ranks:
+            if rank.channel.fileno() in ready:
+                signs.append(self._hear(rank))
+        for rank in self.ranks:
+            if rank.pidfd in ready:
+                signs.append(self._judge_death(rank))
+        return [sign for sign in signs if sign is not None]
+
+    def _hear(self, rank: RankProcess) -> Failure | None:
+        """Take in one message. A rank that gives a sign of failure is not listened to any more."""
+        sign = self._receive(rank)
+        if sign is not None:
+            self._epoll.unregister(rank.channel)
+            self._last_words[rank.rank] = sign
+        return sign
+
+    def _receive(self, rank: RankProcess) -> Failure | None:
+        try:
+            received = rank.channel.recv()
+        except (ProtocolError, OSError) as error:
+            return Failure(rank.rank, f"broke the protocol: {error}")
+        if received is None:
+            return Failure(rank.rank, CLOSED, weak=True)
+        message, fds = received
+        for fd in fds:
+            os.close(fd)
+        rank.last_heard_s = time.monotonic()
+        if message.op is Op.ERROR:
+            return failure_of_error(rank.rank, message.body)
+        if self._accept(rank, message):
+            return None
+        said = f"{message.op.name} to request {message.request} of generation {message.generation}"
+        return Failure(rank.rank, f"broke the protocol: it answered {said}, which nobody asked")
+
+    def _accept(self, rank: RankProcess, message: Message) -> bool:
+        """Whether `message` is what the rank may say now; if so, it is noted."""
+        if message.op is Op.HELLO:
+            return message.body.get("pid") == rank.pid
+        request = self.in_flight
+        if request is None or rank.rank in request.replies:
+            return False
+        if (message.rank, message.generation, message.request) != (rank.rank, self.number, request.number):
+            return False
+        if message.op is Op.PROGRESS:
+            request.progress[rank.rank] = message.body
+            request.has_news = True
+        elif message.op is request.expects:
+            request.replies[rank.rank] = message.body
+        else:
+            return False
+        return True
+
+    def _judge_death(self, rank: RankProcess) -> Failure | None:
+        """How a process ended, unless it has said why: its last messages come before its exit."""
+        self._epoll.unregister(rank.pidfd)
+        news = None
+        while rank.rank not in self._last_words:
+            news = self._hear(rank)
+        if self._last_words[rank.rank].cause == CLOSED:
+            return Failure(rank.rank, rank.end_text())
+        return news
+
+    def _refuse_silence(self, request: Request) -> None:
+        """Raise PoolError when a rank that owes an answer has shown no life for the request's deadline."""
+        now = time.monotonic()
+        owing = [rank for rank in self.ranks if rank.rank not in request.replies]
+        for rank in owing:
+            beats = self.segments.beats(rank.rank)
+            if beats != rank.last_beats:
+                rank.last_beats, rank.last_heard_s = beats, now
+        if any(now - rank.last_heard_s > request.deadline_s for rank in owing):
+            # The others wait for the one that hangs. One that a signal holds is surely it; else the longest silent.
+            culprit = min(owing, key=lambda rank: (not rank.is_stopped(), rank.last_heard_s))
+            raise self._failed([silence(culprit, request.op.name, now=now, deadline_s=request.deadline_s)])
+
+    def _failed(self, signs: list[Failure]) -> PoolError:
+        """End the generation; the error to raise. Weak signs get a moment for their cause to show."""
+        signs = list(signs)
+        until = time.monotonic() + SETTLE_S
+        while all(sign.weak for sign in signs) and (left_s := until - time.monotonic()) > 0:
+            signs += self._take_in(left_s)
+        failure = choose(signs)
+        starting = self.in_flight is not None and self.in_flight.expects is Op.READY
+        self.end()
+        return pool_error(failure, self.ranks[failure.rank], starting=starting)
+
+    def _await_exits(self) -> None:
+        """Wait until all processes have ended, at most a moment."""
+        poll = select.poll()
+        alive = {rank.pidfd for rank in self.ranks}
+        for pidfd in alive:
+            poll.register(pidfd, select.POLLIN)
+        until = time.monotonic() + STOP_S
+        while alive and (left_s := until - time.monotonic()) > 0:
+            for pidfd, _ in poll.poll(left_s * 1000):
+                poll.unregister(pidfd)
+                alive.remove(pidfd)

@@ -1,0 +1,109 @@
+"""What installing the pack does to a user's ComfyUI, and that its metadata agrees with itself.
+
+Owns: requirements.txt against pyproject.toml, pip's own plan for an environment that has a torch. Does not own: what
+the code imports (test_imports_point_down.py). pip only plans here (`--dry-run`); nothing is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "triton"}
+
+
+def requirement_names(text: str) -> dict[str, str]:
+    """The requirements of a requirements file: name to the whole requirement, without spaces."""
+    lines = (line.split("#")[0].strip() for line in text.splitlines())
+    return {re.split(r"[^A-Za-z0-9_-]", line)[0]: line.replace(" ", "") for line in lines if line}
+
+
+def project_dependencies() -> dict[str, str]:
+    """`[project] dependencies` of pyproject.toml, read by pattern since Python 3.10 has no TOML reader."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^dependencies = \[\n(.*?)^\]", text, flags=re.MULTILINE | re.DOTALL)
+    return requirement_names("\n".join(re.findall(r'^\s*"([^"]+)"', block, flags=re.MULTILINE)))
+
+
+@pytest.fixture(scope="module")
+def users_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an empty environment with pip."""
+    folder = tmp_path_factory.mktemp("user") / "venv"
+    venv.create(folder, with_pip=True)
+    return folder / "bin" / "python"
+
+
+def pretend_installed(python: Path, name: str, version: str) -> None:
+    """Writes the metadata by which pip knows a package as installed; pip looks at nothing else of it."""
+    command = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    for other in site.glob(f"{name}-*.dist-info"):
+        shutil.rmtree(other)
+    folder = site / f"{name}-{version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (folder / "INSTALLER").write_text("pip\n")
+    (folder / "RECORD").write_text("")
+
+
+def planned_installs(python: Path, *arguments: str) -> dict[str, str]:
+    """What pip would install into the environment of `python`: name to version."""
+    command = [str(python), "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert result.returncode == 0, result.stderr
+    installs = json.loads(result.stdout)["install"]
+    return {each["metadata"]["name"].lower(): each["metadata"]["version"] for each in installs}
+
+
+def torch_family(installs: dict[str, str]) -> set[str]:
+    """What of a plan would change how torch runs on the user's GPU."""
+    return {name for name in installs if name in TORCH_FAMILY or name.startswith("nvidia")}
+
+
+# 2.6.0 is the oldest we support; the local version is how torch's own builds for a GPU name themselves.
+@pytest.mark.parametrize("torch_version", ["2.6.0", "2.7.1+cu128"])
+def test_installing_the_requirements_leaves_the_users_torch_alone(users_python: Path, torch_version: str) -> None:
+    for name, version in (("torch", torch_version), ("torchvision", "0.21.0"), ("torchaudio", "2.6.0")):
+        pretend_installed(users_python, name, version)
+    installs = planned_installs(users_python, "-r", "requirements.txt")
+    assert {"diffusers", "yunchang"} <= installs.keys(), "nothing was planned, so nothing was shown"
+    assert torch_family(installs) == set()
+
+
+def test_a_requirement_that_names_a_newer_torch_would_be_seen(users_python: Path) -> None:
+    pretend_installed(users_python, "torch", "2.6.0")
+    assert torch_family(planned_installs(users_python, "--no-deps", "torch==2.13.0")) == {"torch"}
+
+
+def test_requirements_name_everything_of_the_project_but_torch() -> None:
+    required = requirement_names((ROOT / "requirements.txt").read_text(encoding="utf-8"))
+    declared = project_dependencies()
+    assert declared.pop("torch") == "torch>=2.6"
+    assert required == declared
+
+
+def test_every_third_party_import_of_the_pack_is_declared() -> None:
+    provided_by_comfyui = {"comfy", "comfy_api", "comfy_execution", "folder_paths", "latent_preview", "nodes", "server"}
+    imported = set()
+    for folder in ("nodes", "parallel_runtime"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found = re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            imported |= set(found)
+    outside = imported - set(sys.stdlib_module_names) - provided_by_comfyui - {"parallel_runtime"}
+    assert outside <= project_dependencies().keys() | {"numpy", "aiohttp"}, "declare it in pyproject.toml"
+
+
+def test_the_registry_finds_what_it_asks_for() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.search(r'^name = "parallel-dit"$', text, flags=re.MULTILINE)
+    assert re.search(r'^\[tool\.comfy\]\nPublisherId = "\S+"\nDisplayName = "Parallel DiT"$', text, flags=re.MULTILINE)
+    licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert licence.split()[:6] == ["GNU", "GENERAL", "PUBLIC", "LICENSE", "Version", "3,"]

@@ -68,6 +68,7 @@ class ComfyServer:
         self.environment = dict(environment or {})
         self.start_timeout_s = start_timeout_s
         self.port = 0
+        self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ComfyServer:
@@ -134,6 +135,7 @@ class ComfyServer:
         command = [sys.executable, str(host / "main.py"), "--listen", "127.0.0.1", "--port", str(self.port)]
         command += ["--base-directory", str(self.base), *FLAGS, *MEMORY_DATABASE]
         command += [] if cuda_available() else ["--cpu"]
+        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, *self.flags],
@@ -157,6 +159,10 @@ class ComfyServer:
                     f"ComfyUI did not answer within {self.start_timeout_s:g} s; the end of its log:\n{self.log[-6000:]}"
                 )
             time.sleep(0.1)
+        log = self.log_path.read_bytes()[self._log_start :].decode(errors="replace")
+        if "(IMPORT FAILED)" in log:  # ComfyUI goes on without the pack; every test would fail far from the cause
+            self.kill()
+            raise ServerFailedError(f"ComfyUI could not import a pack; its log:\n{log[-6000:]}")
 
     def stop(self) -> None:
         """Interrupts the server as Ctrl-C would, kills it after a grace period; does nothing when it has ended."""

@@ -1,7 +1,7 @@
-"""Where a request's tensors lie: one after the other in the generation's segment, or in a further one when they do not fit.
+"""Where a request's tensors lie: one after another in the generation's segment, in a further one when they do not fit.
 
-Owns the layout of shared memory on the parent's side. Does not own the memory itself (wire/channel.py), nor who may write
-it when: a request's area is written again only after all ranks have answered it (pool.py).
+Owns the layout of shared memory on the parent's side. Does not own the memory itself (wire/channel.py), nor who may
+write it when: a request's area is written again only after all ranks have answered it (crew.py).
 """
 
 import os
@@ -12,9 +12,12 @@ import torch
 
 from ..wire.channel import CONTROL_BYTES, Segment, SegmentTable
 from ..wire.protocol import ALIGNMENT, TensorSpec
+from .failure import system_error
 
 OUT = "out"
-GROWTH_BYTES = 1 << 24  # a further segment is a multiple of this, so that sizes that creep up do not each need a new one
+GROWTH_BYTES = (
+    1 << 24
+)  # a further segment is a multiple of this, so that sizes that creep up do not each need a new one
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Arena:
     ) -> tuple[TensorSpec, ...]:
         """Copy `tensors` into shared memory and leave room for the result, which is the last entry, "out".
 
-        Raises ProtocolError (a ValueError) for what cannot travel, OSError when there is no memory to be had.
+        Raises ProtocolError (a ValueError) for what cannot travel, PoolError when there is no memory to be had.
         """
         extents = [Extent(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
         extents.append(Extent(OUT, dtype_name(out_dtype), out_shape))
@@ -59,7 +62,10 @@ class Arena:
     def _replace_further(self, num_bytes: int) -> None:
         index, dropped = self._further + 1, [self._further] if self._further else []
         num_bytes = -(-num_bytes // GROWTH_BYTES) * GROWTH_BYTES
-        segment, fd = Segment.create(num_bytes)
+        try:
+            segment, fd = Segment.create(num_bytes)
+        except OSError as error:
+            raise system_error(f"no shared memory of {num_bytes} bytes", error) from error
         try:
             for old in dropped:
                 self._table.drop(old)

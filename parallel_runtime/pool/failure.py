@@ -71,7 +71,7 @@ def pool_error(failure: Failure, rank: RankProcess, *, starting: bool) -> PoolEr
     return PoolError(failure.cause, rank=failure.rank, remedy=remedy, detail=detail)
 
 
-def start_error(error: OSError) -> PoolError:
-    """The error for a rank that the system did not let us start."""
+def system_error(what: str, error: OSError) -> PoolError:
+    """The error for something that the system refused us."""
     reason = error.strerror or str(error)
-    return PoolError(f"a rank cannot be started: {reason}", remedy=SYSTEM_REMEDIES.get(error.errno or 0, AGAIN))
+    return PoolError(f"{what}: {reason}", remedy=SYSTEM_REMEDIES.get(error.errno or 0, AGAIN))

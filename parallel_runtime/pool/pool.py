@@ -1,23 +1,21 @@
 """The pool: one set of workers for a set of devices, asked one thing at a time.
 
-Owns what callers see: starting, loading, stepping, closing, and which models and meshes the present generation of workers
-has. Does not own how ranks are asked, watched and ended (supervisor.py) nor where tensors lie (arena.py).
+Owns what callers see: starting, loading, stepping, closing; who may ask when; and when there is a new generation of
+workers. Does not own what a generation holds and is asked (crew.py), nor how its ranks are watched and ended
+(supervisor.py).
 
-States: `stopped` -> `starting` -> `idle` <-> `busy`; any failure leads to `failed`, from which the next call starts a fresh
-generation, until three have failed within a minute. Models and meshes are numbered handles inside a generation: another
-plan makes other process groups, never other processes.
-
-A cancelled request is left to finish, since a collective must never be abandoned; the next call first takes in the
-answers that are still owed. Until then nobody writes the shared memory that the request reads.
+States: `stopped` -> `starting` -> `idle` <-> `busy`. Any failure leads to `failed`, from which the next call starts a
+fresh generation, until three have failed within a minute. Nothing that failed is ever asked again by the pool itself.
 """
 
+import itertools
 import logging
 import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +28,13 @@ from ..checkpoint import ModelSpec
 from ..devices import Device
 from ..errors import PoolError
 from ..plan import ParallelPlan
-from ..wire.protocol import MAX_RANKS, Op
-from .arena import OUT, Arena
+from ..wire.protocol import MAX_RANKS
+from .arena import OUT
+from .crew import Check, Crew, LoadResult, Progress
 from .process import RankSettings
-from .supervisor import TICK_S, Generation, Request
+from .supervisor import TICK_S, Generation
 
 State = Literal["stopped", "starting", "idle", "busy", "failed"]
-Check = Callable[[], None]
 
 ENGINE = "parallel_runtime.rank.engine:Engine"
 SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have lain
@@ -48,17 +46,258 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LoadResult:
-    """A loaded model: the ranks' own reports in rank order, and how long the load took (for all of them)."""
-
-    ranks: list[dict[str, Any]]
-    wall_s: float
-
-
-@dataclass(frozen=True)
 class StepResult:
-    """A step's result in memory of its own, the ranks' reports in rank order, and the time from request to answer."""
+    """A step's result in memory of its own, the ranks' reports in rank order, and the time from call to result."""
 
     out: torch.Tensor
     ranks: list[dict[str, Any]]
     wall_s: float
+
+
+class Pool:
+    """Workers on `devices`, one a rank, in rank order. Usable from any thread; one request at a time, others wait.
+
+    `threads_per_rank`: CPU threads of each rank, by default the CPUs this process may use, shared out over the ranks.
+    `deadline_s`: how long a request may show no sign of life; `start_deadline_s`: the same for starting.
+    `engine`: "module:Class" of what answers the requests, found in the pack or in the folders of `python_path`.
+    `segment_bytes`: address space for the tensors of one request; bigger requests get further segments.
+
+    `check_cancelled`, wherever it is taken, is called about every 50 ms in the caller's thread and cancels by raising.
+    """
+
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        *,
+        threads_per_rank: int | None = None,
+        deadline_s: float = 120.0,
+        start_deadline_s: float = 600.0,
+        engine: str = ENGINE,
+        python_path: tuple[str, ...] = (),
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        if not 1 <= len(devices) <= MAX_RANKS:
+            raise ValueError(f"{len(devices)} devices for a pool; name 1 to {MAX_RANKS}")
+        threads = max(1, _available_cpus() // len(devices)) if threads_per_rank is None else threads_per_rank
+        if threads < 1:
+            raise ValueError(f"threads_per_rank={threads} is below 1; use at least one thread")
+        self.devices = devices
+        self.deadline_s = deadline_s
+        self.generation = 0
+        self._start_deadline_s = start_deadline_s
+        self._segment_bytes = segment_bytes
+        self._settings = RankSettings(devices=devices, threads=threads, engine=engine, python_path=python_path)
+        self._lock = threading.Lock()
+        self._owner: int | None = None  # the thread inside the lock
+        self._numbers = itertools.count(1)
+        self._crew: Crew | None = None
+        self._failure_times: deque[float] = deque(maxlen=MAX_FAILURES)
+        self._last_failure: PoolError | None = None
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def state(self) -> State:
+        """What the workers are doing. Never waits."""
+        crew = self._crew
+        if crew is None or crew.generation.ended:
+            return "stopped" if self._last_failure is None else "failed"
+        if not crew.ready:
+            return "starting"
+        return "busy" if crew.busy or self._lock.locked() else "idle"
+
+    def start(self, *, check_cancelled: Check | None = None) -> None:
+        """Start the workers and wait until they are ready; nothing when they are. Raises PoolError."""
+        with self._admitted(check_cancelled) as check:
+            self._ready_crew(check)
+
+    def load(
+        self, spec: ModelSpec, *, progress: Progress | None = None, check_cancelled: Check | None = None
+    ) -> LoadResult:
+        """Have `spec` in the workers, starting them if need be; when it is there already, the result it had.
+
+        `progress(loaded_bytes, total_bytes)` counts over all ranks. Raises PoolError when a rank fails.
+        """
+        with self._admitted(check_cancelled) as check:
+            crew = self._ready_crew(check)
+            return crew.load(spec, check, progress=progress, deadline_s=self.deadline_s).result
+
+    def unload(self, spec: ModelSpec) -> None:
+        """Free `spec` in the workers; nothing when it is not there. Raises PoolError when a rank fails."""
+        with self._admitted(None) as check:
+            crew = self._settled_crew(check)
+            if crew is not None:
+                crew.unload(spec, check, deadline_s=self.deadline_s)
+
+    def step(
+        self,
+        spec: ModelSpec,
+        plan: ParallelPlan,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        out_shape: tuple[int, ...],
+        out_dtype: torch.dtype,
+        options: Mapping[str, object] = MappingProxyType({}),
+        check_cancelled: Check | None = None,
+    ) -> StepResult:
+        """One call of the model on `tensors`, which may lie on any device; the result is on the CPU.
+
+        Loads the model and makes the plan's mesh where the workers lack them. Raises ValueError for tensors or options
+        that cannot travel and for a plan with more ranks than devices, PoolError when a rank fails.
+        """
+        self._refuse_plan(plan)
+        if OUT in tensors:
+            raise ValueError(f"a tensor is named {OUT!r}, which is the result's name; rename it")
+        began = time.perf_counter()
+        with self._admitted(check_cancelled) as check:
+            crew = self._ready_crew(check)
+            model = crew.load(spec, check, progress=None, deadline_s=self.deadline_s)
+            mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
+            out, ranks = crew.step(
+                {"model": model.handle, "mesh": mesh, "options": dict(options)},
+                tensors,
+                check,
+                out_shape=tuple(out_shape),
+                out_dtype=out_dtype,
+                deadline_s=self.deadline_s,
+            )
+        return StepResult(out, ranks, time.perf_counter() - began)
+
+    def exchange_pattern(self, plan: ParallelPlan) -> list[int]:
+        """Send a known pattern over the plan's mesh: how many bytes arrived wrong, by rank. Raises PoolError."""
+        self._refuse_plan(plan)
+        with self._admitted(None) as check:
+            crew = self._ready_crew(check)
+            mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
+            return crew.check_pattern(mesh, check, deadline_s=self.deadline_s)
+
+    def close(self) -> None:
+        """End the workers; a request in flight in another thread comes to its end first. The pool can start again."""
+        with self._admitted(None):
+            crew, self._crew = self._crew, None
+            if crew is not None:
+                crew.generation.stop()
+            self._failure_times.clear()
+            self._last_failure = None
+        if crew is not None:
+            crew.generation.watcher.join()
+
+    def status(self) -> dict[str, Any]:
+        """What a user interface shows. Never waits; holds no path, only names of files."""
+        crew, failure = self._crew, self._last_failure
+        living = crew if crew is not None and not crew.generation.ended else None
+        models = [] if living is None else list(living.models.items())
+        return {
+            "state": self.state,
+            "generation": self.generation,
+            "devices": [str(device) for device in self.devices],
+            "pids": [] if living is None else [rank.pid for rank in living.generation.ranks],
+            "models": [
+                {"name": Path(spec.path).name, "dtype": spec.dtype, "ranks": model.result.ranks}
+                for spec, model in models
+            ],
+            "meshes": [] if living is None else [plan.name for plan in list(living.meshes)],
+            "memory": [] if living is None else living.memory,
+            "last_failure": None if failure is None else _first_line(failure),
+        }
+
+    @contextmanager
+    def _admitted(self, check_cancelled: Check | None) -> Iterator[Check]:
+        """Wait for our turn. Yields what to call now and then meanwhile."""
+        check: Check = check_cancelled or _go_on
+        if self._owner == threading.get_ident():
+            raise RuntimeError("the pool was called from a callback of its own request; call it after the request")
+        while not self._lock.acquire(timeout=TICK_S):
+            check()
+        self._owner = threading.get_ident()
+        try:
+            yield check
+        finally:
+            self._owner = None
+            self._lock.release()
+
+    def _ready_crew(self, check: Check) -> Crew:
+        """Workers that owe nothing and wait for a request; fresh ones where there are none."""
+        crew = self._settled_crew(check)
+        if crew is not None:
+            return crew
+        self._refuse_storm()
+        _require_linux()
+        check()
+        self.generation += 1
+        generation = Generation(
+            self.generation,
+            self._settings,
+            segment_bytes=self._segment_bytes,
+            on_death=self._bury,
+            on_failure=self._note_failure,
+        )
+        crew = self._crew = Crew(generation, self._numbers, start_deadline_s=self._start_deadline_s)
+        crew.settle(check, deadline_s=self.deadline_s)
+        return crew
+
+    def _settled_crew(self, check: Check) -> Crew | None:
+        """The living workers, once they owe nothing; None when there are none, or none any more."""
+        crew = self._crew
+        if crew is None or crew.generation.ended:
+            return None
+        try:
+            crew.settle(check, deadline_s=self.deadline_s)
+        except PoolError as error:  # of a request that its caller gave up: not the failure of the present one
+            _log.warning("parallel workers failed after a cancelled request: %s", _first_line(error))
+            return None
+        return crew
+
+    def _bury(self, generation: Generation) -> None:
+        """Called by the watcher when a rank has died: end the others unless the request in flight has done so."""
+        with self._lock:
+            error = generation.bury()
+            if error is not None:
+                _log.warning("parallel workers failed while idle: %s", _first_line(error))
+
+    def _note_failure(self, error: PoolError) -> None:
+        self._last_failure = error
+        self._failure_times.append(time.monotonic())
+
+    def _refuse_storm(self) -> None:
+        """Workers that fail again and again need the user, not another start."""
+        times = self._failure_times
+        if len(times) == MAX_FAILURES and times[-1] - times[0] <= FAILURE_WINDOW_S and self._last_failure is not None:
+            raise PoolError(
+                f"the workers failed {MAX_FAILURES} times in {times[-1] - times[0]:.0f} s, "
+                f"last with: {self._last_failure.cause}",
+                rank=self._last_failure.rank,
+                remedy=RELEASE,
+                detail=self._last_failure.detail,
+            )
+
+    def _refuse_plan(self, plan: ParallelPlan) -> None:
+        if plan.ranks > len(self.devices):
+            raise ValueError(
+                f"plan {plan.describe()} needs {plan.ranks} ranks, the pool has {len(self.devices)}; "
+                "name more devices or lower a degree"
+            )
+
+
+def _go_on() -> None:
+    """What a request that nobody cancels calls now and then."""
+
+
+def _first_line(error: PoolError) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _available_cpus() -> int:
+    """The CPUs that this process may use: a container or taskset may leave it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _require_linux() -> None:
+    if sys.platform != "linux":
+        raise PoolError(f"workers need Linux, this is {sys.platform}", remedy="use stock nodes on this system")

@@ -3,9 +3,9 @@
 Owns spawning, the environment a rank gets, and reaping. Does not own what is said to a rank nor when it has failed
 (supervisor.py).
 
-A rank is a plain subprocess of our own entry point: no multiprocessing, which would run ComfyUI's main module again. Its
-environment is written out here, because ComfyUI's own holds settings that are wrong for a rank (an allocator's
-back end, a rendezvous address) and Python's caller may hold anything.
+A rank is a plain subprocess of our own entry point: no multiprocessing, which would run ComfyUI's main module again.
+Its environment is written out here, because ComfyUI's own may hold what is wrong for a rank, such as the allocator that
+ComfyUI chose for itself or somebody's rendezvous address.
 """
 
 import os

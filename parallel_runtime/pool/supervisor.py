@@ -26,7 +26,7 @@ from typing import Any
 from ..errors import PoolError
 from ..wire.channel import Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
-from .failure import Failure, choose, failure_of_error, pool_error, silence, start_error
+from .failure import FRESH, Failure, choose, failure_of_error, pool_error, silence, system_error
 from .process import RankProcess, RankSettings, spawn
 from .watcher import Watcher
 
@@ -60,12 +60,19 @@ class Request:
 class Generation:
     """All ranks of one start. Use it from one thread at a time.
 
-    A method that waits raises PoolError when a rank has failed: by then all ranks have been killed and reaped, and
-    `ended` is true. Making one raises PoolError when the system does not let a rank start.
+    A method that waits raises PoolError when a rank has failed: by then all ranks have been killed and reaped, `ended`
+    is true, and `on_failure` has been told. Making one raises PoolError when the system does not let a rank start.
+    `on_death` is called from another thread when a rank ends; it is to call `bury`, once no other method runs.
     """
 
     def __init__(
-        self, number: int, settings: RankSettings, *, segment_bytes: int, on_death: Callable[["Generation"], None]
+        self,
+        number: int,
+        settings: RankSettings,
+        *,
+        segment_bytes: int,
+        on_death: Callable[["Generation"], None],
+        on_failure: Callable[[PoolError], None],
     ) -> None:
         self.number = number
         self.ended = False
@@ -75,11 +82,11 @@ class Generation:
         self._last_words: dict[int, Failure] = {}  # of ranks that are not listened to any more
         self._whole = True  # false while something has been sent to some ranks and not to all
         self._held = ExitStack()
+        self._on_failure = on_failure
         try:
             self._start(settings, segment_bytes, on_death)
         except OSError as error:
-            self.end()
-            raise start_error(error) from error
+            raise self._end_with(system_error("a rank cannot be started", error)) from error
 
     def _start(self, settings: RankSettings, segment_bytes: int, on_death: Callable[["Generation"], None]) -> None:
         with ExitStack() as used:
@@ -124,8 +131,7 @@ class Generation:
         flight, and another `wait` takes in the answers that are still owed.
         """
         if not self._whole:
-            self.end()
-            raise PoolError("a request was interrupted while it was being sent", remedy="queue it again")
+            raise self._end_with(PoolError("a request was interrupted while it was being sent", remedy=FRESH))
         if (request := self.in_flight) is None:
             return
         next_tick = time.monotonic() + TICK_S
@@ -170,9 +176,7 @@ class Generation:
                 _log.warning("rank %d (process %d) does not end after SIGKILL", rank.rank, rank.pid)
         self._held.close()
 
-    def _packets(
-        self, op: Op, request: int, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()
-    ) -> list[bytes]:
+    def _packets(self, op: Op, request: int, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()) -> list[bytes]:
         """One message for each rank, encoded."""
         return [encode(Message(op, rank.rank, self.number, request, body, tensors)) for rank in self.ranks]
 
@@ -272,8 +276,13 @@ class Generation:
             signs += self._take_in(left_s)
         failure = choose(signs)
         starting = self.in_flight is not None and self.in_flight.expects is Op.READY
+        self.end()  # before the wording: what the rank printed is complete then
+        return self._end_with(pool_error(failure, self.ranks[failure.rank], starting=starting))
+
+    def _end_with(self, error: PoolError) -> PoolError:
         self.end()
-        return pool_error(failure, self.ranks[failure.rank], starting=starting)
+        self._on_failure(error)
+        return error
 
     def _await_exits(self) -> None:
         """Wait until all processes have ended, at most a moment."""

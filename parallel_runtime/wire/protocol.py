@@ -75,7 +75,7 @@ class ProtocolError(ValueError):
 
 
 class Op(IntEnum):
-    """What a message says. The parent sends LOAD to STEP, ATTACH and STOP; a rank sends the others."""
+    """What a message says. A rank sends HELLO, READY, PROGRESS, DONE and ERROR; the parent sends the others."""
 
     HELLO = 1  # a rank's process runs, before it imports torch
     READY = 2  # its process group stands
@@ -88,6 +88,7 @@ class Op(IntEnum):
     DONE = 9
     ERROR = 10  # the last thing a rank says
     STOP = 11
+    CHECK = 12  # exchange a known pattern over a mesh and count the bytes that arrived wrong
 
 
 _OPS = frozenset(int(op) for op in Op)

@@ -1,0 +1,183 @@
+"""One generation of ranks with what it has been given: models and meshes, by number.
+
+Owns what each request of the wire says and what its answers mean. Does not own how ranks are asked, watched and ended
+(supervisor.py), nor when there is a new generation (pool.py).
+
+A request that its caller gives up stays in flight, since a collective must never be abandoned. `settle` takes in what
+is owed before anything else is asked; until then nobody writes the shared memory that the request reads. Only a LOAD,
+which is no collective, is told to stop early, by the cancel word of the control page.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..checkpoint import ModelSpec
+from ..plan import ParallelPlan
+from ..wire.protocol import Op, TensorSpec
+from .arena import Arena
+from .supervisor import Generation, Request
+
+Check = Callable[[], None]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """A loaded model: the ranks' own reports in rank order, and how long loading took."""
+
+    ranks: list[dict[str, Any]]
+    wall_s: float
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that the ranks compute in, without "torch."."""
+        return str(self.ranks[0]["dtype"])
+
+    @property
+    def parameter_bytes(self) -> list[int]:
+        """Bytes of weights on each rank."""
+        return [int(rank["parameter_bytes"]) for rank in self.ranks]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that all ranks hold."""
+
+    handle: int
+    result: LoadResult
+
+
+class Crew:
+    """A generation, and what it holds. Every method raises PoolError when a rank fails; the generation is over then.
+
+    `numbers` gives the requests' numbers, which rise over all generations.
+    """
+
+    def __init__(self, generation: Generation, numbers: Iterator[int], *, start_deadline_s: float) -> None:
+        self.generation = generation
+        self.models: dict[ModelSpec, Model] = {}
+        self.meshes: dict[ParallelPlan, int] = {}
+        self.memory: list[Any] = []  # each rank's last report
+        self.ready = False
+        self._numbers = numbers
+        self._handles = 0
+        self._halves: list[int] = []  # models whose load was cancelled: some ranks may hold them
+        self._arena = Arena(generation.segments, announce=generation.attach)
+        generation.expect(Request(Op.READY, 0, start_deadline_s, expects=Op.READY, on_done=self._on_ready))
+
+    @property
+    def busy(self) -> bool:
+        """Whether the ranks owe answers."""
+        return self.generation.in_flight is not None
+
+    def settle(self, check: Check, *, deadline_s: float) -> None:
+        """Take in the answers owed to a request that was given up, READY included, and free what it left behind."""
+        self.generation.wait(check)
+        while self._halves:
+            self._ask(Op.UNLOAD, {"model": self._halves[-1]}, check, deadline_s=deadline_s, on_done=self._on_half_freed)
+
+    def load(self, spec: ModelSpec, check: Check, *, progress: Progress | None, deadline_s: float) -> Model:
+        """The model, loaded unless it is there."""
+        if spec in self.models:
+            return self.models[spec]
+        handle, began = self._next_handle(), time.perf_counter()
+
+        def report(request: Request) -> None:
+            if progress is not None:
+                progress(*_sum_of(request.progress, num_ranks=len(self.generation.ranks)))
+
+        def keep(request: Request) -> None:
+            if any(reply.get("cancelled") for reply in request.replies.values()):
+                self._halves.append(handle)
+            else:
+                self.models[spec] = Model(handle, LoadResult(request.ranked(), time.perf_counter() - began))
+                self._remember_memory(request)
+
+        body = {"model": handle, "path": spec.path, "dtype": spec.dtype, "adapter": spec.adapter}
+        self._ask(Op.LOAD, body, check, deadline_s=deadline_s, on_progress=report, on_done=keep)
+        return self.models[spec]
+
+    def unload(self, spec: ModelSpec, check: Check, *, deadline_s: float) -> None:
+        """Free the model; nothing when it is not there."""
+        if spec in self.models:
+            model = self.models.pop(spec)
+            self._ask(Op.UNLOAD, {"model": model.handle}, check, deadline_s=deadline_s, on_done=self._remember_memory)
+
+    def mesh(self, plan: ParallelPlan, check: Check, *, deadline_s: float) -> int:
+        """The handle of the plan's process groups, made unless they are there."""
+        if plan not in self.meshes:
+            handle = self._next_handle()
+            body = {"mesh": handle, "plan": plan.to_dict()}
+
+            def keep(_: Request) -> None:
+                self.meshes[plan] = handle
+
+            self._ask(Op.MESH, body, check, deadline_s=deadline_s, on_done=keep)
+        return self.meshes[plan]
+
+    def step(
+        self,
+        body: Mapping[str, Any],
+        tensors: Mapping[str, torch.Tensor],
+        check: Check,
+        *,
+        out_shape: tuple[int, ...],
+        out_dtype: torch.dtype,
+        deadline_s: float,
+    ) -> tuple[torch.Tensor, list[dict[str, Any]]]:
+        """One call of a model: the result in memory of its own, and the ranks' reports."""
+        specs = self._arena.place(tensors, out_shape=out_shape, out_dtype=out_dtype)
+        request = self._ask(Op.STEP, dict(body), check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
+        # A copy, because the next request overwrites the segment and the caller may keep the result for ever.
+        return self.generation.segments.tensor(specs[-1]).clone(), request.ranked()
+
+    def check_pattern(self, mesh: int, check: Check, *, deadline_s: float) -> list[int]:
+        """How many bytes of a known pattern arrived wrong at each rank."""
+        request = self._ask(Op.CHECK, {"mesh": mesh}, check, deadline_s=deadline_s)
+        return [int(reply["wrong_bytes"]) for reply in request.ranked()]
+
+    def _ask(
+        self,
+        op: Op,
+        body: dict[str, Any],
+        check: Check,
+        tensors: tuple[TensorSpec, ...] = (),
+        *,
+        deadline_s: float,
+        on_progress: Callable[[Request], None] = lambda _: None,
+        on_done: Callable[[Request], None] = lambda _: None,
+    ) -> Request:
+        check()
+        request = Request(op, next(self._numbers), deadline_s, on_progress=on_progress, on_done=on_done)
+        self.generation.ask(request, body, tensors)
+        try:
+            self.generation.wait(check)
+        finally:
+            if op is Op.LOAD and self.generation.in_flight is request:
+                self.generation.segments.cancelled_request = request.number
+        return request
+
+    def _next_handle(self) -> int:
+        """A number that no model or mesh of this generation has had."""
+        self._handles += 1
+        return self._handles
+
+    def _on_ready(self, _: Request) -> None:
+        self.ready = True
+
+    def _on_half_freed(self, _: Request) -> None:
+        self._halves.pop()
+
+    def _remember_memory(self, request: Request) -> None:
+        self.memory = [reply.get("memory") for reply in request.ranked()]
+
+
+def _sum_of(progress: Mapping[int, Mapping[str, Any]], *, num_ranks: int) -> tuple[int, int]:
+    """Bytes loaded and to load over all ranks. One that has not reported yet has as many to load as another."""
+    loaded = sum(int(body["loaded_bytes"]) for body in progress.values())
+    totals = [int(body["total_bytes"]) for body in progress.values()]
+    return loaded, sum(totals) + (num_ranks - len(totals)) * max(totals)

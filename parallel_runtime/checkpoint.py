@@ -9,6 +9,7 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import torch
 
@@ -151,7 +152,7 @@ def _entry(path: str, name: str, value: object, *, base: int) -> TensorEntry:
     return TensorEntry(dtype, tuple(shape), base + offsets[0], base + offsets[1])
 
 
-def _whole_numbers(values: object) -> bool:
+def _whole_numbers(values: object) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 

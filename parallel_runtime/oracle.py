@@ -31,8 +31,11 @@ _DOUBLE = {
     "txt_mlp.0": "ff_context.net.0.proj",
     "txt_mlp.2": "ff_context.net.2",
 }
-_DOUBLE_NORMS = {"img_attn.norm": ("norm_q", "norm_k"), "txt_attn.norm": ("norm_added_q", "norm_added_k")}
-_DOUBLE_QKV = {
+_DOUBLE_NORMS: Mapping[str, tuple[str, ...]] = {
+    "img_attn.norm": ("norm_q", "norm_k"),
+    "txt_attn.norm": ("norm_added_q", "norm_added_k"),
+}
+_DOUBLE_QKV: Mapping[str, tuple[str, ...]] = {
     "img_attn.qkv": ("to_q", "to_k", "to_v"),
     "txt_attn.qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
 }

@@ -79,7 +79,9 @@ def describe(report: Mapping) -> str:
         mark = "pass" if check["ok"] else "FAIL" if check["needed"] else "note"
         remedy = f"; {check['remedy']}" if check["remedy"] and not check["ok"] else ""
         lines.append(f"{mark}  {check['name']}: {check['seen']}{remedy}")
-    lines.append("everything needed is there" if report["can_run"] else "it cannot run here until the FAIL lines are mended")
+    lines.append(
+        "everything needed is there" if report["can_run"] else "it cannot run here until the FAIL lines are mended"
+    )
     return "\n".join(lines)
 
 
@@ -91,7 +93,15 @@ def _selection(text: str | None) -> DeviceSelection:
 
 
 def _static_checks() -> list[Callable[[], Check]]:
-    return [_check_system, _check_torch, _check_packages, _check_shared_memory, _check_descriptors, _check_temporary, _check_loopback]
+    return [
+        _check_system,
+        _check_torch,
+        _check_packages,
+        _check_shared_memory,
+        _check_descriptors,
+        _check_temporary,
+        _check_loopback,
+    ]
 
 
 def _check_system() -> Check:
@@ -246,7 +256,10 @@ def _peer_access(devices: tuple[Device, ...]) -> dict[str, bool]:
     """Whether each CUDA device can read each other's memory directly, by pair."""
     cuda = [device for device in devices if device.kind == "cuda"]
     return {
-        f"{a}-{b}": torch.cuda.can_device_access_peer(a.index, b.index) for a in cuda for b in cuda if a.index != b.index
+        f"{a}-{b}": torch.cuda.can_device_access_peer(a.index, b.index)
+        for a in cuda
+        for b in cuda
+        if a.index != b.index
     }
 
 

@@ -39,7 +39,7 @@ class PlanRunner:
 
 
 def run(arguments: argparse.Namespace) -> dict:
-    """Run the comparison and return the report. Raises `ValueError` for what cannot be run, `PoolError` for failures."""
+    """Run the comparison. Raises `ValueError` for what cannot be run, `PoolError` when a rank fails."""
     plan = ParallelPlan.parse(arguments.plan)
     workload = Workload(
         width=arguments.width,

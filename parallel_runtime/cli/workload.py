@@ -93,7 +93,9 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     return float(difference)
 
 
-def error_by_rank(result: torch.Tensor, reference: torch.Tensor, *, plan: ParallelPlan, text_tokens: int) -> list[float]:
+def error_by_rank(
+    result: torch.Tensor, reference: torch.Tensor, *, plan: ParallelPlan, text_tokens: int
+) -> list[float]:
     """`relative_error` over the rows each sequence rank computed, in rank order."""
     parts = plan.ring * plan.ulysses
     errors = []

@@ -61,10 +61,17 @@ class Engine:
         if message.op is Op.STEP:
             with torch.inference_mode():
                 return self._step(message.body, message.tensors, beat=beat)
-        raise ValueError(f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, MESH and STEP")
+        if message.op is Op.CHECK:
+            return {"wrong_bytes": self.meshes[message.body["mesh"]].wrong_bytes(self.device)}
+        raise ValueError(f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, MESH, STEP and CHECK")
 
     def _load(
-        self, body: Mapping, *, progress: Callable[[dict], None], cancelled: Callable[[], bool], beat: Callable[[], None]
+        self,
+        body: Mapping,
+        *,
+        progress: Callable[[dict], None],
+        cancelled: Callable[[], bool],
+        beat: Callable[[], None],
     ) -> dict:
         def report(loaded: int, total: int) -> None:
             beat()
@@ -85,13 +92,17 @@ class Engine:
             cancelled=cancelled,
         )
         self.models[body["model"]] = LoadedModel(adapter, weights, dtype)
-        return {"parameter_bytes": weights.parameter_bytes, "dtype": str(dtype).removeprefix("torch.")} | self._memory()
+        return {
+            "parameter_bytes": weights.parameter_bytes,
+            "dtype": str(dtype).removeprefix("torch."),
+            "memory": self._memory(),
+        }
 
     def _unload(self, body: Mapping) -> dict:
         self.models.pop(body["model"], None)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        return self._memory()
+        return {"memory": self._memory()}
 
     def _step(self, body: Mapping, specs: tuple[TensorSpec, ...], *, beat: Callable[[], None]) -> dict:
         model, mesh = self.models[body["model"]], self.meshes[body["mesh"]]

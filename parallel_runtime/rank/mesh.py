@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..plan import AXES, ParallelPlan
 from ..strategies.collectives import Axis, Traffic
+from ..strategies.pattern import count_wrong_bytes
 from ..strategies.sequence import SequenceAttention
 
 
@@ -45,3 +46,7 @@ class Mesh:
     def sequence(self) -> SequenceAttention:
         """The attention of this plan over a sequence that its ring and ulysses ranks share."""
         return SequenceAttention(ring=self["ring"], ulysses=self["ulysses"])
+
+    def wrong_bytes(self, device: torch.device) -> int:
+        """Exchange a known pattern over every axis; how many bytes of what this rank received are not as sent."""
+        return sum(count_wrong_bytes(axis, device) for axis in self.axes.values() if axis.size > 1)

@@ -45,7 +45,7 @@ class Axis:
     def all_to_all(
         self, send: torch.Tensor, *, send_lengths: tuple[int, ...], receive_lengths: tuple[int, ...]
     ) -> torch.Tensor:
-        """Exchange runs of rows. `send` is (sum(send_lengths), ...), contiguous; returns (sum(receive_lengths), ...)."""
+        """Exchange runs of rows: `send` (sum(send_lengths), ...), contiguous; returns (sum(receive_lengths), ...)."""
         began = time.perf_counter()
         source = send.cpu() if self.staged else send
         received = source.new_empty((sum(receive_lengths), *send.shape[1:]))

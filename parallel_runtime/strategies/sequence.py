@@ -31,9 +31,7 @@ class SequenceAttention:
         """This rank's part of the sequence."""
         return self.ring.index * self.ulysses.size + self.ulysses.index
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]
-    ) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> torch.Tensor:
         """Attention of this rank's queries over everybody's keys.
 
         q, k, v (B, S, H, D) of this rank; `lengths` the S of every part, in part order. Returns (B, S, H, D).
@@ -104,8 +102,6 @@ class SequenceAttention:
 class LocalAttention:
     """The negative control: every rank attends to its own tokens only. Wrong on purpose for more than one rank."""
 
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]
-    ) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> torch.Tensor:
         """As `SequenceAttention.attend`, without any exchange."""
         return attention(q, k, v)

@@ -25,9 +25,7 @@ class AttentionShape:
     batch: int
 
 
-def predict(
-    shape: AttentionShape, *, lengths: tuple[int, ...], ring: int, ulysses: int
-) -> list[tuple[int, int]]:
+def predict(shape: AttentionShape, *, lengths: tuple[int, ...], ring: int, ulysses: int) -> list[tuple[int, int]]:
     """(collectives, bytes sent) a step for every rank, in part order. `lengths` are the tokens of every part."""
     calls = shape.blocks * (2 * (ulysses > 1) + (ring - 1))
     return [

@@ -1,7 +1,6 @@
 """What the runtime's tests share: eight CPU ranks, a small model that every plan can split, and its judge."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from host.tiny_models import TinyModels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from host.tiny_models import TinyModels
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from host.tiny_models import write_large_flux
 
+from host.tiny_models import write_large_flux
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool

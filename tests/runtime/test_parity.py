@@ -33,17 +33,13 @@ def run(pool: Pool, spec: ModelSpec, plan: ParallelPlan, workload: Workload, **o
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: f"{w.image_tokens}+{w.text_tokens}x{w.batch}")
-def test_every_plan_equals_one_process(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, workload: Workload
-) -> None:
+def test_every_plan_equals_one_process(eight_ranks: Pool, sample: ModelSpec, judge: Oracle, workload: Workload) -> None:
     tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
     expected = judge(tensors)
     errors = {}
     for plan in PLANS:
         runner = run(eight_ranks, sample, plan, workload)
-        errors[plan.name] = worst(
-            error_by_rank(runner(tensors), expected, plan=plan, text_tokens=workload.text_tokens)
-        )
+        errors[plan.name] = worst(error_by_rank(runner(tensors), expected, plan=plan, text_tokens=workload.text_tokens))
         assert len(runner.ranks) == plan.ranks
     bad = {name: error for name, error in errors.items() if not error <= FP32_TOLERANCE}
     assert not bad, f"worst of all {max(errors.values()):.1e}"

@@ -1,0 +1,30 @@
+"""A known pattern sent over an axis and compared on arrival: what tells corrupting peer copies from sound ones.
+
+Copies between some consumer GPUs return without an error and with other bytes. Only a comparison finds that.
+"""
+
+import torch
+
+from .collectives import Axis
+
+RUN_BYTES = 1 << 20  # to each peer; a prime more a peer, so that runs differ in length and never align
+
+
+def count_wrong_bytes(axis: Axis, device: torch.device) -> int:
+    """Send every peer a run that only this pair of ranks has, both by all-to-all and around the ring."""
+    lengths = tuple(RUN_BYTES + 8191 * peer for peer in range(axis.size))
+    send = torch.cat([_run(axis.index, peer, lengths[peer], device) for peer in range(axis.size)])
+    mine = lengths[axis.index]
+    received = axis.all_to_all(send, send_lengths=lengths, receive_lengths=(mine,) * axis.size)
+    expected = torch.cat([_run(peer, axis.index, mine, device) for peer in range(axis.size)])
+    wrong = int((received != expected).sum())
+    before = (axis.index - 1) % axis.size
+    arriving = torch.empty(lengths[before], dtype=torch.uint8, device=device)
+    axis.start_shift(_run(axis.index, axis.index, mine, device), arriving).wait()
+    return wrong + int((arriving != _run(before, before, lengths[before], device)).sum())
+
+
+def _run(sender: int, receiver: int, length: int, device: torch.device) -> torch.Tensor:
+    """Bytes that depend on who sends, who receives and where they stand."""
+    position = torch.arange(length, dtype=torch.int64, device=device)
+    return ((position * 31 + position // 251 + sender * 67 + receiver * 129) % 256).to(torch.uint8)

@@ -4,6 +4,7 @@ Owns the layout of shared memory on the parent's side. Does not own the memory i
 write it when: a request's area is written again only after all ranks have answered it (crew.py).
 """
 
+import ctypes
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -56,8 +57,13 @@ class Arena:
                 self._replace_further(end)
                 specs, _ = lay_out(extents, segment=self._further, start=0)
         for spec in specs[:-1]:
-            self._table.tensor(spec).copy_(tensors[spec.name].detach())
+            _copy(self._table.tensor(spec), tensors[spec.name])
         return specs
+
+    def take(self, spec: TensorSpec) -> torch.Tensor:
+        """A copy of a tensor, in memory of its own: the next request overwrites the segment."""
+        view = self._table.tensor(spec)
+        return _copy(torch.empty_like(view), view)
 
     def _replace_further(self, num_bytes: int) -> None:
         index, dropped = self._further + 1, [self._further] if self._further else []
@@ -74,6 +80,18 @@ class Arena:
             self._announce(index, fd, num_bytes, dropped)
         finally:
             os.close(fd)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Copy into a contiguous CPU tensor of the same dtype and shape.
+
+    By memmove where the source allows it: `copy_` wakes a team of threads for more than 32,768 elements, which takes
+    milliseconds while the ranks keep the processors busy, where one thread moves 2 MiB in 0.2 ms.
+    """
+    if source.device.type == "cpu" and source.is_contiguous() and not source.is_conj() and not source.is_neg():
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
+        return target
+    return target.copy_(source.detach())
 
 
 def lay_out(extents: list[Extent], *, segment: int, start: int) -> tuple[tuple[TensorSpec, ...], int]:

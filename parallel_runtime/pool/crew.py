@@ -75,7 +75,7 @@ class Crew:
         return self.generation.in_flight is not None
 
     def settle(self, check: Check, *, deadline_s: float) -> None:
-        """Take in the answers owed to a request that was given up, READY included, and free what it left behind."""
+        """See that all ranks are well and owe nothing: take in what a request given up left behind, READY included."""
         self.generation.wait(check)
         while self._halves:
             self._ask(Op.UNLOAD, {"model": self._halves[-1]}, check, deadline_s=deadline_s, on_done=self._on_half_freed)
@@ -132,8 +132,7 @@ class Crew:
         """One call of a model: the result in memory of its own, and the ranks' reports."""
         specs = self._arena.place(tensors, out_shape=out_shape, out_dtype=out_dtype)
         request = self._ask(Op.STEP, dict(body), check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
-        # A copy, because the next request overwrites the segment and the caller may keep the result for ever.
-        return self.generation.segments.tensor(specs[-1]).clone(), request.ranked()
+        return self._arena.take(specs[-1]), request.ranked()
 
     def check_pattern(self, mesh: int, check: Check, *, deadline_s: float) -> list[int]:
         """How many bytes of a known pattern arrived wrong at each rank."""
@@ -157,9 +156,15 @@ class Crew:
         try:
             self.generation.wait(check)
         finally:
-            if op is Op.LOAD and self.generation.in_flight is request:
-                self.generation.segments.cancelled_request = request.number
+            if self.generation.in_flight is request:
+                self._give_up(request)
         return request
+
+    def _give_up(self, request: Request) -> None:
+        """The caller does not want the request any more, nor to hear of it."""
+        request.on_progress = lambda _: None
+        if request.op is Op.LOAD:
+            self.generation.segments.cancelled_request = request.number
 
     def _next_handle(self) -> int:
         """A number that no model or mesh of this generation has had."""

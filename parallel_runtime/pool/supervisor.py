@@ -125,7 +125,7 @@ class Generation:
         self._send(packets)
 
     def wait(self, tick: Callable[[], None]) -> None:
-        """Wait for all answers to the request in flight, if there is one.
+        """Wait for all answers to the request in flight; without one, only look whether all ranks are well.
 
         `tick` is called every 50 ms. Whatever it or `on_progress` raises passes through; the request then stays in
         flight, and another `wait` takes in the answers that are still owed.
@@ -133,6 +133,8 @@ class Generation:
         if not self._whole:
             raise self._end_with(PoolError("a request was interrupted while it was being sent", remedy=FRESH))
         if (request := self.in_flight) is None:
+            if signs := self._take_in(0.0):
+                raise self._failed(signs)
             return
         next_tick = time.monotonic() + TICK_S
         while len(request.replies) < len(self.ranks):

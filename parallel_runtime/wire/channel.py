@@ -111,7 +111,12 @@ class SegmentTable:
         try:
             return self._segments[index]
         except KeyError:
-            raise ProtocolError(f"segment {index} is not attached, only {sorted(self._segments)}") from None
+            raise ProtocolError(f"segment {index} is not attached, only {self.indices}") from None
+
+    @property
+    def indices(self) -> list[int]:
+        """The segments that are attached."""
+        return sorted(self._segments)
 
     def add(self, index: int, segment: Segment) -> None:
         """Raises ProtocolError when `index` is taken: a segment is dropped before another takes its place."""
@@ -122,7 +127,7 @@ class SegmentTable:
     def drop(self, index: int) -> None:
         """Forget a segment; its memory goes with its last view. Raises ProtocolError for 0 and for one not attached."""
         if index == 0 or index not in self._segments:
-            raise ProtocolError(f"segment {index} cannot be dropped, attached are {sorted(self._segments)}")
+            raise ProtocolError(f"segment {index} cannot be dropped, attached are {self.indices}")
         del self._segments[index]
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor:

@@ -1,115 +1,176 @@
 """Engines that real ranks run in these tests: real collectives, and every way to fail, on demand.
 
-A worker finds this module through `python_path`. What a step does is said in its options.
+A rank finds this module through `python_path`. A step's options say what happens in it: `faults` by rank, each a list
+of actions with their arguments, done in order before the collective.
 """
 
 import os
+import re
 import signal
+import socket
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from parallel_runtime.errors import RequestCancelledError
-from parallel_runtime.wire.protocol import Op
+from parallel_runtime.wire.channel import Channel
+from parallel_runtime.wire.protocol import Message, Op
 
 
 class Echo:
-    """Adds `value` to every tensor and writes their sum to "out"; fails, waits or dies where the options say so.
-
-    `fault`: what to do, before the collective, on the rank `on` (all when absent).
-    """
+    """A step's "out" is the sum of its inputs plus `add`, each rank writing its part of the elements."""
 
     def __init__(self, *, rank, device, segments):
         self.rank = rank
         self.segments = segments
-        self.models = {}
-        self.meshes = {}
+        self.models = set()
+        self.groups = {}
 
     def handle(self, message, *, progress, cancelled, beat):
         beat()
-        return getattr(self, f"on_{message.op.name.lower()}")(message, progress, cancelled, beat)
+        if message.op is Op.LOAD:
+            self.load(message.body, progress, cancelled)
+            return {"parameter_bytes": 100, "dtype": message.body["dtype"], "held": len(self.models)}
+        if message.op is Op.UNLOAD:
+            self.models.discard(message.body["model"])  # of a cancelled load, a rank may hold nothing
+            return {"held": len(self.models)}
+        if message.op is Op.MESH:
+            self.groups[message.body["mesh"]] = dist.new_group(list(range(dist.get_world_size())))
+            return {}
+        if message.op is Op.CHECK:
+            return {"wrong_bytes": 7 * self.rank}
+        return self.step(message, beat)
 
-    def on_load(self, message, progress, cancelled, beat):
-        path = message.body["path"]
-        total = 100
-        for loaded in range(0, total + 1, 10):
-            beat()
-            if "slow" in path:
-                time.sleep(0.05 * (1 + self.rank))
-            if "die" in path and loaded == 50 and self.rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if "refuse" in path and self.rank == 1:
-                raise ValueError("this is no model")
+    def load(self, body, progress, cancelled):
+        """The path says how: `slow1` on rank 1 only, `die1` and `refuse1` likewise."""
+        name = Path(body["path"]).name
+        for loaded in range(0, 101, 10):
             if cancelled():
                 raise RequestCancelledError("cancelled")
-            progress({"loaded_bytes": loaded, "total_bytes": total})
-        self.models[message.body["model"]] = path
-        return {"parameter_bytes": total, "dtype": message.body["dtype"], "held": len(self.models)}
+            progress({"loaded_bytes": loaded, "total_bytes": 100})
+            if name == f"slow{self.rank}":
+                time.sleep(0.2)
+            if name == f"die{self.rank}" and loaded == 50:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if name == f"refuse{self.rank}" and loaded == 50:
+                raise ValueError("this is no model")
+        self.models.add(body["model"])
 
-    def on_unload(self, message, progress, cancelled, beat):
-        self.models.pop(message.body["model"], None)
-        return {"held": len(self.models)}
-
-    def on_mesh(self, message, progress, cancelled, beat):
-        self.meshes[message.body["mesh"]] = dist.new_group(list(range(dist.get_world_size())))
-        return {}
-
-    def on_check(self, message, progress, cancelled, beat):
-        return {"wrong_bytes": self.rank * 7}
-
-    def on_step(self, message, progress, cancelled, beat):
+    def step(self, message, beat):
         began = time.perf_counter()
         options = message.body["options"]
-        *inputs, out = (self.segments.tensor(spec) for spec in message.tensors)
-        if options.get("on", self.rank) == self.rank and "fault" in options:
-            self.fail(options, beat)
+        for action, *arguments in options.get("faults", {}).get(str(self.rank), ()):
+            if action == "write_inputs":
+                Path(arguments[0]).write_text(str(self.segments.tensor(message.tensors[0]).tolist()), encoding="utf-8")
+            else:
+                ACTIONS[action](message, beat, *arguments)
         if options.get("sync", True):
-            dist.barrier(self.meshes[message.body["mesh"]])
-        parts = dist.get_world_size()
+            dist.barrier(self.groups[message.body["mesh"]])
+        *inputs, out = (self.segments.tensor(spec) for spec in message.tensors)
+        ranks = dist.get_world_size()
+        parts = [tensor.reshape(-1).tensor_split(ranks)[self.rank] for tensor in (*inputs, out)]
         if inputs:
-            mine = out.reshape(-1).tensor_split(parts)[self.rank]
-            total = sum(tensor.reshape(-1).tensor_split(parts)[self.rank] for tensor in inputs)
-            mine.copy_(total + options.get("add", 0))
-        return {
-            "step_s": time.perf_counter() - began,
-            "memory": {"rank": self.rank},
-            "held": len(self.models),
-            "modules": options.get("modules")
-            and [name for name in options["modules"] if name in __import__("sys").modules],
-        }
-
-    def fail(self, options, beat):
-        fault, seconds = options["fault"], options.get("seconds", 0.0)
-        if fault == "raise":
-            raise ValueError(f"rank {self.rank} says no\nand why")
-        if fault == "memory":
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        if fault == "sleep":
-            time.sleep(seconds)
-        if fault == "work":
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                beat()
-                time.sleep(0.01)
-        if fault == "signal":
-            time.sleep(seconds)
-            os.kill(os.getpid(), getattr(signal, options["signal"]))
-        if fault == "exit":
-            print("leaving now", flush=True)  # noqa: T201
-            os._exit(options["code"])
-        if fault == "exchange":
-            exchange(options["num_bytes"], seconds)
-        if fault == "print":
-            print("x" * options["num_bytes"] + "END", flush=True)  # noqa: T201
-        if fault == "garbage":
-            send_garbage(self.rank)
+            parts[-1].copy_(sum(parts[:-1]) + options.get("add", 0))
+        report = {"held": len(self.models), "memory": {"rank": self.rank}}
+        if "about" in options:
+            report |= {"about": about(options["about"])}
+        return report | {"step_s": time.perf_counter() - began}
 
 
-def exchange(num_bytes, seconds):
+class Unmakeable:
+    """An engine that fails to start."""
+
+    def __init__(self, **_):
+        raise RuntimeError("this engine does not start")
+
+
+def about(modules):
+    """What the process is like."""
+    return {
+        "loaded": [name for name in modules if name in sys.modules],
+        "environment": sorted(os.environ),
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "grad": torch.is_grad_enabled(),
+        "session": os.getsid(0),
+        "path": sys.path,
+    }
+
+
+def fail(_message, _beat, kind, text):
+    raise {"ValueError": ValueError, "RuntimeError": RuntimeError, "memory": torch.OutOfMemoryError}[kind](text)
+
+
+def sleep(_message, _beat, seconds):
+    time.sleep(seconds)
+
+
+def work(_message, beat, seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        beat()
+        time.sleep(0.01)
+
+
+def send_signal(_message, _beat, name):
+    os.kill(os.getpid(), getattr(signal, name))
+
+
+def leave(_message, _beat, code):
+    os._exit(code)
+
+
+def say(_message, _beat, text, times=1):
+    sys.stdout.write(text * times + "\n")
+    sys.stdout.flush()
+
+
+def exchange(_message, _beat, num_bytes, seconds):
     """All-to-all again and again."""
     given = torch.zeros(num_bytes, dtype=torch.uint8)
     taken = torch.empty_like(given)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         dist.all_to_all_single(taken, given)
+
+
+def hold_the_interpreter(_message, _beat):
+    """Never return to the interpreter loop: no other thread of this process runs Python again."""
+    re.match("(a+)+$", "a" * 60 + "b")
+
+
+def speak_out_of_turn(message, _beat, request):
+    """Answer another request than the one asked, counted from it."""
+    own_channel().send(Message(Op.DONE, message.rank, message.generation, message.request + request))
+    time.sleep(60)
+
+
+def send_garbage(_message, _beat, length):
+    own_socket().send(b"x" * length)
+    time.sleep(60)
+
+
+def close_channel(_message, _beat):
+    own_socket().shutdown(socket.SHUT_RDWR)
+    time.sleep(60)
+
+
+def own_socket():
+    (number,) = (word.partition("=")[2] for word in sys.argv if word.startswith("--socket="))
+    return socket.socket(fileno=os.dup(int(number)))
+
+
+def own_channel():
+    return Channel(own_socket())
+
+
+ACTIONS = {
+    action.__name__: action
+    for action in (
+        *(fail, sleep, work, send_signal, leave, say, exchange),
+        *(hold_the_interpreter, speak_out_of_turn, send_garbage, close_channel),
+    )
+}

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from safetensors import safe_open
 
 from ..adapters.flux_config import canonical_name
 from ..checkpoint import CheckpointHeader
 from ..errors import RequestCancelledError
+from .mapped_file import MappedFile
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -60,21 +60,26 @@ class ReplicatedWeights:
         progress: Callable[[int, int], None],
         cancelled: Callable[[], bool],
     ) -> "ReplicatedWeights":
-        """Read the weights tensor by tensor. `names` maps a canonical name to the file's; `prefixes` are the blocks'.
+        """Read the weights piece by piece. `names` maps a canonical name to the file's; `prefixes` are the blocks'.
 
         Raises `RequestCancelledError` as soon as `cancelled()` is true; what was read is dropped.
         """
         groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in ("", *prefixes)}
         total = sum(header.tensors[name].num_bytes for name in names.values())
-        loaded = 0
-        with safe_open(header.path, framework="pt", device="cpu") as file:
-            for canonical, name in sorted(names.items(), key=lambda item: header.tensors[item[1]].start):
+        file, before = MappedFile(header.path), 0
+        for canonical, name in sorted(names.items(), key=lambda item: header.tensors[item[1]].start):
+            entry = header.tensors[name]
+            prefix, within = _group_of(canonical, groups)
+            if device.type == "cpu" and entry.dtype == dtype:
+                groups[prefix][within], reading = file.tensor(entry), file.read(entry)
+            else:
+                target = torch.empty(entry.shape, dtype=dtype, device=device)
+                groups[prefix][within], reading = target, file.copy_into(target, entry)
+            for done in reading:
                 if cancelled():
                     raise RequestCancelledError("loading was cancelled")
-                prefix, within = _group_of(canonical, groups)
-                groups[prefix][within] = file.get_tensor(name).to(device=device, dtype=dtype)
-                loaded += header.tensors[name].num_bytes
-                progress(loaded, total)
+                progress(before + done, total)
+            before += entry.num_bytes
         return cls(groups)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import ModelSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,22 +82,22 @@ def test_verify_speaks_to_people_too(sample: ModelSpec) -> None:
     ],
 )
 def test_what_cannot_be_run_exits_2_and_says_why_in_one_line(
-    sample: ModelSpec, arguments: tuple[str, ...], words: list[str]
+    sample: ModelSpec, arguments: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run("verify", "--model", sample.path, *arguments)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1, done.stderr
+    assert main(["verify", "--model", sample.path, *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
     for word in words:
-        assert word in done.stderr
+        assert word in said
 
 
-def test_a_file_that_cannot_be_read_exits_2(tmp_path: Path) -> None:
-    missing = verify(str(tmp_path / "gone.safetensors"), "ulysses=2", "--json")
-    assert missing.returncode == 2
-    assert "does not exist" in json.loads(missing.stdout)["error"]
+def test_a_file_that_cannot_be_read_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--model", str(tmp_path / "gone.safetensors"), "--plan", "ulysses=2", "--json"]) == 2
+    assert "does not exist" in json.loads(capsys.readouterr().out)["error"]
     pickled = tmp_path / "model.pt"
     pickled.write_bytes(b"\x80\x02")
-    assert "only .safetensors" in verify(str(pickled), "ulysses=2").stderr
+    assert main(["verify", "--model", str(pickled), "--plan", "ulysses=2"]) == 2
+    assert "only .safetensors" in capsys.readouterr().err
 
 
 def test_bench_puts_every_baseline_beside_the_plan(sample: ModelSpec) -> None:

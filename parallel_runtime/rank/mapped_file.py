@@ -1,0 +1,71 @@
+"""A weights file in memory: mapped once, read where it is needed, its pages given back once copied.
+
+Owns the mapping. Knows offsets and dtypes, no names. Weights that stay as they are become views of the mapping, whose pages
+all ranks share with each other and with the system's file cache; weights that are converted or sent to a device are
+copied in pieces, and the pages of each piece leave this process before the next, so that a load never holds two copies.
+"""
+
+import mmap
+import warnings
+from collections.abc import Iterator
+
+import torch
+
+from ..checkpoint import TensorEntry
+
+PIECE_BYTES = 32 << 20
+# Linux 5.14: read the pages now and map them. Python names it from 3.13 on.
+MADV_POPULATE_READ = 22
+
+
+class MappedFile:
+    """A file mapped read-only. Views keep the mapping alive; there is nothing to close."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+
+    def read(self, entry: TensorEntry) -> Iterator[int]:
+        """Have the tensor's pages read; yields the bytes done so far, piece by piece."""
+        for start, stop in _pieces(entry):
+            self._advise(start, stop, MADV_POPULATE_READ, otherwise=mmap.MADV_WILLNEED)
+            yield stop - entry.start
+
+    def tensor(self, entry: TensorEntry) -> torch.Tensor:
+        """The tensor as a view of the mapping. It must not be written to."""
+        return self._rows(entry.dtype, entry.start, entry.end).reshape(entry.shape)
+
+    def copy_into(self, target: torch.Tensor, entry: TensorEntry) -> Iterator[int]:
+        """Copy the tensor into `target`, converting; yields the bytes done so far, piece by piece.
+
+        `target` is contiguous, of the tensor's shape, of any dtype and on any device.
+        """
+        flat = target.view(-1)
+        for start, stop in _pieces(entry):
+            first = (start - entry.start) // entry.dtype.itemsize
+            piece = self._rows(entry.dtype, start, stop)
+            flat[first : first + piece.numel()].copy_(piece)
+            self._advise(start, stop, mmap.MADV_DONTNEED, otherwise=mmap.MADV_DONTNEED)
+            yield stop - entry.start
+
+    def _rows(self, dtype: torch.dtype, start: int, stop: int) -> torch.Tensor:
+        if start == stop:
+            return torch.empty(0, dtype=dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # "the buffer is not writable": it is meant not to be
+            return torch.frombuffer(self._map, dtype=dtype, count=(stop - start) // dtype.itemsize, offset=start)
+
+    def _advise(self, start: int, stop: int, advice: int, *, otherwise: int) -> None:
+        first = start - start % mmap.PAGESIZE
+        try:
+            self._map.madvise(advice, first, stop - first)
+        except OSError:  # an older kernel does not know the advice
+            self._map.madvise(otherwise, first, stop - first)
+
+
+def _pieces(entry: TensorEntry) -> Iterator[tuple[int, int]]:
+    """Byte ranges of whole elements; an empty tensor is one empty piece."""
+    if entry.start == entry.end:
+        yield entry.start, entry.end
+    for start in range(entry.start, entry.end, PIECE_BYTES):
+        yield start, min(start + PIECE_BYTES, entry.end)

@@ -65,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m parallel_runtime", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="what will and will not work here, and what to do")
-    doctor.add_argument("--devices", help="test these: all, a count, cuda:0,cuda:1 or cpu:2 (default: all CUDA devices)")
+    doctor.add_argument(
+        "--devices", help="test these: all, a count, cuda:0,cuda:1 or cpu:2 (default: all CUDA devices)"
+    )
     doctor.add_argument("--json", action="store_true")
     verify = commands.add_parser("verify", help="is a plan equal to one process of unmodified diffusers?")
     _add_workload(verify)
@@ -89,7 +91,9 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--height", type=int, default=1024, help="pixels")
     parser.add_argument("--text-tokens", type=int, default=512)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--devices", help="all, a count, cuda:0,cuda:1 or cpu:4 (default: as many as the plan has ranks)")
+    parser.add_argument(
+        "--devices", help="all, a count, cuda:0,cuda:1 or cpu:4 (default: as many as the plan has ranks)"
+    )
     parser.add_argument("--dtype", default="default", help="float32, bfloat16, float16 (default: the file's)")
     parser.add_argument("--threads-per-rank", type=int, default=1, help="CPU threads of each rank (default 1)")
     parser.add_argument("--json", action="store_true")

@@ -143,7 +143,9 @@ def _refuse_other_models(path: str, shapes: Mapping[str, tuple[int, ...]]) -> No
             raise ValueError(f"{path} is {model}, not Flux.1; use a Flux.1 file")
     for name in shapes:
         if name.endswith((".scale_weight", ".weight_scale", ".comfy_quant")) or name == "scaled_fp8":
-            raise ValueError(f"{path} holds scaled fp8 weights ({name}), not read yet; use a bf16, fp16 or plain fp8 file")
+            raise ValueError(
+                f"{path} holds scaled fp8 weights ({name}), not read yet; use a bf16, fp16 or plain fp8 file"
+            )
 
 
 def _shape(path: str, shapes: Mapping[str, tuple[int, ...]], name: str, ndim: int) -> tuple[int, ...]:

@@ -67,9 +67,7 @@ def _check_channels(config: FluxConfig, img: torch.Tensor, txt: torch.Tensor) ->
         )
 
 
-def _check_residual(
-    config: FluxConfig, name: str, tensor: torch.Tensor, *, batch: int, image_tokens: int
-) -> None:
+def _check_residual(config: FluxConfig, name: str, tensor: torch.Tensor, *, batch: int, image_tokens: int) -> None:
     if not name.startswith(("control_in.", "control_out.")):
         return
     shape = tuple(tensor.shape)

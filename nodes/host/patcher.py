@@ -132,8 +132,9 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         super().add_object_patch(name, obj)
 
     def set_model_compute_dtype(self, dtype: torch.dtype | None) -> None:
-        """Refused: the workers compute in what the loader says."""
-        raise refuse(f"it sets the compute dtype to {dtype}", "set weight_dtype of Parallel Flux Loader")
+        """Refused when it differs from what the workers compute in, which the loader says."""
+        if dtype not in (None, self.model_dtype()):
+            raise refuse(f"it sets the compute dtype to {dtype}", "set weight_dtype in Parallel Flux Loader")
 
     def get_key_patches(self, filter_prefix: str | None = None) -> dict:
         """Refused: merging reads weights."""

@@ -57,6 +57,8 @@ class PoolRegistry:
         """Run `load` on the pool and note that `claimant` wants these weights until it lets go or dies."""
         pool = self.pool(weights[0])
         with self._lock:
+            if pool.state not in ALIVE:
+                self._close_unclaimed()
             result = load(pool)
             claimants = self._claims.setdefault(weights, weakref.WeakSet())
             if claimant not in claimants:
@@ -74,12 +76,21 @@ class PoolRegistry:
     def close_all(self) -> int:
         """End the workers of every pool. Returns how many pools had any. The next request starts fresh ones."""
         with self._lock:
-            closed = sum(pool.state in ALIVE for pool in self._pools.values())
-            self._closed_alive += closed
             self._claims.clear()
-            for pool in self._pools.values():
-                pool.close()
-        return closed
+            return sum(self._close(pool) for pool in self._pools.values())
+
+    def _close_unclaimed(self) -> None:
+        """Workers without weights make room for those of another set of devices: they may sit on the same ones."""
+        claimed = {devices for (devices, _), claimants in self._claims.items() if len(claimants)}
+        for devices, pool in self._pools.items():
+            if devices not in claimed and pool.state in ALIVE:  # closing a failed one would forget its failures
+                self._close(pool)
+
+    def _close(self, pool: Pool) -> bool:
+        alive = pool.state in ALIVE
+        self._closed_alive += alive
+        pool.close()
+        return alive
 
     def _unload_unclaimed(self, weights: Weights) -> None:
         devices, spec = weights

@@ -1,0 +1,56 @@
+"""Cancel: the prompt ends as interrupted, the workers stay, and the next prompt is right."""
+
+from __future__ import annotations
+
+import pytest
+
+from host import workflows
+from host.client import ComfyClient, Event, PromptResult, Workflow
+from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, to_latent
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+from host.workers import worker_pids
+
+
+def cancelled(client: ComfyClient, graph: Workflow, *, at_step: int) -> PromptResult:
+    """Run `graph` and press Cancel when the sampler reports that step."""
+
+    def on_event(event: Event) -> None:
+        if event.type == "progress" and event.data["value"] == at_step:
+            client.interrupt()
+
+    return client.queue(to_latent(graph), on_event=on_event)
+
+
+@pytest.mark.parametrize("sampler", ["KSampler", "ParallelFluxSampler"])
+def test_cancel_in_the_middle_of_sampling_keeps_the_workers_and_the_next_prompt_right(
+    sampler: str, client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    graph = workflows.text_to_image(tiny_models, seed=51)
+    right = latent_of(client, graph)
+    latent_of(client, parallel(graph, sampler=sampler))
+    pids = worker_pids(comfy_server)
+    long = parallel(workflows.text_to_image(tiny_models, steps=60, seed=52), sampler=sampler)
+    result = cancelled(client, long, at_step=3)
+    assert result.status == "interrupted"
+    assert 3 <= result.progress[-1].value < 60
+    again = workflows.text_to_image(tiny_models, seed=51)
+    again["positive"]["inputs"]["text"] += " "  # another text, same tokens: nothing comes from a cache
+    assert relative_error(latent_of(client, parallel(again, sampler=sampler)), right) <= TOLERANCE
+    assert worker_pids(comfy_server) == pids
+
+
+def test_many_cancels_in_a_row_leave_nothing_behind(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    graph = workflows.text_to_image(tiny_models, seed=53)
+    right = latent_of(client, graph)
+    latent_of(client, parallel(graph))
+    pids = worker_pids(comfy_server)
+    for turn, step in enumerate((1, 2, 3, 1, 2)):
+        long = parallel(workflows.text_to_image(tiny_models, steps=60, seed=54 + turn))
+        result = cancelled(client, long, at_step=step)
+        assert result.status == "interrupted"
+    client.free()  # so that the first prompt runs again
+    assert relative_error(latent_of(client, parallel(graph)), right) <= TOLERANCE
+    assert worker_pids(comfy_server) == pids

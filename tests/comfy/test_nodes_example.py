@@ -1,0 +1,75 @@
+"""The shipped workflow and the shipped client, as a headless user runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from host.client import Workflow
+from host.server import PACK_ROOT, ComfyServer
+from host.tiny_models import TinyModels
+
+CLIENT = PACK_ROOT / "examples" / "headless_client.py"
+WORKFLOW = PACK_ROOT / "example_workflows" / "flux_parallel.json"
+
+
+def tiny_workflow(tiny: TinyModels, folder: Path) -> Path:
+    """The shipped workflow with the tiny files' names and the test-only text encoders put in."""
+    graph: Workflow = json.loads(WORKFLOW.read_text())
+    graph["clip"]["class_type"] = "TinyDualCLIPLoader"
+    graph["clip"]["inputs"] |= {"clip_name1": tiny.clip_l, "clip_name2": tiny.t5}
+    graph["vae"]["inputs"]["vae_name"] = tiny.vae
+    path = folder / "tiny.json"
+    path.write_text(json.dumps(graph))
+    return path
+
+
+def headless(server: ComfyServer, workflow: Path, folder: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run the client isolated from this environment's packages."""
+    command = [sys.executable, "-I", "-S", str(CLIENT), str(workflow), "--server", server.url, "--output", str(folder)]
+    for name, value in settings.items():
+        command += ["--set", f"{name.replace('__', '.')}={value}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def small(tiny: TinyModels) -> dict[str, Any]:
+    """Settings that make the workflow small."""
+    sizes = {"latent__width": 256, "latent__height": 192, "sampler__steps": 2}
+    return sizes | {"model__unet_name": tiny.dev, "config__devices": "cpu:2"}
+
+
+def test_the_headless_client_fetches_the_image_and_the_timing(
+    comfy_server: ComfyServer, tiny_models: TinyModels, tmp_path: Path
+) -> None:
+    run = headless(comfy_server, tiny_workflow(tiny_models, tmp_path), tmp_path / "out", **small(tiny_models))
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "sampler: 2 of 2" in run.stdout
+    (image,) = (tmp_path / "out").glob("*.png")
+    assert Image.open(image).size == (256, 192)
+    reports = json.loads((tmp_path / "out" / "timing.json").read_text())
+    assert reports["sampler"][0]["plan_name"] == "uly2"
+    assert reports["decode"][0]["vae_decode_s"] > 0
+
+
+def test_the_headless_client_tells_an_error_and_a_refusal_apart(
+    comfy_server: ComfyServer, tiny_models: TinyModels, tmp_path: Path
+) -> None:
+    workflow = tiny_workflow(tiny_models, tmp_path)
+    failed = headless(comfy_server, workflow, tmp_path, **(small(tiny_models) | {"config__devices": "cuda:63"}))
+    assert failed.returncode == 1
+    assert "SPConfig (node config): device cuda:63 does not exist" in failed.stdout
+    refused = headless(comfy_server, workflow, tmp_path, **(small(tiny_models) | {"model__unet_name": "none"}))
+    assert refused.returncode == 2
+    assert "not in list" in refused.stdout
+
+
+def test_the_shipped_workflow_names_the_published_files() -> None:
+    graph = json.loads(WORKFLOW.read_text())
+    assert graph["model"]["inputs"]["unet_name"] == "flux1-dev.safetensors"
+    assert graph["config"]["inputs"]["devices"] == "all"
+    assert all("_meta" in node for node in graph.values())

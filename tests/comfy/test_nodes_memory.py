@@ -1,0 +1,173 @@
+"""Memory and lifetime: ComfyUI's manager frees and reloads the workers' weights, Release ends the workers.
+
+Graphs compute in bf16: fp32 weights on the CPU stay in the file's own pages, bf16 ones are each rank's private memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+import torch
+
+from host import workflows
+from host.client import ComfyClient, Event, PromptResult, Workflow
+from host.pack_workflows import latent_of, parallel, saved_latent, to_latent
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+from host.workers import private_bytes, worker_pids, workers
+
+RELEASE: Workflow = {"end": {"class_type": "ReleaseParallelPool", "inputs": {"anything": "all"}}}
+MOST_OF_THE_WEIGHTS = 40e6  # bytes; the tiny models have 57 MB of them in bf16
+
+
+@pytest.fixture(autouse=True)
+def no_workers(client: ComfyClient) -> Iterator[None]:
+    """Each test starts and ends without workers."""
+    client.queue(RELEASE).require_success()
+    yield
+    client.queue(RELEASE).require_success()
+
+
+def bf16(tiny: TinyModels, *, seed: int, file: str = "", steps: int = 2) -> Workflow:
+    """A small graph whose weights are private memory of each rank."""
+    graph = workflows.text_to_image(tiny, seed=seed, steps=steps, width=128, height=128)
+    graph["model"]["inputs"]["unet_name"] = file or tiny.dev
+    return parallel(graph, weight_dtype="bfloat16")
+
+
+def run(client: ComfyClient, graph: Workflow) -> PromptResult:
+    """Run up to the latent; it must succeed."""
+    return client.queue(to_latent(graph)).require_success()
+
+
+def soon(happened: Callable[[], bool], *, within_s: float = 20.0) -> bool:
+    """Whether it happens in time; ComfyUI frees when it next looks at its queue."""
+    until = time.monotonic() + within_s
+    while not happened():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def test_weights_are_loaded_once_and_a_cached_prompt_runs_nothing(client: ComfyClient, tiny_models: TinyModels) -> None:
+    assert run(client, bf16(tiny_models, seed=61)).texts, "loading is not told on the node"
+    assert run(client, bf16(tiny_models, seed=62)).texts == []
+    again = run(client, bf16(tiny_models, seed=62))
+    assert {"model", "sampler"} <= set(again.cached)
+
+
+def test_free_takes_the_weights_out_of_every_rank_and_the_next_prompt_brings_them_back(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    before = saved_latent(client, run(client, bf16(tiny_models, seed=63)))
+    loaded, pids = private_bytes(comfy_server), worker_pids(comfy_server)
+    client.free()
+    assert soon(
+        lambda: all(
+            held - now > MOST_OF_THE_WEIGHTS for held, now in zip(loaded, private_bytes(comfy_server), strict=True)
+        )
+    )
+    result = run(client, bf16(tiny_models, seed=63))
+    assert result.texts, "the weights were not loaded again"
+    assert torch.equal(saved_latent(client, result), before)
+    assert worker_pids(comfy_server) == pids
+
+
+def test_release_ends_the_workers_and_the_next_prompt_starts_others(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    before = saved_latent(client, run(client, bf16(tiny_models, seed=64)))
+    pids = worker_pids(comfy_server)
+    assert len(pids) == 2
+    client.queue(RELEASE).require_success()
+    assert worker_pids(comfy_server) == []
+    client.free()
+    after = saved_latent(client, run(client, bf16(tiny_models, seed=64)))
+    assert torch.equal(after, before)
+    assert set(worker_pids(comfy_server)).isdisjoint(pids)
+
+
+def test_release_at_the_end_of_a_graph_passes_its_input_on(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    graph = to_latent(bf16(tiny_models, seed=65))
+    graph["release"] = {"class_type": "ReleaseParallelPool", "inputs": {"anything": ["sampler", 0]}}
+    graph["save"]["inputs"]["samples"] = ["release", 0]
+    saved_latent(client, client.queue(graph))
+    assert worker_pids(comfy_server) == []
+    assert "sampler" in client.queue(graph).require_success().cached, "a released pool is no reason to sample again"
+
+
+def test_a_rank_killed_while_idle_is_replaced_and_the_prompt_succeeds(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    before = saved_latent(client, run(client, bf16(tiny_models, seed=66)))
+    first, second = workers(comfy_server)
+    second.kill()
+    assert soon(lambda: worker_pids(comfy_server) == []), "the other rank outlived the dead one"
+    result = run(client, bf16(tiny_models, seed=66))
+    assert "model" not in result.cached, "a MODEL of lost workers came from the cache"
+    assert torch.equal(saved_latent(client, result), before)
+    assert first.pid not in worker_pids(comfy_server)
+
+
+def test_a_rank_killed_in_the_middle_is_one_clear_error_and_the_next_prompt_is_right(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    before = saved_latent(client, run(client, bf16(tiny_models, seed=67)))
+
+    def kill(event: Event) -> None:
+        if event.type == "progress" and event.data["value"] == 2:
+            workers(comfy_server)[1].kill()
+
+    result = client.queue(to_latent(bf16(tiny_models, seed=68, steps=60)), on_event=kill)
+    assert (result.status, result.error_node) == ("error", "KSampler")
+    first_line = result.error_message.splitlines()[0]
+    assert "rank 1" in first_line
+    assert "SIGKILL" in first_line
+    assert result.error_type.endswith("PoolError")
+    client.free()
+    assert torch.equal(saved_latent(client, run(client, bf16(tiny_models, seed=67))), before)
+
+
+def test_models_and_plans_in_turn_do_not_grow_the_server_or_the_workers(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    server = psutil.Process(comfy_server.pid)
+
+    def turn(seed: int) -> tuple[int, int, int]:
+        for file in (tiny_models.dev, tiny_models.schnell):
+            run(client, bf16(tiny_models, seed=seed, file=file))
+        ring = parallel(workflows.text_to_image(tiny_models, seed=seed, width=128), mode="manual", ring=2)
+        latent_of(client, ring)
+        return server.num_fds(), server.num_threads(), len(worker_pids(comfy_server))
+
+    turn(70)
+    turn(71)
+    settled, held = turn(72), private_bytes(comfy_server)
+    for seed in range(73, 78):
+        last = turn(seed)
+    grown = [now - then for now, then in zip(last, settled, strict=True)]
+    assert all(by <= most for by, most in zip(grown, (4, 0, 0), strict=True)), (
+        f"descriptors, threads, workers grown by {grown}; connections of clients come and go, 15 graphs ran"
+    )
+    bytes_grown = [now - then for now, then in zip(private_bytes(comfy_server), held, strict=True)]
+    assert max(bytes_grown) < 20e6, f"bytes grown by rank: {bytes_grown}"
+
+
+def test_weights_of_a_model_that_comfyui_dropped_leave_the_workers(tiny_models: TinyModels) -> None:
+    with ComfyServer(models=tiny_models.models, flags=("--cache-classic",)) as server:
+        client = ComfyClient(server.url)
+        run(client, bf16(tiny_models, seed=80))
+        alone = private_bytes(server)
+        run(client, bf16(tiny_models, seed=80, file=tiny_models.schnell))
+        assert soon(
+            lambda: all(
+                now - held < MOST_OF_THE_WEIGHTS for now, held in zip(private_bytes(server), alone, strict=True)
+            )
+        )
+        run(client, bf16(tiny_models, seed=81, file=tiny_models.schnell))

@@ -1,0 +1,46 @@
+"""What saved workflows rely on: node ids, input names, their order and defaults. Only ever added to."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from host.client import ComfyClient
+from host.server import PACK_ROOT
+
+RELEASED = json.loads((Path(__file__).parent / "released_nodes.json").read_text())
+
+
+def described(client: ComfyClient, node: str) -> dict[str, Any]:
+    """A node as /object_info has it, cut down to what a saved workflow depends on."""
+    info = client.object_info(node)[node]
+    inputs = []
+    shown = [(group, name) for group in ("required", "optional") for name in info["input_order"].get(group, ())]
+    for group, name in shown:
+        kind, *options = info["input"][group][name]
+        default = options[0].get("default") if options else None
+        inputs.append({"name": name, "type": kind, "default": default})
+    outputs = [[kind, name] for kind, name in zip(info["output"], info["output_name"], strict=True)]
+    return {"inputs": inputs, "outputs": outputs}
+
+
+@pytest.mark.parametrize("node", RELEASED)
+def test_a_released_node_keeps_its_inputs_and_outputs(node: str, client: ComfyClient) -> None:
+    now, then = described(client, node), RELEASED[node]
+    assert now["inputs"][: len(then["inputs"])] == then["inputs"]
+    assert now["outputs"][: len(then["outputs"])] == then["outputs"]
+
+
+def test_every_node_of_the_pack_is_in_the_record(client: ComfyClient) -> None:
+    ours = {name for name, info in client.object_info().items() if info["python_module"] == "custom_nodes.parallel-dit"}
+    assert ours == set(RELEASED)
+
+
+def test_the_packs_root_imports_nothing_before_comfyui_asks() -> None:
+    tree = ast.parse((PACK_ROOT / "__init__.py").read_text())
+    imported = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert [node.module for node in imported] == ["typing"]

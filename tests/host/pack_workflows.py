@@ -1,0 +1,70 @@
+"""The pack's nodes put into stock workflows, and the latents of both to hold against each other.
+
+Owns: graphs with our nodes in them and the comparison of saved latents. Stock graphs are in workflows.py.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from safetensors.torch import load
+
+from .client import ComfyClient, PromptResult, Workflow
+
+TOLERANCE = 1e-5  # fp32: the largest relative error the design allows, for any plan
+
+
+def parallel(
+    graph: Workflow,
+    *,
+    devices: str = "cpu:2",
+    mode: str = "auto",
+    ulysses: int = 1,
+    ring: int = 1,
+    weight_dtype: str = "default",
+    sampler: str = "KSampler",
+) -> Workflow:
+    """The same graph with our loader in place of UNETLoader, and `sampler` in place of KSampler."""
+    graph = copy.deepcopy(graph)
+    graph["config"] = {
+        "class_type": "SPConfig",
+        "inputs": {"mode": mode, "devices": devices, "ulysses": ulysses, "ring": ring},
+    }
+    graph["model"] = {
+        "class_type": "ParallelFluxLoader",
+        "inputs": {
+            "unet_name": graph["model"]["inputs"]["unet_name"],
+            "weight_dtype": weight_dtype,
+            "sp_config": ["config", 0],
+        },
+    }
+    graph["sampler"]["class_type"] = sampler
+    return graph
+
+
+def to_latent(graph: Workflow) -> Workflow:
+    """The same graph, saving the sampler's latent in place of an image."""
+    graph = {name: node for name, node in copy.deepcopy(graph).items() if name not in ("decode", "save")}
+    inputs = {"samples": ["sampler", 0], "filename_prefix": "latent"}
+    return graph | {"save": {"class_type": "SaveLatent", "inputs": inputs}}
+
+
+def saved_latent(client: ComfyClient, result: PromptResult) -> torch.Tensor:
+    """The latent that a graph made by `to_latent` saved."""
+    (item,) = result.require_success().outputs["save"]["latents"]
+    return load(client.get_bytes("/view", **{key: item[key] for key in ("filename", "subfolder", "type")}))[
+        "latent_tensor"
+    ]
+
+
+def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the reference."""
+    if ours.shape != reference.shape:
+        raise AssertionError(f"shapes differ: {tuple(ours.shape)} and {tuple(reference.shape)}")
+    return float((ours - reference).norm() / reference.norm())
+
+
+def latent_of(client: ComfyClient, graph: Workflow) -> torch.Tensor:
+    """Runs a graph that must succeed, up to its sampler, and returns the latent."""
+    return saved_latent(client, client.queue(to_latent(graph)))

@@ -27,7 +27,7 @@ test: venv
 	$(RUN) -m pytest $(PYTEST_FLAGS)
 
 demo: venv
-	$(RUN) demo/run.py $(DEMO_FLAGS)
+	$(RUN) -m demo.run $(DEMO_FLAGS)
 
 lint: venv
 	$(VENV)/bin/ruff check .

@@ -20,7 +20,8 @@ from PIL import Image
 from host.client import ComfyClient, Event, PromptResult, Workflow
 from host.server import PACK_ROOT, ComfyServer, cuda_available
 from host.tiny_models import TinyModels, write_tiny_models
-from table import print_table, relative_error
+
+from .table import print_table, relative_error
 
 WORKFLOW = PACK_ROOT / "example_workflows" / "flux_parallel.json"
 STOCK = {"ParallelFluxLoader": "UNETLoader", "ParallelFluxSampler": "KSampler", "TimedVAEDecode": "VAEDecode"}
@@ -132,9 +133,8 @@ def shipped_graph(arguments: argparse.Namespace, tiny: TinyModels) -> Workflow:
     return graph
 
 
-def main() -> int:
+def main(arguments: argparse.Namespace) -> int:
     """Runs both graphs and returns 0 when the parallel image is there and right."""
-    arguments = parse_arguments()
     arguments.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="parallel-dit-demo-") as base:
         show("writing tiny random-weight models")
@@ -162,4 +162,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(parse_arguments()))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from run import Run
+    from .run import Run
 
 MIB = 2**20
 Row = tuple[str, str, str]

@@ -1,0 +1,1 @@
+"""`make demo`: see run.py."""

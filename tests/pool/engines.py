@@ -100,8 +100,9 @@ def about(modules):
     }
 
 
-def fail(_message, _beat, kind, text):
-    raise {"ValueError": ValueError, "RuntimeError": RuntimeError, "memory": torch.OutOfMemoryError}[kind](text)
+def fail(_message, _beat, kind, text, times=1):
+    kinds = {"ValueError": ValueError, "RuntimeError": RuntimeError, "memory": torch.OutOfMemoryError}
+    raise kinds[kind](text * times)
 
 
 def sleep(_message, _beat, seconds):

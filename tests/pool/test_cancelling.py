@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from parallel_runtime.plan import ParallelPlan
+from pool.echo_pool import make_spec, run_step
 
 
 class Cancelled(Exception):  # noqa: N818  stands for the caller's own
@@ -24,55 +25,55 @@ def after(seconds):
     return check
 
 
-def test_a_cancelled_step_returns_at_once_and_the_next_one_is_right(pool, step):
-    step(pool)
+def test_a_cancelled_step_returns_at_once_and_the_next_one_is_right(pool):
+    run_step(pool)
     generation = pool.generation
     began = time.monotonic()
     with pytest.raises(Cancelled):
-        step(pool, torch.ones(9), check_cancelled=after(0.1), faults={0: [["sleep", 1.0]]})
+        run_step(pool, torch.ones(9), check_cancelled=after(0.1), faults={0: [["sleep", 1.0]]})
     assert time.monotonic() - began < 0.7
     assert pool.state == "busy"  # the ranks are left to finish
-    assert torch.equal(step(pool, torch.zeros(9), add=2).out, torch.full((9,), 2.0))
+    assert torch.equal(run_step(pool, torch.zeros(9), add=2).out, torch.full((9,), 2.0))
     assert time.monotonic() - began > 1.0
     assert pool.generation == generation
 
 
-def test_the_memory_of_a_cancelled_step_is_not_written_before_it_has_ended(pool, step, tmp_path):
+def test_the_memory_of_a_cancelled_step_is_not_written_before_it_has_ended(pool, tmp_path):
     """Rank 0 reads its inputs 0.4 s after the step was cancelled and says what it saw."""
     seen = tmp_path / "seen"
     with pytest.raises(Cancelled):
         late = [["sleep", 0.5], ["write_inputs", str(seen)]]
-        step(pool, torch.full((4,), 5.0), check_cancelled=after(0.1), faults={0: late})
-    step(pool, torch.full((4,), 6.0))
+        run_step(pool, torch.full((4,), 5.0), check_cancelled=after(0.1), faults={0: late})
+    run_step(pool, torch.full((4,), 6.0))
     assert seen.read_text() == "[5.0, 5.0, 5.0, 5.0]"
 
 
-def test_a_request_waiting_for_a_cancelled_one_can_be_cancelled_too(pool, step):
+def test_a_request_waiting_for_a_cancelled_one_can_be_cancelled_too(pool):
     with pytest.raises(Cancelled):
-        step(pool, check_cancelled=after(0.01), faults={0: [["sleep", 1.0]]})
+        run_step(pool, check_cancelled=after(0.01), faults={0: [["sleep", 1.0]]})
     for _ in range(2):
         began = time.monotonic()
         with pytest.raises(Cancelled):
-            step(pool, check_cancelled=after(0.1))
+            run_step(pool, check_cancelled=after(0.1))
         assert time.monotonic() - began < 0.5
-    assert torch.equal(step(pool).out, torch.arange(10.0))
+    assert torch.equal(run_step(pool).out, torch.arange(10.0))
 
 
-def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool, step, spec_of):
+def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool):
     """Rank 0 has the whole model when rank 1 is told to stop."""
-    before = [rank["held"] for rank in step(pool).ranks]
+    before = [rank["held"] for rank in run_step(pool).ranks]
     began = time.monotonic()
     with pytest.raises(Cancelled):
-        pool.load(spec_of("slow1"), check_cancelled=after(0.1))
+        pool.load(make_spec("slow1"), check_cancelled=after(0.1))
     assert "slow1" not in [model["name"] for model in pool.status()["models"]]
-    after_cancel = step(pool)
+    after_cancel = run_step(pool)
     assert time.monotonic() - began < 1.5  # of 2.2 s that the whole load takes
     assert [rank["held"] for rank in after_cancel.ranks] == before
-    assert [rank["held"] for rank in pool.load(spec_of("slow1")).ranks] == [count + 1 for count in before]
-    pool.unload(spec_of("slow1"))
+    assert [rank["held"] for rank in pool.load(make_spec("slow1")).ranks] == [count + 1 for count in before]
+    pool.unload(make_spec("slow1"))
 
 
-def test_a_load_cancelled_by_its_progress_callback_is_not_reported_any_more(pool, step, spec_of):
+def test_a_load_cancelled_by_its_progress_callback_is_not_reported_any_more(pool):
     calls = []
 
     def progress(*_):
@@ -80,19 +81,19 @@ def test_a_load_cancelled_by_its_progress_callback_is_not_reported_any_more(pool
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        pool.load(spec_of("slow1"), progress=progress)
-    step(pool)
+        pool.load(make_spec("slow1"), progress=progress)
+    run_step(pool)
     assert calls == [1]
 
 
-def test_a_cancel_before_anything_is_sent_sends_nothing(pool, step):
-    step(pool)
+def test_a_cancel_before_anything_is_sent_sends_nothing(pool):
+    run_step(pool)
     with pytest.raises(Cancelled):
-        step(pool, check_cancelled=after(0.0), faults={0: [["sleep", 5]]})
+        run_step(pool, check_cancelled=after(0.0), faults={0: [["sleep", 5]]})
     assert pool.state == "idle"
 
 
-def test_cancelling_at_random_moments_leaves_every_result_right(pool, step, spec_of):
+def test_cancelling_at_random_moments_leaves_every_result_right(pool):
     seed = time.time_ns()
     chance = random.Random(seed)  # noqa: S311  no secret
     generation = pool.generation
@@ -102,10 +103,10 @@ def test_cancelling_at_random_moments_leaves_every_result_right(pool, step, spec
         name = chance.choice(["slow0", "slow1", "model", "model"])
         moments = [["sleep", chance.random() / 20]]
         try:
-            result = step(
+            result = run_step(
                 pool,
                 given,
-                spec=spec_of(name),
+                spec=make_spec(name),
                 plan=ParallelPlan(ulysses=chance.choice([1, 2])),
                 check_cancelled=after(chance.random() / 8),
                 faults={chance.randrange(2): moments},
@@ -115,18 +116,18 @@ def test_cancelling_at_random_moments_leaves_every_result_right(pool, step, spec
         if not torch.equal(result.out, given):
             wrong.append(turn)
         if chance.random() < 0.3:
-            pool.unload(spec_of(name))
+            pool.unload(make_spec(name))
     assert wrong == [], f"seed {seed}"
-    assert torch.equal(step(pool).out, torch.arange(10.0))
-    held = step(pool).ranks
+    assert torch.equal(run_step(pool).out, torch.arange(10.0))
+    held = run_step(pool).ranks
     assert {rank["held"] for rank in held} == {len(pool.status()["models"])}, f"seed {seed}"
     assert pool.generation == generation, f"seed {seed}"
 
 
-def test_a_cancelled_start_goes_on_and_the_next_request_takes_it_over(pool_of, step):
+def test_a_cancelled_start_goes_on_and_the_next_request_takes_it_over(pool_of):
     pool = pool_of(1)
     with pytest.raises(Cancelled):
         pool.start(check_cancelled=after(0.1))
     assert pool.state == "starting"
-    assert torch.equal(step(pool).out, torch.arange(10.0))
+    assert torch.equal(run_step(pool).out, torch.arange(10.0))
     assert pool.generation == 1

@@ -10,21 +10,22 @@ import torch
 
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.wire.protocol import DTYPE_BYTES
+from pool.echo_pool import make_pool, make_spec, run_step
 
 MIB = 1 << 20
 
 
-def test_a_step_gives_back_what_the_ranks_wrote(pool, step):
-    result = step(pool, torch.arange(101.0), torch.full((101,), 2.0), add=0.5)
+def test_a_step_gives_back_what_the_ranks_wrote(pool):
+    result = run_step(pool, torch.arange(101.0), torch.full((101,), 2.0), add=0.5)
     assert torch.equal(result.out, torch.arange(101.0) + 2.5)
     assert [rank["memory"] for rank in result.ranks] == [{"rank": 0}, {"rank": 1}]
     assert 0 < max(rank["step_s"] for rank in result.ranks) < result.wall_s
 
 
 @pytest.mark.parametrize("dtype", sorted(set(DTYPE_BYTES) - {"bool", "float8_e4m3fn", "float8_e5m2"}))
-def test_every_dtype_travels_both_ways(pool, step, dtype):
+def test_every_dtype_travels_both_ways(pool, dtype):
     given = torch.tensor([[1, 2, 3], [4, 5, 100]], dtype=getattr(torch, dtype))
-    assert torch.equal(step(pool, given, add=1).out, given + 1)
+    assert torch.equal(run_step(pool, given, add=1).out, given + 1)
 
 
 @pytest.mark.parametrize(
@@ -39,71 +40,71 @@ def test_every_dtype_travels_both_ways(pool, step, dtype):
     ],
     ids=["transposed", "strided", "expanded", "scalar", "empty", "parameter"],
 )
-def test_any_layout_travels(pool, step, given):
-    out = step(pool, given).out
+def test_any_layout_travels(pool, given):
+    out = run_step(pool, given).out
     assert torch.equal(out, given.detach())
     assert not out.requires_grad
 
 
-def test_a_step_works_in_inference_mode_and_outside_of_it(pool, step):
+def test_a_step_works_in_inference_mode_and_outside_of_it(pool):
     with torch.inference_mode():
-        inside = step(pool, torch.ones(3)).out
-    assert torch.equal(step(pool, inside).out, torch.ones(3))
+        inside = run_step(pool, torch.ones(3)).out
+    assert torch.equal(run_step(pool, inside).out, torch.ones(3))
 
 
-def test_results_are_copies_that_later_steps_do_not_touch(pool, step):
-    first = step(pool, torch.ones(1000)).out
-    step(pool, torch.zeros(1000))
+def test_results_are_copies_that_later_steps_do_not_touch(pool):
+    first = run_step(pool, torch.ones(1000)).out
+    run_step(pool, torch.zeros(1000))
     assert first.eq(1).all()
 
 
-def test_a_result_outlives_the_workers(pool, step):
-    result = step(pool, torch.ones(MIB)).out
+def test_a_result_outlives_the_workers(pool):
+    result = run_step(pool, torch.ones(MIB)).out
     view = pool._crew.generation.segments[0].words()
     os.kill(pool.status()["pids"][1], 9)
     while pool.state != "failed":
         time.sleep(0.01)
-    assert step(pool, torch.zeros(5)).out.eq(0).all()
+    assert run_step(pool, torch.zeros(5)).out.eq(0).all()
     gc.collect()
     assert result.eq(1).all()
     assert view[0] == 0  # the dead generation's memory is still mapped while somebody views it
 
 
-def test_a_request_bigger_than_the_segment_goes_to_a_further_one(pool_of, step):
+def test_a_request_bigger_than_the_segment_goes_to_a_further_one(pool_of):
     pool = pool_of(1, segment_bytes=MIB)
     fits = (MIB - 4096) // 2  # bytes: as much again for the result, and the control page
     segments = []
     for num_bytes in (fits, fits + 1, 8 * MIB, 10, 4 * MIB, 32 * MIB, 8 * MIB, fits):
         given = torch.randint(0, 200, (num_bytes,), dtype=torch.uint8)
-        assert torch.equal(step(pool, given, add=1).out, given + 1)
+        assert torch.equal(run_step(pool, given, add=1).out, given + 1)
         segments.append(pool._crew.generation.segments.indices)
     # made once, used again while it is big enough, replaced when it is not
     assert segments == [[0], [0, 1], [0, 1], [0, 1], [0, 1], [0, 2], [0, 2], [0, 2]]
 
 
-def test_a_model_is_loaded_once_a_generation(pool, step, spec_of):
+def test_a_model_is_loaded_once_a_generation(pool):
     seen = []
-    first = pool.load(spec_of("once"), progress=lambda *bytes_: seen.append(bytes_))
+    first = pool.load(make_spec("once"), progress=lambda *bytes_: seen.append(bytes_))
     assert seen[-1] == (200, 200)
     assert seen == sorted(seen)
     assert all(loaded <= total == 200 for loaded, total in seen)
-    assert pool.load(spec_of("once"), progress=lambda *_: pytest.fail("loaded again")) is first
+    assert pool.load(make_spec("once"), progress=lambda *_: pytest.fail("loaded again")) is first
     assert (first.dtype, first.parameter_bytes) == ("float32", [100, 100])
 
 
-def test_unloading_frees_a_model_in_every_rank(pool, step, spec_of):
-    before = step(pool).ranks[0]["held"]
-    pool.load(spec_of("more"))
-    assert [rank["held"] for rank in step(pool).ranks] == [before + 1] * 2
-    pool.unload(spec_of("more"))
-    pool.unload(spec_of("more"))
-    assert [rank["held"] for rank in step(pool).ranks] == [before] * 2
+def test_unloading_frees_a_model_in_every_rank(pool):
+    before = run_step(pool).ranks[0]["held"]
+    pool.load(make_spec("more"))
+    assert [rank["held"] for rank in run_step(pool).ranks] == [before + 1] * 2
+    pool.unload(make_spec("more"))
+    pool.unload(make_spec("more"))
+    assert [rank["held"] for rank in run_step(pool).ranks] == [before] * 2
 
 
-def test_a_plan_of_fewer_ranks_runs_and_one_of_more_is_refused(pool, step):
-    assert step(pool, plan=ParallelPlan()).out.numel() == 10
+def test_a_plan_of_fewer_ranks_runs_and_one_of_more_is_refused(pool):
+    assert run_step(pool, plan=ParallelPlan()).out.numel() == 10
     with pytest.raises(ValueError, match="ulysses=3 needs 3 ranks, the pool has 2; name more devices"):
-        step(pool, plan=ParallelPlan(ulysses=3))
+        run_step(pool, plan=ParallelPlan(ulysses=3))
     assert pool.status()["meshes"] == ["uly2", "single"]
 
 
@@ -120,12 +121,12 @@ def test_a_plan_of_fewer_ranks_runs_and_one_of_more_is_refused(pool, step):
         ({"options": {"a": float("nan")}}, "cannot be written as JSON"),
     ],
 )
-def test_what_cannot_travel_is_refused_and_the_pool_goes_on(pool, step, spec_of, change, reason):
+def test_what_cannot_travel_is_refused_and_the_pool_goes_on(pool, change, reason):
     request = {"tensors": {}, "out_shape": (1,), "out_dtype": torch.float32, **change}
     generation = pool.generation
     with pytest.raises(ValueError, match=reason):
-        pool.step(spec_of(), ParallelPlan(ulysses=2), request.pop("tensors"), **request)
-    assert torch.equal(step(pool).out, torch.arange(10.0))
+        pool.step(make_spec(), ParallelPlan(ulysses=2), request.pop("tensors"), **request)
+    assert torch.equal(run_step(pool).out, torch.arange(10.0))
     assert pool.generation == generation
 
 
@@ -133,19 +134,19 @@ def test_the_pattern_check_reports_each_rank(pool):
     assert pool.exchange_pattern(ParallelPlan(ulysses=2)) == [0, 7]
 
 
-def test_a_callback_that_calls_its_own_pool_is_told_so(pool, step, spec_of):
+def test_a_callback_that_calls_its_own_pool_is_told_so(pool):
     with pytest.raises(RuntimeError, match="from a callback of its own request"):
-        pool.load(spec_of("inner"), progress=lambda *_: pool.close())
-    assert torch.equal(step(pool).out, torch.arange(10.0))
+        pool.load(make_spec("inner"), progress=lambda *_: pool.close())
+    assert torch.equal(run_step(pool).out, torch.arange(10.0))
 
 
-def test_requests_of_many_threads_go_one_after_the_other(pool, step):
+def test_requests_of_many_threads_go_one_after_the_other(pool):
     wrong = []
 
     def ask(value):
         for _ in range(20):
             given = torch.full((5000,), float(value))
-            if not torch.equal(step(pool, given).out, given):
+            if not torch.equal(run_step(pool, given).out, given):
                 wrong.append(value)
 
     threads = [threading.Thread(target=ask, args=(value,)) for value in range(4)]
@@ -157,7 +158,7 @@ def test_requests_of_many_threads_go_one_after_the_other(pool, step):
     assert wrong == []
 
 
-def test_stepping_closing_and_asking_for_the_status_at_once_never_blocks(pool_of, step):
+def test_stepping_closing_and_asking_for_the_status_at_once_never_blocks(pool_of):
     pool = pool_of(1)
     pool.start()
     done = threading.Event()
@@ -165,7 +166,7 @@ def test_stepping_closing_and_asking_for_the_status_at_once_never_blocks(pool_of
 
     def ask():
         while not done.is_set():
-            results.append(torch.equal(step(pool).out, torch.arange(10.0)))
+            results.append(torch.equal(run_step(pool).out, torch.arange(10.0)))
 
     askers = [threading.Thread(target=ask) for _ in range(2)]
     for thread in askers:
@@ -185,12 +186,12 @@ def test_stepping_closing_and_asking_for_the_status_at_once_never_blocks(pool_of
     assert all(results)
 
 
-def test_the_state_follows_what_happens(pool_of, step):
+def test_the_state_follows_what_happens(pool_of):
     pool = pool_of(1)
     states = [pool.state]
     pool.start(check_cancelled=lambda: states.append(pool.state))
     states.append(pool.state)
-    step(pool, check_cancelled=lambda: states.append(pool.state), faults={0: [["sleep", 0.2]]})
+    run_step(pool, check_cancelled=lambda: states.append(pool.state), faults={0: [["sleep", 0.2]]})
     states.append(pool.state)
     pool.close()
     states.append(pool.state)
@@ -199,8 +200,8 @@ def test_the_state_follows_what_happens(pool_of, step):
     assert pool.generation == 1
 
 
-def test_the_status_names_what_is_there_and_no_folder(pool, step, spec_of):
-    step(pool)
+def test_the_status_names_what_is_there_and_no_folder(pool):
+    run_step(pool)
     status = pool.status()
     assert status["devices"] == ["cpu:0", "cpu:1"]
     assert len(status["pids"]) == 2
@@ -209,19 +210,19 @@ def test_the_status_names_what_is_there_and_no_folder(pool, step, spec_of):
     assert "nowhere" not in str(status)
 
 
-def test_a_closed_pool_ends_its_workers_gently_and_can_start_again(pool_of, step):
+def test_a_closed_pool_ends_its_workers_gently_and_can_start_again(pool_of):
     pool = pool_of(1)
     pool.close()
-    step(pool)
+    run_step(pool)
     (rank,) = pool._crew.generation.ranks
     pool.close()
     pool.close()
     assert rank.end_text() == "exited with code 0"
-    assert torch.equal(step(pool).out, torch.arange(10.0))
+    assert torch.equal(run_step(pool).out, torch.arange(10.0))
     assert pool.generation == 2
 
 
 @pytest.mark.parametrize("settings", [{"num_ranks": 0}, {"num_ranks": 33}, {"threads_per_rank": 0}])
-def test_a_pool_that_cannot_be_is_refused_at_once(new_pool, settings):
+def test_a_pool_that_cannot_be_is_refused_at_once(settings):
     with pytest.raises(ValueError, match="; "):
-        new_pool(**settings)
+        make_pool(**settings)

@@ -1,0 +1,63 @@
+"""A process that owns a pool, for tests that end it: `python parent.py RANKS WHEN`.
+
+It prints its ranks' processes once they are as WHEN says, then does what it reads, line by line: `step` or `exec`.
+
+WHEN: `starting`; `idle` (made by a thread that has ended); `stepping` (in an exchange); `holding` (a rank never returns
+to its interpreter); `leaked` (another child of ours holds every descriptor that we have).
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+from echo_pool import make_pool, run_step
+
+ACTIONS = {"stepping": ["exchange", 8 << 20, 60.0], "holding": ["hold_the_interpreter"]}
+
+
+def main(num_ranks, when):
+    """Bring the ranks into the state, then obey."""
+    pool = make_pool(num_ranks)
+    maker = threading.Thread(target=run_step, args=(pool,), daemon=True)
+    maker.start()
+    if when == "starting":
+        while len(pool.status()["pids"]) < num_ranks:
+            time.sleep(0.001)
+    else:
+        maker.join()
+    if when in ACTIONS:
+        asked = {"faults": {rank: [ACTIONS[when]] for rank in range(num_ranks)}}
+        threading.Thread(target=run_step, args=(pool,), kwargs=asked, daemon=True).start()
+        time.sleep(0.3)
+    if when == "leaked":
+        leak_descriptors()
+    answer(*pool.status()["pids"])
+    for line in sys.stdin:
+        if line.startswith("exec"):
+            become("import time; print('replaced', flush=True); time.sleep(30)")
+        answer(run_step(pool).out.numel())
+
+
+def answer(*words):
+    """Tell the test."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def become(program):
+    """Go on as another program, the same process."""
+    os.execv(sys.executable, [sys.executable, "-c", program])  # noqa: S606  no shell is the point
+
+
+def leak_descriptors():
+    """Start a child that inherits everything, as a careless extension may."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}"):
+            os.set_inheritable(int(name), True)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2)"], close_fds=False)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

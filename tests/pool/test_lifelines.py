@@ -1,0 +1,101 @@
+"""Ranks end with the process that owns them, however it ends, and leave nothing; they do not end with its threads."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+class Parent:
+    """parent.py with its own temporary folder."""
+
+    def __init__(self, folder, *, ranks=2, when):
+        self.folder = folder
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}", "TMPDIR": str(folder), "HOME": str(folder)}
+        command = [sys.executable, str(HERE / "parent.py"), str(ranks), when]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True, cwd=folder)
+        self.ranks = [int(word) for word in self.process.stdout.readline().split()]
+        assert len(self.ranks) == ranks
+        assert self.living() == self.ranks
+
+    def tell(self, line):
+        """Have it do something; what it answers."""
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def living(self):
+        """The ranks that still exist, as anything but a corpse that waits for its parent."""
+        return [pid for pid in self.ranks if state_of(pid) not in ("", "Z")]
+
+    def seconds_until_ranks_are_gone(self):
+        began = time.monotonic()
+        while self.living():
+            assert time.monotonic() - began < 5.0, f"ranks {self.living()} live on"
+            time.sleep(0.005)
+        return time.monotonic() - began
+
+
+def state_of(pid):
+    """The letter of /proc, "" for a process that is no more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def parent_of(tmp_path):
+    made = []
+
+    def make(**settings):
+        made.append(Parent(tmp_path, **settings))
+        return made[-1]
+
+    yield make
+    for parent in made:
+        with parent.process:
+            parent.process.kill()
+        for pid in parent.living():
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("when", ["starting", "idle", "stepping", "holding", "leaked"])
+def test_ranks_end_within_a_second_of_their_killed_parent_and_leave_nothing(parent_of, tmp_path, when):
+    shared = sorted(os.listdir("/dev/shm"))  # noqa: S108
+    parent = parent_of(when=when)
+    os.kill(parent.process.pid, signal.SIGKILL)
+    assert parent.seconds_until_ranks_are_gone() < 1.0
+    assert list(tmp_path.iterdir()) == []
+    assert sorted(os.listdir("/dev/shm")) == shared  # noqa: S108
+
+
+@pytest.mark.parametrize("when", ["idle", "stepping"])
+def test_ranks_end_when_their_parent_replaces_itself(parent_of, when):
+    """As ComfyUI does when its manager restarts it: the same process goes on as another program."""
+    parent = parent_of(when=when)
+    assert parent.tell("exec") == "replaced"
+    assert parent.seconds_until_ranks_are_gone() < 1.0
+    assert state_of(parent.process.pid) not in ("", "Z")
+
+
+def test_ranks_end_with_a_parent_that_just_returns(parent_of):
+    parent = parent_of(when="idle")
+    parent.process.stdin.close()
+    assert parent.process.wait(5) == 0
+    assert parent.seconds_until_ranks_are_gone() < 1.0
+
+
+def test_ranks_do_not_end_with_the_thread_that_made_them(parent_of):
+    parent = parent_of(when="idle")  # made by a thread that has ended
+    time.sleep(0.5)
+    assert parent.living() == parent.ranks
+    assert parent.tell("step") == "10"

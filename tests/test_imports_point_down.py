@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/oracle",),
     ("runtime/wire", "runtime/strategies", "runtime/adapters"),
     ("runtime/planner",),
-    ("runtime/checkpoint", "runtime/devices", "runtime/timing"),
+    ("runtime/checkpoint", "runtime/devices", "runtime/patch", "runtime/timing"),
     ("runtime/plan",),
     ("runtime/errors",),
     ("runtime/__init__",),
@@ -112,13 +112,12 @@ def within_pack(name: str) -> str:
 def offences(imports: list[Import]) -> list[str]:
     """One line for each import that points up, sideways, or at something its place may not know."""
     depth = {unit: index for index, layer in enumerate(LAYERS) for unit in layer}
-    lines = []
+    named = {each.unit for each in imports} | {each.target for each in imports if each.target}
+    lines = [f"{unit} is in no layer; add it to LAYERS where design.md has it" for unit in sorted(named - depth.keys())]
     for each in imports:
         where = f"{each.file}:{each.line} ({each.unit})"
-        unknown = {each.unit, each.target or each.unit} - depth.keys()
-        if unknown:
-            lines.append(f"{where}: {', '.join(unknown)} is in no layer; add it to LAYERS where design.md has it")
-        elif each.target and each.target != each.unit and depth[each.target] <= depth[each.unit]:
+        known = each.unit in depth and each.target in depth
+        if known and each.target != each.unit and depth[each.target] <= depth[each.unit]:
             lines.append(f"{where} imports {each.target}, which is not below it")
         if each.outside in NEVER:
             lines.append(f"{where} imports {each.outside}, which nothing here may")

@@ -16,9 +16,8 @@ from ..wire.protocol import ALIGNMENT, TensorSpec
 from .failure import system_error
 
 OUT = "out"
-GROWTH_BYTES = (
-    1 << 24
-)  # a further segment is a multiple of this, so that sizes that creep up do not each need a new one
+# A further segment is a multiple of this, so that sizes that creep up do not each need a new one.
+GROWTH_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,22 @@ class Arena:
 
         Raises ProtocolError (a ValueError) for what cannot travel, PoolError when there is no memory to be had.
         """
+        return self._place(tensors, Extent(OUT, dtype_name(out_dtype), out_shape))
+
+    def place_inputs(self, tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
+        """As `place`, for a request that has no result."""
+        return self._place(tensors)
+
+    def _place(self, tensors: Mapping[str, torch.Tensor], *results: Extent) -> tuple[TensorSpec, ...]:
         extents = [Extent(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
-        extents.append(Extent(OUT, dtype_name(out_dtype), out_shape))
+        extents.extend(results)
         specs, end = lay_out(extents, segment=0, start=CONTROL_BYTES)
         if end > self._table[0].num_bytes:
             specs, end = lay_out(extents, segment=self._further, start=0)
             if not self._further or end > self._table[self._further].num_bytes:
                 self._replace_further(end)
                 specs, _ = lay_out(extents, segment=self._further, start=0)
-        for spec in specs[:-1]:
+        for spec in specs[: len(tensors)]:
             _copy(self._table.tensor(spec), tensors[spec.name])
         return specs
 

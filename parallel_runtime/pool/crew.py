@@ -9,13 +9,14 @@ which is no collective, is told to stop early, by the cancel word of the control
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..checkpoint import ModelSpec
+from ..patch import Patch, PatchBatch, pack
 from ..plan import ParallelPlan
 from ..wire.protocol import Op, TensorSpec
 from .arena import Arena
@@ -23,6 +24,8 @@ from .supervisor import Generation, Request
 
 Check = Callable[[], None]
 Progress = Callable[[int, int], None]
+
+GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH)
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,13 @@ class LoadResult:
         return [int(rank["parameter_bytes"]) for rank in self.ranks]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Model:
-    """A model that all ranks hold."""
+    """A model that all ranks hold. `patches` names the change its weights have; None when that is not known."""
 
     handle: int
     result: LoadResult
+    patches: str | None = ""
 
 
 class Crew:
@@ -106,6 +110,24 @@ class Crew:
         if spec in self.models:
             model = self.models.pop(spec)
             self._ask(Op.UNLOAD, {"model": model.handle}, check, deadline_s=deadline_s, on_done=self._remember_memory)
+
+    def patch(self, model: Model, name: str, patches: Sequence[Patch], check: Check, *, deadline_s: float) -> None:
+        """Make the model's weights pristine plus `patches`; nothing when they have the change of that `name` already.
+
+        Given up half-way, the weights are of no known change, and the next call makes them whole.
+        """
+        if model.patches == name:
+            return
+        batches = list(pack(patches)) or [PatchBatch([], {})]
+        model.patches = None
+        for number, batch in enumerate(batches):
+            ends = {"first": number == 0, "last": number == len(batches) - 1}
+            specs = self._arena.place_inputs(batch.tensors)
+            body = {"model": model.handle, "records": batch.records, **ends}
+            request = self._ask(Op.PATCH, body, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
+            if any(reply.get("cancelled") for reply in request.replies.values()):
+                return
+        model.patches = name
 
     def mesh(self, plan: ParallelPlan, check: Check, *, deadline_s: float) -> int:
         """The handle of the plan's process groups, made unless they are there."""

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ import torch
 from ..checkpoint import ModelSpec
 from ..devices import Device
 from ..errors import PoolError
+from ..patch import Patch
 from ..plan import ParallelPlan
 from ..wire.protocol import MAX_RANKS
 from .arena import OUT
@@ -134,6 +135,19 @@ class Pool:
             crew = self._settled_crew(check)
             if crew is not None:
                 crew.unload(spec, check, deadline_s=self.deadline_s)
+
+    def patch(
+        self, spec: ModelSpec, name: str, patches: Sequence[Patch], *, check_cancelled: Check | None = None
+    ) -> None:
+        """Have `spec` in the workers with its weights pristine plus `patches`, merged; nothing when they are already.
+
+        `name` tells one set of patches from another; the same name must always stand for the same patches, and `""`
+        for none. Raises PoolError when a rank fails, a patch that does not fit its weight included.
+        """
+        with self._admitted(check_cancelled) as check:
+            crew = self._ready_crew(check)
+            model = crew.load(spec, check, progress=None, deadline_s=self.deadline_s)
+            crew.patch(model, name, patches, check, deadline_s=self.deadline_s)
 
     def step(
         self,

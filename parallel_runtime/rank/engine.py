@@ -5,7 +5,7 @@ Owns the handles (models and meshes by number) and one step. Knows no ComfyUI, n
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import psutil
 import torch
@@ -13,6 +13,8 @@ import torch
 from ..adapters.flux import FluxAdapter
 from ..adapters.flux_config import FluxConfig
 from ..checkpoint import read_header
+from ..errors import RequestCancelledError
+from ..patch import unpack
 from ..plan import ParallelPlan
 from ..strategies.sequence import LocalAttention, SequenceAttention
 from ..strategies.shard import SequenceShard
@@ -30,6 +32,7 @@ class LoadedModel:
     adapter: FluxAdapter
     weights: ReplicatedWeights
     dtype: torch.dtype
+    patched: set[str] = field(default_factory=set)  # weights named by the change of weights under way, or the last
 
 
 class Engine:
@@ -55,6 +58,8 @@ class Engine:
             return self._load(message.body, progress=progress, cancelled=cancelled, beat=beat)
         if message.op is Op.UNLOAD:
             return self._unload(message.body)
+        if message.op is Op.PATCH:
+            return self._patch(message.body, message.tensors, cancelled=cancelled, beat=beat)
         if message.op is Op.MESH:
             self.meshes[message.body["mesh"]] = Mesh(ParallelPlan.from_dict(message.body["plan"]), device=self.device)
             return {}
@@ -63,7 +68,7 @@ class Engine:
                 return self._step(message.body, message.tensors, beat=beat)
         if message.op is Op.CHECK:
             return {"wrong_bytes": self.meshes[message.body["mesh"]].wrong_bytes(self.device)}
-        raise ValueError(f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, MESH, STEP and CHECK")
+        raise ValueError(f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, PATCH, MESH, STEP and CHECK")
 
     def _load(
         self,
@@ -82,15 +87,14 @@ class Engine:
         adapter = FluxAdapter(config)
         names = file_names(header, config.prefix, config.expected_shapes())
         dtype = compute_dtype(header, names, body["dtype"])
-        weights = ReplicatedWeights.load(
+        weights = ReplicatedWeights(
             header,
             names=names,
             prefixes=tuple(block.prefix for block in adapter.blocks),
             dtype=dtype,
             device=self.device,
-            progress=report,
-            cancelled=cancelled,
         )
+        weights.load(progress=report, cancelled=cancelled)
         self.models[body["model"]] = LoadedModel(adapter, weights, dtype)
         return {
             "parameter_bytes": weights.parameter_bytes,
@@ -102,6 +106,29 @@ class Engine:
         self.models.pop(body["model"], None)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        return {"memory": self._memory()}
+
+    def _patch(
+        self,
+        body: Mapping,
+        specs: tuple[TensorSpec, ...],
+        *,
+        cancelled: Callable[[], bool],
+        beat: Callable[[], None],
+    ) -> dict:
+        """One message of a change of weights; the last one restores what no message of the change has named."""
+        model = self.models[body["model"]]
+        if body["first"]:
+            model.patched.clear()
+        tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
+        for name, patches in unpack(body["records"], tensors).items():
+            if cancelled():
+                raise RequestCancelledError("changing weights was cancelled")
+            model.weights.patch(name, patches)
+            model.patched.add(name)
+            beat()
+        if body["last"]:
+            model.weights.restore_all_but(model.patched)
         return {"memory": self._memory()}
 
     def _step(self, body: Mapping, specs: tuple[TensorSpec, ...], *, beat: Callable[[], None]) -> dict:

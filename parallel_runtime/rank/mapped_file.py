@@ -1,8 +1,8 @@
 """A weights file in memory: mapped once, read where it is needed, its pages given back once copied.
 
-Owns the mapping. Knows offsets and dtypes, no names. Weights that stay as they are become views of the mapping, whose pages
-all ranks share with each other and with the system's file cache; weights that are converted or sent to a device are
-copied in pieces, and the pages of each piece leave this process before the next, so that a load never holds two copies.
+Owns the mapping. Knows offsets and dtypes, no names. Weights that stay as they are become views of the mapping, whose
+pages all ranks share with each other and with the system's file cache. Weights that are converted or sent to a device
+are copied in pieces, and the pages of each piece leave this process before the next: a load never holds two copies.
 """
 
 import mmap

@@ -1,11 +1,12 @@
 """One model's weights on one rank: what is read of the file, where it lies, and how a block's are had.
 
-Owns loading. On the CPU, weights in the file's own dtype stay views of the mapped file: ranks share its pages and hold
-no copy. Knows no arithmetic: names and shapes come from the adapter's config.
+Owns loading, patching and restoring. On the CPU, weights in the file's own dtype stay views of the mapped file: ranks
+share its pages and hold no copy. A patched weight is always made from the file's rows, so taking a patch back is
+reading them again. Knows no arithmetic: names and shapes come from the adapter's config.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,7 +14,9 @@ import torch
 from ..adapters.flux_config import canonical_name
 from ..checkpoint import CheckpointHeader
 from ..errors import RequestCancelledError
+from ..patch import Patch
 from .mapped_file import MappedFile
+from .patches import patched
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -33,10 +36,26 @@ def compute_dtype(header: CheckpointHeader, names: Mapping[str, str], asked: str
 
 
 class ReplicatedWeights:
-    """Every weight of the model on this rank, grouped by block."""
+    """Every weight of the model on this rank, grouped by block.
 
-    def __init__(self, groups: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        self._groups = groups
+    `names` maps a weight's canonical name to the file's; `prefixes` are the blocks'. Nothing is read before `load`.
+    """
+
+    def __init__(
+        self,
+        header: CheckpointHeader,
+        *,
+        names: Mapping[str, str],
+        prefixes: tuple[str, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._entries = {canonical: header.tensors[name] for canonical, name in names.items()}
+        self._file = MappedFile(header.path)
+        self._dtype = dtype
+        self._device = device
+        self._groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in ("", *prefixes)}
+        self._patched: set[str] = set()
 
     @property
     def parameter_bytes(self) -> int:
@@ -45,52 +64,73 @@ class ReplicatedWeights:
 
     @contextmanager
     def block(self, prefix: str) -> Iterator[Mapping[str, torch.Tensor]]:
-        """The weights of one block by their names within it; `""` is everything outside the blocks."""
-        yield self._groups[prefix]
+        """The weights of one block by their names within it, in the compute dtype; `""` is all outside the blocks."""
+        group = self._groups[prefix]
+        if any(tensor.dtype in FLOAT8 for tensor in group.values()):
+            group = {name: tensor.to(self._dtype) for name, tensor in group.items()}
+        yield group
 
-    @classmethod
-    def load(
-        cls,
-        header: CheckpointHeader,
-        *,
-        names: Mapping[str, str],
-        prefixes: tuple[str, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        progress: Callable[[int, int], None],
-        cancelled: Callable[[], bool],
-    ) -> "ReplicatedWeights":
-        """Read the weights piece by piece. `names` maps a canonical name to the file's; `prefixes` are the blocks'.
+    def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
+        """Read the weights piece by piece, in the order of the file. `progress` takes bytes done and to do.
 
-        Raises `RequestCancelledError` as soon as `cancelled()` is true; what was read is dropped.
+        Raises `RequestCancelledError` as soon as `cancelled()` is true.
         """
-        groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in ("", *prefixes)}
-        total = sum(header.tensors[name].num_bytes for name in names.values())
-        file, before = MappedFile(header.path), 0
-        for canonical, name in sorted(names.items(), key=lambda item: header.tensors[item[1]].start):
-            entry = header.tensors[name]
-            prefix, within = _group_of(canonical, groups)
-            if device.type == "cpu" and entry.dtype == dtype:
-                groups[prefix][within], reading = file.tensor(entry), file.read(entry)
-            else:
-                target = torch.empty(entry.shape, dtype=dtype, device=device)
-                groups[prefix][within], reading = target, file.copy_into(target, entry)
-            for done in reading:
+        total, before = sum(entry.num_bytes for entry in self._entries.values()), 0
+        for name, entry in sorted(self._entries.items(), key=lambda item: item[1].start):
+            for done in self._read(name):
                 if cancelled():
                     raise RequestCancelledError("loading was cancelled")
                 progress(before + done, total)
             before += entry.num_bytes
-        return cls(groups)
+
+    def patch(self, name: str, patches: Sequence[Patch]) -> None:
+        """Make one weight its pristine self with `patches`. Raises `ValueError` when they do not fit."""
+        if name not in self._entries:
+            raise ValueError(f"a patch names {name}, which this model has not; use one made for this model")
+        group, within = self._place(name)
+        pristine = self._file.tensor(self._entries[name]).to(self._device)
+        merged = patched(pristine, patches).to(self._storage_dtype(name))
+        if self._is_view(name) and name not in self._patched:
+            group[within] = merged
+        else:
+            group[within].copy_(merged)
+        self._patched.add(name)
+
+    def restore_all_but(self, names: Collection[str]) -> None:
+        """Make every patched weight that is not in `names` what the file says, bit for bit."""
+        for name in sorted(self._patched - set(names)):
+            for _ in self._read(name):
+                pass
+            self._patched.discard(name)
+
+    def _read(self, name: str) -> Iterator[int]:
+        """Have one weight as the file says; yields the bytes done so far. What lies there keeps its memory."""
+        entry = self._entries[name]
+        group, within = self._place(name)
+        if self._is_view(name):
+            group[within] = self._file.tensor(entry)
+            return self._file.read(entry)
+        if within not in group:
+            group[within] = torch.empty(entry.shape, dtype=self._storage_dtype(name), device=self._device)
+        return self._file.copy_into(group[within], entry)
+
+    def _storage_dtype(self, name: str) -> torch.dtype:
+        """fp8 weights stay fp8 in memory and are cast for computing; others are stored as they are computed with."""
+        dtype = self._entries[name].dtype
+        return dtype if dtype in FLOAT8 else self._dtype
+
+    def _is_view(self, name: str) -> bool:
+        return self._device.type == "cpu" and self._entries[name].dtype == self._storage_dtype(name)
+
+    def _place(self, name: str) -> tuple[dict[str, torch.Tensor], str]:
+        """The group a weight belongs to, and its name within it."""
+        kind, _, rest = name.partition(".")
+        number, _, within = rest.partition(".")
+        prefix = f"{kind}.{number}."
+        return (self._groups[prefix], within) if prefix in self._groups else (self._groups[""], name)
 
 
 def file_names(header: CheckpointHeader, prefix: str, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """Where each wanted weight stands in the file: canonical name to the file's name."""
     present = {canonical_name(name[len(prefix) :]): name for name in header.tensors if name.startswith(prefix)}
     return {name: present[name] for name in wanted}
-
-
-def _group_of(canonical: str, groups: Mapping[str, object]) -> tuple[str, str]:
-    kind, _, rest = canonical.partition(".")
-    number, _, within = rest.partition(".")
-    prefix = f"{kind}.{number}."
-    return (prefix, within) if prefix in groups else ("", canonical)

@@ -89,6 +89,7 @@ class Op(IntEnum):
     ERROR = 10  # the last thing a rank says
     STOP = 11
     CHECK = 12  # exchange a known pattern over a mesh and count the bytes that arrived wrong
+    PATCH = 13  # change weights; a change takes one message or several
 
 
 _OPS = frozenset(int(op) for op in Op)

@@ -1,0 +1,99 @@
+"""A change of one weight as it travels from whoever made it to the ranks: plain values and named tensors.
+
+Owns the record and its form on the wire. What a change does to a weight is `rank/patches.py`'s.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Value = torch.Tensor | float | None
+KINDS = ("diff", "set", "lora", "loha", "lokr", "glora", "oft", "boft")
+
+# What one message may carry; a weight with more than that is refused.
+MAX_TENSORS = 512
+MAX_RECORDS = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """One change of one weight. `values` are the kind's own, in the order of ComfyUI's `weight_adapter`.
+
+    `key` is the weight's canonical name. `offset` (dim, start, length) narrows the weight to what the patch is for;
+    `swap` exchanges the halves of the change, for patches made for a layout with scale before shift;
+    `strength_model` multiplies the weight first.
+    """
+
+    key: str
+    kind: str
+    strength: float
+    values: tuple[Value, ...]
+    strength_model: float = 1.0
+    offset: tuple[int, int, int] | None = None
+    swap: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"{self.key}: a patch of kind {self.kind!r} is unknown; use {', '.join(KINDS)}")
+
+
+@dataclass(frozen=True)
+class PatchBatch:
+    """Patches that fit one message: every patch of each weight it names."""
+
+    records: list[dict[str, Any]]
+    tensors: dict[str, torch.Tensor]
+
+
+def pack(patches: Iterable[Patch]) -> Iterator[PatchBatch]:
+    """Group patches by weight and fill messages with them. The order of a weight's patches is kept."""
+    by_key: dict[str, list[Patch]] = {}
+    for patch in patches:
+        by_key.setdefault(patch.key, []).append(patch)
+    batch = PatchBatch([], {})
+    for key, group in by_key.items():
+        num_tensors = sum(isinstance(value, torch.Tensor) for patch in group for value in patch.values)
+        if num_tensors > MAX_TENSORS or len(group) > MAX_RECORDS:
+            raise ValueError(f"{key} has {len(group)} patches, more than {MAX_RECORDS}; stack fewer LoRAs")
+        if len(batch.tensors) + num_tensors > MAX_TENSORS or len(batch.records) + len(group) > MAX_RECORDS:
+            yield batch
+            batch = PatchBatch([], {})
+        for patch in group:
+            _append(batch, patch)
+    if batch.records:
+        yield batch
+
+
+def unpack(records: Sequence[Mapping[str, Any]], tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Patch]]:
+    """The inverse of `pack` for one batch: patches by weight."""
+    by_key: dict[str, list[Patch]] = {}
+    for record in records:
+        values = tuple(tensors[value] if isinstance(value, str) else value for value in record["values"])
+        offset = None if record["offset"] is None else tuple(record["offset"])
+        patch = Patch(**{**record, "values": values, "offset": offset})
+        by_key.setdefault(patch.key, []).append(patch)
+    return by_key
+
+
+def _append(batch: PatchBatch, patch: Patch) -> None:
+    values: list[str | float | None] = []
+    for value in patch.values:
+        if isinstance(value, torch.Tensor):
+            name = f"patch.{len(batch.tensors)}"
+            batch.tensors[name] = value
+            values.append(name)
+        else:
+            values.append(value)
+    batch.records.append(
+        {
+            "key": patch.key,
+            "kind": patch.kind,
+            "strength": patch.strength,
+            "values": values,
+            "strength_model": patch.strength_model,
+            "offset": patch.offset,
+            "swap": patch.swap,
+        }
+    )

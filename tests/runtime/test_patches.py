@@ -1,0 +1,149 @@
+"""Changes of weights: each kind by its formula, in the ranks, and taken back bit for bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.verify import PlanRunner
+from parallel_runtime.cli.workload import Workload, relative_error
+from parallel_runtime.errors import PoolError
+from parallel_runtime.oracle import Oracle
+from parallel_runtime.patch import Patch, pack, unpack
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.rank.patches import patched
+
+QKV = "double_blocks.0.img_attn.qkv.weight"
+WORKLOAD = Workload(width=128, height=96, text_tokens=9, batch=1)
+
+
+def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def lora(key: str, rows: int, columns: int, *, seed: int = 1, **more: object) -> Patch:
+    up, down = noise(rows, 4, seed=seed, scale=0.3), noise(4, columns, seed=seed + 1, scale=columns**-0.5)
+    values = (up, down, 2.0, None)
+    return Patch(**{"key": key, "kind": "lora", "strength": 0.8, "values": values, **more})
+
+
+def test_a_lora_is_scaled_by_alpha_over_rank_and_strength() -> None:
+    weight, patch = noise(12, 10), lora("w", 12, 10)
+    up, down = patch.values[:2]
+    torch.testing.assert_close(patched(weight, [patch]), weight + 0.8 * (2.0 / 4) * (up @ down))
+
+
+def test_offset_swap_and_strength_of_the_model_are_followed() -> None:
+    weight, patch = noise(12, 10), lora("w", 4, 10, offset=(0, 4, 4), swap=True, strength_model=0.5)
+    up, down = patch.values[:2]
+    change = 0.8 * 0.5 * (up @ down)
+    expected = weight.clone()
+    expected[4:8] = expected[4:8] * 0.5 + torch.cat((change[2:], change[:2]))
+    torch.testing.assert_close(patched(weight, [patch]), expected)
+
+
+def test_patches_stack_in_order_and_leave_the_pristine_weight_alone() -> None:
+    weight = noise(12, 10)
+    before = weight.clone()
+    first, second = lora("w", 12, 10), Patch(key="w", kind="diff", strength=-2.0, values=(noise(12, 10, seed=9),))
+    torch.testing.assert_close(patched(weight, [first, second]), patched(patched(weight, [first]), [second]))
+    assert torch.equal(weight, before)
+    assert torch.equal(patched(weight, [Patch(key="w", kind="set", strength=1, values=(before + 1,))]), before + 1)
+
+
+def test_a_rotation_keeps_the_length_of_every_column() -> None:
+    weight = noise(16, 10)
+    for kind, blocks in (("oft", noise(4, 4, 4, seed=3)), ("boft", noise(2, 4, 4, 4, seed=3))):
+        turned = patched(weight, [Patch(key="w", kind=kind, strength=1.0, values=(blocks, None, 0.0, None))])
+        assert not torch.allclose(turned, weight, atol=1e-2)
+        torch.testing.assert_close(turned.norm(dim=0), weight.norm(dim=0))
+
+
+def test_dora_gives_every_row_its_learnt_length() -> None:
+    weight, lengths = noise(12, 10), noise(12, 1, seed=5).abs() + 1
+    plain = lora("w", 12, 10, strength=1.0)
+    result = patched(weight, [Patch(key="w", kind="lora", strength=1.0, values=(*plain.values[:3], lengths))])
+    direction = patched(weight, [plain])
+    torch.testing.assert_close(result, direction * lengths / weight.norm(dim=1, keepdim=True))
+
+
+def test_a_patch_that_does_not_fit_says_both_shapes() -> None:
+    with pytest.raises(ValueError, match=r"lora patch of shapes \[\[9, 4\], \[4, 10\]\] .* weight of \[12, 10\]"):
+        patched(noise(12, 10), [lora("w", 9, 10)])
+    with pytest.raises(ValueError, match="kind 'lorra' is unknown"):
+        Patch(key="w", kind="lorra", strength=1, values=())
+
+
+def test_patches_travel_in_batches_and_arrive_as_they_were() -> None:
+    patches = [lora(f"w{index % 400}", 3, 2, seed=index) for index in range(800)]
+    arrived: dict[str, list[Patch]] = {}
+    batches = list(pack(patches))
+    assert len(batches) > 1
+    for batch in batches:
+        assert not arrived.keys() & unpack(batch.records, batch.tensors).keys(), "a weight's patches were torn apart"
+        arrived |= unpack(batch.records, batch.tensors)
+    assert [len(group) for group in arrived.values()] == [2] * 400
+    for index in (0, 400):
+        assert torch.equal(arrived["w0"][index // 400].values[0], patches[index].values[0])
+        assert arrived["w0"][index // 400].values[2:] == patches[index].values[2:]
+
+
+@pytest.fixture(scope="module")
+def changed(sample: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Patch], Oracle]:
+    """Patches of fused and plain weights, and the judge of a file that has them merged."""
+    tensors = load_file(sample.path)
+    hidden = tensors["img_in.weight"].shape[0]
+    patches = [
+        lora(QKV, 3 * hidden, hidden),
+        lora(QKV, hidden, hidden, seed=20, offset=(0, hidden, hidden), strength=-0.5),
+        lora("single_blocks.0.linear1.weight", *tensors["single_blocks.0.linear1.weight"].shape, seed=30),
+        Patch(key="img_in.bias", kind="diff", strength=1.0, values=(noise(hidden, seed=4),)),
+    ]
+    for key in {patch.key for patch in patches}:
+        tensors[key] = patched(tensors[key], [patch for patch in patches if patch.key == key])
+    path = tmp_path_factory.mktemp("merged") / "merged.safetensors"
+    save_file(tensors, path)
+    return patches, Oracle(str(path))
+
+
+@pytest.mark.parametrize("plan", [ParallelPlan(ulysses=2), ParallelPlan(ring=3)], ids=lambda plan: plan.name)
+def test_a_change_reaches_every_rank_and_is_taken_back_bit_for_bit(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, changed: tuple[list[Patch], Oracle], plan: ParallelPlan
+) -> None:
+    patches, merged = changed
+    tensors = WORKLOAD.tensors(FluxConfig.from_header(read_header(sample.path)))
+    runner = PlanRunner(eight_ranks, sample, plan, options={})
+    pristine = runner(tensors)
+    eight_ranks.patch(sample, "all", patches)
+    assert relative_error(runner(tensors), merged(tensors)) <= 1e-5
+    assert relative_error(judge(tensors), merged(tensors)) > 0.05
+    eight_ranks.patch(sample, "first", patches[:1])
+    assert relative_error(runner(tensors), merged(tensors)) > 1e-3, "what a change leaves out is taken back"
+    eight_ranks.patch(sample, "", [])
+    assert torch.equal(runner(tensors), pristine)
+
+
+def test_a_change_in_another_dtype_is_rounded_once_and_taken_back(eight_ranks: Pool, sample: ModelSpec) -> None:
+    half = ModelSpec.of(sample.path, "bfloat16")
+    tensors = WORKLOAD.tensors(FluxConfig.from_header(read_header(sample.path)))
+    runner = PlanRunner(eight_ranks, half, ParallelPlan(ulysses=2), options={})
+    pristine = runner(tensors)
+    hidden = 768
+    eight_ranks.patch(half, "one", [lora(QKV, 3 * hidden, hidden)])
+    assert relative_error(runner(tensors), pristine) > 1e-2
+    eight_ranks.patch(half, "", [])
+    assert torch.equal(runner(tensors), pristine)
+    eight_ranks.unload(half)
+
+
+def test_a_change_that_fits_no_weight_fails_with_its_reason(sample: ModelSpec, tmp_path: Path) -> None:
+    from parallel_runtime.devices import parse_devices
+
+    with Pool(parse_devices("cpu:1").devices) as pool:
+        with pytest.raises(PoolError, match=r"rank 0: .*double_blocks\.7.*this model has not"):
+            pool.patch(sample, "wrong", [lora("double_blocks.7.img_attn.qkv.weight", 3, 2)])
+        pool.patch(sample, "right", [lora(QKV, 3 * 768, 768)])

@@ -6,6 +6,7 @@ a model, so every partial request is answered in full.
 
 import logging
 import os
+from functools import partial
 
 import comfy.model_management
 import comfy.model_patcher
@@ -13,7 +14,8 @@ import torch
 from comfy.hooks import WeightHook
 from comfy.patcher_extension import CallbacksMP
 
-from .progress import LoadingText
+from .pooled_model import PooledModel
+from .progress import NodeText
 from .refusals import block_patches, check_transformer_options, refuse, refuse_in
 from .remote_model import RemoteFlux
 
@@ -54,11 +56,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         full_load: bool = False,
     ) -> None:
         """Have the weights in the workers. Raises `PoolError`, or ComfyUI's interrupt when the user cancels."""
-        pooled = self.model.pooled
-        if not pooled.loaded:
-            name = os.path.basename(pooled.spec.path)
-            log.info("loading %s into %s, plan %s", name, ", ".join(map(str, pooled.devices)), pooled.plan.name)
-            pooled.load(LoadingText(name), comfy.model_management.throw_exception_if_processing_interrupted)
+        if not self.model.pooled.loaded:
+            self._load_pooled(self.model.pooled)
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()
         self.model.current_weight_patches_uuid = self.patches_uuid
@@ -147,6 +146,17 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def deepclone_multigpu(self, *args: object, **kwargs: object) -> "RemotePatcher":
         """Refused: ComfyUI's own split over devices copies weights."""
         raise refuse("it copies the model to other devices", "name those devices in SP Config")
+
+    @staticmethod
+    def _load_pooled(pooled: PooledModel) -> None:
+        name, devices, text = os.path.basename(pooled.spec.path), ", ".join(map(str, pooled.devices)), NodeText()
+        log.info("loading %s into the workers on %s, plan %s", name, devices, pooled.plan.name)
+        text.say(f"Loading {name}" if pooled.started else f"Starting workers on {devices}")
+        pooled.load(
+            progress=partial(text.loading, name),
+            check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+        )
+        text.say(f"{name} is in the workers on {devices}")
 
     def _refuse_block_patches(self) -> None:
         found = block_patches(self.model_options["transformer_options"])

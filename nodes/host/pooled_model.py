@@ -45,15 +45,20 @@ class PooledModel:
         return POOLS.pool(self.devices)
 
     @property
+    def started(self) -> bool:
+        """Whether our devices have workers now."""
+        return POOLS.is_alive(self.devices)
+
+    @property
     def loaded(self) -> bool:
         """Whether the workers that live now hold our weights because we asked for them."""
-        return POOLS.is_alive(self.devices) and self._loaded_generation == self.pool.generation
+        return self.started and self._loaded_generation == self.pool.generation
 
     def bytes_on(self, device: torch.device) -> int:
         """Bytes of weights that our ranks keep on `device`; every rank on the CPU counts for the CPU."""
         return self.parameter_bytes * sum(_is_on(rank, device) for rank in self.devices)
 
-    def load(self, progress: Callable[[int, int], None], check_cancelled: Callable[[], None]) -> None:
+    def load(self, *, progress: Callable[[int, int], None], check_cancelled: Callable[[], None]) -> None:
         """Have the weights in the workers, starting them first where there are none.
 
         Raises `PoolError` when a worker fails, and whatever `check_cancelled` raises.

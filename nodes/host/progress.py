@@ -1,4 +1,4 @@
-"""Loading, told on the node that waits for it. Text, not the progress bar: the bar's events count sampling steps."""
+"""Starting and loading, told on the node that waits for it. Text, not the bar: its events count sampling steps."""
 
 import time
 
@@ -8,21 +8,22 @@ from server import PromptServer
 INTERVAL_S = 0.2
 
 
-class LoadingText:
-    """Called with bytes loaded and in total; writes at most every `INTERVAL_S` on the executing node."""
+class NodeText:
+    """Writes on the node that executes now; nowhere when none does."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self) -> None:
         context = get_executing_context()
         self._node_id = None if context is None else context.node_id
-        self._name = name
         self._next_s = 0.0
 
-    def __call__(self, loaded_bytes: int, total_bytes: int) -> None:
-        """One report of the pool's `load`."""
+    def say(self, text: str) -> None:
+        """Show `text` in place of what was shown."""
+        if self._node_id is not None:
+            PromptServer.instance.send_progress_text(text, self._node_id)
+
+    def loading(self, name: str, loaded_bytes: int, total_bytes: int) -> None:
+        """One report of the pool's `load`, counted over all ranks; shown at most every `INTERVAL_S`."""
         now_s = time.monotonic()
-        done = loaded_bytes >= total_bytes
-        if self._node_id is None or (now_s < self._next_s and not done):
-            return
-        self._next_s = now_s + INTERVAL_S
-        text = f"Loading {self._name}: {loaded_bytes / 1e9:.2f} of {total_bytes / 1e9:.2f} GB"
-        PromptServer.instance.send_progress_text(text, self._node_id)
+        if now_s >= self._next_s:
+            self._next_s = now_s + INTERVAL_S
+            self.say(f"Loading {name}: {loaded_bytes / 1e9:.2f} of {total_bytes / 1e9:.2f} GB")

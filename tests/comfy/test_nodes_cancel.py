@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from host import workflows
@@ -54,3 +56,22 @@ def test_many_cancels_in_a_row_leave_nothing_behind(
     client.free()  # so that the first prompt runs again
     assert relative_error(latent_of(client, parallel(graph)), right) <= TOLERANCE
     assert worker_pids(comfy_server) == pids
+
+
+def test_cancel_while_workers_start_leaves_a_server_that_samples(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    graph = workflows.text_to_image(tiny_models, seed=60)
+    right = latent_of(client, graph)
+    release = {"class_type": "ReleaseParallelPool", "inputs": {"anything": "all"}}
+    client.queue({"end": release}).require_success()
+    assert worker_pids(comfy_server) == []
+
+    def on_event(event: Event) -> None:
+        if event.type == "executing" and event.data["node"] == "sampler":
+            threading.Timer(0.5, client.interrupt).start()  # torch alone takes a worker longer to import
+
+    result = client.queue(to_latent(parallel(graph)), on_event=on_event)
+    assert (result.status, result.progress) == ("interrupted", [])
+    assert relative_error(latent_of(client, parallel(graph)), right) <= TOLERANCE
+    assert len(worker_pids(comfy_server)) == 2

@@ -107,7 +107,7 @@ class Pool:
     def state(self) -> State:
         """What the workers are doing. Never waits."""
         crew = self._crew
-        if crew is None or crew.generation.ended:
+        if crew is None:
             return "stopped" if self._last_failure is None else "failed"
         if not crew.ready:
             return "starting"
@@ -205,19 +205,18 @@ class Pool:
     def status(self) -> dict[str, Any]:
         """What a user interface shows. Never waits; holds no path, only names of files."""
         crew, failure = self._crew, self._last_failure
-        living = crew if crew is not None and not crew.generation.ended else None
-        models = [] if living is None else list(living.models.items())
+        models = [] if crew is None else list(crew.models.items())
         return {
             "state": self.state,
             "generation": self.generation,
             "devices": [str(device) for device in self.devices],
-            "pids": [] if living is None else [rank.pid for rank in living.generation.ranks],
+            "pids": [] if crew is None else [rank.pid for rank in crew.generation.ranks],
             "models": [
                 {"name": Path(spec.path).name, "dtype": spec.dtype, "ranks": model.result.ranks}
                 for spec, model in models
             ],
-            "meshes": [] if living is None else [plan.name for plan in list(living.meshes)],
-            "memory": [] if living is None else living.memory,
+            "meshes": [] if crew is None else [plan.name for plan in list(crew.meshes)],
+            "memory": [] if crew is None else crew.memory,
             "last_failure": None if failure is None else _first_line(failure),
         }
 
@@ -259,7 +258,7 @@ class Pool:
     def _settled_crew(self, check: Check) -> Crew | None:
         """The living workers, once they owe nothing; None when there are none, or none any more."""
         crew = self._crew
-        if crew is None or crew.generation.ended:
+        if crew is None:
             return None
         try:
             crew.settle(check, deadline_s=self.deadline_s)
@@ -276,7 +275,9 @@ class Pool:
                 _log.warning("parallel workers failed while idle: %s", _first_line(error))
 
     def _note_failure(self, error: PoolError) -> None:
-        self._last_failure = error
+        self._crew = None
+        # A copy: the error itself will carry the caller's frames, and with them its tensors.
+        self._last_failure = PoolError(error.cause, rank=error.rank, remedy=error.remedy, detail=error.detail)
         self._failure_times.append(time.monotonic())
 
     def _refuse_storm(self) -> None:

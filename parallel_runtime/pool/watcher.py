@@ -37,6 +37,7 @@ class Watcher:
 
     def stop(self) -> None:
         """Tell the thread to end; call once, from any thread."""
+        self._on_death = _nothing  # whom it calls may hold us, and all of it its segments' memory
         os.eventfd_write(self._wake, 1)
 
     def join(self) -> None:
@@ -64,3 +65,7 @@ class Watcher:
             self._epoll.unregister(fd)
         except OSError:
             return  # closed meanwhile, so the epoll has forgotten it already
+
+
+def _nothing() -> None:
+    """What a death means to a watcher that has been stopped."""

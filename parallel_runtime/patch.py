@@ -40,6 +40,17 @@ class Patch:
 
 
 @dataclass(frozen=True)
+class PatchSet:
+    """All changes of a model's weights. Equal names must always stand for equal patches; `""` stands for none."""
+
+    name: str = ""
+    patches: tuple[Patch, ...] = ()
+
+
+PRISTINE = PatchSet()
+
+
+@dataclass(frozen=True)
 class PatchBatch:
     """Patches that fit one message: every patch of each weight it names."""
 

@@ -13,6 +13,7 @@ from ..adapters.flux_config import FluxConfig
 from ..adapters.flux_inputs import check_plan
 from ..checkpoint import ModelSpec, read_header
 from ..oracle import Oracle
+from ..patch import PRISTINE
 from ..plan import ParallelPlan
 from ..pool.pool import Pool
 from .workload import Workload, choose_devices, error_by_rank, euler, relative_error, worst
@@ -27,12 +28,19 @@ class PlanRunner:
     def __init__(self, pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, options: Mapping[str, object]) -> None:
         self.pool, self.spec, self.plan, self.options = pool, spec, plan, options
         self.out_channels = FluxConfig.from_header(read_header(spec.path)).out_channels
+        self.patches = PRISTINE
         self.ranks: list[dict] = []
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         shape = (*tensors["img"].shape[:2], self.out_channels)
         result = self.pool.step(
-            self.spec, self.plan, tensors, out_shape=shape, out_dtype=torch.float32, options=self.options
+            self.spec,
+            self.plan,
+            tensors,
+            out_shape=shape,
+            out_dtype=torch.float32,
+            options=self.options,
+            patches=self.patches,
         )
         self.ranks = result.ranks[: self.plan.ranks]
         return result.out

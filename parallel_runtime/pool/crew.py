@@ -9,14 +9,14 @@ which is no collective, is told to stop early, by the cancel word of the control
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..checkpoint import ModelSpec
-from ..patch import Patch, PatchBatch, pack
+from ..patch import PatchBatch, PatchSet, pack
 from ..plan import ParallelPlan
 from ..wire.protocol import Op, TensorSpec
 from .arena import Arena
@@ -48,7 +48,7 @@ class LoadResult:
 
 @dataclass
 class Model:
-    """A model that all ranks hold. `patches` names the change its weights have; None when that is not known."""
+    """A model that all ranks hold. `patches` names the set its weights have; None when that is not known."""
 
     handle: int
     result: LoadResult
@@ -69,7 +69,7 @@ class Crew:
         self.ready = False
         self._numbers = numbers
         self._handles = 0
-        self._halves: list[int] = []  # models whose load was cancelled: some ranks may hold them
+        self._halves: list[int] = []  # models that some ranks may hold and others not: cancelled or evicted
         self._arena = Arena(generation.segments, announce=generation.attach)
         generation.expect(Request(Op.READY, 0, start_deadline_s, expects=Op.READY, on_done=self._on_ready))
 
@@ -81,12 +81,30 @@ class Crew:
     def settle(self, check: Check, *, deadline_s: float) -> None:
         """See that all ranks are well and owe nothing: take in what a request given up left behind, READY included."""
         self.generation.wait(check)
+        self._free_halves(check, deadline_s=deadline_s)
+
+    def _free_halves(self, check: Check, *, deadline_s: float) -> None:
         while self._halves:
             self._ask(Op.UNLOAD, {"model": self._halves[-1]}, check, deadline_s=deadline_s, on_done=self._on_half_freed)
 
-    def load(self, spec: ModelSpec, check: Check, *, progress: Progress | None, deadline_s: float) -> Model:
-        """The model, loaded unless it is there."""
+    def _forget_evicted(self, request: Request) -> None:
+        evicted = {handle for reply in request.replies.values() for handle in reply.get("evicted", ())}
+        for spec, model in list(self.models.items()):
+            if model.handle in evicted:
+                self._halves.append(self.models.pop(spec).handle)
+
+    def load(
+        self,
+        spec: ModelSpec,
+        check: Check,
+        *,
+        deadline_s: float,
+        progress: Progress | None = None,
+        budget_bytes: int | None = None,
+    ) -> Model:
+        """The model, loaded unless it is there; ranks without room for it first evict what was used longest ago."""
         if spec in self.models:
+            self.models[spec] = self.models.pop(spec)  # last in the order of use
             return self.models[spec]
         handle, began = self._next_handle(), time.perf_counter()
 
@@ -100,9 +118,19 @@ class Crew:
             else:
                 self.models[spec] = Model(handle, LoadResult(request.ranked(), time.perf_counter() - began))
                 self._remember_memory(request)
+            self._forget_evicted(request)
 
-        body = {"model": handle, "path": spec.path, "dtype": spec.dtype, "adapter": spec.adapter}
+        body = {
+            "model": handle,
+            "path": spec.path,
+            "dtype": spec.dtype,
+            "adapter": spec.adapter,
+            "budget_bytes": budget_bytes,
+            "eviction_order": [model.handle for model in self.models.values()],
+        }
         self._ask(Op.LOAD, body, check, deadline_s=deadline_s, on_progress=report, on_done=keep)
+        # A rank may have had to evict what its peers could keep.
+        self._free_halves(check, deadline_s=deadline_s)
         return self.models[spec]
 
     def unload(self, spec: ModelSpec, check: Check, *, deadline_s: float) -> None:
@@ -111,14 +139,14 @@ class Crew:
             model = self.models.pop(spec)
             self._ask(Op.UNLOAD, {"model": model.handle}, check, deadline_s=deadline_s, on_done=self._remember_memory)
 
-    def patch(self, model: Model, name: str, patches: Sequence[Patch], check: Check, *, deadline_s: float) -> None:
-        """Make the model's weights pristine plus `patches`; nothing when they have the change of that `name` already.
+    def patch(self, model: Model, patches: PatchSet, check: Check, *, deadline_s: float) -> None:
+        """Make the model's weights pristine plus `patches`; nothing when they are that already.
 
         Given up half-way, the weights are of no known change, and the next call makes them whole.
         """
-        if model.patches == name:
+        if model.patches == patches.name:
             return
-        batches = list(pack(patches)) or [PatchBatch([], {})]
+        batches = list(pack(patches.patches)) or [PatchBatch([], {})]
         model.patches = None
         for number, batch in enumerate(batches):
             ends = {"first": number == 0, "last": number == len(batches) - 1}
@@ -127,7 +155,7 @@ class Crew:
             request = self._ask(Op.PATCH, body, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
             if any(reply.get("cancelled") for reply in request.replies.values()):
                 return
-        model.patches = name
+        model.patches = patches.name
 
     def mesh(self, plan: ParallelPlan, check: Check, *, deadline_s: float) -> int:
         """The handle of the plan's process groups, made unless they are there."""

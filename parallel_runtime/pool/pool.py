@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,11 @@ import torch
 from ..checkpoint import ModelSpec
 from ..devices import Device
 from ..errors import PoolError
-from ..patch import Patch
+from ..patch import PRISTINE, PatchSet
 from ..plan import ParallelPlan
 from ..wire.protocol import MAX_RANKS
 from .arena import OUT
-from .crew import Check, Crew, LoadResult, Progress
+from .crew import Check, Crew, LoadResult, Model, Progress
 from .process import RankSettings
 from .supervisor import TICK_S, Generation
 
@@ -62,6 +62,8 @@ class Pool:
     `deadline_s`: how long a request may show no sign of life; `start_deadline_s`: the same for starting.
     `engine`: "module:Class" of what answers the requests, found in the pack or in the folders of `python_path`.
     `segment_bytes`: address space for the tensors of one request; bigger requests get further segments.
+    `memory_budget_bytes`: weights that a rank may hold; the models used longest ago are evicted for one that is loaded.
+    By default as much as its device has free.
 
     `check_cancelled`, wherever it is taken, is called about every 50 ms in the caller's thread and cancels by raising.
     """
@@ -76,6 +78,7 @@ class Pool:
         engine: str = ENGINE,
         python_path: tuple[str, ...] = (),
         segment_bytes: int = SEGMENT_BYTES,
+        memory_budget_bytes: int | None = None,
     ) -> None:
         if not 1 <= len(devices) <= MAX_RANKS:
             raise ValueError(f"{len(devices)} devices for a pool; name 1 to {MAX_RANKS}")
@@ -87,6 +90,7 @@ class Pool:
         self.generation = 0
         self._start_deadline_s = start_deadline_s
         self._segment_bytes = segment_bytes
+        self._memory_budget_bytes = memory_budget_bytes
         self._settings = RankSettings(devices=devices, threads=threads, engine=engine, python_path=python_path)
         self._lock = threading.Lock()
         self._owner: int | None = None  # the thread inside the lock
@@ -127,7 +131,10 @@ class Pool:
         """
         with self._admitted(check_cancelled) as check:
             crew = self._ready_crew(check)
-            return crew.load(spec, check, progress=progress, deadline_s=self.deadline_s).result
+            model = crew.load(
+                spec, check, progress=progress, deadline_s=self.deadline_s, budget_bytes=self._memory_budget_bytes
+            )
+            return model.result
 
     def unload(self, spec: ModelSpec) -> None:
         """Free `spec` in the workers; nothing when it is not there. Raises PoolError when a rank fails."""
@@ -136,18 +143,13 @@ class Pool:
             if crew is not None:
                 crew.unload(spec, check, deadline_s=self.deadline_s)
 
-    def patch(
-        self, spec: ModelSpec, name: str, patches: Sequence[Patch], *, check_cancelled: Check | None = None
-    ) -> None:
+    def patch(self, spec: ModelSpec, patches: PatchSet, *, check_cancelled: Check | None = None) -> None:
         """Have `spec` in the workers with its weights pristine plus `patches`, merged; nothing when they are already.
 
-        `name` tells one set of patches from another; the same name must always stand for the same patches, and `""`
-        for none. Raises PoolError when a rank fails, a patch that does not fit its weight included.
+        Raises PoolError when a rank fails, a patch that does not fit its weight included.
         """
         with self._admitted(check_cancelled) as check:
-            crew = self._ready_crew(check)
-            model = crew.load(spec, check, progress=None, deadline_s=self.deadline_s)
-            crew.patch(model, name, patches, check, deadline_s=self.deadline_s)
+            self._patched_model(self._ready_crew(check), spec, patches, check)
 
     def step(
         self,
@@ -158,12 +160,14 @@ class Pool:
         out_shape: tuple[int, ...],
         out_dtype: torch.dtype,
         options: Mapping[str, object] = MappingProxyType({}),
+        patches: PatchSet = PRISTINE,
         check_cancelled: Check | None = None,
     ) -> StepResult:
         """One call of the model on `tensors`, which may lie on any device; the result is on the CPU.
 
-        Loads the model and makes the plan's mesh where the workers lack them. Raises ValueError for tensors or options
-        that cannot travel and for a plan with more ranks than devices, PoolError when a rank fails.
+        Loads the model, changes its weights and makes the plan's mesh where the workers lack them. Raises ValueError
+        for tensors or options that cannot travel and for a plan with more ranks than devices, PoolError when a rank
+        fails.
         """
         self._refuse_plan(plan)
         if OUT in tensors:
@@ -171,7 +175,7 @@ class Pool:
         began = time.perf_counter()
         with self._admitted(check_cancelled) as check:
             crew = self._ready_crew(check)
-            model = crew.load(spec, check, progress=None, deadline_s=self.deadline_s)
+            model = self._patched_model(crew, spec, patches, check)
             mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
             out, ranks = crew.step(
                 {"model": model.handle, "mesh": mesh, "options": dict(options)},
@@ -219,6 +223,11 @@ class Pool:
             "memory": [] if crew is None else crew.memory,
             "last_failure": None if failure is None else _first_line(failure),
         }
+
+    def _patched_model(self, crew: Crew, spec: ModelSpec, patches: PatchSet, check: Check) -> Model:
+        model = crew.load(spec, check, deadline_s=self.deadline_s, budget_bytes=self._memory_budget_bytes)
+        crew.patch(model, patches, check, deadline_s=self.deadline_s)
+        return model
 
     @contextmanager
     def _admitted(self, check_cancelled: Check | None) -> Iterator[Check]:

@@ -22,7 +22,7 @@ from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, Op, TensorSpec
 from .mesh import Mesh
-from .weights import ReplicatedWeights, compute_dtype, file_names
+from .weights import ReplicatedWeights, compute_dtype, file_names, weight_bytes
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,8 @@ class Engine:
         adapter = FluxAdapter(config)
         names = file_names(header, config.prefix, config.expected_shapes())
         dtype = compute_dtype(header, names, body["dtype"])
+        needed = weight_bytes(header, names, dtype)
+        evicted = self._make_room(needed, order=body["eviction_order"], budget=body["budget_bytes"])
         weights = ReplicatedWeights(
             header,
             names=names,
@@ -99,13 +101,28 @@ class Engine:
         return {
             "parameter_bytes": weights.parameter_bytes,
             "dtype": str(dtype).removeprefix("torch."),
+            "evicted": evicted,
             "memory": self._memory(),
         }
 
+    def _make_room(self, needed: int, *, order: list[int], budget: int | None) -> list[int]:
+        """Evict models in the given order until `needed` bytes fit; returns the handles of those evicted.
+
+        One that does not fit with all others gone is loaded all the same: what the device says is the better error.
+        """
+        evicted = []
+        for handle in order:
+            held = sum(model.weights.parameter_bytes for model in self.models.values())
+            if needed <= (free_bytes(self.device) if budget is None else budget - held):
+                break
+            if self.models.pop(handle, None) is not None:
+                evicted.append(handle)
+                self._give_back()
+        return evicted
+
     def _unload(self, body: Mapping) -> dict:
         self.models.pop(body["model"], None)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._give_back()
         return {"memory": self._memory()}
 
     def _patch(
@@ -200,6 +217,11 @@ class Engine:
         with timer.region("head"), weights.block("") as w:
             return adapter.head(w, tokens)
 
+    def _give_back(self) -> None:
+        """Memory that torch keeps for later goes back to the device, where ComfyUI or another rank may want it."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _memory(self) -> dict[str, int]:
         """Bytes this rank occupies: resident in the process and, on a GPU, allocated and reserved by torch."""
         memory = {"resident_bytes": psutil.Process().memory_info().rss}
@@ -207,6 +229,13 @@ class Engine:
             memory["allocated_bytes"] = torch.cuda.memory_allocated(self.device)
             memory["reserved_bytes"] = torch.cuda.memory_reserved(self.device)
         return memory
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that new weights may take on the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
 
 
 def _residual(

@@ -130,6 +130,12 @@ class ReplicatedWeights:
         return (self._groups[prefix], within) if prefix in self._groups else (self._groups[""], name)
 
 
+def weight_bytes(header: CheckpointHeader, names: Mapping[str, str], dtype: torch.dtype) -> int:
+    """Bytes of all weights as a rank keeps them: fp8 as it is, everything else in the compute dtype."""
+    entries = [header.tensors[name] for name in names.values()]
+    return sum(e.num_bytes if e.dtype in FLOAT8 else e.num_bytes // e.dtype.itemsize * dtype.itemsize for e in entries)
+
+
 def file_names(header: CheckpointHeader, prefix: str, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """Where each wanted weight stands in the file: canonical name to the file's name."""
     present = {canonical_name(name[len(prefix) :]): name for name in header.tensors if name.startswith(prefix)}

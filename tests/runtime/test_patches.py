@@ -12,7 +12,7 @@ from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.errors import PoolError
 from parallel_runtime.oracle import Oracle
-from parallel_runtime.patch import Patch, pack, unpack
+from parallel_runtime.patch import PRISTINE, Patch, PatchSet, pack, unpack
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.rank.patches import patched
@@ -118,12 +118,12 @@ def test_a_change_reaches_every_rank_and_is_taken_back_bit_for_bit(
     tensors = WORKLOAD.tensors(FluxConfig.from_header(read_header(sample.path)))
     runner = PlanRunner(eight_ranks, sample, plan, options={})
     pristine = runner(tensors)
-    eight_ranks.patch(sample, "all", patches)
+    runner.patches = PatchSet("all", tuple(patches))
     assert relative_error(runner(tensors), merged(tensors)) <= 1e-5
     assert relative_error(judge(tensors), merged(tensors)) > 0.05
-    eight_ranks.patch(sample, "first", patches[:1])
+    runner.patches = PatchSet("first", tuple(patches[:1]))
     assert relative_error(runner(tensors), merged(tensors)) > 1e-3, "what a change leaves out is taken back"
-    eight_ranks.patch(sample, "", [])
+    runner.patches = PRISTINE
     assert torch.equal(runner(tensors), pristine)
 
 
@@ -133,9 +133,9 @@ def test_a_change_in_another_dtype_is_rounded_once_and_taken_back(eight_ranks: P
     runner = PlanRunner(eight_ranks, half, ParallelPlan(ulysses=2), options={})
     pristine = runner(tensors)
     hidden = 768
-    eight_ranks.patch(half, "one", [lora(QKV, 3 * hidden, hidden)])
+    runner.patches = PatchSet("one", (lora(QKV, 3 * hidden, hidden),))
     assert relative_error(runner(tensors), pristine) > 1e-2
-    eight_ranks.patch(half, "", [])
+    runner.patches = PRISTINE
     assert torch.equal(runner(tensors), pristine)
     eight_ranks.unload(half)
 
@@ -145,5 +145,5 @@ def test_a_change_that_fits_no_weight_fails_with_its_reason(sample: ModelSpec, t
 
     with Pool(parse_devices("cpu:1").devices) as pool:
         with pytest.raises(PoolError, match=r"rank 0: .*double_blocks\.7.*this model has not"):
-            pool.patch(sample, "wrong", [lora("double_blocks.7.img_attn.qkv.weight", 3, 2)])
-        pool.patch(sample, "right", [lora(QKV, 3 * 768, 768)])
+            pool.patch(sample, PatchSet("wrong", (lora("double_blocks.7.img_attn.qkv.weight", 3, 2),)))
+        pool.patch(sample, PatchSet("right", (lora(QKV, 3 * 768, 768),)))

@@ -1,0 +1,95 @@
+"""Models and meshes as handles in one set of workers: many at once, evicted by age of use, no process restarted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.cli.sample_model import sample_config, write_sample
+from parallel_runtime.cli.verify import PlanRunner
+from parallel_runtime.cli.workload import Workload, relative_error
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.oracle import Oracle
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+
+CONFIG = sample_config(heads=4)
+TENSORS = Workload(width=96, height=64, text_tokens=5).tensors(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[ModelSpec]:
+    """Three different models of the same size."""
+    specs = []
+    for seed in range(3):
+        path = tmp_path_factory.mktemp("handles") / f"{seed}.safetensors"
+        write_sample(path, CONFIG, seed=seed)
+        specs.append(ModelSpec.of(path))
+    return specs
+
+
+@pytest.fixture(scope="module")
+def model_bytes(files: list[ModelSpec]) -> int:
+    with Pool(parse_devices("cpu:1").devices) as pool:
+        return pool.load(files[0]).parameter_bytes[0]
+
+
+@pytest.fixture
+def room_for_two(model_bytes: int) -> Iterator[Pool]:
+    budget = 2 * model_bytes + 1000
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, memory_budget_bytes=budget) as pool:
+        yield pool
+
+
+def run(pool: Pool, spec: ModelSpec, plan: ParallelPlan) -> torch.Tensor:
+    return PlanRunner(pool, spec, plan, options={})(TENSORS)
+
+
+def names(pool: Pool) -> list[str]:
+    return [model["name"] for model in pool.status()["models"]]
+
+
+def test_models_and_plans_take_turns_in_the_same_processes(room_for_two: Pool, files: list[ModelSpec]) -> None:
+    expected = [Oracle(spec.path)(TENSORS) for spec in files]
+    assert relative_error(expected[0], expected[1]) > 0.05
+    room_for_two.start()
+    pids = room_for_two.status()["pids"]
+    for turn in range(9):
+        plan = (ParallelPlan(ulysses=2), ParallelPlan(ring=2), ParallelPlan())[turn % 3]
+        which = turn // 2 % 3
+        assert relative_error(run(room_for_two, files[which], plan), expected[which]) <= 1e-5
+    assert room_for_two.status()["pids"] == pids
+    assert room_for_two.generation == 1
+
+
+def test_the_model_used_longest_ago_is_evicted_when_there_is_no_room(
+    room_for_two: Pool, files: list[ModelSpec]
+) -> None:
+    plan = ParallelPlan(ulysses=2)
+    for spec in (files[0], files[1], files[0], files[2]):
+        run(room_for_two, spec, plan)
+    assert names(room_for_two) == [Path(files[0].path).name, Path(files[2].path).name]
+    for reply in room_for_two.status()["models"][1]["ranks"]:
+        assert len(reply["evicted"]) == 1
+    room_for_two.unload(files[0])
+    assert names(room_for_two) == [Path(files[2].path).name]
+
+
+def test_evicting_gives_the_memory_back(room_for_two: Pool, files: list[ModelSpec]) -> None:
+    """fp32 weights computed in bf16 are copies of a rank's own, so they show in its resident memory."""
+    resident = []
+    for turn in range(12):
+        half = ModelSpec.of(files[turn % 3].path, "bfloat16")
+        run(room_for_two, half, ParallelPlan(ulysses=2))
+        resident.append(room_for_two.status()["memory"][0]["resident_bytes"])
+    assert len(names(room_for_two)) <= 4  # bf16 models are half the size
+    assert resident[-1] - resident[5] < 16 * 2**20
+
+
+def test_a_model_bigger_than_the_budget_runs_alone(files: list[ModelSpec], model_bytes: int) -> None:
+    with Pool(parse_devices("cpu:1").devices, memory_budget_bytes=model_bytes // 2) as pool:
+        run(pool, files[0], ParallelPlan())
+        run(pool, files[1], ParallelPlan())
+        assert names(pool) == [Path(files[1].path).name]

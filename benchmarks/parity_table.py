@@ -2,8 +2,8 @@
 
     python benchmarks/parity_table.py
 
-Runs on eight CPU ranks with a small random model of 24 heads; the judge is the unmodified diffusers model. Each cell is the
-worst relative error of all plans with that many ranks, over all ranks' rows.
+Runs on eight CPU ranks with a small random model of 24 heads; the judge is the unmodified diffusers model. Each cell is
+the worst relative error of all plans with that many ranks, over all ranks' rows.
 """
 
 import sys

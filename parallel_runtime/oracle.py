@@ -96,6 +96,7 @@ class Oracle:
             guidance=inputs["guidance"] if self.model.config.guidance_embeds else None,
             controlnet_block_samples=double,
             controlnet_single_block_samples=single,
+            joint_attention_kwargs={"attention_mask": inputs["mask"][:, None]} if "mask" in inputs else None,
             return_dict=False,
         )[0]
 

@@ -37,6 +37,7 @@ SPLIT_PLAN: Mapping[str, Split] = {
     "img_ids": Split(stream="image", dim=0),
     "txt": Split(stream="text", dim=1),
     "txt_ids": Split(stream="text", dim=0),
+    "still_rows": Split(stream="image", dim=0),
     "control_in": Split(stream="image", dim=1),
     "control_out": Split(stream="image", dim=1),
     "out": Split(stream="image", dim=1),
@@ -62,8 +63,9 @@ class Tokens:
 
     x: torch.Tensor
     num_text: int
-    vec: torch.Tensor  # (B, C), already through SiLU: every modulation needs it so
+    vec: torch.Tensor  # (B, 1 or 2, C), already through SiLU: every modulation needs it so
     rope: torch.Tensor  # (1, S, 1, D / 2) complex
+    still: torch.Tensor | None = None  # (S,) which of vec's two a row takes: 1 for rows at timestep zero
 
 
 class FluxAdapter:
@@ -83,18 +85,28 @@ class FluxAdapter:
         dtype = w["img_in.weight"].dtype
         img = _linear(w, "img_in", inputs["img"].to(dtype))
         txt = _linear(w, "txt_in", inputs["txt"].to(dtype))
-        vec = _mlp_embedder(w, "time_in", timestep_embedding(inputs["timesteps"]).to(dtype))
+        still = _still(inputs, txt.shape[1])
+        times = inputs["timesteps"][:, None]
+        if still is not None:
+            times = torch.cat((times, torch.zeros_like(times)), 1)
+        vec = _mlp_embedder(w, "time_in", timestep_embedding(times).to(dtype))  # (B, 1 or 2, C)
         if self.config.guidance and "guidance" in inputs:
-            vec = vec + _mlp_embedder(w, "guidance_in", timestep_embedding(inputs["guidance"]).to(dtype))
-        vec = vec + _mlp_embedder(w, "vector_in", inputs["y"].to(dtype))
+            vec = vec + _mlp_embedder(w, "guidance_in", timestep_embedding(inputs["guidance"][:, None]).to(dtype))
+        vec = vec + _mlp_embedder(w, "vector_in", inputs["y"][:, None].to(dtype))
         ids = torch.cat((inputs["txt_ids"], inputs["img_ids"]))
-        return Tokens(torch.cat((txt, img), 1), txt.shape[1], F.silu(vec), rope_table(ids, self.config.rope_axes))
+        rope = rope_table(ids, self.config.rope_axes)
+        return Tokens(torch.cat((txt, img), 1), txt.shape[1], F.silu(vec), rope, still)
 
-    def modulation(self, block: Block, w: Weights, vec: torch.Tensor) -> Modulation:
-        """Shift, 1 + scale and gate, each (B, 1, C): once for a single block; double: image twice, then text twice."""
+    def modulation(self, block: Block, w: Weights, tokens: Tokens) -> Modulation:
+        """Shift, 1 + scale and gate, each (B, 1, C): once for a single block; double: image twice, then text twice.
+
+        With rows at timestep zero, those of the image (of all rows in a single block) are (B, rows, C).
+        """
         if block.kind == "single":
-            return _three(_linear(w, "modulation.lin", vec))
-        image, text = (_linear(w, f"{stream}_mod.lin", vec).chunk(2, -1) for stream in ("img", "txt"))
+            return _three(_by_row(_linear(w, "modulation.lin", tokens.vec), tokens.still))
+        still = None if tokens.still is None else tokens.still[tokens.num_text :]
+        image = _by_row(_linear(w, "img_mod.lin", tokens.vec), still).chunk(2, -1)
+        text = _linear(w, "txt_mod.lin", tokens.vec[:, :1]).chunk(2, -1)
         return _three(image[0]) + _three(image[1]) + _three(text[0]) + _three(text[1])
 
     def qkv(
@@ -143,7 +155,8 @@ class FluxAdapter:
 
     def head(self, w: Weights, tokens: Tokens) -> torch.Tensor:
         """From the last block to this rank's rows of the velocity, (B, image rows, out channels)."""
-        shift, scale = _linear(w, "final_layer.adaLN_modulation.1", tokens.vec)[:, None].chunk(2, -1)
+        still = None if tokens.still is None else tokens.still[tokens.num_text :]
+        shift, scale = _by_row(_linear(w, "final_layer.adaLN_modulation.1", tokens.vec), still).chunk(2, -1)
         return _linear(w, "final_layer.linear", _modulate(tokens.x[:, tokens.num_text :], shift, 1 + scale))
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -152,13 +165,13 @@ class FluxAdapter:
 
 
 def timestep_embedding(t: torch.Tensor) -> torch.Tensor:
-    """Sinusoids of t (B,), in units of a thousandth, as (B, 256) fp32. Source: "Attention Is All You Need", 3.5.
+    """Sinusoids of t (...), in units of a thousandth, as (..., 256) fp32. Source: "Attention Is All You Need", 3.5.
 
     t stays fp32 until here: rounded to bf16 first, as diffusers does, a call is 0.9 to 6 % off.
     """
     half = TIME_WIDTH // 2
     exponent = torch.arange(half, dtype=torch.float32, device=t.device) * (-math.log(10_000) / half)
-    angles = (t.float() * 1000.0)[:, None] * torch.exp(exponent)
+    angles = (t.float() * 1000.0)[..., None] * torch.exp(exponent)
     return torch.cat((torch.cos(angles), torch.sin(angles)), -1)
 
 
@@ -190,8 +203,19 @@ def _mlp_embedder(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def _three(values: torch.Tensor) -> Modulation:
-    shift, scale, gate = values[:, None].chunk(3, -1)
+    shift, scale, gate = values.chunk(3, -1)
     return shift, 1 + scale, gate
+
+
+def _still(inputs: Mapping[str, torch.Tensor], num_text: int) -> torch.Tensor | None:
+    """1 for rows at timestep zero, 0 for the others, all text among them; None where a step has none."""
+    rows = inputs.get("still_rows")
+    return None if rows is None else F.pad(rows.long(), (num_text, 0))
+
+
+def _by_row(values: torch.Tensor, still: torch.Tensor | None) -> torch.Tensor:
+    """Modulations (B, 1 or 2, ...) to those of each row (B, S, ...), or as they are when all rows share one."""
+    return values if still is None else values[:, still]
 
 
 def _modulate(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,6 @@ import torch
 from ..plan import ParallelPlan, heads_error
 from .flux_config import FluxConfig
 
-OPTIONAL = ("guidance",)
-
 
 def check_plan(config: FluxConfig, plan: ParallelPlan) -> None:
     """Raise `ValueError` when the plan cannot split this model."""
@@ -24,7 +22,8 @@ def check_step(config: FluxConfig, tensors: Mapping[str, torch.Tensor]) -> None:
     """Hold a step's tensors against the model. Raises `ValueError` naming the tensor, its value and the limit.
 
     img (B, S_img, in channels), txt (B, S_txt, context), y (B, vec), timesteps and guidance (B,), img_ids (S_img, 3),
-    txt_ids (S_txt, 3), control_in.K and control_out.K (B, at most S_img, hidden).
+    txt_ids (S_txt, 3); optional are mask (B or 1, S_txt + S_img, the same), added to attention's scores or bool,
+    still_rows (S_img,) uint8, 1 for rows at timestep zero, control_in.K and control_out.K (B, at most S_img, hidden).
     """
     for name in ("img", "txt", "y", "timesteps", "img_ids", "txt_ids"):
         if name not in tensors:
@@ -45,10 +44,12 @@ def check_step(config: FluxConfig, tensors: Mapping[str, torch.Tensor]) -> None:
         "guidance": (batch,),
         "img_ids": (image_tokens, 3),
         "txt_ids": (text_tokens, 3),
+        "still_rows": (image_tokens,),
     }
     for name, shape in expected.items():
         if name in tensors and tuple(tensors[name].shape) != shape:
             raise ValueError(f"{name} has shape {list(tensors[name].shape)}, this step needs {list(shape)}")
+    _check_mask(tensors.get("mask"), batch=batch, tokens=text_tokens + image_tokens)
     for name, tensor in tensors.items():
         _check_residual(config, name, tensor, batch=batch, image_tokens=image_tokens)
         _check_finite(name, tensor)
@@ -67,6 +68,16 @@ def _check_channels(config: FluxConfig, img: torch.Tensor, txt: torch.Tensor) ->
         )
 
 
+def _check_mask(mask: torch.Tensor | None, *, batch: int, tokens: int) -> None:
+    if mask is None:
+        return
+    if mask.ndim != 3 or mask.shape[0] not in (1, batch) or tuple(mask.shape[1:]) != (tokens, tokens):
+        raise ValueError(
+            f"the attention mask has shape {list(mask.shape)}, this step needs {[batch, tokens, tokens]}; "
+            "use a mask over the text and image tokens of this latent"
+        )
+
+
 def _check_residual(config: FluxConfig, name: str, tensor: torch.Tensor, *, batch: int, image_tokens: int) -> None:
     if not name.startswith(("control_in.", "control_out.")):
         return
@@ -79,7 +90,7 @@ def _check_residual(config: FluxConfig, name: str, tensor: torch.Tensor, *, batc
 
 
 def _check_finite(name: str, tensor: torch.Tensor) -> None:
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point() or name == "mask":  # a mask may well be minus infinity
         return
     broken = int((~torch.isfinite(tensor)).sum())
     if broken:

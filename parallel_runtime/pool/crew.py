@@ -61,17 +61,15 @@ class Crew:
     `numbers` gives the requests' numbers, which rise over all generations.
     """
 
-    def __init__(self, generation: Generation, numbers: Iterator[int], *, start_deadline_s: float) -> None:
+    def __init__(self, generation: Generation, numbers: Iterator[int]) -> None:
         self.generation = generation
         self.models: dict[ModelSpec, Model] = {}
         self.meshes: dict[ParallelPlan, int] = {}
         self.memory: list[Any] = []  # each rank's last report
-        self.ready = False
         self._numbers = numbers
         self._handles = 0
         self._halves: list[int] = []  # models that some ranks may hold and others not: cancelled or evicted
         self._arena = Arena(generation.segments, announce=generation.attach)
-        generation.expect(Request(Op.READY, 0, start_deadline_s, expects=Op.READY, on_done=self._on_ready))
 
     @property
     def busy(self) -> bool:
@@ -220,9 +218,6 @@ class Crew:
         """A number that no model or mesh of this generation has had."""
         self._handles += 1
         return self._handles
-
-    def _on_ready(self, _: Request) -> None:
-        self.ready = True
 
     def _on_half_freed(self, _: Request) -> None:
         self._halves.pop()

@@ -48,7 +48,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepResult:
-    """A step's result in memory of its own, the ranks' reports in rank order, and the time from call to result."""
+    """A step's result in memory of its own, the ranks' reports in rank order, and the time that the step took.
+
+    The time is from copying the inputs to having the result, without loading, patching or starting that came before.
+    """
 
     out: torch.Tensor
     ranks: list[dict[str, Any]]
@@ -113,7 +116,7 @@ class Pool:
         crew = self._crew
         if crew is None:
             return "stopped" if self._last_failure is None else "failed"
-        if not crew.ready:
+        if not crew.generation.ready:
             return "starting"
         return "busy" if crew.busy or self._lock.locked() else "idle"
 
@@ -172,11 +175,11 @@ class Pool:
         self._refuse_plan(plan)
         if OUT in tensors:
             raise ValueError(f"a tensor is named {OUT!r}, which is the result's name; rename it")
-        began = time.perf_counter()
         with self._admitted(check_cancelled) as check:
             crew = self._ready_crew(check)
             model = self._patched_model(crew, spec, patches, check)
             mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
+            began = time.perf_counter()
             out, ranks = crew.step(
                 {"model": model.handle, "mesh": mesh, "options": dict(options)},
                 tensors,
@@ -185,7 +188,7 @@ class Pool:
                 out_dtype=out_dtype,
                 deadline_s=self.deadline_s,
             )
-        return StepResult(out, ranks, time.perf_counter() - began)
+            return StepResult(out, ranks, time.perf_counter() - began)
 
     def exchange_pattern(self, plan: ParallelPlan) -> list[int]:
         """Send a known pattern over the plan's mesh: how many bytes arrived wrong, by rank. Raises PoolError."""
@@ -257,10 +260,11 @@ class Pool:
             self.generation,
             self._settings,
             segment_bytes=self._segment_bytes,
+            start_deadline_s=self._start_deadline_s,
             on_death=self._bury,
             on_failure=self._note_failure,
         )
-        crew = self._crew = Crew(generation, self._numbers, start_deadline_s=self._start_deadline_s)
+        crew = self._crew = Crew(generation, self._numbers)
         crew.settle(check, deadline_s=self.deadline_s)
         return crew
 
@@ -279,8 +283,9 @@ class Pool:
     def _bury(self, generation: Generation) -> None:
         """Called by the watcher when a rank has died: end the others unless the request in flight has done so."""
         with self._lock:
-            error = generation.bury()
-            if error is not None:
+            try:
+                generation.bury()
+            except PoolError as error:
                 _log.warning("parallel workers failed while idle: %s", _first_line(error))
 
     def _note_failure(self, error: PoolError) -> None:

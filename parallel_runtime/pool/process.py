@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,7 +106,7 @@ class RankProcess:
         self.pidfd, self._lifeline = fds
         self._process = process
         self.last_beats = 0
-        self.last_heard_s = 0.0  # on the monotonic clock
+        self.last_heard_s = time.monotonic()
 
     @property
     def pid(self) -> int:
@@ -113,9 +114,16 @@ class RankProcess:
 
     def end_text(self) -> str:
         """How the process ended: "killed by SIGKILL", "exited with code 1"; "still running" before."""
-        code = self._process.poll()
+        code = self._process.returncode
         if code is None:
-            return "still running"
+            # Looked at, not reaped: while it is a corpse, its process group is surely ours to kill.
+            try:
+                found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            except ChildProcessError:
+                return "ended, and its exit was taken by other code of this process"
+            if found is None:
+                return "still running"
+            code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
         if code >= 0:
             return f"exited with code {code}"
         try:
@@ -132,8 +140,10 @@ class RankProcess:
         return stat.rpartition(")")[2].split()[0] in "Tt"
 
     def kill(self) -> None:
-        """SIGKILL: a rank inside a collective hears nothing else."""
-        self._process.kill()
+        """SIGKILL, to what the rank has started as well: inside a collective it hears nothing else."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> bool:
         """Wait for the killed process and close everything of ours. False when the system has not let go of it."""

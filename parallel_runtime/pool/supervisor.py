@@ -71,14 +71,16 @@ class Generation:
         settings: RankSettings,
         *,
         segment_bytes: int,
+        start_deadline_s: float,
         on_death: Callable[["Generation"], None],
         on_failure: Callable[[PoolError], None],
     ) -> None:
         self.number = number
         self.ended = False
-        self.in_flight: Request | None = None
+        self.in_flight: Request | None = Request(Op.READY, 0, start_deadline_s, expects=Op.READY)
         self.ranks: list[RankProcess] = []
         self.segments: SegmentTable
+        self._signs: list[Failure] = []  # what went wrong, in the order seen
         self._last_words: dict[int, Failure] = {}  # of ranks that are not listened to any more
         self._whole = True  # false while something has been sent to some ranks and not to all
         self._held = ExitStack()
@@ -106,22 +108,23 @@ class Generation:
             self._held.callback(self.watcher.stop)
             self.attach(0, segment_fd, segment_bytes, [])
 
+    @property
+    def ready(self) -> bool:
+        """Whether all ranks have started."""
+        return self.in_flight is None or self.in_flight.expects is not Op.READY
+
     def attach(self, index: int, fd: int, num_bytes: int, drop: list[int]) -> None:
         """Hand all ranks segment `index`, and have them forget the segments `drop`. Nobody answers this."""
         body = {"segment": index, "num_bytes": num_bytes, "drop": drop}
         self._send(self._packets(Op.ATTACH, 0, body), fds=(fd,))
 
-    def expect(self, request: Request) -> None:
-        """From now on the ranks owe the answers to `request`, which is sent by `ask` or (READY) by nobody."""
+    def ask(self, request: Request, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()) -> None:
+        """Send `request` to all ranks. Raises ProtocolError, before anything is sent, for what cannot travel."""
+        packets = self._packets(request.op, request.number, body, tensors)
         self.in_flight = request
         now = time.monotonic()
         for rank in self.ranks:
             rank.last_heard_s = now
-
-    def ask(self, request: Request, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()) -> None:
-        """Send `request` to all ranks. Raises ProtocolError, before anything is sent, for what cannot travel."""
-        packets = self._packets(request.op, request.number, body, tensors)
-        self.expect(request)
         self._send(packets)
 
     def wait(self, tick: Callable[[], None]) -> None:
@@ -132,15 +135,12 @@ class Generation:
         """
         if not self._whole:
             raise self._end_with(PoolError("a request was interrupted while it was being sent", remedy=FRESH))
+        self._take_in(0.0)
         if (request := self.in_flight) is None:
-            if signs := self._take_in(0.0):
-                raise self._failed(signs)
             return
         next_tick = time.monotonic() + TICK_S
         while len(request.replies) < len(self.ranks):
-            signs = self._take_in(max(0.0, next_tick - time.monotonic()))
-            if signs:
-                raise self._failed(signs)
+            self._take_in(max(0.0, next_tick - time.monotonic()))
             if request.has_news:
                 request.has_news = False
                 request.on_progress(request)
@@ -151,10 +151,10 @@ class Generation:
         self.in_flight = None
         request.on_done(request)
 
-    def bury(self) -> PoolError | None:
-        """End the generation because of a death that no request noticed. None when there is none."""
-        signs = [] if self.ended else self._take_in(0.0)
-        return self._failed(signs) if signs else None
+    def bury(self) -> None:
+        """Raise PoolError for a death that no request has noticed."""
+        if not self.ended:
+            self._take_in(0.0)
 
     def stop(self) -> None:
         """End all ranks: idle ones are asked to and get a moment, busy ones are killed."""
@@ -188,28 +188,32 @@ class Generation:
             try:
                 rank.channel.send_packet(packet, fds)
             except OSError as error:
-                raise self._failed([Failure(rank.rank, f"takes no message: {error}", weak=True)]) from error
+                self._signs.append(Failure(rank.rank, f"takes no message: {error}", weak=True))
+                raise self._failed() from error
         self._whole = True
 
-    def _take_in(self, timeout_s: float) -> list[Failure]:
-        """Wait for something to happen and take it in. Returns what went wrong."""
+    def _take_in(self, timeout_s: float) -> None:
+        """Wait for something to happen and take it in. Raises PoolError when a rank has failed."""
+        self._look(timeout_s)
+        if self._signs:
+            raise self._failed()
+
+    def _look(self, timeout_s: float) -> None:
         ready = {fd for fd, _ in self._epoll.poll(timeout_s)}
-        signs: list[Failure | None] = []
         for rank in self.ranks:
             if rank.channel.fileno() in ready:
-                signs.append(self._hear(rank))
+                self._hear(rank)
         for rank in self.ranks:
             if rank.pidfd in ready:
-                signs.append(self._judge_death(rank))
-        return [sign for sign in signs if sign is not None]
+                self._judge_death(rank)
 
-    def _hear(self, rank: RankProcess) -> Failure | None:
+    def _hear(self, rank: RankProcess) -> None:
         """Take in one message. A rank that gives a sign of failure is not listened to any more."""
         sign = self._receive(rank)
         if sign is not None:
             self._epoll.unregister(rank.channel)
             self._last_words[rank.rank] = sign
-        return sign
+            self._signs.append(sign)
 
     def _receive(self, rank: RankProcess) -> Failure | None:
         try:
@@ -247,15 +251,14 @@ class Generation:
             return False
         return True
 
-    def _judge_death(self, rank: RankProcess) -> Failure | None:
-        """How a process ended, unless it has said why: its last messages come before its exit."""
+    def _judge_death(self, rank: RankProcess) -> None:
+        """Note how a process ended, unless it has said why: its last messages come before its exit."""
         self._epoll.unregister(rank.pidfd)
-        news = None
-        while rank.rank not in self._last_words:
-            news = self._hear(rank)
-        if self._last_words[rank.rank].cause == CLOSED:
-            return Failure(rank.rank, rank.end_text())
-        return news
+        while rank.rank not in self._last_words and rank.channel.has_message():
+            self._hear(rank)
+        last_words = self._last_words.get(rank.rank)
+        if last_words is None or last_words.cause == CLOSED:
+            self._signs.append(Failure(rank.rank, rank.end_text()))
 
     def _refuse_silence(self, request: Request) -> None:
         """Raise PoolError when a rank that owes an answer has shown no life for the request's deadline."""
@@ -268,16 +271,16 @@ class Generation:
         if any(now - rank.last_heard_s > request.deadline_s for rank in owing):
             # The others wait for the one that hangs. One that a signal holds is surely it; else the longest silent.
             culprit = min(owing, key=lambda rank: (not rank.is_stopped(), rank.last_heard_s))
-            raise self._failed([silence(culprit, request.op.name, now=now, deadline_s=request.deadline_s)])
+            self._signs.append(silence(culprit, request.op.name, now=now, deadline_s=request.deadline_s))
+            raise self._failed()
 
-    def _failed(self, signs: list[Failure]) -> PoolError:
+    def _failed(self) -> PoolError:
         """End the generation; the error to raise. Weak signs get a moment for their cause to show."""
-        signs = list(signs)
         until = time.monotonic() + SETTLE_S
-        while all(sign.weak for sign in signs) and (left_s := until - time.monotonic()) > 0:
-            signs += self._take_in(left_s)
-        failure = choose(signs)
-        starting = self.in_flight is not None and self.in_flight.expects is Op.READY
+        while all(sign.weak for sign in self._signs) and (left_s := until - time.monotonic()) > 0:
+            self._look(left_s)
+        failure = choose(self._signs)
+        starting = not self.ready
         self.end()  # before the wording: what the rank printed is complete then
         return self._end_with(pool_error(failure, self.ranks[failure.rank], starting=starting))
 

@@ -16,6 +16,7 @@ from ..checkpoint import read_header
 from ..errors import RequestCancelledError
 from ..patch import unpack
 from ..plan import ParallelPlan
+from ..strategies.kernels import additive_mask
 from ..strategies.sequence import LocalAttention, SequenceAttention
 from ..strategies.shard import SequenceShard
 from ..timing import RegionTimer
@@ -205,12 +206,13 @@ class Engine:
         residuals = {"double": options.get("control_in", ()), "single": options.get("control_out", ())}
         with timer.region("embed"), weights.block("") as w:
             tokens = adapter.embed(w, inputs)
+            mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
         with timer.region("blocks"):
             for block in adapter.blocks:
                 with weights.block(block.prefix) as w:
-                    mod = adapter.modulation(block, w, tokens.vec)
+                    mod = adapter.modulation(block, w, tokens)
                     q, k, v, carry = adapter.qkv(block, w, tokens, mod)
-                    attn = strategy.attend(q, k, v, lengths=lengths).flatten(2)
+                    attn = strategy.attend(q, k, v, lengths=lengths, mask=mask).flatten(2)
                     residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
                     adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
                 beat()
@@ -236,6 +238,14 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available
+
+
+def _mask_in_part_order(mask: torch.Tensor | None, shard: SequenceShard, dtype: torch.dtype) -> torch.Tensor | None:
+    """The attention mask as the strategies take it: added to the scores, tokens in the order of the parts."""
+    if mask is None:
+        return None
+    order = torch.tensor(shard.order, device=mask.device)
+    return additive_mask(mask, dtype).index_select(1, order).index_select(2, order)
 
 
 def _residual(

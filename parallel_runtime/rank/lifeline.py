@@ -3,8 +3,8 @@
 Owns the two ties to the parent. Does not own the ordinary way to stop (a STOP message, worker.py).
 
 1. A pipe whose write end only the parent holds, close-on-exec. When the parent exits, is killed or replaces itself with
-   `execv`, the kernel hangs the pipe up and, asked by `O_ASYNC` and `F_SETSIG`, kills this process. No code of ours
-   runs, so a thread that holds the interpreter lock in a kernel cannot delay it.
+   `execv`, the kernel hangs the pipe up and, asked by `O_ASYNC` and `F_SETSIG`, kills this process and what it started.
+   No code of ours runs, so a thread that holds the interpreter lock in a kernel cannot delay it.
 2. A thread that waits for the parent's pidfd. It covers a write end that leaked into another child of the parent.
 
 `PR_SET_PDEATHSIG` is neither: it follows the thread that started us, which ComfyUI may end, and misses `execv`.
@@ -18,11 +18,11 @@ import threading
 
 
 def arm(pipe_fd: int, parent_pid: int) -> None:
-    """Tie this process to `parent_pid` and to the pipe's read end `pipe_fd`; both stay open for good.
+    """Tie this process, and what it starts, to `parent_pid` and to the pipe's read end `pipe_fd`, which stays open.
 
-    Returns only while the parent lives; kills this process when it is gone already.
+    To be called in a process that leads its process group, as the pool starts it. Returns only while the parent lives.
     """
-    fcntl.fcntl(pipe_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe_fd, fcntl.F_SETOWN, -os.getpid())  # negative: the group
     fcntl.fcntl(pipe_fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe_fd, fcntl.F_SETFL, fcntl.fcntl(pipe_fd, fcntl.F_GETFL) | os.O_ASYNC)
     try:
@@ -44,4 +44,4 @@ def _wait(watch: select.poll) -> None:
 
 
 def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.killpg(os.getpid(), signal.SIGKILL)

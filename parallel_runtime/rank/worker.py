@@ -15,7 +15,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..errors import RequestCancelledError
@@ -189,9 +191,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main() -> NoReturn:
     """Run one rank and leave the process without unwinding: a collective in flight may never end."""
-    faulthandler.enable()
     options = parse(sys.argv[1:])
     lifeline.arm(options.lifeline, options.parent)
+    faulthandler.enable()  # a crash shows where, in what the parent reports
+    for fd in (options.lifeline, options.socket, options.store):
+        os.set_inheritable(fd, False)
+    with suppress(OSError):  # when memory runs out, the kernel should take a rank, which can be replaced
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
     worker = Worker(options)
     status = 0
     try:

@@ -31,10 +31,19 @@ class SequenceAttention:
         """This rank's part of the sequence."""
         return self.ring.index * self.ulysses.size + self.ulysses.index
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> torch.Tensor:
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        lengths: tuple[int, ...],
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Attention of this rank's queries over everybody's keys.
 
-        q, k, v (B, S, H, D) of this rank; `lengths` the S of every part, in part order. Returns (B, S, H, D).
+        q, k, v (B, S, H, D) of this rank; `lengths` the S of every part, in part order; `mask` (B or 1, all tokens, all
+        tokens), added to the scores, with the tokens in part order too. Returns (B, S, H, D).
         """
         size = self.ulysses.size
         groups = [lengths[start : start + size] for start in range(0, len(lengths), size)]
@@ -42,9 +51,12 @@ class SequenceAttention:
         if size > 1:
             q, k, v = self._heads_for_tokens(q, k, v, lengths=mine)  # (B, T, H/U, D)
         if self.ring.size > 1:
-            out = self._around_the_ring(q, k, v, lengths=[sum(group) for group in groups])
+            totals = [sum(group) for group in groups]
+            start = sum(totals[: self.ring.index])
+            rows = None if mask is None else mask[:, start : start + totals[self.ring.index]]
+            out = self._around_the_ring(q, k, v, lengths=totals, mask=rows)
         else:
-            out = attention(q, k, v)
+            out = attention(q, k, v, mask=mask)
         return self._tokens_for_heads(out, lengths=mine) if size > 1 else out
 
     def _heads_for_tokens(
@@ -74,9 +86,12 @@ class SequenceAttention:
         return received.permute(2, 1, 0, 3, 4).flatten(2, 3)  # (B, S, H, D)
 
     def _around_the_ring(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: list[int]
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: list[int], mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Pass keys and values around; the next hop travels while the present part is computed."""
+        """Pass keys and values around; the next hop travels while the present part is computed.
+
+        `lengths` are the groups' tokens; `mask` holds the rows of this group's queries.
+        """
         batch, queries, heads, width = q.shape
         held = torch.stack((k, v)).contiguous()  # (2, B, T, H, D)
         out = lse = None
@@ -88,7 +103,9 @@ class SequenceAttention:
                 arriving = held.new_empty((2, batch, coming, heads, width))
                 shift = self.ring.start_shift(held, arriving)
             if queries and lengths[owner]:
-                part_out, part_lse = attention_with_lse(q, held[0], held[1])
+                start = sum(lengths[:owner])
+                columns = None if mask is None else mask[:, :, start : start + lengths[owner]]
+                part_out, part_lse = attention_with_lse(q, held[0], held[1], mask=columns)
                 if out is None or lse is None:
                     out, lse = part_out.to(torch.float32, copy=True), part_lse
                 else:
@@ -102,6 +119,14 @@ class SequenceAttention:
 class LocalAttention:
     """The negative control: every rank attends to its own tokens only. Wrong on purpose for more than one rank."""
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> torch.Tensor:
-        """As `SequenceAttention.attend`, without any exchange."""
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        lengths: tuple[int, ...],
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `SequenceAttention.attend`, without any exchange and without the mask."""
         return attention(q, k, v)

@@ -4,7 +4,7 @@ Text and image are split apart, so that every rank holds a little of both: repli
 of the speed at eight ranks. Lengths may be zero; nothing is ever padded.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -43,6 +43,16 @@ class SequenceShard:
     def image(self) -> slice:
         """This part's rows of the whole image."""
         return _run(split_lengths(self.num_image, self.parts)[::-1], self.index)
+
+    @property
+    def order(self) -> list[int]:
+        """Where each token of the whole sequence (text, then image) stands when all parts are laid end to end."""
+        rows: list[int] = []
+        for index in range(self.parts):
+            part = replace(self, index=index)
+            rows.extend(range(part.text.start, part.text.stop))
+            rows.extend(range(self.num_text + part.image.start, self.num_text + part.image.stop))
+        return rows
 
     def take(self, tensor: torch.Tensor, *, stream: str, dim: int) -> torch.Tensor:
         """This part's view of a whole tensor along `dim`. `stream` is `text` or `image`.

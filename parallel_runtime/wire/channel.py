@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -218,7 +219,14 @@ class Channel:
             _close_all(fds)
             raise
 
+    def has_message(self) -> bool:
+        """Whether `recv` has something to return, a message or the other end's going."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
     def close(self) -> None:
+        """Close this end."""
         self._socket.close()
 
 

@@ -88,6 +88,42 @@ def test_every_plan_sends_what_the_formula_says(eight_ranks: Pool, sample: Model
         assert [(rank["calls"], rank["bytes"]) for rank in runner.ranks] == predicted, plan.name
 
 
+def test_an_attention_mask_is_followed_by_every_plan(eight_ranks: Pool, sample: ModelSpec, judge: Oracle) -> None:
+    """Values to add, True and False, and whole parts of the ring that a query may not see."""
+    workload = WORKLOADS[1]
+    tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
+    tokens = workload.text_tokens + workload.image_tokens
+    added = torch.randn(workload.batch, tokens, tokens, generator=torch.Generator().manual_seed(3))
+    seen = torch.rand(1, tokens, tokens, generator=torch.Generator().manual_seed(4)) > 0.5
+    seen[:, :, : tokens // 2] = False
+    seen[:, :, -1] = True
+    plain = judge(tensors)
+    for mask in (added, seen, torch.zeros(1, tokens, tokens).masked_fill(~seen, -torch.inf)):
+        expected = judge({**tensors, "mask": mask})
+        assert relative_error(plain, expected) > 0.01
+        for plan in (ParallelPlan(), ParallelPlan(ulysses=2), ParallelPlan(ring=3), ParallelPlan(ring=2, ulysses=4)):
+            result = run(eight_ranks, sample, plan, workload)({**tensors, "mask": mask})
+            assert relative_error(result, expected) <= FP32_TOLERANCE
+
+
+def test_rows_at_timestep_zero_are_modulated_so_on_every_plan(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle
+) -> None:
+    """All rows at zero is a step at zero, but for the text, so one rank is the measure of the plans in between."""
+    workload = WORKLOADS[0]
+    tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
+    still = torch.zeros(workload.image_tokens, dtype=torch.uint8)
+    plain = run(eight_ranks, sample, ParallelPlan(), workload)(tensors)
+    none = run(eight_ranks, sample, ParallelPlan(), workload)({**tensors, "still_rows": still})
+    assert relative_error(none, plain) <= 1e-6
+    still[100:] = 1
+    one_rank = run(eight_ranks, sample, ParallelPlan(), workload)({**tensors, "still_rows": still})
+    assert relative_error(one_rank, plain) > 0.01
+    for plan in (ParallelPlan(ulysses=3), ParallelPlan(ring=2), ParallelPlan(ring=2, ulysses=4)):
+        result = run(eight_ranks, sample, plan, workload)({**tensors, "still_rows": still})
+        assert relative_error(result, one_rank) <= FP32_TOLERANCE
+
+
 def test_residuals_reach_the_blocks_they_are_for(eight_ranks: Pool, sample: ModelSpec, judge: Oracle) -> None:
     """Against diffusers, which adds one residual a block when there are as many as blocks."""
     workload = WORKLOADS[1]

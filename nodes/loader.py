@@ -7,7 +7,6 @@ from .config import ParallelChoice
 from .host.files import diffusion_model_path, diffusion_models, file_identity
 from .host.patcher import remote_patcher
 from .host.pools import POOLS
-from .host.remote_model import build_remote_model
 from .sockets import CATEGORY, SpConfigSocket
 
 
@@ -43,10 +42,10 @@ class ParallelFluxLoader(io.ComfyNode):
     @classmethod
     def execute(cls, unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.NodeOutput:
         """Raises `ValueError` when the file or the plan cannot be used."""
-        model = build_remote_model(
+        model = remote_patcher(
             diffusion_model_path(unet_name),
             weight_dtype,
             devices=sp_config.selection.devices,
             choose_plan=sp_config.plan_for,
         )
-        return io.NodeOutput(remote_patcher(model))
+        return io.NodeOutput(model)

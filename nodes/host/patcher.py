@@ -6,6 +6,7 @@ a model, so every partial request is answered in full.
 
 import logging
 import os
+from collections.abc import Callable
 from functools import partial
 
 import comfy.model_management
@@ -14,10 +15,12 @@ import torch
 from comfy.hooks import WeightHook
 from comfy.patcher_extension import CallbacksMP
 
+from ...parallel_runtime.plan import ParallelPlan
 from .pooled_model import PooledModel
+from .pools import POOLS, Devices
 from .progress import NodeText
 from .refusals import block_patches, check_transformer_options, refuse, refuse_in
-from .remote_model import RemoteFlux
+from .remote_model import RemoteFlux, read_source
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,16 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     """A ModelPatcher around a `RemoteFlux`. Constructed and cloned as ComfyUI does."""
 
     model: RemoteFlux
+
+    def __init__(self, model: RemoteFlux, *where: object, **settings: object) -> None:
+        super().__init__(model, *where, **settings)
+        self.plan = model.pooled.plan
+
+    def clone(self, *args: object, **kwargs: object) -> "RemotePatcher":
+        """As ComfyUI's; the plan belongs to the clone, the weights to all of them."""
+        copy = super().clone(*args, **kwargs)
+        copy.plan = self.plan
+        return copy
 
     # What ComfyUI's memory manager asks
 
@@ -82,8 +95,9 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         return freed
 
     def pre_run(self) -> None:
-        """Before the first step: refuse patches of the blocks that were put into the options directly."""
+        """Before the first step: our plan, and no patches of the blocks that were put into the options directly."""
         check_transformer_options(self.model_options["transformer_options"])
+        self.model.pooled.plan = self.plan
         super().pre_run()
 
     # What other nodes ask, and a MODEL without weights here cannot give. Raised while that node executes.
@@ -150,7 +164,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     @staticmethod
     def _load_pooled(pooled: PooledModel) -> None:
         name, devices, text = os.path.basename(pooled.spec.path), ", ".join(map(str, pooled.devices)), NodeText()
-        log.info("loading %s into the workers on %s, plan %s", name, devices, pooled.plan.name)
+        log.info("loading %s into the workers on %s", name, devices)
         text.say(f"Loading {name}" if pooled.started else f"Starting workers on {devices}")
         pooled.load(
             progress=partial(text.loading, name),
@@ -171,9 +185,23 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             raise refuse_in("the node that adds them", f"the MODEL carries injections ({', '.join(self.injections)})")
 
 
-def remote_patcher(model: RemoteFlux) -> RemotePatcher:
-    """The MODEL that goes through the graph."""
-    management = comfy.model_management
-    return RemotePatcher(
-        model, load_device=management.get_torch_device(), offload_device=management.unet_offload_device()
-    )
+def remote_patcher(
+    path: str, weight_dtype: str, *, devices: Devices, choose_plan: Callable[[int], ParallelPlan]
+) -> RemotePatcher:
+    """The MODEL for the file at `path`, over `devices`; `choose_plan` takes the number of heads.
+
+    Raises `ValueError` when the file cannot be used, or the plan does not fit it.
+    """
+    source = read_source(path, weight_dtype, devices)
+    plan = choose_plan(source.config.num_heads)
+
+    def make() -> RemotePatcher:
+        pooled = PooledModel(devices, source.spec, plan, source.parameter_bytes)
+        management = comfy.model_management
+        return RemotePatcher(
+            RemoteFlux(source, pooled), management.get_torch_device(), management.unet_offload_device()
+        )
+
+    patcher = POOLS.root((devices, source.spec), make).clone()
+    patcher.plan = plan
+    return patcher

@@ -29,14 +29,13 @@ class Call:
 
 
 class PooledModel:
-    """A handle on weights in a pool. Cheap: nothing is started or loaded before `load` or `step`."""
+    """A handle on weights in a pool, and the plan of the run that uses them now. Cheap: starts and loads nothing."""
 
     def __init__(self, devices: Devices, spec: ModelSpec, plan: ParallelPlan, parameter_bytes: int) -> None:
         self.devices = devices
         self.spec = spec
         self.plan = plan
         self.parameter_bytes = parameter_bytes
-        self._loaded_generation = 0
         self._calls: list[Call] | None = None
 
     @property
@@ -51,8 +50,8 @@ class PooledModel:
 
     @property
     def loaded(self) -> bool:
-        """Whether the workers that live now hold our weights because we asked for them."""
-        return self.started and self._loaded_generation == self.pool.generation
+        """Whether the workers that live now hold our weights."""
+        return POOLS.is_loaded((self.devices, self.spec))
 
     def bytes_on(self, device: torch.device) -> int:
         """Bytes of weights that our ranks keep on `device`; every rank on the CPU counts for the CPU."""
@@ -64,16 +63,13 @@ class PooledModel:
         Raises `PoolError` when a worker fails, and whatever `check_cancelled` raises.
         """
         POOLS.load(
-            self,
             (self.devices, self.spec),
             lambda pool: pool.load(self.spec, progress=progress, check_cancelled=check_cancelled),
         )
-        self._loaded_generation = self.pool.generation
 
     def unload(self) -> None:
-        """Say that the weights are no longer wanted; they stay while another MODEL on the same file wants them."""
-        self._loaded_generation = 0
-        POOLS.let_go(self, (self.devices, self.spec))
+        """Free the weights in the workers; nothing when they are not there."""
+        POOLS.unload((self.devices, self.spec))
 
     def step(
         self,

@@ -1,11 +1,11 @@
-"""The workers this process has: one pool per set of devices, and which MODELs still want which weights in it.
+"""The workers this process has: one pool per set of devices, and which weights they hold for which MODEL.
 
-ComfyUI keeps and drops MODELs as it likes, so neither a pool nor the weights in it belong to one MODEL. A MODEL claims
-its weights when it loads them; weights without a claim leave the workers. Starts nothing by itself.
+ComfyUI keeps and drops MODELs as it likes, so neither a pool nor the weights in it belong to one MODEL. All MODELs on
+the same weights are clones of one root, so ComfyUI's memory manager sees one model; the root that was loaded last is
+kept alive here, so that a changed plan or an edited graph finds its weights still there, and the manager can still
+evict them. Starts nothing by itself.
 """
 
-import logging
-import queue
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,32 +13,28 @@ from typing import TypeAlias
 
 from ...parallel_runtime.checkpoint import ModelSpec
 from ...parallel_runtime.devices import Device
-from ...parallel_runtime.errors import PoolError
 from ...parallel_runtime.pool.pool import LoadResult, Pool
 
-log = logging.getLogger(__name__)
 Devices: TypeAlias = tuple[Device, ...]
 Weights: TypeAlias = tuple[Devices, ModelSpec]
 ALIVE = ("starting", "idle", "busy")
 
 
 class PoolRegistry:
-    """Pools by their devices, claims on weights by pool and file."""
+    """Pools by their devices; by weights, the root of their MODELs and the generation of workers that holds them."""
 
     def __init__(self) -> None:
-        self._pools: dict[Devices, Pool] = {}
-        self._claims: dict[Weights, weakref.WeakSet[object]] = {}
         self._lock = threading.Lock()
-        self._closed_alive = 0
-        self._orphans: queue.SimpleQueue[Weights] = queue.SimpleQueue()
-        self._sweeper: threading.Thread | None = None
+        self._pools: dict[Devices, Pool] = {}
+        self._roots: weakref.WeakValueDictionary[Weights, object] = weakref.WeakValueDictionary()
+        self._loaded: dict[Weights, int] = {}
+        self._last_loaded: object = None
+        self._released = 0
 
     def pool(self, devices: Devices) -> Pool:
         """The pool of these devices, in this order. Created on first use, started by its first request."""
         with self._lock:
-            if devices not in self._pools:
-                self._pools[devices] = Pool(devices)
-            return self._pools[devices]
+            return self._pool(devices)
 
     def is_alive(self, devices: Devices) -> bool:
         """Whether the pool of these devices has workers."""
@@ -46,71 +42,72 @@ class PoolRegistry:
 
     def any_alive(self) -> bool:
         """Whether this process has workers at all."""
-        return any(pool.state in ALIVE for pool in self._pools.values())
+        return any(self.is_alive(devices) for devices in self._pools)
 
     def lost_generations(self) -> int:
         """How many sets of workers ended by failing, since the process began; a released one is not lost."""
-        ended = sum(pool.generation - (pool.state in ALIVE) for pool in self._pools.values())
-        return ended - self._closed_alive
+        started = sum(pool.generation for pool in self._pools.values())
+        return started - self._released - sum(self.is_alive(devices) for devices in self._pools)
 
-    def load(self, claimant: object, weights: Weights, load: Callable[[Pool], LoadResult]) -> LoadResult:
-        """Run `load` on the pool and note that `claimant` wants these weights until it lets go or dies."""
-        pool = self.pool(weights[0])
+    def root(self, weights: Weights, make: Callable[[], object]) -> object:
+        """The one MODEL that all MODELs on these weights are clones of; made when there is none."""
+        root = self._roots.get(weights)
+        if root is None:
+            root = self._roots[weights] = make()
+        return root
+
+    def is_loaded(self, weights: Weights) -> bool:
+        """Whether the workers that live now hold these weights."""
+        devices, _ = weights
+        return self.is_alive(devices) and self._loaded.get(weights) == self._pools[devices].generation
+
+    def load(self, weights: Weights, load: Callable[[Pool], LoadResult]) -> None:
+        """Run `load` on the pool. First, weights that no MODEL wants any more leave the workers, to make room."""
+        devices, _ = weights
         with self._lock:
-            if pool.state not in ALIVE:
-                self._close_unclaimed()
-            result = load(pool)
-            claimants = self._claims.setdefault(weights, weakref.WeakSet())
-            if claimant not in claimants:
-                claimants.add(claimant)
-                weakref.finalize(claimant, self._orphans.put, weights).atexit = False
-                self._start_sweeper()
-        return result
+            self._last_loaded = self._roots.get(weights)
+            for other in [other for other in self._loaded if other not in self._roots]:
+                self._unload(other)
+            if not self.is_alive(devices):
+                self._close_idle()
+            load(self._pool(devices))
+            self._loaded[weights] = self._pools[devices].generation
 
-    def let_go(self, claimant: object, weights: Weights) -> None:
-        """`claimant` no longer wants these weights; the last one to say so frees them in the workers."""
+    def unload(self, weights: Weights) -> None:
+        """Free these weights in the workers; nothing when they are not there."""
         with self._lock:
-            self._claims.get(weights, weakref.WeakSet()).discard(claimant)
-            self._unload_unclaimed(weights)
+            self._unload(weights)
 
-    def close_all(self) -> int:
-        """End the workers of every pool. Returns how many pools had any. The next request starts fresh ones."""
+    def close_all(self) -> None:
+        """End the workers of every pool; one that failed too often may start again. The next request starts others."""
         with self._lock:
-            self._claims.clear()
-            return sum(self._close(pool) for pool in self._pools.values())
+            self._last_loaded = None
+            self._loaded.clear()
+            for devices in self._pools:
+                self._close(devices)
 
-    def _close_unclaimed(self) -> None:
-        """Workers without weights make room for those of another set of devices: they may sit on the same ones."""
-        claimed = {devices for (devices, _), claimants in self._claims.items() if len(claimants)}
-        for devices, pool in self._pools.items():
-            if devices not in claimed and pool.state in ALIVE:  # closing a failed one would forget its failures
-                self._close(pool)
+    def _pool(self, devices: Devices) -> Pool:
+        if devices not in self._pools:
+            self._pools[devices] = Pool(devices)
+        return self._pools[devices]
 
-    def _close(self, pool: Pool) -> bool:
-        alive = pool.state in ALIVE
-        self._closed_alive += alive
-        pool.close()
-        return alive
-
-    def _unload_unclaimed(self, weights: Weights) -> None:
+    def _unload(self, weights: Weights) -> None:
         devices, spec = weights
-        if len(self._claims.get(weights, ())) == 0 and self.is_alive(devices):
+        was_loaded = self.is_loaded(weights)
+        self._loaded.pop(weights, None)
+        if was_loaded:
             self._pools[devices].unload(spec)
 
-    def _start_sweeper(self) -> None:
-        """A finalizer may run anywhere, even inside a request to the pool: it only queues, this thread unloads."""
-        if self._sweeper is None:
-            self._sweeper = threading.Thread(target=self._sweep, name="parallel-dit-sweeper", daemon=True)
-            self._sweeper.start()
+    def _close_idle(self) -> None:
+        """Workers that hold no weights make room for those of another set of devices, which may be the same ones."""
+        used = {devices for devices, _ in self._loaded}
+        for devices in self._pools:
+            if devices not in used and self.is_alive(devices):  # closing a failed pool would forget its failures
+                self._close(devices)
 
-    def _sweep(self) -> None:
-        while True:
-            weights = self._orphans.get()
-            try:
-                with self._lock:
-                    self._unload_unclaimed(weights)
-            except PoolError as error:
-                log.warning("could not unload %s: %s", weights[1].path, error)
+    def _close(self, devices: Devices) -> None:
+        self._released += self.is_alive(devices)
+        self._pools[devices].close()
 
 
 POOLS = PoolRegistry()  # the one of this process; never rebound

@@ -4,7 +4,7 @@ Patchify, padding, reference ids, prediction type and all wrappers stay ComfyUI'
 """
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import comfy.ldm.flux.model
 import comfy.model_base
@@ -18,7 +18,6 @@ from comfy.supported_models_base import BASE
 from ...parallel_runtime.adapters.flux_config import FluxConfig
 from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
-from ...parallel_runtime.plan import ParallelPlan
 from .conditioning import ForwardArguments, step_tensors
 from .pooled_model import PooledModel
 from .refusals import check_conditioning, check_transformer_options, refuse_in
@@ -88,22 +87,22 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
 class RemoteFlux(comfy.model_base.Flux):
     """ComfyUI's Flux.1 model around a `RemoteTransformer`."""
 
-    def __init__(self, model_config: BASE, config: FluxConfig, pooled: PooledModel) -> None:
+    def __init__(self, source: "Source", pooled: PooledModel) -> None:
         types = comfy.model_base.ModelType
         super().__init__(
-            model_config,
-            model_type=types.FLUX if config.guidance else types.FLOW,
+            source.model_config,
+            model_type=types.FLUX if source.config.guidance else types.FLOW,
             device=META,
             unet_model=RemoteTransformer,
         )
         self.device = None  # set by the patcher to where ComfyUI thinks the weights are
         self.pooled = pooled
         self.diffusion_model.pooled = pooled
-        self.diffusion_model.config = config
+        self.diffusion_model.config = source.config
 
     def memory_required(self, input_shape: list[int], cond_shapes: dict | None = None) -> float:
         """Bytes of activations on the device shared with ComfyUI: one rank's share of the tokens."""
-        return super().memory_required(input_shape, cond_shapes=cond_shapes or {}) / self.pooled.plan.ranks
+        return super().memory_required(input_shape, cond_shapes=cond_shapes or {}) / len(self.pooled.devices)
 
     def extra_conds(self, **kwargs: object) -> dict:
         """As ComfyUI's, after refusing what the workers lack: called before the first step."""
@@ -111,26 +110,36 @@ class RemoteFlux(comfy.model_base.Flux):
         return super().extra_conds(**kwargs)
 
 
-def build_remote_model(
-    path: str, weight_dtype: str, *, devices: tuple[Device, ...], choose_plan: Callable[[int], ParallelPlan]
-) -> RemoteFlux:
-    """The model for the file at `path`, over `devices`; `choose_plan` takes the number of heads.
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file as it was recognised: sizes, ComfyUI's own description, identity, and bytes of weights on each rank."""
 
-    `weight_dtype` is what the workers compute in; `default` is what ComfyUI would choose for this file there.
-    Raises `ValueError` when the file is missing, broken or no Flux.1, or when the plan does not fit it.
+    config: FluxConfig
+    model_config: BASE
+    spec: ModelSpec
+    parameter_bytes: int
+
+
+def read_source(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> Source:
+    """Recognise the file at `path`.
+
+    `weight_dtype` is what the workers compute in; `default` is what ComfyUI would choose for this file on `devices`.
+    Raises `ValueError` when the file is missing, broken or no Flux.1.
     """
     header = read_header(path)
     config = FluxConfig.from_header(header)
-    plan = choose_plan(config.num_heads)
     weights = _without_values(header, config)
     model_config = _detect(header, config, weights)
     device = torch.device(devices[0].kind, None if devices[0].kind == "cpu" else devices[0].index)
     dtype = _compute_dtype(weight_dtype, weights, model_config, device)
     model_config.set_inference_dtype(dtype, None)
     model_config.custom_operations = MetaOperations
-    spec = ModelSpec.of(path, str(dtype).removeprefix("torch."))
-    parameter_bytes = sum(math.prod(shape) for shape in config.expected_shapes().values()) * dtype.itemsize
-    return RemoteFlux(model_config, config, PooledModel(devices, spec, plan, parameter_bytes))
+    return Source(
+        config=config,
+        model_config=model_config,
+        spec=ModelSpec.of(path, str(dtype).removeprefix("torch.")),
+        parameter_bytes=sum(math.prod(shape) for shape in config.expected_shapes().values()) * dtype.itemsize,
+    )
 
 
 def _without_values(header: CheckpointHeader, config: FluxConfig) -> dict[str, torch.Tensor]:

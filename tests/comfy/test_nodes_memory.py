@@ -43,6 +43,11 @@ def run(client: ComfyClient, graph: Workflow) -> PromptResult:
     return client.queue(to_latent(graph)).require_success()
 
 
+def weights_left(server: ComfyServer, held: list[int]) -> bool:
+    """Whether every rank holds less than it `held`, by about a model."""
+    return all(then - now > MOST_OF_THE_WEIGHTS for then, now in zip(held, private_bytes(server), strict=True))
+
+
 def soon(happened: Callable[[], bool], *, within_s: float = 20.0) -> bool:
     """Whether it happens in time; ComfyUI frees when it next looks at its queue."""
     until = time.monotonic() + within_s
@@ -60,17 +65,59 @@ def test_weights_are_loaded_once_and_a_cached_prompt_runs_nothing(client: ComfyC
     assert {"model", "sampler"} <= set(again.cached)
 
 
+def test_another_plan_or_an_edited_graph_finds_the_weights_still_there(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    assert run(client, bf16(tiny_models, seed=82)).texts
+    held, pids = private_bytes(comfy_server), worker_pids(comfy_server)
+    ring = bf16(tiny_models, seed=82)
+    ring["config"]["inputs"] |= {"mode": "manual", "ring": 2}
+    assert run(client, ring).texts == []
+    run(client, workflows.text_to_image(tiny_models, width=128, height=128))
+    result = run(client, bf16(tiny_models, seed=83))
+    assert "model" not in result.cached, "ComfyUI kept the MODEL, so this shows nothing"
+    assert result.texts == []
+    assert worker_pids(comfy_server) == pids
+    grown = [now - then for now, then in zip(private_bytes(comfy_server), held, strict=True)]
+    assert max(grown) < MOST_OF_THE_WEIGHTS
+
+
+def test_two_plans_in_one_graph_share_the_weights_and_keep_their_plans(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    graph = to_latent(bf16(tiny_models, seed=84))
+    graph["sampler"]["class_type"] = "ParallelFluxSampler"
+    inputs = graph["config"]["inputs"] | {"mode": "manual", "ring": 2}
+    graph["config2"] = {"class_type": "SPConfig", "inputs": inputs}
+    graph["model2"] = {"class_type": "ParallelFluxLoader", "inputs": graph["model"]["inputs"].copy()}
+    graph["model2"]["inputs"]["sp_config"] = ["config2", 0]
+    graph["sampler2"] = {"class_type": "ParallelFluxSampler", "inputs": graph["sampler"]["inputs"].copy()}
+    graph["sampler2"]["inputs"] |= {"model": ["model2", 0], "latent_image": ["sampler", 0], "denoise": 0.5}
+    graph["save"]["inputs"]["samples"] = ["sampler2", 0]
+    result = client.queue(graph).require_success()
+    plans = [result.outputs[node]["parallel_dit"][0]["plan_name"] for node in ("sampler", "sampler2")]
+    assert plans == ["uly2", "ring2"]
+    assert {node for node, _ in result.texts} == {"sampler"}, "the second sampler loaded the weights again"
+    assert len(worker_pids(comfy_server)) == 2
+
+
+def test_free_reaches_weights_whose_model_comfyui_has_dropped(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    run(client, bf16(tiny_models, seed=85))
+    run(client, workflows.text_to_image(tiny_models, width=128, height=128))
+    held = private_bytes(comfy_server)
+    client.free()
+    assert soon(lambda: weights_left(comfy_server, held))
+
+
 def test_free_takes_the_weights_out_of_every_rank_and_the_next_prompt_brings_them_back(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
     before = saved_latent(client, run(client, bf16(tiny_models, seed=63)))
     loaded, pids = private_bytes(comfy_server), worker_pids(comfy_server)
     client.free()
-    assert soon(
-        lambda: all(
-            held - now > MOST_OF_THE_WEIGHTS for held, now in zip(loaded, private_bytes(comfy_server), strict=True)
-        )
-    )
+    assert soon(lambda: weights_left(comfy_server, loaded))
     result = run(client, bf16(tiny_models, seed=63))
     assert result.texts, "the weights were not loaded again"
     assert torch.equal(saved_latent(client, result), before)

@@ -37,3 +37,12 @@ def run_step(pool, *tensors, spec=None, plan=None, check_cancelled=None, **optio
         options=options,
         check_cancelled=check_cancelled,
     )
+
+
+def is_alive(pid):
+    """Whether a process exists as anything but a corpse that waits for its parent."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

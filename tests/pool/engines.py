@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -124,6 +125,12 @@ def leave(_message, _beat, code):
     os._exit(code)
 
 
+def start_child(_message, _beat, path):
+    """Leave a process behind that ends with nobody, and note its number."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
+    Path(path).write_text(str(child.pid), encoding="utf-8")
+
+
 def say(_message, _beat, text, times=1):
     sys.stdout.write(text * times + "\n")
     sys.stdout.flush()
@@ -171,7 +178,7 @@ def own_channel():
 ACTIONS = {
     action.__name__: action
     for action in (
-        *(fail, sleep, work, send_signal, leave, say, exchange),
+        *(fail, sleep, work, send_signal, leave, say, start_child, exchange),
         *(hold_the_interpreter, speak_out_of_turn, send_garbage, close_channel),
     )
 }

@@ -2,8 +2,8 @@
 
 It prints its ranks' processes once they are as WHEN says, then does what it reads, line by line: `step` or `exec`.
 
-WHEN: `starting`; `idle` (made by a thread that has ended); `stepping` (in an exchange); `holding` (a rank never returns
-to its interpreter); `leaked` (another child of ours holds every descriptor that we have).
+WHEN: `starting`; `idle` (made by a thread that has ended); `stepping` (in an exchange); `holding` (a rank has a child
+and never returns to its interpreter); `leaked` (another child of ours holds every descriptor that we have).
 """
 
 import os
@@ -14,7 +14,10 @@ import time
 
 from echo_pool import make_pool, run_step
 
-ACTIONS = {"stepping": ["exchange", 8 << 20, 60.0], "holding": ["hold_the_interpreter"]}
+ACTIONS = {
+    "stepping": [["exchange", 8 << 20, 60.0]],
+    "holding": [["start_child", "/dev/null"], ["hold_the_interpreter"]],
+}
 
 
 def main(num_ranks, when):
@@ -28,7 +31,7 @@ def main(num_ranks, when):
     else:
         maker.join()
     if when in ACTIONS:
-        asked = {"faults": {rank: [ACTIONS[when]] for rank in range(num_ranks)}}
+        asked = {"faults": {rank: ACTIONS[when] for rank in range(num_ranks)}}
         threading.Thread(target=run_step, args=(pool,), kwargs=asked, daemon=True).start()
         time.sleep(0.3)
     if when == "leaked":

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parallel_runtime.errors import PoolError
-from pool.echo_pool import make_spec, run_step
+from pool.echo_pool import is_alive, make_spec, run_step
 
 FRESH = "the next prompt starts fresh workers"
 
@@ -117,6 +117,13 @@ def test_an_error_text_that_no_message_can_hold_is_cut(pool):
     assert len(str(error)) < 20_000
 
 
+def test_what_a_rank_has_started_ends_with_it(pool, tmp_path):
+    noted = tmp_path / "child"
+    failure(pool, faults={0: [["start_child", str(noted)], ["send_signal", "SIGKILL"]]})
+    child = int(noted.read_text())
+    wait_until(lambda: not is_alive(child))
+
+
 @pytest.mark.parametrize(
     ("action", "cause"),
     [
@@ -151,8 +158,8 @@ def test_a_stopped_rank_is_found_by_its_silence(pool_of):
 
 
 def test_a_rank_that_shows_life_may_take_longer_than_the_deadline(pool_of):
-    pool = pool_of(deadline_s=0.5)
-    assert torch.equal(run_step(pool, faults={0: [["work", 1.2]], 1: [["work", 1.2]]}).out, torch.arange(10.0))
+    pool = pool_of(1, deadline_s=0.5)
+    assert torch.equal(run_step(pool, faults={0: [["work", 1.2]]}).out, torch.arange(10.0))
 
 
 def test_a_rank_that_dies_while_idle_takes_the_others_along_and_the_next_prompt_works(pool, caplog):

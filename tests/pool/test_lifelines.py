@@ -7,7 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+
+from pool.echo_pool import is_alive
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -16,7 +19,8 @@ ROOT = HERE.parents[1]
 class Parent:
     """parent.py with its own temporary folder."""
 
-    def __init__(self, folder, *, ranks=2, when):
+    def __init__(self, folder, *, when):
+        ranks = 2 if when == "stepping" else 1
         self.folder = folder
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}", "TMPDIR": str(folder), "HOME": str(folder)}
         command = [sys.executable, str(HERE / "parent.py"), str(ranks), when]
@@ -24,7 +28,10 @@ class Parent:
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True, cwd=folder)
         self.ranks = [int(word) for word in self.process.stdout.readline().split()]
         assert len(self.ranks) == ranks
-        assert self.living() == self.ranks
+        started = [child.pid for rank in self.ranks for child in psutil.Process(rank).children(recursive=True)]
+        assert len(started) == (ranks if when == "holding" else 0)
+        self.processes = self.ranks + started
+        assert self.living() == self.processes
 
     def tell(self, line):
         """Have it do something; what it answers."""
@@ -33,23 +40,15 @@ class Parent:
         return self.process.stdout.readline().strip()
 
     def living(self):
-        """The ranks that still exist, as anything but a corpse that waits for its parent."""
-        return [pid for pid in self.ranks if state_of(pid) not in ("", "Z")]
+        """Of the ranks and what they have started, those that still run."""
+        return [pid for pid in self.processes if is_alive(pid)]
 
     def seconds_until_ranks_are_gone(self):
         began = time.monotonic()
         while self.living():
-            assert time.monotonic() - began < 5.0, f"ranks {self.living()} live on"
+            assert time.monotonic() - began < 5.0, f"{self.living()} live on"
             time.sleep(0.005)
         return time.monotonic() - began
-
-
-def state_of(pid):
-    """The letter of /proc, "" for a process that is no more."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def test_ranks_end_when_their_parent_replaces_itself(parent_of, when):
     parent = parent_of(when=when)
     assert parent.tell("exec") == "replaced"
     assert parent.seconds_until_ranks_are_gone() < 1.0
-    assert state_of(parent.process.pid) not in ("", "Z")
+    assert is_alive(parent.process.pid)
 
 
 def test_ranks_end_with_a_parent_that_just_returns(parent_of):

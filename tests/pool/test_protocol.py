@@ -107,7 +107,7 @@ def test_every_truncation_and_every_trailing_byte_is_refused(message, data):
         (patched(0, "<4s", b"PDiU"), "magic"),
         (patched(4, "<B", 2), "version 2"),
         (patched(5, "<B", 0), "op 0 is unknown"),
-        (patched(5, "<B", 13), "op 13 is unknown"),
+        (patched(5, "<B", max(Op) + 1), "op .* is unknown"),
         (patched(6, "<H", MAX_RANKS), "rank 32"),
         (patched(12, "<I", 0xFFFFFFFF), "bytes of text"),
         (patched(24, "<I", 0), "for 0 tensors"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -136,6 +137,7 @@ def shipped_graph(arguments: argparse.Namespace, tiny: TinyModels) -> Workflow:
 def main(arguments: argparse.Namespace) -> int:
     """Runs both graphs and returns 0 when the parallel image is there and right."""
     arguments.output.mkdir(parents=True, exist_ok=True)
+    busy = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="parallel-dit-demo-") as base:
         show("writing tiny random-weight models")
         tiny = write_tiny_models(Path(base))
@@ -154,7 +156,8 @@ def main(arguments: argparse.Namespace) -> int:
     Image.fromarray(stock.image.astype(np.uint8)).save(arguments.output / "flux_stock.png")
     show("")
     print_table(parallel, stock)
-    show(f"\nimage: {saved}")
+    show(f"\n{os.cpu_count()} CPU cores; load average before the start {busy:.1f} (times are fair only when it is low)")
+    show(f"image: {saved}")
     problem = wrong(parallel, stock, TOLERANCE["cuda" if cuda_available() else "cpu"])
     if problem:
         print(f"WRONG: {problem}", file=sys.stderr)  # noqa: T201

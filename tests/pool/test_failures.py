@@ -17,6 +17,16 @@ FRESH = "the next prompt starts fresh workers"
 @pytest.fixture
 def pool(pool):
     """The module's pool, running, whatever the test before did to it."""
+    yield from running(pool)
+
+
+@pytest.fixture
+def lone_rank(lone_rank):
+    """The module's pool of one rank, likewise."""
+    yield from running(lone_rank)
+
+
+def running(pool):
     run_step(pool)
     yield pool
     if pool.state == "failed":
@@ -90,36 +100,36 @@ def test_a_consequence_without_a_cause_is_reported_all_the_same(pool):
     assert seconds < 1.0
 
 
-def test_running_out_of_memory_has_a_remedy_of_its_own(pool):
+def test_running_out_of_memory_has_a_remedy_of_its_own(lone_rank):
     text = "CUDA out of memory. Tried to allocate 20.00 GiB"
-    error, _ = failure(pool, faults={1: [["fail", "memory", text]]})
-    assert first_line(error).startswith(f"rank 1: OutOfMemoryError: {text}; use a smaller image")
+    error, _ = failure(lone_rank, faults={0: [["fail", "memory", text]]})
+    assert first_line(error).startswith(f"rank 0: OutOfMemoryError: {text}; use a smaller image")
 
 
-def test_a_crash_names_the_signal_and_shows_where(pool):
-    error, _ = failure(pool, faults={1: [["say", "about to crash"], ["send_signal", "SIGSEGV"]]})
-    assert first_line(error) == f"rank 1: killed by SIGSEGV; {FRESH}"
+def test_a_crash_names_the_signal_and_shows_where(lone_rank):
+    error, _ = failure(lone_rank, faults={0: [["say", "about to crash"], ["send_signal", "SIGSEGV"]]})
+    assert first_line(error) == f"rank 0: killed by SIGSEGV; {FRESH}"
     assert "about to crash" in error.detail
     assert "in send_signal" in error.detail
 
 
-def test_an_exit_names_the_code_and_shows_what_was_printed_last(pool):
+def test_an_exit_names_the_code_and_shows_what_was_printed_last(lone_rank):
     """More output than a pipe holds neither blocks the rank nor floods the error."""
-    error, _ = failure(pool, faults={1: [["say", "lots", 1 << 18], ["say", "the end"], ["leave", 3]]})
-    assert first_line(error) == f"rank 1: exited with code 3; {FRESH}"
+    error, _ = failure(lone_rank, faults={0: [["say", "lots", 1 << 18], ["say", "the end"], ["leave", 3]]})
+    assert first_line(error) == f"rank 0: exited with code 3; {FRESH}"
     assert error.detail.endswith("lots\nthe end")
     assert len(error.detail) < 10_000
 
 
-def test_an_error_text_that_no_message_can_hold_is_cut(pool):
-    error, _ = failure(pool, faults={0: [["fail", "ValueError", "\N{GRINNING FACE}", 30_000]]})
+def test_an_error_text_that_no_message_can_hold_is_cut(lone_rank):
+    error, _ = failure(lone_rank, faults={0: [["fail", "ValueError", "\N{GRINNING FACE}", 30_000]]})
     assert first_line(error).startswith("rank 0: ValueError: \N{GRINNING FACE}\N{GRINNING FACE}")
     assert len(str(error)) < 20_000
 
 
-def test_what_a_rank_has_started_ends_with_it(pool, tmp_path):
+def test_what_a_rank_has_started_ends_with_it(lone_rank, tmp_path):
     noted = tmp_path / "child"
-    failure(pool, faults={0: [["start_child", str(noted)], ["send_signal", "SIGKILL"]]})
+    failure(lone_rank, faults={0: [["start_child", str(noted)], ["send_signal", "SIGKILL"]]})
     child = int(noted.read_text())
     wait_until(lambda: not is_alive(child))
 
@@ -132,15 +142,15 @@ def test_what_a_rank_has_started_ends_with_it(pool, tmp_path):
         (["close_channel"], "closed its channel"),
     ],
 )
-def test_a_rank_that_breaks_the_protocol_is_ended(pool, action, cause):
-    error, seconds = failure(pool, faults={1: [action]})
-    assert first_line(error).startswith(f"rank 1: {cause}")
+def test_a_rank_that_breaks_the_protocol_is_ended(lone_rank, action, cause):
+    error, seconds = failure(lone_rank, faults={0: [action]})
+    assert first_line(error).startswith(f"rank 0: {cause}")
     assert seconds < 1.0
 
 
-def test_a_rank_killed_while_it_loads(pool):
-    with pytest.raises(PoolError, match="^rank 1: killed by SIGKILL; "):
-        pool.load(make_spec("die1"))
+def test_a_rank_killed_while_it_loads(lone_rank):
+    with pytest.raises(PoolError, match="^rank 0: killed by SIGKILL; "):
+        lone_rank.load(make_spec("die0"))
 
 
 def test_a_load_that_is_refused_says_why(pool):

@@ -152,6 +152,25 @@ def test_a_pool_works_with_256_descriptors_no_home_and_no_folder_for_files():
     assert run_program(program, HOME="/nonexistent", TMPDIR="/nonexistent") == ["10", "10"]
 
 
+def test_another_system_can_import_the_pool_and_is_told_what_is_missing():
+    program = """
+        import os, signal, sys, torch
+        sys.modules["fcntl"] = None
+        sys.platform = "win32"
+        for name in ("memfd_create", "pidfd_open", "eventfd", "waitid", "sched_getaffinity"):
+            delattr(os, name)
+        from echo_pool import make_pool
+        from parallel_runtime.errors import PoolError
+        with make_pool(2) as pool:
+            try:
+                pool.start()
+            except PoolError as error:
+                print(error)
+            print(pool.status()["state"])
+    """
+    assert run_program(program) == ["workers need Linux, this is win32; use stock nodes on this system", "stopped"]
+
+
 def run_program(text, **environment):
     """The lines that a process of its own prints."""
     lines = text.strip("\n").splitlines()

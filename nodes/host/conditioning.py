@@ -27,6 +27,8 @@ class ForwardArguments:
     y: torch.Tensor | None
     guidance: torch.Tensor | None
     control: Mapping[str, Sequence[torch.Tensor | None]] | None
+    mask: torch.Tensor | None = None
+    still: Sequence[tuple[int, int]] = ()  # runs of image rows at timestep zero, whose timesteps follow the batch's
 
 
 def step_tensors(
@@ -35,8 +37,9 @@ def step_tensors(
     """The tensors and options of `Pool.step`.
 
     img (B, S_img, C), txt (B, S_txt, context), y (B, vec), timesteps and guidance (B,) fp32, img_ids (S_img, 3) and
-    txt_ids (S_txt, 3) fp32, and each distinct ControlNet residual once, as control_in.K / control_out.K
-    (B, up to S_img, hidden); the options give for each block the K of its residual, or None.
+    txt_ids (S_txt, 3) fp32, where there are any a mask (B or 1, S_txt + S_img, the same) and still_rows (S_img,), and
+    each distinct ControlNet residual once, as control_in.K / control_out.K (B, up to S_img, hidden); the options give
+    for each block the K of its residual, or None.
     Raises `ValueError` for shapes and values the model cannot take.
     """
     batch = given.img.shape[0]
@@ -47,12 +50,18 @@ def step_tensors(
         "img": given.img,
         "txt": given.txt,
         "y": y[:, : config.vec_dim],
-        "timesteps": given.timesteps.float(),  # never less: rounded to bf16 a call is 0.9 to 6 % off
+        "timesteps": given.timesteps[:batch].float(),  # never less: rounded to bf16 a call is 0.9 to 6 % off
         "img_ids": given.img_ids[0].float(),  # ComfyUI repeats one image's ids over the batch
         "txt_ids": given.txt_ids[0].float(),
     }
     if config.guidance and given.guidance is not None:
         tensors["guidance"] = given.guidance.float().expand(batch)
+    if given.mask is not None:
+        tensors["mask"] = _square(given.mask)
+    if given.still:
+        tensors["still_rows"] = torch.zeros(given.img.shape[1], dtype=torch.uint8)
+        for start, stop in given.still:
+            tensors["still_rows"][start:stop] = 1
     options = {}
     depths = {"input": config.depth, "output": config.depth_single}
     for side, name in RESIDUAL_SIDES.items():
@@ -64,6 +73,13 @@ def step_tensors(
             options[name] = uses + [None] * (depths[side] - len(uses))
     check_step(config, tensors)
     return tensors, options
+
+
+def _square(mask: torch.Tensor) -> torch.Tensor:
+    """A mask as torch's attention takes it, (S, S), (B, S, S) or (B, 1, S, S), to (B or 1, S, S)."""
+    if mask.ndim == 4 and mask.shape[1] == 1:
+        return mask[:, 0]
+    return mask[None] if mask.ndim == 2 else mask
 
 
 def _distinct(residuals: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor], list[int | None]]:

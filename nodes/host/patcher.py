@@ -21,6 +21,7 @@ from .pools import POOLS, Devices
 from .progress import NodeText
 from .refusals import block_patches, check_transformer_options, refuse, refuse_in
 from .remote_model import RemoteFlux, read_source
+from .weight_patches import patch_set
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +70,12 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         full_load: bool = False,
     ) -> None:
         """Have the weights in the workers. Raises `PoolError`, or ComfyUI's interrupt when the user cancels."""
-        if not self.model.pooled.loaded:
-            self._load_pooled(self.model.pooled)
+        pooled = self.model.pooled
+        if not pooled.loaded:
+            self._load_pooled(pooled)
+        pooled.patch(
+            patch_set(self.patches, self.patches_uuid), comfy.model_management.throw_exception_if_processing_interrupted
+        )
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()
         self.model.current_weight_patches_uuid = self.patches_uuid
@@ -95,18 +100,19 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         return freed
 
     def pre_run(self) -> None:
-        """Before the first step: our plan, and no patches of the blocks that were put into the options directly."""
+        """Before the first step: our plan, our patches, and none of the blocks that came into the options directly."""
         check_transformer_options(self.model_options["transformer_options"])
         self.model.pooled.plan = self.plan
+        self.model.pooled.patches = patch_set(self.patches, self.patches_uuid)
         super().pre_run()
 
     # What other nodes ask, and a MODEL without weights here cannot give. Raised while that node executes.
 
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
-        """Refused when any of `patches` names a weight of ours."""
+        """As ComfyUI's; refused here, at the node that adds them, when they are of a kind the workers cannot merge."""
         applied = super().add_patches(patches, strength_patch, strength_model)
-        if applied:
-            raise refuse("it changes weights (LoRA or merge)")
+        names = {name if isinstance(name, str) else name[0] for name in applied}  # a tuple where only rows are changed
+        patch_set({name: self.patches[name] for name in names}, self.patches_uuid)
         return applied
 
     def add_hook_patches(
@@ -179,8 +185,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def _check_remote(self) -> None:
         """What got in without asking the methods above."""
-        if self.patches or self.weight_wrapper_patches:
-            raise refuse_in("the node that adds them", "the MODEL carries changed weights")
+        if self.weight_wrapper_patches:
+            raise refuse_in("the node that adds them", "the MODEL carries wrapped weights")
         if self.injections:
             raise refuse_in("the node that adds them", f"the MODEL carries injections ({', '.join(self.injections)})")
 

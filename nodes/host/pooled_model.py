@@ -12,6 +12,7 @@ import torch
 
 from ...parallel_runtime.checkpoint import ModelSpec
 from ...parallel_runtime.devices import Device
+from ...parallel_runtime.patch import PRISTINE, PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.pool import Pool, StepResult
 from .pools import POOLS, Devices
@@ -29,13 +30,17 @@ class Call:
 
 
 class PooledModel:
-    """A handle on weights in a pool, and the plan of the run that uses them now. Cheap: starts and loads nothing."""
+    """A handle on weights in a pool, and the plan and patches of the run that uses them now.
+
+    Cheap: starts and loads nothing.
+    """
 
     def __init__(self, devices: Devices, spec: ModelSpec, plan: ParallelPlan, parameter_bytes: int) -> None:
         self.devices = devices
         self.spec = spec
         self.plan = plan
         self.parameter_bytes = parameter_bytes
+        self.patches = PRISTINE
         self._calls: list[Call] | None = None
 
     @property
@@ -67,6 +72,11 @@ class PooledModel:
             lambda pool: pool.load(self.spec, progress=progress, check_cancelled=check_cancelled),
         )
 
+    def patch(self, patches: PatchSet, check_cancelled: Callable[[], None]) -> None:
+        """Have the weights changed by just these patches, before the first step asks for it. Raises as `load`."""
+        self.patches = patches
+        self.pool.patch(self.spec, patches, check_cancelled=check_cancelled)
+
     def unload(self) -> None:
         """Free the weights in the workers; nothing when they are not there."""
         POOLS.unload((self.devices, self.spec))
@@ -93,6 +103,7 @@ class PooledModel:
             out_shape=(batch, image_tokens, out_channels),
             out_dtype=img.dtype,
             options=options,
+            patches=self.patches,
             check_cancelled=check_cancelled,
         )
         self._record(result, batch, image_tokens, tensors["txt"].shape[1])

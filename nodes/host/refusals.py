@@ -40,23 +40,6 @@ def check_transformer_options(options: Mapping[str, dict]) -> None:
         raise refuse_in("the node that adds them", f"the MODEL carries patches of its blocks ({', '.join(found)})")
 
 
-def check_conditioning(cond: Mapping[str, object]) -> None:
-    """Raise `ValueError` when a conditioning asks for what the workers lack; `cond` is ComfyUI's dict of one."""
-    # Like ComfyUI's Flux: a mask without the size it belongs to, and a method without references, have no effect.
-    if cond.get("attention_mask") is not None and cond.get("attention_mask_img_shape") is not None:
-        raise refuse_in(
-            "the node that adds it (Apply Style Model with strength_type attn_bias, regional prompts)",
-            "the conditioning carries an attention mask",
-            "set strength_type to multiply",
-        )
-    if cond.get("reference_latents") and cond.get("reference_latents_method") == "index_timestep_zero":
-        raise refuse_in(
-            "Edit Model Reference Method",
-            "the conditioning asks for reference latents at timestep zero (index_timestep_zero)",
-            "choose offset, index or uxo",
-        )
-
-
 def _executing_node() -> str:
     """The executing node as a user knows it: `Load LoRA (node 7)`."""
     context = get_executing_context()

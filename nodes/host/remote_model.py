@@ -20,7 +20,7 @@ from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_hea
 from ...parallel_runtime.devices import Device
 from .conditioning import ForwardArguments, step_tensors
 from .pooled_model import PooledModel
-from .refusals import check_conditioning, check_transformer_options, refuse_in
+from .refusals import check_transformer_options, refuse_in
 
 HEAD_DIM = 128  # the only one ComfyUI's Flux knows
 META = torch.device("meta")
@@ -60,8 +60,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
     ) -> torch.Tensor:
         """The body of ComfyUI's forward: (B, S_img, C) in, (B, S_img, out channels) out, run by the workers."""
         check_transformer_options(transformer_options or {})
-        wanted = {"attention mask": attn_mask, "timestep zero": timestep_zero_index, **unknown}
-        for what, value in wanted.items():
+        for what, value in unknown.items():
             if value is not None:
                 raise refuse_in("the node that adds it", f"the conditioning asks for {what}")
         given = ForwardArguments(
@@ -73,6 +72,8 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
             y=y,
             guidance=guidance,
             control=control,
+            mask=attn_mask,
+            still=timestep_zero_index or (),
         )
         tensors, options = step_tensors(given, self.config)
         out = self.pooled.step(
@@ -103,11 +104,6 @@ class RemoteFlux(comfy.model_base.Flux):
     def memory_required(self, input_shape: list[int], cond_shapes: dict | None = None) -> float:
         """Bytes of activations on the device shared with ComfyUI: one rank's share of the tokens."""
         return super().memory_required(input_shape, cond_shapes=cond_shapes or {}) / len(self.pooled.devices)
-
-    def extra_conds(self, **kwargs: object) -> dict:
-        """As ComfyUI's, after refusing what the workers lack: called before the first step."""
-        check_conditioning(kwargs)
-        return super().extra_conds(**kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,9 +50,9 @@ def to_latent(graph: Workflow) -> Workflow:
     return graph | {"save": {"class_type": "SaveLatent", "inputs": inputs}}
 
 
-def saved_latent(client: ComfyClient, result: PromptResult) -> torch.Tensor:
-    """The latent that a graph made by `to_latent` saved."""
-    (item,) = result.require_success().outputs["save"]["latents"]
+def saved_latent(client: ComfyClient, result: PromptResult, *, node: str = "save") -> torch.Tensor:
+    """The latent that a SaveLatent saved, by default the one that `to_latent` puts into a graph."""
+    (item,) = result.require_success().outputs[node]["latents"]
     return load(client.get_bytes("/view", **{key: item[key] for key in ("filename", "subfolder", "type")}))[
         "latent_tensor"
     ]

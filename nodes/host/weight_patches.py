@@ -1,0 +1,63 @@
+"""ComfyUI's record of changed weights as the workers take it: LoRA and its relatives, full differences, offsets.
+
+Owns the reading of ComfyUI's patch tuples and the refusal of those that cannot travel. Computes nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import comfy.utils
+import torch
+from comfy.weight_adapter import adapters
+from comfy.weight_adapter.lora import LoRAAdapter
+
+from ...parallel_runtime.patch import KINDS, Patch, PatchSet
+from .refusals import refuse_in
+
+PREFIX = "diffusion_model."
+LOADERS = "the LoRA loader that adds it"
+
+
+def patch_set(patches: Mapping[str, Sequence[tuple]], uuid: object) -> PatchSet:
+    """The patches of a ModelPatcher, by ComfyUI's keys; `uuid` is its name for them.
+
+    Raises `ValueError` for what cannot travel, naming the weight.
+    """
+    if not patches:
+        return PatchSet()
+    changes = tuple(_patch(key, entry) for key, entries in patches.items() for entry in entries)
+    return PatchSet(str(uuid), changes)
+
+
+def _patch(key: str, entry: tuple) -> Patch:
+    strength, change, strength_model, offset, function = entry
+    if function is not None and function is not comfy.utils.swap_scale_shift:
+        raise refuse_in(LOADERS, f"{key} is changed through a function of its own")
+    kind, values = _values(key, change)
+    return Patch(
+        key=key.removeprefix(PREFIX),
+        kind=kind,
+        strength=float(strength),
+        values=values,
+        strength_model=float(strength_model),
+        offset=None if offset is None else tuple(offset),
+        swap=function is not None,
+    )
+
+
+def _values(key: str, change: object) -> tuple[str, tuple[torch.Tensor | float | None, ...]]:
+    """The kind of a change and what its formula takes; see `rank/patches.py`."""
+    if isinstance(change, LoRAAdapter):
+        up, down, alpha, middle, dora, reshape = change.weights
+        if middle is not None or reshape is not None:
+            raise refuse_in(LOADERS, f"{key} is changed by a LoRA that {'reshapes it' if reshape else 'has a core'}")
+        return "lora", (up, down, alpha, dora)
+    if isinstance(change, tuple(adapters)) and change.name in KINDS:
+        return change.name, tuple(change.weights)
+    if isinstance(change, tuple) and len(change) == 1:
+        change = ("diff", change)
+    if isinstance(change, tuple) and len(change) == 2 and change[0] in ("diff", "set"):
+        kind, (tensor, *rest) = change
+        if rest and rest[0].get("pad_weight"):
+            raise refuse_in(LOADERS, f"{key} is padded to another shape")
+        return kind, (tensor,)
+    raise refuse_in("the node that adds it (model merging)", f"{key} is changed by another model's weights")

@@ -1,0 +1,165 @@
+"""LoRA and its relatives through the stock loader: equal to stock ComfyUI, switched, stacked, and taken back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from host import workflows
+from host.client import ComfyClient, Workflow
+from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
+from host.tiny_models import TinyModels
+
+QKV = "double_blocks.0.img_attn.qkv"
+LINEAR = "single_blocks.1.linear2"
+Tensors = dict[str, torch.Tensor]
+
+
+def noise(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))) * scale
+
+
+def lora(rows: int, columns: int) -> Tensors:
+    return {"lora_up.weight": noise(rows, 4, scale=0.3), "lora_down.weight": noise(4, columns, scale=columns**-0.5)}
+
+
+# The tensors of one module by kind, under the names trainers write.
+KINDS: dict[str, Callable[[int, int], Tensors]] = {
+    "lora_alpha": lambda rows, columns: lora(rows, columns) | {"alpha": torch.tensor(2.0)},
+    "dora_rows": lambda rows, columns: lora(rows, columns) | {"dora_scale": noise(rows, 1).abs() + 0.5},
+    "dora_columns": lambda rows, columns: lora(rows, columns) | {"dora_scale": noise(1, columns).abs() + 0.5},
+    "loha": lambda rows, columns: {
+        "hada_w1_a": noise(rows, 4, scale=0.3),
+        "hada_w1_b": noise(4, columns, scale=0.2),
+        "hada_w2_a": noise(rows, 4, scale=0.3),
+        "hada_w2_b": noise(4, columns, scale=0.2),
+        "alpha": torch.tensor(4.0),
+    },
+    "lokr": lambda rows, columns: {"lokr_w1": noise(8, 8, scale=0.2), "lokr_w2": noise(rows // 8, columns // 8) * 0.1},
+    "lokr_factors": lambda rows, columns: {
+        "lokr_w1": noise(8, 8, scale=0.2),
+        "lokr_w2_a": noise(rows // 8, 4, scale=0.2),
+        "lokr_w2_b": noise(4, columns // 8, scale=0.2),
+        "alpha": torch.tensor(2.0),
+    },
+    "glora": lambda rows, columns: {
+        "a1.weight": noise(columns, 4, scale=0.05),
+        "a2.weight": noise(4, columns, scale=0.05),
+        "b1.weight": noise(rows, 4, scale=0.1),
+        "b2.weight": noise(4, columns, scale=0.1),
+    },
+    "oft": lambda rows, columns: {"oft_blocks": noise(rows // 64, 64, 64, scale=0.03)},
+    "boft": lambda rows, columns: {
+        "oft_blocks": noise(3, rows // 64, 64, 64, scale=0.03),
+        "alpha": torch.tensor(0.0),
+    },
+    "diff": lambda rows, columns: {"diff": noise(rows, columns, scale=0.03), "diff_b": noise(rows, scale=0.1)},
+}
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny_models: TinyModels) -> dict[str, str]:
+    """A file of each kind in the server's loras folder, by kind."""
+    hidden = tiny_models.shape.hidden
+    names = {}
+    for kind, make in KINDS.items():
+        tensors = {}
+        for module, rows, columns in ((QKV, 3 * hidden, hidden), (LINEAR, hidden, 5 * hidden)):
+            tensors |= {f"diffusion_model.{module}.{name}": value for name, value in make(rows, columns).items()}
+        names[kind] = f"tiny_{kind}.safetensors"
+        save_file({name: value.contiguous() for name, value in tensors.items()}, folder(tiny_models) / names[kind])
+    return names
+
+
+def folder(tiny: TinyModels) -> Path:
+    return tiny.models / "loras"
+
+
+def small(tiny: TinyModels, *, seed: int = 5) -> Workflow:
+    return to_latent(workflows.text_to_image(tiny, steps=1, width=96, height=64, seed=seed))
+
+
+def stacked(graph: Workflow, *loras: tuple[str, float]) -> Workflow:
+    """Loaders one behind the other between the model and the sampler."""
+    for number, (name, strength) in enumerate(loras):
+        inputs = {"model": graph["sampler"]["inputs"]["model"], "lora_name": name, "strength_model": strength}
+        graph[f"lora{number}"] = {"class_type": "LoraLoaderModelOnly", "inputs": inputs}
+        graph["sampler"]["inputs"]["model"] = [f"lora{number}", 0]
+    return graph
+
+
+def errors(client: ComfyClient, graph: Workflow, **plan: object) -> tuple[float, torch.Tensor]:
+    """Our error against stock ComfyUI on the same graph, and the stock latent."""
+    stock = latent_of(client, graph)
+    return relative_error(latent_of(client, parallel(graph, **plan)), stock), stock
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_adapter_equals_stock(
+    kind: str, client: ComfyClient, tiny_models: TinyModels, adapters: dict[str, str]
+) -> None:
+    error, stock = errors(client, stacked(small(tiny_models), (adapters[kind], 0.8)))
+    assert error <= TOLERANCE
+    assert relative_error(latent_of(client, small(tiny_models)), stock) > 1e-3, "the adapter changes nothing"
+
+
+@pytest.mark.parametrize(
+    "strengths", [(1.0, 0.6), (-0.7, 1.3), (0.0, 1.0), (1.0, 0.0)], ids=lambda pair: f"{pair[0]}, {pair[1]}"
+)
+def test_fused_and_diffusers_names_stack_with_any_strength(
+    strengths: tuple[float, float], client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    names = (tiny_models.lora_fused, tiny_models.lora_diffusers)
+    graph = stacked(small(tiny_models), *zip(names, strengths, strict=True))
+    error, _ = errors(client, graph, mode="manual", ring=2)
+    assert error <= TOLERANCE
+
+
+def test_a_lora_on_one_branch_and_the_base_on_the_other(client: ComfyClient, tiny_models: TinyModels) -> None:
+    """Two samplings in one graph share the weights in the workers and take turns with them."""
+    graph = parallel(small(tiny_models))
+    plain = latent_of(client, graph)
+    both = stacked(copy.deepcopy(graph), (tiny_models.lora_fused, 1.0))
+    both["second"] = copy.deepcopy(graph["sampler"])
+    both["save second"] = {
+        "class_type": "SaveLatent",
+        "inputs": {"samples": ["second", 0], "filename_prefix": "second"},
+    }
+    result = client.queue(both)
+    with_lora = latent_of(client, stacked(copy.deepcopy(graph), (tiny_models.lora_fused, 1.0)))
+    assert relative_error(with_lora, plain) > 1e-2
+    for node, expected in (("save", with_lora), ("save second", plain)):
+        assert torch.equal(saved_latent(client, result, node=node), expected)
+
+
+def test_weights_return_to_pristine_bit_for_bit(
+    client: ComfyClient, tiny_models: TinyModels, adapters: dict[str, str]
+) -> None:
+    graph = parallel(small(tiny_models, seed=77))
+    pristine = latent_of(client, graph)
+    for kind in ("lora_alpha", "oft", "diff"):
+        changed = latent_of(client, stacked(parallel(small(tiny_models, seed=78)), (adapters[kind], 1.0)))
+        assert changed.shape == pristine.shape
+    again = parallel(small(tiny_models, seed=77))
+    again["sampler"]["inputs"]["denoise"] = 0.9999999  # another cache key in ComfyUI, the same sigmas
+    assert torch.equal(latent_of(client, again), pristine)
+
+
+def test_a_lora_for_another_model_is_one_clear_error_and_the_next_prompt_is_fine(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    save_file(
+        {f"diffusion_model.{QKV}.{name}": value for name, value in lora(48, 24).items()},
+        folder(tiny_models) / "tiny_other_model.safetensors",
+    )
+    graph = stacked(parallel(small(tiny_models, seed=79)), ("tiny_other_model.safetensors", 1.0))
+    result = client.queue(graph)
+    assert result.status == "error"
+    first_line = result.error_message.splitlines()[0]
+    assert "[48, 4]" in first_line and "use one made for this model" in first_line
+    client.queue(parallel(small(tiny_models, seed=79))).require_success()

@@ -4,6 +4,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from .config import SPConfig
 from .loader import ParallelFluxLoader
+from .parallelize import ParallelizeModel
 from .release import ReleaseParallelPool
 from .sampler import ParallelFluxSampler
 from .vae import TimedVAEDecode
@@ -14,4 +15,11 @@ class ParallelDiTExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """All node classes, in the order of a graph."""
-        return [SPConfig, ParallelFluxLoader, ParallelFluxSampler, TimedVAEDecode, ReleaseParallelPool]
+        return [
+            SPConfig,
+            ParallelFluxLoader,
+            ParallelizeModel,
+            ParallelFluxSampler,
+            TimedVAEDecode,
+            ReleaseParallelPool,
+        ]

@@ -1,0 +1,88 @@
+"""A MODEL of a stock loader made ours: the file it was read from, and everything that was applied to it since.
+
+Owns the recovery of both, and the refusal of a MODEL that has no file or carries what the workers cannot take.
+"""
+
+from collections.abc import Callable
+
+import comfy.sd
+import comfy.utils
+import torch
+from comfy.model_patcher import ModelPatcher
+
+from ...parallel_runtime.checkpoint import COMPUTE_DTYPES
+from ...parallel_runtime.plan import ParallelPlan
+from .patcher import RemotePatcher, remote_patcher
+from .pools import Devices
+from .refusals import check_transformer_options, refuse_in
+from .weight_patches import patch_set
+
+NODE = "Parallelize Model"
+LOADERS = (comfy.sd.load_diffusion_model, comfy.sd.load_checkpoint_guess_config)
+
+
+def parallelized(model: ModelPatcher, devices: Devices, choose_plan: Callable[[int], ParallelPlan]) -> RemotePatcher:
+    """The same MODEL over `devices`; `choose_plan` takes the number of heads.
+
+    LoRAs, model sampling, wrappers and options come along. Raises `ValueError` for a MODEL that cannot be taken.
+    """
+    if isinstance(model, RemotePatcher):
+        raise ValueError(f"{NODE}: this MODEL is parallel already; remove {NODE}, and change SP Config instead")
+    path, options = _source(model)
+    ours = remote_patcher(path, _compute_dtype(model, options), devices=devices, choose_plan=choose_plan)
+    _refuse_what_stays_behind(model)
+    ours.patches = {name: list(entries) for name, entries in model.patches.items()}
+    ours.patches_uuid = model.patches_uuid
+    patch_set(ours.patches, ours.patches_uuid)
+    for name, value in model.object_patches.items():
+        ours.add_object_patch(name, value)
+    ours.model_options = comfy.utils.deepcopy_list_dict(model.model_options)
+    ours.attachments = dict(model.attachments)
+    ours.additional_models = {
+        name: [each.clone() for each in models] for name, models in model.additional_models.items()
+    }
+    ours.callbacks = _copied(model.callbacks)
+    ours.wrappers = _copied(model.wrappers)
+    return ours
+
+
+def _source(model: ModelPatcher) -> tuple[str, dict]:
+    """The path of the file, and the options it was loaded with."""
+    recipe = vars(model).get("cached_patcher_init")
+    if recipe is None or recipe[0] not in LOADERS:
+        raise ValueError(
+            f"{NODE}: this MODEL was read by neither Load Diffusion Model nor Load Checkpoint, so its file is not known; "
+            "use Parallel Flux Loader on the .safetensors file"
+        )
+    function, arguments = recipe[:2]
+    options = arguments[1] if function is comfy.sd.load_diffusion_model else arguments[6]
+    return arguments[0], options
+
+
+def _compute_dtype(model: ModelPatcher, options: dict) -> str:
+    """What ComfyUI computes this model in, as the workers are told."""
+    if options.get("dtype") in (torch.float8_e4m3fn, torch.float8_e5m2):
+        raise ValueError(
+            f"{NODE}: the loader casts the weights to {options['dtype']}, the workers keep those of the file; "
+            "set weight_dtype of Load Diffusion Model to default, or use an fp8 file"
+        )
+    name = str(model.model.get_dtype_inference()).removeprefix("torch.")
+    if name not in COMPUTE_DTYPES:
+        raise ValueError(f"{NODE}: the model computes in {name}; use one of {', '.join(COMPUTE_DTYPES)}")
+    return name
+
+
+def _refuse_what_stays_behind(model: ModelPatcher) -> None:
+    check_transformer_options(model.model_options["transformer_options"])
+    held = {
+        "weights changed by a hook": model.hook_patches,
+        "wrapped weights": model.weight_wrapper_patches,
+        "injected modules": model.injections,
+    }
+    for what, value in held.items():
+        if value:
+            raise refuse_in("the node that adds them", f"the MODEL carries {what}")
+
+
+def _copied(by_kind: dict[str, dict[str, list]]) -> dict[str, dict[str, list]]:
+    return {kind: {key: list(values) for key, values in by_key.items()} for kind, by_key in by_kind.items()}

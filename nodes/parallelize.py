@@ -1,0 +1,42 @@
+"""Parallelize Model: a MODEL of a stock loader to one that several devices run together."""
+
+import logging
+
+from comfy_api.latest import io
+
+from .config import ParallelChoice
+from .host.adoption import parallelized
+from .host.pools import POOLS
+from .sockets import CATEGORY, SpConfigSocket
+
+log = logging.getLogger(__name__)
+
+
+class ParallelizeModel(io.ComfyNode):
+    """Stands behind Load Diffusion Model or Load Checkpoint, and behind LoRA loaders and model patches if need be."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs in the order they are drawn; new ones are only ever appended."""
+        return io.Schema(
+            node_id="ParallelizeModel",
+            display_name="Parallelize Model",
+            category=CATEGORY,
+            description="Runs a loaded Flux.1 model in the workers of SP Config; what was applied to it comes along.",
+            inputs=[io.Model.Input("model"), SpConfigSocket.Input("sp_config")],
+            outputs=[io.Model.Output(display_name="model")],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, model: io.Model.Type | None, sp_config: ParallelChoice | None) -> str:
+        """Run again when workers were lost. Linked inputs are not known here."""
+        return str(POOLS.lost_generations())
+
+    @classmethod
+    def execute(cls, model: io.Model.Type, sp_config: ParallelChoice) -> io.NodeOutput:
+        """Raises `ValueError` when the model is of no file that the workers can read, or the plan does not fit it."""
+        devices = sp_config.selection.devices
+        if len(devices) == 1:
+            log.info("Parallelize Model: one device (%s), nothing to share; the model stays as it is", devices[0])
+            return io.NodeOutput(model)
+        return io.NodeOutput(parallelized(model, devices, sp_config.plan_for))

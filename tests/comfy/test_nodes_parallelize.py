@@ -1,0 +1,113 @@
+"""Parallelize Model behind stock loaders: the same file, everything applied to it, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from host import workflows
+from host.client import ComfyClient, Workflow
+from host.pack_workflows import TOLERANCE, latent_of, relative_error, to_latent
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+
+
+def small(tiny: TinyModels, *, seed: int = 6) -> Workflow:
+    return to_latent(workflows.text_to_image(tiny, steps=2, width=96, height=80, seed=seed))
+
+
+def from_checkpoint(graph: Workflow, tiny: TinyModels) -> Workflow:
+    graph["model"] = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": tiny.checkpoint}}
+    return graph
+
+
+def parallelize(graph: Workflow, *, source: str = "model", devices: str = "cpu:2") -> Workflow:
+    """The graph with Parallelize Model behind the node `source`; everybody else who used it uses that."""
+    graph = copy.deepcopy(graph)
+    for node in graph.values():
+        for name, value in node["inputs"].items():
+            if value == [source, 0]:
+                node["inputs"][name] = ["parallel", 0]
+    inputs = {"mode": "auto", "devices": devices, "ulysses": 1, "ring": 1}
+    graph["config"] = {"class_type": "SPConfig", "inputs": inputs}
+    graph["parallel"] = {"class_type": "ParallelizeModel", "inputs": {"model": [source, 0], "sp_config": ["config", 0]}}
+    return graph
+
+
+def with_sampling(graph: Workflow) -> Workflow:
+    """ModelSamplingFlux between the model and whoever samples with it."""
+    inputs = {"max_shift": 1.15, "base_shift": 0.5, "width": 96, "height": 80, "model": ["model", 0]}
+    graph["shift"] = {"class_type": "ModelSamplingFlux", "inputs": inputs}
+    graph["sampler"]["inputs"]["model"] = ["shift", 0]
+    return graph
+
+
+def check(client: ComfyClient, stock: Workflow, ours: Workflow) -> None:
+    assert relative_error(latent_of(client, ours), latent_of(client, stock)) <= TOLERANCE
+
+
+def test_a_diffusion_model_and_a_checkpoint_equal_stock(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = small(tiny_models)
+    check(client, graph, parallelize(graph))
+    graph = from_checkpoint(small(tiny_models, seed=7), tiny_models)
+    check(client, graph, parallelize(graph))
+
+
+def test_what_was_applied_before_comes_along_and_what_comes_after_works(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    plain = small(tiny_models, seed=8)
+    graph = workflows.with_lora(with_sampling(copy.deepcopy(plain)), tiny_models.lora_fused, strength=0.7)
+    stock = latent_of(client, graph)
+    assert relative_error(latent_of(client, plain), stock) > 1e-2
+    for source in ("model", "shift", "lora"):
+        assert relative_error(latent_of(client, parallelize(graph, source=source)), stock) <= TOLERANCE
+
+
+def test_on_one_device_the_model_passes_through_with_a_note(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    graph = small(tiny_models, seed=9)
+    check(client, graph, parallelize(graph, devices="cpu:1"))
+    assert "Parallelize Model: one device (cpu:0), nothing to share" in comfy_server.log()
+
+
+def merged(tiny: TinyModels) -> Workflow:
+    graph = small(tiny)
+    inputs = {"model1": ["model", 0], "model2": ["model", 0], "ratio": 0.5}
+    graph["merged"] = {"class_type": "ModelMergeSimple", "inputs": inputs}
+    graph["sampler"]["inputs"]["model"] = ["merged", 0]
+    return parallelize(graph, source="merged")
+
+
+def twice(tiny: TinyModels) -> Workflow:
+    graph = parallelize(small(tiny))
+    again = {"model": ["parallel", 0], "sp_config": ["config", 0]}
+    graph["sampler"]["inputs"]["model"] = ["again", 0]
+    return graph | {"again": {"class_type": "ParallelizeModel", "inputs": again}}
+
+
+def cast_to_fp8(tiny: TinyModels) -> Workflow:
+    graph = parallelize(small(tiny))
+    graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    return graph
+
+
+REFUSED = {
+    "merged": (merged, "changed by another model's weights", "remove"),
+    "parallel already": (twice, "parallel already", "change SP Config"),
+    "cast to fp8": (cast_to_fp8, "casts the weights to torch.float8_e4m3fn", "set weight_dtype"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_model_it_cannot_take_is_refused_with_the_remedy(
+    kind: str, client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    build, reason, remedy = REFUSED[kind]
+    result = client.queue(build(tiny_models))
+    assert (result.status, result.error_node) == ("error", "ParallelizeModel")
+    first_line = result.error_message.splitlines()[0]
+    assert reason in first_line and remedy in first_line
+    assert result.progress == []

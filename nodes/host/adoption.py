@@ -51,7 +51,7 @@ def _source(model: ModelPatcher) -> tuple[str, dict]:
     recipe = vars(model).get("cached_patcher_init")
     if recipe is None or recipe[0] not in LOADERS:
         raise ValueError(
-            f"{NODE}: this MODEL was read by neither Load Diffusion Model nor Load Checkpoint, so its file is not known; "
+            f"{NODE}: this MODEL was read by neither Load Diffusion Model nor Load Checkpoint, its file is unknown; "
             "use Parallel Flux Loader on the .safetensors file"
         )
     function, arguments = recipe[:2]

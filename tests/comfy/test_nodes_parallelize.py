@@ -70,7 +70,7 @@ def test_on_one_device_the_model_passes_through_with_a_note(
 ) -> None:
     graph = small(tiny_models, seed=9)
     check(client, graph, parallelize(graph, devices="cpu:1"))
-    assert "Parallelize Model: one device (cpu:0), nothing to share" in comfy_server.log()
+    assert "Parallelize Model: one device (cpu:0), nothing to share" in comfy_server.log
 
 
 def merged(tiny: TinyModels) -> Workflow:

@@ -19,7 +19,11 @@ class ReleaseParallelPool(io.ComfyNode):
             display_name="Release Parallel Pool",
             category=CATEGORY,
             description="Ends all workers of this ComfyUI and frees their memory, after what is connected has run.",
-            inputs=[io.AnyType.Input("anything", tooltip="Runs after this is there, and passes it on.")],
+            inputs=[
+                io.AnyType.Input(
+                    "anything", optional=True, tooltip="Runs after this is there, and passes it on; may stay empty."
+                )
+            ],
             outputs=[io.AnyType.Output(display_name="anything")],
             is_output_node=True,
         )
@@ -27,10 +31,10 @@ class ReleaseParallelPool(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, anything: object = None) -> str:
         """Run again whenever there is something to release, else let the cache answer."""
-        return f"alive at {time.monotonic_ns()}" if POOLS.any_alive() else "nothing to release"
+        return f"alive at {time.monotonic_ns()}" if POOLS.has_something_to_release() else "nothing to release"
 
     @classmethod
-    def execute(cls, anything: object) -> io.NodeOutput:
+    def execute(cls, anything: object = None) -> io.NodeOutput:
         """Ends every pool; one that has failed too often may start again."""
         POOLS.close_all()
         return io.NodeOutput(anything)

@@ -40,9 +40,9 @@ class PoolRegistry:
         """Whether the pool of these devices has workers."""
         return devices in self._pools and self._pools[devices].state in ALIVE
 
-    def any_alive(self) -> bool:
-        """Whether this process has workers at all."""
-        return any(self.is_alive(devices) for devices in self._pools)
+    def has_something_to_release(self) -> bool:
+        """Whether any pool has workers, or remembers failures that may keep it from starting."""
+        return any(pool.state != "stopped" for pool in self._pools.values())
 
     def lost_generations(self) -> int:
         """How many sets of workers ended by failing, since the process began; a released one is not lost."""

@@ -19,8 +19,8 @@ from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from host.workers import private_bytes, worker_pids, workers
 
-RELEASE: Workflow = {"end": {"class_type": "ReleaseParallelPool", "inputs": {"anything": "all"}}}
-MOST_OF_THE_WEIGHTS = 40e6  # bytes; the tiny models have 57 MB of them in bf16
+RELEASE: Workflow = {"end": {"class_type": "ReleaseParallelPool", "inputs": {}}}
+HALF_A_MODEL = 28e6  # bytes: the tiny models have 57 MB of weights in bf16, the allocator keeps some freed pages
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def run(client: ComfyClient, graph: Workflow) -> PromptResult:
 
 def weights_left(server: ComfyServer, held: list[int]) -> bool:
     """Whether every rank holds less than it `held`, by about a model."""
-    return all(then - now > MOST_OF_THE_WEIGHTS for then, now in zip(held, private_bytes(server), strict=True))
+    return all(then - now > HALF_A_MODEL for then, now in zip(held, private_bytes(server), strict=True))
 
 
 def soon(happened: Callable[[], bool], *, within_s: float = 20.0) -> bool:
@@ -79,7 +79,7 @@ def test_another_plan_or_an_edited_graph_finds_the_weights_still_there(
     assert result.texts == []
     assert worker_pids(comfy_server) == pids
     grown = [now - then for now, then in zip(private_bytes(comfy_server), held, strict=True)]
-    assert max(grown) < MOST_OF_THE_WEIGHTS
+    assert max(grown) < HALF_A_MODEL
 
 
 def test_two_plans_in_one_graph_share_the_weights_and_keep_their_plans(
@@ -181,6 +181,23 @@ def test_a_rank_killed_in_the_middle_is_one_clear_error_and_the_next_prompt_is_r
     assert torch.equal(saved_latent(client, run(client, bf16(tiny_models, seed=67))), before)
 
 
+def test_workers_that_keep_dying_are_not_started_again_until_released(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    def kill(event: Event) -> None:
+        if event.type == "progress":
+            workers(comfy_server)[0].kill()
+
+    messages = [
+        client.queue(to_latent(bf16(tiny_models, seed=86 + turn, steps=60)), on_event=kill).error_message
+        for turn in range(4)
+    ]
+    assert all("rank 0" in message for message in messages[:3])
+    assert "use Release Parallel Pool" in messages[3].splitlines()[0]
+    assert client.queue(RELEASE).require_success().cached == []
+    run(client, bf16(tiny_models, seed=90))
+
+
 def test_models_and_plans_in_turn_do_not_grow_the_server_or_the_workers(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
@@ -193,17 +210,17 @@ def test_models_and_plans_in_turn_do_not_grow_the_server_or_the_workers(
         latent_of(client, ring)
         return server.num_fds(), server.num_threads(), len(worker_pids(comfy_server))
 
-    turn(70)
-    turn(71)
-    settled, held = turn(72), private_bytes(comfy_server)
-    for seed in range(73, 78):
-        last = turn(seed)
-    grown = [now - then for now, then in zip(last, settled, strict=True)]
-    assert all(by <= most for by, most in zip(grown, (4, 0, 0), strict=True)), (
-        f"descriptors, threads, workers grown by {grown}; connections of clients come and go, 15 graphs ran"
+    counts, held = [], []
+    for seed in range(70, 79):
+        counts.append(turn(seed))
+        held.append(private_bytes(comfy_server))
+    grown = [now - then for now, then in zip(counts[-1], counts[2], strict=True)]
+    assert all(by <= most for by, most in zip(grown, (4, 4, 0), strict=True)), (
+        f"descriptors, threads, workers grown by {grown}; ComfyUI's own pools of both come and go, 18 graphs ran"
     )
-    bytes_grown = [now - then for now, then in zip(private_bytes(comfy_server), held, strict=True)]
-    assert max(bytes_grown) < 20e6, f"bytes grown by rank: {bytes_grown}"
+    # The allocator keeps some of a freed model's pages or not; 18 loads that leak would be many times one model.
+    bytes_grown = [now - then for now, then in zip(held[-1], held[2], strict=True)]
+    assert max(bytes_grown) < 2 * HALF_A_MODEL, f"bytes by turn and rank: {held}"
 
 
 def test_weights_of_a_model_that_comfyui_dropped_leave_the_workers(tiny_models: TinyModels) -> None:
@@ -213,8 +230,6 @@ def test_weights_of_a_model_that_comfyui_dropped_leave_the_workers(tiny_models: 
         alone = private_bytes(server)
         run(client, bf16(tiny_models, seed=80, file=tiny_models.schnell))
         assert soon(
-            lambda: all(
-                now - held < MOST_OF_THE_WEIGHTS for now, held in zip(private_bytes(server), alone, strict=True)
-            )
+            lambda: all(now - held < HALF_A_MODEL for now, held in zip(private_bytes(server), alone, strict=True))
         )
         run(client, bf16(tiny_models, seed=81, file=tiny_models.schnell))

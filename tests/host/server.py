@@ -25,7 +25,7 @@ from .fetch import comfyui_path
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 PACK_NAME = "parallel-dit"
-TINY_TEXT_ENCODERS = Path(__file__).resolve().parent / "tiny_text_encoders"
+TEST_PACKS = tuple(Path(__file__).resolve().parent / name for name in ("tiny_text_encoders", "probe_nodes"))
 GRACE_S = 10.0
 # Attention as users run it: ComfyUI's own CPU default is slower and would flatter every comparison.
 FLAGS = ("--use-pytorch-cross-attention", "--disable-api-nodes", "--preview-method", "latent2rgb")
@@ -118,7 +118,8 @@ class ComfyServer:
         nodes = self.base / "custom_nodes"
         for folder in (nodes, self.base / "user" / "default", self.output, self.base / "input", self.base / "temp"):
             folder.mkdir(parents=True, exist_ok=True)
-        link(nodes / "tiny_text_encoders", TINY_TEXT_ENCODERS)
+        for test_pack in TEST_PACKS:
+            link(nodes / test_pack.name, test_pack)
         if self.pack:
             link(nodes / PACK_NAME, PACK_ROOT)
         if self.models is not None:

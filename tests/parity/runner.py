@@ -1,0 +1,160 @@
+"""Runs a graph with the stock loader and with ours in one server, and says where they differ.
+
+Owns: what is compared (saved latents, progress, previews, calls of the model) and the limits. Does not own: the graphs
+(graphs.py), which of them are run (test_parity_subset.py, matrix.py), the server.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from host import layouts
+from host.client import ComfyClient, PromptResult, Workflow
+from host.pack_workflows import TOLERANCE, relative_error, saved_latent
+from host.tiny_models import TinyModels, write_layout
+
+from .edits import INSTANTX, PICTURES
+from .graphs import Graph
+
+PLANS: dict[str, dict[str, Any]] = {
+    "ulysses 2": {"devices": "cpu:2", "ulysses": 2, "ring": 1},
+    "ring 2": {"devices": "cpu:2", "ulysses": 1, "ring": 2},
+    "ring 3": {"devices": "cpu:3", "ulysses": 1, "ring": 3},
+}
+SAMPLE_WITH_A_MODEL = ("KSampler", "BasicGuider", "CFGGuider", "DualCFGGuider", "PerpNegGuider")
+VISIBLE = 1e-3  # an edit that changes the latent less than this would hide an error of ours: 100 x the tolerance
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run left: the latent, progress as (node, value, max), and two counts."""
+
+    latent: torch.Tensor
+    progress: tuple[tuple[str, int, int], ...]
+    previews: int
+    calls: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of the matrix. `error` is relative; `failure` is the first line of an error, and then the rest is 0."""
+
+    graph: str
+    kind: str
+    plan: str
+    error: float = 0.0
+    calls: int = 0
+    previews: int = 0
+    failure: str = ""
+    problems: tuple[str, ...] = ()
+
+
+class FailedRunError(RuntimeError):
+    """A prompt that did not succeed; the text is one line."""
+
+
+class Bench:
+    """Runs graphs on one server; every stock result is made once."""
+
+    def __init__(self, client: ComfyClient) -> None:
+        self.client = client
+        self._stock: dict[str, Run] = {}
+
+    def stock(self, graph: Graph) -> Run:
+        """What stock ComfyUI makes of `graph`; raises FailedRunError when it does not."""
+        if graph.name not in self._stock:
+            self._stock[graph.name] = self.run(counted(graph.workflow()))
+        return self._stock[graph.name]
+
+    def ours(self, graph: Graph, plan: str) -> Run:
+        """What our loader makes of it under a plan of PLANS; raises FailedRunError when it does not."""
+        return self.run(counted(parallelized(graph.workflow(), **PLANS[plan])))
+
+    def compare(self, graph: Graph, plan: str) -> Row:
+        """The cell of a graph and a plan."""
+        try:
+            return compared(graph, plan, self.ours(graph, plan), self.stock(graph))
+        except FailedRunError as failed:
+            problem = str(failed)
+            return Row(graph.name, graph.kind, plan, failure=problem, problems=(problem,))
+
+    def run(self, workflow: Workflow) -> Run:
+        """One prompt; raises FailedRunError when it does not succeed."""
+        result = self.client.queue(workflow)
+        if result.status != "success":
+            raise FailedRunError(f"{result.status} in {result.error_node}: {first_line(result.error_message)}")
+        progress = tuple((each.node, each.value, each.max) for each in result.progress)
+        return Run(saved_latent(self.client, result), progress, len(result.previews), calls_of(result))
+
+
+def compared(graph: Graph, plan: str, ours: Run, stock: Run) -> Row:
+    """A cell out of two runs, with everything in which they differ."""
+    error = relative_error(ours.latent, stock.latent)
+    problems = [] if error <= TOLERANCE else [f"relative error {error:.1e}, the limit is {TOLERANCE:.0e}"]
+    for what in ("progress", "previews", "calls"):
+        mine, theirs = getattr(ours, what), getattr(stock, what)
+        if mine != theirs:
+            problems.append(f"{what}: {mine} with our loader, {theirs} with the stock loader")
+    if not stock.progress or not stock.previews:
+        problems.append("no progress or no preview to compare")
+    row = {"error": error, "calls": ours.calls, "previews": ours.previews, "problems": tuple(problems)}
+    return Row(graph.name, graph.kind, plan, **row)
+
+
+def effect(bench: Bench, graph: Graph) -> float:
+    """How far the edits move stock ComfyUI's own latent: near 0, parity would prove nothing about them."""
+    return relative_error(bench.stock(graph).latent, bench.stock(graph.without_edits()).latent)
+
+
+def parallelized(graph: Workflow, *, devices: str, ulysses: int, ring: int) -> Workflow:
+    """The same graph with our loader wherever there was UNETLoader."""
+    graph = copy.deepcopy(graph)
+    config = {"mode": "manual", "devices": devices, "ulysses": ulysses, "ring": ring}
+    for node in graph.values():
+        if node["class_type"] == "UNETLoader":
+            node["class_type"] = "ParallelFluxLoader"
+            node["inputs"]["sp_config"] = ["config", 0]
+    return graph | {"config": {"class_type": "SPConfig", "inputs": config}}
+
+
+def counted(graph: Workflow) -> Workflow:
+    """The same graph, counting calls of the model right before each sampler or guider."""
+    graph = copy.deepcopy(graph)
+    saved = graph["save"]["inputs"]["samples"]
+    for name, node in list(graph.items()):
+        if node["class_type"] in SAMPLE_WITH_A_MODEL:
+            count = {"class_type": "CountModelCalls", "inputs": {"model": node["inputs"]["model"]}}
+            node["inputs"]["model"] = [f"count {name}", 0]
+            inputs = {"latent": saved, "calls": [f"count {name}", 1]}
+            report = {"class_type": "ReportModelCalls", "inputs": inputs}
+            graph |= {f"count {name}": count, f"report {name}": report}
+    return graph
+
+
+def calls_of(result: PromptResult) -> int:
+    """The calls that all ReportModelCalls of a graph made by `counted` told."""
+    return sum(sum(output.get("model_calls", [])) for output in result.outputs.values())
+
+
+def first_line(text: str) -> str:
+    """What a user sees first of a message."""
+    return text.splitlines()[0] if text else ""
+
+
+def prepare(client: ComfyClient, tiny: TinyModels) -> Bench:
+    """Puts the pictures and files that only the matrix uses where the server finds them."""
+    shape = layouts.FluxShape(**{**vars(tiny.shape), "depth": 1, "single": 1})
+    without_modes = layouts.controlnet_union(shape)[:-1]
+    write_layout(tiny.models / "controlnet" / INSTANTX, without_modes, seed=12)
+    for number, (name, (width, height)) in enumerate(PICTURES.items()):
+        pixels = np.random.default_rng(number).integers(0, 255, (height, width, 4), dtype=np.uint8)
+        pixels[:, :, 3] = 255
+        pixels[height // 4 : height // 2, width // 4 :, 3] = 0
+        client.upload_image(Image.fromarray(pixels), name)
+    return Bench(client)

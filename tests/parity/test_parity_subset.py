@@ -1,0 +1,110 @@
+"""A fixed part of the matrix, at least one graph of every kind; `make parity` runs all of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from host.client import ComfyClient
+from host.pack_workflows import TOLERANCE
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+
+from .graphs import BY_NAME, KINDS, NOT_IN_STOCK, SAMPLERS, SCHEDULERS, of
+from .runner import PLANS, VISIBLE, Bench, FailedRunError, compared, effect, prepare
+
+# By plan, so that the workers of one are not started over and over.
+SUBSET: dict[str, tuple[str, ...]] = {
+    "ulysses 2": (
+        "cfg 3, unequal prompts",
+        "schnell",
+        "fill, noise mask, cfg 2",
+        "sampler dpmpp_2m_sde",
+        "ModelSamplingFlux",
+        "ScaleROPE",
+        "ConditioningSetArea",
+        "XLabs and InstantX",
+        "EasyCache",
+        "attention mask, halves",
+        "LoRA, then the base model",
+    ),
+    "ring 2": (
+        "norm keys as ComfyUI saves them",
+        "differential diffusion",
+        "scheduler beta",
+        "RescaleCFG",
+        "FluxDisableGuidance",
+        "uxo/uno, 2 reference(s)",
+        "StyleModelApply (Redux), attn_bias",
+        "two LoRAs",
+    ),
+    "ring 3": (
+        "begins with a picture",
+        "batch 3, cfg 3",
+        "72 x 104",
+        "CFGGuider",
+        "StyleModelApply (Redux), multiply",
+        "Union",
+        "LazyCache",
+        "attention mask, random bias",
+    ),
+}
+CELLS = [(name, plan) for plan, names in SUBSET.items() for name in names]
+
+
+@pytest.fixture(scope="module")
+def bench(comfy_server: ComfyServer, tiny_models: TinyModels) -> Bench:
+    """Stock results are kept for the whole module."""
+    return prepare(ComfyClient(comfy_server.url), tiny_models)
+
+
+@pytest.mark.parametrize(("name", "plan"), CELLS)
+def test_our_loader_equals_the_stock_loader(name: str, plan: str, bench: Bench) -> None:
+    row = bench.compare(BY_NAME[name], plan)
+    assert row.problems == ()
+    assert row.calls > 0
+
+
+@pytest.mark.parametrize("name", [name for name, _ in CELLS if BY_NAME[name].edits])
+def test_what_the_graph_is_about_shows_in_its_latent(name: str, bench: Bench) -> None:
+    try:
+        assert effect(bench, BY_NAME[name]) > VISIBLE
+    except AssertionError as error:
+        assert "shapes differ" in str(error)
+
+
+def test_every_kind_of_graph_and_every_plan_is_in_the_subset() -> None:
+    assert {BY_NAME[name].kind for name, _ in CELLS} == set(KINDS)
+    assert set(SUBSET) == set(PLANS)
+
+
+def test_every_sampler_and_scheduler_of_the_host_is_in_the_matrix(bench: Bench) -> None:
+    inputs = bench.client.object_info("KSampler")["KSampler"]["input"]["required"]
+    for name, known in {"sampler_name": SAMPLERS, "scheduler": SCHEDULERS}.items():
+        kind, *options = inputs[name]
+        listed = options[0]["options"] if kind == "COMBO" else kind
+        assert set(listed) <= set(known)
+
+
+@pytest.mark.parametrize("graph", NOT_IN_STOCK, ids=lambda graph: graph.name)
+def test_stock_comfyui_still_cannot_run_what_the_matrix_leaves_out(graph, bench: Bench) -> None:
+    with pytest.raises(FailedRunError, match="KSampler"):
+        bench.stock(graph)
+
+
+def test_another_seed_is_seen(bench: Bench) -> None:
+    ours, other = of("", "seed 8", seed=8), of("", "seed 9", seed=9)
+    row = compared(ours, "ring 2", bench.ours(ours, "ring 2"), bench.stock(other))
+    assert row.error > 1000 * TOLERANCE
+    assert "relative error" in row.problems[0]
+
+
+def test_a_missing_step_is_seen(bench: Bench) -> None:
+    ours, other = of("", "2 steps", steps=2), of("", "3 steps", steps=3)
+    row = compared(ours, "ring 2", bench.ours(ours, "ring 2"), bench.stock(other))
+    assert [problem.split(":")[0] for problem in row.problems[1:]] == ["progress", "previews", "calls"]
+
+
+def test_a_prompt_that_fails_is_no_parity(bench: Bench) -> None:
+    nowhere = of("", "no such sampling", lambda graph: graph["sampler"]["inputs"].update(denoise=0.0), steps=1)
+    row = bench.compare(nowhere, "ring 2")
+    assert row.problems

@@ -16,7 +16,7 @@ from ..checkpoint import CheckpointHeader
 from ..errors import RequestCancelledError
 from ..patch import Patch
 from .mapped_file import MappedFile
-from .patches import patched
+from .patches import merge
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -88,13 +88,11 @@ class ReplicatedWeights:
         if name not in self._entries:
             raise ValueError(f"a patch names {name}, which this model has not; use one made for this model")
         group, within = self._place(name)
-        pristine = self._file.tensor(self._entries[name]).to(self._device)
-        merged = patched(pristine, patches).to(self._storage_dtype(name))
+        pristine = self._file.tensor(self._entries[name])
         if self._is_view(name) and name not in self._patched:
-            group[within] = merged
-        else:
-            group[within].copy_(merged)
+            group[within] = torch.empty_like(pristine)
         self._patched.add(name)
+        merge(pristine, patches, group[within])
 
     def restore_all_but(self, names: Collection[str]) -> None:
         """Make every patched weight that is not in `names` what the file says, bit for bit."""

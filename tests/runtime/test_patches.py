@@ -15,7 +15,7 @@ from parallel_runtime.oracle import Oracle
 from parallel_runtime.patch import PRISTINE, Patch, PatchSet, pack, unpack
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.rank.patches import patched
+from parallel_runtime.rank.patches import merge, patched
 
 QKV = "double_blocks.0.img_attn.qkv.weight"
 WORKLOAD = Workload(width=128, height=96, text_tokens=9, batch=1)
@@ -147,3 +147,19 @@ def test_a_change_that_fits_no_weight_fails_with_its_reason(sample: ModelSpec, t
         with pytest.raises(PoolError, match=r"rank 0: .*double_blocks\.7.*this model has not"):
             pool.patch(sample, PatchSet("wrong", (lora("double_blocks.7.img_attn.qkv.weight", 3, 2),)))
         pool.patch(sample, PatchSet("right", (lora(QKV, 3 * 768, 768),)))
+
+
+def test_merging_by_rows_equals_merging_whole_matrices() -> None:
+    """Several LoRAs, some on rows only that begin inside a run and end in another; bf16 weights too."""
+    weight = noise(3000, 200)
+    patches = [
+        lora("w", 3000, 200),
+        lora("w", 1100, 200, seed=7, offset=(0, 950, 1100), strength_model=0.5),
+        lora("w", 1000, 200, seed=9, offset=(0, 2000, 1000), strength=-1.5),
+    ]
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 1e-2)):
+        out = torch.empty(weight.shape, dtype=dtype)
+        merge(weight.to(dtype), patches, out)
+        whole = patched(weight.to(dtype), patches)
+        assert relative_error(out.float(), whole) <= tolerance
+    assert relative_error(patched(weight, patches[:1]), patched(weight, patches)) > 0.1

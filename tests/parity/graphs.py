@@ -72,6 +72,7 @@ SAMPLERS = (
 SCHEDULERS = "simple sgm_uniform karras exponential ddim_uniform beta normal linear_quadratic kl_optimal".split()
 METHODS = ("offset", "index", "uxo/uno")
 CANNY = "canny/lineart/anime_lineart/mlsd"
+NO_SHIFT = {f"shift_{axis}": 0.0 for axis in "xyt"}
 CACHE = {"reuse_threshold": 0.8, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
 
 
@@ -166,7 +167,7 @@ GRAPHS: tuple[Graph, ...] = (
     of("cfg patch", "CFGZeroStar", guided(3.0), on_model("CFGZeroStar")),
     of("cfg patch", "TCFG", guided(3.0), on_model("TCFG")),
     of("cfg patch", "Mahiro", guided(3.0), on_model("Mahiro")),
-    of("position", "ScaleROPE", on_model("ScaleROPE", **dict.fromkeys(("scale_x", "scale_y", "scale_t"), 1.5))),
+    of("position", "ScaleROPE", on_model("ScaleROPE", **{f"scale_{axis}": 1.5 for axis in "xyt"}, **NO_SHIFT)),
     of("guidance", "FluxDisableGuidance", on_positive("FluxDisableGuidance")),
     of("guidance", "guidance 1 against 3.5", on_positive("FluxGuidance", guidance=1.0)),
     of("area", "ConditioningSetArea", *in_halves("ConditioningSetArea", left=area(0), right=area(64)), width=128),

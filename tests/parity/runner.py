@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from host import layouts
-from host.client import ComfyClient, PromptResult, Workflow
+from host.client import ComfyClient, PromptRefusedError, PromptResult, Workflow
 from host.pack_workflows import TOLERANCE, relative_error, saved_latent
 from host.tiny_models import TinyModels, write_layout
 
@@ -85,8 +85,11 @@ class Bench:
             return Row(graph.name, graph.kind, plan, failure=problem, problems=(problem,))
 
     def run(self, workflow: Workflow) -> Run:
-        """One prompt; raises FailedRunError when it does not succeed."""
-        result = self.client.queue(workflow)
+        """One prompt; raises FailedRunError when it is refused or does not succeed."""
+        try:
+            result = self.client.queue(workflow)
+        except PromptRefusedError as refused:
+            raise FailedRunError(str(refused)) from refused
         if result.status != "success":
             raise FailedRunError(f"{result.status} in {result.error_node}: {first_line(result.error_message)}")
         progress = tuple((each.node, each.value, each.max) for each in result.progress)

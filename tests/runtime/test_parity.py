@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from host.tiny_models import TinyModels
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.verify import FP32_TOLERANCE, HALF_ALLOWANCE, PlanRunner
@@ -137,3 +138,36 @@ def test_residuals_reach_the_blocks_they_are_for(eight_ranks: Pool, sample: Mode
     for plan in (ParallelPlan(ulysses=2), ParallelPlan(ring=3), ParallelPlan(ring=2, ulysses=4)):
         runner = run(eight_ranks, sample, plan, workload, control_in=[0], control_out=[0])
         assert relative_error(runner({**tensors, **residuals}), expected) <= FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("naming", ["dev", "dev_saved", "checkpoint", "schnell", "fill"])
+def test_every_naming_and_variant_of_a_file_equals_one_process(
+    eight_ranks: Pool, tiny_models: TinyModels, naming: str
+) -> None:
+    """Original names, ComfyUI's, an all-in-one checkpoint's; without guidance; with inpaint channels; heads of 128."""
+    folder = tiny_models.models / ("checkpoints" if naming == "checkpoint" else "diffusion_models")
+    spec = ModelSpec.of(folder / getattr(tiny_models, naming))
+    tensors = Workload(width=200, height=136, text_tokens=19, batch=2).tensors(
+        FluxConfig.from_header(read_header(spec.path))
+    )
+    expected = Oracle(spec.path)(tensors)
+    for plan in (ParallelPlan(ulysses=4), ParallelPlan(ring=3)):
+        assert relative_error(PlanRunner(eight_ranks, spec, plan, options={})(tensors), expected) <= FP32_TOLERANCE
+    eight_ranks.unload(spec)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [Workload(width=1024, height=1024, text_tokens=512), Workload(width=1000, height=744, text_tokens=77, batch=2)],
+    ids=["1024x1024", "1000x744"],
+)
+def test_two_ranks_equal_one_process_at_the_size_of_a_real_image(
+    eight_ranks: Pool, tiny_models: TinyModels, workload: Workload
+) -> None:
+    spec = ModelSpec.of(tiny_models.diffusion_model(tiny_models.dev))
+    tensors = workload.tensors(FluxConfig.from_header(read_header(spec.path)))
+    expected = Oracle(spec.path)(tensors)
+    result = PlanRunner(eight_ranks, spec, ParallelPlan(ulysses=2), options={})(tensors)
+    assert relative_error(result, expected) <= FP32_TOLERANCE
+    control = PlanRunner(eight_ranks, spec, ParallelPlan(ulysses=2), options={"local_attention": True})(tensors)
+    assert relative_error(control, expected) > 0.05

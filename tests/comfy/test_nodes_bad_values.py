@@ -1,0 +1,49 @@
+"""Values that cannot be sampled: one clear error in the graph, the pool usable, the next prompt right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from host import workflows
+from host.client import ComfyClient, Workflow
+from host.pack_workflows import parallel, to_latent
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+
+
+def from_file(graph: Workflow, name: str) -> Workflow:
+    """The graph sampling from a saved latent in place of an empty one."""
+    graph["latent"] = {"class_type": "LoadLatent", "inputs": {"latent": name}}
+    graph["sampler"]["inputs"]["denoise"] = 0.5
+    return graph
+
+
+def nan_latent() -> torch.Tensor:
+    latent = torch.zeros(1, 16, 8, 8)
+    latent[0, 3, 2, 2] = torch.nan
+    return latent
+
+
+LATENTS = {
+    "NaN in the latent": (nan_latent(), ("NaN", "look at the node that made it")),
+    "wrong channel count": (torch.ones(1, 4, 8, 8), ("16 channels after patching", "takes 64", "use a Flux latent")),
+}
+
+
+@pytest.mark.parametrize("mistake", LATENTS)
+def test_a_latent_that_cannot_be_sampled_is_one_clear_error(
+    mistake: str, client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    latent, says = LATENTS[mistake]
+    name = f"bad_{len(mistake)}.latent"
+    (comfy_server.base / "input").mkdir(exist_ok=True)
+    tensors = {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}
+    save_file(tensors, comfy_server.base / "input" / name)
+    graph = parallel(from_file(workflows.text_to_image(tiny_models, width=64, height=64), name))
+    result = client.queue(to_latent(graph))
+    assert (result.status, result.error_node) == ("error", "KSampler")
+    first_line = result.error_message.splitlines()[0]
+    assert [part for part in says if part not in first_line] == [], first_line
+    client.queue(to_latent(parallel(workflows.text_to_image(tiny_models, seed=63)))).require_success()

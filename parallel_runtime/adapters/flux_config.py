@@ -3,14 +3,20 @@
 Owns the names of the weights and the refusals. Reads headers only.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import torch
 
 from ..checkpoint import CheckpointHeader
 
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
 TIME_WIDTH = 256  # width of the sinusoids that carry the timestep and the guidance
+WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+# What ComfyUI calls the scale of an fp8 matrix, today and before: `X.weight_scale` or `X.scale_weight` for `X.weight`.
+SCALE_SUFFIXES = (".weight_scale", ".scale_weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,7 @@ class FluxConfig:
             if name.startswith(prefix)
         }
         _refuse_other_models(header.path, shapes)
+        _refuse_other_formats(header, prefix)
         hidden, in_channels = _matrix(header.path, shapes, "img_in.weight")
         (head_dim,) = _shape(header.path, shapes, "double_blocks.0.img_attn.norm.query_norm.weight", 1)
         config = cls(
@@ -121,6 +128,11 @@ def canonical_name(name: str) -> str:
     return re.sub(r"(query_norm|key_norm)\.scale$", r"\1.weight", name)
 
 
+def scale_names(name: str) -> tuple[str, ...]:
+    """The names under which a file may hold the scale of the weight `name`."""
+    return tuple(name.removesuffix(".weight") + suffix for suffix in SCALE_SUFFIXES)
+
+
 def _find_prefix(header: CheckpointHeader) -> str:
     for prefix in PREFIXES:
         if f"{prefix}double_blocks.0.img_attn.qkv.weight" in header.tensors:
@@ -141,10 +153,23 @@ def _refuse_other_models(path: str, shapes: Mapping[str, tuple[int, ...]]) -> No
     for name, model in foreign.items():
         if name in shapes:
             raise ValueError(f"{path} is {model}, not Flux.1; use a Flux.1 file")
-    for name in shapes:
-        if name.endswith((".scale_weight", ".weight_scale", ".comfy_quant")) or name == "scaled_fp8":
+
+
+def _refuse_other_formats(header: CheckpointHeader, prefix: str) -> None:
+    """Weights are read in fp32, fp16, bf16 and fp8, the last also with one scale a matrix; nothing finer or smaller."""
+    for name, entry in header.tensors.items():
+        if not name.startswith(prefix):
+            continue
+        scales = name.endswith(SCALE_SUFFIXES)
+        if scales and math.prod(entry.shape) != 1:
             raise ValueError(
-                f"{path} holds scaled fp8 weights ({name}), not read yet; use a bf16, fp16 or plain fp8 file"
+                f"{header.path}: {name} has shape {list(entry.shape)}, weights with a scale a block (mxfp8, nvfp4) are "
+                "not read; use an fp8 file with one scale a matrix, or a bf16 file"
+            )
+        if name.endswith((".weight", ".bias")) and entry.dtype not in WEIGHT_DTYPES:
+            raise ValueError(
+                f"{header.path}: {name} is {str(entry.dtype).removeprefix('torch.')}; "
+                "use a file in fp32, fp16, bf16 or fp8"
             )
 
 

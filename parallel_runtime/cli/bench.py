@@ -8,17 +8,21 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..adapters.flux_config import FluxConfig
 from ..adapters.flux_inputs import check_plan
 from ..checkpoint import ModelSpec, read_header
-from ..oracle import Oracle
 from ..plan import ParallelPlan
 from ..pool.pool import Pool
+from .judge import load_judge
 from .verify import PlanRunner
 from .workload import Workload, choose_devices, relative_error
+
+if TYPE_CHECKING:
+    from ..oracle import Oracle
 
 Lane = Callable[[], torch.Tensor]
 
@@ -27,6 +31,7 @@ def run(arguments: argparse.Namespace) -> dict:
     """Time the lanes and return the report. Raises `ValueError` for what cannot be run."""
     if arguments.runs < 1 or arguments.warmup < 0:
         raise ValueError(f"--runs={arguments.runs} --warmup={arguments.warmup}; use at least 1 run and 0 warm-up")
+    judge = load_judge()
     plan = ParallelPlan.parse(arguments.plan)
     workload = Workload(
         width=arguments.width, height=arguments.height, text_tokens=arguments.text_tokens, batch=arguments.batch
@@ -38,7 +43,7 @@ def run(arguments: argparse.Namespace) -> dict:
     on_cpu = selection.devices[0].kind == "cpu"
     with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
         loaded = pool.load(spec)
-        oracle = Oracle(spec.path, dtype=getattr(torch, loaded.dtype), device="cpu" if on_cpu else "cuda:0")
+        oracle = judge(spec.path, dtype=getattr(torch, loaded.dtype), device="cpu" if on_cpu else "cuda:0")
         tensors = workload.tensors(config)
         many, one = (PlanRunner(pool, spec, p, options={}) for p in (plan, ParallelPlan()))
         lanes: dict[str, Lane] = {"plan": lambda: many(tensors), "one_rank": lambda: one(tensors)}
@@ -55,7 +60,7 @@ def run(arguments: argparse.Namespace) -> dict:
     }
 
 
-def _in_process(oracle: Oracle, tensors: Mapping[str, torch.Tensor], *, threads: int, on_cpu: bool) -> Lane:
+def _in_process(oracle: "Oracle", tensors: Mapping[str, torch.Tensor], *, threads: int, on_cpu: bool) -> Lane:
     def lane() -> torch.Tensor:
         if on_cpu:
             torch.set_num_threads(threads)

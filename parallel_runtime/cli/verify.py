@@ -12,10 +12,10 @@ import torch
 from ..adapters.flux_config import FluxConfig
 from ..adapters.flux_inputs import check_plan
 from ..checkpoint import ModelSpec, read_header
-from ..oracle import Oracle
 from ..patch import PRISTINE
 from ..plan import ParallelPlan
 from ..pool.pool import Pool
+from .judge import load_judge
 from .workload import Workload, choose_devices, error_by_rank, euler, relative_error, worst
 
 FP32_TOLERANCE = 1e-5
@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> dict:
     )
     if arguments.steps < 1:
         raise ValueError(f"--steps={arguments.steps} is below 1; use at least one step")
+    judge = load_judge()
     config = FluxConfig.from_header(read_header(arguments.model))
     check_plan(config, plan)
     spec = ModelSpec.of(arguments.model, arguments.dtype)
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> dict:
         runner = PlanRunner(pool, spec, plan, options={"local_attention": arguments.negative_control})
         result = euler(runner, tensors, arguments.steps)
     dtype = getattr(torch, loaded.dtype)
-    reference = euler(Oracle(spec.path, dtype=torch.float32), tensors, arguments.steps)
+    reference = euler(judge(spec.path, dtype=torch.float32), tensors, arguments.steps)
     tolerance, one_process = _tolerance(spec.path, dtype, tensors, reference, steps=arguments.steps)
     per_rank = error_by_rank(result, reference, plan=plan, text_tokens=workload.text_tokens)
     error = worst([*per_rank, relative_error(result, reference)])
@@ -100,7 +101,7 @@ def _tolerance(
     """What the plan is allowed, and the error of one process in the same dtype where that is the measure."""
     if dtype == torch.float32:
         return FP32_TOLERANCE, None
-    one_process = relative_error(euler(Oracle(path, dtype=dtype), tensors, steps), reference)
+    one_process = relative_error(euler(load_judge()(path, dtype=dtype), tensors, steps), reference)
     return HALF_ALLOWANCE * one_process, one_process
 
 

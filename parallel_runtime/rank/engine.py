@@ -23,7 +23,7 @@ from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, Op, TensorSpec
 from .mesh import Mesh
-from .weights import ReplicatedWeights, compute_dtype, file_names, weight_bytes
+from .weights import ReplicatedWeights, compute_dtype, file_names, file_scales, weight_bytes
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Engine:
         weights = ReplicatedWeights(
             header,
             names=names,
+            scales=file_scales(header, names),
             prefixes=tuple(block.prefix for block in adapter.blocks),
             dtype=dtype,
             device=self.device,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ..adapters.flux_config import canonical_name
+from ..adapters.flux_config import canonical_name, scale_names
 from ..checkpoint import CheckpointHeader
 from ..errors import RequestCancelledError
 from ..patch import Patch
@@ -38,7 +38,8 @@ def compute_dtype(header: CheckpointHeader, names: Mapping[str, str], asked: str
 class ReplicatedWeights:
     """Every weight of the model on this rank, grouped by block.
 
-    `names` maps a weight's canonical name to the file's; `prefixes` are the blocks'. Nothing is read before `load`.
+    `names` maps a weight's canonical name to the file's; `prefixes` are the blocks'; `scales` maps the canonical name
+    of an fp8 weight to the file's name of its scale. Nothing is read before `load`.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class ReplicatedWeights:
         header: CheckpointHeader,
         *,
         names: Mapping[str, str],
+        scales: Mapping[str, str],
         prefixes: tuple[str, ...],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._entries = {canonical: header.tensors[name] for canonical, name in names.items()}
         self._file = MappedFile(header.path)
+        self._scales = {name: float(self._file.tensor(header.tensors[scale])) for name, scale in scales.items()}
         self._dtype = dtype
         self._device = device
         self._groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in ("", *prefixes)}
@@ -67,8 +70,17 @@ class ReplicatedWeights:
         """The weights of one block by their names within it, in the compute dtype; `""` is all outside the blocks."""
         group = self._groups[prefix]
         if any(tensor.dtype in FLOAT8 for tensor in group.values()):
-            group = {name: tensor.to(self._dtype) for name, tensor in group.items()}
+            group = {name: self._computable(prefix + name, tensor) for name, tensor in group.items()}
         yield group
+
+    def _computable(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """An fp8 weight in the compute dtype and to its scale; any other as it is."""
+        if tensor.dtype not in FLOAT8:
+            return tensor
+        return self._scaled(name, tensor.to(self._dtype))
+
+    def _scaled(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.mul_(self._scales[name]) if name in self._scales else tensor
 
     def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
         """Read the weights piece by piece, in the order of the file. `progress` takes bytes done and to do.
@@ -84,13 +96,18 @@ class ReplicatedWeights:
             before += entry.num_bytes
 
     def patch(self, name: str, patches: Sequence[Patch]) -> None:
-        """Make one weight its pristine self with `patches`. Raises `ValueError` when they do not fit."""
+        """Make one weight its pristine self with `patches`. Raises `ValueError` when they do not fit.
+
+        A patched fp8 weight is kept in the compute dtype: rounded to fp8 again it would lose the patch.
+        """
         if name not in self._entries:
             raise ValueError(f"a patch names {name}, which this model has not; use one made for this model")
         group, within = self._place(name)
         pristine = self._file.tensor(self._entries[name])
-        if self._is_view(name) and name not in self._patched:
-            group[within] = torch.empty_like(pristine)
+        if pristine.dtype in FLOAT8:
+            pristine = self._scaled(name, pristine.to(torch.float32))
+        if name not in self._patched and (self._is_view(name) or group[within].dtype != self._dtype):
+            group[within] = torch.empty(pristine.shape, dtype=self._dtype, device=self._device)
         self._patched.add(name)
         merge(pristine, patches, group[within])
 
@@ -108,7 +125,7 @@ class ReplicatedWeights:
         if self._is_view(name):
             group[within] = self._file.tensor(entry)
             return self._file.read(entry)
-        if within not in group:
+        if within not in group or group[within].dtype != self._storage_dtype(name):
             group[within] = torch.empty(entry.shape, dtype=self._storage_dtype(name), device=self._device)
         return self._file.copy_into(group[within], entry)
 
@@ -138,3 +155,13 @@ def file_names(header: CheckpointHeader, prefix: str, wanted: Mapping[str, tuple
     """Where each wanted weight stands in the file: canonical name to the file's name."""
     present = {canonical_name(name[len(prefix) :]): name for name in header.tensors if name.startswith(prefix)}
     return {name: present[name] for name in wanted}
+
+
+def file_scales(header: CheckpointHeader, names: Mapping[str, str]) -> dict[str, str]:
+    """Where the scale of each fp8 weight stands: canonical name to the file's name of the scale."""
+    found = {
+        canonical: [scale for scale in scale_names(name) if scale in header.tensors]
+        for canonical, name in names.items()
+        if header.tensors[name].dtype in FLOAT8
+    }
+    return {canonical: scales[0] for canonical, scales in found.items() if scales}

@@ -1,0 +1,36 @@
+"""Gets the judge of `verify`, `bench` and `doctor`, which needs diffusers; nothing else of the pack does.
+
+diffusers is not in requirements.txt: its own requirements may replace packages that a user's other nodes rely on.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..oracle import Oracle
+
+REMEDY = 'pip install "diffusers>=0.35", in an environment of its own when other packages need an older huggingface_hub'
+
+
+class NoJudgeError(ValueError):
+    """diffusers cannot be imported. `cause` says why, in a line; the text adds the remedy."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"{cause}; {REMEDY}")
+        self.cause = cause
+
+
+def load_judge() -> "type[Oracle]":
+    """The class of the reference model. Raises `NoJudgeError`."""
+    try:
+        from ..oracle import Oracle
+    except ModuleNotFoundError as error:
+        if error.name != "diffusers":
+            raise NoJudgeError(f"diffusers cannot be imported: {_first_line(error)}") from error
+        raise NoJudgeError("diffusers is not installed") from error
+    except (ImportError, RuntimeError) as error:  # the latter is how diffusers wraps what its parts could not import
+        raise NoJudgeError(f"diffusers cannot be imported: {_first_line(error)}") from error
+    return Oracle
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -10,11 +10,12 @@ ENSURE_VENV_MODULE = $(PYTHON) -c "import ensurepip" 2>/dev/null || \
 # Two ranks on a CPU; GPUs where there are any: make demo DEMO_FLAGS="--devices cuda:0,cuda:1"
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
+PARITY_FLAGS ?=
 
-.PHONY: help venv test demo lint format types imports clean
+.PHONY: help venv test parity demo lint format types imports clean
 
 help:
-	@echo "make venv | test | demo | lint | format | types | imports | clean"
+	@echo "make venv | test | parity | demo | lint | format | types | imports | clean"
 
 venv: $(STAMP)
 
@@ -25,6 +26,11 @@ $(STAMP): pyproject.toml requirements.txt constraints.txt tests/host/install.py 
 
 test: venv
 	$(RUN) -m pytest $(PYTEST_FLAGS)
+
+# Every kind of graph with the stock loader and with ours, under every kind of plan; writes docs/parity.md.
+# Part of it: make parity PARITY_FLAGS="--only kontext --plan 'ring 2'"
+parity: venv
+	$(RUN) -m parity.matrix $(PARITY_FLAGS)
 
 demo: venv
 	$(RUN) -m demo.run $(DEMO_FLAGS)

@@ -183,3 +183,16 @@ def then_base_model(graph: Workflow) -> None:
     graph["first sampler"] = {"class_type": "KSampler", "inputs": first}
     inputs = {"model": ["model", 0], "latent_image": ["first sampler", 0], "denoise": 0.6}
     graph["sampler"] = {"class_type": "KSampler", "inputs": first | inputs}
+
+
+def in_two_parts(graph: Workflow) -> None:
+    """KSampler (Advanced) twice: the second takes over halfway, noise and all."""
+    whole = graph["sampler"]["inputs"]
+    half = whole["steps"] // 2
+    shared = {name: value for name, value in whole.items() if name not in ("seed", "denoise")}
+    shared |= {"noise_seed": whole["seed"], "end_at_step": half, "start_at_step": 0}
+    begin = shared | {"add_noise": "enable", "return_with_leftover_noise": "enable"}
+    end = shared | {"add_noise": "disable", "return_with_leftover_noise": "disable"}
+    end |= {"latent_image": ["first part", 0], "start_at_step": half, "end_at_step": whole["steps"]}
+    graph["first part"] = {"class_type": "KSamplerAdvanced", "inputs": begin}
+    graph["sampler"] = {"class_type": "KSamplerAdvanced", "inputs": end}

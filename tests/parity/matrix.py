@@ -21,7 +21,7 @@ from host.pack_workflows import TOLERANCE
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
 
-from .graphs import GRAPHS, Graph
+from .graphs import GRAPHS, NOT_IN_STOCK, Graph
 from .runner import PLANS, Bench, FailedRunError, Row, effect, prepare
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # more cost more than they give, on models as small as these
@@ -30,8 +30,11 @@ INTRODUCTION = f"""# Parity with stock ComfyUI
 
 The same graph once with Load Diffusion Model and once with Parallel Flux Loader, in one ComfyUI, fp32, on small models
 with random weights. Compared: the saved latents (relative error, at most {TOLERANCE:.0e}), every progress event, the
-number of previews, the number of calls of the model. "Changed by" is how far the graph's own nodes move stock ComfyUI's
-latent: what a node does must show, or agreeing about it would mean nothing. `make parity` writes this file.
+number of previews, the number of calls of the model (each is one request to the pool). "Changed by" is how far the
+graph's own nodes move stock ComfyUI's latent: what a node does must show, or agreeing about it would mean nothing.
+`make parity` writes this file.
+
+Left out, as stock ComfyUI itself cannot run them: {"; ".join(graph.name for graph in NOT_IN_STOCK)}.
 """
 
 
@@ -82,7 +85,7 @@ def document(rows: list[Row], changed: dict[str, str]) -> str:
         f"{len(changed)} graphs, {len({row.plan for row in rows})} plans, {len(rows)} cells, {differing} differ. "
         f"Worst: {worst.error:.1e} ({worst.graph}, {worst.plan}).\n"
     )
-    head = "| kind | graph | plan | relative error | calls to the pool | previews | changed by | result |\n"
+    head = "| kind | graph | plan | relative error | calls | previews | changed by | result |\n"
     order = {name: number for number, name in enumerate(changed)}
     ordered = sorted(rows, key=lambda row: order[row.graph])  # stable: the plans keep their order
     table = "\n".join(line(row, changed[row.graph]) for row in ordered)

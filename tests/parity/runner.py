@@ -27,7 +27,9 @@ PLANS: dict[str, dict[str, Any]] = {
     "ring 2": {"devices": "cpu:2", "ulysses": 1, "ring": 2},
     "ring 3": {"devices": "cpu:3", "ulysses": 1, "ring": 3},
 }
-SAMPLE_WITH_A_MODEL = ("KSampler", "BasicGuider", "CFGGuider", "DualCFGGuider", "PerpNegGuider")
+SAMPLERS = ("KSampler", "KSamplerAdvanced")
+GUIDERS = ("BasicGuider", "CFGGuider", "DualCFGGuider", "DualModelGuider", "PerpNegGuider")
+MODELS_OF_A_GUIDER = ("model", "model_negative")
 VISIBLE = 1e-3  # an edit that changes the latent less than this would hide an error of ours: 100 x the tolerance
 
 
@@ -130,13 +132,14 @@ def counted(graph: Workflow) -> Workflow:
     """The same graph, counting calls of the model right before each sampler or guider."""
     graph = copy.deepcopy(graph)
     saved = graph["save"]["inputs"]["samples"]
-    for name, node in list(graph.items()):
-        if node["class_type"] in SAMPLE_WITH_A_MODEL:
-            count = {"class_type": "CountModelCalls", "inputs": {"model": node["inputs"]["model"]}}
-            node["inputs"]["model"] = [f"count {name}", 0]
-            inputs = {"latent": saved, "calls": [f"count {name}", 1]}
-            report = {"class_type": "ReportModelCalls", "inputs": inputs}
-            graph |= {f"count {name}": count, f"report {name}": report}
+    samples = {name: node["inputs"] for name, node in graph.items() if node["class_type"] in (*SAMPLERS, *GUIDERS)}
+    for name, inputs in samples.items():
+        for slot in set(inputs) & set(MODELS_OF_A_GUIDER):
+            count = f"count {name} {slot}"
+            graph[count] = {"class_type": "CountModelCalls", "inputs": {"model": inputs[slot]}}
+            inputs[slot] = [count, 0]
+            links = {"latent": saved, "calls": [count, 1]}
+            graph[f"report {name} {slot}"] = {"class_type": "ReportModelCalls", "inputs": links}
     return graph
 
 

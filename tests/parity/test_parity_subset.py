@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from host.client import ComfyClient
-from host.pack_workflows import TOLERANCE
+from host.pack_workflows import TOLERANCE, relative_error
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 
+from .edits import from_picture, on_model, set_inputs
 from .graphs import BY_NAME, KINDS, NOT_IN_STOCK, SAMPLERS, SCHEDULERS, of
 from .runner import PLANS, VISIBLE, Bench, FailedRunError, compared, effect, prepare
 
@@ -86,9 +87,11 @@ def test_every_sampler_and_scheduler_of_the_host_is_in_the_matrix(bench: Bench) 
 
 
 @pytest.mark.parametrize("graph", NOT_IN_STOCK, ids=lambda graph: graph.name)
-def test_stock_comfyui_still_cannot_run_what_the_matrix_leaves_out(graph, bench: Bench) -> None:
+def test_what_the_matrix_leaves_out_runs_with_our_loader_and_still_not_with_the_stock_one(graph, bench: Bench) -> None:
     with pytest.raises(FailedRunError, match="KSampler"):
         bench.stock(graph)
+    at_the_same_time = bench.ours(BY_NAME[graph.name.replace("index_timestep_zero", "index")], "ring 3")
+    assert relative_error(bench.ours(graph, "ring 3").latent, at_the_same_time.latent) > VISIBLE
 
 
 def test_another_seed_is_seen(bench: Bench) -> None:
@@ -104,7 +107,13 @@ def test_a_missing_step_is_seen(bench: Bench) -> None:
     assert [problem.split(":")[0] for problem in row.problems[1:]] == ["progress", "previews", "calls"]
 
 
-def test_a_prompt_that_fails_is_no_parity(bench: Bench) -> None:
-    nowhere = of("", "no such sampling", lambda graph: graph["sampler"]["inputs"].update(denoise=0.0), steps=1)
-    row = bench.compare(nowhere, "ring 2")
-    assert row.problems
+def test_a_prompt_without_a_step_is_no_parity(bench: Bench) -> None:
+    row = bench.compare(of("", "no step", from_picture("picture_a.png"), denoise=0.0), "ring 2")
+    assert row.problems == ("no progress or no preview to compare",)
+
+
+def test_a_prompt_that_is_refused_or_fails_is_no_parity(bench: Bench) -> None:
+    refused = bench.compare(of("", "no file", set_inputs("model", unet_name="nowhere.safetensors")), "ring 2")
+    failing = bench.compare(of("", "no plan", on_model("FluxKVCache")), "ring 2")
+    assert "nowhere.safetensors" in refused.problems[0]
+    assert "FluxKVCache" in failing.problems[0]

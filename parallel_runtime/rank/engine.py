@@ -98,7 +98,10 @@ class Engine:
             dtype=dtype,
             device=self.device,
         )
-        weights.load(progress=report, cancelled=cancelled)
+        try:
+            weights.load(progress=report, cancelled=cancelled)
+        except RequestCancelledError:  # what had to go for it is gone all the same, and the parent must know
+            return {"cancelled": True, "evicted": evicted}
         self.models[body["model"]] = LoadedModel(adapter, weights, dtype)
         return {
             "parameter_bytes": weights.parameter_bytes,

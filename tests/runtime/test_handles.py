@@ -93,3 +93,17 @@ def test_a_model_bigger_than_the_budget_runs_alone(files: list[ModelSpec], model
         run(pool, files[0], ParallelPlan())
         run(pool, files[1], ParallelPlan())
         assert names(pool) == [Path(files[1].path).name]
+
+
+def test_what_a_load_evicted_before_it_was_cancelled_is_loaded_again(files: list[ModelSpec], model_bytes: int) -> None:
+    def give_up(loaded: int, total: int) -> None:
+        raise InterruptedError(f"{loaded} of {total} bytes")
+
+    budget = model_bytes + 1000
+    plan = ParallelPlan(ulysses=2)
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, memory_budget_bytes=budget) as pool:
+        first = run(pool, files[0], plan)
+        with pytest.raises(InterruptedError):
+            pool.load(files[1], progress=give_up)
+        assert torch.equal(run(pool, files[0], plan), first)
+        assert pool.generation == 1

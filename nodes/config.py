@@ -10,6 +10,7 @@ from ..parallel_runtime.plan import MAX_RANKS, ParallelPlan, auto_plan, heads_er
 from .sockets import CATEGORY, SpConfigSocket
 
 log = logging.getLogger(__name__)
+LORA_MODES = ("merged", "side branch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class ParallelChoice:
     devices_text: str
     selection: DeviceSelection
     plan: ParallelPlan | None = None
+    side_branch: bool = False  # LoRAs beside the weights instead of merged into them
 
     def plan_for(self, num_heads: int) -> ParallelPlan:
         """The plan to run a model of `num_heads` heads with.
@@ -75,15 +77,23 @@ class SPConfig(io.ComfyNode):
                 ),
                 io.Int.Input("ulysses", **degree, tooltip="Manual only: ranks that split the heads."),
                 io.Int.Input("ring", **degree, tooltip="Manual only: ranks that pass keys and values on in a ring."),
+                io.Combo.Input(
+                    "lora",
+                    options=list(LORA_MODES),
+                    default=LORA_MODES[0],
+                    optional=True,
+                    tooltip="merged costs nothing a step; side branch costs a little and changes strength for free.",
+                ),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
 
     @classmethod
-    def execute(cls, mode: str, devices: str, ulysses: int, ring: int) -> io.NodeOutput:
+    def execute(cls, mode: str, devices: str, ulysses: int, ring: int, lora: str = LORA_MODES[0]) -> io.NodeOutput:
         """Check the devices and the degrees here, so that the error is drawn on this node."""
         plan = ParallelPlan(ulysses=ulysses, ring=ring) if mode == "manual" else None
         selection = parse_devices(devices)
         for warning in selection.warnings:
             log.warning("SP Config: %s", warning)
-        return io.NodeOutput(ParallelChoice(devices_text=devices, selection=selection, plan=plan))
+        choice = ParallelChoice(devices_text=devices, selection=selection, plan=plan, side_branch=lora == LORA_MODES[1])
+        return io.NodeOutput(choice)

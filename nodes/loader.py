@@ -47,5 +47,6 @@ class ParallelFluxLoader(io.ComfyNode):
             weight_dtype,
             devices=sp_config.selection.devices,
             choose_plan=sp_config.plan_for,
+            side_branch=sp_config.side_branch,
         )
         return io.NodeOutput(model)

@@ -39,4 +39,5 @@ class ParallelizeModel(io.ComfyNode):
         if len(devices) == 1:
             log.info("Parallelize Model: one device (%s), nothing to share; the model stays as it is", devices[0])
             return io.NodeOutput(model)
-        return io.NodeOutput(parallelized(model, devices, sp_config.plan_for))
+        ours = parallelized(model, devices, sp_config.plan_for, side_branch=sp_config.side_branch)
+        return io.NodeOutput(ours)

@@ -41,10 +41,32 @@ class Patch:
 
 @dataclass(frozen=True)
 class PatchSet:
-    """All changes of a model's weights. Equal names must always stand for equal patches; `""` stands for none."""
+    """All changes of a model's weights. Equal names must always stand for equal patches; `""` stands for none.
+
+    `side_branch` runs plain LoRAs beside the weights: they cost a little each step, and their strength changes for
+    nothing.
+    """
 
     name: str = ""
     patches: tuple[Patch, ...] = ()
+    side_branch: bool = False
+
+    @property
+    def strengths(self) -> list[float]:
+        """The strengths in the order in which `pack` sends the patches."""
+        return [patch.strength for group in by_weight(self.patches).values() for patch in group]
+
+    def differs_in_strength_alone(self, other: "PatchSet") -> bool:
+        """Whether both are side branches of the very same tensors.
+
+        By identity, which is safe because `other` still holds its tensors.
+        """
+        return (
+            self.side_branch
+            and other.side_branch
+            and len(self.patches) == len(other.patches)
+            and all(_same_but_strength(a, b) for a, b in zip(self.patches, other.patches, strict=True))
+        )
 
 
 PRISTINE = PatchSet()
@@ -58,13 +80,18 @@ class PatchBatch:
     tensors: dict[str, torch.Tensor]
 
 
-def pack(patches: Iterable[Patch]) -> Iterator[PatchBatch]:
-    """Group patches by weight and fill messages with them. The order of a weight's patches is kept."""
+def by_weight(patches: Iterable[Patch]) -> dict[str, list[Patch]]:
+    """Patches by the weight they change, in order."""
     by_key: dict[str, list[Patch]] = {}
     for patch in patches:
         by_key.setdefault(patch.key, []).append(patch)
+    return by_key
+
+
+def pack(patches: Iterable[Patch]) -> Iterator[PatchBatch]:
+    """Group patches by weight and fill messages with them. The order of a weight's patches is kept."""
     batch = PatchBatch([], {})
-    for key, group in by_key.items():
+    for key, group in by_weight(patches).items():
         num_tensors = sum(isinstance(value, torch.Tensor) for patch in group for value in patch.values)
         if num_tensors > MAX_TENSORS or len(group) > MAX_RECORDS:
             raise ValueError(f"{key} has {len(group)} patches, more than {MAX_RECORDS}; stack fewer LoRAs")
@@ -79,13 +106,21 @@ def pack(patches: Iterable[Patch]) -> Iterator[PatchBatch]:
 
 def unpack(records: Sequence[Mapping[str, Any]], tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Patch]]:
     """The inverse of `pack` for one batch: patches by weight."""
-    by_key: dict[str, list[Patch]] = {}
+    patches = []
     for record in records:
         values = tuple(tensors[value] if isinstance(value, str) else value for value in record["values"])
         offset = None if record["offset"] is None else tuple(record["offset"])
-        patch = Patch(**{**record, "values": values, "offset": offset})
-        by_key.setdefault(patch.key, []).append(patch)
-    return by_key
+        patches.append(Patch(**{**record, "values": values, "offset": offset}))
+    return by_weight(patches)
+
+
+def _same_but_strength(a: Patch, b: Patch) -> bool:
+    if (a.key, a.kind, a.strength_model, a.offset, a.swap) != (b.key, b.kind, b.strength_model, b.offset, b.swap):
+        return False
+    return len(a.values) == len(b.values) and all(
+        x is y if isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor) else x == y
+        for x, y in zip(a.values, b.values, strict=True)
+    )
 
 
 def _append(batch: PatchBatch, patch: Patch) -> None:

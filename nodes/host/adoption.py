@@ -21,15 +21,19 @@ NODE = "Parallelize Model"
 LOADERS = (comfy.sd.load_diffusion_model, comfy.sd.load_checkpoint_guess_config)
 
 
-def parallelized(model: ModelPatcher, devices: Devices, choose_plan: Callable[[int], ParallelPlan]) -> RemotePatcher:
-    """The same MODEL over `devices`; `choose_plan` takes the number of heads.
+def parallelized(
+    model: ModelPatcher, devices: Devices, choose_plan: Callable[[int], ParallelPlan], *, side_branch: bool
+) -> RemotePatcher:
+    """The same MODEL over `devices`; `choose_plan` takes the number of heads, `side_branch` runs LoRAs beside weights.
 
     LoRAs, model sampling, wrappers and options come along. Raises `ValueError` for a MODEL that cannot be taken.
     """
     if isinstance(model, RemotePatcher):
         raise ValueError(f"{NODE}: this MODEL is parallel already; remove {NODE}, and change SP Config instead")
     path, options = _source(model)
-    ours = remote_patcher(path, _compute_dtype(model, options), devices=devices, choose_plan=choose_plan)
+    ours = remote_patcher(
+        path, _compute_dtype(model, options), devices=devices, choose_plan=choose_plan, side_branch=side_branch
+    )
     _refuse_what_stays_behind(model)
     ours.patches = {name: list(entries) for name, entries in model.patches.items()}
     ours.patches_uuid = model.patches_uuid

@@ -15,6 +15,7 @@ import torch
 from comfy.hooks import WeightHook
 from comfy.patcher_extension import CallbacksMP
 
+from ...parallel_runtime.patch import PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
@@ -34,11 +35,12 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def __init__(self, model: RemoteFlux, *where: object, **settings: object) -> None:
         super().__init__(model, *where, **settings)
         self.plan = model.pooled.plan
+        self.side_branch = False
 
     def clone(self, *args: object, **kwargs: object) -> "RemotePatcher":
         """As ComfyUI's; the plan belongs to the clone, the weights to all of them."""
         copy = super().clone(*args, **kwargs)
-        copy.plan = self.plan
+        copy.plan, copy.side_branch = self.plan, self.side_branch
         return copy
 
     # What ComfyUI's memory manager asks
@@ -73,9 +75,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         pooled = self.model.pooled
         if not pooled.loaded:
             self._load_pooled(pooled)
-        pooled.patch(
-            patch_set(self.patches, self.patches_uuid), comfy.model_management.throw_exception_if_processing_interrupted
-        )
+        pooled.patch(self.patch_set(), comfy.model_management.throw_exception_if_processing_interrupted)
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()
         self.model.current_weight_patches_uuid = self.patches_uuid
@@ -99,11 +99,15 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.unpatch_model(device_to)
         return freed
 
+    def patch_set(self) -> PatchSet:
+        """The patches as the workers take them."""
+        return patch_set(self.patches, self.patches_uuid, side_branch=self.side_branch)
+
     def pre_run(self) -> None:
         """Before the first step: our plan, our patches, and none of the blocks that came into the options directly."""
         check_transformer_options(self.model_options["transformer_options"])
         self.model.pooled.plan = self.plan
-        self.model.pooled.patches = patch_set(self.patches, self.patches_uuid)
+        self.model.pooled.patches = self.patch_set()
         super().pre_run()
 
     # What other nodes ask, and a MODEL without weights here cannot give. Raised while that node executes.
@@ -192,9 +196,16 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
 
 def remote_patcher(
-    path: str, weight_dtype: str, *, devices: Devices, choose_plan: Callable[[int], ParallelPlan]
+    path: str,
+    weight_dtype: str,
+    *,
+    devices: Devices,
+    choose_plan: Callable[[int], ParallelPlan],
+    side_branch: bool,
 ) -> RemotePatcher:
     """The MODEL for the file at `path`, over `devices`; `choose_plan` takes the number of heads.
+
+    `side_branch` runs LoRAs beside the weights.
 
     Raises `ValueError` when the file cannot be used, or the plan does not fit it.
     """
@@ -209,5 +220,5 @@ def remote_patcher(
         )
 
     patcher = POOLS.root((devices, source.spec), make).clone()
-    patcher.plan = plan
+    patcher.plan, patcher.side_branch = plan, side_branch
     return patcher

@@ -17,7 +17,7 @@ PREFIX = "diffusion_model."
 LOADERS = "the LoRA loader that adds it"
 
 
-def patch_set(patches: Mapping[str, Sequence[tuple]], uuid: object) -> PatchSet:
+def patch_set(patches: Mapping[str, Sequence[tuple]], uuid: object, *, side_branch: bool = False) -> PatchSet:
     """The patches of a ModelPatcher, by ComfyUI's keys; `uuid` is its name for them.
 
     Raises `ValueError` for what cannot travel, naming the weight.
@@ -25,7 +25,7 @@ def patch_set(patches: Mapping[str, Sequence[tuple]], uuid: object) -> PatchSet:
     if not patches:
         return PatchSet()
     changes = tuple(_patch(key, entry) for key, entries in patches.items() for entry in entries)
-    return PatchSet(str(uuid), changes)
+    return PatchSet(str(uuid), changes, side_branch)
 
 
 def _patch(key: str, entry: tuple) -> Patch:

@@ -10,14 +10,27 @@ Source of the arithmetic: black-forest-labs/flux, `modules/layers.py`; rounding 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from .flux_config import TIME_WIDTH, FluxConfig
 
-Weights = Mapping[str, torch.Tensor]
 Modulation = tuple[torch.Tensor, ...]
+
+
+class Weights(Protocol):
+    """The weights of one block, or all outside the blocks, by their names there."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """One weight."""
+        ...
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """x (..., columns) through the linear layer `name`, to (..., rows)."""
+        ...
+
 
 EPS = 1e-6
 THETA = 10_000
@@ -83,8 +96,8 @@ class FluxAdapter:
     def embed(self, w: Weights, inputs: Mapping[str, torch.Tensor]) -> Tokens:
         """From a step's inputs (this rank's rows) to the first block's. `w` holds the weights outside the blocks."""
         dtype = w["img_in.weight"].dtype
-        img = _linear(w, "img_in", inputs["img"].to(dtype))
-        txt = _linear(w, "txt_in", inputs["txt"].to(dtype))
+        img = w.linear("img_in", inputs["img"].to(dtype))
+        txt = w.linear("txt_in", inputs["txt"].to(dtype))
         still = _still(inputs, txt.shape[1])
         times = inputs["timesteps"][:, None]
         if still is not None:
@@ -103,10 +116,10 @@ class FluxAdapter:
         With rows at timestep zero, those of the image (of all rows in a single block) are (B, rows, C).
         """
         if block.kind == "single":
-            return _three(_by_row(_linear(w, "modulation.lin", tokens.vec), tokens.still))
+            return _three(_by_row(w.linear("modulation.lin", tokens.vec), tokens.still))
         still = None if tokens.still is None else tokens.still[tokens.num_text :]
-        image = _by_row(_linear(w, "img_mod.lin", tokens.vec), still).chunk(2, -1)
-        text = _linear(w, "txt_mod.lin", tokens.vec[:, :1]).chunk(2, -1)
+        image = _by_row(w.linear("img_mod.lin", tokens.vec), still).chunk(2, -1)
+        text = w.linear("txt_mod.lin", tokens.vec[:, :1]).chunk(2, -1)
         return _three(image[0]) + _three(image[1]) + _three(text[0]) + _three(text[1])
 
     def qkv(
@@ -114,14 +127,14 @@ class FluxAdapter:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Queries and keys, normed and rotated, and values, each (B, S, H, D); last, what `finish` takes up again."""
         if block.kind == "single":
-            fused = _linear(w, "linear1", _modulate(tokens.x, mod[0], mod[1]))
+            fused = w.linear("linear1", _modulate(tokens.x, mod[0], mod[1]))
             qkv, carry = fused.split((3 * self.config.hidden_size, self.config.mlp_hidden), -1)
             q, k, v = self._heads(qkv)
             q, k = _qk_norm(w, "norm", q, k)
             return _rotate(q, tokens.rope), _rotate(k, tokens.rope), v, carry
         text, image = _streams(tokens)
-        tq, tk, tv = self._heads(_linear(w, "txt_attn.qkv", _modulate(text, mod[6], mod[7])))
-        iq, ik, iv = self._heads(_linear(w, "img_attn.qkv", _modulate(image, mod[0], mod[1])))
+        tq, tk, tv = self._heads(w.linear("txt_attn.qkv", _modulate(text, mod[6], mod[7])))
+        iq, ik, iv = self._heads(w.linear("img_attn.qkv", _modulate(image, mod[0], mod[1])))
         tq, tk = _qk_norm(w, "txt_attn.norm", tq, tk)
         iq, ik = _qk_norm(w, "img_attn.norm", iq, ik)
         q = _rotate(torch.cat((tq, iq), 1), tokens.rope)
@@ -142,7 +155,7 @@ class FluxAdapter:
         """The rest of the block, in place on `tokens.x`. attn (B, S, H * D); `residual` (B, <= image rows, C)."""
         if block.kind == "single" and carry is not None:
             joined = torch.cat((attn, F.gelu(carry, approximate="tanh")), -1)
-            tokens.x = _bounded(torch.addcmul(tokens.x, mod[2], _linear(w, "linear2", joined)))
+            tokens.x = _bounded(torch.addcmul(tokens.x, mod[2], w.linear("linear2", joined)))
         else:
             text, image = _streams(tokens)
             n = tokens.num_text
@@ -156,8 +169,8 @@ class FluxAdapter:
     def head(self, w: Weights, tokens: Tokens) -> torch.Tensor:
         """From the last block to this rank's rows of the velocity, (B, image rows, out channels)."""
         still = None if tokens.still is None else tokens.still[tokens.num_text :]
-        shift, scale = _by_row(_linear(w, "final_layer.adaLN_modulation.1", tokens.vec), still).chunk(2, -1)
-        return _linear(w, "final_layer.linear", _modulate(tokens.x[:, tokens.num_text :], shift, 1 + scale))
+        shift, scale = _by_row(w.linear("final_layer.adaLN_modulation.1", tokens.vec), still).chunk(2, -1)
+        return w.linear("final_layer.linear", _modulate(tokens.x[:, tokens.num_text :], shift, 1 + scale))
 
     def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """(B, S, 3 * C) to three of (B, S, H, D)."""
@@ -194,12 +207,8 @@ def _rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(pairs * rope).flatten(-2).to(x.dtype)
 
 
-def _linear(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
-    return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
-
-
 def _mlp_embedder(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
-    return _linear(w, f"{name}.out_layer", F.silu(_linear(w, f"{name}.in_layer", x)))
+    return w.linear(f"{name}.out_layer", F.silu(w.linear(f"{name}.in_layer", x)))
 
 
 def _three(values: torch.Tensor) -> Modulation:
@@ -233,9 +242,9 @@ def _streams(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _stream_rest(w: Weights, stream: str, x: torch.Tensor, attn: torch.Tensor, mod: Modulation) -> torch.Tensor:
     """Projection and MLP of one stream of a double block; `mod` holds its six values."""
-    x = torch.addcmul(x, mod[2], _linear(w, f"{stream}_attn.proj", attn))
-    hidden = F.gelu(_linear(w, f"{stream}_mlp.0", _modulate(x, mod[3], mod[4])), approximate="tanh")
-    return torch.addcmul(x, mod[5], _linear(w, f"{stream}_mlp.2", hidden))
+    x = torch.addcmul(x, mod[2], w.linear(f"{stream}_attn.proj", attn))
+    hidden = F.gelu(w.linear(f"{stream}_mlp.0", _modulate(x, mod[3], mod[4])), approximate="tanh")
+    return torch.addcmul(x, mod[5], w.linear(f"{stream}_mlp.2", hidden))
 
 
 def _bounded(x: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..checkpoint import ModelSpec
-from ..patch import PatchBatch, PatchSet, pack
+from ..patch import PRISTINE, PatchBatch, PatchSet, pack
 from ..plan import ParallelPlan
 from ..wire.protocol import Op, TensorSpec
 from .arena import Arena
@@ -48,11 +48,11 @@ class LoadResult:
 
 @dataclass
 class Model:
-    """A model that all ranks hold. `patches` names the set its weights have; None when that is not known."""
+    """A model that all ranks hold. `patches` is the set its weights have; None when that is not known."""
 
     handle: int
     result: LoadResult
-    patches: str | None = ""
+    patches: PatchSet | None = PRISTINE
 
 
 class Crew:
@@ -142,18 +142,25 @@ class Crew:
 
         Given up half-way, the weights are of no known change, and the next call makes them whole.
         """
-        if model.patches == patches.name:
+        held = model.patches
+        if held is not None and (held.name, held.side_branch) == (patches.name, patches.side_branch):
             return
-        batches = list(pack(patches.patches)) or [PatchBatch([], {})]
         model.patches = None
+        if held is not None and patches.differs_in_strength_alone(held):
+            body = {"model": model.handle, "strengths": patches.strengths}
+            request = self._ask(Op.PATCH, body, check, deadline_s=deadline_s, on_done=self._remember_memory)
+            if all(reply.get("set") for reply in request.replies.values()):
+                model.patches = patches
+                return
+        batches = list(pack(patches.patches)) or [PatchBatch([], {})]
         for number, batch in enumerate(batches):
             ends = {"first": number == 0, "last": number == len(batches) - 1}
             specs = self._arena.place_inputs(batch.tensors)
-            body = {"model": model.handle, "records": batch.records, **ends}
+            body = {"model": model.handle, "records": batch.records, "beside": patches.side_branch, **ends}
             request = self._ask(Op.PATCH, body, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
             if any(reply.get("cancelled") for reply in request.replies.values()):
                 return
-        model.patches = patches.name
+        model.patches = patches
 
     def mesh(self, plan: ParallelPlan, check: Check, *, deadline_s: float) -> int:
         """The handle of the plan's process groups, made unless they are there."""

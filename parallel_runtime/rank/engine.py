@@ -5,7 +5,7 @@ Owns the handles (models and meshes by number) and one step. Knows no ComfyUI, n
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -14,7 +14,6 @@ from ..adapters.flux import FluxAdapter
 from ..adapters.flux_config import FluxConfig
 from ..checkpoint import read_header
 from ..errors import RequestCancelledError
-from ..patch import unpack
 from ..plan import ParallelPlan
 from ..strategies.kernels import additive_mask
 from ..strategies.sequence import LocalAttention, SequenceAttention
@@ -22,6 +21,7 @@ from ..strategies.shard import SequenceShard
 from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, Op, TensorSpec
+from .changes import WeightChanges
 from .mesh import Mesh
 from .weights import ReplicatedWeights, compute_dtype, file_names, file_scales, weight_bytes
 
@@ -33,7 +33,7 @@ class LoadedModel:
     adapter: FluxAdapter
     weights: ReplicatedWeights
     dtype: torch.dtype
-    patched: set[str] = field(default_factory=set)  # weights named by the change of weights under way, or the last
+    changes: WeightChanges
 
 
 class Engine:
@@ -60,7 +60,11 @@ class Engine:
         if message.op is Op.UNLOAD:
             return self._unload(message.body)
         if message.op is Op.PATCH:
-            return self._patch(message.body, message.tensors, cancelled=cancelled, beat=beat)
+            tensors = {spec.name: self.segments.tensor(spec) for spec in message.tensors}
+            model = self.models[message.body["model"]]
+            return model.changes.take(message.body, tensors, cancelled=cancelled, beat=beat) | {
+                "memory": self._memory()
+            }
         if message.op is Op.MESH:
             self.meshes[message.body["mesh"]] = Mesh(ParallelPlan.from_dict(message.body["plan"]), device=self.device)
             return {}
@@ -102,7 +106,7 @@ class Engine:
             weights.load(progress=report, cancelled=cancelled)
         except RequestCancelledError:  # what had to go for it is gone all the same, and the parent must know
             return {"cancelled": True, "evicted": evicted}
-        self.models[body["model"]] = LoadedModel(adapter, weights, dtype)
+        self.models[body["model"]] = LoadedModel(adapter, weights, dtype, WeightChanges(weights))
         return {
             "parameter_bytes": weights.parameter_bytes,
             "dtype": str(dtype).removeprefix("torch."),
@@ -128,29 +132,6 @@ class Engine:
     def _unload(self, body: Mapping) -> dict:
         self.models.pop(body["model"], None)
         self._give_back()
-        return {"memory": self._memory()}
-
-    def _patch(
-        self,
-        body: Mapping,
-        specs: tuple[TensorSpec, ...],
-        *,
-        cancelled: Callable[[], bool],
-        beat: Callable[[], None],
-    ) -> dict:
-        """One message of a change of weights; the last one restores what no message of the change has named."""
-        model = self.models[body["model"]]
-        if body["first"]:
-            model.patched.clear()
-        tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
-        for name, patches in unpack(body["records"], tensors).items():
-            if cancelled():
-                raise RequestCancelledError("changing weights was cancelled")
-            model.weights.patch(name, patches)
-            model.patched.add(name)
-            beat()
-        if body["last"]:
-            model.weights.restore_all_but(model.patched)
         return {"memory": self._memory()}
 
     def _step(self, body: Mapping, specs: tuple[TensorSpec, ...], *, beat: Callable[[], None]) -> dict:

@@ -15,6 +15,7 @@ from ..adapters.flux_config import canonical_name, scale_names
 from ..checkpoint import CheckpointHeader
 from ..errors import RequestCancelledError
 from ..patch import Patch
+from .branches import BlockWeights, Branch
 from .mapped_file import MappedFile
 from .patches import merge
 
@@ -55,9 +56,10 @@ class ReplicatedWeights:
         self._entries = {canonical: header.tensors[name] for canonical, name in names.items()}
         self._file = MappedFile(header.path)
         self._scales = {name: float(self._file.tensor(header.tensors[scale])) for name, scale in scales.items()}
-        self._dtype = dtype
-        self._device = device
+        self.dtype = dtype
+        self.device = device
         self._groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in ("", *prefixes)}
+        self._branches: dict[str, dict[str, list[Branch]]] = {prefix: {} for prefix in self._groups}
         self._patched: set[str] = set()
 
     @property
@@ -66,18 +68,18 @@ class ReplicatedWeights:
         return sum(tensor.nbytes for group in self._groups.values() for tensor in group.values())
 
     @contextmanager
-    def block(self, prefix: str) -> Iterator[Mapping[str, torch.Tensor]]:
+    def block(self, prefix: str) -> Iterator[BlockWeights]:
         """The weights of one block by their names within it, in the compute dtype; `""` is all outside the blocks."""
         group = self._groups[prefix]
         if any(tensor.dtype in FLOAT8 for tensor in group.values()):
             group = {name: self._computable(prefix + name, tensor) for name, tensor in group.items()}
-        yield group
+        yield BlockWeights(group, self._branches[prefix])
 
     def _computable(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """An fp8 weight in the compute dtype and to its scale; any other as it is."""
         if tensor.dtype not in FLOAT8:
             return tensor
-        return self._scaled(name, tensor.to(self._dtype))
+        return self._scaled(name, tensor.to(self.dtype))
 
     def _scaled(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.mul_(self._scales[name]) if name in self._scales else tensor
@@ -100,16 +102,31 @@ class ReplicatedWeights:
 
         A patched fp8 weight is kept in the compute dtype: rounded to fp8 again it would lose the patch.
         """
-        if name not in self._entries:
-            raise ValueError(f"a patch names {name}, which this model has not; use one made for this model")
-        group, within = self._place(name)
+        self._check_known(name)
+        prefix, within = self._place(name)
+        group = self._groups[prefix]
         pristine = self._file.tensor(self._entries[name])
         if pristine.dtype in FLOAT8:
             pristine = self._scaled(name, pristine.to(torch.float32))
-        if name not in self._patched and (self._is_view(name) or group[within].dtype != self._dtype):
-            group[within] = torch.empty(pristine.shape, dtype=self._dtype, device=self._device)
+        if name not in self._patched and (self._is_view(name) or group[within].dtype != self.dtype):
+            group[within] = torch.empty(pristine.shape, dtype=self.dtype, device=self.device)
         self._patched.add(name)
         merge(pristine, patches, group[within])
+
+    def set_beside(self, branches: Mapping[str, list[Branch]]) -> None:
+        """Run these LoRAs beside the weights they are for, by canonical name, and no others."""
+        for held in self._branches.values():
+            held.clear()
+        for name, beside in branches.items():
+            self._check_known(name)
+            for branch in beside:
+                branch.check_fit(self._entries[name].shape)
+            prefix, within = self._place(name)
+            self._branches[prefix][within] = beside
+
+    def _check_known(self, name: str) -> None:
+        if name not in self._entries:
+            raise ValueError(f"a patch names {name}, which this model has not; use one made for this model")
 
     def restore_all_but(self, names: Collection[str]) -> None:
         """Make every patched weight that is not in `names` what the file says, bit for bit."""
@@ -121,28 +138,29 @@ class ReplicatedWeights:
     def _read(self, name: str) -> Iterator[int]:
         """Have one weight as the file says; yields the bytes done so far. What lies there keeps its memory."""
         entry = self._entries[name]
-        group, within = self._place(name)
+        prefix, within = self._place(name)
+        group = self._groups[prefix]
         if self._is_view(name):
             group[within] = self._file.tensor(entry)
             return self._file.read(entry)
         if within not in group or group[within].dtype != self._storage_dtype(name):
-            group[within] = torch.empty(entry.shape, dtype=self._storage_dtype(name), device=self._device)
+            group[within] = torch.empty(entry.shape, dtype=self._storage_dtype(name), device=self.device)
         return self._file.copy_into(group[within], entry)
 
     def _storage_dtype(self, name: str) -> torch.dtype:
         """fp8 weights stay fp8 in memory and are cast for computing; others are stored as they are computed with."""
         dtype = self._entries[name].dtype
-        return dtype if dtype in FLOAT8 else self._dtype
+        return dtype if dtype in FLOAT8 else self.dtype
 
     def _is_view(self, name: str) -> bool:
-        return self._device.type == "cpu" and self._entries[name].dtype == self._storage_dtype(name)
+        return self.device.type == "cpu" and self._entries[name].dtype == self._storage_dtype(name)
 
-    def _place(self, name: str) -> tuple[dict[str, torch.Tensor], str]:
-        """The group a weight belongs to, and its name within it."""
+    def _place(self, name: str) -> tuple[str, str]:
+        """The prefix of the block a weight belongs to, and its name within it."""
         kind, _, rest = name.partition(".")
         number, _, within = rest.partition(".")
         prefix = f"{kind}.{number}."
-        return (self._groups[prefix], within) if prefix in self._groups else (self._groups[""], name)
+        return (prefix, within) if prefix in self._groups else ("", name)
 
 
 def weight_bytes(header: CheckpointHeader, names: Mapping[str, str], dtype: torch.dtype) -> int:

@@ -163,3 +163,15 @@ def test_a_lora_for_another_model_is_one_clear_error_and_the_next_prompt_is_fine
     first_line = result.error_message.splitlines()[0]
     assert "[48, 4]" in first_line and "use one made for this model" in first_line
     client.queue(parallel(small(tiny_models, seed=79))).require_success()
+
+
+def test_side_branches_equal_stock_and_follow_a_change_of_strength(
+    client: ComfyClient, tiny_models: TinyModels, adapters: dict[str, str]
+) -> None:
+    """Kinds that cannot run beside a weight are merged, in the same graph."""
+    for strength in (0.9, -0.4):
+        loras = ((tiny_models.lora_fused, strength), (tiny_models.lora_diffusers, 0.5), (adapters["oft"], strength))
+        error, _ = errors(client, stacked(small(tiny_models, seed=90), *loras), lora="side branch")
+        assert error <= TOLERANCE
+    alone = stacked(small(tiny_models, seed=91), (tiny_models.lora_fused, 1.2))
+    assert errors(client, alone, lora="side branch")[0] <= TOLERANCE

@@ -24,12 +24,13 @@ def parallel(
     ring: int = 1,
     weight_dtype: str = "default",
     sampler: str = "KSampler",
+    lora: str = "merged",
 ) -> Workflow:
     """The same graph with our loader in place of UNETLoader, and `sampler` in place of KSampler."""
     graph = copy.deepcopy(graph)
     graph["config"] = {
         "class_type": "SPConfig",
-        "inputs": {"mode": mode, "devices": devices, "ulysses": ulysses, "ring": ring},
+        "inputs": {"mode": mode, "devices": devices, "ulysses": ulysses, "ring": ring, "lora": lora},
     }
     graph["model"] = {
         "class_type": "ParallelFluxLoader",

@@ -1,5 +1,6 @@
 """Changes of weights: each kind by its formula, in the ranks, and taken back bit for bit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from parallel_runtime.oracle import Oracle
 from parallel_runtime.patch import PRISTINE, Patch, PatchSet, pack, unpack
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.rank.branches import Branch
 from parallel_runtime.rank.patches import merge, patched
 
 QKV = "double_blocks.0.img_attn.qkv.weight"
@@ -163,3 +165,45 @@ def test_merging_by_rows_equals_merging_whole_matrices() -> None:
         whole = patched(weight.to(dtype), patches)
         assert relative_error(out.float(), whole) <= tolerance
     assert relative_error(patched(weight, patches[:1]), patched(weight, patches)) > 0.1
+
+
+def test_side_branches_equal_merging_and_change_strength_without_sending_a_tensor(
+    eight_ranks: Pool, sample: ModelSpec, changed: tuple[list[Patch], Oracle]
+) -> None:
+    """Fused rows, offsets and a patch that can only be merged among them."""
+    patches, merged = changed
+    tensors = WORKLOAD.tensors(FluxConfig.from_header(read_header(sample.path)))
+    runner = PlanRunner(eight_ranks, sample, ParallelPlan(ulysses=2), options={})
+    runner.patches = PatchSet("beside", tuple(patches), side_branch=True)
+    assert relative_error(runner(tensors), merged(tensors)) <= 1e-5
+
+    loras = tuple(patch for patch in patches if patch.kind == "lora")
+    stronger = tuple(replace(patch, strength=patch.strength * 1.7) for patch in loras)
+    before, after = (PatchSet(name, each, side_branch=True) for name, each in (("before", loras), ("after", stronger)))
+    assert after.differs_in_strength_alone(before)
+    runner.patches = before
+    weak = runner(tensors)
+    runner.patches = after
+    strong = runner(tensors)
+    runner.patches = PatchSet("after, merged", stronger)
+    assert relative_error(strong, runner(tensors)) <= 1e-5
+    assert relative_error(strong, weak) > 1e-3
+    runner.patches = PRISTINE
+    assert relative_error(runner(tensors), Oracle(sample.path)(tensors)) <= 1e-5
+
+
+def test_other_tensors_are_never_taken_for_a_change_of_strength() -> None:
+    first = lora("w", 3, 2)
+    same = replace(first, strength=2.0)
+    copied = replace(first, values=(first.values[0].clone(), *first.values[1:]))
+    moved = replace(first, offset=(0, 0, 3))
+    held = PatchSet("a", (first,), side_branch=True)
+    for patch, alone in ((same, True), (copied, False), (moved, False)):
+        assert PatchSet("b", (patch,), side_branch=True).differs_in_strength_alone(held) is alone
+    assert not PatchSet("b", (same,)).differs_in_strength_alone(held)
+
+
+def test_a_side_branch_that_does_not_fit_says_both_shapes() -> None:
+    branch = Branch.of(lora("w", 9, 10), dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"\[\[9, 4\], \[4, 10\]\] does not fit a weight of \[8, 10\]"):
+        branch.check_fit((8, 10))

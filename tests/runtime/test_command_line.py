@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import ModelSpec
@@ -53,6 +54,20 @@ def test_verify_in_bf16_is_held_against_one_bf16_process(sample: ModelSpec) -> N
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout
     assert report["tolerance"] == pytest.approx(1.1 * report["one_process_rel_err"])
+
+
+def test_a_result_that_is_no_number_exits_1_and_leaves_the_report_strict_json(
+    sample: ModelSpec, tmp_path: Path
+) -> None:
+    weights = load_file(sample.path)
+    weights["img_in.bias"] *= float("nan")
+    save_file(weights, tmp_path / "broken.safetensors")
+    done = verify(str(tmp_path / "broken.safetensors"), "ulysses=2", "--json")
+    assert done.returncode == 1, done.stderr
+    assert "NaN" not in done.stdout
+    report = json.loads(done.stdout)
+    assert report["max_rel_err"] is None
+    assert report["per_rank"] == [None, None]
 
 
 def test_verify_speaks_to_people_too(sample: ModelSpec) -> None:

@@ -30,6 +30,7 @@ PLANS: dict[str, dict[str, Any]] = {
 SAMPLERS = ("KSampler", "KSamplerAdvanced")
 GUIDERS = ("BasicGuider", "CFGGuider", "DualCFGGuider", "DualModelGuider", "PerpNegGuider")
 MODELS_OF_A_GUIDER = ("model", "model_negative")
+RELEASE: Workflow = {"end": {"class_type": "ReleaseParallelPool", "inputs": {}}}
 VISIBLE = 1e-3  # an edit that changes the latent less than this would hide an error of ours: 100 x the tolerance
 
 
@@ -84,6 +85,7 @@ class Bench:
             return compared(graph, plan, self.ours(graph, plan), self.stock(graph))
         except FailedRunError as failed:
             problem = str(failed)
+            self.client.queue(RELEASE)  # or three failures in a row would fail every cell after them as well
             return Row(graph.name, graph.kind, plan, failure=problem, problems=(problem,))
 
     def run(self, workflow: Workflow) -> Run:

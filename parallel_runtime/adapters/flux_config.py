@@ -51,7 +51,7 @@ class FluxConfig:
         (head_dim,) = _shape(header.path, shapes, "double_blocks.0.img_attn.norm.query_norm.weight", 1)
         config = cls(
             hidden_size=hidden,
-            num_heads=hidden // head_dim,
+            num_heads=hidden // max(head_dim, 1),
             head_dim=head_dim,
             depth=_count(shapes, "double_blocks"),
             depth_single=_count(shapes, "single_blocks"),
@@ -112,7 +112,8 @@ class FluxConfig:
 
     def check(self, path: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Hold every weight's shape against what the config needs; raises `ValueError` at the first that differs."""
-        if self.num_heads * self.head_dim != self.hidden_size or any(width % 2 for width in self.rope_axes):
+        whole_heads = self.num_heads > 0 and self.num_heads * self.head_dim == self.hidden_size
+        if not whole_heads or any(width % 2 for width in self.rope_axes):
             raise ValueError(
                 f"{path}: hidden size {self.hidden_size} with heads of {self.head_dim} is no Flux.1; use a Flux.1 file"
             )
@@ -187,5 +188,6 @@ def _matrix(path: str, shapes: Mapping[str, tuple[int, ...]], name: str) -> tupl
 
 
 def _count(shapes: Mapping[str, tuple[int, ...]], kind: str) -> int:
-    numbers = {int(name.split(".")[1]) for name in shapes if name.startswith(f"{kind}.")}
-    return len(numbers)
+    """How many blocks of that kind there are. What else the file has under that name is nobody's, and left alone."""
+    found = (re.match(rf"{kind}\.(\d+)\.", name, re.ASCII) for name in shapes)
+    return len({match[1] for match in found if match})

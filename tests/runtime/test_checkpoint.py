@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from host.tiny_models import TinyModels
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.sample_model import sample_config, write_sample
 
 
 def write(path: Path, header: object, data: bytes = b"") -> Path:
@@ -142,3 +143,23 @@ def test_a_flux_with_a_weight_missing_or_misshapen_names_it(tmp_path: Path, tiny
     save_file(whole | {"txt_in.bias": torch.zeros(7)}, tmp_path / "f.safetensors")
     with pytest.raises(ValueError, match=r"txt_in\.bias has shape \[7\]"):
         FluxConfig.from_header(read_header(tmp_path / "f.safetensors"))
+
+
+@pytest.mark.parametrize("empty", ["norm.query_norm", ""])
+def test_a_flux_whose_sizes_are_zero_is_refused(tmp_path: Path, empty: str) -> None:
+    path = tmp_path / "hollow.safetensors"
+    write_sample(path, sample_config(heads=2))
+    hollow = {
+        name: torch.zeros([0] * value.ndim) if empty in name else value for name, value in load_file(path).items()
+    }
+    save_file(hollow, path)
+    with pytest.raises(ValueError, match=r"is no Flux\.1; use a Flux\.1 file"):
+        FluxConfig.from_header(read_header(path))
+
+
+def test_what_else_a_file_has_among_the_blocks_is_left_alone(tmp_path: Path) -> None:
+    path, config = tmp_path / "more.safetensors", sample_config(heads=2)
+    write_sample(path, config)
+    others = {f"double_blocks.{name}": torch.zeros(1) for name in ("gate.bias", "1", "")}
+    save_file({**load_file(path), **others}, path)
+    assert FluxConfig.from_header(read_header(path)) == config

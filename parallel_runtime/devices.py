@@ -3,11 +3,13 @@
 Owns names and counts of devices. Starts nothing and allocates nothing on them.
 """
 
+import re
 from dataclasses import dataclass
 
 from .plan import MAX_RANKS
 
 KINDS = ("cpu", "cuda")
+_COUNT = re.compile(r"[+-]?[0-9]{1,9}")
 
 
 @dataclass(frozen=True, order=True)
@@ -41,7 +43,7 @@ def parse_devices(text: str, *, num_cuda: int | None = None) -> DeviceSelection:
         raise ValueError("devices is empty; use all, a count, or names such as cuda:0,cuda:1 or cpu:2")
     if words == ["all"]:
         return _take(min(found, MAX_RANKS), found)
-    if len(words) == 1 and words[0].lstrip("+-").isdigit():
+    if len(words) == 1 and _COUNT.fullmatch(words[0]):
         return _take(int(words[0]), found)
     if len(words) == 1 and words[0].startswith("cpu:"):
         return _cpu_ranks(_index(words[0]))
@@ -87,7 +89,7 @@ def _named(word: str, found: int) -> Device:
 
 def _index(word: str) -> int:
     _, _, number = word.partition(":")
-    if not number.isdecimal():
+    if _COUNT.fullmatch(number) is None or number[0] in "+-":
         raise ValueError(f"device {word!r} has no index; write for example cuda:0 or cpu:2")
     return int(number)
 

@@ -84,6 +84,21 @@ def read_header(path: str | os.PathLike[str]) -> CheckpointHeader:
     Raises `ValueError` with the file, what is wrong with it and what to do.
     """
     path = _checked_path(path)
+    try:
+        raw, file_size = _read_raw(path)
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}); see that the user who runs this may read it"
+        ) from error
+    base = 8 + len(raw)
+    entries, metadata = _parse(path, raw)
+    tensors = {name: _entry(path, name, value, base=base) for name, value in entries.items()}
+    _check_extent(path, tensors, base=base, file_size=file_size)
+    return CheckpointHeader(path, tensors, file_size, metadata)
+
+
+def _read_raw(path: str) -> tuple[bytes, int]:
+    """The header's text, and the size of the file."""
     file_size = os.path.getsize(path)
     with open(path, "rb") as file:
         raw_length = file.read(8)
@@ -96,11 +111,7 @@ def read_header(path: str | os.PathLike[str]) -> CheckpointHeader:
             raise ValueError(
                 f"{path} is truncated: its header needs {8 + length} bytes, the file has {file_size}; download it again"
             )
-        raw = file.read(length)
-    entries, metadata = _parse(path, raw)
-    tensors = {name: _entry(path, name, value, base=8 + length) for name, value in entries.items()}
-    _check_extent(path, tensors, base=8 + length, file_size=file_size)
-    return CheckpointHeader(path, tensors, file_size, metadata)
+        return file.read(length), file_size
 
 
 def _checked_path(path: str | os.PathLike[str]) -> str:

@@ -88,6 +88,13 @@ def test_any_bytes_are_read_or_refused_and_nothing_else(tmp_path_factory: pytest
         pass
 
 
+def test_a_file_that_the_system_does_not_let_us_read_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "kept.safetensors"
+    path.symlink_to("/proc/self/mem")  # its first bytes are unreadable even for root, whom no mode keeps out
+    with pytest.raises(ValueError, match=r"kept\.safetensors cannot be read \(.+\); see that"):
+        read_header(path)
+
+
 def test_only_safetensors_files_are_read(tmp_path: Path) -> None:
     for name in ("model.ckpt", "model.pt", "model.gguf", "model"):
         path = tmp_path / name

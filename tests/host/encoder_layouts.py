@@ -13,6 +13,7 @@ from .layouts import LATENT_CHANNELS, Row, linear
 CLIP_VOCABULARY, CLIP_POSITIONS = 49408, 77
 T5_VOCABULARY, T5_BUCKETS = 32128, 32
 TAESD_WIDTH = 64
+PICTURE_GAIN = 0.1  # of the last convolution; found by looking at the pictures
 
 
 def layer_norm(name: str, width: int) -> list[Row]:
@@ -51,15 +52,21 @@ def t5(width: int, *, layers: int = 2, heads: int = 2) -> list[Row]:
     return rows + [Row("encoder.final_layer_norm.weight", (width,), 0.0, 1.0)]
 
 
-def convolution(name: str, out: int, channels: int, *, bias: bool = True) -> list[Row]:
-    """A 3 x 3 convolution that keeps the variance through a ReLU."""
-    rows = [Row(f"{name}.weight", (out, channels, 3, 3), 1.4 / math.sqrt(9 * channels))]
-    return rows + ([Row(f"{name}.bias", (out,), 0.0)] if bias else [])
+def convolution(
+    name: str, out: int, channels: int, *, bias: bool = True, gain: float = 1.0, bias_mean: float = 0.0
+) -> list[Row]:
+    """A 3 x 3 convolution that keeps the variance through a ReLU, times `gain` squared."""
+    rows = [Row(f"{name}.weight", (out, channels, 3, 3), gain * 1.4 / math.sqrt(9 * channels))]
+    return rows + ([Row(f"{name}.bias", (out,), 0.0, bias_mean)] if bias else [])
 
 
 def residual_block(name: str) -> list[Row]:
-    """TAESD's block of three convolutions."""
-    return [row for part in (0, 2, 4) for row in convolution(f"{name}.conv.{part}", TAESD_WIDTH, TAESD_WIDTH)]
+    """TAESD's block of three convolutions, the last one weak, as in trained networks: ten blocks do not overflow."""
+    return [
+        row
+        for part, gain in ((0, 1.0), (2, 1.0), (4, 0.3))
+        for row in convolution(f"{name}.conv.{part}", TAESD_WIDTH, TAESD_WIDTH, gain=gain)
+    ]
 
 
 def taesd() -> list[Row]:
@@ -77,5 +84,7 @@ def taesd() -> list[Row]:
         for block in range(first, first + 3):
             rows += residual_block(f"taesd_decoder.{block}")
         rows += convolution(f"taesd_decoder.{first + 4}", TAESD_WIDTH, TAESD_WIDTH, bias=False)
-    rows += residual_block("taesd_decoder.18") + convolution("taesd_decoder.19", 3, TAESD_WIDTH)
+    # Colours around the middle grey: a picture that is clipped to black and white would hide errors of the latent.
+    rows += residual_block("taesd_decoder.18")
+    rows += convolution("taesd_decoder.19", 3, TAESD_WIDTH, gain=PICTURE_GAIN, bias_mean=0.5)
     return rows + [Row("vae_scale", (), 0.0, 1.0), Row("vae_shift", (), 0.0)]

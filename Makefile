@@ -3,9 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 RUN := PYTHONPATH=tests $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-# Debian and Ubuntu keep the venv module in a package of its own.
+# Debian and Ubuntu keep the venv module in a package of its own. Nothing here may wait: not for an answer, not for
+# another apt, not for a mirror that does not answer.
+APT := DEBIAN_FRONTEND=noninteractive timeout 600 apt-get -qq -o DPkg::Lock::Timeout=60 -o Acquire::http::Timeout=30 \
+	-o Acquire::Retries=1
 ENSURE_VENV_MODULE = $(PYTHON) -c "import ensurepip" 2>/dev/null || \
-	{ test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq python3-venv; }
+	{ test "$$(id -u)" = 0 && $(APT) update </dev/null && $(APT) install -y python3-venv </dev/null; } || \
+	{ echo "$(PYTHON) cannot make environments; install its venv module (apt install python3-venv)" >&2; exit 1; }
 
 # Two ranks on a CPU; GPUs where there are any: make demo DEMO_FLAGS="--devices cuda:0,cuda:1"
 DEMO_FLAGS ?=
@@ -20,8 +24,9 @@ help:
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml requirements.txt constraints.txt tests/host/install.py tests/host/fetch.py tests/host/mend_cpu_torch.py
-	test -x $(VENV)/bin/python || { $(ENSURE_VENV_MODULE) && $(PYTHON) -m venv $(VENV); }
-	$(RUN) -m host.install
+	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || \
+		{ { $(ENSURE_VENV_MODULE); } && $(PYTHON) -m venv --clear $(VENV); }
+	PIP_NO_INPUT=1 $(RUN) -m host.install </dev/null
 	touch $@
 
 test: venv

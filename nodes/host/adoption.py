@@ -3,6 +3,7 @@
 Owns the recovery of both, and the refusal of a MODEL that has no file or carries what the workers cannot take.
 """
 
+import inspect
 from collections.abc import Callable
 
 import comfy.sd
@@ -18,7 +19,8 @@ from .refusals import check_transformer_options, refuse_in
 from .weight_patches import patch_set
 
 NODE = "Parallelize Model"
-LOADERS = (comfy.sd.load_diffusion_model, comfy.sd.load_checkpoint_guess_config)
+# By name: the last is what ComfyUI before 0.24 reads a checkpoint's model again with.
+LOADERS = ("load_diffusion_model", "load_checkpoint_guess_config", "load_checkpoint_guess_config_model_only")
 
 
 def parallelized(
@@ -53,14 +55,14 @@ def parallelized(
 def _source(model: ModelPatcher) -> tuple[str, dict]:
     """The path of the file, and the options it was loaded with."""
     recipe = vars(model).get("cached_patcher_init")
-    if recipe is None or recipe[0] not in LOADERS:
+    if recipe is None or recipe[0].__module__ != comfy.sd.__name__ or recipe[0].__name__ not in LOADERS:
         raise ValueError(
             f"{NODE}: this MODEL was read by neither Load Diffusion Model nor Load Checkpoint, its file is unknown; "
             "use Parallel Flux Loader on the .safetensors file"
         )
     function, arguments = recipe[:2]
-    options = arguments[1] if function is comfy.sd.load_diffusion_model else arguments[6]
-    return arguments[0], options
+    given = inspect.signature(function).bind(*arguments).arguments
+    return arguments[0], given["model_options"]
 
 
 def _compute_dtype(model: ModelPatcher, options: dict) -> str:

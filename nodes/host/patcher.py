@@ -163,6 +163,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Refused: merging reads weights."""
         raise refuse("it reads the model's weights")
 
+    def state_dict_for_saving(self, *others: object, **more: object) -> dict:
+        """Refused: saving reads weights. ComfyUI before 0.24 asks nothing below this."""
+        return self.model_state_dict_for_saving()
+
     def model_state_dict_for_saving(self, model: object = None, prefix: str = "") -> dict:
         """Refused: saving reads weights."""
         raise refuse("it saves the model's weights")

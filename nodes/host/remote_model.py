@@ -3,6 +3,7 @@
 Patchify, padding, reference ids, prediction type and all wrappers stay ComfyUI's. Reads a file's header, no weights.
 """
 
+import inspect
 import math
 from dataclasses import dataclass
 
@@ -24,6 +25,10 @@ from .refusals import check_transformer_options, refuse_in
 
 HEAD_DIM = 128  # the only one ComfyUI's Flux knows
 META = torch.device("meta")
+BODY = inspect.signature(comfy.ldm.flux.model.Flux.forward_orig)
+# ComfyUI's names of what its body takes, and ours.
+BODY_INPUTS = {name: name for name in ("img", "img_ids", "txt", "txt_ids", "timesteps", "y", "guidance", "control")}
+BODY_INPUTS |= {"attn_mask": "mask", "timestep_zero_index": "still"}
 
 
 class MetaOperations(comfy.ops.disable_weight_init):
@@ -43,38 +48,19 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
     config: FluxConfig
 
     @torch.compiler.disable
-    def forward_orig(
-        self,
-        img: torch.Tensor,
-        img_ids: torch.Tensor,
-        txt: torch.Tensor,
-        txt_ids: torch.Tensor,
-        timesteps: torch.Tensor,
-        y: torch.Tensor | None,
-        guidance: torch.Tensor | None = None,
-        control: dict | None = None,
-        timestep_zero_index: list | None = None,
-        transformer_options: dict | None = None,
-        attn_mask: torch.Tensor | None = None,
-        **unknown: object,
-    ) -> torch.Tensor:
-        """The body of ComfyUI's forward: (B, S_img, C) in, (B, S_img, out channels) out, run by the workers."""
-        check_transformer_options(transformer_options or {})
-        for what, value in unknown.items():
+    def forward_orig(self, *arguments: object, **named: object) -> torch.Tensor:
+        """The body of ComfyUI's forward: (B, S_img, C) in, (B, S_img, out channels) out, run by the workers.
+
+        What it takes, and in which order, is this ComfyUI's to say; its caller passes most of it by position.
+        """
+        inputs = dict(BODY.bind(self, *arguments, **named).arguments)
+        inputs.pop("self")
+        check_transformer_options(inputs.pop("transformer_options", {}))
+        known = {ours: inputs.pop(theirs, None) for theirs, ours in BODY_INPUTS.items()}
+        for what, value in inputs.items():
             if value is not None:
                 raise refuse_in("the node that adds it", f"the conditioning asks for {what}")
-        given = ForwardArguments(
-            img=img,
-            img_ids=img_ids,
-            txt=txt,
-            txt_ids=txt_ids,
-            timesteps=timesteps,
-            y=y,
-            guidance=guidance,
-            control=control,
-            mask=attn_mask,
-            still=timestep_zero_index or (),
-        )
+        given = ForwardArguments(**known | {"still": known["still"] or ()})
         tensors, options = step_tensors(given, self.config)
         out = self.pooled.step(
             tensors,
@@ -82,7 +68,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
             options=options,
             check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
         )
-        return out.to(img.device)
+        return out.to(given.img.device)
 
 
 class RemoteFlux(comfy.model_base.Flux):

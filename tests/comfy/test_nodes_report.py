@@ -12,6 +12,9 @@ from host.client import ComfyClient, PromptResult, Workflow
 from host.pack_workflows import parallel
 from host.tiny_models import TinyModels
 
+# A client times a node by when it hears of it, which may be a little after the node began.
+CLIENTS_CLOCK_S = 0.2
+
 
 def report_of(result: PromptResult, node: str) -> dict[str, Any]:
     """The one report a node put into its output."""
@@ -35,7 +38,7 @@ def test_the_sampler_reports_each_rank_and_each_step(client: ComfyClient, tiny_m
     assert report["pool_generation"] >= 1
     assert (report["latent"], report["image_tokens"], report["text_tokens"]) == ([1, 16, 32, 32], 256, 256)
     assert len(report["step_s"]) == len(report["call_s"]) == 3
-    assert sum(report["step_s"]) <= report["denoise_s"] < result.node_s["sampler"]
+    assert sum(report["step_s"]) <= report["denoise_s"] < result.node_s["sampler"] + CLIENTS_CLOCK_S
     for rank, entry in enumerate(report["ranks"]):
         assert (entry["rank"], entry["device"]) == (rank, f"cpu:{rank}")
         assert all(0 < mine <= whole for mine, whole in zip(entry["call_s"], report["call_s"], strict=True))
@@ -71,7 +74,7 @@ def test_timed_vae_decode_gives_vae_decodes_image_and_counts_only_the_decode(
     report = report_of(result, "decode")
     assert (report["schema"], report["kind"], report["device"]) == (1, "vae_decode", "cpu")
     assert (report["latent"], report["image"]) == ([1, 16, 32, 32], [1, 256, 256, 3])
-    assert 0 < report["vae_decode_s"] <= result.node_s["decode"]
+    assert 0 < report["vae_decode_s"] <= result.node_s["decode"] + CLIENTS_CLOCK_S
     pictures = [client.image(result.outputs[node]["images"][0]) for node in ("save", "save_stock")]
     assert np.array_equal(*(np.asarray(picture) for picture in pictures))
     assert "vae_decode_s" not in report_of(result, "sampler")

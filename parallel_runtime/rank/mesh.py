@@ -29,13 +29,18 @@ class Mesh:
         gloo = dist.get_backend() == "gloo"
         # gloo's groups are the same for any device; naming them "cpu" keeps DeviceMesh from choosing a CUDA device
         kind = "cpu" if gloo else device.type
-        ranks = torch.arange(self.plan.ranks).reshape(self.plan.degrees)
-        mesh = DeviceMesh(kind, ranks, mesh_dim_names=AXES)
+        # An axis of one needs no group, which would cost each rank three threads (gloo) or a communicator (NCCL).
+        sizes = {axis: size for axis, size in zip(AXES, self.plan.degrees, strict=True) if size > 1}
+        if not sizes:
+            self.member = dist.get_rank() == 0
+            return
+        ranks = torch.arange(self.plan.ranks).reshape(tuple(sizes.values()))
+        mesh = DeviceMesh(kind, ranks, mesh_dim_names=tuple(sizes))
         coordinate = mesh.get_coordinate()
         self.member = coordinate is not None
         if coordinate is None:
             return
-        for axis, size, index in zip(AXES, self.plan.degrees, coordinate, strict=True):
+        for (axis, size), index in zip(sizes.items(), coordinate, strict=True):
             group = mesh.get_group(axis)
             staged = gloo and device.type != "cpu"
             self.axes[axis] = Axis(axis, size, index, group, self.traffic, staged)

@@ -4,8 +4,8 @@ Owns what each request of the wire says and what its answers mean. Does not own 
 (supervisor.py), nor when there is a new generation (pool.py).
 
 A request that its caller gives up stays in flight, since a collective must never be abandoned. `settle` takes in what
-is owed before anything else is asked; until then nobody writes the shared memory that the request reads. Only a LOAD,
-which is no collective, is told to stop early, by the cancel word of the control page.
+is owed before anything else is asked; until then nobody writes the shared memory that the request reads. Only a LOAD
+and a PATCH, which are no collectives, are told to stop early, by the cancel word of the control page.
 """
 
 import time
@@ -218,7 +218,7 @@ class Crew:
     def _give_up(self, request: Request) -> None:
         """The caller does not want the request any more, nor to hear of it."""
         request.on_progress = lambda _: None
-        if request.op is Op.LOAD:
+        if request.op in GIVEN_UP_EARLY:
             self.generation.segments.cancelled_request = request.number
 
     def _next_handle(self) -> int:
@@ -230,7 +230,8 @@ class Crew:
         self._halves.pop()
 
     def _remember_memory(self, request: Request) -> None:
-        self.memory = [reply.get("memory") for reply in request.ranked()]
+        if not any(reply.get("cancelled") for reply in request.replies.values()):
+            self.memory = [reply.get("memory") for reply in request.ranked()]
 
 
 def _sum_of(progress: Mapping[int, Mapping[str, Any]], *, num_ranks: int) -> tuple[int, int]:

@@ -41,9 +41,19 @@ class Echo:
         if message.op is Op.MESH:
             self.groups[message.body["mesh"]] = dist.new_group(list(range(dist.get_world_size())))
             return {}
+        if message.op is Op.PATCH:
+            return self.patch(message.body["records"], cancelled)
         if message.op is Op.CHECK:
             return {"wrong_bytes": 7 * self.rank}
         return self.step(message, beat)
+
+    def patch(self, records, cancelled):
+        """Each change takes 0.1 s; one that has begun is finished."""
+        for _ in records:
+            if cancelled():
+                raise RequestCancelledError("cancelled")
+            time.sleep(0.1)
+        return {"memory": {"resident_bytes": 1}}
 
     def load(self, body, progress, cancelled):
         """The path says how: `slow1` on rank 1 only, `die1` and `refuse1` likewise."""

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from parallel_runtime.patch import Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
 from pool.echo_pool import make_spec, run_step
 
@@ -71,6 +72,19 @@ def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool):
     assert [rank["held"] for rank in after_cancel.ranks] == before
     assert [rank["held"] for rank in pool.load(make_spec("slow1")).ranks] == [count + 1 for count in before]
     pool.unload(make_spec("slow1"))
+
+
+def test_a_cancelled_change_of_weights_stops_early_and_is_made_whole_by_the_next(pool):
+    change = PatchSet("slow", tuple(Patch(key="x", kind="diff", strength=1.0, values=(None,)) for _ in range(30)))
+    pool.patch(make_spec(), PatchSet("quick", change.patches[:1]))
+    memory = pool.status()["memory"]
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        pool.patch(make_spec(), change, check_cancelled=after(0.1))
+    pool.load(make_spec())
+    assert time.monotonic() - began < 1.5  # of 3 s that the whole change takes
+    assert pool.status()["memory"] == memory
+    assert torch.equal(run_step(pool).out, torch.arange(10.0))
 
 
 def test_a_load_cancelled_by_its_progress_callback_is_not_reported_any_more(pool):

@@ -1,6 +1,7 @@
 """`python -m parallel_runtime doctor | verify | bench`: parses, calls, prints, and turns the outcome into an exit code.
 
 0: well, or within tolerance. 1: it ran and the answer is no. 2: it could not be run as asked; one line says why.
+130: interrupted by Ctrl-C.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from .errors import PoolError
 
-EXIT_OK, EXIT_NO, EXIT_USAGE = 0, 1, 2
+EXIT_OK, EXIT_NO, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 UNBUILT = {"warmup": "PipeFusion", "patches": "PipeFusion"}
 
 
@@ -30,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             sys.stderr.write(f"{arguments.command}: {error}\n")
         return EXIT_USAGE if isinstance(error, ValueError) else EXIT_NO
+    except KeyboardInterrupt:  # the pool has ended its ranks on the way here
+        sys.stderr.write(f"{arguments.command}: interrupted\n")
+        return EXIT_INTERRUPTED
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -62,7 +66,10 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m parallel_runtime", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m parallel_runtime",
+        description="Try, check and time parallel plans of one model.",  # not __doc__, which -OO takes away
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="what will and will not work here, and what to do")
     doctor.add_argument(

@@ -1,10 +1,13 @@
 """The command line as a user runs it: reports, exit codes, and refusals by name."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -68,6 +71,46 @@ def test_a_result_that_is_no_number_exits_1_and_leaves_the_report_strict_json(
     report = json.loads(done.stdout)
     assert report["max_rel_err"] is None
     assert report["per_rank"] == [None, None]
+
+
+def test_help_is_there_without_docstrings() -> None:
+    command = [sys.executable, "-OO", "-m", "parallel_runtime", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "verify" in done.stdout
+
+
+def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(sample: ModelSpec) -> None:
+    command = [sys.executable, "-m", "parallel_runtime", "bench", "--model", sample.path, "--plan", "ring=2"]
+    size = ["--width", "64", "--height", "64", "--text-tokens", "5", "--runs", "1000000"]
+    # a shell's background job may have passed on that SIGINT is ignored
+    start = "import signal, os, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    with subprocess.Popen(
+        [sys.executable, "-c", start, *command, *size],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            ranks = wait_for_ranks(process.pid, count=2)
+            process.send_signal(signal.SIGINT)
+            said, complaint = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, said, complaint) == (130, "", "bench: interrupted\n")
+    assert not [rank for rank in ranks if rank.is_running()]
+
+
+def wait_for_ranks(parent: int, *, count: int) -> list[psutil.Process]:
+    """The rank processes of `parent`, once all have started."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        ranks = [child for child in psutil.Process(parent).children() if "rank.worker" in " ".join(child.cmdline())]
+        if len(ranks) == count:
+            return ranks
+        time.sleep(0.1)
+    raise AssertionError(f"{parent} has not started {count} ranks")
 
 
 def test_verify_speaks_to_people_too(sample: ModelSpec) -> None:

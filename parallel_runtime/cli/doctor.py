@@ -159,13 +159,17 @@ def _check_descriptors() -> Check:
 
 
 def _check_temporary() -> Check:
-    folder = tempfile.gettempdir()
+    remedy = "free some space there, or set TMPDIR to a folder with 64 MiB"
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError as error:  # it has tried to write to each
+        return Check(name="temporary folder", ok=False, seen=str(error.strerror), remedy=remedy)
     free = shutil.disk_usage(folder).free
     return Check(
         name="temporary folder",
         ok=os.access(folder, os.W_OK) and free >= FREE_BYTES,
         seen=f"{folder}, {free / 2**20:,.0f} MiB free",
-        remedy="free some space there, or set TMPDIR to a folder with 64 MiB",
+        remedy=remedy,
     )
 
 

@@ -70,12 +70,12 @@ class Workload:
 
 
 def choose_devices(text: str | None, plan: ParallelPlan) -> DeviceSelection:
-    """The devices a plan runs on; without a wish, all CUDA devices, or as many CPU ranks as the plan has.
+    """The devices a plan runs on; without a wish, as many CUDA devices as the plan has ranks, or as many CPU ranks.
 
     Raises `ValueError` when there are fewer than the plan needs.
     """
     if text is None:
-        text = "all" if torch.cuda.device_count() >= plan.ranks else f"cpu:{plan.ranks}"
+        text = str(plan.ranks) if torch.cuda.device_count() >= plan.ranks else f"cpu:{plan.ranks}"
     selection = parse_devices(text)
     if len(selection.devices) < plan.ranks:
         raise ValueError(

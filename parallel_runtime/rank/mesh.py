@@ -1,7 +1,7 @@
 """The five axes of a plan as process groups. Owns torch's DeviceMesh and hands out each axis by name.
 
-A mesh is a handle inside one set of workers: another plan makes other groups, never other
-processes. Ranks beyond the plan's product are in no group and sleep.
+A mesh is a handle inside one set of workers: another plan makes other groups, never other processes. Ranks beyond the
+plan's product are in no group and sleep.
 """
 
 import torch

@@ -9,6 +9,7 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import TypeGuard
 
 import torch
@@ -28,6 +29,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+LOAD_AGAIN = "load it again (ComfyUI: Unload Models and Execution Cache)"
 COMPUTE_DTYPES = ("default", "float32", "bfloat16", "float16")
 
 
@@ -76,6 +78,25 @@ class ModelSpec:
             raise ValueError(f"dtype={dtype!r} is unknown; use one of {', '.join(COMPUTE_DTYPES)}")
         stat = os.stat(_checked_path(path))
         return cls(os.path.abspath(path), dtype, adapter, stat.st_size, stat.st_mtime_ns)
+
+    def refuse_changed(self, now: os.stat_result | None = None) -> None:
+        """Raise `ValueError` unless the file is the one that was identified.
+
+        `now` is what an open descriptor says of it; by default what lies at the path is asked. A file that was replaced
+        by another of its name stays what it was for those who have it open; one written over in place does not.
+        """
+        try:
+            now = os.stat(self.path) if now is None else now
+        except FileNotFoundError:
+            raise ValueError(f"{self.path} was there and is gone; put it back, then {LOAD_AGAIN}") from None
+        if (now.st_size, now.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
+            was, found = _age(self.size_bytes, self.mtime_ns), _age(now.st_size, now.st_mtime_ns)
+            raise ValueError(f"{self.path} was changed after it was chosen: it was {was}, it is {found}; {LOAD_AGAIN}")
+
+
+def _age(size_bytes: int, mtime_ns: int) -> str:
+    written = datetime.fromtimestamp(mtime_ns / 1e9, timezone.utc)
+    return f"{size_bytes} bytes of {written:%Y-%m-%d %H:%M:%S.%f} UTC"
 
 
 def read_header(path: str | os.PathLike[str]) -> CheckpointHeader:

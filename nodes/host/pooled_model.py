@@ -65,8 +65,10 @@ class PooledModel:
     def load(self, *, progress: Callable[[int, int], None], check_cancelled: Callable[[], None]) -> None:
         """Have the weights in the workers, starting them first where there are none.
 
-        Raises `PoolError` when a worker fails, and whatever `check_cancelled` raises.
+        Raises `ValueError` when the file was changed, `PoolError` when a worker fails, and whatever `check_cancelled`
+        raises.
         """
+        self.spec.refuse_changed()
         POOLS.load(
             (self.devices, self.spec),
             lambda pool: pool.load(self.spec, progress=progress, check_cancelled=check_cancelled),

@@ -105,6 +105,7 @@ class Crew:
             self.models[spec] = self.models.pop(spec)  # last in the order of use
             return self.models[spec]
         handle, began = self._next_handle(), time.perf_counter()
+        self.generation.mapped[handle] = spec
 
         def report(request: Request) -> None:
             if progress is not None:
@@ -123,6 +124,8 @@ class Crew:
             "path": spec.path,
             "dtype": spec.dtype,
             "adapter": spec.adapter,
+            "size_bytes": spec.size_bytes,
+            "mtime_ns": spec.mtime_ns,
             "budget_bytes": budget_bytes,
             "eviction_order": [model.handle for model in self.models.values()],
         }
@@ -135,7 +138,12 @@ class Crew:
         """Free the model; nothing when it is not there."""
         if spec in self.models:
             model = self.models.pop(spec)
-            self._ask(Op.UNLOAD, {"model": model.handle}, check, deadline_s=deadline_s, on_done=self._remember_memory)
+
+            def forget(request: Request) -> None:
+                del self.generation.mapped[model.handle]
+                self._remember_memory(request)
+
+            self._ask(Op.UNLOAD, {"model": model.handle}, check, deadline_s=deadline_s, on_done=forget)
 
     def patch(self, model: Model, patches: PatchSet, check: Check, *, deadline_s: float) -> None:
         """Make the model's weights pristine plus `patches`; nothing when they are that already.
@@ -227,7 +235,7 @@ class Crew:
         return self._handles
 
     def _on_half_freed(self, _: Request) -> None:
-        self._halves.pop()
+        del self.generation.mapped[self._halves.pop()]
 
     def _remember_memory(self, request: Request) -> None:
         if not any(reply.get("cancelled") for reply in request.replies.values()):

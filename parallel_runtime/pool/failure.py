@@ -4,16 +4,19 @@ Owns the wording of PoolError for failed ranks. Does not watch anybody (supervis
 """
 
 import errno
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from ..checkpoint import LOAD_AGAIN, ModelSpec
 from ..errors import PoolError
 from .process import RankProcess
 
 FRESH = "the next prompt starts fresh workers"
 AGAIN = "the next prompt tries again"
 MEMORY = f"use a smaller image, more ranks, or free that device's memory; {FRESH}"
+BUS_ERROR = "killed by SIGBUS"
 SYSTEM_REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "the system has no open file left; close other programs",
@@ -59,6 +62,21 @@ def silence(rank: RankProcess, asked: str, *, now: float, deadline_s: float) -> 
 def choose(signs: Sequence[Failure]) -> Failure:
     """The earliest failure that is nobody else's consequence, the earliest of all when each may be one."""
     return next((sign for sign in signs if not sign.weak), signs[0])
+
+
+def blame_files(failure: Failure, files: Iterable[ModelSpec]) -> Failure:
+    """`failure` with the weights files that it may be about: reading past the end of a mapped one is a SIGBUS."""
+    files = list(files)
+    if failure.cause != BUS_ERROR or not files:
+        return failure
+    for spec in files:
+        try:
+            spec.refuse_changed()
+        except ValueError as error:
+            return replace(failure, cause=f"{failure.cause}: {error}")
+    names = ", ".join(sorted({Path(spec.path).name for spec in files}))
+    reason = f"{names} could not be read where it is mapped"
+    return replace(failure, cause=f"{failure.cause}: {reason}; see that the disk is well, then {LOAD_AGAIN}")
 
 
 def pool_error(failure: Failure, rank: RankProcess, *, starting: bool) -> PoolError:

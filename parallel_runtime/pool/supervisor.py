@@ -23,10 +23,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..checkpoint import ModelSpec
 from ..errors import PoolError
 from ..wire.channel import Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
-from .failure import FRESH, Failure, choose, failure_of_error, pool_error, silence, system_error
+from .failure import FRESH, Failure, blame_files, choose, failure_of_error, pool_error, silence, system_error
 from .process import RankProcess, RankSettings, spawn
 from .watcher import Watcher
 
@@ -80,6 +81,7 @@ class Generation:
         self.in_flight: Request | None = Request(Op.READY, 0, start_deadline_s, expects=Op.READY)
         self.ranks: list[RankProcess] = []
         self.segments: SegmentTable
+        self.mapped: dict[int, ModelSpec] = {}  # the files whose pages ranks may have, by whatever number
         self._signs: list[Failure] = []  # what went wrong, in the order seen
         self._last_words: dict[int, Failure] = {}  # of ranks that are not listened to any more
         self._whole = True  # false while something has been sent to some ranks and not to all
@@ -279,7 +281,7 @@ class Generation:
         until = time.monotonic() + SETTLE_S
         while all(sign.weak for sign in self._signs) and (left_s := until - time.monotonic()) > 0:
             self._look(left_s)
-        failure = choose(self._signs)
+        failure = blame_files(choose(self._signs), self.mapped.values())
         starting = not self.ready
         self.end()  # before the wording: what the rank printed is complete then
         return self._end_with(pool_error(failure, self.ranks[failure.rank], starting=starting))

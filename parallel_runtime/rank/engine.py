@@ -12,7 +12,7 @@ import torch
 
 from ..adapters.flux import FluxAdapter
 from ..adapters.flux_config import FluxConfig
-from ..checkpoint import read_header
+from ..checkpoint import ModelSpec, read_header
 from ..errors import RequestCancelledError
 from ..plan import ParallelPlan
 from ..strategies.kernels import additive_mask
@@ -22,6 +22,7 @@ from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, Op, TensorSpec
 from .changes import WeightChanges
+from .mapped_file import MappedFile
 from .mesh import Mesh
 from .weights import ReplicatedWeights, compute_dtype, file_names, file_scales, weight_bytes
 
@@ -87,7 +88,9 @@ class Engine:
             beat()
             progress({"loaded_bytes": loaded, "total_bytes": total})
 
-        header = read_header(body["path"])
+        spec = ModelSpec(body["path"], body["dtype"], body["adapter"], body["size_bytes"], body["mtime_ns"])
+        spec.refuse_changed()
+        header, file = read_header(spec.path), MappedFile(spec)
         config = FluxConfig.from_header(header)
         adapter = FluxAdapter(config)
         names = file_names(header, config.prefix, config.expected_shapes())
@@ -96,6 +99,7 @@ class Engine:
         evicted = self._make_room(needed, order=body["eviction_order"], budget=body["budget_bytes"])
         weights = ReplicatedWeights(
             header,
+            file=file,
             names=names,
             scales=file_scales(header, names),
             prefixes=tuple(block.prefix for block in adapter.blocks),
@@ -138,6 +142,7 @@ class Engine:
         model, mesh = self.models[body["model"]], self.meshes[body["mesh"]]
         if not mesh.member:
             return {"member": False}
+        model.weights.refuse_changed_file()
         options = body.get("options", {})
         began = time.perf_counter()
         timer = RegionTimer(self.device)

@@ -6,12 +6,13 @@ are copied in pieces, and the pages of each piece leave this process before the 
 """
 
 import mmap
+import os
 import warnings
 from collections.abc import Iterator
 
 import torch
 
-from ..checkpoint import TensorEntry
+from ..checkpoint import ModelSpec, TensorEntry
 
 PIECE_BYTES = 32 << 20
 # Linux 5.14: read the pages now and map them. Python names it from 3.13 on.
@@ -19,11 +20,22 @@ MADV_POPULATE_READ = 22
 
 
 class MappedFile:
-    """A file mapped read-only. Views keep the mapping alive; there is nothing to close."""
+    """A file mapped read-only, its descriptor kept. Views keep the mapping alive; there is nothing to close.
 
-    def __init__(self, path: str) -> None:
-        with open(path, "rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+    Raises `ValueError` when it is not the file that was identified, then or at `refuse_changed`. Another file of the
+    same name leaves the mapping as it is; this file written over in place would show in it, and cut short it would end
+    the process (SIGBUS).
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._file = open(spec.path, "rb")
+        self.refuse_changed()
+        self._map = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+
+    def refuse_changed(self) -> None:
+        """Raise `ValueError` when the file was written to since it was identified."""
+        self._spec.refuse_changed(os.fstat(self._file.fileno()))
 
     def read(self, entry: TensorEntry) -> Iterator[int]:
         """Have the tensor's pages read; yields the bytes done so far, piece by piece."""

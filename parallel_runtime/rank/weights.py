@@ -47,6 +47,7 @@ class ReplicatedWeights:
         self,
         header: CheckpointHeader,
         *,
+        file: MappedFile,
         names: Mapping[str, str],
         scales: Mapping[str, str],
         prefixes: tuple[str, ...],
@@ -54,7 +55,7 @@ class ReplicatedWeights:
         device: torch.device,
     ) -> None:
         self._entries = {canonical: header.tensors[name] for canonical, name in names.items()}
-        self._file = MappedFile(header.path)
+        self._file = file
         self._scales = {name: float(self._file.tensor(header.tensors[scale])) for name, scale in scales.items()}
         self.dtype = dtype
         self.device = device
@@ -84,6 +85,11 @@ class ReplicatedWeights:
     def _scaled(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.mul_(self._scales[name]) if name in self._scales else tensor
 
+    def refuse_changed_file(self) -> None:
+        """Raise `ValueError` when weights of this rank lie in the file's own pages and somebody wrote to it."""
+        if any(self._is_view(name) for name in self._entries):
+            self._file.refuse_changed()
+
     def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
         """Read the weights piece by piece, in the order of the file. `progress` takes bytes done and to do.
 
@@ -96,6 +102,7 @@ class ReplicatedWeights:
                     raise RequestCancelledError("loading was cancelled")
                 progress(before + done, total)
             before += entry.num_bytes
+        self._file.refuse_changed()
 
     def patch(self, name: str, patches: Sequence[Patch]) -> None:
         """Make one weight its pristine self with `patches`. Raises `ValueError` when they do not fit.
@@ -103,6 +110,7 @@ class ReplicatedWeights:
         A patched fp8 weight is kept in the compute dtype: rounded to fp8 again it would lose the patch.
         """
         self._check_known(name)
+        self._file.refuse_changed()
         prefix, within = self._place(name)
         group = self._groups[prefix]
         pristine = self._file.tensor(self._entries[name])
@@ -131,6 +139,7 @@ class ReplicatedWeights:
     def restore_all_but(self, names: Collection[str]) -> None:
         """Make every patched weight that is not in `names` what the file says, bit for bit."""
         for name in sorted(self._patched - set(names)):
+            self._file.refuse_changed()
             for _ in self._read(name):
                 pass
             self._patched.discard(name)

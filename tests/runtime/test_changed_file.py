@@ -1,0 +1,168 @@
+"""The weights file changes under the workers: refused by name, or named by the death it causes; never wrong."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.cli.sample_model import sample_config, write_sample
+from parallel_runtime.cli.workload import Workload
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.errors import PoolError
+from parallel_runtime.patch import PRISTINE, Patch, PatchSet
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+
+CONFIG = sample_config(heads=4)
+PLAN = ParallelPlan(ulysses=2)
+KEY = "single_blocks.0.linear2.weight"
+CHANGE = torch.ones(CONFIG.expected_shapes()[KEY])
+PATCHES = PatchSet("one", (Patch(key=KEY, kind="diff", strength=1.0, values=(CHANGE,)),))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as shared:
+        yield shared
+
+
+@pytest.fixture(autouse=True)
+def forgiven(pool: Pool) -> Iterator[None]:
+    """Every test may fail the workers; the pool counts the failures of a minute."""
+    yield
+    if pool.state == "failed":
+        pool.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    write_sample(path, CONFIG)
+    return path
+
+
+def step(
+    pool: Pool,
+    spec: ModelSpec,
+    *,
+    width: int = 64,
+    patches: PatchSet = PRISTINE,
+    check: Callable[[], None] | None = None,
+) -> torch.Tensor:
+    tensors = Workload(width=width, height=width, text_tokens=5).tensors(CONFIG)
+    wanted = {"out_shape": (*tensors["img"].shape[:2], CONFIG.out_channels), "out_dtype": torch.float32}
+    return pool.step(spec, PLAN, tensors, **wanted, patches=patches, check_cancelled=check).out
+
+
+def other_weights(path: Path) -> Path:
+    """A file of the same size with other values."""
+    other = path.with_name("other.safetensors")
+    write_sample(other, CONFIG, seed=9)
+    assert other.stat().st_size == path.stat().st_size
+    return other
+
+
+def write_over(path: Path) -> None:
+    """Other values into the same file, as `cp` does."""
+    shutil.copyfile(other_weights(path), path)
+
+
+def first_line(error: pytest.ExceptionInfo[PoolError]) -> str:
+    return str(error.value).partition("\n")[0]
+
+
+def refusal(pool: Pool, spec: ModelSpec, ask: Callable[[], object]) -> str:
+    """The first line of what `ask` raises, which names the file, what it was and is, and what to do."""
+    with pytest.raises(PoolError) as caught:
+        ask()
+    line = first_line(caught)
+    size = Path(spec.path).stat().st_size
+    for part in (spec.path, "was changed after it was chosen", f"{spec.size_bytes} bytes", f"{size} bytes", "load it"):
+        assert part in line
+    return line
+
+
+@pytest.mark.parametrize("replace", [os.replace, shutil.copyfile], ids=["by another", "in place"])
+def test_a_file_replaced_before_it_is_loaded_is_refused(
+    pool: Pool, file: Path, replace: Callable[[Path, Path], object]
+) -> None:
+    spec = ModelSpec.of(file)
+    replace(other_weights(file), file)
+    refusal(pool, spec, lambda: pool.load(spec))
+    with pytest.raises(ValueError, match="was changed after it was chosen"):
+        spec.refuse_changed()
+    pool.load(ModelSpec.of(file))
+
+
+def test_a_file_that_is_gone_before_it_is_loaded_is_named(pool: Pool, file: Path) -> None:
+    spec = ModelSpec.of(file)
+    file.unlink()
+    with pytest.raises(PoolError, match=r"model\.safetensors was there and is gone; put it back"):
+        pool.load(spec)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_file_replaced_by_another_of_its_name_stays_what_it_was_for_who_holds_it(
+    pool: Pool, file: Path, dtype: str
+) -> None:
+    spec = ModelSpec.of(file, dtype)
+    before = step(pool, spec)
+    os.replace(other_weights(file), file)
+    assert not torch.equal(step(pool, spec, patches=PATCHES), before)
+    assert torch.equal(step(pool, spec), before)
+    assert not torch.equal(step(pool, ModelSpec.of(file, dtype)), before)
+
+
+def test_a_file_written_over_is_refused_at_the_next_step_that_would_read_it(pool: Pool, file: Path) -> None:
+    spec = ModelSpec.of(file)
+    step(pool, spec)
+    write_over(file)
+    refusal(pool, spec, lambda: step(pool, spec))
+    step(pool, ModelSpec.of(file))
+
+
+def test_weights_that_were_copied_do_not_care_until_a_patch_needs_the_file(pool: Pool, file: Path) -> None:
+    spec = ModelSpec.of(file, "bfloat16")
+    before = step(pool, spec)
+    write_over(file)
+    assert torch.equal(step(pool, spec), before)
+    refusal(pool, spec, lambda: pool.patch(spec, PATCHES))
+
+
+def test_taking_a_patch_back_notices_it_too(pool: Pool, file: Path) -> None:
+    spec = ModelSpec.of(file, "bfloat16")
+    pool.patch(spec, PATCHES)
+    write_over(file)
+    refusal(pool, spec, lambda: pool.patch(spec, PRISTINE))
+
+
+def test_a_rank_that_dies_of_a_file_cut_short_names_the_file(pool: Pool, file: Path) -> None:
+    spec = ModelSpec.of(file)
+    step(pool, spec)
+    calls = []
+
+    def cut() -> None:
+        calls.append(pool.state)
+        if len(calls) == 4:
+            os.truncate(file, 4096)
+
+    line = refusal(pool, spec, lambda: step(pool, spec, width=2048, check=cut))
+    assert "killed by SIGBUS: " in line
+    assert "4096 bytes" in line
+
+
+def test_a_bus_error_of_whole_files_names_those_that_are_mapped(pool: Pool, file: Path) -> None:
+    spec = ModelSpec.of(file)
+    step(pool, spec)
+
+    def kill() -> None:
+        if pool.state == "busy":
+            os.kill(pool.status()["pids"][0], 7)
+
+    with pytest.raises(PoolError) as caught:
+        step(pool, spec, width=1024, check=kill)
+    assert "killed by SIGBUS: model.safetensors could not be read where it is mapped" in first_line(caught)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from parallel_runtime import VERSION, installed_version
 from parallel_runtime.cli.judge import REMEDY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -127,6 +128,12 @@ def test_every_third_party_import_of_the_pack_is_declared() -> None:
             imported |= set(found)
     outside = imported - set(sys.stdlib_module_names) - provided_by_comfyui - {"parallel_runtime"}
     assert outside <= project_dependencies().keys() | {"numpy", "aiohttp"}, "declare it in pyproject.toml"
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.findall(r'^version = "(.+)"$', text, flags=re.MULTILINE) == [VERSION]
+    assert installed_version() == VERSION
 
 
 def test_the_registry_finds_what_it_asks_for() -> None:

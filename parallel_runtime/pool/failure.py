@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .. import VERSION, installed_version
 from ..checkpoint import LOAD_AGAIN, ModelSpec
 from ..errors import PoolError
 from .process import RankProcess
@@ -49,6 +50,14 @@ def failure_of_error(rank: int, body: Mapping[str, Any]) -> Failure:
     )
 
 
+def other_version(rank: int, found: str) -> Failure | None:
+    """The failure of a rank whose code is of version `found`; None when that is ours."""
+    if found == VERSION:
+        return None
+    cause = f"the pack was updated: ComfyUI runs its version {VERSION}, {found} is installed"
+    return Failure(rank, cause, remedy="restart ComfyUI")
+
+
 def silence(rank: RankProcess, asked: str, *, now: float, deadline_s: float) -> Failure:
     """The failure of a rank that shows no life at `now` (monotonic clock)."""
     held = " and its process is held by a signal" if rank.is_stopped() else ""
@@ -64,17 +73,26 @@ def choose(signs: Sequence[Failure]) -> Failure:
     return next((sign for sign in signs if not sign.weak), signs[0])
 
 
-def blame_files(failure: Failure, files: Iterable[ModelSpec]) -> Failure:
-    """`failure` with the weights files that it may be about: reading past the end of a mapped one is a SIGBUS."""
-    files = list(files)
-    if failure.cause != BUS_ERROR or not files:
-        return failure
+def explain(failure: Failure, *, files: Iterable[ModelSpec], starting: bool) -> Failure:
+    """`failure` with what lies behind it, where that is known. `files` are those that ranks have mapped.
+
+    A rank of another version may fail while it starts in any way, before it can say which one it is. Reading past the
+    end of a mapped file is a SIGBUS.
+    """
+    if starting:
+        return other_version(failure.rank, installed_version()) or failure
+    return _blame_files(failure, list(files)) if failure.cause == BUS_ERROR else failure
+
+
+def _blame_files(failure: Failure, files: Sequence[ModelSpec]) -> Failure:
     for spec in files:
         try:
             spec.refuse_changed()
         except ValueError as error:
             return replace(failure, cause=f"{failure.cause}: {error}")
-    names = ", ".join(sorted({Path(spec.path).name for spec in files}))
+    names = " or ".join(sorted({Path(spec.path).name for spec in files}))
+    if not names:
+        return failure
     reason = f"{names} could not be read where it is mapped"
     return replace(failure, cause=f"{failure.cause}: {reason}; see that the disk is well, then {LOAD_AGAIN}")
 

@@ -27,7 +27,7 @@ from ..checkpoint import ModelSpec
 from ..errors import PoolError
 from ..wire.channel import Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
-from .failure import FRESH, Failure, blame_files, choose, failure_of_error, pool_error, silence, system_error
+from .failure import FRESH, Failure, choose, explain, failure_of_error, other_version, pool_error, silence, system_error
 from .process import RankProcess, RankSettings, spawn
 from .watcher import Watcher
 
@@ -230,6 +230,8 @@ class Generation:
         rank.last_heard_s = time.monotonic()
         if message.op is Op.ERROR:
             return failure_of_error(rank.rank, message.body)
+        if message.op is Op.HELLO and (updated := other_version(rank.rank, str(message.body.get("version")))):
+            return updated
         if self._accept(rank, message):
             return None
         said = f"{message.op.name} to request {message.request} of generation {message.generation}"
@@ -281,8 +283,8 @@ class Generation:
         until = time.monotonic() + SETTLE_S
         while all(sign.weak for sign in self._signs) and (left_s := until - time.monotonic()) > 0:
             self._look(left_s)
-        failure = blame_files(choose(self._signs), self.mapped.values())
         starting = not self.ready
+        failure = explain(choose(self._signs), files=self.mapped.values(), starting=starting)
         self.end()  # before the wording: what the rank printed is complete then
         return self._end_with(pool_error(failure, self.ranks[failure.rank], starting=starting))
 

@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from .. import VERSION
 from ..errors import RequestCancelledError
 from ..wire.channel import Channel, Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError
@@ -61,7 +62,7 @@ class Worker:
     def run(self) -> None:
         """Start, then answer until STOP or the parent's end of the channel closes. Raises whatever goes wrong."""
         began = time.perf_counter()
-        self.say(Op.HELLO, 0, {"pid": os.getpid()})
+        self.say(Op.HELLO, 0, {"pid": os.getpid(), "version": VERSION})
         device = prepare_torch(self.options.device, threads=self.options.threads)
         imported = time.perf_counter()
         if (first := self.hear()) is None:

@@ -1,0 +1,71 @@
+"""The pack is updated under a running ComfyUI: one error says so, whatever the newer workers would stumble over."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parallel_runtime import VERSION
+
+ROOT = Path(__file__).resolve().parents[2]
+# As ComfyUI would: the code is in memory, then an update comes, then the workers start. argv: the update as JSON, by
+# file of the runtime: what is replaced, and by what.
+PARENT = """
+import json, sys
+from pathlib import Path
+import parallel_runtime
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.errors import PoolError
+from parallel_runtime.pool.pool import Pool
+
+folder = Path(parallel_runtime.__file__).parent
+for name, (old, new) in json.loads(sys.argv[1]).items():
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new))
+with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
+    try:
+        pool.start()
+    except PoolError as error:
+        print(error)
+    print(pool.state)
+"""
+NEW_VERSION = {"__init__.py": [f'VERSION = "{VERSION}"', 'VERSION = "77.7.7"']}
+UPDATES = {
+    "the version alone": {},
+    "another layout of messages": {"wire/protocol.py": ["\nVERSION = 1\n", "\nVERSION = 200\n"]},
+    "another command line": {"rank/worker.py": ['"store", "threads"', '"store", "cores"']},
+    "other words in a message": {"rank/worker.py": ['{"pid": os.getpid(), ', '{"process": os.getpid(), ']},
+    "code that does not run": {"rank/lifeline.py": ["import", "from __future__ import nonsense; import"]},
+}
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "parallel_runtime", tmp_path / "pack" / "parallel_runtime", ignore=ignored)
+    return tmp_path / "pack"
+
+
+def start_after(pack: Path, update: dict[str, list[str]]) -> list[str]:
+    """What a start of workers says, line by line; the last is the pool's state."""
+    command = [sys.executable, "-c", PARENT, json.dumps(update)]
+    done = subprocess.run(command, cwd=pack, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_workers_of_another_version_are_refused_in_one_line(pack: Path, update: str) -> None:
+    first, *_, state = start_after(pack, NEW_VERSION | UPDATES[update])
+    assert first.partition(": ")[2] == (
+        f"the pack was updated: ComfyUI runs its version {VERSION}, 77.7.7 is installed; restart ComfyUI"
+    )
+    assert state == "failed"
+
+
+def test_workers_of_our_version_start(pack: Path) -> None:
+    assert start_after(pack, {}) == ["idle"]

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/oracle",),
     ("runtime/wire", "runtime/strategies", "runtime/adapters"),
     ("runtime/planner",),
-    ("runtime/checkpoint", "runtime/devices", "runtime/patch", "runtime/timing"),
+    ("runtime/checkpoint", "runtime/devices", "runtime/patch", "runtime/program", "runtime/timing"),
     ("runtime/plan",),
     ("runtime/errors",),
     ("runtime/__init__",),

@@ -1,0 +1,219 @@
+"""A stock sampler as a program of numbers, found by running the sampler itself, not by knowing it.
+
+A sampler that treats latents linearly gives itself away when its model answers with unit vectors: what it then passes
+to the model, and returns, are the weights of its own update. It runs in double precision on a handful of numbers, in
+milliseconds, and once more on random ones, which the program found must reproduce. Noise is drawn by the sampler too,
+on a latent of zeros, so that seeds, order and noise samplers are its own.
+
+Owns the tracing. What a program is and how it runs is parallel_runtime/program.py's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import comfy.samplers
+import torch
+
+from ...parallel_runtime.program import Program, State
+
+# Relative, of sums over a whole run, in the precision a sampler is traced in.
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-6}
+MAX_FACTOR = 4.0  # a state that is a large multiple of an earlier one would enlarge its rounding
+
+
+class NotLinearError(ValueError):
+    """The sampler cannot be written as a program; the message says what it does."""
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What a sampler passed to its model, and the denoised latents that it called back with."""
+
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    sigmas: list[float] = field(default_factory=list)
+    step_ends: list[int] = field(default_factory=list)
+    result: torch.Tensor | None = None
+
+
+class _Model(comfy.samplers.KSamplerX0Inpaint):
+    """Stands where a sampler finds its model, and answers call e with `answer(e)`."""
+
+    def __init__(
+        self,
+        guider: comfy.samplers.CFGGuider,
+        sigmas: torch.Tensor,
+        *,
+        run: Run,
+        answer: Callable[[int, torch.Tensor], torch.Tensor],
+        options: dict,
+        max_calls: int,
+    ) -> None:
+        super().__init__(guider, sigmas)
+        self._run, self._answer, self._options, self._max_calls = run, answer, options, max_calls
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        sigma: torch.Tensor,
+        denoise_mask: torch.Tensor | None = None,
+        model_options: dict | None = None,
+        seed: int | None = None,
+    ) -> torch.Tensor:
+        """Note the call; the answer is a tensor of its own, which the sampler may change."""
+        if model_options is not self._options:
+            raise NotLinearError("it changes the model's options while it runs")
+        number = len(self._run.inputs)
+        if number == self._max_calls:
+            raise NotLinearError(f"it calls the model more than {self._max_calls} times")
+        if sigma.numel() > 1 and not bool((sigma == sigma.flatten()[0]).all()):
+            raise NotLinearError("it gives the images of a batch different sigmas")
+        self._run.inputs.append(x.clone())
+        self._run.sigmas.append(float(sigma.flatten()[0]))
+        return self._answer(number, x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerRun:
+    """A stock sampler and all that it is called with, but the latent."""
+
+    sampler: comfy.samplers.KSAMPLER
+    guider: comfy.samplers.CFGGuider
+    sigmas: torch.Tensor
+    extra_args: dict
+
+    def with_answers(self, x: torch.Tensor, answer: Callable[[int, torch.Tensor], torch.Tensor]) -> Run:
+        """Run the sampler from `x` with a model that answers as told."""
+        run = Run()
+        options = self.extra_args["model_options"]
+        max_calls = _max_calls(len(self.sigmas))
+        model = _Model(self.guider, self.sigmas, run=run, answer=answer, options=options, max_calls=max_calls)
+
+        def step_done(news: dict) -> None:
+            run.step_ends.append(len(run.inputs) - 1)
+
+        run.result = self.sampler.sampler_function(
+            model,
+            x,
+            self.sigmas.clone(),
+            extra_args=dict(self.extra_args),
+            callback=step_done,
+            disable=True,
+            **self.sampler.extra_options,
+        )
+        return run
+
+
+def trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor]) -> Program:
+    """The program of a sampler. `timestep` maps a sigma to what the model is told, as ComfyUI's model sampling does.
+
+    Leaves the random state of torch as it found it. Raises `NotLinearError` with what keeps the sampler from it.
+    """
+    try:
+        return _trace(run, timestep, torch.float64)
+    except RuntimeError:  # torch refuses to mix what the sampler makes in single precision with our double
+        return _trace(run, timestep, torch.float32)
+
+
+def _trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> Program:
+    width = 1 + _max_calls(len(run.sigmas))
+    shape = (1, width, 1, 1)
+    units = torch.eye(width, dtype=dtype).view(width, *shape)
+    randoms = torch.randn((width, *shape), dtype=dtype, generator=torch.Generator().manual_seed(1))
+    runs = []
+    for vectors in (torch.zeros_like(units), units, randoms):
+        with torch.random.fork_rng(devices=[]):  # each of the three draws the same noise
+            runs.append(run.with_answers(vectors[0].clone(), lambda number, _, v=vectors: v[number + 1].clone()))
+    still, unit, random = runs
+    if not unit.sigmas == still.sigmas == random.sigmas or not unit.step_ends == still.step_ends == random.step_ends:
+        raise NotLinearError("what it does depends on what the model says")
+    states = _states([*unit.inputs, unit.result], [*still.inputs, still.result], TOLERANCES[dtype])
+    sigmas = [*unit.sigmas, None]
+    times = [None if sigma is None else float(timestep(torch.tensor([sigma])).float()[0]) for sigma in sigmas]
+    program = Program(
+        states=tuple(
+            State(**state, sigma=sigma, timestep=time) for state, sigma, time in zip(states, sigmas, times, strict=True)
+        ),
+        step_ends=tuple(unit.step_ends),
+    )
+    _check(program, random, still, randoms, 100 * TOLERANCES[dtype])
+    return program
+
+
+def given_tensors(run: SamplerRun, program: Program, x: torch.Tensor) -> dict[int, torch.Tensor]:
+    """The program's G_e for the latent `x` that the sampler starts from, drawing the noise that the sampler draws.
+
+    Advances the random state of torch as a run of the sampler does.
+    """
+    if program.given == (0,):
+        return {0: x}
+    still = run.with_answers(torch.zeros_like(x), lambda _, latent: torch.zeros_like(latent))
+    found = {number: _given(program.states[number], number, [*still.inputs, still.result]) for number in program.given}
+    return found | {0: x}
+
+
+def _max_calls(num_sigmas: int) -> int:
+    return 4 * num_sigmas + 16
+
+
+def _states(found: Sequence[torch.Tensor], still: Sequence[torch.Tensor], tolerance: float) -> list[dict]:
+    """Each X as the shortest sum of an earlier one and denoised latents; `still` is the same run on zeros."""
+    weights = torch.stack([(x - zero).flatten() for x, zero in zip(found, still, strict=True)])
+    if not bool(torch.isfinite(weights).all()):
+        raise NotLinearError("it makes numbers that are not finite")
+    noisy = [bool(zero.any()) for zero in still]
+    return [_shortest(weights, number, noisy, tolerance) for number in range(len(found))]
+
+
+def _shortest(weights: torch.Tensor, number: int, noisy: Sequence[bool], tolerance: float) -> dict:
+    mine = weights[number]
+    if number == 0:
+        return {"given": True}
+    limit = tolerance * float(mine.abs().max().clamp(min=1e-30))
+    best: tuple[int, int | None, float, torch.Tensor] | None = None
+    for base in (*range(number - 1, -1, -1), None):
+        factor = 0.0
+        if base is not None:
+            start = float(weights[base, 0])
+            factor = float(mine[0]) / start if start else 0.0
+            if abs(float(mine[0])) <= limit or not 0 < abs(factor) <= MAX_FACTOR:
+                continue
+        rest = mine if base is None else mine - factor * weights[base]
+        count = int((rest.abs() > limit).sum())
+        if float(rest[0].abs()) <= limit and (best is None or count < best[0]):
+            best = (count, base, factor, rest)
+    if best is None:
+        raise NotLinearError("an input of the model is no sum of earlier ones")
+    _, base, factor, rest = best
+    used = torch.nonzero(rest.abs() > limit).flatten().tolist()
+    return {
+        "base": base,
+        "factor": factor,
+        "weights": tuple((index - 1, float(rest[index])) for index in used if index),
+        "given": noisy[number] or (base is not None and noisy[base]) or not used and base is None,
+    }
+
+
+def _given(state: State, number: int, still: Sequence[torch.Tensor]) -> torch.Tensor:
+    """G_e: what a run on zeros shows at state e beyond what it had from its base."""
+    x = still[number]
+    return x.clone() if state.base is None else x - state.factor * still[state.base]
+
+
+def _check(program: Program, run: Run, still: Run, vectors: torch.Tensor, tolerance: float) -> None:
+    """Raise `NotLinearError` unless the program reproduces the sampler's run on random numbers."""
+    noise = [*still.inputs, still.result]
+
+    def given(number: int) -> torch.Tensor:
+        return vectors[0] if number == 0 else _given(program.states[number], number, noise)
+
+    def denoise(number: int, x: torch.Tensor) -> torch.Tensor:
+        _check_close(x, run.inputs[number], tolerance)
+        return vectors[number + 1]
+
+    _check_close(program.run(given, denoise), run.result, tolerance)
+
+
+def _check_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
+    error = float((found - wanted).norm() / wanted.norm().clamp(min=1e-30))
+    if not error <= tolerance:
+        raise NotLinearError(f"it is not linear in latents and denoised latents (off by {error:.1e})")

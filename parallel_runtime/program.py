@@ -1,0 +1,152 @@
+"""A sampler's run as numbers: how each input of the model is made of earlier ones.
+
+Letters: `X_e` is the input of the model's e-th call, `D_e` that call's denoised latent, `G_e` a tensor given ahead.
+Every sampler whose update is linear in latents, denoised latents and noise is, for given sigmas, the recurrence
+
+    X_e = factor * X_base + sum of weight_j * D_j + G_e
+
+whose numbers depend on nothing that a model says. X_0 is G_0, and noise that a sampler adds is in the other G. The last
+state is the result. A recurrence works token by token, so ranks that hold different tokens each run it on their own.
+
+Owns the recurrence and how it is run. Does not own where its numbers come from (nodes/host/linear_program.py) nor the
+model (rank/).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """How one X is made. `sigma` and `timestep` are those of the call that it goes into; the result has none."""
+
+    base: int | None = None
+    factor: float = 0.0
+    weights: tuple[tuple[int, float], ...] = ()  # (j, weight of D_j)
+    given: bool = False
+    sigma: float | None = None
+    timestep: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """All states of a run, the result last, and the call after which each step of the sampler is done.
+
+    Raises `ValueError` for states that refer to what is not there yet.
+    """
+
+    states: tuple[State, ...]
+    step_ends: tuple[int, ...]  # step i has its denoised latent when call step_ends[i] is done
+
+    def __post_init__(self) -> None:
+        if not self.states:
+            raise ValueError("a program without states has no result; give at least one")
+        for number, state in enumerate(self.states):
+            bases = [] if state.base is None else [state.base]
+            for index in (*bases, *(j for j, _ in state.weights)):
+                if not 0 <= index < number:
+                    raise ValueError(f"state {number} is made of number {index}; use one from 0 to {number - 1}")
+            if (state.sigma is None) != (number == self.num_calls):
+                raise ValueError(f"state {number} of {len(self.states)}: every state but the last needs a sigma")
+        if any(not 0 <= call < self.num_calls for call in self.step_ends):
+            raise ValueError(f"step_ends {list(self.step_ends)} names a call outside 0 to {self.num_calls - 1}")
+
+    @property
+    def num_calls(self) -> int:
+        """How often the model is called."""
+        return len(self.states) - 1
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The states that need a tensor given ahead."""
+        return tuple(number for number, state in enumerate(self.states) if state.given)
+
+    def run(
+        self,
+        given: Callable[[int], torch.Tensor],
+        denoise: Callable[[int, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """The result. `given(e)` is G_e; `denoise(e, X_e)` is D_e and must leave X_e alone."""
+        trajectory = Trajectory(self)
+        for number in range(self.num_calls):
+            x = trajectory.enter(number, given(number) if self.states[number].given else None)
+            trajectory.leave(number, denoise(number, x))
+        return trajectory.enter(self.num_calls, given(self.num_calls) if self.states[-1].given else None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `from_dict` is the inverse."""
+        return {
+            "states": [
+                [state.base, state.factor, [list(pair) for pair in state.weights], state.given]
+                + [state.sigma, state.timestep]
+                for state in self.states
+            ],
+            "step_ends": list(self.step_ends),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Program":
+        """Build a program from JSON values."""
+        states = tuple(
+            State(
+                base=base,
+                factor=factor,
+                weights=tuple((int(j), float(weight)) for j, weight in weights),
+                given=given,
+                sigma=sigma,
+                timestep=timestep,
+            )
+            for base, factor, weights, given, sigma, timestep in values["states"]
+        )
+        return cls(states=states, step_ends=tuple(values["step_ends"]))
+
+
+class Trajectory:
+    """A program as it runs: holds what later states still need, and drops it after."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._x: dict[int, torch.Tensor] = {}
+        self._denoised: dict[int, torch.Tensor] = {}
+        self._last_use_x = _last_uses(program.states, lambda state: [] if state.base is None else [state.base])
+        self._last_use_denoised = _last_uses(program.states, lambda state: [j for j, _ in state.weights])
+
+    def enter(self, number: int, given: torch.Tensor | None) -> torch.Tensor:
+        """X of state `number`; states are entered in order, each after the call before it was left."""
+        state = self._program.states[number]
+        terms = [] if state.base is None else [(self._x[state.base], state.factor)]
+        terms += [(self._denoised[j], weight) for j, weight in state.weights]
+        if not terms:
+            if given is None:
+                raise ValueError(f"state {number} is made of nothing; it needs a tensor given ahead")
+            x = given
+        else:
+            first, factor = terms[0]
+            x = first * factor
+            for tensor, weight in terms[1:]:
+                x.add_(tensor, alpha=weight)
+            if given is not None:
+                x.add_(given)
+        if number in self._last_use_x:
+            self._x[number] = x
+        _drop(self._x, self._last_use_x, number)
+        _drop(self._denoised, self._last_use_denoised, number)
+        return x
+
+    def leave(self, number: int, denoised: torch.Tensor) -> None:
+        """Take the denoised latent of call `number`."""
+        if number in self._last_use_denoised:
+            self._denoised[number] = denoised
+
+
+def _last_uses(states: Sequence[State], uses: Callable[[State], list[int]]) -> dict[int, int]:
+    """For each number that any state uses, the last state that does."""
+    return {used: number for number, state in enumerate(states) for used in uses(state)}
+
+
+def _drop(held: dict[int, torch.Tensor], last_uses: Mapping[int, int], number: int) -> None:
+    for old in [old for old in held if last_uses[old] <= number]:
+        del held[old]

@@ -1,0 +1,85 @@
+"""A sampler's run as numbers: that a program does what its recurrence says, and refuses what it cannot mean."""
+
+import json
+
+import pytest
+import torch
+
+from parallel_runtime.program import Program, State
+
+SIGMAS = (1.0, 0.7, 0.3, 0.0)
+
+
+def euler() -> Program:
+    """Euler by hand: X' = (s' / s) X + (1 - s' / s) D."""
+    states = [State(given=True, sigma=1.0, timestep=1.0)]
+    for number, (now, after) in enumerate(zip(SIGMAS[:-1], SIGMAS[1:], strict=True)):
+        ratio = after / now
+        last = after == 0.0
+        states.append(
+            State(
+                base=None if last else number,
+                factor=0.0 if last else ratio,
+                weights=((number, 1 - ratio),),
+                sigma=None if last else after,
+                timestep=None if last else after,
+            )
+        )
+    return Program(states=tuple(states), step_ends=(0, 1, 2))
+
+
+def test_a_program_does_what_the_sampler_written_out_does() -> None:
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    by_hand = x.clone()
+    for now, after in zip(SIGMAS[:-1], SIGMAS[1:], strict=True):
+        denoised = torch.tanh(by_hand) * now
+        by_hand = by_hand + (by_hand - denoised) / now * (after - now)
+    program = euler()
+    result = program.run(lambda _: x, lambda call, latent: torch.tanh(latent) * program.states[call].sigma)
+    assert torch.allclose(result, by_hand, rtol=0, atol=1e-14)
+
+
+def test_noise_given_ahead_is_added_where_its_state_says() -> None:
+    states = (
+        State(given=True, sigma=1.0, timestep=1.0),
+        State(weights=((0, 1.0),), given=True, sigma=0.5, timestep=0.5),
+        State(weights=((1, 1.0),)),
+    )
+    program = Program(states=states, step_ends=(0, 1))
+    given = {0: torch.zeros(1, 2, 2), 1: torch.full((1, 2, 2), 3.0)}
+    seen = []
+    program.run(given.__getitem__, lambda _, x: seen.append(x.clone()) or x + 1)
+    assert program.given == (0, 1)
+    assert torch.equal(seen[1], torch.full((1, 2, 2), 4.0))
+
+
+def test_a_program_survives_json() -> None:
+    program = euler()
+    assert Program.from_dict(json.loads(json.dumps(program.to_dict()))) == program
+
+
+def test_a_latent_that_was_given_is_left_alone() -> None:
+    x = torch.ones(1, 2, 2)
+    euler().run(lambda _: x, lambda _, latent: latent * 0.5)
+    assert torch.equal(x, torch.ones(1, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("states", "step_ends", "words"),
+    [
+        ((), (), "without states"),
+        ((State(given=True, sigma=1.0, timestep=1.0), State(base=1)), (), "made of number 1"),
+        ((State(given=True, sigma=1.0, timestep=1.0), State(weights=((4, 1.0),))), (), "made of number 4"),
+        ((State(given=True), State(base=0, factor=1.0)), (), "needs a sigma"),
+        ((State(given=True, sigma=1.0, timestep=1.0), State(base=0, factor=1.0)), (1,), "step_ends"),
+    ],
+)
+def test_programs_that_cannot_be_are_refused(states: tuple, step_ends: tuple, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Program(states=states, step_ends=step_ends)
+
+
+def test_a_state_made_of_nothing_is_refused_when_it_is_reached() -> None:
+    program = Program(states=(State(sigma=1.0, timestep=1.0), State(weights=((0, 1.0),))), step_ends=(0,))
+    with pytest.raises(ValueError, match="made of nothing"):
+        program.run(lambda _: torch.zeros(1), lambda _, x: x)

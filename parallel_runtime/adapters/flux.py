@@ -81,6 +81,16 @@ class Tokens:
     still: torch.Tensor | None = None  # (S,) which of vec's two a row takes: 1 for rows at timestep zero
 
 
+@dataclass
+class Condition:
+    """What a call needs beside the image, the same for every call of a prompt but for `vec`."""
+
+    txt: torch.Tensor  # (B, text rows, C), projected
+    vec: torch.Tensor  # (..., B, 1 or 2, C), already through SiLU: every modulation needs it so
+    rope: torch.Tensor  # (1, S, 1, D / 2) complex
+    still: torch.Tensor | None = None  # as in Tokens
+
+
 class FluxAdapter:
     """The functions of one Flux.1 transformer. Holds sizes, no weights and no state."""
 
@@ -93,33 +103,47 @@ class FluxAdapter:
             Block("single", i) for i in range(config.depth_single)
         )
 
-    def embed(self, w: Weights, inputs: Mapping[str, torch.Tensor]) -> Tokens:
-        """From a step's inputs (this rank's rows) to the first block's. `w` holds the weights outside the blocks."""
+    def condition(self, w: Weights, inputs: Mapping[str, torch.Tensor]) -> Condition:
+        """What a call needs beside the image, from its inputs (this rank's rows). `w` as in `embed`.
+
+        With timesteps (E, B) in place of (B,), the vectors of E calls at once.
+        """
         dtype = w["img_in.weight"].dtype
-        img = w.linear("img_in", inputs["img"].to(dtype))
         txt = w.linear("txt_in", inputs["txt"].to(dtype))
         still = _still(inputs, txt.shape[1])
-        times = inputs["timesteps"][:, None]
+        times = inputs["timesteps"][..., None]
         if still is not None:
-            times = torch.cat((times, torch.zeros_like(times)), 1)
-        vec = _mlp_embedder(w, "time_in", timestep_embedding(times).to(dtype))  # (B, 1 or 2, C)
+            times = torch.cat((times, torch.zeros_like(times)), -1)
+        vec = _mlp_embedder(w, "time_in", timestep_embedding(times).to(dtype))  # (..., B, 1 or 2, C)
         if self.config.guidance and "guidance" in inputs:
             vec = vec + _mlp_embedder(w, "guidance_in", timestep_embedding(inputs["guidance"][:, None]).to(dtype))
         vec = vec + _mlp_embedder(w, "vector_in", inputs["y"][:, None].to(dtype))
-        ids = torch.cat((inputs["txt_ids"], inputs["img_ids"]))
-        rope = rope_table(ids, self.config.rope_axes)
-        return Tokens(torch.cat((txt, img), 1), txt.shape[1], F.silu(vec), rope, still)
+        rope = rope_table(torch.cat((inputs["txt_ids"], inputs["img_ids"])), self.config.rope_axes)
+        return Condition(txt, F.silu(vec), rope, still)
 
-    def modulation(self, block: Block, w: Weights, tokens: Tokens) -> Modulation:
+    def embed(self, w: Weights, img: torch.Tensor, condition: Condition) -> Tokens:
+        """From this rank's rows of the image to the first block's tokens. `w` holds the weights outside the blocks."""
+        x = torch.cat((condition.txt, w.linear("img_in", img.to(w["img_in.weight"].dtype))), 1)
+        return Tokens(x, condition.txt.shape[1], condition.vec, condition.rope, condition.still)
+
+    def modulation_rows(self, block: Block, w: Weights, vec: torch.Tensor) -> Modulation:
+        """The modulations that a block makes of vec (..., B, 1 or 2, C), for `modulation` to take apart.
+
+        (..., 3 C) in a single block; (..., 6 C) twice in a double one, the image's and the text's.
+        """
+        if block.kind == "single":
+            return (w.linear("modulation.lin", vec),)
+        return w.linear("img_mod.lin", vec), w.linear("txt_mod.lin", vec[..., :1, :])
+
+    def modulation(self, block: Block, rows: Modulation, tokens: Tokens) -> Modulation:
         """Shift, 1 + scale and gate, each (B, 1, C): once for a single block; double: image twice, then text twice.
 
         With rows at timestep zero, those of the image (of all rows in a single block) are (B, rows, C).
         """
         if block.kind == "single":
-            return _three(_by_row(w.linear("modulation.lin", tokens.vec), tokens.still))
+            return _three(_by_row(rows[0], tokens.still))
         still = None if tokens.still is None else tokens.still[tokens.num_text :]
-        image = _by_row(w.linear("img_mod.lin", tokens.vec), still).chunk(2, -1)
-        text = w.linear("txt_mod.lin", tokens.vec[:, :1]).chunk(2, -1)
+        image, text = _by_row(rows[0], still).chunk(2, -1), rows[1].chunk(2, -1)
         return _three(image[0]) + _three(image[1]) + _three(text[0]) + _three(text[1])
 
     def qkv(

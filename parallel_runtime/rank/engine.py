@@ -195,12 +195,12 @@ class Engine:
         lengths = shard.lengths
         residuals = {"double": options.get("control_in", ()), "single": options.get("control_out", ())}
         with timer.region("embed"), weights.block("") as w:
-            tokens = adapter.embed(w, inputs)
+            tokens = adapter.embed(w, inputs["img"], adapter.condition(w, inputs))
             mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
         with timer.region("blocks"):
             for block in adapter.blocks:
                 with weights.block(block.prefix) as w:
-                    mod = adapter.modulation(block, w, tokens)
+                    mod = adapter.modulation(block, adapter.modulation_rows(block, w, tokens.vec), tokens)
                     q, k, v, carry = adapter.qkv(block, w, tokens, mod)
                     attn = strategy.attend(q, k, v, lengths=lengths, mask=mask).flatten(2)
                     residual = _residual(block.kind, block.index, residuals[block.kind], inputs)

@@ -6,6 +6,7 @@ kept alive here, so that a changed plan or an edited graph finds its weights sti
 evict them. Starts nothing by itself.
 """
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,11 +14,12 @@ from typing import TypeAlias
 
 from ...parallel_runtime.checkpoint import ModelSpec
 from ...parallel_runtime.devices import Device
+from ...parallel_runtime.pool.deadlines import deadline_from
 from ...parallel_runtime.pool.pool import LoadResult, Pool
 
 Devices: TypeAlias = tuple[Device, ...]
 Weights: TypeAlias = tuple[Devices, ModelSpec]
-ALIVE = ("starting", "idle", "busy")
+ALIVE = ("starting", "idle", "loading", "busy")
 
 
 class PoolRegistry:
@@ -88,7 +90,7 @@ class PoolRegistry:
 
     def _pool(self, devices: Devices) -> Pool:
         if devices not in self._pools:
-            self._pools[devices] = Pool(devices)
+            self._pools[devices] = Pool(devices, deadline_s=deadline_from(os.environ))
         return self._pools[devices]
 
     def _unload(self, weights: Weights) -> None:

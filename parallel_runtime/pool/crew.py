@@ -17,7 +17,7 @@ import torch
 
 from ..checkpoint import ModelSpec
 from ..patch import PRISTINE, PatchBatch, PatchSet, pack
-from ..plan import ParallelPlan
+from ..plan import MAX_RANKS, ParallelPlan
 from ..wire.protocol import Op, TensorSpec
 from .arena import Arena
 from .supervisor import Generation, Request
@@ -66,6 +66,7 @@ class Crew:
         self.models: dict[ModelSpec, Model] = {}
         self.meshes: dict[ParallelPlan, int] = {}
         self.memory: list[Any] = []  # each rank's last report
+        self.copies_are_sound = len(generation.ranks) == 1  # until `damaged_copies` finds that they are
         self._numbers = numbers
         self._handles = 0
         self._halves: list[int] = []  # models that some ranks may hold and others not: cancelled or evicted
@@ -201,6 +202,14 @@ class Crew:
         """How many bytes of a known pattern arrived wrong at each rank."""
         request = self._ask(Op.CHECK, {"mesh": mesh}, check, deadline_s=deadline_s)
         return [int(reply["wrong_bytes"]) for reply in request.ranked()]
+
+    def damaged_copies(self, check: Check, *, deadline_s: float) -> str:
+        """Have all ranks exchange a known pattern, as `check_pattern`; what arrived wrong, empty when nothing did."""
+        plan = ParallelPlan(ulysses=min(len(self.generation.ranks), MAX_RANKS))
+        wrong = self.check_pattern(self.mesh(plan, check, deadline_s=deadline_s), check, deadline_s=deadline_s)
+        self.copies_are_sound = not any(wrong)
+        counts = [f"{count} wrong bytes at rank {rank}" for rank, count in enumerate(wrong) if count]
+        return f"copies between devices arrive damaged ({', '.join(counts)})" if counts else ""
 
     def _ask(
         self,

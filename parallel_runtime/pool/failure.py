@@ -18,6 +18,7 @@ FRESH = "the next prompt starts fresh workers"
 AGAIN = "the next prompt tries again"
 MEMORY = f"use a smaller image, more ranks, or free that device's memory; {FRESH}"
 BUS_ERROR = "killed by SIGBUS"
+OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory", "CUDA out of memory")
 SYSTEM_REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "the system has no open file left; close other programs",
@@ -45,7 +46,7 @@ def failure_of_error(rank: int, body: Mapping[str, Any]) -> Failure:
         rank,
         f"{kind}: {lines[0]}" if lines else kind,
         detail=str(body.get("traceback", "")).strip(),
-        remedy=MEMORY if kind in ("OutOfMemoryError", "MemoryError") else FRESH,
+        remedy=MEMORY if _is_out_of_memory(kind, text) else FRESH,
         weak=body.get("peer") is True,
     )
 
@@ -56,6 +57,11 @@ def other_version(rank: int, found: str) -> Failure | None:
         return None
     cause = f"the pack was updated: ComfyUI runs its version {VERSION}, {found} is installed"
     return Failure(rank, cause, remedy="restart ComfyUI")
+
+
+def _is_out_of_memory(kind: str, text: str) -> bool:
+    """torch has a type for a GPU's memory alone; a library's error and the CPU's allocator say it in words."""
+    return kind in ("OutOfMemoryError", "MemoryError") or any(words in text for words in OUT_OF_MEMORY)
 
 
 def silence(rank: RankProcess, asked: str, *, now: float, deadline_s: float) -> Failure:

@@ -4,8 +4,9 @@ Owns what callers see: starting, loading, stepping, closing; who may ask when; a
 workers. Does not own what a generation holds and is asked (crew.py), nor how its ranks are watched and ended
 (supervisor.py).
 
-States: `stopped` -> `starting` -> `idle` <-> `busy`. Any failure leads to `failed`, from which the next call starts a
-fresh generation, until three have failed within a minute. Nothing that failed is ever asked again by the pool itself.
+States: `stopped` -> `starting` -> `idle` <-> `loading`, `busy`. Any failure leads to `failed`, from which the next
+call starts a fresh generation, until three have failed within a minute. Nothing that failed is ever asked again by the
+pool itself.
 """
 
 import itertools
@@ -17,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal
@@ -29,19 +30,21 @@ from ..devices import Device
 from ..errors import PoolError
 from ..patch import PRISTINE, PatchSet
 from ..plan import ParallelPlan
-from ..wire.protocol import MAX_RANKS
+from ..wire.protocol import MAX_RANKS, Op
 from .arena import OUT
 from .crew import Check, Crew, LoadResult, Model, Progress
+from .deadlines import LOAD_S, REQUEST_S, START_S, Pace, checked
 from .process import RankSettings
 from .supervisor import TICK_S, Generation
 
-State = Literal["stopped", "starting", "idle", "busy", "failed"]
+State = Literal["stopped", "starting", "idle", "loading", "busy", "failed"]
 
 ENGINE = "parallel_runtime.rank.engine:Engine"
 SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have lain
 MAX_FAILURES = 3
 FAILURE_WINDOW_S = 60.0
 RELEASE = "use Release Parallel Pool, then queue again"
+FEWER_DEVICES = "run the doctor, and name fewer devices in SP Config"
 
 _log = logging.getLogger(__name__)
 
@@ -62,11 +65,14 @@ class Pool:
     """Workers on `devices`, one a rank, in rank order. Usable from any thread; one request at a time, others wait.
 
     `threads_per_rank`: CPU threads of each rank, by default the CPUs this process may use, shared out over the ranks.
-    `deadline_s`: how long a request may show no sign of life; `start_deadline_s`: the same for starting.
+    `deadline_s`: how long a request may show no sign of life, at least (deadlines.py); `start_deadline_s` and
+    `load_deadline_s`: the same for starting, and for loading a model.
     `engine`: "module:Class" of what answers the requests, found in the pack or in the folders of `python_path`.
     `segment_bytes`: address space for the tensors of one request; bigger requests get further segments.
     `memory_budget_bytes`: weights that a rank may hold; the models used longest ago are evicted for one that is loaded.
     By default as much as its device has free.
+    `check_peers`: exchange a known pattern after each start, and start again without peer access between GPUs when it
+    arrives damaged. By default where each rank has a CUDA device of its own.
 
     `check_cancelled`, wherever it is taken, is called about every 50 ms in the caller's thread and cancels by raising.
     """
@@ -76,12 +82,14 @@ class Pool:
         devices: tuple[Device, ...],
         *,
         threads_per_rank: int | None = None,
-        deadline_s: float = 120.0,
-        start_deadline_s: float = 600.0,
+        deadline_s: float = REQUEST_S,
+        start_deadline_s: float = START_S,
+        load_deadline_s: float = LOAD_S,
         engine: str = ENGINE,
         python_path: tuple[str, ...] = (),
         segment_bytes: int = SEGMENT_BYTES,
         memory_budget_bytes: int | None = None,
+        check_peers: bool | None = None,
     ) -> None:
         if not 1 <= len(devices) <= MAX_RANKS:
             raise ValueError(f"{len(devices)} devices for a pool; name 1 to {MAX_RANKS}")
@@ -89,12 +97,15 @@ class Pool:
         if threads < 1:
             raise ValueError(f"threads_per_rank={threads} is below 1; use at least one thread")
         self.devices = devices
-        self.deadline_s = deadline_s
+        self.deadline_s = checked(deadline_s)
+        self.load_deadline_s = checked(max(load_deadline_s, deadline_s))
         self.generation = 0
-        self._start_deadline_s = start_deadline_s
+        self._start_deadline_s = checked(start_deadline_s)
+        self._pace = Pace()
         self._segment_bytes = segment_bytes
         self._memory_budget_bytes = memory_budget_bytes
         self._settings = RankSettings(devices=devices, threads=threads, engine=engine, python_path=python_path)
+        self._check_peers = self._settings.backend == "nccl" if check_peers is None else check_peers
         self._lock = threading.Lock()
         self._owner: int | None = None  # the thread inside the lock
         self._numbers = itertools.count(1)
@@ -118,7 +129,9 @@ class Pool:
             return "stopped" if self._last_failure is None else "failed"
         if not crew.generation.ready:
             return "starting"
-        return "busy" if crew.busy or self._lock.locked() else "idle"
+        if (request := crew.generation.in_flight) is not None and request.op is Op.LOAD:
+            return "loading"
+        return "busy" if request is not None or self._lock.locked() else "idle"
 
     def start(self, *, check_cancelled: Check | None = None) -> None:
         """Start the workers and wait until they are ready; nothing when they are. Raises PoolError."""
@@ -135,7 +148,7 @@ class Pool:
         with self._admitted(check_cancelled) as check:
             crew = self._ready_crew(check)
             model = crew.load(
-                spec, check, progress=progress, deadline_s=self.deadline_s, budget_bytes=self._memory_budget_bytes
+                spec, check, progress=progress, deadline_s=self.load_deadline_s, budget_bytes=self._memory_budget_bytes
             )
             return model.result
 
@@ -179,6 +192,7 @@ class Pool:
             crew = self._ready_crew(check)
             model = self._patched_model(crew, spec, patches, check)
             mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
+            shape = (spec, plan, tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items()))
             began = time.perf_counter()
             out, ranks = crew.step(
                 {"model": model.handle, "mesh": mesh, "options": dict(options)},
@@ -186,9 +200,11 @@ class Pool:
                 check,
                 out_shape=tuple(out_shape),
                 out_dtype=out_dtype,
-                deadline_s=self.deadline_s,
+                deadline_s=self._pace.deadline_s(shape, least_s=self.deadline_s),
             )
-            return StepResult(out, ranks, time.perf_counter() - began)
+            result = StepResult(out, ranks, time.perf_counter() - began)
+            self._pace.note(shape, result.wall_s)
+            return result
 
     def exchange_pattern(self, plan: ParallelPlan) -> list[int]:
         """Send a known pattern over the plan's mesh: how many bytes arrived wrong, by rank. Raises PoolError."""
@@ -224,11 +240,12 @@ class Pool:
             ],
             "meshes": [] if crew is None else [plan.name for plan in list(crew.meshes)],
             "memory": [] if crew is None else crew.memory,
+            "peer_access": self._settings.peer_access,
             "last_failure": None if failure is None else _first_line(failure),
         }
 
     def _patched_model(self, crew: Crew, spec: ModelSpec, patches: PatchSet, check: Check) -> Model:
-        model = crew.load(spec, check, deadline_s=self.deadline_s, budget_bytes=self._memory_budget_bytes)
+        model = crew.load(spec, check, deadline_s=self.load_deadline_s, budget_bytes=self._memory_budget_bytes)
         crew.patch(model, patches, check, deadline_s=self.deadline_s)
         return model
 
@@ -249,9 +266,25 @@ class Pool:
 
     def _ready_crew(self, check: Check) -> Crew:
         """Workers that owe nothing and wait for a request; fresh ones where there are none."""
-        crew = self._settled_crew(check)
-        if crew is not None:
+        crew = self._settled_crew(check) or self._fresh_crew(check)
+        while self._check_peers and not crew.copies_are_sound:
+            crew = self._check_copies(crew, check)
+        return crew
+
+    def _check_copies(self, crew: Crew, check: Check) -> Crew:
+        """See whether ranks get what others send them. If not, other workers that copy through the host's memory."""
+        wrong = crew.damaged_copies(check, deadline_s=self.deadline_s)
+        if not wrong:
             return crew
+        if not self._settings.peer_access:
+            raise crew.generation.fail(PoolError(f"{wrong} even without peer access", remedy=FEWER_DEVICES))
+        _log.warning("%s; starting the workers again without peer access between GPUs, which is slower", wrong)
+        crew.generation.stop()
+        self._crew = None
+        self._settings = replace(self._settings, peer_access=False)
+        return self._fresh_crew(check)
+
+    def _fresh_crew(self, check: Check) -> Crew:
         self._refuse_storm()
         _require_linux()
         check()

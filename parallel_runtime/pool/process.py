@@ -40,12 +40,16 @@ PASSED_ON = (
 
 @dataclass(frozen=True, kw_only=True)
 class RankSettings:
-    """What every rank of a pool is started with. `python_path` is searched after the pack's own folder."""
+    """What every rank of a pool is started with. `python_path` is searched after the pack's own folder.
+
+    Without `peer_access`, NCCL copies between GPUs through the host's memory.
+    """
 
     devices: tuple[Device, ...]
     threads: int
     engine: str
     python_path: tuple[str, ...] = ()
+    peer_access: bool = True
 
     @property
     def backend(self) -> str:
@@ -200,14 +204,19 @@ def spawn(rank: int, settings: RankSettings, *, generation: int, store_fd: int) 
 
 def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[str, str]:
     """A rank's whole environment, from the caller's."""
-    return {name: ours[name] for name in PASSED_ON if name in ours} | {
-        "PYTHONPATH": os.pathsep.join((str(PACK_ROOT), *settings.python_path)),
-        "PYTHONSAFEPATH": "1",  # not the current folder, whatever it is
-        "OMP_NUM_THREADS": str(settings.threads),
-        # Both backends listen where these say: nobody outside this machine can connect.
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "=lo",
-    }
+    taken_over = {name: ours[name] for name in PASSED_ON if name in ours}
+    return (
+        taken_over
+        | ({} if settings.peer_access else {"NCCL_P2P_DISABLE": "1"})
+        | {
+            "PYTHONPATH": os.pathsep.join((str(PACK_ROOT), *settings.python_path)),
+            "PYTHONSAFEPATH": "1",  # not the current folder, whatever it is
+            "OMP_NUM_THREADS": str(settings.threads),
+            # Both backends listen where these say: nobody outside this machine can connect.
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "=lo",
+        }
+    )
 
 
 def _pipe(*, near: ExitStack, far: ExitStack, near_end: int) -> tuple[int, int]:

@@ -90,7 +90,7 @@ class Generation:
         try:
             self._start(settings, segment_bytes, on_death)
         except OSError as error:
-            raise self._end_with(system_error("a rank cannot be started", error)) from error
+            raise self.fail(system_error("a rank cannot be started", error)) from error
 
     def _start(self, settings: RankSettings, segment_bytes: int, on_death: Callable[["Generation"], None]) -> None:
         with ExitStack() as used:
@@ -136,7 +136,7 @@ class Generation:
         flight, and another `wait` takes in the answers that are still owed.
         """
         if not self._whole:
-            raise self._end_with(PoolError("a request was interrupted while it was being sent", remedy=FRESH))
+            raise self.fail(PoolError("a request was interrupted while it was being sent", remedy=FRESH))
         self._take_in(0.0)
         if (request := self.in_flight) is None:
             return
@@ -179,6 +179,12 @@ class Generation:
             if not rank.reap():
                 _log.warning("rank %d (process %d) does not end after SIGKILL", rank.rank, rank.pid)
         self._held.close()
+
+    def fail(self, error: PoolError) -> PoolError:
+        """End all ranks because of `error`, which is told to the pool and returned to be raised."""
+        self.end()
+        self._on_failure(error)
+        return error
 
     def _packets(self, op: Op, request: int, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()) -> list[bytes]:
         """One message for each rank, encoded."""
@@ -286,12 +292,7 @@ class Generation:
         starting = not self.ready
         failure = explain(choose(self._signs), files=self.mapped.values(), starting=starting)
         self.end()  # before the wording: what the rank printed is complete then
-        return self._end_with(pool_error(failure, self.ranks[failure.rank], starting=starting))
-
-    def _end_with(self, error: PoolError) -> PoolError:
-        self.end()
-        self._on_failure(error)
-        return error
+        return self.fail(pool_error(failure, self.ranks[failure.rank], starting=starting))
 
     def _await_exits(self) -> None:
         """Wait until all processes have ended, at most a moment."""

@@ -1,15 +1,20 @@
 """Pools of CPU ranks that run the engines of engines.py, and what to ask them."""
 
+import os
+import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import Device
+from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
 HERE = str(Path(__file__).parent)
+FRESH = "the next prompt starts fresh workers"
 
 
 def make_pool(num_ranks=2, **settings):
@@ -46,3 +51,28 @@ def is_alive(pid):
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def failure(pool, **options):
+    """The error of a step that fails, and its seconds; all ranks have been replaced by nothing."""
+    pids = pool.status()["pids"]
+    began = time.monotonic()
+    with pytest.raises(PoolError) as caught:
+        run_step(pool, **options)
+    seconds = time.monotonic() - began
+    assert pool.state == "failed"
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    return caught.value, seconds
+
+
+def first_line(error):
+    """What most clients show of an error."""
+    return str(error).partition("\n")[0]
+
+
+def wait_until(condition, timeout_s=5.0):
+    """Wait for it, and fail when it does not come."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.01)

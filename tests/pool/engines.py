@@ -56,7 +56,7 @@ class Echo:
         return {"memory": {"resident_bytes": 1}}
 
     def load(self, body, progress, cancelled):
-        """The path says how: `slow1` on rank 1 only, `die1` and `refuse1` likewise."""
+        """The path says how: `slow1` on rank 1 only, `die1`, `refuse1` and `quiet1` likewise."""
         name = Path(body["path"]).name
         for loaded in range(0, 101, 10):
             if cancelled():
@@ -64,6 +64,8 @@ class Echo:
             progress({"loaded_bytes": loaded, "total_bytes": 100})
             if name == f"slow{self.rank}":
                 time.sleep(0.2)
+            if name == f"quiet{self.rank}" and loaded == 50:
+                time.sleep(0.8)
             if name == f"die{self.rank}" and loaded == 50:
                 os.kill(os.getpid(), signal.SIGKILL)
             if name == f"refuse{self.rank}" and loaded == 50:
@@ -141,6 +143,11 @@ def start_child(_message, _beat, path):
     Path(path).write_text(str(child.pid), encoding="utf-8")
 
 
+def allocate(_message, _beat, num_bytes):
+    """Ask for memory that is not there."""
+    torch.ones(num_bytes, dtype=torch.uint8)
+
+
 def say(_message, _beat, text, times=1):
     sys.stdout.write(text * times + "\n")
     sys.stdout.flush()
@@ -188,7 +195,7 @@ def own_channel():
 ACTIONS = {
     action.__name__: action
     for action in (
-        *(fail, sleep, work, send_signal, leave, say, start_child, exchange),
+        *(fail, sleep, work, send_signal, leave, say, start_child, exchange, allocate),
         *(hold_the_interpreter, speak_out_of_turn, send_garbage, close_channel),
     )
 }

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from pool.echo_pool import is_alive
 
 HERE = Path(__file__).parent
+POOL = HERE.parent / "pool"
 ROOT = HERE.parents[1]
 
 
@@ -22,7 +22,7 @@ class Parent:
     def __init__(self, folder, *, when):
         ranks = 2 if when == "stepping" else 1
         self.folder = folder
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}", "TMPDIR": str(folder), "HOME": str(folder)}
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{POOL}", "TMPDIR": str(folder), "HOME": str(folder)}
         command = [sys.executable, str(HERE / "parent.py"), str(ranks), when]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True, cwd=folder)

@@ -5,10 +5,10 @@ import time
 
 import pytest
 import torch
+from pool.echo_pool import make_spec, run_step
 
 from parallel_runtime.patch import Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
-from pool.echo_pool import make_spec, run_step
 
 
 class Cancelled(Exception):  # noqa: N818  stands for the caller's own

@@ -1,0 +1,90 @@
+"""A rank raises or runs out of memory: its own text is the first line of the error, and every rank is replaced."""
+
+import logging
+
+import pytest
+import torch
+from pool.echo_pool import FRESH, failure, first_line, make_spec, run_step
+
+from parallel_runtime.errors import PoolError
+
+
+def test_a_rank_that_raises_while_the_others_wait_for_it(pool):
+    text = "rank 0 says no\nand why"
+    pids = pool.status()["pids"]
+    error, seconds = failure(pool, faults={0: [["fail", "ValueError", text]], 1: [["exchange", 1 << 20, 30.0]]})
+    assert first_line(error) == f"rank 0: ValueError: rank 0 says no; {FRESH}"
+    assert "in fail\n" in error.detail
+    assert "and why" in error.detail
+    assert seconds < 1.0
+    assert torch.equal(run_step(pool).out, torch.arange(10.0))
+    assert set(pool.status()["pids"]).isdisjoint(pids), "a rank was kept"
+
+
+def test_running_out_of_memory_has_a_remedy_of_its_own(lone_rank):
+    text = "CUDA out of memory. Tried to allocate 20.00 GiB"
+    error, _ = failure(lone_rank, faults={0: [["fail", "memory", text]]})
+    assert first_line(error).startswith(f"rank 0: OutOfMemoryError: {text}; use a smaller image")
+
+
+def test_the_cpus_own_words_for_it_have_the_same_remedy(lone_rank):
+    error, seconds = failure(lone_rank, faults={0: [["allocate", 1 << 60]]})
+    assert first_line(error).startswith("rank 0: RuntimeError: ")
+    assert "can't allocate memory" in first_line(error)
+    assert "; use a smaller image, more ranks" in first_line(error)
+    assert seconds < 1.0
+
+
+def test_the_cause_is_preferred_to_an_earlier_consequence(pool):
+    """Rank 0 learns that its peer is gone before rank 1 has said why it went."""
+    peer = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
+    faults = {0: [["fail", "RuntimeError", peer]], 1: [["sleep", 0.05], ["fail", "ValueError", "the cause"]]}
+    error, _ = failure(pool, faults=faults)
+    assert first_line(error) == f"rank 1: ValueError: the cause; {FRESH}"
+
+
+def test_a_consequence_without_a_cause_is_reported_all_the_same(pool):
+    peer = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
+    error, seconds = failure(pool, faults={0: [["fail", "RuntimeError", peer]], 1: [["sleep", 30]]})
+    assert first_line(error) == f"rank 0: RuntimeError: {peer}; {FRESH}"
+    assert seconds < 1.0
+
+
+def test_an_error_text_that_no_message_can_hold_is_cut(lone_rank):
+    error, _ = failure(lone_rank, faults={0: [["fail", "ValueError", "\N{GRINNING FACE}", 30_000]]})
+    assert first_line(error).startswith("rank 0: ValueError: \N{GRINNING FACE}\N{GRINNING FACE}")
+    assert len(str(error)) < 20_000
+
+
+def test_a_load_that_is_refused_says_why(pool):
+    with pytest.raises(PoolError, match="^rank 0: ValueError: this is no model; "):
+        pool.load(make_spec("refuse0"))
+
+
+def test_a_rank_that_fails_after_its_step_was_cancelled_does_not_fail_the_next_one(pool, caplog):
+    class Cancelled(Exception):  # noqa: N818
+        pass
+
+    def cancel():
+        if pool.state == "busy" and pool._crew.busy:
+            raise Cancelled
+
+    caplog.set_level(logging.WARNING)
+    generation = pool.generation
+    with pytest.raises(Cancelled):
+        run_step(pool, check_cancelled=cancel, faults={1: [["sleep", 0.3], ["fail", "ValueError", "too late"]]})
+    assert torch.equal(run_step(pool).out, torch.arange(10.0))
+    assert pool.generation == generation + 1
+    assert "rank 1: ValueError: too late" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("engine", "cause"),
+    [
+        ("engines:Unmakeable", "RuntimeError: this engine does not start"),
+        ("engines:Nothing", "AttributeError: module 'engines' has no attribute 'Nothing'"),
+    ],
+)
+def test_an_engine_that_does_not_start_fails_the_start(pool_of, engine, cause):
+    with pytest.raises(PoolError, match=rf"^rank 0: {cause}; "):
+        pool_of(1, engine=engine).start()

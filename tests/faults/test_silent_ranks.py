@@ -1,0 +1,83 @@
+"""A rank stops answering: the deadline of the request ends it, and the deadline is long enough for what is well."""
+
+import threading
+
+import pytest
+import torch
+from pool.echo_pool import failure, first_line, make_pool, make_spec, run_step
+
+from parallel_runtime.pool.deadlines import REMEMBERED_SHAPES, REMEMBERED_STEPS, VARIABLE, Pace, deadline_from
+
+
+def test_a_stopped_rank_is_found_by_its_silence(pool_of):
+    pool = pool_of(deadline_s=1.0)
+    run_step(pool)
+    error, seconds = failure(pool, faults={1: [["sleep", 0.2], ["send_signal", "SIGSTOP"]]})
+    assert first_line(error).startswith("rank 1: no answer to STEP and no heartbeat for 1.")
+    assert "held by a signal; the deadline is 1 s" in first_line(error)
+    assert seconds < 2.0
+
+
+def test_a_rank_that_shows_life_may_take_longer_than_the_deadline(pool_of):
+    pool = pool_of(1, deadline_s=0.5)
+    assert torch.equal(run_step(pool, faults={0: [["work", 1.2]]}).out, torch.arange(10.0))
+
+
+def test_a_rank_whose_interpreter_never_returns_is_found_too(pool_of):
+    pool = pool_of(1, deadline_s=0.5)
+    run_step(pool)
+    error, seconds = failure(pool, faults={0: [["hold_the_interpreter"]]})
+    assert first_line(error).startswith("rank 0: no answer to STEP and no heartbeat for 0.")
+    assert seconds < 1.5
+    assert torch.equal(run_step(pool).out, torch.arange(10.0))
+
+
+def test_steps_of_a_slow_shape_get_ten_times_as_long_as_the_slowest_of_them(pool_of):
+    pool = pool_of(1, deadline_s=0.3)
+    slow = torch.ones(77)
+    run_step(pool, slow, faults={0: [["work", 0.2]]})
+    assert torch.equal(run_step(pool, slow, faults={0: [["sleep", 0.8]]}).out, slow)
+    error, _ = failure(pool, faults={0: [["sleep", 0.8]]})
+    assert "the deadline is 0.3 s" in first_line(error)
+
+
+def test_loading_is_a_state_of_its_own_with_a_deadline_of_its_own(pool_of):
+    pool = pool_of(1, deadline_s=0.3, load_deadline_s=5.0)
+    states = []
+    loading = threading.Thread(target=pool.load, args=(make_spec("quiet0"),))
+    run_step(pool)
+    loading.start()
+    while loading.is_alive():
+        states.append(pool.state)
+        loading.join(0.02)
+    assert "loading" in states
+    assert pool.state == "idle"
+    assert "quiet0" in [model["name"] for model in pool.status()["models"]]
+
+
+def test_the_pace_keeps_the_slowest_of_the_last_steps_and_forgets_shapes_unused_for_long():
+    pace = Pace()
+    assert pace.deadline_s("a", least_s=120) == 120
+    for seconds in (50.0, 30.0, 20.0):
+        pace.note("a", seconds)
+    assert pace.deadline_s("a", least_s=120) == 500
+    for _ in range(REMEMBERED_STEPS - 1):
+        pace.note("a", 30.0)
+    assert pace.deadline_s("a", least_s=120) == 300
+    for shape in range(REMEMBERED_SHAPES):
+        pace.note(shape, 1.0)
+    assert pace.deadline_s("a", least_s=120) == 120
+
+
+def test_the_deadline_is_what_the_environment_says_or_two_minutes():
+    assert deadline_from({}) == deadline_from({VARIABLE: " "}) == 120
+    assert deadline_from({VARIABLE: "300"}) == 300
+    for wrong in ("soon", "0", "-5", "nan", "inf"):
+        with pytest.raises(ValueError, match=f"{VARIABLE}='{wrong}' is no positive number of seconds; use"):
+            deadline_from({VARIABLE: wrong})
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), float("inf")])
+def test_a_pool_refuses_a_deadline_that_never_or_always_passes(wrong):
+    with pytest.raises(ValueError, match="use a positive number of seconds"):
+        make_pool(1, deadline_s=wrong)

@@ -1,7 +1,7 @@
 """One model's changes of weights, message by message: what is merged, what runs beside, what is taken back.
 
 Owns the bookkeeping of a change that comes in several messages. How a weight is merged is `patches.py`'s, where it lies
-`weights.py`'s.
+`weights.py`'s and `sharded.py`'s.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +12,13 @@ import torch
 from ..errors import RequestCancelledError
 from ..patch import Patch, unpack
 from .branches import Branch, fits_beside
-from .weights import ReplicatedWeights
+from .weights import ModelWeights
 
 
 class WeightChanges:
     """The change under way, or the last one, of one model's weights."""
 
-    def __init__(self, weights: ReplicatedWeights) -> None:
+    def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights
         self._merged: set[str] = set()
         self._branches: dict[str, list[Branch]] = {}

@@ -18,38 +18,65 @@ RUN_BYTES = 1 << 20  # of fp32 rows, with their change: what a core's own cache 
 DEVICE_RUN_BYTES = 64 << 20
 
 
-def merge(pristine: torch.Tensor, patches: Sequence[Patch], out: torch.Tensor) -> None:
-    """Write the weight `pristine` with `patches` to `out`, which may be of another dtype and on another device.
+def merge(
+    pristine: torch.Tensor,
+    patches: Sequence[Patch],
+    out: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    first: int = 0,
+    device: torch.device | None = None,
+) -> None:
+    """Write the weight `pristine` times `scale` with `patches` to `out`, which may be of another dtype and device.
 
-    Raises `ValueError` when a patch does not fit the weight. LoRAs go through in runs of rows that stay in the
-    processor's cache, several times faster than whole matrices of fp32; other kinds need the whole weight.
+    `out` is contiguous and holds the weight's elements from number `first` on: all of them or, flat, a run of them.
+    `device` computes, by default that of `out`. Raises `ValueError` when a patch does not fit the weight.
+
+    LoRAs go through in runs of rows that stay in the processor's cache, several times faster than whole matrices of
+    fp32, and only the runs that `out` has a part in; other kinds need the whole weight. The runs are the same whatever
+    part is asked for, so that parts are the whole cut up, to the last bit.
     """
+    device, flat = device or out.device, out.view(-1)
     if not all(_goes_by_rows(patch, pristine) for patch in patches):
-        out.copy_(patched(pristine.to(out.device), patches))
+        if flat.numel():
+            whole = patched(pristine.to(device), patches, scale=scale).flatten()
+            flat.copy_(whole[first : first + flat.numel()])
         return
     for patch in patches:
         _check_lora(pristine, patch)
-    factors = [tuple(_tensor(value, out, torch.float32).flatten(1) for value in patch.values[:2]) for patch in patches]
-    run_bytes = RUN_BYTES if out.device.type == "cpu" else DEVICE_RUN_BYTES
-    step = max(1, run_bytes // (4 * pristine.shape[1]))
-    for start in range(0, pristine.shape[0], step):
-        rows = pristine[start : start + step].to(out.device).to(torch.float32, copy=True)
+    like = torch.empty(0, device=device)
+    factors = [tuple(_tensor(value, like, torch.float32).flatten(1) for value in patch.values[:2]) for patch in patches]
+    columns, last = pristine.shape[1], first + flat.numel()
+    step = max(1, (RUN_BYTES if device.type == "cpu" else DEVICE_RUN_BYTES) // (4 * columns))
+    for start in range(first // columns // step * step, -(-last // columns) if flat.numel() else 0, step):
+        rows = _fp32(pristine[start : start + step].to(device), scale)
         for patch, (up, down) in zip(patches, factors, strict=True):
-            first, length = (0, pristine.shape[0]) if patch.offset is None else patch.offset[1:]
-            low, high = max(start, first), min(start + rows.shape[0], first + length)
-            if low < high:
-                target = rows[low - start : high - start]
-                target *= patch.strength_model
-                target.addmm_(up[low - first : high - first], down, alpha=patch.strength * _lora_scale(patch))
-        out[start : start + step].copy_(rows)
+            _add_lora(rows, patch, up, down, start=start, of=pristine.shape[0])
+        low, high = max(first, start * columns), min(last, (start + rows.shape[0]) * columns)
+        flat[low - first : high - first].copy_(rows.view(-1)[low - start * columns : high - start * columns])
 
 
-def patched(pristine: torch.Tensor, patches: Sequence[Patch]) -> torch.Tensor:
-    """The weight (O, I) or (O,) in fp32 with all `patches`, in order; `pristine` is left alone.
+def _add_lora(rows: torch.Tensor, patch: Patch, up: torch.Tensor, down: torch.Tensor, *, start: int, of: int) -> None:
+    """Add a LoRA to a run of rows that begins at row `start` of a weight of `of` rows, in place."""
+    first, length = (0, of) if patch.offset is None else patch.offset[1:]
+    low, high = max(start, first), min(start + rows.shape[0], first + length)
+    if low < high:
+        target = rows[low - start : high - start]
+        target *= patch.strength_model
+        target.addmm_(up[low - first : high - first], down, alpha=patch.strength * _lora_scale(patch))
+
+
+def _fp32(weight: torch.Tensor, scale: float) -> torch.Tensor:
+    weight = weight.to(torch.float32, copy=True)
+    return weight if scale == 1.0 else weight.mul_(scale)
+
+
+def patched(pristine: torch.Tensor, patches: Sequence[Patch], *, scale: float = 1.0) -> torch.Tensor:
+    """The weight (O, I) or (O,) times `scale` in fp32 with all `patches`, in order; `pristine` is left alone.
 
     Raises `ValueError` when a patch does not fit the weight.
     """
-    weight = pristine.to(torch.float32, copy=True)
+    weight = _fp32(pristine, scale)
     for patch in patches:
         target = weight if patch.offset is None else weight.narrow(*patch.offset)
         if patch.strength_model != 1.0:

@@ -1,13 +1,15 @@
-"""One model's weights on one rank: what is read of the file, where it lies, and how a block's are had.
+"""What a model's weights on one rank offer, and the plain kind: all of them, on every rank.
 
-Owns loading, patching and restoring. On the CPU, weights in the file's own dtype stay views of the mapped file: ranks
-share its pages and hold no copy. A patched weight is always made from the file's rows, so taking a patch back is
-reading them again. Knows no arithmetic: names and shapes come from the adapter's config.
+Owns loading, patching and restoring whole weights; a part of them is `sharded.py`'s. On the CPU, weights in the file's
+own dtype stay views of the mapped file: ranks share its pages and hold no copy. A patched weight is always made from
+the file's rows, so taking a patch back is reading them again. Knows no arithmetic: names and shapes come from the
+adapter's config.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import torch
 
@@ -17,9 +19,8 @@ from ..errors import RequestCancelledError
 from ..patch import Patch
 from .branches import BlockWeights, Branch
 from .mapped_file import MappedFile
+from .model_file import FLOAT8, ModelFile, SideBranches
 from .patches import merge
-
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def compute_dtype(header: CheckpointHeader, names: Mapping[str, str], asked: str) -> torch.dtype:
@@ -36,12 +37,58 @@ def compute_dtype(header: CheckpointHeader, names: Mapping[str, str], asked: str
     return torch.bfloat16 if dtype in FLOAT8 else dtype
 
 
-class ReplicatedWeights:
-    """Every weight of the model on this rank, grouped by block.
+class ModelWeights(Protocol):
+    """One model's weights as the engine and a change of weights use them, however much of them this rank holds."""
 
-    `names` maps a weight's canonical name to the file's; `prefixes` are the blocks'; `scales` maps the canonical name
-    of an fp8 weight to the file's name of its scale. Nothing is read before `load`.
-    """
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the weights this rank holds."""
+        ...
+
+    def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
+        """Read what this rank holds, in the order of the file. `progress` takes bytes done and to do.
+
+        Raises `RequestCancelledError` as soon as `cancelled()` is true.
+        """
+        ...
+
+    def refuse_changed_file(self) -> None:
+        """Raise `ValueError` when weights of this rank lie in the file's own pages and somebody wrote to it."""
+        ...
+
+    def begin(self, passes: int) -> None:
+        """Say that the blocks are about to be gone through `passes` times, by this rank and those it shares with."""
+        ...
+
+    def idle_pass(self, beat: Callable[[], None]) -> None:
+        """Take part in one pass without computing; `beat` is called after each block."""
+        ...
+
+    def block(self, prefix: str) -> AbstractContextManager[BlockWeights]:
+        """The weights of one block by their names within it, in the compute dtype; `""` is all outside the blocks."""
+        ...
+
+    def patch(self, name: str, patches: Sequence[Patch]) -> None:
+        """Make one weight its pristine self with `patches`. Raises `ValueError` when they do not fit.
+
+        A patched fp8 weight is kept in the compute dtype: rounded to fp8 again it would lose the patch.
+        """
+        ...
+
+    def set_beside(self, branches: Mapping[str, list[Branch]]) -> None:
+        """Run these LoRAs beside the weights they are for, by canonical name, and no others."""
+        ...
+
+    def restore_all_but(self, names: Collection[str]) -> None:
+        """Make every patched weight that is not in `names` what the file says, bit for bit."""
+        ...
+
+
+class ReplicatedWeights:
+    """Every weight of the model on this rank, grouped by block: a `ModelWeights`. Nothing is read before `load`."""
 
     def __init__(
         self,
@@ -54,122 +101,83 @@ class ReplicatedWeights:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._entries = {canonical: header.tensors[name] for canonical, name in names.items()}
-        self._file = file
-        self._scales = {name: float(self._file.tensor(header.tensors[scale])) for name, scale in scales.items()}
+        """All but `device` is `ModelFile`'s."""
+        self._file = ModelFile(header, file=file, names=names, scales=scales, prefixes=prefixes, dtype=dtype)
         self.dtype = dtype
         self.device = device
-        self._groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in ("", *prefixes)}
-        self._branches: dict[str, dict[str, list[Branch]]] = {prefix: {} for prefix in self._groups}
+        self._groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in self._file.units}
+        self._branches = SideBranches(self._file)
         self._patched: set[str] = set()
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of the weights this rank holds."""
+        """As `ModelWeights.parameter_bytes`: all of them."""
         return sum(tensor.nbytes for group in self._groups.values() for tensor in group.values())
+
+    def begin(self, passes: int) -> None:
+        """Nothing: whatever is asked for is there."""
+
+    def idle_pass(self, beat: Callable[[], None]) -> None:
+        """Nothing: no other rank waits for this one's weights."""
+
+    def refuse_changed_file(self) -> None:
+        """As `ModelWeights.refuse_changed_file`."""
+        if any(self._is_view(name) for name in self._file.entries):
+            self._file.mapped.refuse_changed()
 
     @contextmanager
     def block(self, prefix: str) -> Iterator[BlockWeights]:
-        """The weights of one block by their names within it, in the compute dtype; `""` is all outside the blocks."""
-        group = self._groups[prefix]
-        if any(tensor.dtype in FLOAT8 for tensor in group.values()):
-            group = {name: self._computable(prefix + name, tensor) for name, tensor in group.items()}
-        yield BlockWeights(group, self._branches[prefix])
-
-    def _computable(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """An fp8 weight in the compute dtype and to its scale; any other as it is."""
-        if tensor.dtype not in FLOAT8:
-            return tensor
-        return self._scaled(name, tensor.to(self.dtype))
-
-    def _scaled(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.mul_(self._scales[name]) if name in self._scales else tensor
-
-    def refuse_changed_file(self) -> None:
-        """Raise `ValueError` when weights of this rank lie in the file's own pages and somebody wrote to it."""
-        if any(self._is_view(name) for name in self._entries):
-            self._file.refuse_changed()
+        """As `ModelWeights.block`."""
+        yield BlockWeights(self._file.computable(prefix, self._groups[prefix]), self._branches[prefix])
 
     def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
-        """Read the weights piece by piece, in the order of the file. `progress` takes bytes done and to do.
-
-        Raises `RequestCancelledError` as soon as `cancelled()` is true.
-        """
-        total, before = sum(entry.num_bytes for entry in self._entries.values()), 0
-        for name, entry in sorted(self._entries.items(), key=lambda item: item[1].start):
+        """As `ModelWeights.load`, piece by piece."""
+        total, before = sum(entry.num_bytes for entry in self._file.entries.values()), 0
+        for name, entry in self._file.in_file_order():
             for done in self._read(name):
                 if cancelled():
                     raise RequestCancelledError("loading was cancelled")
                 progress(before + done, total)
             before += entry.num_bytes
-        self._file.refuse_changed()
+        self._file.mapped.refuse_changed()
 
     def patch(self, name: str, patches: Sequence[Patch]) -> None:
-        """Make one weight its pristine self with `patches`. Raises `ValueError` when they do not fit.
-
-        A patched fp8 weight is kept in the compute dtype: rounded to fp8 again it would lose the patch.
-        """
-        self._check_known(name)
-        self._file.refuse_changed()
-        prefix, within = self._place(name)
-        group = self._groups[prefix]
-        pristine = self._file.tensor(self._entries[name])
-        if pristine.dtype in FLOAT8:
-            pristine = self._scaled(name, pristine.to(torch.float32))
+        """As `ModelWeights.patch`."""
+        self._file.check_known(name)
+        self._file.mapped.refuse_changed()
+        prefix, within = self._file.place(name)
+        group, pristine = self._groups[prefix], self._file.pristine(name)
         if name not in self._patched and (self._is_view(name) or group[within].dtype != self.dtype):
             group[within] = torch.empty(pristine.shape, dtype=self.dtype, device=self.device)
         self._patched.add(name)
-        merge(pristine, patches, group[within])
+        merge(pristine, patches, group[within], scale=self._file.scale(name))
 
     def set_beside(self, branches: Mapping[str, list[Branch]]) -> None:
-        """Run these LoRAs beside the weights they are for, by canonical name, and no others."""
-        for held in self._branches.values():
-            held.clear()
-        for name, beside in branches.items():
-            self._check_known(name)
-            for branch in beside:
-                branch.check_fit(self._entries[name].shape)
-            prefix, within = self._place(name)
-            self._branches[prefix][within] = beside
-
-    def _check_known(self, name: str) -> None:
-        if name not in self._entries:
-            raise ValueError(f"a patch names {name}, which this model has not; use one made for this model")
+        """As `ModelWeights.set_beside`."""
+        self._branches.set(branches)
 
     def restore_all_but(self, names: Collection[str]) -> None:
-        """Make every patched weight that is not in `names` what the file says, bit for bit."""
+        """As `ModelWeights.restore_all_but`."""
         for name in sorted(self._patched - set(names)):
-            self._file.refuse_changed()
+            self._file.mapped.refuse_changed()
             for _ in self._read(name):
                 pass
             self._patched.discard(name)
 
     def _read(self, name: str) -> Iterator[int]:
         """Have one weight as the file says; yields the bytes done so far. What lies there keeps its memory."""
-        entry = self._entries[name]
-        prefix, within = self._place(name)
+        entry, dtype = self._file.entries[name], self._file.storage_dtype(name)
+        prefix, within = self._file.place(name)
         group = self._groups[prefix]
         if self._is_view(name):
-            group[within] = self._file.tensor(entry)
-            return self._file.read(entry)
-        if within not in group or group[within].dtype != self._storage_dtype(name):
-            group[within] = torch.empty(entry.shape, dtype=self._storage_dtype(name), device=self.device)
-        return self._file.copy_into(group[within], entry)
-
-    def _storage_dtype(self, name: str) -> torch.dtype:
-        """fp8 weights stay fp8 in memory and are cast for computing; others are stored as they are computed with."""
-        dtype = self._entries[name].dtype
-        return dtype if dtype in FLOAT8 else self.dtype
+            group[within] = self._file.pristine(name)
+            return self._file.mapped.read(entry)
+        if within not in group or group[within].dtype != dtype:
+            group[within] = torch.empty(entry.shape, dtype=dtype, device=self.device)
+        return self._file.mapped.copy_into(group[within], entry)
 
     def _is_view(self, name: str) -> bool:
-        return self.device.type == "cpu" and self._entries[name].dtype == self._storage_dtype(name)
-
-    def _place(self, name: str) -> tuple[str, str]:
-        """The prefix of the block a weight belongs to, and its name within it."""
-        kind, _, rest = name.partition(".")
-        number, _, within = rest.partition(".")
-        prefix = f"{kind}.{number}."
-        return (prefix, within) if prefix in self._groups else ("", name)
+        return self.device.type == "cpu" and self._file.entries[name].dtype == self._file.storage_dtype(name)
 
 
 def weight_bytes(header: CheckpointHeader, names: Mapping[str, str], dtype: torch.dtype) -> int:

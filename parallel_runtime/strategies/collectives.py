@@ -1,6 +1,7 @@
 """The collectives the strategies use, on one mesh axis, with every call and byte counted.
 
-Owns the calls into torch.distributed for activations and the counting. Builds no group: `rank/mesh.py` does.
+Owns the calls into torch.distributed, for activations and for weights, and the counting. Builds no group:
+`rank/mesh.py` does.
 """
 
 import time
@@ -9,6 +10,9 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from yunchang.ring.utils import RingComm
+
+# torch 2.13 renamed it and warns of the old name.
+_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 
 
 @dataclass
@@ -63,6 +67,14 @@ class Axis:
         """
         return Shift(self, send, receive)
 
+    def start_all_gather(self, mine: torch.Tensor, whole: torch.Tensor) -> "AllGather":
+        """Begin collecting every rank's `mine` (n,) in `whole` (size * n,), in the order of the axis.
+
+        Both are flat and contiguous and must be left alone until `AllGather.wait`. Bytes (uint8) go through every
+        backend, where gloo refuses fp8.
+        """
+        return AllGather(self, mine, whole)
+
 
 class Shift:
     """One hop around the ring, in flight. Receive buffers are explicit: neighbours' lengths may differ."""
@@ -83,4 +95,24 @@ class Shift:
         self.ring.wait()
         if self.axis.staged:
             self.receive.copy_(self.target)
+        self.axis.traffic.seconds += time.perf_counter() - began
+
+
+class AllGather:
+    """Everybody's part of one flat tensor on its way to everybody."""
+
+    def __init__(self, axis: Axis, mine: torch.Tensor, whole: torch.Tensor) -> None:
+        began = time.perf_counter()
+        self.axis, self.whole = axis, whole
+        self.source = mine.cpu() if axis.staged else mine  # held here: it must outlive the transfer
+        self.target = torch.empty_like(whole, device="cpu") if axis.staged else whole
+        self.work = _all_gather(self.target, self.source, group=axis.group, async_op=True)
+        axis.traffic.add((axis.size - 1) * mine.nbytes, time.perf_counter() - began)
+
+    def wait(self) -> None:
+        """Return when `whole` is complete to whatever the current stream runs next."""
+        began = time.perf_counter()
+        self.work.wait()
+        if self.axis.staged:
+            self.whole.copy_(self.target)
         self.axis.traffic.seconds += time.perf_counter() - began

@@ -1,0 +1,111 @@
+"""What one model's file says of its weights: where each stands, the block it belongs to, what it is kept as.
+
+Owns names, scales and dtypes by canonical name, and the mapped file. Keeps no weight: how much of it a rank holds is
+the business of `weights.py` (all) and `sharded.py` (a part).
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from ..checkpoint import CheckpointHeader, TensorEntry
+from .branches import Branch
+from .mapped_file import MappedFile
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class ModelFile:
+    """A file's weights by canonical name, grouped in units: the blocks by their prefixes, and `""`, all outside them.
+
+    `header` and `file` are of the same file. `names` maps a weight's canonical name to the file's; `scales` maps the
+    canonical name of an fp8 weight to the file's name of its scale. Of the file's weights, only the scales are read.
+    """
+
+    def __init__(
+        self,
+        header: CheckpointHeader,
+        *,
+        file: MappedFile,
+        names: Mapping[str, str],
+        scales: Mapping[str, str],
+        prefixes: tuple[str, ...],
+        dtype: torch.dtype,
+    ) -> None:
+        self.entries = {canonical: header.tensors[name] for canonical, name in names.items()}
+        self.mapped = file
+        self.scales = {name: float(self.mapped.tensor(header.tensors[scale])) for name, scale in scales.items()}
+        self.dtype = dtype
+        self.units: dict[str, list[str]] = {prefix: [] for prefix in ("", *prefixes)}
+        for name in self.entries:
+            self.units[self.place(name)[0]].append(name)
+
+    def in_file_order(self) -> list[tuple[str, TensorEntry]]:
+        """All weights as they stand in the file, so that reading them goes through it once."""
+        return sorted(self.entries.items(), key=lambda item: item[1].start)
+
+    def place(self, name: str) -> tuple[str, str]:
+        """The prefix of the unit a weight belongs to, and its name within it."""
+        kind, _, rest = name.partition(".")
+        number, _, within = rest.partition(".")
+        prefix = f"{kind}.{number}."
+        return (prefix, within) if prefix in self.units else ("", name)
+
+    def is_fp8(self, name: str) -> bool:
+        """Whether the file has the weight in fp8."""
+        return self.entries[name].dtype in FLOAT8
+
+    def storage_dtype(self, name: str) -> torch.dtype:
+        """fp8 weights stay fp8 in memory and are cast for computing; others are stored as they are computed with."""
+        return self.entries[name].dtype if self.is_fp8(name) else self.dtype
+
+    def scale(self, name: str) -> float:
+        """What the file's values of a weight are to be multiplied with."""
+        return self.scales.get(name, 1.0)
+
+    def pristine(self, name: str) -> torch.Tensor:
+        """The weight as the file has it, unscaled: a view of the mapping, not to be written to."""
+        return self.mapped.tensor(self.entries[name])
+
+    def computable(self, prefix: str, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The weights of a unit, by their names within it, in the compute dtype and to their scales."""
+        if not any(tensor.dtype in FLOAT8 for tensor in tensors.values()):
+            return tensors
+        return {
+            within: self.scaled(prefix + within, tensor.to(self.dtype)) if tensor.dtype in FLOAT8 else tensor
+            for within, tensor in tensors.items()
+        }
+
+    def scaled(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Multiply file values of an fp8 weight, in another dtype by now, with its scale, in place."""
+        return tensor.mul_(self.scales[name]) if name in self.scales else tensor
+
+    def check_known(self, name: str) -> None:
+        """Raise `ValueError` when the model has no such weight."""
+        if name not in self.entries:
+            raise ValueError(f"a patch names {name}, which this model has not; use one made for this model")
+
+
+class SideBranches:
+    """The LoRAs that run beside the weights of one model, whole on every rank: they are small."""
+
+    def __init__(self, file: ModelFile) -> None:
+        self._file = file
+        self._by_unit: dict[str, dict[str, list[Branch]]] = {prefix: {} for prefix in file.units}
+
+    def __getitem__(self, prefix: str) -> Mapping[str, list[Branch]]:
+        return self._by_unit[prefix]
+
+    def set(self, branches: Mapping[str, list[Branch]]) -> None:
+        """Run these beside the weights they are for, by canonical name, and no others.
+
+        Raises `ValueError` when one does not fit its weight.
+        """
+        for held in self._by_unit.values():
+            held.clear()
+        for name, beside in branches.items():
+            self._file.check_known(name)
+            for branch in beside:
+                branch.check_fit(self._file.entries[name].shape)
+            prefix, within = self._file.place(name)
+            self._by_unit[prefix][within] = beside

@@ -1,0 +1,77 @@
+"""One unit of a model (a block, or all outside the blocks) as a flat run of bytes that ranks hold equal ranges of.
+
+    | weight | pad | weight | pad | ... | pad |       each weight begins at a multiple of 64 bytes
+    |    rank 0     |    rank 1     |  rank 2 |       the whole is padded to a multiple of 64 bytes times the ranks
+
+So a range begins and ends between two elements of any dtype, one gather of bytes makes the unit whole, whatever mix of
+dtypes it is, and the whole weights are views of what arrived: nothing is copied out. Plain ints; owns no memory.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+ALIGNMENT = 64  # bytes: what the processor's and the GPU's widest loads like, and a multiple of every element
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one weight lies in its unit: `start` is a byte offset."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """The byte after its last one."""
+        return self.start + math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank holds of a weight: elements `first` to `stop`, from byte `start` of the rank's range on."""
+
+    first: int
+    stop: int
+    start: int
+    dtype: torch.dtype
+
+    def of(self, shard: torch.Tensor) -> torch.Tensor:
+        """The elements, flat, as a view of the rank's bytes of the unit."""
+        return shard[self.start :][: (self.stop - self.first) * self.dtype.itemsize].view(self.dtype)
+
+
+class UnitLayout:
+    """Where each weight of a unit lies, by its name within the unit, and who holds which bytes of it."""
+
+    def __init__(self, weights: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, shards: int) -> None:
+        self.slots: dict[str, Slot] = {}
+        end = 0
+        for name, (dtype, shape) in weights.items():
+            self.slots[name] = Slot(dtype, shape, -(-end // ALIGNMENT) * ALIGNMENT)
+            end = self.slots[name].stop
+        self.shards = shards
+        self.shard_bytes = max(1, -(-end // (ALIGNMENT * shards))) * ALIGNMENT
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole unit, padding included: at most 64 a weight and 64 a rank."""
+        return self.shard_bytes * self.shards
+
+    def part(self, name: str, index: int) -> Part:
+        """What the rank of that index holds of a weight; often nothing."""
+        slot, begin = self.slots[name], index * self.shard_bytes
+        low = min(max(slot.start, begin), slot.stop)
+        high = max(min(slot.stop, begin + self.shard_bytes), low)
+        size = slot.dtype.itemsize
+        start = min(max(low - begin, 0), self.shard_bytes)
+        return Part((low - slot.start) // size, (high - slot.start) // size, start, slot.dtype)
+
+    def views(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The weights in the bytes (num_bytes,) of the whole unit, which lie at a multiple of 64."""
+        return {
+            name: whole[slot.start : slot.stop].view(slot.dtype).view(slot.shape) for name, slot in self.slots.items()
+        }

@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/pool", "runtime/rank"),
     ("runtime/oracle",),
     ("runtime/wire", "runtime/strategies", "runtime/adapters"),
-    ("runtime/planner",),
+    ("runtime/planner", "runtime/report"),
     ("runtime/checkpoint", "runtime/devices", "runtime/patch", "runtime/program", "runtime/timing"),
     ("runtime/plan",),
     ("runtime/errors",),

@@ -1,0 +1,168 @@
+"""Makes a report of what was measured. Owns which measurement becomes which field; measures and prints nothing.
+
+A rank reports each step as plain values: `began_s` on the machine's monotonic clock, which all ranks of one machine
+share, `step_s`, `communication_s`, `regions` (seconds by name), `calls`, `bytes`, `lane` and `memory`; a rank beyond the
+plan reports `member` false.
+"""
+
+import statistics
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from ..devices import Device
+from ..plan import AXES, ParallelPlan
+from .schema import SCHEMA, validate
+from .surroundings import describe_devices, versions
+
+SUMS = ("step_s", "communication_s", "calls", "bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """One step as its parent saw it: how long it took, and of each request in it every rank's report, in rank order."""
+
+    wall_s: float
+    requests: Sequence[Sequence[Mapping]]
+
+
+def new_report(
+    kind: str, *, devices: Sequence[Device], comfyui: str = "", prompt_id: str = "", **parts: object
+) -> dict:
+    """A report of this moment with `parts` as its further fields, checked. A part that is empty was not measured.
+
+    Raises `ReportError` for a part that is not as the schema says.
+    """
+    report: dict = {
+        "schema": SCHEMA,
+        "kind": kind,
+        "run_id": uuid.uuid4().hex,
+        "created": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "from_cache": False,
+        "versions": versions(**({"comfyui": comfyui} if comfyui else {})),
+        "devices": describe_devices(devices),
+    }
+    if prompt_id:
+        report["prompt_id"] = prompt_id
+    report |= {name: part for name, part in parts.items() if part not in ({}, [], None, "")}
+    validate(report)
+    return report
+
+
+def plan_part(plan: ParallelPlan) -> dict:
+    """A plan as the schema has it."""
+    degrees = dict(zip(AXES, plan.degrees, strict=True))
+    return {"name": plan.name, "ranks": plan.ranks, "degrees": degrees, "weights": plan.weights}
+
+
+def rank_parts(
+    spans: Sequence[Span], devices: Sequence[Device], *, began_s: float, utilisation: Mapping[int, float] | None = None
+) -> list[dict]:
+    """What each rank did in each span. `began_s`: the moment that `begin_s` counts from, on the monotonic clock."""
+    parts = []
+    for rank, device in enumerate(devices):
+        steps = [_sum_up(span, rank) for span in spans]
+        part: dict = {"rank": rank, "device": str(device)}
+        if all(step is not None for step in steps):
+            part |= _series([step for step in steps if step is not None], spans, began_s)
+        last = [request[rank] for span in spans for request in span.requests if len(request) > rank]
+        if last and "memory" in last[-1]:
+            part["memory"] = dict(last[-1]["memory"])
+        if last and "lane" in last[-1]:
+            part["lane"] = last[-1]["lane"]
+        if utilisation and rank in utilisation:
+            part["utilisation"] = utilisation[rank]
+        parts.append(part)
+    return parts
+
+
+def span_timings(ranks: Sequence[Mapping]) -> dict:
+    """Rank 0 and the slowest rank of each step, and how far apart the ranks ended it, of `rank_parts`."""
+    busy = [rank["busy_s"] for rank in ranks if "busy_s" in rank]
+    if not busy:
+        return {}
+    numbers = [rank["rank"] for rank in ranks if "busy_s" in rank]
+    steps = list(zip(*busy, strict=True))
+    timings: dict = {
+        "rank0_s": list(busy[0]),
+        "slowest_rank_s": [max(step) for step in steps],
+        "slowest_rank": [numbers[step.index(max(step))] for step in steps],
+    }
+    ends = [rank["end_s"] for rank in ranks if "end_s" in rank]
+    if len(ends) > 1:
+        timings["skew_s"] = [max(step) - min(step) for step in zip(*ends, strict=True)]
+    return timings
+
+
+def contender(name: str, kind: str, engine: str, run_s: Sequence[float], **more: object) -> dict:
+    """One row of a benchmark: every run, their median and their spread (the middle half), and `more`."""
+    part = {
+        "name": name,
+        "kind": kind,
+        "engine": engine,
+        "run_s": list(run_s),
+        "median_s": statistics.median(run_s),
+        "min_s": min(run_s),
+        "max_s": max(run_s),
+    }
+    if len(run_s) > 1:
+        quarters = statistics.quantiles(run_s, n=4, method="inclusive")
+        part["spread_s"] = quarters[2] - quarters[0]
+    return part | {key: value for key, value in more.items() if value is not None}
+
+
+def compare(contenders: list[dict]) -> None:
+    """Add to each row what it gains over one rank and over one process, in the blocks alone and end to end."""
+    one_rank = next((row for row in contenders if row["kind"] == "one_rank"), None)
+    processes = [row for row in contenders if row["kind"] == "one_process"]
+    for row in contenders:
+        if one_rank is not None and row is not one_rank:
+            row["speedup"] = one_rank["median_s"] / row["median_s"]
+        if processes and row["kind"] != "one_process":
+            row["speedup_over_one_process"] = processes[-1]["median_s"] / row["median_s"]
+        if (
+            one_rank is not None
+            and row["kind"] == "plan"
+            and "blocks_median_s" in row
+            and "blocks_median_s" in one_rank
+        ):
+            row["block_speedup"] = one_rank["blocks_median_s"] / row["blocks_median_s"]
+            row["end_to_end_over_block"] = row["speedup"] / row["block_speedup"]
+
+
+def _sum_up(span: Span, rank: int) -> dict | None:
+    """What one rank did in all requests of a span, nothing where there was none; None when it is no part of the plan."""
+    reports = [request[rank] for request in span.requests if len(request) > rank]
+    if not all(report.get("member", True) for report in reports):
+        return None
+    if not reports:  # a step that the host answered by itself
+        return dict.fromkeys(SUMS, 0) | {"regions": {}}
+    total: dict = {name: sum(report[name] for report in reports) for name in SUMS if name in reports[0]}
+    if all("began_s" in report for report in reports):
+        total["began_s"] = reports[0]["began_s"]
+        total["ended_s"] = reports[-1]["began_s"] + reports[-1]["step_s"]
+    regions: dict[str, float] = {}
+    for report in reports:
+        for name, seconds in report.get("regions", {}).items():
+            regions[name] = regions.get(name, 0.0) + seconds
+    return total | {"regions": regions}
+
+
+def _series(steps: Sequence[Mapping], spans: Sequence[Span], began_s: float) -> dict:
+    """One rank's steps as lists, one entry a step. A field that a step lacks is no field of the run."""
+    series: dict = {"busy_s": [step["step_s"] for step in steps]}
+    series["idle_s"] = [max(0.0, span.wall_s - step["step_s"]) for span, step in zip(spans, steps, strict=True)]
+    if all("communication_s" in step for step in steps):
+        series["communication_s"] = [step["communication_s"] for step in steps]
+        series["compute_s"] = [max(0.0, step["step_s"] - step["communication_s"]) for step in steps]
+    if all("began_s" in step for step in steps):
+        series["begin_s"] = [max(0.0, step["began_s"] - began_s) for step in steps]
+        series["end_s"] = [max(0.0, step["ended_s"] - began_s) for step in steps]
+    for source, target in (("calls", "collectives"), ("bytes", "sent_bytes")):
+        if all(source in step for step in steps):
+            series[target] = [step[source] for step in steps]
+    names = {name for step in steps for name in step["regions"]}
+    if names:  # a step in which a rank had nothing to run has no regions: that it spent no time in them is known
+        series["regions"] = {name: [step["regions"].get(name, 0.0) for step in steps] for name in sorted(names)}
+    return series

@@ -1,0 +1,151 @@
+"""The schema of a report: what it takes, what it refuses, and that its page says the same."""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.report.build import Span, new_report, plan_part, rank_parts, span_timings
+from parallel_runtime.report.schema import ReportError, fields, validate
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
+DEVICES = parse_devices("cpu:2").devices
+
+
+def told(rank: int, *, began_s: float, step_s: float) -> dict:
+    """What a rank says of one request, a fifth of it in collectives."""
+    regions = {"double_blocks_s": step_s / 2, "communication_s": step_s / 5}
+    memory = {"resident_bytes": 1000 + rank}
+    numbers = {"began_s": began_s, "step_s": step_s, "communication_s": step_s / 5, "calls": 4, "bytes": 64}
+    return {**numbers, "regions": regions, "memory": memory, "lane": 0}
+
+
+def two_steps() -> list[Span]:
+    """A step of two requests and one of one; rank 1 ends 0.1 s after rank 0, but for the last step."""
+    first = [[told(r, began_s=10.0, step_s=1.0 + r / 10) for r in (0, 1)] for _ in range(2)]
+    second = [[told(0, began_s=13.0, step_s=1.5), told(1, began_s=13.0, step_s=1.0)]]
+    return [Span(wall_s=3.0, requests=first), Span(wall_s=2.0, requests=second)]
+
+
+def denoise() -> dict:
+    ranks = rank_parts(two_steps(), DEVICES, began_s=9.0)
+    timings = {"per": "step", "denoise_s": 5.0, "first_step_s": 3.0, "step_s": [3.0, 2.0], **span_timings(ranks)}
+    return new_report(
+        "denoise",
+        devices=DEVICES,
+        comfyui="0.30.0",
+        prompt_id="0b1c",
+        plan=plan_part(ParallelPlan(ulysses=2)),
+        sampling={"steps": 2, "seed": 2**64 - 1, "sampler": "euler", "scheduler": "simple"},
+        timings=timings,
+        ranks=ranks,
+    )
+
+
+def test_a_report_is_plain_json_that_says_the_same_when_read_back() -> None:
+    report = denoise()
+    again = json.loads(json.dumps(report, allow_nan=False))
+    validate(again)
+    assert again == report
+
+
+def test_compute_communication_and_idle_add_up_to_the_step() -> None:
+    report = denoise()
+    for rank in report["ranks"]:
+        parts = zip(rank["compute_s"], rank["communication_s"], rank["idle_s"], strict=True)
+        assert [sum(part) for part in parts] == pytest.approx(report["timings"]["step_s"])
+
+
+def test_the_slowest_rank_and_the_skew_stand_beside_rank_0() -> None:
+    timings = denoise()["timings"]
+    assert timings["rank0_s"] == pytest.approx([2.0, 1.5])
+    assert timings["slowest_rank_s"] == pytest.approx([2.2, 1.5])
+    assert timings["slowest_rank"] == [1, 0]
+    assert timings["skew_s"] == pytest.approx([0.1, 0.5])
+
+
+def test_regions_of_several_requests_add_up() -> None:
+    ranks = denoise()["ranks"]
+    assert ranks[0]["regions"]["double_blocks_s"] == pytest.approx([1.0, 0.75])
+    assert ranks[1]["collectives"] == [8, 4]
+    assert ranks[1]["begin_s"] == pytest.approx([1.0, 4.0])
+
+
+def test_a_step_that_needed_no_worker_is_idle_and_not_unknown() -> None:
+    spans = [*two_steps(), Span(wall_s=0.5, requests=[])]
+    (rank, _) = rank_parts(spans, DEVICES, began_s=9.0)
+    assert (rank["busy_s"][2], rank["idle_s"][2], rank["regions"]["double_blocks_s"][2]) == (0, 0.5, 0)
+    assert "begin_s" not in rank
+
+
+def test_a_rank_beyond_the_plan_has_no_times() -> None:
+    spans = [Span(wall_s=2.0, requests=[[told(0, began_s=1.0, step_s=1.0), {"member": False}]])]
+    ranks = rank_parts(spans, DEVICES, began_s=0.0)
+    assert ranks[1] == {"rank": 1, "device": "cpu:1"}
+    assert span_timings(ranks)["slowest_rank"] == [0]
+    assert "skew_s" not in span_timings(ranks)
+
+
+def test_what_was_not_measured_is_absent() -> None:
+    (rank, _) = rank_parts([Span(wall_s=2.0, requests=[[{"step_s": 1.0}, {"step_s": 1.0}]])], DEVICES, began_s=0.0)
+    assert rank == {"rank": 0, "device": "cpu:0", "busy_s": [1.0], "idle_s": [1.0]}
+    report = new_report("vae", devices=DEVICES[:1], vae={"decode_s": 0.0, "device": "cpu"}, warnings=[], plan={})
+    assert not {"warnings", "plan", "prompt_id", "ranks"} & set(report)
+    assert "null" not in json.dumps(report)
+
+
+def broken(path: str, value: object) -> dict:
+    """A good report with one value, by its dotted path, replaced; deleted when the value is `Ellipsis`."""
+    report = copy.deepcopy(denoise())
+    *way, last = path.split(".")
+    inner = report
+    for key in way:
+        inner = inner[int(key)] if key.isdigit() else inner[key]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    return report
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("schema", "parallel-dit/report/2", "parallel-dit/report/1"),
+        ("kind", "denoising", "one of denoise"),
+        ("kind", "vae", "vae is missing"),
+        ("created", "2026-01-31 12:00", "UTC"),
+        ("from_cache", 0, "true or false"),
+        ("run_id", ..., "run_id is missing"),
+        ("timings.denoise_s", None, "leave it out"),
+        ("timings.denoise_s", float("nan"), "finite"),
+        ("timings.denoise_s", -1.0, "0 or more"),
+        ("timings.step_s", 3.0, "use a list"),
+        ("timings.per", "call", "step, request"),
+        ("timings.seconds", 1.0, "timings.seconds is not a field"),
+        ("ranks.0.busy_s", [1.0], "different lengths"),
+        ("ranks.1.regions.attention_s", [1.0, 2.0, 3.0], "different lengths"),
+        ("ranks.1.utilisation", 57, "0 to 1"),
+        ("sampling.steps", True, "whole number"),
+        ("sampling.sampler", "/tmp/euler", "without slashes"),
+        ("warnings", ["see /home/me/log"], "without the path"),
+        ("versions.torch", "~/torch", "without the path"),
+        ("devices", {}, "use a list"),
+        ("plan.degrees.ring", ..., "plan.degrees.ring is missing"),
+        ("prompt", "a lighthouse", "prompt is not a field"),
+    ],
+)
+def test_what_the_schema_does_not_have_is_refused_by_name(path: str, value: object, words: str) -> None:
+    with pytest.raises(ReportError, match=re.escape(words)):
+        validate(broken(path, value))
+
+
+def test_the_page_explains_every_field_and_no_other() -> None:
+    cells = re.findall(r"^\| ((?:`[^`]+`(?:, )?)+) \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    explained = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(explained) == len(set(explained))
+    assert set(explained) == {name for name, _ in fields()}

@@ -1,8 +1,8 @@
 """Makes a report of what was measured. Owns which measurement becomes which field; measures and prints nothing.
 
 A rank reports each step as plain values: `began_s` on the machine's monotonic clock, which all ranks of one machine
-share, `step_s`, `communication_s`, `regions` (seconds by name), `calls`, `bytes`, `lane` and `memory`; a rank beyond the
-plan reports `member` false.
+share, `step_s`, `communication_s`, `regions` (seconds by name), `calls`, `bytes`, `lane` and `memory`; a rank beyond
+the plan reports `member` false.
 """
 
 import statistics
@@ -132,7 +132,7 @@ def compare(contenders: list[dict]) -> None:
 
 
 def _sum_up(span: Span, rank: int) -> dict | None:
-    """What one rank did in all requests of a span, nothing where there was none; None when it is no part of the plan."""
+    """What one rank did in all requests of a span, nothing where there was none; None when the plan is without it."""
     reports = [request[rank] for request in span.requests if len(request) > rank]
     if not all(report.get("member", True) for report in reports):
         return None

@@ -187,6 +187,7 @@ REPORT = {
         {
             "per": Field(_one_of("step", "request")),
             "load_s": Field(_seconds),
+            "prepare_s": Field(_seconds),
             "denoise_s": Field(_seconds),
             "first_step_s": Field(_seconds),
             "step_s": SERIES,

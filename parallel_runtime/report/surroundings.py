@@ -1,4 +1,4 @@
-"""Where something was measured: versions, devices, and how busy the driver says they are. No name of a user or folder."""
+"""Where something was measured: versions, devices, and how busy the driver says they are. No user, no folder."""
 
 import importlib.util
 import platform
@@ -17,7 +17,7 @@ CPU_FILE = Path("/proc/cpuinfo")
 
 
 def versions(**others: str) -> dict[str, str]:
-    """Versions of the pack and of what it runs on; CUDA's and the driver's where there are any; `others` beside them."""
+    """Versions of the pack and of what it runs on; CUDA's and the driver's where there are any; and `others`."""
     found = {"pack": VERSION, "python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda

@@ -131,7 +131,7 @@ def broken(path: str, value: object) -> dict:
         ("ranks.1.regions.attention_s", [1.0, 2.0, 3.0], "different lengths"),
         ("ranks.1.utilisation", 57, "0 to 1"),
         ("sampling.steps", True, "whole number"),
-        ("sampling.sampler", "/tmp/euler", "without slashes"),
+        ("sampling.sampler", "samplers/euler", "without slashes"),
         ("warnings", ["see /home/me/log"], "without the path"),
         ("versions.torch", "~/torch", "without the path"),
         ("devices", {}, "use a list"),

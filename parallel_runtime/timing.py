@@ -1,45 +1,89 @@
-"""How long the parts of a step take on one rank, by a clock that waits for the device.
+"""How long the parts of a step take on one rank: named regions, by device events on a GPU, by the clock elsewhere.
 
-On a GPU a region is two device events, read after the step's own synchronisation; nothing is synchronised for the
-measurement. On the CPU it is the clock. What was not measured is absent.
+A pair of events is recorded where the work is queued and read after the step's own synchronisation, so that measuring
+waits for nothing. On the CPU, work is done when its call returns. A timer that is off hands out one region that does
+nothing, for every name.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-Mark = float | torch.cuda.Event
+NOTHING: AbstractContextManager[None] = nullcontext()
 
 
-class RegionTimer:
-    """Times named regions of one step on one device."""
+class ClockRegion:
+    """Seconds and entries of one name on the CPU. Not entered again before it is left."""
+
+    __slots__ = ("began_s", "entries", "total_s")
+
+    def __init__(self) -> None:
+        self.began_s = self.total_s = 0.0
+        self.entries = 0
+
+    def __enter__(self) -> None:
+        self.began_s = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.total_s += time.perf_counter() - self.began_s
+        self.entries += 1
+
+    def seconds(self) -> float:
+        """Of all entries together."""
+        return self.total_s
+
+
+class EventRegion:
+    """Pairs of events on the current stream of a CUDA device, for one name. Not entered again before it is left."""
+
+    __slots__ = ("_device", "_pairs", "_began")
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._marks: dict[str, list[tuple[Mark, Mark]]] = {}
+        self._device = device
+        self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    @contextmanager
-    def region(self, name: str) -> Iterator[None]:
-        """Time what runs inside. A name may be entered several times; its times add up."""
-        began = self._mark()
-        yield
-        self._marks.setdefault(name, []).append((began, self._mark()))
+    def __enter__(self) -> None:
+        self._began = self._mark()
 
-    def seconds(self) -> dict[str, float]:
-        """Seconds by region. Call it once the device has finished the step."""
-        return {f"{name}_s": sum(_between(*pair) for pair in pairs) for name, pairs in self._marks.items()}
+    def __exit__(self, *error: object) -> None:
+        self._pairs.append((self._began, self._mark()))
 
-    def _mark(self) -> Mark:
-        if self.device.type != "cuda":
-            return time.perf_counter()
+    @property
+    def entries(self) -> int:
+        """How often it was entered and left."""
+        return len(self._pairs)
+
+    def seconds(self) -> float:
+        """Of all entries together. Waits for the last one's end, which a step has passed when it is asked."""
+        if self._pairs:
+            self._pairs[-1][1].synchronize()
+        return sum(began.elapsed_time(ended) for began, ended in self._pairs) / 1000
+
+    def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
 
-def _between(began: Mark, ended: Mark) -> float:
-    if isinstance(began, float) or isinstance(ended, float):
-        return float(ended) - float(began)  # type: ignore[arg-type]  # both are clock readings
-    return began.elapsed_time(ended) / 1000
+class RegionTimer:
+    """Times named regions of one step on one device; one that is not `on` measures nothing and costs nothing."""
+
+    def __init__(self, device: torch.device, *, on: bool = True) -> None:
+        self.device = device
+        self.on = on
+        self.regions: dict[str, ClockRegion | EventRegion] = {}
+
+    def region(self, name: str) -> AbstractContextManager[None]:
+        """What times what runs inside it. A name may be entered several times, not inside itself; its times add up."""
+        if not self.on:
+            return NOTHING
+        region = self.regions.get(name)
+        if region is None:
+            cuda = self.device.type == "cuda"
+            region = self.regions[name] = EventRegion(self.device) if cuda else ClockRegion()
+        return region
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by region, `NAME_s`. Call it once the device has finished the step; {} when the timer is off."""
+        return {f"{name}_s": region.seconds() for name, region in self.regions.items()}

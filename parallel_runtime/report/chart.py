@@ -1,0 +1,212 @@
+"""Draws reports as one PNG: speed-up by plan, each rank's time line, memory by rank. matplotlib only when it is asked.
+
+A row of panels for each report. Owns what a panel shows; what the numbers mean is the schema's.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DPI = 100
+WIDTH_INCHES, ROW_INCHES, RANK_INCHES, LOW_ROW_INCHES = 13.0, 3.2, 0.45, 1.5
+INK, PALE = "#1f2937", "#6b7280"
+COMPUTE, COMMUNICATION, IDLE, OTHER = "#2563eb", "#f59e0b", "#e5e7eb", "#9ca3af"
+ALLOCATED, RESERVED, RESIDENT = "#0f766e", "#99f6e4", "#64748b"
+STYLE = {
+    "font.size": 10.5,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": PALE,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+}
+Panel: TypeAlias = Callable[["Axes"], None]
+
+
+class NoChartError(ValueError):
+    """There is nothing to draw with, or nothing to draw; the text says which and what to do."""
+
+
+def draw(reports: Sequence[Mapping], path: str | Path) -> None:
+    """Write a PNG of the reports to `path`. Raises `NoChartError` without matplotlib or without anything measured."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise NoChartError(
+            f"{error.name} is not installed, so there is no chart; pip install matplotlib, or ask for none"
+        ) from error
+    rows = [(report, list(_panels(report))) for report in reports]
+    rows = [(report, panels) for report, panels in rows if panels]
+    if not rows:
+        raise NoChartError("0 of the reports hold anything to draw; connect a report of a sampler or a benchmark")
+    heights = [_height(report) for report, _ in rows]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, sum(heights) + 0.5), dpi=DPI, layout="constrained", facecolor="white")
+        canvas = FigureCanvasAgg(figure)
+        parts = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=heights)
+        for part, (report, panels) in zip(parts[:, 0], rows, strict=True):
+            part.suptitle(_headline(report), x=0.01, ha="left", fontsize=10.5, color=PALE)
+            widths = [2.2 if name == "timeline" else 1.0 for name, _ in panels]
+            grid = part.subplots(1, len(panels), squeeze=False, width_ratios=widths)
+            for axes, (_, panel) in zip(grid[0], panels, strict=True):
+                panel(axes)
+        canvas.print_png(str(path))
+
+
+def _height(report: Mapping) -> float:
+    """Inches of a row: ranks and contenders each need a line that can be read."""
+    lines = max(len(_ranks_of(report)), len(report.get("contenders", [])))
+    return LOW_ROW_INCHES if report["kind"] == "vae" else ROW_INCHES + RANK_INCHES * max(0, lines - 4)
+
+
+def _panels(report: Mapping) -> Iterator[tuple[str, Panel]]:
+    """What there is to draw of a report: only what was measured."""
+    ranks = _ranks_of(report)
+    if report.get("contenders"):
+        yield "speedup", lambda axes: _draw_contenders(axes, report)
+    if any("busy_s" in rank and "begin_s" in rank for rank in ranks):
+        yield "timeline", lambda axes: _draw_timeline(axes, ranks, report)
+    elif report.get("timings", {}).get("step_s"):
+        yield "timeline", lambda axes: _draw_steps(axes, report["timings"]["step_s"])
+    if any("memory" in rank for rank in ranks):
+        yield "memory", lambda axes: _draw_memory(axes, ranks)
+    if report["kind"] == "vae":
+        yield "vae", lambda axes: _draw_vae(axes, report["vae"])
+
+
+def _ranks_of(report: Mapping) -> Sequence[Mapping]:
+    """The ranks to draw: those of a run, or of the contender that was fastest."""
+    if report.get("ranks"):
+        return report["ranks"]
+    best = _fastest(report)
+    return best["ranks"] if best else []
+
+
+def _fastest(report: Mapping) -> Mapping:
+    """The fastest contender with ranks; {} without one."""
+    contenders = [each for each in report.get("contenders", []) if each["kind"] == "plan" and each.get("ranks")]
+    return min(contenders, key=lambda each: each["median_s"], default={})
+
+
+def _headline(report: Mapping) -> str:
+    """What was run on what, in one line."""
+    sizes, words = report.get("sizes", {}), []
+    if "width" in sizes and "height" in sizes:
+        words.append(f"{sizes['width']} x {sizes['height']} px")
+    if "image_tokens" in sizes:
+        words.append(f"{sizes['image_tokens']} + {sizes.get('text_tokens', 0)} tokens")
+    if "plan" in report:
+        words.append(f"plan {report['plan']['name']}")
+    if "model" in report:
+        words.append(f"{report['model']['file']}, {report['model']['dtype']}")
+    devices = {device.get("model", device["kind"]) for device in report["devices"]}
+    words.append(f"{len(report['devices'])} x {' and '.join(sorted(devices))}")
+    words.append(f"torch {report['versions']['torch']}")
+    cached = "FROM THE CACHE, measured earlier: " if report["from_cache"] else ""
+    return f"{cached}{report['kind']}:  " + "  |  ".join(words)
+
+
+def _draw_contenders(axes: "Axes", report: Mapping) -> None:
+    """How many times as fast as one rank, with the middle half of the runs; the blocks alone beside it."""
+    contenders = list(reversed(report["contenders"]))
+    base = next((each["median_s"] for each in contenders if each["kind"] == "one_rank"), contenders[-1]["median_s"])
+    for place, each in enumerate(contenders):
+        value = base / each["median_s"]
+        axes.barh(place, value, 0.56, color=COMPUTE if each["kind"] == "plan" else OTHER)
+        spread = value * each.get("spread_s", 0.0) / each["median_s"] / 2
+        axes.errorbar(value, place, xerr=spread, color=INK, capsize=3, linewidth=1.2)
+        if "block_speedup" in each:
+            axes.plot(each["block_speedup"], place, "D", color=COMMUNICATION, markersize=7, markeredgecolor="white")
+        _write(axes, f"{value:.2f}x", 0, place, color="white")
+    axes.axvline(1, color=PALE, linewidth=1, linestyle=":")
+    axes.set_yticks(range(len(contenders)), [f"{each['name']}\n{each['median_s']:.3g} s" for each in contenders])
+    if any("block_speedup" in each for each in contenders):
+        axes.plot([], [], "D", color=COMMUNICATION, label="blocks alone")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    axes.set_title("Speed-up over one rank")
+    axes.tick_params(axis="y", length=0)
+
+
+def _draw_timeline(axes: "Axes", ranks: Sequence[Mapping], report: Mapping) -> None:
+    """A lane a rank: of each step what it computed, then what it waited in collectives; what is left white is idle."""
+    present = [rank for rank in ranks if "begin_s" in rank]
+    for place, rank in enumerate(present):
+        waits = rank.get("communication_s", [0.0] * len(rank["begin_s"]))
+        spans = list(zip(rank["begin_s"], rank["busy_s"], waits, strict=True))
+        whole = max(rank["end_s"])
+        axes.broken_barh([(0, whole)], (place - 0.3, 0.6), color=IDLE)
+        axes.broken_barh([(b, busy - wait) for b, busy, wait in spans], (place - 0.3, 0.6), color=COMPUTE)
+        axes.broken_barh([(b + busy - wait, wait) for b, busy, wait in spans], (place - 0.3, 0.6), color=COMMUNICATION)
+    for begin in present[0]["begin_s"]:
+        axes.axvline(begin, color="white", linewidth=1)
+    axes.set_yticks(range(len(present)), [f"rank {rank['rank']}\n{rank['device']}" for rank in present])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    for color, label in ((COMPUTE, "compute"), (COMMUNICATION, "communication"), (IDLE, "idle")):
+        axes.plot([], [], "s", color=color, label=label)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
+    unit = "request" if report.get("timings", {}).get("per") == "request" else "step"
+    best = _fastest(report)
+    axes.set_title(f"Seconds of each rank, by {unit}{' of ' + best['name'] if best else ''}")
+    axes.tick_params(axis="y", length=0)
+
+
+def _draw_steps(axes: "Axes", step_s: Sequence[float]) -> None:
+    """Steps of a MODEL that has no ranks."""
+    axes.bar(range(1, len(step_s) + 1), step_s, color=COMPUTE)
+    axes.axhline(statistics.median(step_s), color=COMMUNICATION, linewidth=1.5, label="median")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    axes.set_title("Seconds by step")
+
+
+def _draw_memory(axes: "Axes", ranks: Sequence[Mapping]) -> None:
+    """What each rank holds, in GB: on its device, and of the host."""
+    kinds = [("allocated_bytes", ALLOCATED, "allocated"), ("reserved_bytes", RESERVED, "reserved")]
+    kinds.append(("resident_bytes", RESIDENT, "resident, host"))
+    present = [rank for rank in ranks if "memory" in rank]
+    shown = [kind for kind in kinds if any(kind[0] in rank["memory"] for rank in present)]
+    height = 0.66 / len(shown)
+    for number, (name, color, label) in enumerate(shown):
+        for place, rank in enumerate(present):
+            if name in rank["memory"]:
+                value = rank["memory"][name] / 1e9
+                middle = place + (number - (len(shown) - 1) / 2) * height
+                axes.barh(middle, value, height * 0.92, color=color)
+                _write(axes, f"{value:.3g}", value, middle, color=INK, fontsize=8.5)
+        axes.plot([], [], "s", color=color, label=label)
+    axes.set_yticks(range(len(present)), [f"rank {rank['rank']}" for rank in present])
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(shown))
+    axes.set_title("Memory by rank, GB")
+    axes.tick_params(axis="y", length=0)
+
+
+def _draw_vae(axes: "Axes", vae: Mapping) -> None:
+    """The decode alone."""
+    axes.barh([0], [vae["decode_s"]], 0.4, color=COMPUTE)
+    _write(axes, f"{vae['decode_s']:.3g} s", 0, 0, color="white")
+    axes.set_yticks([0], [vae["device"]])
+    axes.set_ylim(-0.5, 0.5)
+    axes.set_title("VAE decode, seconds")
+    axes.tick_params(axis="y", length=0)
+
+
+def _write(axes: "Axes", text: str, x: float, y: float, *, color: str, fontsize: float = 10.5) -> None:
+    """Words a little to the right of a point of the data."""
+    axes.annotate(
+        text, (x, y), xytext=(5, 0), textcoords="offset points", va="center_baseline", color=color, fontsize=fontsize
+    )

@@ -1,0 +1,90 @@
+"""A report in a few lines for people: on a node, in a terminal. Says nothing that the report does not hold."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+
+def describe(report: Mapping) -> str:
+    """The report's headline figures, a line each."""
+    return "\n".join(_lines(report))
+
+
+def _lines(report: Mapping) -> Iterator[str]:
+    if report["from_cache"]:
+        yield f"served from ComfyUI's cache: nothing ran in this prompt, measured {report['created']}"
+    yield from (f"warning: {text}" for text in report.get("warnings", []))
+    if what := _what(report):
+        yield what
+    if report["kind"] == "denoise":
+        yield from _run_lines(report)
+    if report["kind"] == "benchmark":
+        yield from _contender_lines(report)
+    if "vae" in report:
+        yield f"VAE decode {_seconds(report['vae']['decode_s'])} on {report['vae']['device']}, counted nowhere else"
+
+
+def _what(report: Mapping) -> str:
+    sizes, words = report.get("sizes", {}), []
+    if "image_tokens" in sizes:
+        words.append(f"{sizes['image_tokens']} image + {sizes.get('text_tokens', 0)} text tokens")
+    if sizes.get("batch", 1) > 1:
+        words.append(f"batch {sizes['batch']}")
+    if "plan" in report:
+        words.append(f"plan {report['plan']['name']} on {', '.join(device['name'] for device in report['devices'])}")
+    if "model" in report:
+        words.append(report["model"]["dtype"])
+    if "runs" in report:
+        words.append(f"median of {report['runs']} after {report.get('warmup', 0)} warm-up, interleaved")
+    return ", ".join(words)
+
+
+def _run_lines(report: Mapping) -> Iterator[str]:
+    timings = report["timings"]
+    if "load_s" in timings:
+        yield f"load {_seconds(timings['load_s'])}"
+    if "denoise_s" in timings:
+        steps = timings.get("step_s", [])
+        each = f", {len(steps)} steps, median {_seconds(statistics.median(steps))} a step" if steps else ""
+        first = f", first {_seconds(timings['first_step_s'])}" if "first_step_s" in timings else ""
+        yield f"denoise {_seconds(timings['denoise_s'])}{each}{first}"
+    if "loop" in report:
+        reason = f": {report['loop']['reason']}" if "reason" in report["loop"] else ""
+        yield f"loop: {report['loop']['kind']}{reason}"
+    if timings.get("rank0_s"):
+        rank0, slowest = (statistics.median(timings[name]) for name in ("rank0_s", "slowest_rank_s"))
+        skew = f", skew {_seconds(max(timings['skew_s']))} at most" if "skew_s" in timings else ""
+        yield f"rank 0 {_seconds(rank0)}, slowest rank {_seconds(slowest)} a step{skew}"
+    for rank in report.get("ranks", []):
+        if "busy_s" in rank:
+            yield _rank_line(rank)
+
+
+def _rank_line(rank: Mapping) -> str:
+    shares = [("compute", "compute_s"), ("communication", "communication_s"), ("idle", "idle_s")]
+    parts = [f"{name} {_seconds(statistics.median(rank[key]))}" for name, key in shares if rank.get(key)]
+    memory = rank.get("memory", {})
+    held = memory.get("allocated_bytes", memory.get("resident_bytes"))
+    where = (
+        "" if held is None else f", {held / 1e9:.2f} GB {'allocated' if 'allocated_bytes' in memory else 'resident'}"
+    )
+    busy = f", device {rank['utilisation']:.0%} busy" if "utilisation" in rank else ""
+    return f"  rank {rank['rank']} {rank['device']}: {', '.join(parts)}{where}{busy}"
+
+
+def _contender_lines(report: Mapping) -> Iterator[str]:
+    contenders: Sequence[Mapping] = report["contenders"]
+    width = max(len(each["name"]) for each in contenders)
+    for each in contenders:
+        spread = f" +- {_seconds(each['spread_s'] / 2)}" if "spread_s" in each else ""
+        more = [f"{each['speedup']:.2f}x one rank"] if "speedup" in each else []
+        if "speedup_over_one_process" in each:
+            more.append(f"{each['speedup_over_one_process']:.2f}x one process")
+        if "block_speedup" in each:
+            more.append(f"blocks alone {each['block_speedup']:.2f}x, kept {each['end_to_end_over_block']:.2f}")
+        if "error" in each:
+            more.append(f"error {each['error']:.1e}")
+        yield f"  {each['name']:{width}}  {_seconds(each['median_s'])}{spread}" + "".join(f", {part}" for part in more)
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.2f} s"

@@ -1,0 +1,107 @@
+"""A report for people: the chart's panels and the lines of text are of what was measured, and of nothing else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.report.build import (
+    Span,
+    compare,
+    contender,
+    new_report,
+    plan_part,
+    rank_parts,
+    span_timings,
+)
+from parallel_runtime.report.chart import NoChartError, draw
+from parallel_runtime.report.text import describe
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICES = parse_devices("cpu:2").devices
+
+
+def ranks() -> list[dict]:
+    """Two ranks in three steps of a second."""
+    spans = []
+    for step in range(3):
+        rank = {"began_s": step + 0.1, "step_s": 0.8, "communication_s": 0.2, "memory": {"resident_bytes": 2 * 10**9}}
+        spans.append(Span(wall_s=1.0, requests=[[rank, rank]]))
+    return rank_parts(spans, DEVICES, began_s=0.0)
+
+
+def denoise() -> dict:
+    timings = {"denoise_s": 3.0, "step_s": [1.0] * 3, "first_step_s": 1.0, **span_timings(ranks())}
+    plan = plan_part(ParallelPlan(ring=2))
+    return new_report("denoise", devices=DEVICES, plan=plan, sampling={"steps": 3}, timings=timings, ranks=ranks())
+
+
+def benchmark() -> dict:
+    rows = [
+        contender("one rank", "one_rank", "parallel-dit", [4.0, 4.2, 3.9], blocks_median_s=3.6),
+        contender("diffusers, 2 threads", "one_process", "diffusers", [2.2, 2.4, 2.1], threads=2),
+        contender("uly2", "plan", "parallel-dit", [2.5, 2.0, 1.9], blocks_median_s=1.5, error=3e-7, ranks=ranks()),
+    ]
+    compare(rows)
+    return new_report(
+        "benchmark", devices=DEVICES, contenders=rows, warmup=5, runs=3, sizes={"image_tokens": 4, "text_tokens": 2}
+    )
+
+
+def test_a_benchmark_names_what_the_run_loses_of_what_the_blocks_gain() -> None:
+    row = benchmark()["contenders"][2]
+    assert row["speedup"] == pytest.approx(2.0)
+    assert row["speedup_over_one_process"] == pytest.approx(1.1)
+    assert row["block_speedup"] == pytest.approx(2.4)
+    assert row["end_to_end_over_block"] == pytest.approx(2.0 / 2.4)
+    text = describe(benchmark())
+    assert "2.00x one rank, 1.10x one process, blocks alone 2.40x, kept 0.83, error 3.0e-07" in text
+
+
+def test_a_chart_has_a_row_of_panels_for_each_report(tmp_path: Path) -> None:
+    vae = new_report("vae", devices=DEVICES[:1], vae={"decode_s": 0.5, "device": "cpu"})
+    heights = []
+    for number, reports in enumerate(([denoise()], [benchmark(), denoise()], [benchmark(), denoise(), vae])):
+        path = tmp_path / f"{number}.png"
+        draw(reports, path)
+        with Image.open(path) as picture:
+            assert picture.width == 1300
+            assert len(picture.convert("RGB").getcolors(1 << 24)) > 20, "nothing is drawn"
+            heights.append(picture.height)
+    assert heights == sorted(set(heights))
+
+
+def test_a_report_with_nothing_to_draw_is_refused_in_one_line(tmp_path: Path) -> None:
+    empty = new_report("denoise", devices=DEVICES, sampling={"steps": 1}, timings={"denoise_s": 1.0})
+    with pytest.raises(NoChartError, match="0 of the reports"):
+        draw([empty], tmp_path / "none.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_matplotlib_a_chart_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError('no', name='matplotlib')\n")
+    code = "from parallel_runtime.report.chart import draw\ndraw([], 'none.png')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "NoChartError: matplotlib is not installed, so there is no chart; pip install matplotlib" in done.stderr
+
+
+def test_the_text_says_when_it_is_old_and_where_the_loop_ran() -> None:
+    report = denoise() | {"from_cache": True, "loop": {"kind": "host", "reason": "a ControlNet"}}
+    text = describe(report)
+    assert text.startswith("served from ComfyUI's cache: nothing ran in this prompt, measured 2")
+    assert "loop: host: a ControlNet" in text
+    assert "rank 1 cpu:1: compute 600 ms, communication 200 ms, idle 200 ms, 2.00 GB resident" in text
+    assert "loop" not in describe(denoise())

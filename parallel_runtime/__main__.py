@@ -1,4 +1,4 @@
-"""`python -m parallel_runtime doctor | verify | bench`: parses, calls, prints, and turns the outcome into an exit code.
+"""`python -m parallel_runtime doctor | plan | verify | bench`: parses, calls, prints, makes an exit code of the end.
 
 0: well, or within tolerance. 1: it ran and the answer is no. 2: it could not be run as asked; one line says why.
 130: interrupted by Ctrl-C.
@@ -22,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "doctor":
             return _doctor(arguments)
+        if arguments.command == "plan":
+            return _plan(arguments)
         if arguments.command == "verify":
             return _verify(arguments)
         return _bench(arguments)
@@ -42,6 +44,14 @@ def _doctor(arguments: argparse.Namespace) -> int:
     report = doctor.run(arguments)
     _print(_json(report) if arguments.json else doctor.describe(report))
     return EXIT_OK if report["can_run"] else EXIT_NO
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from .cli import plan
+
+    report = plan.run(arguments)
+    _print(_json(report) if arguments.json else plan.describe(report))
+    return EXIT_OK if report["chosen"] else EXIT_NO
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -76,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         "--devices", help="test these: all, a count, cuda:0,cuda:1 or cpu:2 (default: all CUDA devices)"
     )
     doctor.add_argument("--json", action="store_true")
+    _add_plan(commands.add_parser("plan", help="which plan is best here, how long it takes, and why"))
     verify = commands.add_parser("verify", help="is a plan equal to one process of unmodified diffusers?")
     _add_workload(verify)
     verify.add_argument("--weights", default="replicated", help="replicated (sharded is not available yet)")
@@ -89,6 +100,31 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--warmup", type=int, default=5)
     bench.add_argument("--runs", type=int, default=7)
     return parser
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", default="flux1-dev", help="a Flux.1 .safetensors file or a shape (default flux1-dev)"
+    )
+    parser.add_argument("--width", type=int, default=1024, help="pixels")
+    parser.add_argument("--height", type=int, default=1024, help="pixels")
+    parser.add_argument("--text-tokens", type=int, default=512)
+    parser.add_argument("--cfg", type=float, default=1.0, help="cfg scale; above 1 every step runs the model twice")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="of activations"
+    )
+    parser.add_argument("--devices", help="all, a count, cuda:0,cuda:1 or cpu:2; with --kind a count")
+    parser.add_argument("--kind", help="plan for devices that are not here: H100, A100, RTX 4090, cpu ...")
+    parser.add_argument("--link", help="nvlink4, nvlink3, pcie4, pcie3, infiniband, ethernet (default: the usual one)")
+    parser.add_argument("--bandwidth-gbs", type=float, help="the link, GB/s of one rank one way")
+    parser.add_argument("--latency-us", type=float, help="the link, microseconds a collective")
+    parser.add_argument("--free-gib", type=float, help="free memory of each device (default: as found)")
+    parser.add_argument("--compiled", action="store_true", help="constants of compiled blocks, from the table")
+    parser.add_argument("--stale", action="store_true", help="also PipeFusion, whose result differs from one process's")
+    parser.add_argument("--all", action="store_true", help="also plans that this version cannot run")
+    parser.add_argument("--json", action="store_true")
 
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:

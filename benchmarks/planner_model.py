@@ -1,0 +1,161 @@
+"""Reads published rows and predicts each with the planner's own formulas, under a given set of constants.
+
+Owns how a row of planner_rows.json becomes a model, a work, a plan and a machine. The constants are
+planner_constants.json, made by planner_fit.py.
+"""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from parallel_runtime.planner.candidates import Candidate
+from parallel_runtime.planner.cost import Cost, step_cost
+from parallel_runtime.planner.hardware import Calibration, Link, Rates, Software, known_rates
+from parallel_runtime.planner.shapes import ModelShape, Work, named_shape
+
+HERE = Path(__file__).resolve().parent
+AXES = {"data": "data", "cfg": "cfg", "pipe": "pipefusion", "ring": "ring", "uly": "ulysses"}
+MACHINES = {
+    "8xH100 NVLink": "H100",
+    "8xA100 NVLink": "A100",
+    "8xH20 NVLink": "H20",
+    "8xL40 PCIe": "L40",
+    "8xL20 PCIe (xDiT)": "L20",
+    "4xL20 PCIe (cache-dit)": "L20",
+    "4xL20 PCIe (diffusers)": "L20",
+    "4x4090-48G PCIe": "RTX 4090",
+    "2xRTX 2000 Ada SYS": "RTX 2000 Ada",
+    "2 CPU cores": "cpu",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One published figure: seconds of a run, or of a step where the table has no steps."""
+
+    table: str
+    machine: str
+    software: str
+    shape: ModelShape
+    work: Work
+    candidate: Candidate
+    per_step: bool
+    decoded_megapixels: float
+    seconds: float
+    use: str  # fitted, held out, or unseen: held out and first read when everything was final
+
+    @property
+    def fitted(self) -> bool:
+        """Whether constants were fitted to it."""
+        return self.use == "fitted"
+
+    @property
+    def group(self) -> tuple[str, int]:
+        """Rows one chooses among: the same table, the same number of ranks."""
+        return self.table, self.candidate.ranks
+
+
+def read_rows(path: Path = HERE / "planner_rows.json") -> list[Row]:
+    """All rows. Raises `ValueError` for a plan that cannot be read."""
+    return [row for table in json.loads(path.read_text()) for row in _rows_of(table)]
+
+
+def parse_plan(name: str) -> Candidate:
+    """`single`, `uly2`, `cfg2-ring2-uly2`."""
+    degrees: dict[str, int] = {}
+    for part in name.split("-") if name != "single" else ():
+        match = re.fullmatch(r"([a-z]+)([0-9]+)", part)
+        if match is None:
+            raise ValueError(f"plan {name!r} is not written as uly2 or cfg2-ring2")
+        degrees[AXES[match[1]]] = int(match[2])
+    return Candidate(**degrees)  # type: ignore[arg-type]
+
+
+def predict_row(row: Row, constants: dict) -> tuple[float, Cost]:
+    """(seconds as the row counts them, the step's cost)."""
+    calibration = calibration_of(row, constants)
+    cost = step_cost(row.shape, row.work, row.candidate, calibration)
+    if row.per_step:
+        return cost.step_s, cost
+    decode = row.decoded_megapixels * 1e6 * constants["decode_flops_per_pixel"] / calibration.rates.matmul_flops
+    return cost.image_s(row.work.steps) + decode, cost
+
+
+def calibration_of(row: Row, constants: dict) -> Calibration:
+    """The constants of the machine and the software of a row."""
+    software = dict(constants["software"][row.software.split(",")[0]])
+    link = constants["links"].get(row.machine, constants["links"]["NVLink"])
+    device = MACHINES[row.machine]
+    bandwidth = link["bandwidth"] * (2 / 3 if device == "A100" else 1)  # NVLink 3 has 600 GB/s where NVLink 4 has 900
+    return Calibration(
+        rates=_rates(device, constants["devices"][device]),
+        link=Link(
+            name=row.machine,
+            bandwidth=bandwidth,
+            latency_s=link["latency_s"],
+            contention=link["contention"],
+        ),
+        software=Software(name=row.software, **software),
+        source="planner_constants.json",
+    )
+
+
+def _rates(device: str, reached: dict) -> Rates:
+    if device == "cpu":
+        return Rates(
+            name="cpu",
+            matmul_flops=reached["matmul_flops"],
+            attention_flops=reached["attention_flops"],
+            memory_bandwidth=reached["memory_bandwidth"],
+            memory_bytes=2**34,
+            asynchronous=False,
+        )
+    peak = known_rates(device, reached=False)
+    return replace(
+        peak,
+        matmul_flops=peak.matmul_flops * reached["matmul"],
+        attention_flops=peak.attention_flops * reached["attention"],
+    )
+
+
+def _rows_of(table: dict) -> list[Row]:
+    work = Work(
+        image_tokens=table["image_tokens"],
+        text_tokens=table["text_tokens"],
+        guided=table["guided"],
+        steps=max(table["steps"], 1),
+        element_bytes=table["element_bytes"],
+        weight_bytes=table["weight_bytes"],
+    )
+    return [
+        Row(
+            table=table["id"],
+            machine=table["machine"],
+            software=table["software"],
+            shape=shape_of(table["model"]),
+            work=work,
+            candidate=parse_plan(plan),
+            per_step=table["steps"] == 0,
+            decoded_megapixels=table["decoded_megapixels"],
+            seconds=seconds,
+            use=use,
+        )
+        for plan, seconds, use in table["rows"]
+    ]
+
+
+def shape_of(name: str) -> ModelShape:
+    """A named shape, or `flux-DEPTH-SINGLE-WIDTH` with heads of 64."""
+    match = re.fullmatch(r"flux-(\d+)-(\d+)-(\d+)", name)
+    if match is None:
+        return named_shape(name)
+    double, single, width = (int(group) for group in match.groups())
+    return ModelShape(
+        name=name,
+        double_blocks=double,
+        single_blocks=single,
+        hidden=width,
+        heads=width // 64,
+        mlp_hidden=4 * width,
+    )

@@ -1,0 +1,49 @@
+"""What the planner must be told of this machine: its devices' constants and their free memory.
+
+Owns the look at the machine. Constants come from the cache of `doctor --calibrate` where these devices have an entry,
+else from the table of known devices.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import torch
+
+from ..devices import Device
+from ..planner.hardware import Calibration, known_calibration
+from ..planner.store import CalibrationStore, default_path
+
+
+def calibration_path() -> Path:
+    """Where calibrations are kept for this user."""
+    return default_path(os.environ, Path.home())
+
+
+def device_set(devices: Sequence[Device]) -> str:
+    """The name under which these devices' calibration is kept: what they are and how many, and torch's version."""
+    names = [torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in devices]
+    return f"{len(devices)} x {' + '.join(sorted(set(names)))}, torch {torch.__version__}"
+
+
+def look(
+    devices: Sequence[Device], *, link: str | None = None, compiled: bool = False
+) -> tuple[Calibration, list[int]]:
+    """(constants, free bytes of each device). Raises `ValueError` for a device neither known nor calibrated."""
+    found = CalibrationStore(calibration_path()).load(device_set(devices)) if link is None else None
+    if found is None:
+        kind = devices[0].kind
+        name = kind if kind == "cpu" else torch.cuda.get_device_name(devices[0].index)
+        found = known_calibration(name, link, compiled=compiled)
+    return found, free_bytes(devices)
+
+
+def free_bytes(devices: Sequence[Device]) -> list[int]:
+    """Free memory of each device; ranks on the CPU share what the host has."""
+    return [
+        torch.cuda.mem_get_info(device.index)[0]
+        if device.kind == "cuda"
+        else psutil.virtual_memory().available // len(devices)
+        for device in devices
+    ]

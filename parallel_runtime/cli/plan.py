@@ -1,0 +1,150 @@
+"""`plan`: which plan is best for a model and an image on these devices, and why. Starts nothing.
+
+Owns the reading of the options and the printing. The choice is `planner/choose.py`'s.
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from ..adapters.flux_config import FluxConfig
+from ..checkpoint import read_header
+from ..devices import parse_devices
+from ..planner.choose import Choice, Prediction, choose_plan
+from ..planner.hardware import GIB, Calibration, known_calibration
+from ..planner.shapes import ModelShape, Work, image_tokens, named_shape
+from .machine import look
+
+ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+MAX_KIND_RANKS = 8
+SHOWN = 12
+
+
+def run(arguments: argparse.Namespace) -> dict:
+    """Plan, and return the report. Raises `ValueError` for what cannot be planned."""
+    shape, weight_bytes = _shape(arguments)
+    work = Work(
+        image_tokens=image_tokens(arguments.width, arguments.height),
+        text_tokens=arguments.text_tokens,
+        guided=arguments.cfg > 1,
+        batch=arguments.batch,
+        steps=arguments.steps,
+        element_bytes=ELEMENT_BYTES[arguments.dtype],
+        weight_bytes=weight_bytes,
+    )
+    calibration, free, warnings = _machine(arguments)
+    choice = choose_plan(shape, work, free, calibration, every_plan=arguments.all, stale=arguments.stale)
+    return _report(shape, work, free, calibration, choice) | {"warnings": list(warnings)}
+
+
+def _shape(arguments: argparse.Namespace) -> tuple[ModelShape, int]:
+    """(the model, bytes of one of its weights in memory)."""
+    if not arguments.model.endswith((".safetensors", ".sft")) and not Path(arguments.model).exists():
+        return named_shape(arguments.model), ELEMENT_BYTES[arguments.dtype]
+    header = read_header(arguments.model)
+    config = FluxConfig.from_header(header)
+    matrix = header.tensors[f"{config.prefix}double_blocks.0.img_attn.qkv.weight"]
+    return ModelShape.of(config, Path(arguments.model).name), matrix.dtype.itemsize
+
+
+def _machine(arguments: argparse.Namespace) -> tuple[Calibration, list[int], tuple[str, ...]]:
+    """(constants, free bytes of each device, warnings): of the devices here, or of the ones described."""
+    warnings: tuple[str, ...] = ()
+    if arguments.kind is None:
+        selection = parse_devices(arguments.devices or "all")
+        warnings = selection.warnings
+        calibration, free = look(selection.devices, link=arguments.link, compiled=arguments.compiled)
+    else:
+        calibration = known_calibration(arguments.kind, arguments.link, compiled=arguments.compiled)
+        free = [calibration.rates.memory_bytes] * _count(arguments.devices)
+    if arguments.free_gib is not None:
+        free = [round(_positive("free-gib", arguments.free_gib) * GIB)] * len(free)
+    return _with_link(arguments, calibration), free, warnings
+
+
+def _count(text: str | None) -> int:
+    if text is None or not text.isdecimal() or not 1 <= int(text) <= MAX_KIND_RANKS:
+        raise ValueError(f"--devices={text} with --kind is no count; use 1 to {MAX_KIND_RANKS}")
+    return int(text)
+
+
+def _with_link(arguments: argparse.Namespace, calibration: Calibration) -> Calibration:
+    """The constants with the link's figures the user knows better."""
+    link = calibration.link
+    if arguments.bandwidth_gbs is not None:
+        link = replace(link, bandwidth=_positive("bandwidth-gbs", arguments.bandwidth_gbs) * 1e9)
+    if arguments.latency_us is not None:
+        link = replace(link, latency_s=_positive("latency-us", arguments.latency_us) * 1e-6)
+    if link == calibration.link:
+        return calibration
+    return replace(calibration, link=link, source=f"{calibration.source}; link as given")
+
+
+def _positive(option: str, value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise ValueError(f"--{option}={value} is not above 0; use a number above 0")
+    return value
+
+
+def _report(shape: ModelShape, work: Work, free: list[int], calibration: Calibration, choice: Choice) -> dict:
+    return {
+        "model": shape.name,
+        "work": asdict(work),
+        "free_bytes": free,
+        "calibration": asdict(calibration),
+        "plan": choice.plan.describe() if choice.plan else None,
+        "chosen": _row(choice.chosen) if choice.chosen else None,
+        "reasons": list(choice.reasons),
+        "table": [_row(row) for row in choice.table],
+    }
+
+
+def _row(row: Prediction) -> dict:
+    cost = row.cost
+    return {
+        "name": row.candidate.name,
+        "ranks": row.candidate.ranks,
+        "seconds_per_step": cost.step_s,
+        "seconds_per_run": row.run_s,
+        "compute_s": cost.compute_s,
+        "communication_s": cost.communication_s,
+        "launch_s": cost.launch_s,
+        "bound": cost.bound,
+        "bytes_per_rank": row.memory.total,
+        "weight_bytes_per_rank": row.memory.weights,
+        "host_bytes_per_rank": row.memory.host_bytes,
+        "fits": row.fits,
+        "runnable": row.runnable,
+        "exact": row.candidate.exact,
+    }
+
+
+def describe(report: Mapping) -> str:
+    """The report for people."""
+    work = report["work"]
+    head = (
+        f"{report['model']}: {work['image_tokens']} image + {work['text_tokens']} text tokens, batch {work['batch']}"
+        f"{', with cfg' if work['guided'] else ''}, {work['steps']} steps, {len(report['free_bytes'])} device(s) of "
+        f"{report['calibration']['rates']['name']}, {min(report['free_bytes']) / GIB:.1f} GiB free"
+    )
+    columns = f"  {'plan':26} {'s a step':>9} {'s a run':>9} {'GiB a rank':>11}  bound by"
+    rows = [_line(row) for row in report["table"][:SHOWN]]
+    left = len(report["table"]) - SHOWN
+    more = [f"  and {left} slower ones (--json lists them)"] if left > 0 else []
+    verdict = f"plan: {report['plan'] or (report['chosen'] or {}).get('name', 'none')}"
+    reasons = [f"  {reason}" for reason in report["reasons"]]
+    return "\n".join(
+        [*(f"warning: {text}" for text in report["warnings"]), head, columns, *rows, *more, verdict, *reasons]
+    )
+
+
+def _line(row: Mapping) -> str:
+    marks = [text for key, text in (("fits", "does not fit"), ("runnable", "not in this version")) if not row[key]]
+    marks += [] if row["exact"] else ["result differs"]
+    note = f" ({', '.join(marks)})" if marks else ""
+    gib = row["bytes_per_rank"] / GIB
+    return (
+        f"  {row['name']:26} {row['seconds_per_step']:9.4g} {row['seconds_per_run']:9.4g} {gib:11.1f}  "
+        f"{row['bound']}{note}"
+    )

@@ -1,0 +1,81 @@
+"""How much memory a plan takes on one rank: weights, activations, exchange buffers, and what torch itself takes.
+
+Owns the formulas. Letters: `s` tokens of this rank, `d` hidden width, `m` width of the MLP, `e` bytes an element.
+"""
+
+from dataclasses import dataclass
+
+from .candidates import Candidate
+from .cost import rows_per_lane
+from .hardware import Rates
+from .shapes import ModelShape, Work
+
+BLOCKS_AT_HAND = 2  # the block that runs and the one fetched ahead
+CUDA_CONTEXT_BYTES = 700 * 2**20
+COMMUNICATOR_BYTES = 300 * 2**20
+CPU_RUNTIME_BYTES = 350 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on one rank's device, the fullest rank's. `host_bytes` lie in host memory instead."""
+
+    weights: int
+    activations: int
+    buffers: int
+    runtime: int
+    host_bytes: int = 0
+
+    @property
+    def total(self) -> int:
+        """All on the device."""
+        return self.weights + self.activations + self.buffers + self.runtime
+
+
+def memory_of(shape: ModelShape, work: Work, candidate: Candidate, rates: Rates) -> Memory:
+    """What one rank needs."""
+    rows = rows_per_lane(work, candidate)
+    mine = rows * max(work.lengths(candidate.parts)) * shape.hidden * work.element_bytes
+    weights, host = _weights(shape, work, candidate)
+    # The widest moment is a single block: residual, normed input, q, k, v, output, and the MLP before and after its
+    # activation and beside the attention it is joined with: 6 d + 3 m a token.
+    activations = mine * (6 + 3 * shape.mlp_hidden / shape.hidden)
+    return Memory(
+        weights=round(weights),
+        activations=round(activations),
+        buffers=round(_buffers(shape, work, candidate, rows, mine)),
+        runtime=_runtime(candidate, rates),
+        host_bytes=round(host),
+    )
+
+
+def _weights(shape: ModelShape, work: Work, candidate: Candidate) -> tuple[float, float]:
+    """(bytes on the device, bytes in host memory)."""
+    blocks = shape.block_params * work.weight_bytes / candidate.pipefusion
+    other = shape.other_params * work.weight_bytes
+    if candidate.weights == "replicated":
+        return blocks + other, 0.0
+    shards = candidate.ranks // candidate.data // candidate.pipefusion
+    at_hand = min(blocks, BLOCKS_AT_HAND * shape.largest_block_params * work.weight_bytes)
+    if candidate.weights == "offloaded":
+        return at_hand + other, blocks / shards
+    return blocks / shards + at_hand + other, 0.0
+
+
+def _buffers(shape: ModelShape, work: Work, candidate: Candidate, rows: int, mine: float) -> float:
+    total = 0.0
+    if candidate.ulysses > 1:
+        total += 8 * mine  # q, k, v sent and received, the output sent back and received
+    if candidate.ring > 1:
+        # Tokens of the ulysses group, a share of the heads each: as much as one rank's tokens with all heads.
+        total += 4 * mine + 2 * mine * 4 / work.element_bytes  # two pairs of k, v; two outputs in fp32
+    if candidate.pipefusion > 1:
+        whole = rows * work.image_tokens * shape.hidden * work.element_bytes / candidate.ulysses
+        total += 2 * whole * shape.blocks / candidate.pipefusion  # k and v of the step before, for its own blocks
+    return total
+
+
+def _runtime(candidate: Candidate, rates: Rates) -> int:
+    if not rates.asynchronous:
+        return CPU_RUNTIME_BYTES
+    return CUDA_CONTEXT_BYTES + (COMMUNICATOR_BYTES if candidate.ranks > 1 else 0)

@@ -1,0 +1,147 @@
+"""The choice: the fastest plan that fits and runs, one device where more do not help, and reasons in words."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.cli.sample_model import sample_config
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.candidates import Candidate, candidates
+from parallel_runtime.planner.choose import EQUAL, HEADROOM, choose_plan
+from parallel_runtime.planner.hardware import GIB, known_calibration, known_link, known_rates
+from parallel_runtime.planner.shapes import ModelShape, Work, image_tokens, named_shape
+
+FLUX = named_shape("flux1-dev")
+LARGE = Work(image_tokens=image_tokens(2048, 2048), text_tokens=512)
+
+
+def test_a_large_image_on_nvlink_is_shared_by_all_devices() -> None:
+    choice = choose_plan(FLUX, LARGE, [80 * GIB] * 8, known_calibration("H100", compiled=True))
+    assert choice.plan == ParallelPlan(ulysses=8)
+    assert choice.seconds_per_step == choice.chosen.cost.step_s
+    single = next(row for row in choice.table if row.candidate == Candidate())
+    assert single.run_s / choice.chosen.run_s > 4
+    assert "x as fast as one device" in choice.reasons[1]
+
+
+def test_a_bridge_that_all_share_makes_ring_the_better_plan() -> None:
+    """As published for L40: an all-to-all among eight on PCIe is slower than one device, a ring is not."""
+    calibration = known_calibration("L40")
+    crowded = replace(calibration, link=replace(calibration.link, contention=2.4))
+    choice = choose_plan(FLUX, LARGE, [48 * GIB] * 8, crowded)
+    assert choice.plan.ring > choice.plan.ulysses
+    assert choose_plan(FLUX, LARGE, [80 * GIB] * 8, known_calibration("H100", compiled=True)).plan.ring == 1
+
+
+def test_one_device_is_taken_where_more_hardly_help_and_the_reason_says_so() -> None:
+    tiny = ModelShape.of(sample_config(heads=2, head_dim=64, depth=19, depth_single=38))
+    work = Work(image_tokens=64, text_tokens=16, element_bytes=4, weight_bytes=4)
+    choice = choose_plan(tiny, work, [8 * GIB] * 2, known_calibration("cpu"))
+    assert choice.plan == ParallelPlan()
+    assert any(reason.startswith("one device is better here") for reason in choice.reasons)
+
+
+def test_fewer_devices_are_taken_when_the_rest_would_not_make_it_faster() -> None:
+    choice = choose_plan(FLUX, Work(image_tokens=1024, text_tokens=512), [80 * GIB] * 8, known_calibration("H100"))
+    assert choice.plan.ranks < 8
+    assert choice.plan.ranks == 1 or any("stay unused" in reason for reason in choice.reasons)
+    fastest = choice.table[0]
+    assert choice.plan.ranks == 1 or choice.chosen.run_s <= EQUAL * fastest.run_s
+
+
+def test_a_model_too_large_for_each_device_is_told_to_shard() -> None:
+    choice = choose_plan(FLUX, LARGE, [16 * GIB] * 4, known_calibration("RTX 4090"))
+    assert choice.chosen is None or choice.chosen.candidate.weights != "replicated"
+    assert any("does not fit" in reason and "sharded" in reason for reason in choice.reasons)
+    replicated = [row for row in choice.table if row.candidate.weights == "replicated"]
+    assert replicated and not any(row.fits for row in replicated)
+
+
+def test_nothing_fits_is_said_with_what_is_needed_and_what_is_free() -> None:
+    choice = choose_plan(FLUX, LARGE, [GIB // 2], known_calibration("RTX 4090"))
+    assert (choice.plan, choice.chosen, choice.seconds_per_step) == (None, None, None)
+    (reason,) = choice.reasons
+    assert "GiB a rank, 0.5 GiB free" in reason
+
+
+def test_the_device_with_the_least_free_memory_decides() -> None:
+    calibration = known_calibration("A100")
+    shown = choose_plan(FLUX, LARGE, [80 * GIB, 10 * GIB], calibration)
+    assert shown.plan.ranks == 1 or shown.chosen.candidate.weights != "replicated"
+    for row in shown.table:
+        assert row.fits == (row.memory.total <= HEADROOM * min([80 * GIB, 10 * GIB][: row.candidate.ranks]))
+
+
+def test_by_default_only_plans_that_this_version_runs_are_weighed() -> None:
+    work = replace(LARGE, guided=True, batch=2)
+    usual = choose_plan(FLUX, work, [80 * GIB] * 4, known_calibration("A100"))
+    assert usual.table and all(row.runnable and row.candidate.plan() is not None for row in usual.table)
+    assert all(row.candidate.exact for row in usual.table)
+    every = choose_plan(FLUX, work, [80 * GIB] * 4, known_calibration("A100"), every_plan=True, stale=True)
+    assert {row.candidate for row in usual.table} < {row.candidate for row in every.table}
+    assert every.chosen.runnable and every.plan is not None
+
+
+def test_candidates_divide_the_heads_the_rows_and_the_blocks() -> None:
+    for ranks in range(1, 9):
+        found = list(candidates(ranks, heads=6, rows=4, guided=True, blocks=3))
+        assert len(set(found)) == len(found)
+        for candidate in found:
+            assert candidate.ranks == ranks
+            assert 6 % candidate.ulysses == 0 and candidate.cfg in (1, 2) and candidate.pipefusion <= 3
+            assert candidate.data * candidate.cfg <= 4
+    assert not any(each.cfg > 1 for each in candidates(2, heads=6, rows=2, guided=False, blocks=3))
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_a_candidate_becomes_the_plan_it_names(ranks) -> None:
+    for candidate in candidates(ranks, heads=24, rows=1, guided=False, blocks=57):
+        plan = candidate.plan()
+        if plan is not None:
+            assert (plan.degrees, plan.weights, plan.ranks) == (candidate.degrees, candidate.weights, ranks)
+    assert Candidate(ulysses=ranks).plan() == ParallelPlan(ulysses=ranks)
+    assert Candidate(ulysses=16).plan() is None  # more than a pool has
+
+
+def test_choosing_among_eight_devices_takes_less_than_50_ms() -> None:
+    calibration = known_calibration("H100")
+    work = replace(LARGE, guided=True, batch=4)
+    taken = []
+    for _ in range(5):
+        began = time.perf_counter()
+        choose_plan(FLUX, work, [80 * GIB] * 8, calibration, every_plan=True, stale=True)
+        taken.append(time.perf_counter() - began)
+    assert min(taken) < 0.05  # the quickest of five, so that a busy machine does not fail it
+
+
+def test_the_shape_of_a_file_counts_all_its_weights() -> None:
+    config: FluxConfig = sample_config()
+    shape = ModelShape.of(config)
+    total = 0
+    for dims in config.expected_shapes().values():
+        size = 1
+        for length in dims:
+            size *= length
+        total += size
+    assert shape.params == total
+    # Biases and the scales of norms are all that a block has besides the matrices the shape counts.
+    blocks = sum(
+        dims[0] * dims[1] for name, dims in config.expected_shapes().items() if "blocks" in name and len(dims) == 2
+    )
+    assert shape.block_params == blocks
+
+
+def test_unknown_names_are_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"'Voodoo 2' is unknown; use one of H200, H100.* or calibrate"):
+        known_rates("Voodoo 2")
+    with pytest.raises(ValueError, match="'string' is unknown; use one of nvlink4"):
+        known_link("string")
+    with pytest.raises(ValueError, match="'sd1' is unknown; use a .safetensors file or one of flux1-dev"):
+        named_shape("sd1")
+    with pytest.raises(ValueError, match="no devices"):
+        choose_plan(FLUX, LARGE, [], known_calibration("H100"))
+    with pytest.raises(ValueError, match="steps=0 is below 1"):
+        Work(image_tokens=1, text_tokens=0, steps=0)
+    assert known_rates("NVIDIA L40S").name == "L40S"  # and not the L40 whose name begins it

@@ -1,0 +1,101 @@
+"""`python -m parallel_runtime plan`: what it prints, its JSON and its exit codes, run as a user runs it."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parallel_runtime.cli.machine import device_set
+from parallel_runtime.cli.sample_model import sample_config, write_sample
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.planner.hardware import known_calibration
+from parallel_runtime.planner.store import CalibrationStore
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def plan(*options: str, cache: Path | None = None) -> tuple[int, str, str]:
+    environment = {**os.environ, **({"XDG_CACHE_HOME": str(cache)} if cache else {})}
+    done = subprocess.run(
+        [sys.executable, "-m", "parallel_runtime", "plan", *options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_it_prints_plans_the_choice_and_the_reasons() -> None:
+    code, out, _ = plan("--kind", "A100", "--devices", "4", "--width", "2048", "--height", "2048")
+    assert code == 0
+    assert "16384 image + 512 text tokens" in out
+    assert "plan: ulysses=4" in out
+    assert "x as fast as one device" in out
+    assert "not measured here" in out
+
+
+def test_all_shows_what_this_version_cannot_run_and_takes_none_of_it() -> None:
+    common = ("--kind", "A100", "--devices", "4", "--json")
+    usual = json.loads(plan(*common)[1])
+    every = json.loads(plan(*common, "--all", "--stale")[1])
+    assert all(row["runnable"] for row in usual["table"])
+    assert any(not row["exact"] for row in every["table"])
+    assert every["chosen"]["runnable"]
+    assert len(every["table"]) > len(usual["table"])
+
+
+def test_a_file_and_devices_here_are_planned_with_the_calibration_kept(tmp_path) -> None:
+    path = tmp_path / "small.safetensors"
+    write_sample(path, sample_config())
+    options = ("--model", str(path), "--devices", "cpu:2", "--dtype", "float32", "--json")
+    from_table = json.loads(plan(*options, cache=tmp_path)[1])
+    assert from_table["calibration"]["source"].startswith("a table")
+    devices = parse_devices("cpu:2").devices
+    store = CalibrationStore(tmp_path / "parallel-dit" / "calibration.json")
+    store.save(device_set(devices), replace(known_calibration("cpu"), source="measured by the test"))
+    kept = json.loads(plan(*options, cache=tmp_path)[1])
+    assert kept["calibration"]["source"] == "measured by the test"
+    assert kept["model"] == "small.safetensors"
+    assert kept["work"]["weight_bytes"] == 4
+    assert kept["plan"] is not None
+
+
+def test_the_link_can_be_told_and_matters() -> None:
+    slow = json.loads(plan("--kind", "L20", "--devices", "4", "--bandwidth-gbs", "1", "--json")[1])
+    fast = json.loads(plan("--kind", "L20", "--devices", "4", "--bandwidth-gbs", "30", "--json")[1])
+    times = [{row["name"]: row["seconds_per_step"] for row in report["table"]} for report in (slow, fast)]
+    assert times[0]["uly4"] > times[1]["uly4"]
+    assert times[0]["single"] == times[1]["single"]
+    assert slow["calibration"]["source"].endswith("link as given")
+
+
+def test_nothing_fits_is_an_answer_and_exit_code_1() -> None:
+    code, out, _ = plan("--kind", "RTX 4090", "--devices", "1", "--free-gib", "0.5")
+    assert code == 1
+    assert "plan: none" in out and "does not fit" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--kind", "H100"), "no count; use 1 to 8"),
+        (("--kind", "Voodoo", "--devices", "2"), "'Voodoo' is unknown; use one of H200"),
+        (("--kind", "H100", "--devices", "9"), "--devices=9 with --kind is no count; use 1 to 8"),
+        (("--model", "sdxl", "--kind", "H100", "--devices", "2"), "model 'sdxl' is unknown"),
+        (("--kind", "H100", "--devices", "2", "--free-gib", "nan"), "--free-gib=nan is not above 0"),
+        (("--kind", "H100", "--devices", "2", "--bandwidth-gbs", "0"), "--bandwidth-gbs=0.0 is not above 0"),
+        (("--kind", "H100", "--devices", "2", "--batch", "0"), "batch=0 is below 1"),
+        (("--kind", "H100", "--devices", "2", "--width", "0"), "image_tokens=0 is below 1"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_the_value_and_the_remedy(options, message) -> None:
+    code, out, err = plan(*options)
+    assert code == 2
+    assert out == ""
+    assert message in err and len(err.splitlines()) == 1

@@ -1,0 +1,100 @@
+"""The cache of calibrations: it gives back what it was given, and a damaged file is an empty one."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parallel_runtime.planner.hardware import known_calibration, known_link
+from parallel_runtime.planner.store import CalibrationStore, default_path
+
+MEASURED = replace(known_calibration("A100"), source="measured", network=known_link("infiniband"))
+
+
+def test_what_is_saved_is_loaded_for_the_same_devices_only(tmp_path) -> None:
+    store = CalibrationStore(tmp_path / "deep" / "calibration.json")
+    assert store.load("2 x A100") is None
+    store.save("2 x A100", MEASURED)
+    store.save("4 x A100", replace(MEASURED, network=None))
+    assert store.load("2 x A100") == MEASURED
+    assert store.load("4 x A100") == replace(MEASURED, network=None)
+    assert store.load("8 x A100") is None
+    assert os.listdir(store.path.parent) == ["calibration.json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        "[" * 100_000,
+        '{"version": 2, "devices": {}}',
+        '{"version": 1, "devices": []}',
+        '{"version": 1, "devices": {"2 x A100": null}}',
+        '{"version": 1, "devices": {"2 x A100": {"rates": {}}}}',
+        b"\xff\xfe\x00broken",
+    ],
+)
+def test_a_damaged_file_is_empty_and_the_next_write_mends_it(tmp_path, content) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    store = CalibrationStore(path)
+    assert store.load("2 x A100") is None
+    store.save("2 x A100", MEASURED)
+    assert store.load("2 x A100") == MEASURED
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("rates", "matmul_flops", 0),
+        ("rates", "matmul_flops", -1.0),
+        ("rates", "matmul_flops", "fast"),
+        ("rates", "matmul_flops", True),
+        ("rates", "asynchronous", 1),
+        ("link", "bandwidth", float("nan")),
+        ("link", "bandwidth", float("inf")),
+        ("link", "latency_s", None),
+        ("software", "block_s", -1e-3),
+        ("software", "surprise", 1.0),
+    ],
+)
+def test_an_entry_with_a_value_that_is_no_rate_is_not_used(tmp_path, part, name, value) -> None:
+    store = CalibrationStore(tmp_path / "calibration.json")
+    store.save("good", MEASURED)
+    store.save("bad", MEASURED)
+    content = json.loads(store.path.read_text())
+    content["devices"]["bad"][part][name] = value
+    store.path.write_text(json.dumps(content))
+    assert store.load("bad") is None
+    assert store.load("good") == MEASURED
+
+
+def test_writers_at_the_same_time_leave_a_whole_file(tmp_path) -> None:
+    store = CalibrationStore(tmp_path / "calibration.json")
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda count: store.save(f"{count} x A100", MEASURED), range(40)))
+    devices = json.loads(store.path.read_text())["devices"]
+    assert devices and all(store.load(name) == MEASURED for name in devices)
+    assert os.listdir(tmp_path) == ["calibration.json"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path) -> None:
+    store = CalibrationStore(tmp_path / "calibration.json")
+    store.save("2 x A100", MEASURED)
+    with pytest.raises(ValueError, match="JSON"):
+        store.save("2 x A100", replace(MEASURED, node_ranks=float("nan")))
+    assert store.load("2 x A100") == MEASURED
+    assert os.listdir(tmp_path) == ["calibration.json"]
+
+
+def test_the_file_lies_where_the_user_wants_caches() -> None:
+    home = Path("/home/someone")
+    assert default_path({"XDG_CACHE_HOME": "/cache"}, home) == Path("/cache/parallel-dit/calibration.json")
+    for environ in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "relative"}):
+        assert default_path(environ, home) == home / ".cache/parallel-dit/calibration.json"

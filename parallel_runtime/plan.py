@@ -1,7 +1,10 @@
 """How the ranks of one run are arranged: the degrees a user asks for, checked once.
 
-Owns the degrees and their names. Knows no device, no process group and no model; whether a degree fits a model's
-heads is `heads_error`, called by whoever knows the heads.
+Owns the degrees, their names and what the ranks hold under them. Knows no device, no process group and no model;
+whether a degree fits a model's heads is `heads_error`, called by whoever knows the heads.
+
+Ranks are numbered row by row over the axes, outermost first. A *replica* is the ranks of one place on the data axis, a
+*lane* those of one place on the data and cfg axes; the ranks of a lane share one sequence.
 """
 
 from collections.abc import Mapping
@@ -10,14 +13,44 @@ from dataclasses import asdict, dataclass
 MAX_RANKS = 8
 # Outermost first: neighbours in the last axis exchange the most bytes, so they are the closest devices.
 AXES = ("data", "cfg", "pipefusion", "ring", "ulysses")
-BUILT_AXES = ("ring", "ulysses")
+BUILT_AXES = ("data", "cfg", "ring", "ulysses")
+OUTER_AXES = ("data", "cfg", "pipefusion")
 SHORT_NAMES = {"data": "data", "cfg": "cfg", "pipefusion": "pipe", "ring": "ring", "ulysses": "uly"}
-WEIGHTS = ("replicated", "sharded")
+WEIGHTS = ("replicated", "sharded", "offloaded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What the ranks of a world hold of one model: the first `ranks` of them; the others hold nothing and sleep.
+
+    `shards` 1: each holds all of it. More: rank r holds shard r % shards, and the `shards` consecutive ranks around it
+    hold the whole together. `offloaded`: what a rank holds lies in host memory and visits the device block by block.
+    """
+
+    ranks: int
+    shards: int = 1
+    offloaded: bool = False
+
+    @property
+    def kind(self) -> tuple[int, bool]:
+        """What two layouts must have in common for the bigger one to serve where the smaller is asked for."""
+        return self.shards, self.offloaded
+
+    @property
+    def name(self) -> str:
+        """For reports: `replicated`, `sharded over 4`, `offloaded`."""
+        parts = ["offloaded"] if self.offloaded else []
+        if self.shards > 1:
+            parts.append(f"sharded over {self.shards}")
+        return ", ".join(parts) or "replicated"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelPlan:
     """Degrees of the five axes; their product is the number of ranks.
+
+    `weights`: `replicated`, each rank holds all of them; `sharded`, the ranks of a replica hold a part each;
+    `offloaded`, as sharded, with the parts in host memory, which also one rank may want.
 
     Raises `ValueError` naming the value, the limit and the remedy.
     """
@@ -40,10 +73,13 @@ class ParallelPlan:
                 raise ValueError(f"{axis}={degree} is not available in this version; use {axis}=1 with {_built()}")
         if self.weights not in WEIGHTS:
             raise ValueError(f"weights={self.weights!r} is unknown; use one of {', '.join(WEIGHTS)}")
-        if self.weights == "sharded":
-            raise ValueError("weights=sharded is not available in this version; use weights=replicated")
         if self.ranks > MAX_RANKS:
             raise ValueError(f"{self.describe()} needs {self.ranks} ranks, more than {MAX_RANKS}; lower a degree")
+        if self.weights == "sharded" and self.replica_ranks == 1:
+            raise ValueError(
+                f"weights=sharded has one rank in each of {self.data} replica(s), so nothing to share out; "
+                "use weights=replicated, weights=offloaded to keep them in host memory, or raise cfg, ring or ulysses"
+            )
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -59,17 +95,39 @@ class ParallelPlan:
         return total
 
     @property
+    def lanes(self) -> int:
+        """How many groups of ranks run calls, or rows of a call, of their own."""
+        return self.data * self.cfg
+
+    @property
+    def parts(self) -> int:
+        """Ranks of one lane: how many share a sequence."""
+        return self.ring * self.ulysses
+
+    @property
+    def replica_ranks(self) -> int:
+        """Ranks of one replica, over which sharded weights are shared out."""
+        return self.ranks // self.data
+
+    @property
+    def layout(self) -> Layout:
+        """What the ranks hold under this plan."""
+        if self.weights == "replicated":
+            return Layout(ranks=self.ranks)
+        return Layout(ranks=self.ranks, shards=self.replica_ranks, offloaded=self.weights == "offloaded")
+
+    @property
     def name(self) -> str:
-        """One word for reports and charts: `single`, `uly2`, `ring2-uly2`."""
-        parts = [f"{SHORT_NAMES[axis]}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
-        if self.weights == "sharded":
-            parts.append("sharded")
-        return "-".join(parts) or "single"
+        """One word for reports and charts: `single`, `uly2`, `ring2-uly2`, `cfg2-ring1-uly2`, `uly4-sharded`."""
+        outer = [axis for axis in OUTER_AXES if getattr(self, axis) > 1]
+        inner = [axis for axis in ("ring", "ulysses") if outer or getattr(self, axis) > 1]
+        parts = [f"{SHORT_NAMES[axis]}{getattr(self, axis)}" for axis in outer + inner] or ["single"]
+        return "-".join(parts if self.weights == "replicated" else [*parts, self.weights])
 
     def describe(self) -> str:
-        """The plan as a user would type it: `ulysses=2,ring=2`."""
-        parts = [f"{axis}={getattr(self, axis)}" for axis in reversed(AXES) if getattr(self, axis) > 1]
-        return ",".join(parts) or "ulysses=1"
+        """The plan as a user would type it: `ulysses=2,ring=2`, `ulysses=2,weights=sharded`."""
+        parts = [f"{axis}={getattr(self, axis)}" for axis in reversed(AXES) if getattr(self, axis) > 1] or ["ulysses=1"]
+        return ",".join(parts if self.weights == "replicated" else [*parts, f"weights={self.weights}"])
 
     def to_dict(self) -> dict[str, int | str]:
         """Plain values for JSON; `from_dict` is the inverse."""
@@ -85,7 +143,7 @@ class ParallelPlan:
 
     @classmethod
     def parse(cls, text: str) -> "ParallelPlan":
-        """Read `ulysses=2,ring=2` (also with spaces). Raises `ValueError` on anything else."""
+        """Read `ulysses=2,ring=2,weights=sharded` (also with spaces). Raises `ValueError` on anything else."""
         values: dict[str, object] = {}
         for part in filter(None, (piece.strip() for piece in text.split(","))):
             key, separator, value = (piece.strip() for piece in part.partition("="))
@@ -108,15 +166,21 @@ def heads_error(ulysses: int, num_heads: int) -> str | None:
     )
 
 
-def auto_plan(num_ranks: int, num_heads: int) -> ParallelPlan:
+def auto_plan(num_ranks: int, num_heads: int, *, lanes: int = 1) -> ParallelPlan:
     """The largest ulysses degree that divides both ranks and heads; ring takes what is left.
 
     Ulysses moves fewer bytes a step than ring (arXiv 2405.07719, table 1) and its attention is one full kernel.
+    `lanes`: how many calls of the model a step makes (2 with a negative prompt). Where it divides the ranks, each gets
+    ranks of its own, which exchange nothing with the others'.
     """
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ValueError(f"{num_ranks} ranks is outside 1 to {MAX_RANKS}; name fewer devices")
-    ulysses = max(d for d in range(1, num_ranks + 1) if num_ranks % d == 0 and num_heads % d == 0)
-    return ParallelPlan(ulysses=ulysses, ring=num_ranks // ulysses)
+    if lanes < 1:
+        raise ValueError(f"lanes={lanes} is below 1; a step calls the model at least once")
+    cfg = lanes if num_ranks % lanes == 0 else 1
+    parts = num_ranks // cfg
+    ulysses = max(d for d in range(1, parts + 1) if parts % d == 0 and num_heads % d == 0)
+    return ParallelPlan(cfg=cfg, ulysses=ulysses, ring=parts // ulysses)
 
 
 def _whole_number(key: str, value: str) -> int:
@@ -127,4 +191,4 @@ def _whole_number(key: str, value: str) -> int:
 
 
 def _built() -> str:
-    return " and ".join(BUILT_AXES)
+    return f"{', '.join(BUILT_AXES[:-1])} and {BUILT_AXES[-1]}"

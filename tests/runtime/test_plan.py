@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_runtime.plan import AXES, MAX_RANKS, ParallelPlan, auto_plan, heads_error
+from parallel_runtime.plan import AXES, MAX_RANKS, Layout, ParallelPlan, auto_plan, heads_error
 
 
 def test_a_plan_is_read_as_it_is_described() -> None:
@@ -29,10 +29,11 @@ def test_a_plan_is_read_as_it_is_described() -> None:
         ("ulysses=two", ["'two'", "whole number"]),
         ("ulysses=2.0", ["'2.0'", "whole number"]),
         ("ulysses=2,ulysses=4", ["ulysses", "twice"]),
-        ("cfg=2", ["cfg=2", "not available", "cfg=1"]),
-        ("data=2", ["data=2", "not available"]),
-        ("pipefusion=2", ["pipefusion=2", "not available"]),
-        ("weights=sharded", ["weights=sharded", "not available"]),
+        ("data=2,cfg=2,ulysses=3", ["ulysses=3,cfg=2,data=2", "12 ranks", "lower"]),
+        ("cfg=9", ["cfg=9", "1 to 8"]),
+        ("pipefusion=2", ["pipefusion=2", "not available", "data, cfg, ring and ulysses"]),
+        ("weights=sharded", ["weights=sharded", "one rank", "weights=replicated", "weights=offloaded"]),
+        ("data=4,weights=sharded", ["weights=sharded", "each of 4 replica(s)", "raise cfg"]),
         ("weights=torn", ["'torn'", "replicated"]),
     ],
 )
@@ -50,6 +51,42 @@ def test_a_degree_that_is_no_whole_number_is_refused_from_json_too() -> None:
             ParallelPlan.from_dict({"ulysses": value})
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("cfg=2", "cfg2-ring1-uly1"),
+        ("cfg=2,ulysses=2", "cfg2-ring1-uly2"),
+        ("data=2", "data2-ring1-uly1"),
+        ("data=2,cfg=2,ring=2", "data2-cfg2-ring2-uly1"),
+        ("ulysses=4,weights=sharded", "uly4-sharded"),
+        ("cfg=2,weights=sharded", "cfg2-ring1-uly1-sharded"),
+        ("weights=offloaded", "single-offloaded"),
+        ("ring=2,ulysses=2,weights=offloaded", "ring2-uly2-offloaded"),
+    ],
+)
+def test_every_plan_has_a_name_of_one_word_and_is_read_as_it_is_described(text: str, name: str) -> None:
+    plan = ParallelPlan.parse(text)
+    assert plan.name == name
+    assert ParallelPlan.parse(plan.describe()) == plan
+    assert ParallelPlan.from_dict(plan.to_dict()) == plan
+
+
+def test_a_plan_says_what_its_ranks_share() -> None:
+    plan = ParallelPlan(data=2, cfg=2, ring=2)
+    assert (plan.lanes, plan.parts, plan.replica_ranks) == (4, 2, 4)
+    assert plan.layout == Layout(ranks=8)
+    assert ParallelPlan(data=2, ulysses=3, weights="sharded").layout == Layout(ranks=6, shards=3)
+    assert ParallelPlan(weights="offloaded").layout == Layout(ranks=1, offloaded=True)
+    assert ParallelPlan(data=2, cfg=2, weights="offloaded").layout == Layout(ranks=4, shards=2, offloaded=True)
+
+
+def test_layouts_have_names() -> None:
+    assert Layout(ranks=4).name == "replicated"
+    assert Layout(ranks=4, shards=2).name == "sharded over 2"
+    assert Layout(ranks=4, shards=2, offloaded=True).name == "offloaded, sharded over 2"
+    assert Layout(ranks=1, offloaded=True).name == "offloaded"
+
+
 @given(st.integers(1, MAX_RANKS), st.integers(1, 64))
 def test_the_auto_plan_uses_every_rank_and_always_fits_the_heads(ranks: int, heads: int) -> None:
     plan = auto_plan(ranks, heads)
@@ -62,6 +99,15 @@ def test_the_auto_plan_prefers_ulysses_and_falls_back_to_ring() -> None:
     assert auto_plan(4, 24) == ParallelPlan(ulysses=4)
     assert auto_plan(5, 24) == ParallelPlan(ring=5)
     assert auto_plan(4, 2) == ParallelPlan(ulysses=2, ring=2)
+
+
+def test_the_auto_plan_gives_each_call_ranks_of_its_own_where_they_divide() -> None:
+    assert auto_plan(8, 24, lanes=2) == ParallelPlan(cfg=2, ulysses=4)
+    assert auto_plan(2, 24, lanes=2) == ParallelPlan(cfg=2)
+    assert auto_plan(3, 24, lanes=2) == ParallelPlan(ulysses=3)
+    assert auto_plan(1, 24, lanes=2) == ParallelPlan()
+    with pytest.raises(ValueError, match="lanes=0"):
+        auto_plan(2, 24, lanes=0)
 
 
 def test_heads_that_do_not_divide_are_told_what_would() -> None:

@@ -55,6 +55,8 @@ SPLIT_PLAN: Mapping[str, Split] = {
     "control_out": Split(stream="image", dim=1),
     "out": Split(stream="image", dim=1),
 }
+# What has a row for each row of the batch, in dim 0; a mask of one row serves them all. The rest has no batch.
+BATCHED = frozenset({"img", "txt", "y", "timesteps", "guidance", "mask", "control_in", "control_out", "out"})
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class FluxAdapter:
     """The functions of one Flux.1 transformer. Holds sizes, no weights and no state."""
 
     split_plan = SPLIT_PLAN
+    batched = BATCHED
     block_prefixes = ("double_blocks.", "single_blocks.")
 
     def __init__(self, config: FluxConfig) -> None:

@@ -6,7 +6,7 @@ write it when: a request's area is written again only after all ranks have answe
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,20 +40,11 @@ class Arena:
         self._announce = announce
         self._further = 0  # index of the further segment; 0: none yet. Indices are never used again
 
-    def place(
-        self, tensors: Mapping[str, torch.Tensor], *, out_shape: tuple[int, ...], out_dtype: torch.dtype
-    ) -> tuple[TensorSpec, ...]:
-        """Copy `tensors` into shared memory and leave room for the result, which is the last entry, "out".
+    def place(self, tensors: Mapping[str, torch.Tensor], results: Sequence[Extent] = ()) -> tuple[TensorSpec, ...]:
+        """Copy `tensors` into shared memory and leave room for the results, which are the last entries.
 
         Raises ProtocolError (a ValueError) for what cannot travel, PoolError when there is no memory to be had.
         """
-        return self._place(tensors, Extent(OUT, dtype_name(out_dtype), out_shape))
-
-    def place_inputs(self, tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
-        """As `place`, for a request that has no result."""
-        return self._place(tensors)
-
-    def _place(self, tensors: Mapping[str, torch.Tensor], *results: Extent) -> tuple[TensorSpec, ...]:
         extents = [Extent(name, dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
         extents.extend(results)
         specs, end = lay_out(extents, segment=0, start=CONTROL_BYTES)

@@ -1,7 +1,7 @@
 """One generation of ranks with what it has been given: models and meshes, by number.
 
-Owns what each request of the wire says and what its answers mean. Does not own how ranks are asked, watched and ended
-(supervisor.py), nor when there is a new generation (pool.py).
+Owns what each request of the wire says and what its answers mean. Does not own the book of models (models.py), how
+ranks are asked, watched and ended (supervisor.py), nor when there is a new generation (pool.py).
 
 A request that its caller gives up stays in flight, since a collective must never be abandoned. `settle` takes in what
 is owed before anything else is asked; until then nobody writes the shared memory that the request reads. Only a LOAD
@@ -9,50 +9,26 @@ and a PATCH, which are no collectives, are told to stop early, by the cancel wor
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from ..checkpoint import ModelSpec
-from ..patch import PRISTINE, PatchBatch, PatchSet, pack
-from ..plan import MAX_RANKS, ParallelPlan
+from ..patch import PatchBatch, PatchSet, pack
+from ..plan import MAX_RANKS, Layout, ParallelPlan
+from ..strategies.lanes import Piece
 from ..wire.protocol import Op, TensorSpec
 from .arena import Arena
+from .calls import ModelCall, inputs_of, results_of
+from .models import LoadResult, Model, Models
 from .supervisor import Generation, Request
 
 Check = Callable[[], None]
 Progress = Callable[[int, int], None]
 
 GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH)
-
-
-@dataclass(frozen=True)
-class LoadResult:
-    """A loaded model: the ranks' own reports in rank order, and how long loading took."""
-
-    ranks: list[dict[str, Any]]
-    wall_s: float
-
-    @property
-    def dtype(self) -> str:
-        """The dtype that the ranks compute in, without "torch."."""
-        return str(self.ranks[0]["dtype"])
-
-    @property
-    def parameter_bytes(self) -> list[int]:
-        """Bytes of weights on each rank."""
-        return [int(rank["parameter_bytes"]) for rank in self.ranks]
-
-
-@dataclass
-class Model:
-    """A model that all ranks hold. `patches` is the set its weights have; None when that is not known."""
-
-    handle: int
-    result: LoadResult
-    patches: PatchSet | None = PRISTINE
 
 
 class Crew:
@@ -63,7 +39,7 @@ class Crew:
 
     def __init__(self, generation: Generation, numbers: Iterator[int]) -> None:
         self.generation = generation
-        self.models: dict[ModelSpec, Model] = {}
+        self.models = Models()
         self.meshes: dict[ParallelPlan, int] = {}
         self.memory: list[Any] = []  # each rank's last report
         self.copies_are_sound = len(generation.ranks) == 1  # until `damaged_copies` finds that they are
@@ -86,39 +62,49 @@ class Crew:
         while self._halves:
             self._ask(Op.UNLOAD, {"model": self._halves[-1]}, check, deadline_s=deadline_s, on_done=self._on_half_freed)
 
-    def _forget_evicted(self, request: Request) -> None:
-        evicted = {handle for reply in request.replies.values() for handle in reply.get("evicted", ())}
-        for spec, model in list(self.models.items()):
-            if model.handle in evicted:
-                self._halves.append(self.models.pop(spec).handle)
+    def _let_go(self, handle: int) -> None:
+        """Hold a model no more that some ranks may hold still; the next request frees it there."""
+        self.models.drop(handle)
+        self._halves.append(handle)
 
     def load(
         self,
         spec: ModelSpec,
+        layout: Layout,
         check: Check,
         *,
         deadline_s: float,
+        mesh: int | None = None,
         progress: Progress | None = None,
         budget_bytes: int | None = None,
     ) -> Model:
-        """The model, loaded unless it is there; ranks without room for it first evict what was used longest ago."""
-        if spec in self.models:
-            self.models[spec] = self.models.pop(spec)  # last in the order of use
-            return self.models[spec]
-        handle, began = self._next_handle(), time.perf_counter()
+        """The model in that layout, loaded on the ranks that lack it; those without room first evict what is oldest.
+
+        `mesh` is the handle of a mesh whose ranks put sharded weights together. Given up half-way, no rank keeps any
+        of the model.
+        """
+        held = self.models.find(spec, layout)
+        if held is not None and held.serves(layout):
+            self.models.use(held)
+            return held
+        handle = self._next_handle() if held is None else held.handle
+        first, began = 0 if held is None else held.layout.ranks, time.perf_counter()
         self.generation.mapped[handle] = spec
 
         def report(request: Request) -> None:
             if progress is not None:
-                progress(*_sum_of(request.progress, num_ranks=len(self.generation.ranks)))
+                progress(*_sum_of(request.progress, num_ranks=layout.ranks - first))
 
         def keep(request: Request) -> None:
             if any(reply.get("cancelled") for reply in request.replies.values()):
-                self._halves.append(handle)
+                self._let_go(handle)
             else:
-                self.models[spec] = Model(handle, LoadResult(request.ranked(), time.perf_counter() - began))
+                result = LoadResult(request.ranked(), time.perf_counter() - began)
+                new = Model(spec, handle, layout, result)
+                self.models.use(new if held is None else held.grown_to(new))
                 self._remember_memory(request)
-            self._forget_evicted(request)
+            for evicted in {number for reply in request.replies.values() for number in reply.get("evicted", ())}:
+                self._let_go(evicted)
 
         body = {
             "model": handle,
@@ -127,24 +113,33 @@ class Crew:
             "adapter": spec.adapter,
             "size_bytes": spec.size_bytes,
             "mtime_ns": spec.mtime_ns,
+            "layout": asdict(layout),
+            "first_rank": first,  # those before it hold theirs already
+            "mesh": mesh,
             "budget_bytes": budget_bytes,
-            "eviction_order": [model.handle for model in self.models.values()],
+            "eviction_order": [model.handle for model in self.models if model is not held],
         }
         self._ask(Op.LOAD, body, check, deadline_s=deadline_s, on_progress=report, on_done=keep)
         # A rank may have had to evict what its peers could keep.
         self._free_halves(check, deadline_s=deadline_s)
-        return self.models[spec]
+        model = self.models.find(spec, layout)
+        if model is None:
+            raise RuntimeError(f"{spec.path} was loaded and is not there")
+        return model
 
-    def unload(self, spec: ModelSpec, check: Check, *, deadline_s: float) -> None:
-        """Free the model; nothing when it is not there."""
-        if spec in self.models:
-            model = self.models.pop(spec)
+    def unload(self, spec: ModelSpec, layout: Layout | None, check: Check, *, deadline_s: float) -> None:
+        """Free the model in layouts of this kind, or in all; nothing when it is not there."""
+        for model in self.models.layouts_of(spec):
+            if layout is None or model.layout.kind == layout.kind:
+                self._free(model, check, deadline_s=deadline_s)
 
-            def forget(request: Request) -> None:
-                del self.generation.mapped[model.handle]
-                self._remember_memory(request)
+    def _free(self, model: Model, check: Check, *, deadline_s: float) -> None:
+        def forget(request: Request) -> None:
+            del self.generation.mapped[model.handle]
+            self._remember_memory(request)
 
-            self._ask(Op.UNLOAD, {"model": model.handle}, check, deadline_s=deadline_s, on_done=forget)
+        self.models.drop(model.handle)
+        self._ask(Op.UNLOAD, {"model": model.handle}, check, deadline_s=deadline_s, on_done=forget)
 
     def patch(self, model: Model, patches: PatchSet, check: Check, *, deadline_s: float) -> None:
         """Make the model's weights pristine plus `patches`; nothing when they are that already.
@@ -164,7 +159,7 @@ class Crew:
         batches = list(pack(patches.patches)) or [PatchBatch([], {})]
         for number, batch in enumerate(batches):
             ends = {"first": number == 0, "last": number == len(batches) - 1}
-            specs = self._arena.place_inputs(batch.tensors)
+            specs = self._arena.place(batch.tensors)
             body = {"model": model.handle, "records": batch.records, "beside": patches.side_branch, **ends}
             request = self._ask(Op.PATCH, body, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
             if any(reply.get("cancelled") for reply in request.replies.values()):
@@ -183,20 +178,26 @@ class Crew:
             self._ask(Op.MESH, body, check, deadline_s=deadline_s, on_done=keep)
         return self.meshes[plan]
 
-    def step(
+    def run(
         self,
-        body: Mapping[str, Any],
-        tensors: Mapping[str, torch.Tensor],
+        model: Model,
+        mesh: int,
+        calls: Sequence[ModelCall],
+        lanes: Sequence[Sequence[Piece]],
         check: Check,
         *,
-        out_shape: tuple[int, ...],
-        out_dtype: torch.dtype,
         deadline_s: float,
-    ) -> tuple[torch.Tensor, list[dict[str, Any]]]:
-        """One call of a model: the result in memory of its own, and the ranks' reports."""
-        specs = self._arena.place(tensors, out_shape=out_shape, out_dtype=out_dtype)
-        request = self._ask(Op.STEP, dict(body), check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
-        return self._arena.take(specs[-1]), request.ranked()
+    ) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+        """Calls of a model, each lane running its pieces: the results in memory of their own, and the reports."""
+        options = [dict(call.options) for call in calls]
+        body = {"model": model.handle, "mesh": mesh, "calls": options, "lanes": lanes}
+        specs = self._arena.place(inputs_of(calls), results_of(calls))
+        request = self._ask(Op.STEP, body, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
+        return [self._arena.take(spec) for spec in specs[-len(calls) :]], request.ranked()
+
+    def measure(self, check: Check, *, deadline_s: float) -> list[dict[str, Any]]:
+        """What each rank says of its device."""
+        return self._ask(Op.MEASURE, {}, check, deadline_s=deadline_s).ranked()
 
     def check_pattern(self, mesh: int, check: Check, *, deadline_s: float) -> list[int]:
         """How many bytes of a known pattern arrived wrong at each rank."""

@@ -15,10 +15,9 @@ import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal
@@ -29,11 +28,13 @@ from ..checkpoint import ModelSpec
 from ..devices import Device
 from ..errors import PoolError
 from ..patch import PRISTINE, PatchSet
-from ..plan import ParallelPlan
+from ..plan import Layout, ParallelPlan
 from ..wire.protocol import MAX_RANKS, Op
-from .arena import OUT
-from .crew import Check, Crew, LoadResult, Model, Progress
+from .calls import ModelCall, RunResult, StepResult, shape_of, shared_out
+from .crew import Check, Crew, Progress
 from .deadlines import LOAD_S, REQUEST_S, START_S, Pace, checked
+from .failures import Failures
+from .models import LoadResult, Model
 from .process import RankSettings
 from .supervisor import TICK_S, Generation
 
@@ -41,24 +42,9 @@ State = Literal["stopped", "starting", "idle", "loading", "busy", "failed"]
 
 ENGINE = "parallel_runtime.rank.engine:Engine"
 SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have lain
-MAX_FAILURES = 3
-FAILURE_WINDOW_S = 60.0
-RELEASE = "use Release Parallel Pool, then queue again"
 FEWER_DEVICES = "run the doctor, and name fewer devices in SP Config"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """A step's result in memory of its own, the ranks' reports in rank order, and the time that the step took.
-
-    The time is from copying the inputs to having the result, without loading, patching or starting that came before.
-    """
-
-    out: torch.Tensor
-    ranks: list[dict[str, Any]]
-    wall_s: float
 
 
 class Pool:
@@ -110,8 +96,7 @@ class Pool:
         self._owner: int | None = None  # the thread inside the lock
         self._numbers = itertools.count(1)
         self._crew: Crew | None = None
-        self._failure_times: deque[float] = deque(maxlen=MAX_FAILURES)
-        self._last_failure: PoolError | None = None
+        self._failures = Failures()
 
     def __enter__(self) -> "Pool":
         return self
@@ -126,7 +111,7 @@ class Pool:
         """What the workers are doing. Never waits."""
         crew = self._crew
         if crew is None:
-            return "stopped" if self._last_failure is None else "failed"
+            return "stopped" if self._failures.last is None else "failed"
         if not crew.generation.ready:
             return "starting"
         if (request := crew.generation.in_flight) is not None and request.op is Op.LOAD:
@@ -139,33 +124,86 @@ class Pool:
             self._ready_crew(check)
 
     def load(
-        self, spec: ModelSpec, *, progress: Progress | None = None, check_cancelled: Check | None = None
+        self,
+        spec: ModelSpec,
+        plan: ParallelPlan | None = None,
+        *,
+        progress: Progress | None = None,
+        check_cancelled: Check | None = None,
     ) -> LoadResult:
-        """Have `spec` in the workers, starting them if need be; when it is there already, the result it had.
+        """Have `spec` in the workers as `plan` needs it, without a plan replicated on every rank.
 
-        `progress(loaded_bytes, total_bytes)` counts over all ranks. Raises PoolError when a rank fails.
+        Starts the workers if need be; when the model is there already, this is the result that it had.
+        `progress(loaded_bytes, total_bytes)` counts over the ranks that load. Raises PoolError when a rank fails.
         """
+        self._refuse_plan(plan)
         with self._admitted(check_cancelled) as check:
-            crew = self._ready_crew(check)
-            model = crew.load(
-                spec, check, progress=progress, deadline_s=self.load_deadline_s, budget_bytes=self._memory_budget_bytes
-            )
-            return model.result
+            return self._model(self._ready_crew(check), spec, plan, check, progress=progress).result
 
-    def unload(self, spec: ModelSpec) -> None:
-        """Free `spec` in the workers; nothing when it is not there. Raises PoolError when a rank fails."""
+    def unload(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> None:
+        """Free `spec` in the workers, with a plan only as that plan needs it; nothing when it is not there.
+
+        Raises PoolError when a rank fails.
+        """
         with self._admitted(None) as check:
             crew = self._settled_crew(check)
             if crew is not None:
-                crew.unload(spec, check, deadline_s=self.deadline_s)
+                crew.unload(spec, None if plan is None else plan.layout, check, deadline_s=self.deadline_s)
 
-    def patch(self, spec: ModelSpec, patches: PatchSet, *, check_cancelled: Check | None = None) -> None:
-        """Have `spec` in the workers with its weights pristine plus `patches`, merged; nothing when they are already.
+    def holds(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> bool:
+        """Whether the living workers have `spec` as `plan` needs it, without a plan replicated on every rank.
+
+        Never waits.
+        """
+        crew, layout = self._crew, self._layout(plan)
+        model = None if crew is None or crew.generation.ended else crew.models.find(spec, layout)
+        return model is not None and model.serves(layout)
+
+    def patch(
+        self,
+        spec: ModelSpec,
+        patches: PatchSet,
+        plan: ParallelPlan | None = None,
+        *,
+        check_cancelled: Check | None = None,
+    ) -> None:
+        """Have `spec` loaded as by `load`, its weights pristine plus `patches`; nothing when they are already.
 
         Raises PoolError when a rank fails, a patch that does not fit its weight included.
         """
+        self._refuse_plan(plan)
         with self._admitted(check_cancelled) as check:
-            self._patched_model(self._ready_crew(check), spec, patches, check)
+            self._patched_model(self._ready_crew(check), spec, plan, patches, check)
+
+    def run(
+        self,
+        spec: ModelSpec,
+        plan: ParallelPlan,
+        calls: Sequence[ModelCall],
+        *,
+        patches: PatchSet = PRISTINE,
+        check_cancelled: Check | None = None,
+    ) -> RunResult:
+        """Any number of calls of the model in one request, their rows shared out over the plan's lanes.
+
+        Loads the model, changes its weights and makes the plan's mesh where the workers lack them. The results are on
+        the CPU. A rank's report says its `lane` and the `pieces` it ran, [call, first row, row after the last]; that of
+        a rank beyond the plan is {"member": False}. Raises ValueError for no calls, a call without rows, tensors or
+        options that cannot travel and a plan with more ranks than devices, PoolError when a rank fails.
+        """
+        self._refuse_plan(plan)
+        lanes = shared_out(calls, plan)
+        with self._admitted(check_cancelled) as check:
+            crew = self._ready_crew(check)
+            model = self._patched_model(crew, spec, plan, patches, check)
+            mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
+            shape = (spec, plan, shape_of(calls))
+            deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
+            began = time.perf_counter()
+            outs, ranks = crew.run(model, mesh, calls, lanes, check, deadline_s=deadline_s)
+            result = RunResult(outs, ranks, time.perf_counter() - began)
+            self._pace.note(shape, result.wall_s)
+            return result
 
     def step(
         self,
@@ -179,32 +217,19 @@ class Pool:
         patches: PatchSet = PRISTINE,
         check_cancelled: Check | None = None,
     ) -> StepResult:
-        """One call of the model on `tensors`, which may lie on any device; the result is on the CPU.
+        """`run` of one call."""
+        call = ModelCall(tensors=tensors, out_shape=tuple(out_shape), out_dtype=out_dtype, options=options)
+        result = self.run(spec, plan, [call], patches=patches, check_cancelled=check_cancelled)
+        return StepResult(result.outs[0], result.ranks, result.wall_s)
 
-        Loads the model, changes its weights and makes the plan's mesh where the workers lack them. Raises ValueError
-        for tensors or options that cannot travel and for a plan with more ranks than devices, PoolError when a rank
-        fails.
+    def measure_devices(self, check_cancelled: Check | None = None) -> list[dict[str, Any]]:
+        """Each rank's device, measured by all ranks at once, in rank order. Raises PoolError.
+
+        `device`, `name`, `free_bytes`, `total_bytes` and `gflops`, of a matrix product, in 10^9 operations a second.
         """
-        self._refuse_plan(plan)
-        if OUT in tensors:
-            raise ValueError(f"a tensor is named {OUT!r}, which is the result's name; rename it")
         with self._admitted(check_cancelled) as check:
-            crew = self._ready_crew(check)
-            model = self._patched_model(crew, spec, patches, check)
-            mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
-            shape = (spec, plan, tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items()))
-            began = time.perf_counter()
-            out, ranks = crew.step(
-                {"model": model.handle, "mesh": mesh, "options": dict(options)},
-                tensors,
-                check,
-                out_shape=tuple(out_shape),
-                out_dtype=out_dtype,
-                deadline_s=self._pace.deadline_s(shape, least_s=self.deadline_s),
-            )
-            result = StepResult(out, ranks, time.perf_counter() - began)
-            self._pace.note(shape, result.wall_s)
-            return result
+            measured = self._ready_crew(check).measure(check, deadline_s=self.deadline_s)
+        return [{"device": str(device)} | said for device, said in zip(self.devices, measured, strict=True)]
 
     def exchange_pattern(self, plan: ParallelPlan) -> list[int]:
         """Send a known pattern over the plan's mesh: how many bytes arrived wrong, by rank. Raises PoolError."""
@@ -220,23 +245,28 @@ class Pool:
             crew, self._crew = self._crew, None
             if crew is not None:
                 crew.generation.stop()
-            self._failure_times.clear()
-            self._last_failure = None
+            self._failures.forget()
         if crew is not None:
             crew.generation.watcher.join()
 
     def status(self) -> dict[str, Any]:
         """What a user interface shows. Never waits; holds no path, only names of files."""
-        crew, failure = self._crew, self._last_failure
-        models = [] if crew is None else list(crew.models.items())
+        crew, failure = self._crew, self._failures.last
+        models = [] if crew is None else list(crew.models)
         return {
             "state": self.state,
             "generation": self.generation,
             "devices": [str(device) for device in self.devices],
             "pids": [] if crew is None else [rank.pid for rank in crew.generation.ranks],
             "models": [
-                {"name": Path(spec.path).name, "dtype": spec.dtype, "ranks": model.result.ranks}
-                for spec, model in models
+                {
+                    "name": Path(model.spec.path).name,
+                    "dtype": model.spec.dtype,
+                    "weights": model.layout.name,
+                    "held_by": model.layout.ranks,
+                    "ranks": model.result.ranks,
+                }
+                for model in models
             ],
             "meshes": [] if crew is None else [plan.name for plan in list(crew.meshes)],
             "memory": [] if crew is None else crew.memory,
@@ -244,8 +274,27 @@ class Pool:
             "last_failure": None if failure is None else _first_line(failure),
         }
 
-    def _patched_model(self, crew: Crew, spec: ModelSpec, patches: PatchSet, check: Check) -> Model:
-        model = crew.load(spec, check, deadline_s=self.load_deadline_s, budget_bytes=self._memory_budget_bytes)
+    def _layout(self, plan: ParallelPlan | None) -> Layout:
+        return Layout(ranks=len(self.devices)) if plan is None else plan.layout
+
+    def _model(
+        self, crew: Crew, spec: ModelSpec, plan: ParallelPlan | None, check: Check, *, progress: Progress | None = None
+    ) -> Model:
+        layout = self._layout(plan)
+        return crew.load(
+            spec,
+            layout,
+            check,
+            deadline_s=self.load_deadline_s,
+            mesh=None if plan is None or layout.shards == 1 else crew.mesh(plan, check, deadline_s=self.deadline_s),
+            progress=progress,
+            budget_bytes=self._memory_budget_bytes,
+        )
+
+    def _patched_model(
+        self, crew: Crew, spec: ModelSpec, plan: ParallelPlan | None, patches: PatchSet, check: Check
+    ) -> Model:
+        model = self._model(crew, spec, plan, check)
         crew.patch(model, patches, check, deadline_s=self.deadline_s)
         return model
 
@@ -285,7 +334,7 @@ class Pool:
         return self._fresh_crew(check)
 
     def _fresh_crew(self, check: Check) -> Crew:
-        self._refuse_storm()
+        self._failures.refuse_storm()
         _require_linux()
         check()
         self.generation += 1
@@ -323,24 +372,10 @@ class Pool:
 
     def _note_failure(self, error: PoolError) -> None:
         self._crew = None
-        # A copy: the error itself will carry the caller's frames, and with them its tensors.
-        self._last_failure = PoolError(error.cause, rank=error.rank, remedy=error.remedy, detail=error.detail)
-        self._failure_times.append(time.monotonic())
+        self._failures.note(error)
 
-    def _refuse_storm(self) -> None:
-        """Workers that fail again and again need the user, not another start."""
-        times = self._failure_times
-        if len(times) == MAX_FAILURES and times[-1] - times[0] <= FAILURE_WINDOW_S and self._last_failure is not None:
-            raise PoolError(
-                f"the workers failed {MAX_FAILURES} times in {times[-1] - times[0]:.0f} s, "
-                f"last with: {self._last_failure.cause}",
-                rank=self._last_failure.rank,
-                remedy=RELEASE,
-                detail=self._last_failure.detail,
-            )
-
-    def _refuse_plan(self, plan: ParallelPlan) -> None:
-        if plan.ranks > len(self.devices):
+    def _refuse_plan(self, plan: ParallelPlan | None) -> None:
+        if plan is not None and plan.ranks > len(self.devices):
             raise ValueError(
                 f"plan {plan.describe()} needs {plan.ranks} ranks, the pool has {len(self.devices)}; "
                 "name more devices or lower a degree"

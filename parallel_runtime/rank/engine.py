@@ -1,40 +1,26 @@
-"""The loop over blocks: marries one adapter, one set of weights and one plan's strategy, and answers requests.
+"""What one rank holds and what it answers: models and meshes by number, loaded, changed, run and freed.
 
-Owns the handles (models and meshes by number) and one step. Knows no ComfyUI, no socket, and no arithmetic of a model.
+Owns the handles and the requests. Marries one adapter, one set of weights and one plan's strategy; the loop over
+blocks is forward.py's. Knows no ComfyUI, no socket, and no arithmetic of a model.
 """
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import psutil
 import torch
 
-from ..adapters.flux import FluxAdapter
-from ..adapters.flux_config import FluxConfig
-from ..checkpoint import ModelSpec, read_header
 from ..errors import RequestCancelledError
-from ..plan import ParallelPlan
-from ..strategies.kernels import additive_mask
-from ..strategies.sequence import LocalAttention, SequenceAttention
-from ..strategies.shard import SequenceShard
+from ..plan import Layout, ParallelPlan
+from ..strategies.collectives import Axis
+from ..strategies.lanes import Piece
 from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, Op, TensorSpec
-from .changes import WeightChanges
-from .mapped_file import MappedFile
-from .mesh import Mesh
-from .weights import ReplicatedWeights, compute_dtype, file_names, file_scales, weight_bytes
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model handle: the functions of the model and this rank's weights."""
-
-    adapter: FluxAdapter
-    weights: ReplicatedWeights
-    dtype: torch.dtype
-    changes: WeightChanges
+from .forward import Forward
+from .loading import LoadedModel, open_model
+from .measure import free_bytes, measure
+from .mesh import Groups, Mesh
 
 
 class Engine:
@@ -46,6 +32,7 @@ class Engine:
         self.segments = segments
         self.models: dict[int, LoadedModel] = {}
         self.meshes: dict[int, Mesh] = {}
+        self.groups = Groups()
 
     def handle(
         self,
@@ -61,20 +48,21 @@ class Engine:
         if message.op is Op.UNLOAD:
             return self._unload(message.body)
         if message.op is Op.PATCH:
-            tensors = {spec.name: self.segments.tensor(spec) for spec in message.tensors}
-            model = self.models[message.body["model"]]
-            return model.changes.take(message.body, tensors, cancelled=cancelled, beat=beat) | {
-                "memory": self._memory()
-            }
+            return self._patch(message, cancelled=cancelled, beat=beat)
         if message.op is Op.MESH:
-            self.meshes[message.body["mesh"]] = Mesh(ParallelPlan.from_dict(message.body["plan"]), device=self.device)
+            plan = ParallelPlan.from_dict(message.body["plan"])
+            self.meshes[message.body["mesh"]] = Mesh(plan, device=self.device, groups=self.groups)
             return {}
         if message.op is Op.STEP:
             with torch.inference_mode():
                 return self._step(message.body, message.tensors, beat=beat)
         if message.op is Op.CHECK:
             return {"wrong_bytes": self.meshes[message.body["mesh"]].wrong_bytes(self.device)}
-        raise ValueError(f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, PATCH, MESH, STEP and CHECK")
+        if message.op is Op.MEASURE:
+            return measure(self.device)
+        raise ValueError(
+            f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, PATCH, MESH, STEP, CHECK and MEASURE"
+        )
 
     def _load(
         self,
@@ -88,32 +76,20 @@ class Engine:
             beat()
             progress({"loaded_bytes": loaded, "total_bytes": total})
 
-        spec = ModelSpec(body["path"], body["dtype"], body["adapter"], body["size_bytes"], body["mtime_ns"])
-        spec.refuse_changed()
-        header, file = read_header(spec.path), MappedFile(spec)
-        config = FluxConfig.from_header(header)
-        adapter = FluxAdapter(config)
-        names = file_names(header, config.prefix, config.expected_shapes())
-        dtype = compute_dtype(header, names, body["dtype"])
-        needed = weight_bytes(header, names, dtype)
-        evicted = self._make_room(needed, order=body["eviction_order"], budget=body["budget_bytes"])
-        weights = ReplicatedWeights(
-            header,
-            file=file,
-            names=names,
-            scales=file_scales(header, names),
-            prefixes=tuple(block.prefix for block in adapter.blocks),
-            dtype=dtype,
-            device=self.device,
-        )
+        layout = Layout(**body["layout"])
+        if not body["first_rank"] <= self.rank < layout.ranks:  # it has it already, or sleeps
+            return {"parameter_bytes": 0, "memory": self._memory()}
+        group = Axis("shards") if body["mesh"] is None else self.meshes[body["mesh"]].shard_axis
+        opened = open_model(body, layout, device=self.device, group=group)
+        evicted = self._make_room(opened.needed_bytes, order=body["eviction_order"], budget=body["budget_bytes"])
         try:
-            weights.load(progress=report, cancelled=cancelled)
+            opened.model.weights.load(progress=report, cancelled=cancelled)
         except RequestCancelledError:  # what had to go for it is gone all the same, and the parent must know
             return {"cancelled": True, "evicted": evicted}
-        self.models[body["model"]] = LoadedModel(adapter, weights, dtype, WeightChanges(weights))
+        self.models[body["model"]] = opened.model
         return {
-            "parameter_bytes": weights.parameter_bytes,
-            "dtype": str(dtype).removeprefix("torch."),
+            "parameter_bytes": opened.model.weights.parameter_bytes,
+            "dtype": str(opened.model.weights.dtype).removeprefix("torch."),
             "evicted": evicted,
             "memory": self._memory(),
         }
@@ -125,7 +101,7 @@ class Engine:
         """
         evicted = []
         for handle in order:
-            held = sum(model.weights.parameter_bytes for model in self.models.values())
+            held = sum(model.weights.device_bytes for model in self.models.values())
             if needed <= (free_bytes(self.device) if budget is None else budget - held):
                 break
             if self.models.pop(handle, None) is not None:
@@ -138,76 +114,46 @@ class Engine:
         self._give_back()
         return {"memory": self._memory()}
 
+    def _patch(self, message: Message, *, cancelled: Callable[[], bool], beat: Callable[[], None]) -> dict:
+        model = self.models.get(message.body["model"])
+        if model is None:  # a rank that the model's layout leaves out has nothing to change
+            return {"set": True, "memory": self._memory()}
+        tensors = {spec.name: self.segments.tensor(spec) for spec in message.tensors}
+        return model.changes.take(message.body, tensors, cancelled=cancelled, beat=beat) | {"memory": self._memory()}
+
     def _step(self, body: Mapping, specs: tuple[TensorSpec, ...], *, beat: Callable[[], None]) -> dict:
-        model, mesh = self.models[body["model"]], self.meshes[body["mesh"]]
+        mesh = self.meshes[body["mesh"]]
         if not mesh.member:
-            return {"member": False}
-        model.weights.refuse_changed_file()
-        options = body.get("options", {})
+            return {"member": False, "memory": self._memory()}
         began = time.perf_counter()
-        timer = RegionTimer(self.device)
+        model = self.models[body["model"]]
+        model.weights.refuse_changed_file()
         mesh.traffic.reset()
-        sequence = mesh.sequence()
-        whole = {spec.name: self.segments.tensor(spec) for spec in specs}
-        out = whole.pop("out")
-        shard = SequenceShard(whole["txt"].shape[1], whole["img"].shape[1], sequence.parts, sequence.index)
-        with timer.region("hand_over"):
-            inputs = {name: self._mine(model, shard, name, tensor) for name, tensor in whole.items()}
-        rows = self._forward(
-            model,
-            LocalAttention() if options.get("local_attention") else sequence,
-            shard,
-            inputs,
-            options=options,
-            beat=beat,
-            timer=timer,
-        )
-        with timer.region("gather"):
-            shard.take(out, stream="image", dim=1).copy_(rows)  # waits for the device
+        model.group.traffic.reset()
+        timer = RegionTimer(self.device)
+        forward = Forward(model.adapter, model.weights, mesh.sequence(), self.device, timer, beat)
+        tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
+        lanes = [[Piece(*piece) for piece in lane] for lane in body["lanes"]]
+        pieces = lanes[mesh.lane]
+        passes = max(len(lanes[lane]) for lane in mesh.replica_lanes)
+        model.weights.begin(passes)
+        for piece in pieces:
+            start = f"{piece.call}."
+            whole = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+            forward.run(piece, whole, body["calls"][piece.call])
+        for _ in range(passes - len(pieces)):
+            model.weights.idle_pass(beat)  # the replica's other lanes need this rank's part of the weights
         return timer.seconds() | {
+            "lane": mesh.lane,
+            "pieces": pieces,
             "step_s": time.perf_counter() - began,
             "communication_s": mesh.traffic.seconds,
             "calls": mesh.traffic.calls,
             "bytes": mesh.traffic.num_bytes,
+            "weight_calls": model.group.traffic.calls,
+            "weight_bytes": model.group.traffic.num_bytes,
             "memory": self._memory(),
         }
-
-    def _mine(self, model: LoadedModel, shard: SequenceShard, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of one input, on its device. Residual `control_in.3` is split as `control_in`."""
-        split = model.adapter.split_plan.get(name.partition(".")[0])
-        if split is not None:
-            tensor = shard.take(tensor, stream=split.stream, dim=split.dim)
-        return tensor.to(self.device)
-
-    @staticmethod
-    def _forward(
-        model: LoadedModel,
-        strategy: SequenceAttention | LocalAttention,
-        shard: SequenceShard,
-        inputs: Mapping[str, torch.Tensor],
-        *,
-        options: Mapping,
-        beat: Callable[[], None],
-        timer: RegionTimer,
-    ) -> torch.Tensor:
-        """One call of the model on this rank's tokens; returns its rows of the output."""
-        adapter, weights = model.adapter, model.weights
-        lengths = shard.lengths
-        residuals = {"double": options.get("control_in", ()), "single": options.get("control_out", ())}
-        with timer.region("embed"), weights.block("") as w:
-            tokens = adapter.embed(w, inputs["img"], adapter.condition(w, inputs))
-            mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
-        with timer.region("blocks"):
-            for block in adapter.blocks:
-                with weights.block(block.prefix) as w:
-                    mod = adapter.modulation(block, adapter.modulation_rows(block, w, tokens.vec), tokens)
-                    q, k, v, carry = adapter.qkv(block, w, tokens, mod)
-                    attn = strategy.attend(q, k, v, lengths=lengths, mask=mask).flatten(2)
-                    residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
-                    adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
-                beat()
-        with timer.region("head"), weights.block("") as w:
-            return adapter.head(w, tokens)
 
     def _give_back(self) -> None:
         """Memory that torch keeps for later goes back to the device, where ComfyUI or another rank may want it."""
@@ -221,28 +167,3 @@ class Engine:
             memory["allocated_bytes"] = torch.cuda.memory_allocated(self.device)
             memory["reserved_bytes"] = torch.cuda.memory_reserved(self.device)
         return memory
-
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes that new weights may take on the device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
-
-
-def _mask_in_part_order(mask: torch.Tensor | None, shard: SequenceShard, dtype: torch.dtype) -> torch.Tensor | None:
-    """The attention mask as the strategies take it: added to the scores, tokens in the order of the parts."""
-    if mask is None:
-        return None
-    order = torch.tensor(shard.order, device=mask.device)
-    return additive_mask(mask, dtype).index_select(1, order).index_select(2, order)
-
-
-def _residual(
-    kind: str, index: int, numbers: list[int | None], inputs: Mapping[str, torch.Tensor]
-) -> torch.Tensor | None:
-    """The ControlNet residual of one block, or None. `numbers` names each block's, since several may share one."""
-    number = numbers[index] if index < len(numbers) else None
-    if number is None:
-        return None
-    return inputs[f"{'control_in' if kind == 'double' else 'control_out'}.{number}"]

@@ -1,57 +1,98 @@
-"""The five axes of a plan as process groups. Owns torch's DeviceMesh and hands out each axis by name.
+"""The axes of a plan as process groups. Owns one rank's groups and hands out each axis by name.
 
 A mesh is a handle inside one set of workers: another plan makes other groups, never other processes. Ranks beyond the
-plan's product are in no group and sleep.
+plan's product are in no group and sleep. Lanes exchange nothing, so the data and cfg axes have a size and a place, and
+no group.
 """
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from ..plan import AXES, ParallelPlan
 from ..strategies.collectives import Axis, Traffic
 from ..strategies.pattern import count_wrong_bytes
 from ..strategies.sequence import SequenceAttention
 
+SEQUENCE_AXES = ("ring", "ulysses")
+ACTIVATIONS, WEIGHTS = "activations", "weights"
+
+
+class Groups:
+    """The process groups of this rank, each made once: plans share them, and each costs threads or a communicator.
+
+    Weights travel in groups of their own, so that no exchange of activations waits behind a gather that is in flight.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup | None] = {}
+
+    def join(self, purpose: str, runs: list[tuple[int, ...]]) -> dist.ProcessGroup | None:
+        """Make a group of each run of ranks; the one that this rank is in, if any.
+
+        Collective: every rank of the world must ask for the same, in the same order.
+        """
+        mine = None
+        for ranks in runs:
+            if (purpose, ranks) not in self._made:
+                whole = purpose == ACTIVATIONS and len(ranks) == dist.get_world_size()
+                self._made[purpose, ranks] = dist.group.WORLD if whole else dist.new_group(list(ranks))
+            if dist.get_rank() in ranks:
+                mine = self._made[purpose, ranks]
+        return mine
+
 
 class Mesh:
-    """One plan's axes as this rank sees them. Making one is collective: every rank of the world must."""
+    """One plan's axes as this rank sees them. Making one is collective: every rank of the world must.
 
-    def __init__(self, plan: ParallelPlan, *, device: torch.device) -> None:
+    `shard_axis` is over the ranks that hold sharded weights together, of size one when each rank holds all of them.
+    """
+
+    def __init__(self, plan: ParallelPlan, *, device: torch.device, groups: Groups) -> None:
         self.plan = plan
         self.traffic = Traffic()
-        self.member = True
-        self.axes = {axis: Axis(axis, traffic=self.traffic) for axis in AXES}
-        if dist.is_initialized():
-            self._join(device)
-
-    def _join(self, device: torch.device) -> None:
-        gloo = dist.get_backend() == "gloo"
-        # gloo's groups are the same for any device; naming them "cpu" keeps DeviceMesh from choosing a CUDA device
-        kind = "cpu" if gloo else device.type
-        # An axis of one needs no group, which would cost each rank three threads (gloo) or a communicator (NCCL).
-        sizes = {axis: size for axis, size in zip(AXES, self.plan.degrees, strict=True) if size > 1}
-        if not sizes:
-            self.member = dist.get_rank() == 0
-            return
-        ranks = torch.arange(self.plan.ranks).reshape(tuple(sizes.values()))
-        mesh = DeviceMesh(kind, ranks, mesh_dim_names=tuple(sizes))
-        coordinate = mesh.get_coordinate()
-        self.member = coordinate is not None
-        if coordinate is None:
-            return
-        for (axis, size), index in zip(sizes.items(), coordinate, strict=True):
-            group = mesh.get_group(axis)
-            staged = gloo and device.type != "cpu"
-            self.axes[axis] = Axis(axis, size, index, group, self.traffic, staged)
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        self.member = rank < plan.ranks
+        # An axis of one needs no group; gloo has no collectives for device memory.
+        self._staged = dist.is_initialized() and dist.get_backend() == "gloo" and device.type != "cpu"
+        self.axes: dict[str, Axis] = {}
+        left = rank if self.member else 0
+        for axis, size in reversed(list(zip(AXES, plan.degrees, strict=True))):
+            left, index = divmod(left, size)
+            self.axes[axis] = Axis(axis, size, index, None, self.traffic, self._staged)
+        for axis in SEQUENCE_AXES:
+            if self.axes[axis].size > 1:
+                self.axes[axis].group = groups.join(ACTIVATIONS, _runs_along(plan, axis))
+        shards = plan.layout.shards
+        self.shard_axis = Axis("shards", shards, rank % shards, None, Traffic(), self._staged)
+        if shards > 1:
+            replicas = [tuple(range(first, first + shards)) for first in range(0, plan.ranks, shards)]
+            self.shard_axis.group = groups.join(WEIGHTS, replicas)
 
     def __getitem__(self, axis: str) -> Axis:
         return self.axes[axis]
+
+    @property
+    def lane(self) -> int:
+        """Which lane this rank is in."""
+        return self["data"].index * self["cfg"].size + self["cfg"].index
+
+    @property
+    def replica_lanes(self) -> range:
+        """The lanes of this rank's replica."""
+        first = self["data"].index * self["cfg"].size
+        return range(first, first + self["cfg"].size)
 
     def sequence(self) -> SequenceAttention:
         """The attention of this plan over a sequence that its ring and ulysses ranks share."""
         return SequenceAttention(ring=self["ring"], ulysses=self["ulysses"])
 
     def wrong_bytes(self, device: torch.device) -> int:
-        """Exchange a known pattern over every axis; how many bytes of what this rank received are not as sent."""
-        return sum(count_wrong_bytes(axis, device) for axis in self.axes.values() if axis.size > 1)
+        """Exchange a known pattern over every group; how many bytes of what this rank received are not as sent."""
+        axes = (*self.axes.values(), self.shard_axis)
+        return sum(count_wrong_bytes(axis, device) for axis in axes if axis.group is not None)
+
+
+def _runs_along(plan: ParallelPlan, axis: str) -> list[tuple[int, ...]]:
+    """The ranks that differ in their place on `axis` alone, run by run."""
+    ranks = torch.arange(plan.ranks).reshape(plan.degrees).movedim(AXES.index(axis), -1)
+    return [tuple(run) for run in ranks.reshape(-1, ranks.shape[-1]).tolist()]

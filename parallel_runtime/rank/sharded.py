@@ -61,6 +61,11 @@ class ShardedWeights:
         return sum(shard.nbytes for shard in self._shards.values())
 
     @property
+    def device_bytes(self) -> int:
+        """As `ModelWeights.device_bytes`: the shards, unless offloaded, and the buffers."""
+        return (0 if self.offloaded else self.parameter_bytes) + self.buffer_bytes
+
+    @property
     def needed_bytes(self) -> int:
         """Bytes on the device that `load` will take: the shards, unless offloaded, and the buffers."""
         shards = [layout.shard_bytes for layout in self._layouts.values()]

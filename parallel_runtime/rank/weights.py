@@ -48,6 +48,11 @@ class ModelWeights(Protocol):
         """Bytes of the weights this rank holds."""
         ...
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that they and what they need to be used take on the device."""
+        ...
+
     def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
         """Read what this rank holds, in the order of the file. `progress` takes bytes done and to do.
 
@@ -113,6 +118,11 @@ class ReplicatedWeights:
     def parameter_bytes(self) -> int:
         """As `ModelWeights.parameter_bytes`: all of them."""
         return sum(tensor.nbytes for group in self._groups.values() for tensor in group.values())
+
+    @property
+    def device_bytes(self) -> int:
+        """As `ModelWeights.device_bytes`."""
+        return self.parameter_bytes
 
     def begin(self, passes: int) -> None:
         """Nothing: whatever is asked for is there."""

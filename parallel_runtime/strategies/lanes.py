@@ -29,6 +29,8 @@ def share_out(rows: Sequence[int], tokens: Sequence[int], lanes: int) -> tuple[t
     Raises `ValueError` for a call without rows or tokens, and for no call or lane.
     """
     _check(rows, tokens, lanes)
+    if lanes == 1:
+        return (tuple(Piece(call, 0, count) for call, count in enumerate(rows)),)
     call_of = [call for call, count in enumerate(rows) for _ in range(count)]
     before = [0, *accumulate(tokens[call] for call in call_of)]
     cuts = _best_cuts(call_of, before, lanes, limit=_smallest_limit(before, lanes))

@@ -22,7 +22,10 @@ from parallel_runtime.wire.protocol import Message, Op
 
 
 class Echo:
-    """A step's "out" is the sum of its inputs plus `add`, each rank writing its part of the elements."""
+    """A call's "out" is the sum of its inputs plus `add`, each rank writing its part of the elements.
+
+    The lanes play no part: their pieces are only said again.
+    """
 
     def __init__(self, *, rank, device, segments):
         self.rank = rank
@@ -33,7 +36,8 @@ class Echo:
     def handle(self, message, *, progress, cancelled, beat):
         beat()
         if message.op is Op.LOAD:
-            self.load(message.body, progress, cancelled)
+            if message.body["first_rank"] <= self.rank < message.body["layout"]["ranks"]:
+                self.load(message.body, progress, cancelled)
             return {"parameter_bytes": 100, "dtype": message.body["dtype"], "held": len(self.models)}
         if message.op is Op.UNLOAD:
             self.models.discard(message.body["model"])  # of a cancelled load, a rank may hold nothing
@@ -74,7 +78,8 @@ class Echo:
 
     def step(self, message, beat):
         began = time.perf_counter()
-        options = message.body["options"]
+        every_call = message.body["calls"]
+        options = every_call[0]
         for action, *arguments in options.get("faults", {}).get(str(self.rank), ()):
             if action == "write_inputs":
                 Path(arguments[0]).write_text(str(self.segments.tensor(message.tensors[0]).tolist()), encoding="utf-8")
@@ -82,15 +87,19 @@ class Echo:
                 ACTIONS[action](message, beat, *arguments)
         if options.get("sync", True):
             dist.barrier(self.groups[message.body["mesh"]])
-        *inputs, out = (self.segments.tensor(spec) for spec in message.tensors)
-        ranks = dist.get_world_size()
-        parts = [tensor.reshape(-1).tensor_split(ranks)[self.rank] for tensor in (*inputs, out)]
-        if inputs:
-            parts[-1].copy_(sum(parts[:-1]) + options.get("add", 0))
-        report = {"held": len(self.models), "memory": {"rank": self.rank}}
+        for number, own in enumerate(every_call):
+            self.add_up([spec for spec in message.tensors if spec.name.startswith(f"{number}.")], own.get("add", 0))
+        report = {"held": len(self.models), "memory": {"rank": self.rank}, "lanes": message.body["lanes"]}
         if "about" in options:
             report |= {"about": about(options["about"])}
         return report | {"step_s": time.perf_counter() - began}
+
+    def add_up(self, specs, more):
+        *inputs, out = (self.segments.tensor(spec) for spec in specs)
+        ranks = dist.get_world_size()
+        parts = [tensor.reshape(-1).tensor_split(ranks)[self.rank] for tensor in (*inputs, out)]
+        if inputs:
+            parts[-1].copy_(sum(parts[:-1]) + more)
 
 
 class Unmakeable:

@@ -38,7 +38,7 @@ class ShardEngine:
             size = message.body["plan"]["ulysses"]
             self.axes[message.body["mesh"]] = Axis("shard", size, self.rank, dist.new_group(list(range(size))))
             return {}
-        axis, options = self.axes[message.body["mesh"]], dict(message.body["options"])
+        axis, options = self.axes[message.body["mesh"]], dict(message.body["calls"][0])
         with torch.inference_mode():
             found = CHECKS[options.pop("check")](axis, **options) if self.rank < axis.size else {}
         return {"found": found, "step_s": 0.0}

@@ -1,0 +1,90 @@
+"""Calls of a model as a caller gives them, what comes back of them, and their form on the wire.
+
+Owns the names of several calls' tensors in one request and the sharing out of their rows. Does not own how tensors
+travel (arena.py) nor what a rank does with its rows (rank/).
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..plan import ParallelPlan
+from ..strategies.lanes import Piece, share_out
+from .arena import OUT, Extent, dtype_name
+
+STREAMS = ("img", "txt")  # the inputs whose second dim counts tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCall:
+    """One call of a model: `tensors` on any device, the shape and dtype of its result, and options of the engine.
+
+    The first dim of the result is the batch: its rows may be run by different lanes.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    out_shape: tuple[int, ...]
+    out_dtype: torch.dtype
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if OUT in self.tensors:
+            raise ValueError(f"a tensor is named {OUT!r}, which is the result's name; rename it")
+
+    @property
+    def rows(self) -> int:
+        """The batch; 1 for a result without dims."""
+        return self.out_shape[0] if self.out_shape else 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a row, image and text; 1 for inputs that have none."""
+        return sum(self.tensors[name].shape[1] for name in STREAMS if name in self.tensors) or 1
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The calls' results in memory of their own, the ranks' reports in rank order, and the time that it took.
+
+    The time is from copying the inputs to having the results, without loading, patching or starting before.
+    """
+
+    outs: list[torch.Tensor]
+    ranks: list[dict[str, Any]]
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """As `RunResult`, of one call."""
+
+    out: torch.Tensor
+    ranks: list[dict[str, Any]]
+    wall_s: float
+
+
+def shared_out(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[Piece, ...], ...]:
+    """The pieces of each of the plan's lanes. Raises `ValueError` for no calls, and for a call without rows."""
+    if not calls:
+        raise ValueError("no calls to run; give at least one")
+    return share_out([call.rows for call in calls], [call.tokens for call in calls], plan.lanes)
+
+
+def shape_of(calls: Sequence[ModelCall]) -> Hashable:
+    """What makes two requests of one model and plan take as long: the shapes of all that goes in."""
+    return tuple(tuple((name, tuple(tensor.shape)) for name, tensor in call.tensors.items()) for call in calls)
+
+
+def inputs_of(calls: Sequence[ModelCall]) -> dict[str, torch.Tensor]:
+    """All tensors of one request: input `img` of call 1 is `1.img`."""
+    return {f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.tensors.items()}
+
+
+def results_of(calls: Sequence[ModelCall]) -> list[Extent]:
+    """Where the results are to go, named `0.out` and so on."""
+    return [
+        Extent(f"{number}.{OUT}", dtype_name(call.out_dtype), tuple(call.out_shape))
+        for number, call in enumerate(calls)
+    ]

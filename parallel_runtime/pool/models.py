@@ -1,0 +1,90 @@
+"""Which models one generation of ranks holds, in which layout, in the order of their use.
+
+Owns the book. Asks no rank anything: what is loaded, patched and freed is crew.py's.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ..checkpoint import ModelSpec
+from ..patch import PRISTINE, PatchSet
+from ..plan import Layout
+
+Key: TypeAlias = tuple[ModelSpec, tuple[int, bool]]
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """A loaded model: the ranks' own reports in rank order, and how long loading took."""
+
+    ranks: list[dict[str, Any]]
+    wall_s: float
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that the ranks compute in, without "torch."."""
+        return str(self.ranks[0]["dtype"])
+
+    @property
+    def parameter_bytes(self) -> list[int]:
+        """Bytes of weights on each rank; 0 on those that the layout leaves out."""
+        return [int(rank["parameter_bytes"]) for rank in self.ranks]
+
+
+@dataclass
+class Model:
+    """A model that the first `layout.ranks` ranks hold. `patches` is the set its weights have; None: not known."""
+
+    spec: ModelSpec
+    handle: int
+    layout: Layout
+    result: LoadResult
+    patches: PatchSet | None = PRISTINE
+
+    @property
+    def key(self) -> Key:
+        """Under which the model is held: layouts that differ in the number of ranks alone are one."""
+        return self.spec, self.layout.kind
+
+    def grown_to(self, more: "Model") -> "Model":
+        """This model once further ranks have loaded it, which are those that `more` has and this has not."""
+        there = self.layout.ranks
+        ranks = self.result.ranks[:there] + more.result.ranks[there:]
+        # the further ranks' weights are as the file says; this model's may be changed
+        patches = self.patches if self.patches == more.patches else None
+        return Model(self.spec, self.handle, more.layout, LoadResult(ranks, more.result.wall_s), patches)
+
+    def serves(self, layout: Layout) -> bool:
+        """Whether every rank that `layout` needs holds what it needs."""
+        return self.layout.kind == layout.kind and self.layout.ranks >= layout.ranks
+
+
+class Models:
+    """The models held, least recently used first. Reading is safe from any thread."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[Key, Model] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(list(self._held.values()))
+
+    def find(self, spec: ModelSpec, layout: Layout) -> Model | None:
+        """The model in a layout of this kind, on however many ranks."""
+        return self._held.get((spec, layout.kind))
+
+    def use(self, model: Model) -> None:
+        """Hold the model, or note that it is used now."""
+        self._held[model.key] = model
+        self._held.move_to_end(model.key)
+
+    def drop(self, handle: int) -> None:
+        """Hold the model of this handle no more; nothing when there is none."""
+        for model in self:
+            if model.handle == handle:
+                del self._held[model.key]
+
+    def layouts_of(self, spec: ModelSpec) -> list[Model]:
+        """The model in every layout it is held in."""
+        return [model for model in self if model.spec == spec]

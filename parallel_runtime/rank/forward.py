@@ -1,0 +1,97 @@
+"""One piece of a step: some rows of one call of the model, from shared memory to shared memory.
+
+Owns what this rank takes of a call's inputs (its lane's rows of the batch, its part of the tokens) and the loop over
+blocks. Knows no handle, no socket, no other piece, and no arithmetic of a model.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..adapters.flux import FluxAdapter
+from ..strategies.kernels import additive_mask
+from ..strategies.lanes import Piece
+from ..strategies.sequence import LocalAttention, SequenceAttention
+from ..strategies.shard import SequenceShard
+from ..timing import RegionTimer
+from .weights import ModelWeights
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The model on one rank, for as long as one request takes. Tokens are shared by the ranks of `sequence`."""
+
+    adapter: FluxAdapter
+    weights: ModelWeights
+    sequence: SequenceAttention
+    device: torch.device
+    timer: RegionTimer
+    beat: Callable[[], None]
+
+    def run(self, piece: Piece, whole: Mapping[str, torch.Tensor], options: Mapping) -> None:
+        """Run a piece: `whole` holds all inputs of its call, and "out", of which this rank's part is written.
+
+        Option `first_row` is a negative control: every lane computes the call's first row in place of its own.
+        """
+        sequence = self.sequence
+        source = Piece(piece.call, 0, 1) if options.get("first_row") else piece
+        shard = SequenceShard(whole["txt"].shape[1], whole["img"].shape[1], sequence.parts, sequence.index)
+        with self.timer.region("hand_over"):
+            inputs = {
+                name: self._mine(source, shard, name, tensor).to(self.device)
+                for name, tensor in whole.items()
+                if name != "out"
+            }
+        velocity = self._blocks(shard, inputs, options)
+        with self.timer.region("gather"):
+            self._mine(piece, shard, "out", whole["out"]).copy_(velocity)  # waits for the device
+
+    def _mine(self, piece: Piece, shard: SequenceShard, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's view of one input or output: rows of the batch, then tokens.
+
+        Residual `control_in.3` is split as `control_in`. A tensor of one row serves every row.
+        """
+        kind = name.partition(".")[0]
+        if kind in self.adapter.batched and tensor.shape[0] > 1:
+            tensor = tensor[piece.start : piece.stop]
+        split = self.adapter.split_plan.get(kind)
+        return tensor if split is None else shard.take(tensor, stream=split.stream, dim=split.dim)
+
+    def _blocks(self, shard: SequenceShard, inputs: Mapping[str, torch.Tensor], options: Mapping) -> torch.Tensor:
+        """The model on this rank's tokens; returns its rows of the velocity."""
+        adapter, weights = self.adapter, self.weights
+        strategy = LocalAttention() if options.get("local_attention") else self.sequence
+        residuals = {"double": options.get("control_in", ()), "single": options.get("control_out", ())}
+        with self.timer.region("embed"), weights.block("") as w:
+            tokens = adapter.embed(w, inputs["img"], adapter.condition(w, inputs))
+            mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
+        with self.timer.region("blocks"):
+            for block in adapter.blocks:
+                with weights.block(block.prefix) as w:
+                    mod = adapter.modulation(block, adapter.modulation_rows(block, w, tokens.vec), tokens)
+                    q, k, v, carry = adapter.qkv(block, w, tokens, mod)
+                    attn = strategy.attend(q, k, v, lengths=shard.lengths, mask=mask).flatten(2)
+                    residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
+                    adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
+                self.beat()
+        with self.timer.region("head"), weights.block("") as w:
+            return adapter.head(w, tokens)
+
+
+def _mask_in_part_order(mask: torch.Tensor | None, shard: SequenceShard, dtype: torch.dtype) -> torch.Tensor | None:
+    """The attention mask as the strategies take it: added to the scores, tokens in the order of the parts."""
+    if mask is None:
+        return None
+    order = torch.tensor(shard.order, device=mask.device)
+    return additive_mask(mask, dtype).index_select(1, order).index_select(2, order)
+
+
+def _residual(
+    kind: str, index: int, numbers: list[int | None], inputs: Mapping[str, torch.Tensor]
+) -> torch.Tensor | None:
+    """The ControlNet residual of one block, or None. `numbers` names each block's, since several may share one."""
+    number = numbers[index] if index < len(numbers) else None
+    if number is None:
+        return None
+    return inputs[f"{'control_in' if kind == 'double' else 'control_out'}.{number}"]

@@ -1,0 +1,66 @@
+"""From a file and a layout to a model on one rank, nothing read of its weights yet.
+
+Owns the choice of the class of weights and the reading of the header. When it is loaded, and what must go for it, is
+the engine's to say.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..adapters.flux import FluxAdapter
+from ..adapters.flux_config import FluxConfig
+from ..checkpoint import ModelSpec, read_header
+from ..plan import Layout
+from ..strategies.collectives import Axis
+from .changes import WeightChanges
+from .mapped_file import MappedFile
+from .sharded import ShardedWeights
+from .weights import ModelWeights, ReplicatedWeights, compute_dtype, file_names, file_scales, weight_bytes
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """The functions of a model, this rank's weights, and the ranks that hold the others."""
+
+    adapter: FluxAdapter
+    weights: ModelWeights
+    group: Axis
+    changes: WeightChanges
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model whose weights are still to be loaded, and the bytes on the device that they will need."""
+
+    model: LoadedModel
+    needed_bytes: int
+
+
+def open_model(body: Mapping[str, Any], layout: Layout, *, device: torch.device, group: Axis) -> OpenedModel:
+    """The model that a LOAD names, in that layout. Raises `ValueError` for a file that changed or cannot be used."""
+    spec = ModelSpec(body["path"], body["dtype"], body["adapter"], body["size_bytes"], body["mtime_ns"])
+    spec.refuse_changed()
+    header = read_header(spec.path)
+    config = FluxConfig.from_header(header)
+    adapter = FluxAdapter(config)
+    names = file_names(header, config.prefix, config.expected_shapes())
+    dtype = compute_dtype(header, names, spec.dtype)
+    described: dict[str, Any] = {
+        "file": MappedFile(spec),
+        "names": names,
+        "scales": file_scales(header, names),
+        "prefixes": tuple(block.prefix for block in adapter.blocks),
+        "dtype": dtype,
+        "device": device,
+    }
+    weights: ModelWeights
+    if layout.shards == 1 and not layout.offloaded:
+        weights = ReplicatedWeights(header, **described)
+        needed = weight_bytes(header, names, dtype)
+    else:
+        weights = ShardedWeights(header, **described, group=group, offloaded=layout.offloaded)
+        needed = weights.needed_bytes
+    return OpenedModel(LoadedModel(adapter, weights, group, WeightChanges(weights)), needed)

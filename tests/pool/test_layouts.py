@@ -1,0 +1,125 @@
+"""Which ranks hold a model: as many as its plans have needed, never more; and what the pool says of it."""
+
+import os
+import time
+
+import pytest
+import torch
+
+from parallel_runtime.patch import Patch, PatchSet
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
+from pool.echo_pool import make_spec, run_step
+
+ONE, TWO = ParallelPlan(), ParallelPlan(ulysses=2)
+
+
+def held(pool):
+    return [rank["held"] for rank in run_step(pool, spec=make_spec("measure")).ranks]
+
+
+def call(*rows, **options):
+    tensor = torch.ones(*rows)
+    return ModelCall(tensors={"x": tensor}, out_shape=tuple(tensor.shape), out_dtype=tensor.dtype, options=options)
+
+
+def test_ranks_beyond_a_plan_hold_nothing_for_it_and_join_when_a_plan_needs_them(pool):
+    spec = make_spec("grows")
+    before = held(pool)
+    first = pool.load(spec, ONE)
+    assert held(pool) == [before[0] + 1, before[1]]
+    assert (pool.holds(spec, ONE), pool.holds(spec, TWO), pool.holds(spec)) == (True, False, False)
+    seen = []
+    more = pool.load(spec, TWO, progress=lambda *bytes_: seen.append(bytes_))
+    assert seen[-1] == (100, 100), "only the rank that lacked it has loaded"
+    assert more.ranks[0] is first.ranks[0]
+    assert held(pool) == [count + 1 for count in before]
+    assert pool.holds(spec, ONE)
+    assert pool.holds(spec, TWO)
+    assert pool.load(spec, ONE) is more, "a model on more ranks serves a plan of fewer"
+    pool.unload(spec)
+    assert held(pool) == before
+    assert not pool.holds(spec, ONE)
+
+
+def test_without_a_plan_every_rank_holds_the_model(pool):
+    before = held(pool)
+    pool.load(make_spec("everywhere"))
+    assert held(pool) == [count + 1 for count in before]
+    assert pool.holds(make_spec("everywhere"))
+    pool.unload(make_spec("everywhere"), TWO)
+    assert held(pool) == before
+
+
+def test_unloading_one_layout_leaves_the_others(pool):
+    spec, offloaded = make_spec("both"), ParallelPlan(weights="offloaded")
+    pool.load(spec, ONE)
+    pool.load(spec, offloaded)
+    pool.unload(spec, offloaded)
+    assert pool.holds(spec, ONE)
+    assert not pool.holds(spec, offloaded)
+    pool.load(spec, offloaded)
+    pool.unload(spec)
+    assert not pool.holds(spec, ONE)
+    assert not pool.holds(spec, offloaded)
+
+
+def test_a_cancelled_load_of_further_ranks_leaves_no_part_of_the_model(pool):
+    def give_up(*_):
+        raise InterruptedError
+
+    spec = make_spec("slow1")
+    before = held(pool)
+    pool.load(spec, ONE)
+    with pytest.raises(InterruptedError):
+        pool.load(spec, TWO, progress=give_up)
+    assert held(pool) == before
+    assert not pool.holds(spec, ONE)
+
+
+def test_weights_changed_on_one_rank_are_changed_on_a_rank_that_joins(pool):
+    spec = make_spec("changed")
+    change = PatchSet("change", (Patch(key="x", kind="diff", strength=1.0, values=(None,)),))
+    pool.patch(spec, change, ONE)
+    began = time.monotonic()
+    pool.patch(spec, change, ONE)
+    assert time.monotonic() - began < 0.1, "the same change costs nothing"
+    began = time.monotonic()
+    pool.patch(spec, change, TWO)
+    assert time.monotonic() - began >= 0.1, "each change takes 0.1 s in this engine"
+    pool.unload(spec)
+
+
+def test_nothing_is_held_by_workers_that_have_died(pool_of):
+    pool = pool_of(1)
+    assert not pool.holds(make_spec())
+    pool.load(make_spec())
+    assert pool.holds(make_spec())
+    os.kill(pool.status()["pids"][0], 9)
+    while pool.state != "failed":
+        time.sleep(0.01)
+    assert not pool.holds(make_spec())
+
+
+def test_several_calls_are_one_request_and_come_back_in_order(pool):
+    result = pool.run(make_spec(), TWO, [call(2, 3, add=1), call(5), call(1, 4, add=2)])
+    assert [out.tolist() for out in result.outs] == [[[2.0] * 3] * 2, [1.0] * 5, [[3.0] * 4]]
+    assert [rank["lanes"] for rank in result.ranks] == [[[[0, 0, 2], [1, 0, 5], [2, 0, 1]]]] * 2
+
+
+def test_rows_are_shared_out_over_lanes(pool):
+    ranks = pool.run(make_spec(), ParallelPlan(data=2), [call(5)]).ranks
+    assert ranks[0]["lanes"] == [[[0, 0, 3]], [[0, 3, 5]]]
+    ranks = pool.run(make_spec(), ParallelPlan(cfg=2), [call(1)]).ranks
+    assert ranks[0]["lanes"] == [[[0, 0, 1]], []]
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [([], "no calls"), ([call(0, 5)], "call 0 has a batch of 0 rows"), ([call(1), call(0)], "call 1")],
+)
+def test_a_request_without_work_is_refused_before_anything_starts(pool_of, calls, words):
+    pool = pool_of(1)
+    with pytest.raises(ValueError, match=words):
+        pool.run(make_spec(), ONE, calls)
+    assert pool.state == "stopped"

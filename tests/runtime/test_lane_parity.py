@@ -1,0 +1,178 @@
+"""Calls and rows shared out over lanes give what one process gives, under every plan; shared out wrongly, not."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.verify import FP32_TOLERANCE
+from parallel_runtime.cli.workload import Workload, relative_error
+from parallel_runtime.oracle import Oracle
+from parallel_runtime.plan import ParallelPlan, heads_error
+from parallel_runtime.pool.calls import ModelCall, RunResult
+from parallel_runtime.pool.pool import Pool
+
+HEADS = 24
+DEGREES = range(1, 9)
+EVERY_PLAN = [
+    ParallelPlan(data=data, cfg=cfg, ring=ring, ulysses=ulysses)
+    for data in DEGREES
+    for cfg in DEGREES
+    for ring in DEGREES
+    for ulysses in DEGREES
+    if data * cfg * ring * ulysses <= 8 and heads_error(ulysses, HEADS) is None
+]
+LANE_PLANS = [plan for plan in EVERY_PLAN if plan.lanes > 1]
+
+
+def workload(text_tokens: int, batch: int, *, width: int = 64, height: int = 48, seed: int = 0) -> Workload:
+    return Workload(width=width, height=height, text_tokens=text_tokens, batch=batch, seed=seed)
+
+
+# cond and uncond of unequal text lengths; one call of several rows; more calls than lanes, of unequal rows and images
+REQUESTS = {
+    "cond and uncond": [workload(13, 1), workload(5, 1, seed=1)],
+    "a batch of each": [workload(13, 3), workload(5, 3, seed=1)],
+    "four rows": [workload(7, 4)],
+    "five calls": [workload(1 + 3 * n, 1 + n % 3, width=16 * (1 + n), seed=n) for n in range(5)],
+}
+
+
+@pytest.fixture(scope="module")
+def config(sample: ModelSpec) -> FluxConfig:
+    return FluxConfig.from_header(read_header(sample.path))
+
+
+def as_calls(config: FluxConfig, inputs: Sequence[dict[str, torch.Tensor]], **options: object) -> list[ModelCall]:
+    return [
+        ModelCall(
+            tensors=tensors,
+            out_shape=(*tensors["img"].shape[:2], config.out_channels),
+            out_dtype=torch.float32,
+            options=options,
+        )
+        for tensors in inputs
+    ]
+
+
+def errors(result: RunResult, expected: Sequence[torch.Tensor]) -> list[float]:
+    """Of every row of every call: a wrong row must not hide among right ones."""
+    return [
+        relative_error(row, judged)
+        for out, reference in zip(result.outs, expected, strict=True)
+        for row, judged in zip(out, reference, strict=True)
+    ]
+
+
+def test_the_plans_are_all_there_are() -> None:
+    assert {plan.ranks for plan in EVERY_PLAN} == set(DEGREES)
+    assert len(EVERY_PLAN) == len(set(EVERY_PLAN)) > 50
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_every_plan_equals_one_process(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, name: str
+) -> None:
+    inputs = [each.tensors(config) for each in REQUESTS[name]]
+    expected = [judge(tensors) for tensors in inputs]
+    bad = {}
+    for plan in EVERY_PLAN:
+        result = eight_ranks.run(sample, plan, as_calls(config, inputs))
+        worst = max(errors(result, expected))
+        if not worst <= FP32_TOLERANCE:
+            bad[plan.name] = worst
+        check_reports(plan, result, rows=[each.batch for each in REQUESTS[name]])
+    assert not bad
+
+
+def check_reports(plan: ParallelPlan, result: RunResult, *, rows: list[int]) -> None:
+    """Each rank says its lane; the lanes' pieces are every row once; ranks beyond the plan are no members."""
+    assert len(result.ranks) == 8
+    for rank, report in enumerate(result.ranks):
+        if rank >= plan.ranks:
+            assert report["member"] is False
+            assert "pieces" not in report
+        else:
+            assert report["lane"] == rank // plan.parts
+            assert report["pieces"] == result.ranks[report["lane"] * plan.parts]["pieces"]
+    run = [piece for rank in range(0, plan.ranks, plan.parts) for piece in result.ranks[rank]["pieces"]]
+    assert [(call, row) for call, start, stop in run for row in range(start, stop)] == [
+        (call, row) for call, count in enumerate(rows) for row in range(count)
+    ]
+
+
+@pytest.mark.parametrize("plan", LANE_PLANS, ids=lambda plan: plan.name)
+def test_lanes_that_run_the_first_row_for_theirs_are_wrong(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, plan: ParallelPlan
+) -> None:
+    inputs = [each.tensors(config) for each in REQUESTS["a batch of each"]]
+    result = eight_ranks.run(sample, plan, as_calls(config, inputs, first_row=True))
+    assert max(errors(result, [judge(tensors) for tensors in inputs])) > 0.05
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    plan=st.sampled_from(LANE_PLANS),
+    shapes=st.lists(
+        st.tuples(st.integers(1, 90), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4
+    ),
+    seed=st.integers(0, 1000),
+)
+def test_random_shapes_equal_one_process(
+    eight_ranks: Pool,
+    sample: ModelSpec,
+    judge: Oracle,
+    config: FluxConfig,
+    plan: ParallelPlan,
+    shapes: list[tuple[int, int, int, int]],
+    seed: int,
+) -> None:
+    inputs = [
+        workload(text, batch, width=16 * columns, height=16 * rows, seed=seed + number).tensors(config)
+        for number, (text, batch, columns, rows) in enumerate(shapes)
+    ]
+    result = eight_ranks.run(sample, plan, as_calls(config, inputs))
+    assert max(errors(result, [judge(tensors) for tensors in inputs])) <= FP32_TOLERANCE
+
+
+def test_each_row_has_its_own_mask_residuals_and_timestep_in_every_lane(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig
+) -> None:
+    """A mask of a row each and one for all rows; residuals of a row each."""
+    chance = torch.Generator().manual_seed(3)
+    one, two = workload(5, 3), workload(9, 2, seed=1)
+    inputs = [one.tensors(config), two.tensors(config)]
+    length = 5 + one.image_tokens
+    inputs[0]["mask"] = torch.randn(3, length, length, generator=chance)
+    length = 9 + two.image_tokens
+    inputs[1]["mask"] = torch.rand(1, length, length, generator=chance) > 0.3
+    inputs[1]["mask"][:, :, -1] = True
+    residuals = []
+    for tensors in inputs:
+        shape = (*tensors["img"].shape[:2], config.hidden_size)
+        residuals.append({f"control_{kind}.0": torch.randn(shape, generator=chance) for kind in ("in", "out")})
+    expected = [
+        judge.with_residuals(tensors, [added["control_in.0"]], [added["control_out.0"]])
+        for tensors, added in zip(inputs, residuals, strict=True)
+    ]
+    merged = [tensors | added for tensors, added in zip(inputs, residuals, strict=True)]
+    calls = as_calls(config, merged, control_in=[0], control_out=[0])
+    for text in ("data=5", "cfg=2", "data=2,cfg=2,ulysses=2", "data=2,ring=3", "cfg=3,ulysses=2"):
+        result = eight_ranks.run(sample, ParallelPlan.parse(text), calls)
+        assert max(errors(result, expected)) <= FP32_TOLERANCE, text
+
+
+def test_image_k_is_the_same_image_whatever_the_degree(
+    eight_ranks: Pool, sample: ModelSpec, config: FluxConfig
+) -> None:
+    """Bit for bit: a call of one row is the same work in any lane."""
+    inputs = [workload(11, 1, seed=seed).tensors(config) for seed in range(5)]
+    calls = as_calls(config, inputs)
+    alone = [eight_ranks.run(sample, ParallelPlan(), [call]).outs[0] for call in calls]
+    for degree in (1, 2, 3, 5, 8):
+        outs = eight_ranks.run(sample, ParallelPlan(data=degree), calls).outs
+        assert all(torch.equal(out, before) for out, before in zip(outs, alone, strict=True)), degree

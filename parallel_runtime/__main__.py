@@ -8,7 +8,8 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 
 from .errors import PoolError
 
@@ -38,10 +39,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
+def _run_aside(run: Callable[[argparse.Namespace], dict], arguments: argparse.Namespace) -> dict:
+    """The report of `run`. What libraries print meanwhile goes to stderr: stdout is for the report alone.
+
+    transformers prints, for one, where docstrings are stripped (-OO).
+    """
+    with redirect_stdout(sys.stderr):
+        return run(arguments)
+
+
 def _doctor(arguments: argparse.Namespace) -> int:
     from .cli import doctor
 
-    report = doctor.run(arguments)
+    report = _run_aside(doctor.run, arguments)
     _print(_json(report) if arguments.json else doctor.describe(report))
     return EXIT_OK if report["can_run"] else EXIT_NO
 
@@ -62,7 +72,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--weights={arguments.weights} is not available in this version; use --weights replicated")
     from .cli import verify
 
-    report = verify.run(arguments)
+    report = _run_aside(verify.run, arguments)
     _print(_json(report) if arguments.json else verify.describe(report))
     return EXIT_OK if report["within_tolerance"] else EXIT_NO
 
@@ -70,7 +80,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     from .cli import bench
 
-    report = bench.run(arguments)
+    report = _run_aside(bench.run, arguments)
     _print(_json(report) if arguments.json else bench.describe(report))
     return EXIT_OK
 

@@ -14,7 +14,14 @@ from typing import TypeGuard
 
 import torch
 
-HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
+# Far beyond any model's, so that a header made to exhaust us is refused before it can: Flux.1 has 780 tensors of one or
+# two dims in 0.1 MB of header. The format itself would allow 100 MB.
+HEADER_LIMIT = 16 << 20  # bytes
+MAX_TENSORS = 1 << 16
+MAX_PARTS = 1 << 19  # lists and objects in the header's JSON, those inside of metadata's texts included
+MAX_DIMS = 8
+MAX_BYTES = 1 << 46  # of one tensor, and where it may end
+SHOWN = 80  # characters of a name or value in a message
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -132,7 +139,10 @@ def _read_raw(path: str) -> tuple[bytes, int]:
             raise ValueError(f"{path} is truncated: {file_size} bytes, no safetensors header; download it again")
         (length,) = struct.unpack("<Q", raw_length)
         if length > HEADER_LIMIT or length < 2:
-            raise ValueError(f"{path} is not a safetensors file (header of {length} bytes); use a .safetensors file")
+            raise ValueError(
+                f"{path} is not a safetensors file that can be read (header of {length} bytes, 2 to {HEADER_LIMIT} are "
+                "read); use a .safetensors file"
+            )
         if 8 + length > file_size:
             raise ValueError(
                 f"{path} is truncated: its header needs {8 + length} bytes, the file has {file_size}; download it again"
@@ -157,6 +167,13 @@ def _parse(path: str, raw: bytes) -> tuple[dict[str, object], dict[str, str]]:
             raise ValueError("a key stands twice")
         return values
 
+    # Counted before anything is made of them: memory and time of the parser are bounded by these.
+    tensors, parts = raw.count(b'"data_offsets"'), raw.count(b"{") + raw.count(b"[")
+    if tensors > MAX_TENSORS or parts > MAX_PARTS:
+        raise ValueError(
+            f"{path} has a header of {tensors} tensors and {parts} parts, at most {MAX_TENSORS} and {MAX_PARTS} are "
+            "read; use the file of one Flux.1 model"
+        )
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=refuse_twice)
     except (ValueError, RecursionError) as error:
@@ -171,22 +188,33 @@ def _parse(path: str, raw: bytes) -> tuple[dict[str, object], dict[str, str]]:
 
 def _entry(path: str, name: str, value: object, *, base: int) -> TensorEntry:
     def refuse(reason: str) -> ValueError:
-        return ValueError(f"{path}: tensor {name!r} {reason}; the header is damaged, download the file again")
+        return ValueError(f"{path}: tensor {shown(name)} {reason}; the header is damaged, download the file again")
 
     if not isinstance(value, dict):
         raise refuse("has no description")
     dtype = DTYPES.get(str(value.get("dtype")))
     if dtype is None:
-        raise refuse(f"has dtype {value.get('dtype')!r}, which is not one of {', '.join(DTYPES)}")
+        raise refuse(f"has dtype {shown(value.get('dtype'))}, which is not one of {', '.join(DTYPES)}")
     shape, offsets = value.get("shape"), value.get("data_offsets")
     if not _whole_numbers(shape) or not _whole_numbers(offsets) or len(offsets) != 2:
-        raise refuse(f"has shape {shape!r} and data_offsets {offsets!r}")
-    num_bytes = dtype.itemsize
-    for size in shape:
-        num_bytes *= size
+        raise refuse(f"has shape {shown(shape)} and data_offsets {shown(offsets)}")
+    if len(shape) > MAX_DIMS:
+        raise refuse(f"has {len(shape)} dims, at most {MAX_DIMS} are read")
+    extent = dtype.itemsize
+    for size in shape:  # stopped early: such a product grows without bound. An empty dim must not hide a huge one.
+        extent *= max(size, 1)
+        if extent > MAX_BYTES or offsets[1] > MAX_BYTES:
+            raise refuse(f"has shape {shown(shape)} and data_offsets {shown(offsets)}, beyond {MAX_BYTES} bytes")
+    num_bytes = 0 if 0 in shape else extent
     if offsets[1] - offsets[0] != num_bytes:
         raise refuse(f"needs {num_bytes} bytes for shape {shape}, its offsets span {offsets[1] - offsets[0]}")
     return TensorEntry(dtype, tuple(shape), base + offsets[0], base + offsets[1])
+
+
+def shown(value: object) -> str:
+    """A name or value of a header for a message: whole when it is short, else its beginning."""
+    text = repr(value[: SHOWN + 1] if isinstance(value, (str, list)) else value)
+    return text if len(text) <= SHOWN + 2 else f"{text[:SHOWN]}..."
 
 
 def _whole_numbers(values: object) -> TypeGuard[list[int]]:
@@ -199,7 +227,7 @@ def _check_extent(path: str, tensors: Mapping[str, TensorEntry], *, base: int, f
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if entry.start != position:
             raise ValueError(
-                f"{path}: tensor {name!r} starts at byte {entry.start}, expected {position}; "
+                f"{path}: tensor {shown(name)} starts at byte {entry.start}, expected {position}; "
                 "the header is damaged, download the file again"
             )
         position = entry.end

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..checkpoint import CheckpointHeader
+from ..checkpoint import CheckpointHeader, shown
 
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
 TIME_WIDTH = 256  # width of the sinusoids that carry the timestep and the guidance
@@ -40,11 +40,7 @@ class FluxConfig:
     def from_header(cls, header: CheckpointHeader) -> "FluxConfig":
         """Read the sizes. Raises `ValueError` when the file holds no Flux.1 transformer."""
         prefix = _find_prefix(header)
-        shapes = {
-            canonical_name(name[len(prefix) :]): entry.shape
-            for name, entry in header.tensors.items()
-            if name.startswith(prefix)
-        }
+        shapes = _shapes(header, prefix)
         _refuse_other_models(header.path, shapes)
         _refuse_other_formats(header, prefix)
         hidden, in_channels = _matrix(header.path, shapes, "img_in.weight")
@@ -143,7 +139,24 @@ def _find_prefix(header: CheckpointHeader) -> str:
             f"{header.path} has diffusers' names (transformer_blocks...); use the file in the original (BFL) names"
         )
     first = next(iter(header.tensors), "no tensor")
-    raise ValueError(f"{header.path} is no Flux.1 transformer (its first tensor is {first}); use a Flux.1 file")
+    raise ValueError(
+        f"{header.path} is no Flux.1 transformer (its first tensor is {shown(first)[1:-1]}); use a Flux.1 file"
+    )
+
+
+def _shapes(header: CheckpointHeader, prefix: str) -> dict[str, tuple[int, ...]]:
+    """The shapes by canonical name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, entry in header.tensors.items():
+        if name.startswith(prefix):
+            canonical = canonical_name(name[len(prefix) :])
+            if canonical in shapes:
+                raise ValueError(
+                    f"{header.path} holds {canonical} twice, also as {shown(name)}; which of them counts is not known, "
+                    "use a file with one of them"
+                )
+            shapes[canonical] = entry.shape
+    return shapes
 
 
 def _refuse_other_models(path: str, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -1,7 +1,10 @@
 """Headers: read without the weights, refused when they lie."""
 
 import json
+import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ from host.tiny_models import TinyModels
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.sample_model import sample_config, write_sample
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def write(path: Path, header: object, data: bytes = b"") -> Path:
@@ -53,6 +58,15 @@ def test_a_header_written_by_the_library_is_read_as_it_is(tmp_path: Path) -> Non
         (b"{not json", b"", ["damaged"]),
         (b'{"x": 1, "x": 2}', b"", ["twice"]),
         (b"[" * 100_000, b"", ["damaged"]),
+        (b'{"x": ' * 10_000, b"", ["damaged"]),
+        ({"x": {"dtype": ["F32"] * 10_000, "shape": [], "data_offsets": [0, 4]}}, b"\0" * 4, ["'F32', 'F32'", "..."]),
+        ({"x": entry([1] * 9, 0, 4)}, b"\0" * 4, ["'x' has 9 dims, at most 8"]),
+        ({"x": entry([1] * 500_000, 0, 4)}, b"\0" * 4, ["500000 dims"]),
+        ({"x": entry([10**18] * 8, 0, 4)}, b"\0" * 4, ["1000000000000000000, 1000", "beyond"]),
+        ({"x": entry([0, 2**63], 0, 0)}, b"", ["[0, 9223372036854775808]", "beyond"]),
+        ({"x": entry([1], 10**30, 10**30 + 4)}, b"\0" * 4, ["beyond"]),
+        (b'{"x": ' + b"9" * 100_000 + b"}", b"", ["damaged"]),
+        ({"x" * 100_000: [1]}, b"", ["'xxxx", "...", "no description"]),
     ],
 )
 def test_a_lying_header_is_refused_in_one_line(tmp_path: Path, header: object, data: bytes, words: list[str]) -> None:
@@ -62,6 +76,51 @@ def test_a_lying_header_is_refused_in_one_line(tmp_path: Path, header: object, d
     for word in (*words, str(path)):
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (
+            b"{" + b",".join(b'"%d":{"dtype":"F32","shape":[],"data_offsets":[0,0]}' % i for i in range(250_000)),
+            "250000",
+        ),
+        (b'{"x":[' + b"[]," * 5_000_000 + b"0]}", "parts"),
+        (b"{" + b",".join(b'"%d":{}' % i for i in range(1_200_000)), "parts"),
+        (b'{"x": [' + b"0," * 8_000_000 + b"0]}", "no description"),
+        (b" " * (100 << 20), "header of 104857600 bytes"),
+    ],
+    ids=["tensors", "lists", "objects", "numbers", "bytes"],
+)
+def test_a_header_made_to_exhaust_us_is_refused_in_bounded_time_and_memory(
+    tmp_path: Path, header: bytes, words: str
+) -> None:
+    """Measured in a process of its own: 16 MiB of header may cost at most 12 times as much, and a few seconds."""
+    path = write(tmp_path / "a.safetensors", header)
+    script = (
+        "import resource, sys, time\n"
+        "from parallel_runtime.checkpoint import read_header\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before, began = peak(), time.perf_counter()\n"
+        "try:\n"
+        "    read_header(sys.argv[1])\n"
+        "except ValueError as error:\n"
+        "    print(peak() - before, time.perf_counter() - began, error)\n"
+    )
+    command = [sys.executable, "-c", script, str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    grown_kib, took_s, error = done.stdout.split(" ", 2)
+    assert words in error
+    assert int(grown_kib) < 12 * 16 * 1024
+    assert float(took_s) < 5
+
+
+def test_a_header_as_big_as_the_biggest_models_is_read(tmp_path: Path) -> None:
+    tensors = {f"model.layers.{i // 9}.weights.{i % 9}.scale": entry([1], 4 * i, 4 * i + 4) for i in range(30_000)}
+    metadata = {"workflow": json.dumps([{"inputs": [[1, 2]] * 3}] * 20_000)}
+    path = write(tmp_path / "a.safetensors", {"__metadata__": metadata, **tensors}, b"\0" * 120_000)
+    assert len(read_header(path).tensors) == 30_000
 
 
 def test_lengths_beyond_the_file_are_refused_without_reading_them(tmp_path: Path) -> None:
@@ -170,3 +229,16 @@ def test_what_else_a_file_has_among_the_blocks_is_left_alone(tmp_path: Path) -> 
     others = {f"double_blocks.{name}": torch.zeros(1) for name in ("gate.bias", "1", "")}
     save_file({**load_file(path), **others}, path)
     assert FluxConfig.from_header(read_header(path)) == config
+
+
+@pytest.mark.parametrize("order", ["scale first", "weight first"])
+def test_a_norm_under_both_of_its_names_is_refused_by_name(tmp_path: Path, order: str) -> None:
+    path = tmp_path / "both.safetensors"
+    write_sample(path, sample_config(heads=2))
+    whole = load_file(path)
+    stem = "single_blocks.0.norm.query_norm"
+    present = next(name for name in whole if name.startswith(stem))
+    (other,) = {f"{stem}.scale", f"{stem}.weight"} - {present}
+    save_file(whole | {other: whole[present] + (order == "scale first")}, path)
+    with pytest.raises(ValueError, match=rf"holds {re.escape(stem)}\.weight twice, also as '{re.escape(stem)}"):
+        FluxConfig.from_header(read_header(path))

@@ -17,8 +17,8 @@ from parallel_runtime.checkpoint import ModelSpec
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "parallel_runtime", *arguments]
+def run(*arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *python, "-m", "parallel_runtime", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
 
 
@@ -71,6 +71,16 @@ def test_a_result_that_is_no_number_exits_1_and_leaves_the_report_strict_json(
     report = json.loads(done.stdout)
     assert report["max_rel_err"] is None
     assert report["per_rank"] == [None, None]
+
+
+@pytest.mark.parametrize("optimised", ["-O", "-OO"])
+def test_stdout_is_the_report_and_nothing_else_without_asserts_and_docstrings(
+    sample: ModelSpec, optimised: str
+) -> None:
+    size = ("--width", "64", "--height", "64", "--text-tokens", "5")
+    done = run("verify", "--model", sample.path, "--plan", "ring=2", *size, "--json", python=(optimised,))
+    assert done.returncode == 0, done.stderr
+    assert isinstance(json.loads(done.stdout), dict)
 
 
 def test_help_is_there_without_docstrings() -> None:

@@ -16,10 +16,10 @@ DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 PARITY_FLAGS ?=
 
-.PHONY: help venv test parity demo lint format types imports clean
+.PHONY: help venv test parity refusals endurance demo lint format types imports clean
 
 help:
-	@echo "make venv | test | parity | demo | lint | format | types | imports | clean"
+	@echo "make venv | test | parity | refusals | endurance | demo | lint | format | types | imports | clean"
 
 venv: $(STAMP)
 
@@ -36,6 +36,14 @@ test: venv
 # Part of it: make parity PARITY_FLAGS="--only kontext --plan 'ring 2'"
 parity: venv
 	$(RUN) -m parity.matrix $(PARITY_FLAGS)
+
+# What is refused, with its message, from a real server; writes docs/refusals.md.
+refusals: venv
+	$(RUN) -m refusals.table
+
+# 50 prompts of two models and two plans in turn; writes benchmarks/endurance.md.
+endurance: venv
+	$(RUN) -m endurance.run
 
 demo: venv
 	$(RUN) -m demo.run $(DEMO_FLAGS)

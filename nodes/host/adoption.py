@@ -10,12 +10,13 @@ import comfy.sd
 import comfy.utils
 import torch
 from comfy.model_patcher import ModelPatcher
+from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.checkpoint import COMPUTE_DTYPES
 from ...parallel_runtime.plan import ParallelPlan
 from .patcher import RemotePatcher, remote_patcher
 from .pools import Devices
-from .refusals import check_transformer_options, refuse_in
+from .refusals import COMPILED, check_transformer_options, refuse_in
 from .weight_patches import patch_set
 
 NODE = "Parallelize Model"
@@ -80,6 +81,8 @@ def _compute_dtype(model: ModelPatcher, options: dict) -> str:
 
 def _refuse_what_stays_behind(model: ModelPatcher) -> None:
     check_transformer_options(model.model_options["transformer_options"])
+    if COMPILED in model.wrappers.get(WrappersMP.APPLY_MODEL, {}):  # it holds the stock model, and would run that
+        raise refuse_in("TorchCompileModel", "the MODEL carries a compiled transformer")
     held = {
         "weights changed by a hook": model.hook_patches,
         "wrapped weights": model.weight_wrapper_patches,

@@ -20,7 +20,7 @@ from ...parallel_runtime.plan import ParallelPlan
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
 from .progress import NodeText
-from .refusals import block_patches, check_transformer_options, refuse, refuse_in
+from .refusals import COMPILED, block_patches, check_transformer_options, refuse, refuse_in
 from .remote_model import RemoteFlux, read_source
 from .weight_patches import patch_set
 
@@ -131,6 +131,12 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def add_weight_wrapper(self, name: str, function: object) -> None:
         """Refused."""
         raise refuse("it wraps weights")
+
+    def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Callable) -> None:
+        """Refused for ComfyUI's compiled transformer, which is not here to be compiled; others run in this process."""
+        if key == COMPILED:
+            raise refuse("it compiles the transformer in this process")
+        super().add_wrapper_with_key(wrapper_type, key, wrapper)
 
     def set_injections(self, key: str, injections: list) -> None:
         """Refused: an injection swaps modules of the model."""

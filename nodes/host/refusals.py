@@ -10,6 +10,8 @@ from comfy_api.latest import get_executing_context, get_progress_state
 
 # What ComfyUI's own Flux reads inside its blocks; every other patch name has no effect on it, there as here.
 IN_MODEL_PATCHES = ("post_input", "double_block", "single_block", "attn1_patch", "attn1_output_patch")
+COMPILED = "torch.compile"  # the key of ComfyUI's own wrapper, in every version that has it
+PATCHERS = "the node that adds them (SkipLayerGuidanceDiT, for one)"
 ATTENTION_OVERRIDES = ("optimized_attention_override",)
 
 
@@ -37,7 +39,7 @@ def check_transformer_options(options: Mapping[str, dict]) -> None:
     """Raise `ValueError` when `options` hold anything that would run inside the blocks."""
     found = block_patches(options)
     if found:
-        raise refuse_in("the node that adds them", f"the MODEL carries patches of its blocks ({', '.join(found)})")
+        raise refuse_in(PATCHERS, f"the MODEL carries patches of its blocks ({', '.join(found)})")
 
 
 def _executing_node() -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import pytest
-
 from host import workflows
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, relative_error, to_latent
@@ -71,43 +69,3 @@ def test_on_one_device_the_model_passes_through_with_a_note(
     graph = small(tiny_models, seed=9)
     check(client, graph, parallelize(graph, devices="cpu:1"))
     assert "Parallelize Model: one device (cpu:0), nothing to share" in comfy_server.log
-
-
-def merged(tiny: TinyModels) -> Workflow:
-    graph = small(tiny)
-    inputs = {"model1": ["model", 0], "model2": ["model", 0], "ratio": 0.5}
-    graph["merged"] = {"class_type": "ModelMergeSimple", "inputs": inputs}
-    graph["sampler"]["inputs"]["model"] = ["merged", 0]
-    return parallelize(graph, source="merged")
-
-
-def twice(tiny: TinyModels) -> Workflow:
-    graph = parallelize(small(tiny))
-    again = {"model": ["parallel", 0], "sp_config": ["config", 0]}
-    graph["sampler"]["inputs"]["model"] = ["again", 0]
-    return graph | {"again": {"class_type": "ParallelizeModel", "inputs": again}}
-
-
-def cast_to_fp8(tiny: TinyModels) -> Workflow:
-    graph = parallelize(small(tiny))
-    graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
-    return graph
-
-
-REFUSED = {
-    "merged": (merged, "changed by another model's weights", "remove"),
-    "parallel already": (twice, "parallel already", "change SP Config"),
-    "cast to fp8": (cast_to_fp8, "casts the weights to torch.float8_e4m3fn", "set weight_dtype"),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_a_model_it_cannot_take_is_refused_with_the_remedy(
-    kind: str, client: ComfyClient, tiny_models: TinyModels
-) -> None:
-    build, reason, remedy = REFUSED[kind]
-    result = client.queue(build(tiny_models))
-    assert (result.status, result.error_node) == ("error", "ParallelizeModel")
-    first_line = result.error_message.splitlines()[0]
-    assert reason in first_line and remedy in first_line
-    assert result.progress == []

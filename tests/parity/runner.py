@@ -79,6 +79,10 @@ class Bench:
         """What our loader makes of it under a plan of PLANS; raises FailedRunError when it does not."""
         return self.run(counted(parallelized(graph.workflow(), **PLANS[plan])))
 
+    def without_exchange(self, graph: Graph, plan: str) -> Run:
+        """As `ours`, with ranks that attend to their own tokens alone: what must not pass for parity."""
+        return self.run(counted(switched_off(parallelized(graph.workflow(), **PLANS[plan]))))
+
     def compare(self, graph: Graph, plan: str) -> Row:
         """The cell of a graph and a plan."""
         try:
@@ -128,6 +132,17 @@ def parallelized(graph: Workflow, *, devices: str, ulysses: int, ring: int) -> W
             node["class_type"] = "ParallelFluxLoader"
             node["inputs"]["sp_config"] = ["config", 0]
     return graph | {"config": {"class_type": "SPConfig", "inputs": config}}
+
+
+def switched_off(graph: Workflow) -> Workflow:
+    """The same graph, the exchange of our loaders' MODELs switched off."""
+    graph = copy.deepcopy(graph)
+    for name in [name for name, node in graph.items() if node["class_type"] == "ParallelFluxLoader"]:
+        for node in graph.values():
+            links = {slot: [f"off {name}", 0] for slot, value in node["inputs"].items() if value == [name, 0]}
+            node["inputs"] |= links
+        graph[f"off {name}"] = {"class_type": "SwitchOffExchange", "inputs": {"model": [name, 0]}}
+    return graph
 
 
 def counted(graph: Workflow) -> Workflow:

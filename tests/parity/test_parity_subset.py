@@ -65,6 +65,14 @@ def test_our_loader_equals_the_stock_loader(name: str, plan: str, bench: Bench) 
     assert row.calls > 0
 
 
+@pytest.mark.parametrize(("name", "plan"), CELLS)
+def test_without_the_exchange_no_graph_of_the_subset_passes(name: str, plan: str, bench: Bench) -> None:
+    row = compared(BY_NAME[name], plan, bench.without_exchange(BY_NAME[name], plan), bench.stock(BY_NAME[name]))
+    assert row.error > VISIBLE
+    assert row.problems[0].startswith("relative error")
+    assert len(row.problems) == 1, "the control differs in more than its exchange"
+
+
 @pytest.mark.parametrize("name", [name for name, _ in CELLS if BY_NAME[name].edits])
 def test_what_the_graph_is_about_shows_in_its_latent(name: str, bench: Bench) -> None:
     try:

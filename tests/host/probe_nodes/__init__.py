@@ -1,7 +1,8 @@
 """A ComfyUI node pack for test hosts only: what no stock node gives, and a count of the model's calls.
 
 Owns: a style model of tiny widths, attention masks and skipped steps as popular packs make them, and two nodes that
-count. Does not own: text encoders (tiny_text_encoders). Linked into a test host's custom_nodes, never part of the pack.
+count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py). Linked into a test
+host's custom_nodes, never part of the pack.
 Letters: `L` text and image tokens.
 """
 
@@ -16,6 +17,8 @@ import node_helpers
 import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import ComfyExtension, io
+
+from .reaching import ReachIntoModel, SwitchOffExchange
 
 Calls = io.Custom("MODEL_CALLS")
 CATEGORY = "tests"
@@ -144,7 +147,8 @@ class ProbeNodes(ComfyExtension):
     """The extension ComfyUI asks for its nodes."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [CountModelCalls, ReportModelCalls, TinyStyle, SetAttentionMask, SkipEverySecondCall]
+        nodes = [CountModelCalls, ReportModelCalls, TinyStyle, SetAttentionMask, SkipEverySecondCall]
+        return [*nodes, ReachIntoModel, SwitchOffExchange]
 
 
 async def comfy_entrypoint() -> ProbeNodes:

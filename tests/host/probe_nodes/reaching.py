@@ -1,0 +1,111 @@
+"""A node that reaches into the model in the ways of packs that no stock node stands for, and one without exchange.
+
+Owns: what such nodes do to a MODEL. The calls are ComfyUI's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from comfy.patcher_extension import PatcherInjection, WrappersMP
+from comfy_api.latest import io
+
+CATEGORY = "tests"
+
+
+def inject(model: Any) -> None:
+    """Swap modules while the model is loaded, as packs with adapters inside of blocks do."""
+    model.set_injections("probe", [PatcherInjection(inject=lambda patcher: None, eject=lambda patcher: None)])
+
+
+def wrap_weight(model: Any) -> None:
+    """Change a weight whenever it is cast for computing."""
+    model.add_weight_wrapper("diffusion_model.img_in.weight", lambda weight: weight)
+
+
+def replace_layer(model: Any) -> None:
+    """Put another layer in the place of one of the transformer's."""
+    model.add_object_patch("diffusion_model.img_in", torch.nn.Identity())
+
+
+def override_attention(model: Any) -> None:
+    """Another attention function, straight into the options, as attention packs do."""
+    options = model.model_options["transformer_options"]
+    options["optimized_attention_override"] = lambda function, *args, **kwargs: function(*args, **kwargs)
+
+
+def patch_block(model: Any) -> None:
+    """A patch inside of double blocks."""
+    model.set_model_patch(lambda args: args, "double_block")
+
+
+def replace_block(model: Any) -> None:
+    """A whole block replaced."""
+    model.set_model_patch_replace(lambda args, extra: extra["original_block"](args), "dit", "single_block", 1)
+
+
+def copy_to_device(model: Any) -> None:
+    """What MultiGPU CFG Split does for each further GPU."""
+    model.deepclone_multigpu(new_load_device=torch.device("cpu"))
+
+
+WAYS = {
+    "inject": inject,
+    "wrap weight": wrap_weight,
+    "replace layer": replace_layer,
+    "override attention": override_attention,
+    "patch block": patch_block,
+    "replace block": replace_block,
+    "copy to device": copy_to_device,
+}
+
+
+class ReachIntoModel(io.ComfyNode):
+    """Reaches into the model in one of WAYS."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Model.Input("model"), io.Combo.Input("way", options=list(WAYS))]
+        outputs = [io.Model.Output()]
+        return io.Schema(node_id="ReachIntoModel", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, model: Any, way: str) -> io.NodeOutput:
+        model = model.clone()
+        WAYS[way](model)
+        return io.NodeOutput(model)
+
+
+class WithoutExchange:
+    """A pooled model whose ranks attend to their own tokens alone."""
+
+    def __init__(self, pooled: Any) -> None:
+        self.pooled = pooled
+
+    def step(self, tensors: Any, *, options: dict[str, Any], **rest: Any) -> torch.Tensor:
+        return self.pooled.step(tensors, options={**options, "local_attention": True}, **rest)
+
+
+class SwitchOffExchange(io.ComfyNode):
+    """The negative control of every comparison in a server: a MODEL of ours whose ranks exchange nothing."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs, outputs = [io.Model.Input("model")], [io.Model.Output()]
+        return io.Schema(node_id="SwitchOffExchange", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, model: Any) -> io.NodeOutput:
+        def without_exchange(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            transformer = executor.class_obj
+            pooled = transformer.pooled
+            transformer.pooled = WithoutExchange(pooled)
+            try:
+                return executor(*args, **kwargs)
+            finally:
+                transformer.pooled = pooled
+
+        model = model.clone()
+        model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "switch_off_exchange", without_exchange)
+        return io.NodeOutput(model)

@@ -1,0 +1,63 @@
+"""docs/refusals.md: what is refused and what the user reads, taken from a real server.
+
+`PYTHONPATH=tests python -m refusals.table` writes it; test_refusals.py holds it to what the server says.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from host.client import ComfyClient
+from host.server import PACK_ROOT, ComfyServer
+from host.tiny_models import TinyModels, write_tiny_models
+
+from .cases import CASES, Case
+
+DOCUMENT = PACK_ROOT / "docs" / "refusals.md"
+INTRODUCTION = """# What a parallel MODEL cannot take
+
+The weights lie in the workers, so whatever reads or changes the model's inside in ComfyUI's own process cannot reach
+them. It is refused before any step runs. The message is the first line of ComfyUI's error, on the node that is named
+second; where the node that did it is not the one that fails, the message says which node to remove. `ReachIntoModel`
+stands for nodes of other packs. Written by `make refusals` from the messages of a real server.
+
+| what | told by | message |
+| --- | --- | --- |
+"""
+
+
+def message(client: ComfyClient, case: Case, tiny: TinyModels) -> str:
+    """The first line of the error; raises RuntimeError when the graph runs or fails elsewhere."""
+    result = client.queue(case.build(tiny))
+    if (result.status, result.error_node) != ("error", case.node):
+        raise RuntimeError(f"{case.what}: {result.status} {result.error_node}: {result.error_message}")
+    if result.progress:
+        raise RuntimeError(f"{case.what}: a step ran before the refusal")
+    return result.error_message.splitlines()[0]
+
+
+def row(case: Case, said: str) -> str:
+    """A line of the table."""
+    return f"| {case.what} | {case.node} | {said.replace('|', chr(92) + '|')} |"
+
+
+def document(messages: Mapping[str, str]) -> str:
+    """The whole table from the messages by `Case.what`."""
+    return INTRODUCTION + "".join(f"{row(case, messages[case.what])}\n" for case in CASES)
+
+
+def main() -> int:
+    """Command line: writes the document."""
+    with tempfile.TemporaryDirectory() as folder:
+        tiny = write_tiny_models(Path(folder))
+        with ComfyServer(models=tiny.models) as server:
+            client = ComfyClient(server.url)
+            DOCUMENT.write_text(document({case.what: message(client, case, tiny) for case in CASES}), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

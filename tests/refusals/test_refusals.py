@@ -1,0 +1,41 @@
+"""What reaches into a model whose weights are elsewhere: refused before any step runs, by the node to remove."""
+
+from __future__ import annotations
+
+import pytest
+
+from host.client import ComfyClient, Workflow
+from host.tiny_models import TinyModels
+
+from .cases import CASES, Case
+from .table import DOCUMENT, message, row
+
+
+def names(case: Case) -> str:
+    return case.what
+
+
+@pytest.mark.parametrize("case", CASES, ids=names)
+def test_what_cannot_run_remotely_is_refused_by_name_before_a_step(
+    case: Case, client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    said = message(client, case, tiny_models)
+    assert [part for part in case.says if part not in said] == [], said
+    assert any(remedy in said for remedy in ("remove", "use ", "set ")), "nothing says what to do"
+    assert row(case, said) in DOCUMENT.read_text(encoding="utf-8"), "make refusals writes the table"
+
+
+def stock(graph: Workflow) -> Workflow:
+    """The same graph with the stock loader."""
+    inputs = {"unet_name": graph["model"]["inputs"]["unet_name"], "weight_dtype": "default"}
+    kept = {name: node for name, node in graph.items() if name != "config"}
+    return kept | {"model": {"class_type": "UNETLoader", "inputs": inputs}}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.stock], ids=names)
+def test_stock_comfyui_takes_the_same_graph(case: Case, client: ComfyClient, tiny_models: TinyModels) -> None:
+    client.queue(stock(case.build(tiny_models))).require_success()
+
+
+def test_the_table_has_no_other_rows() -> None:
+    assert DOCUMENT.read_text(encoding="utf-8").count("\n| ") == len(CASES) + 2

@@ -59,7 +59,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     from .cli import plan
 
-    report = plan.run(arguments)
+    report = _run_aside(plan.run, arguments)
     _print(_json(report) if arguments.json else plan.describe(report))
     return EXIT_OK if report["chosen"] else EXIT_NO
 

@@ -99,20 +99,41 @@ class Shift:
 
 
 class AllGather:
-    """Everybody's part of one flat tensor on its way to everybody."""
+    """Everybody's part of one flat tensor on its way to everybody.
+
+    gloo's own gather receives into memory of its own as large as the whole, and copies: messages straight to their
+    places took half the time (40 MB from each of two ranks: 39 against 88 ms).
+    """
 
     def __init__(self, axis: Axis, mine: torch.Tensor, whole: torch.Tensor) -> None:
         began = time.perf_counter()
         self.axis, self.whole = axis, whole
         self.source = mine.cpu() if axis.staged else mine  # held here: it must outlive the transfer
         self.target = torch.empty_like(whole, device="cpu") if axis.staged else whole
-        self.work = _all_gather(self.target, self.source, group=axis.group, async_op=True)
+        if dist.get_backend(axis.group) == "gloo":
+            self.works = self._exchange()
+        else:
+            self.works = [_all_gather(self.target, self.source, group=axis.group, async_op=True)]
         axis.traffic.add((axis.size - 1) * mine.nbytes, time.perf_counter() - began)
 
     def wait(self) -> None:
         """Return when `whole` is complete to whatever the current stream runs next."""
         began = time.perf_counter()
-        self.work.wait()
+        for work in self.works:
+            work.wait()
         if self.axis.staged:
             self.whole.copy_(self.target)
         self.axis.traffic.seconds += time.perf_counter() - began
+
+    def _exchange(self) -> list[dist.Work]:
+        """Send this rank's part to every other, farther and farther along the axis, and receive theirs."""
+        size, index, group = self.axis.size, self.axis.index, self.axis.group
+        parts = self.target.view(size, -1)
+        messages = []
+        for distance in range(1, size):
+            to, source = (index + distance) % size, (index - distance) % size
+            messages.append(dist.P2POp(dist.isend, self.source, group=group, group_peer=to))
+            messages.append(dist.P2POp(dist.irecv, parts[source], group=group, group_peer=source))
+        works = dist.batch_isend_irecv(messages)
+        parts[index].copy_(self.source)
+        return works

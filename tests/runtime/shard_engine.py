@@ -15,7 +15,7 @@ from parallel_runtime.patch import Patch
 from parallel_runtime.rank.branches import Branch
 from parallel_runtime.rank.mapped_file import MappedFile
 from parallel_runtime.rank.sharded import ShardedWeights
-from parallel_runtime.rank.weights import ReplicatedWeights, compute_dtype, file_names, file_scales
+from parallel_runtime.rank.weights import ReplicatedWeights, compute_dtype, file_names, file_scales, weight_bytes
 from parallel_runtime.strategies.collectives import Axis
 from parallel_runtime.strategies.kernels import attention
 from parallel_runtime.wire.protocol import Op
@@ -325,11 +325,15 @@ def check_small(axis, *, path):
     return {"outside": list(outside), "small": small, "large": large, "bytes": ours.parameter_bytes}
 
 
-def check_load(axis, *, path, offloaded):
-    """Load and let the parent watch the memory."""
-    ours = sharded(path, axis, offloaded=offloaded)
+def check_load(axis, *, path, dtype, offloaded):
+    """Load and gather every unit once, while the parent watches the memory."""
+    ours = sharded(path, axis, dtype=dtype, offloaded=offloaded)
     load(ours)
-    return {"shard": ours.parameter_bytes, "buffers": ours.buffer_bytes}
+    ours.begin(1)
+    ours.idle_pass(lambda: None)
+    names = described(path, dtype)["names"].values()
+    whole = weight_bytes(read_header(path), dict(zip(names, names, strict=True)), ours.dtype)
+    return {"shard": ours.parameter_bytes, "buffers": ours.buffer_bytes, "whole": whole}
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}

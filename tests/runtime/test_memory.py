@@ -1,17 +1,15 @@
 """Loading a file of 2 GiB: no rank ever holds more than its weights and a little; the host holds nothing."""
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from host.tiny_models import write_large_flux
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
+from runtime.watched_memory import peak_growth
 
 ALLOWANCE = 256 * 2**20
 
@@ -22,32 +20,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert path.stat().st_size >= 2 * 2**30
     yield path
     path.unlink()
-
-
-def private_bytes(pid: int) -> int:
-    return psutil.Process(pid).memory_full_info().uss
-
-
-@contextmanager
-def peak_growth(pids: list[int]) -> Iterator[list[int]]:
-    """The most private memory each process had in the block, less what it had before; filled when it ends."""
-    before = [private_bytes(pid) for pid in pids]
-    peak = list(before)
-    growth: list[int] = []
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.01):
-            peak[:] = [max(old, private_bytes(pid)) for old, pid in zip(peak, pids, strict=True)]
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield growth
-    finally:
-        done.set()
-        thread.join()
-    growth.extend(new - old for new, old in zip(peak, before, strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["default", "float16"])

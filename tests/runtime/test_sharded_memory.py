@@ -1,0 +1,42 @@
+"""Loading a file of 2 GiB over two ranks: each grows by its part and the buffers, whatever is converted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from host.tiny_models import write_large_flux
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+from runtime.watched_memory import peak_growth
+
+HERE = str(Path(__file__).parent)
+ALLOWANCE = 64 * 2**20  # one piece of the file (32 MiB), and what a process takes for itself
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = write_large_flux(tmp_path_factory.mktemp("large") / "large.safetensors", gib=2.0, hidden=1024, single=1)
+    assert path.stat().st_size >= 2 * 2**30
+    yield path
+    path.unlink()
+
+
+@pytest.mark.parametrize(("dtype", "offloaded"), [("default", False), ("float16", False), ("default", True)])
+def test_a_rank_grows_by_its_part_and_the_buffers(large: Path, dtype: str, offloaded: bool) -> None:
+    options = {"check": "load", "path": str(large), "dtype": dtype, "offloaded": offloaded}
+    with Pool(
+        parse_devices("cpu:2").devices, threads_per_rank=1, engine="shard_engine:ShardEngine", python_path=(HERE,)
+    ) as pool:
+        spec, plan = ModelSpec.of(large), ParallelPlan(ulysses=2)
+        pool.load(spec)
+        with peak_growth(pool.status()["pids"]) as growth:
+            result = pool.step(spec, plan, {}, out_shape=(1,), out_dtype=torch.float32, options=options)
+    for grown, rank in zip(growth, result.ranks, strict=True):
+        found = rank["found"]
+        assert abs(found["shard"] - found["whole"] / 2) < 2**20
+        assert found["buffers"] < 2**28
+        assert found["shard"] * 0.99 < grown < found["shard"] + found["buffers"] + ALLOWANCE

@@ -117,10 +117,13 @@ class AllGather:
         axis.traffic.add((axis.size - 1) * mine.nbytes, time.perf_counter() - began)
 
     def wait(self) -> None:
-        """Return when `whole` is complete to whatever the current stream runs next."""
+        """Return when `whole` is complete to whatever the current stream runs next. To wait again is free."""
+        if not self.works:
+            return
         began = time.perf_counter()
         for work in self.works:
-            work.wait()
+            work.wait()  # once: gloo would take a second wait for a second message
+        self.works = []
         if self.axis.staged:
             self.whole.copy_(self.target)
         self.axis.traffic.seconds += time.perf_counter() - began
@@ -132,8 +135,12 @@ class AllGather:
         messages = []
         for distance in range(1, size):
             to, source = (index + distance) % size, (index - distance) % size
-            messages.append(dist.P2POp(dist.isend, self.source, group=group, group_peer=to))
-            messages.append(dist.P2POp(dist.irecv, parts[source], group=group, group_peer=source))
+            messages.append(dist.P2POp(dist.isend, self.source, self._rank(to), group))
+            messages.append(dist.P2POp(dist.irecv, parts[source], self._rank(source), group))
         works = dist.batch_isend_irecv(messages)
         parts[index].copy_(self.source)
         return works
+
+    def _rank(self, index: int) -> int:
+        """The world's number of a rank of the axis."""
+        return index if self.axis.group is None else dist.get_global_rank(self.axis.group, index)

@@ -15,11 +15,13 @@ ENSURE_VENV_MODULE = $(PYTHON) -c "import ensurepip" 2>/dev/null || \
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 PARITY_FLAGS ?=
+SOAK_FLAGS ?=
+FUZZ_FLAGS ?=
 
-.PHONY: help venv test parity refusals endurance demo lint format types imports clean
+.PHONY: help venv test parity refusals endurance soak fuzz demo lint format types imports clean
 
 help:
-	@echo "make venv | test | parity | refusals | endurance | demo | lint | format | types | imports | clean"
+	@echo "make venv | test | parity | refusals | endurance | soak | fuzz | demo | lint | format | types | imports | clean"
 
 venv: $(STAMP)
 
@@ -44,6 +46,15 @@ refusals: venv
 # 50 prompts of two models and two plans in turn; writes benchmarks/endurance.md.
 endurance: venv
 	$(RUN) -m endurance.run
+
+# Faults mixed at random for 10 minutes: make soak SOAK_FLAGS="--minutes 30 --seed 7"
+soak: venv
+	$(RUN) -m faults.soak $(SOAK_FLAGS)
+
+# A million inputs for each parser, with assertions and without: make fuzz FUZZ_FLAGS="--inputs 100000"
+fuzz: venv
+	$(RUN) -m faults.fuzz $(FUZZ_FLAGS)
+	$(RUN) -O -m faults.fuzz $(FUZZ_FLAGS)
 
 demo: venv
 	$(RUN) -m demo.run $(DEMO_FLAGS)

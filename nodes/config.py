@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from comfy_api.latest import io
 
-from ..parallel_runtime.devices import DeviceSelection, parse_devices
+from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices
 from ..parallel_runtime.plan import MAX_RANKS, ParallelPlan, auto_plan, heads_error
 from .sockets import CATEGORY, SpConfigSocket
 
@@ -91,6 +91,8 @@ class SPConfig(io.ComfyNode):
     @classmethod
     def execute(cls, mode: str, devices: str, ulysses: int, ring: int, lora: str = LORA_MODES[0]) -> io.NodeOutput:
         """Check the devices and the degrees here, so that the error is drawn on this node."""
+        if (missing := missing_system()) is not None:
+            raise ValueError(f"{missing}; {STOCK_NODES}")
         plan = ParallelPlan(ulysses=ulysses, ring=ring) if mode == "manual" else None
         selection = parse_devices(devices)
         for warning in selection.warnings:

@@ -4,12 +4,20 @@ Owns names and counts of devices. Starts nothing and allocates nothing on them.
 """
 
 import re
+import sys
 from dataclasses import dataclass
 
 from .plan import MAX_RANKS
 
+STOCK_NODES = "use stock nodes on this system"
 KINDS = ("cpu", "cuda")
 _COUNT = re.compile(r"[+-]?[0-9]{1,9}")
+
+
+def missing_system() -> str | None:
+    """Why no worker can run on this system, None where they can: memfds, pidfds and sealed memory are Linux's."""
+    system: str = sys.platform
+    return None if system == "linux" else f"workers need Linux, this is {system}"
 
 
 @dataclass(frozen=True, order=True)

@@ -18,6 +18,8 @@ FRESH = "the next prompt starts fresh workers"
 AGAIN = "the next prompt tries again"
 MEMORY = f"use a smaller image, more ranks, or free that device's memory; {FRESH}"
 BUS_ERROR = "killed by SIGBUS"
+LIMITS = "raise the limits of memory and of processes (ulimit -v, ulimit -u)"
+NO_THREAD = "Resource temporarily unavailable"  # the system's words when a thread cannot be made
 OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory", "CUDA out of memory")
 SYSTEM_REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -46,7 +48,7 @@ def failure_of_error(rank: int, body: Mapping[str, Any]) -> Failure:
         rank,
         f"{kind}: {lines[0]}" if lines else kind,
         detail=str(body.get("traceback", "")).strip(),
-        remedy=MEMORY if _is_out_of_memory(kind, text) else FRESH,
+        remedy=_remedy(kind, text),
         weak=body.get("peer") is True,
     )
 
@@ -59,9 +61,11 @@ def other_version(rank: int, found: str) -> Failure | None:
     return Failure(rank, cause, remedy="restart ComfyUI")
 
 
-def _is_out_of_memory(kind: str, text: str) -> bool:
-    """torch has a type for a GPU's memory alone; a library's error and the CPU's allocator say it in words."""
-    return kind in ("OutOfMemoryError", "MemoryError") or any(words in text for words in OUT_OF_MEMORY)
+def _remedy(kind: str, text: str) -> str:
+    """torch has a type for a GPU's memory alone; a library, the CPU's allocator and the system say it in words."""
+    if kind in ("OutOfMemoryError", "MemoryError") or any(words in text for words in OUT_OF_MEMORY):
+        return MEMORY
+    return LIMITS if NO_THREAD in text else FRESH
 
 
 def silence(rank: RankProcess, asked: str, *, now: float, deadline_s: float) -> Failure:

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 
 from ..checkpoint import ModelSpec
-from ..devices import Device
+from ..devices import STOCK_NODES, Device, missing_system
 from ..errors import PoolError
 from ..patch import PRISTINE, PatchSet
 from ..plan import Layout, ParallelPlan
@@ -358,7 +358,7 @@ class Pool:
         try:
             crew.settle(check, deadline_s=self.deadline_s)
         except PoolError as error:  # of a request that its caller gave up: not the failure of the present one
-            _log.warning("parallel workers failed after a cancelled request: %s", _first_line(error))
+            _log.warning("parallel workers failed before this request: %s", _first_line(error))
             return None
         return crew
 
@@ -396,5 +396,6 @@ def _available_cpus() -> int:
 
 
 def _require_linux() -> None:
-    if sys.platform != "linux":
-        raise PoolError(f"workers need Linux, this is {sys.platform}", remedy="use stock nodes on this system")
+    missing = missing_system()
+    if missing is not None:
+        raise PoolError(missing, remedy=STOCK_NODES)

@@ -1,12 +1,16 @@
 """A process that owns a pool, for tests that end it: `python parent.py RANKS WHEN`.
 
-It prints its ranks' processes once they are as WHEN says, then does what it reads, line by line: `step` or `exec`.
+It prints its ranks' processes once they are as WHEN says, then does what it reads, line by line: `step`, `exec`,
+`crash` (abort in the middle of C code, the interpreter's lock held) or `hold` (never give that lock back).
 
 WHEN: `starting`; `idle` (made by a thread that has ended); `stepping` (in an exchange); `holding` (a rank has a child
 and never returns to its interpreter); `leaked` (another child of ours holds every descriptor that we have).
 """
 
+import ctypes
 import os
+import re
+import resource
 import subprocess
 import sys
 import threading
@@ -40,6 +44,12 @@ def main(num_ranks, when):
     for line in sys.stdin:
         if line.startswith("exec"):
             become("import time; print('replaced', flush=True); time.sleep(30)")
+        if line.startswith("crash"):
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            ctypes.PyDLL(None).abort()  # PyDLL, unlike CDLL, keeps the lock
+        if line.startswith("hold"):
+            answer("holding")
+            re.match("(a+)+$", "a" * 60 + "b")
         answer(run_step(pool).out.numel())
 
 

@@ -16,7 +16,7 @@ def run_program(text: str, *, inside: Sequence[str] = (), **environment: str) ->
     indent = len(lines[0]) - len(lines[0].lstrip())
     done = subprocess.run(
         [*inside, sys.executable, "-c", "\n".join(line[indent:] for line in lines)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{POOL}", **environment},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{POOL}:{ROOT / 'tests'}", **environment},
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,15 +1,25 @@
 """Windows and macOS: everything imports, and what is missing is said."""
 
-from faults.programs import run_program
+import pytest
 
+from faults.programs import ROOT, run_program
+from host.fetch import comfyui_path
 
-def test_another_system_can_import_the_pool_and_is_told_what_is_missing():
-    program = """
+# What other systems have not, to be taken away before anything of ours is imported.
+MISSING = """
         import os, signal, sys, torch
-        sys.modules["fcntl"] = None
-        sys.platform = "win32"
-        for name in ("memfd_create", "pidfd_open", "eventfd", "waitid", "sched_getaffinity"):
-            delattr(os, name)
+        def take_away(system):
+            for name in ("memfd_create", "pidfd_open", "eventfd", "waitid", "sched_getaffinity", "posix_fadvise"):
+                delattr(os, name)
+            sys.modules["fcntl"] = sys.modules["resource"] = None
+            sys.platform = system
+"""
+
+
+@pytest.mark.parametrize("system", ["win32", "darwin"])
+def test_another_system_can_import_the_pool_and_is_told_what_is_missing(system):
+    program = """
+        take_away("SYSTEM")
         from echo_pool import make_pool
         from parallel_runtime.errors import PoolError
         with make_pool(2) as pool:
@@ -19,4 +29,32 @@ def test_another_system_can_import_the_pool_and_is_told_what_is_missing():
                 print(error)
             print(pool.status()["state"])
     """
-    assert run_program(program) == ["workers need Linux, this is win32; use stock nodes on this system", "stopped"]
+    lines = run_program(MISSING + program.strip("\n").replace("SYSTEM", system))
+    assert lines == [f"workers need Linux, this is {system}; use stock nodes on this system", "stopped"]
+
+
+def test_the_nodes_import_there_and_say_it_on_sp_config(system="win32"):
+    """In ComfyUI's own process: its modules are imported first, as on a real machine of that kind."""
+    program = """
+        import asyncio, importlib
+        sys.argv = ["main.py", "--cpu"]
+        sys.path.insert(0, "COMFYUI")
+        import comfy.options
+        comfy.options.enable_args_parsing()
+        import comfy.model_base, comfy.sd, comfy.samplers, comfy_api.latest, nodes, folder_paths, latent_preview
+        import aiohttp, server
+        take_away("SYSTEM")
+        sys.path.insert(0, "PARENT")
+        pack = importlib.import_module("PACK")
+        extension = asyncio.run(pack.comfy_entrypoint())
+        names = {node.define_schema().node_id: node for node in asyncio.run(extension.get_node_list())}
+        print(len(names) >= 6)
+        try:
+            names["SPConfig"].execute("auto", "cpu:2", 1, 1)
+        except ValueError as error:
+            print(error)
+    """
+    program = program.replace("SYSTEM", system).replace("COMFYUI", str(comfyui_path()))
+    program = program.replace("PARENT", str(ROOT.parent)).replace("PACK", ROOT.name)
+    lines = run_program(MISSING + program.strip("\n"))
+    assert lines == ["True", f"workers need Linux, this is {system}; use stock nodes on this system"]

@@ -11,6 +11,8 @@ import psutil
 import pytest
 from pool.echo_pool import is_alive
 
+from faults.sockets import LISTENING, sockets_of
+
 HERE = Path(__file__).parent
 POOL = HERE.parent / "pool"
 ROOT = HERE.parents[1]
@@ -84,6 +86,24 @@ def test_ranks_end_when_their_parent_replaces_itself(parent_of, when):
     assert parent.tell("exec") == "replaced"
     assert parent.seconds_until_ranks_are_gone() < 1.0
     assert is_alive(parent.process.pid)
+
+
+def test_ranks_end_with_a_parent_that_crashes_with_the_interpreters_lock_held(parent_of, tmp_path):
+    """No thread of its can say goodbye. Sockets go with the processes that hold them."""
+    parent = parent_of(when="stepping")
+    listening = {socket for rank in parent.ranks for socket in sockets_of(rank)}
+    assert LISTENING in {state for _, state in listening}
+    assert parent.tell("crash") == ""
+    assert parent.process.wait(5) == -signal.SIGABRT
+    assert parent.seconds_until_ranks_are_gone() < 1.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_end_with_a_killed_parent_that_never_gave_the_interpreters_lock_back(parent_of):
+    parent = parent_of(when="idle")
+    assert parent.tell("hold") == "holding"
+    os.kill(parent.process.pid, signal.SIGKILL)
+    assert parent.seconds_until_ranks_are_gone() < 1.0
 
 
 def test_ranks_end_with_a_parent_that_just_returns(parent_of):

@@ -1,0 +1,157 @@
+"""What is fuzzed: the wire's decoder with the segments behind it, and the header of a weights file.
+
+Owns what must hold of each. Both get what is not only random: a message's counts and a header's length are made right
+again for half of the inputs, or nearly all of them would be refused for that alone.
+"""
+
+import json
+import os
+import struct
+from pathlib import Path
+
+from .fuzzer import Target
+from .marking import Edges, marked_module
+
+SEGMENT_BYTES = 1 << 14
+JSON_WORDS = (
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b'"',
+    b"-1",
+    b"1e999",
+    b"NaN",
+    b"true",
+    b"null",
+    b"9" * 40,
+    b"\\ud800",
+)
+HEADER_WORDS = (
+    *(b'"dtype"', b'"shape"', b'"data_offsets"', b'"__metadata__"', b'"F32"', b'"BF16"', b'"F8_E4M3"', b"[0,4]", b"[]"),
+    b'"y":{"dtype":"F32","shape":[1],"data_offsets":[4,8]},',
+)
+
+
+def wire() -> Target:
+    """`decode`, and each tensor of an accepted message looked up in a small segment."""
+    edges = Edges()
+    protocol = marked_module("parallel_runtime.wire.protocol", edges)
+    channel = marked_module("parallel_runtime.wire.channel", edges)
+    segment, fd = channel.Segment.create(SEGMENT_BYTES)
+    os.close(fd)
+    table = channel.SegmentTable(segment)
+    refusals = (protocol.ProtocolError, channel.ProtocolError)
+
+    def run(data: bytes) -> bool:
+        if data[-1:] < b"\x80":
+            data = _with_text_bytes(protocol, data)
+        try:
+            message = protocol.decode(data)
+        except protocol.ProtocolError:
+            return False
+        if protocol.decode(protocol.encode(message)) != message:
+            raise AssertionError("another message came back")
+        for spec in message.tensors:
+            try:
+                view = table.tensor(spec)
+            except refusals:
+                continue
+            _within(view, segment, control_bytes=channel.CONTROL_BYTES)
+        return True
+
+    op, spec = protocol.Op, protocol.TensorSpec
+    specs = (spec("x", "float32", (2, 3), 0, 4096), spec("y.1", "bfloat16", (5,), 0, 8192))
+    messages = [
+        protocol.Message(op.STEP, 1, 2, 3, {"model": 1, "options": {"a": [1.5, None]}}, specs),
+        protocol.Message(op.HELLO, 0, 1, 0, {"pid": 4}),
+        protocol.Message(op.ATTACH, 3, 1, 0, {"segment": 0, "num_bytes": 1 << 20, "drop": []}),
+        protocol.Message(op.PATCH, 0, 1, 9, {"records": [{"key": "a.weight", "values": ["patch.0", 2.0]}]}, specs[:1]),
+    ]
+    return Target("wire", edges, run, [protocol.encode(each) for each in messages], JSON_WORDS)
+
+
+def header(folder: Path) -> Target:
+    """`read_header` of a file in `folder`."""
+    edges = Edges()
+    checkpoint = marked_module("parallel_runtime.checkpoint", edges)
+    path = folder / "fuzzed.safetensors"
+    path.write_bytes(b"")
+    file = os.open(path, os.O_RDWR)
+
+    def run(data: bytes) -> bool:
+        if data[-1:] < b"\x80":
+            data = _with_length(data)
+        os.ftruncate(file, 0)
+        os.pwrite(file, data, 0)
+        try:
+            found = checkpoint.read_header(path)
+        except ValueError as error:
+            if "\n" in str(error) or len(str(error)) > 3000:
+                raise AssertionError(f"a message of {len(str(error))} characters in several lines") from error
+            return False
+        _covers(found, len(data))
+        return True
+
+    tensors = {"x": ("F32", [3, 2]), "y": ("BF16", [5]), "z": ("F8_E4M3", [0, 4])}
+    return Target(
+        "safetensors header", edges, run, [_file(tensors), _file({}), _file({"a": ("I64", [])})], HEADER_WORDS
+    )
+
+
+def _with_text_bytes(protocol: object, data: bytes) -> bytes:
+    """The message with its length of text made right."""
+    layout, entry = vars(protocol)["HEADER"], vars(protocol)["ENTRY"]
+    if len(data) < layout.size:
+        return data
+    fields = list(layout.unpack_from(data))
+    fields[5] = max(0, len(data) - layout.size - fields[7] * entry.size) & 0xFFFFFFFF
+    return bytes(layout.pack(*fields)) + data[layout.size :]
+
+
+def _with_length(data: bytes) -> bytes:
+    """The file with its header's length made right, up to the last closing brace."""
+    end = data.rfind(b"}") + 1
+    return struct.pack("<Q", end - 8) + data[8:] if end > 8 else data
+
+
+def _file(tensors: dict[str, tuple[str, list[int]]]) -> bytes:
+    sizes = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "I64": 8}
+    entries, start = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        num_bytes = sizes[dtype]
+        for size in shape:
+            num_bytes *= size
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + num_bytes]}
+        start += num_bytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(start)
+
+
+def _within(view: object, segment: object, *, control_bytes: int) -> None:
+    """The view lies in the segment behind its control page, or is empty."""
+    import torch
+
+    if not isinstance(view, torch.Tensor) or view.numel() == 0:
+        return
+    whole = torch.frombuffer(vars(segment)["_map"], dtype=torch.uint8)
+    start = view.data_ptr() - whole.data_ptr()
+    if start < control_bytes or start + view.nbytes > whole.nbytes:
+        raise AssertionError(f"bytes {start} to {start + view.nbytes} of a segment of {whole.nbytes}")
+
+
+def _covers(found: object, file_size: int) -> None:
+    """The tensors of an accepted header lie in the file one after the other, to its end."""
+    entries = sorted((entry.start, entry.end, entry) for entry in vars(found)["tensors"].values() if entry.num_bytes)
+    position = entries[0][0] if entries else file_size
+    for start, end, entry in entries:
+        num_bytes = entry.dtype.itemsize
+        for size in entry.shape:
+            num_bytes *= size
+        if start != position or end - start != num_bytes:
+            raise AssertionError(f"{entry} after byte {position}")
+        position = end
+    if position != file_size:
+        raise AssertionError(f"tensors end at byte {position} of {file_size}")

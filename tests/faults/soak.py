@@ -1,0 +1,279 @@
+"""`python -m faults.soak --minutes 10 --seed N`: faults, cancels, sizes, plans and LoRAs mixed at random, all for real.
+
+Owns what is done and what must hold after it. Every result is compared with the unmodified diffusers model; every error
+must name the rank and the cause; no process may outlive it. Ends with 1 when anything did not hold.
+"""
+
+import argparse
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import torch
+
+from parallel_runtime.cli.workload import relative_error
+from parallel_runtime.devices import Device
+from parallel_runtime.errors import PoolError
+from parallel_runtime.pool.pool import Pool
+
+from .soak_cases import Cases
+from .soak_ledger import Ledger
+
+TOLERANCE = 1e-5
+DEADLINE_S = 1.0
+NOTICED_S = 1.0  # what is promised; a rank that is silent has the deadline more
+CANCELLED_S = 0.5  # the caller is asked every 50 ms, also in the middle of a step
+CANCELS = 4  # one after the other: they are quick
+FAILURES_BEFORE_RELEASE = 2  # a third within a minute is a storm, and needs the user
+
+
+class Cancelled(Exception):  # noqa: N818  stands for the caller's own
+    """What a caller raises to cancel."""
+
+
+class Soak:
+    """One pool, and what is done to it."""
+
+    def __init__(self, cases: Cases, *, num_ranks: int, seed: int) -> None:
+        self.cases = cases
+        self.chance = random.Random(seed)  # noqa: S311  no secret
+        self.ledger = Ledger()
+        self.pool = Pool(
+            tuple(Device("cpu", index) for index in range(num_ranks)),
+            threads_per_rank=1,
+            deadline_s=DEADLINE_S,
+            load_deadline_s=DEADLINE_S,
+            engine="soak_engine:Failing",
+            python_path=(str(Path(__file__).parent),),
+            segment_bytes=1 << 19,  # so that bigger requests need further segments
+        )
+        self.failures = 0
+        self.faults: dict[str, Callable[[], None]] = {
+            "killed while idle": lambda: self.signalled("killed while idle", "SIGKILL", after_s=0.0),
+            "killed in a prompt": lambda: self.signalled("killed in a prompt", "SIGKILL", after_s=0.02),
+            "killed while loading": lambda: self.signalled("killed while loading", "SIGKILL", after_s=0.01, load=True),
+            "stopped (SIGSTOP)": lambda: self.signalled("stopped (SIGSTOP)", "SIGSTOP", after_s=0.02),
+            "crashed (SIGSEGV)": lambda: self.signalled("crashed (SIGSEGV)", "SIGSEGV", after_s=0.02),
+            "raises": lambda: self.fails("raises", "raise", "RuntimeError: asked to raise"),
+            "out of memory": lambda: self.fails("out of memory", "memory", "OutOfMemoryError: asked to memory"),
+            "cancelled step": lambda: self.cancels("cancelled step"),
+            "cancelled load": lambda: self.cancels("cancelled load", load=True),
+            "cancelled start": lambda: self.cancels("cancelled start", start=True),
+            "two prompts at once": lambda: self.at_once("two prompts at once", self.prompt),
+            "prompt and release": lambda: self.at_once("prompt and release", self.pool.close),
+            "prompt and free": lambda: self.at_once("prompt and free", self.free),
+        }
+
+    def run(self, seconds: float, *, steady_prompts: int) -> Ledger:
+        """Mix for that long, every fault at least once, after `steady_prompts` without one (and more, to warm up)."""
+        began = time.monotonic()
+        self.steady(steady_prompts)
+        bag = self.shuffled()
+        while bag or time.monotonic() - began < seconds:
+            bag = bag or self.shuffled()
+            fault = bag.pop()
+            self.ledger.injected[fault] += 1
+            self.faults[fault]()
+            for _ in range(self.chance.randrange(4)):
+                self.prompt()
+        self.pool.close()
+        left = psutil.Process().children(recursive=True)
+        if left:
+            self.wrong(f"processes left at the end: {left}")
+        return self.ledger
+
+    def shuffled(self) -> list[str]:
+        """All faults in a random order, so that none is left to chance."""
+        return self.chance.sample(sorted(self.faults), k=len(self.faults))
+
+    def prompt(self, *, options: dict | None = None, check: Callable[[], None] | None = None) -> None:
+        """One call, compared with the reference. Raises PoolError and what `check` raises."""
+        case, plan = self.cases.pick(self.chance)
+        result = self.pool.step(
+            case.spec,
+            plan,
+            case.tensors,
+            out_shape=tuple(case.reference.shape),
+            out_dtype=torch.float32,
+            options=options or {},
+            patches=case.patches,
+            check_cancelled=check,
+        )
+        error = relative_error(result.out, case.reference)
+        self.ledger.worst_error = max(self.ledger.worst_error, error)
+        if error <= TOLERANCE:
+            self.ledger.right += 1
+        else:
+            self.wrong(f"relative error {error:.1e} with {plan.name}, LoRA {case.patches.name!r}")
+
+    def wrong(self, what: str) -> None:
+        """Something did not hold."""
+        self.ledger.wrong.append(f"WRONG after {sum(self.ledger.injected.values())} faults: {what}")
+
+    def refused(self, fault: str, since: float, pids: list[int], ask: Callable[[], None], expected: str) -> bool:
+        """Whether `ask` failed with PoolError, which must come soon, be well worded, and leave no process."""
+        try:
+            ask()
+        except PoolError as error:
+            seconds, first = time.monotonic() - since, str(error).partition("\n")[0]
+            self.ledger.refused += 1
+            self.ledger.noticed(fault, seconds)
+            if expected not in first or not first.startswith("rank "):
+                self.wrong(f"{fault}: {first}")
+            if seconds > NOTICED_S + (DEADLINE_S + 0.1 if "SIGSTOP" in fault else 0.0):
+                self.wrong(f"{fault}: noticed after {seconds:.2f} s")
+            if alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
+                self.wrong(f"{fault}: processes {alive} live on")
+            self.failures += 1
+            return True
+        return False
+
+    def recover(self, fault: str, since: float) -> None:
+        """The next prompt is right."""
+        if self.failures >= FAILURES_BEFORE_RELEASE:
+            self.failures = 0
+            self.pool.close()  # as the user's Release
+        self.prompt()
+        self.ledger.recovered(fault, time.monotonic() - since)
+
+    def signalled(self, fault: str, name: str, *, after_s: float, load: bool = False) -> None:
+        """A signal reaches a rank at a random moment of a prompt, or before it."""
+        self.prompt()
+        pids = self.pool.status()["pids"]
+        victim, sent = self.chance.choice(pids), []
+
+        def send() -> None:
+            sent.append(time.monotonic())
+            with suppress(ProcessLookupError):
+                os.kill(victim, getattr(signal, name))
+
+        timer = threading.Timer(self.chance.random() * after_s, send)
+        expected = "held by a signal" if name == "SIGSTOP" else f"killed by {name}"
+        if load:
+            self.pool.unload(self.chance.choice(self.cases.models))
+        timer.start()
+        if after_s == 0.0:
+            timer.join()
+        began = time.monotonic()
+        noticed = self.refused(fault, began, pids, self.prompt, expected)
+        timer.join()
+        if not noticed:  # it had answered before
+            self.refused(fault, sent[0], pids, self.prompt, expected)
+        self.recover(fault, sent[0])
+
+    def fails(self, fault: str, kind: str, expected: str) -> None:
+        """A rank raises in a step."""
+        self.prompt()
+        rank, pids = 0, self.pool.status()["pids"]  # rank 0 is in every plan
+        began = time.monotonic()
+        asked = {"fault": {"rank": rank, "kind": kind}}
+        if not self.refused(fault, began, pids, lambda: self.prompt(options=asked), expected):
+            self.wrong(f"{fault}: no error")
+        self.recover(fault, began)
+
+    def cancels(self, fault: str, *, load: bool = False, start: bool = False) -> None:
+        """The caller cancels at a random moment and is let go at once; ranks stay, and the next result is right."""
+        if start:
+            self.pool.close()
+        generation = self.pool.generation + start
+        for _ in range(1 if start else CANCELS):
+            if load:
+                self.free()
+            until = time.monotonic() + self.chance.random() * (0.5 if start else 0.1)
+            try:
+                self.sample_until(until)
+            except Cancelled:
+                self.ledger.cancelled += 1
+            if (seconds := time.monotonic() - until) > CANCELLED_S:
+                self.wrong(f"{fault}: let go after {seconds:.2f} s")
+            began = time.monotonic()
+            self.prompt()
+            self.ledger.recovered(fault, time.monotonic() - began)
+        if self.pool.generation != generation:
+            self.wrong(f"{fault}: the workers did not live on")
+
+    def sample_until(self, until: float) -> None:
+        """Prompts with all their changes of weights and plans, and steps of 0.1 s among them, until cancelled then."""
+
+        def check() -> None:
+            if time.monotonic() >= until:
+                raise Cancelled
+
+        while True:
+            self.prompt(check=check, options={"fault": "slow"} if self.chance.random() < 0.2 else None)
+
+    def at_once(self, fault: str, other: Callable[[], None]) -> None:
+        """Another thread does something else at the same time; neither may hang or fail."""
+        self.prompt()
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                other()
+            except (PoolError, RuntimeError, ValueError) as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        began = time.monotonic()
+        thread.start()
+        time.sleep(self.chance.random() * 0.02)
+        self.prompt()
+        thread.join(30)
+        self.ledger.recovered(fault, time.monotonic() - began)
+        if thread.is_alive() or failed:
+            self.wrong(f"{fault}: {failed or 'it hangs'}")
+
+    def free(self) -> None:
+        """What ComfyUI's memory manager does."""
+        for spec in self.cases.models:
+            self.pool.unload(spec)
+
+    def steady(self, prompts: int) -> None:
+        """Prompts of all kinds without a fault: nothing may grow by more than 2 %."""
+        for _ in range(max(prompts // 2, len(self.cases.cases) * len(self.cases.plans))):  # so that no buffer is new
+            self.prompt()
+        before = self.held()
+        for _ in range(prompts):
+            self.prompt()
+        self.ledger.grew(before, after := self.held(), prompts)
+        for name, value in after.items():
+            if value > before[name] * 1.02:
+                self.wrong(f"{name} grew from {before[name]:,.0f} to {value:,.0f} in {prompts} prompts")
+
+    def held(self) -> dict[str, float]:
+        """Of this process and all ranks together: private bytes, threads, descriptors, processes."""
+        processes = [psutil.Process(), *map(psutil.Process, self.pool.status()["pids"])]
+        return {
+            "private bytes": sum(process.memory_full_info().uss for process in processes),
+            "threads": sum(process.num_threads() for process in processes),
+            "descriptors": sum(process.num_fds() for process in processes),
+            "processes": len(psutil.Process().children(recursive=True)),
+        }
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="faults.soak", description="Mix faults at random.")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steady-prompts", type=int, default=500)
+    options = parser.parse_args()
+    print(f"seed {options.seed}, {options.ranks} ranks, {options.minutes:g} minutes", flush=True)  # noqa: T201
+    with tempfile.TemporaryDirectory() as folder:
+        cases = Cases(Path(folder), num_ranks=options.ranks)
+        soak = Soak(cases, num_ranks=options.ranks, seed=options.seed)
+        ledger = soak.run(options.minutes * 60, steady_prompts=options.steady_prompts)
+    print(ledger.table())  # noqa: T201
+    return 1 if ledger.wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

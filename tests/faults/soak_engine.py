@@ -1,0 +1,25 @@
+"""The real engine, which fails on demand: a step's option `fault` names a rank and what it does in the middle of it.
+
+A rank finds this module through `python_path`.
+"""
+
+import time
+
+import torch
+
+from parallel_runtime.rank.engine import Engine
+from parallel_runtime.wire.protocol import Op
+
+KINDS = {"raise": RuntimeError, "memory": torch.OutOfMemoryError}
+
+
+class Failing(Engine):
+    """As the real one, but for the fault; "slow" makes every rank take 0.1 s longer."""
+
+    def handle(self, message, **callbacks):
+        fault = message.body.get("options", {}).get("fault") if message.op is Op.STEP else None
+        if fault == "slow":
+            time.sleep(0.1)
+        elif fault is not None and fault["rank"] == self.rank:
+            raise KINDS[fault["kind"]](f"asked to {fault['kind']}")
+        return super().handle(message, **callbacks)

@@ -1,0 +1,58 @@
+"""Whatever bytes come, parsers refuse them in their own words, soon. `make fuzz` tries a million of each, also with -O.
+
+Hypothesis tries both parsers as well: tests/pool/test_protocol.py and tests/runtime/test_checkpoint.py.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from faults.fuzz.fuzzer import Target, fuzz
+from faults.fuzz.marking import Edges, marked_module
+from faults.fuzz.targets import header, wire
+
+ROOT = Path(__file__).resolve().parents[2]
+INPUTS = 20_000
+
+
+def test_the_wires_decoder_survives_what_reaches_new_code():
+    found = fuzz(wire(), inputs=INPUTS, seed=1)
+    assert found.broken == []
+    assert found.accepted > 0
+    assert found.corpus > 4, "nothing new was reached: the fuzzer is blind"
+
+
+def test_the_header_of_a_weights_file_survives_what_reaches_new_code(tmp_path):
+    found = fuzz(header(tmp_path), inputs=INPUTS, seed=1)
+    assert found.broken == []
+    assert found.accepted > 0
+    assert found.corpus > 3, "nothing new was reached: the fuzzer is blind"
+
+
+def test_both_survive_without_assertions_too():
+    """Nothing that a message can carry may rest on an `assert`."""
+    command = [sys.executable, "-O", "-m", "faults.fuzz", "--inputs", str(INPUTS), "--seed", "2"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "python -O" in done.stdout
+    assert done.stdout.count(f"{INPUTS} inputs") == 2
+
+
+def test_the_fuzzer_finds_what_hides_behind_three_steps(tmp_path, monkeypatch):
+    """The negative control: by chance alone, three bytes in a row are one in 17 million."""
+    (tmp_path / "hiding.py").write_text(
+        "def parse(data):\n"
+        "    if data[:1] == b'P':\n"
+        "        if data[1:2] == b'D':\n"
+        "            if data[2:3] == b'i':\n"
+        "                raise KeyError('hidden')\n"
+        "    return False\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    edges = Edges()
+    parse = marked_module("hiding", edges).parse
+    found = fuzz(Target("hiding", edges, parse, [b"..."]), inputs=1_000_000, seed=3, max_broken=1)
+    assert [what for _, what in found.broken] == ["KeyError: 'hidden'"]
+    assert fuzz(Target("blind", Edges(), parse, [b"..."]), inputs=100_000, seed=3).broken == []

@@ -1,0 +1,40 @@
+"""The short mix of what `make soak` does for longer: every fault once, at a random moment, every result checked."""
+
+import time
+
+import pytest
+
+from faults.soak import Soak
+from faults.soak_cases import Case, Cases
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    return Cases(tmp_path_factory.mktemp("soak"), num_ranks=2, num_models=1)
+
+
+def test_every_fault_in_a_random_order_leaves_every_result_right(cases: Cases) -> None:
+    seed = time.time_ns() % 2**32
+    soak = Soak(cases, num_ranks=2, seed=seed)
+    ledger = soak.run(0, steady_prompts=50)
+    assert ledger.wrong == [], f"seed {seed}\n{ledger.table()}"
+    assert set(ledger.injected.values()) == {1}
+    assert ledger.right > 100
+    assert ledger.refused >= 5
+    assert ledger.cancelled >= 5
+
+
+def test_a_wrong_result_and_another_error_are_seen(cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: another LoRA's reference, and an error that names something else."""
+    first, *others = cases.cases
+    wrong = Case(first.spec, others[4].patches, first.tensors, first.reference)
+    assert others[4].patches.name != first.patches.name
+    monkeypatch.setattr(cases, "cases", [wrong])
+    monkeypatch.setattr(cases, "plans", cases.plans[:1])
+    soak = Soak(cases, num_ranks=1, seed=1)
+    with soak.pool:
+        soak.prompt()
+        soak.fails("raises", "raise", "quite another text")
+    found = "\n".join(soak.ledger.wrong)
+    assert "relative error" in found
+    assert "raises: rank 0: RuntimeError: asked to raise" in found

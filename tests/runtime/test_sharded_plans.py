@@ -1,0 +1,81 @@
+"""Plans with sharded and offloaded weights give, to the last bit, what they give with all weights on every rank."""
+
+import pytest
+import torch
+
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.workload import Workload
+from parallel_runtime.patch import PRISTINE, Patch, PatchSet
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.pool import Pool
+
+# data, cfg, ring, ulysses: each axis alone, pairs, all, three ranks, lanes that idle
+SHAPES = [
+    (1, 1, 1, 2),
+    (1, 1, 3, 1),
+    (1, 2, 1, 1),
+    (1, 3, 1, 1),
+    (2, 2, 1, 1),
+    (2, 1, 1, 2),
+    (1, 2, 2, 2),
+    (2, 2, 2, 1),
+]
+PLANS = [
+    ParallelPlan(data=data, cfg=cfg, ring=ring, ulysses=ulysses, weights=weights)
+    for data, cfg, ring, ulysses in SHAPES
+    for weights in ("sharded", "offloaded")
+] + [ParallelPlan(weights="offloaded"), ParallelPlan(data=2, weights="offloaded")]
+
+
+def calls_of(spec: ModelSpec) -> list[ModelCall]:
+    """Two calls of unequal lengths, three rows: some lanes have more pieces than others, some have none."""
+    config = FluxConfig.from_header(read_header(spec.path))
+    inputs = [
+        Workload(width=64, height=48, text_tokens=tokens, batch=batch, seed=tokens).tensors(config)
+        for tokens, batch in ((13, 2), (5, 1))
+    ]
+    return [
+        ModelCall(
+            tensors=tensors,
+            out_shape=(*tensors["img"].shape[:2], config.out_channels),
+            out_dtype=torch.float32,
+        )
+        for tensors in inputs
+    ]
+
+
+def lora(spec: ModelSpec, *, side_branch: bool) -> PatchSet:
+    key = "double_blocks.0.img_attn.qkv.weight"
+    rows, columns = read_header(spec.path).tensors[key].shape
+    generator = torch.Generator().manual_seed(3)
+    up, down = torch.randn(rows, 4, generator=generator), torch.randn(4, columns, generator=generator)
+    patch = Patch(key=key, kind="lora", strength=0.3, values=(up, down * columns**-0.5, 4.0, None))
+    return PatchSet(f"lora {side_branch}", (patch,), side_branch=side_branch)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+def test_a_plan_gives_the_same_with_parts_of_the_weights_as_with_all(
+    eight_ranks: Pool, sample: ModelSpec, plan: ParallelPlan
+) -> None:
+    calls = calls_of(sample)
+    whole = ParallelPlan(data=plan.data, cfg=plan.cfg, ring=plan.ring, ulysses=plan.ulysses)
+    outs = []
+    for patches in (PRISTINE, lora(sample, side_branch=False), lora(sample, side_branch=True), PRISTINE):
+        expected = eight_ranks.run(sample, whole, calls, patches=patches)
+        result = eight_ranks.run(sample, plan, calls, patches=patches)
+        assert all(torch.equal(ours, all_of) for ours, all_of in zip(result.outs, expected.outs, strict=True))
+        outs.append(result.outs[0])
+    assert (outs[1] - outs[0]).abs().max() > 0.01, "the LoRA changes nothing"
+    assert torch.equal(outs[0], outs[3])
+
+    held = eight_ranks.load(sample, plan).parameter_bytes[: plan.ranks]
+    all_bytes = eight_ranks.load(sample, whole).parameter_bytes[0]
+    shards = plan.layout.shards
+    for rank, bytes_held in zip(result.ranks, held, strict=False):
+        assert all_bytes / shards <= bytes_held < all_bytes / shards + 2**13, "more than 8 KiB of padding"
+        passes = rank["weight_calls"] // 3  # two blocks and what is outside them, which ends a pass and begins the next
+        assert rank["weight_bytes"] >= passes * (shards - 1) * bytes_held
+        assert (passes == 0) == (shards == 1)
+    eight_ranks.unload(sample, plan)

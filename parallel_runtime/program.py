@@ -3,7 +3,7 @@
 Letters: `X_e` is the input of the model's e-th call, `D_e` that call's denoised latent, `G_e` a tensor given ahead.
 Every sampler whose update is linear in latents, denoised latents and noise is, for given sigmas, the recurrence
 
-    X_e = factor * X_base + sum of weight_j * D_j + G_e
+    X_e = sum of factor_k * X_k + sum of weight_j * D_j + G_e        k, j < e
 
 whose numbers depend on nothing that a model says. X_0 is G_0, and noise that a sampler adds is in the other G. The last
 state is the result. A recurrence works token by token, so ranks that hold different tokens each run it on their own.
@@ -23,9 +23,8 @@ import torch
 class State:
     """How one X is made. `sigma` and `timestep` are those of the call that it goes into; the result has none."""
 
-    base: int | None = None
-    factor: float = 0.0
-    weights: tuple[tuple[int, float], ...] = ()  # (j, weight of D_j)
+    inputs: tuple[tuple[int, float], ...] = ()  # (k, factor of X_k)
+    denoised: tuple[tuple[int, float], ...] = ()  # (j, weight of D_j)
     given: bool = False
     sigma: float | None = None
     timestep: float | None = None
@@ -45,8 +44,7 @@ class Program:
         if not self.states:
             raise ValueError("a program without states has no result; give at least one")
         for number, state in enumerate(self.states):
-            bases = [] if state.base is None else [state.base]
-            for index in (*bases, *(j for j, _ in state.weights)):
+            for index, _ in (*state.inputs, *state.denoised):
                 if not 0 <= index < number:
                     raise ValueError(f"state {number} is made of number {index}; use one from 0 to {number - 1}")
             if (state.sigma is None) != (number == self.num_calls):
@@ -80,7 +78,7 @@ class Program:
         """Plain values for JSON; `from_dict` is the inverse."""
         return {
             "states": [
-                [state.base, state.factor, [list(pair) for pair in state.weights], state.given]
+                [list(map(list, state.inputs)), list(map(list, state.denoised)), state.given]
                 + [state.sigma, state.timestep]
                 for state in self.states
             ],
@@ -92,14 +90,13 @@ class Program:
         """Build a program from JSON values."""
         states = tuple(
             State(
-                base=base,
-                factor=factor,
-                weights=tuple((int(j), float(weight)) for j, weight in weights),
+                inputs=tuple((int(k), float(factor)) for k, factor in inputs),
+                denoised=tuple((int(j), float(weight)) for j, weight in denoised),
                 given=given,
                 sigma=sigma,
                 timestep=timestep,
             )
-            for base, factor, weights, given, sigma, timestep in values["states"]
+            for inputs, denoised, given, sigma, timestep in values["states"]
         )
         return cls(states=states, step_ends=tuple(values["step_ends"]))
 
@@ -111,14 +108,14 @@ class Trajectory:
         self._program = program
         self._x: dict[int, torch.Tensor] = {}
         self._denoised: dict[int, torch.Tensor] = {}
-        self._last_use_x = _last_uses(program.states, lambda state: [] if state.base is None else [state.base])
-        self._last_use_denoised = _last_uses(program.states, lambda state: [j for j, _ in state.weights])
+        self._last_use_x = _last_uses(program.states, lambda state: [k for k, _ in state.inputs])
+        self._last_use_denoised = _last_uses(program.states, lambda state: [j for j, _ in state.denoised])
 
     def enter(self, number: int, given: torch.Tensor | None) -> torch.Tensor:
         """X of state `number`; states are entered in order, each after the call before it was left."""
         state = self._program.states[number]
-        terms = [] if state.base is None else [(self._x[state.base], state.factor)]
-        terms += [(self._denoised[j], weight) for j, weight in state.weights]
+        terms = [(self._x[k], factor) for k, factor in state.inputs]
+        terms += [(self._denoised[j], weight) for j, weight in state.denoised]
         if not terms:
             if given is None:
                 raise ValueError(f"state {number} is made of nothing; it needs a tensor given ahead")

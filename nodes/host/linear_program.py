@@ -18,7 +18,8 @@ from ...parallel_runtime.program import Program, State
 
 # Relative, of sums over a whole run, in the precision a sampler is traced in.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-6}
-MAX_FACTOR = 4.0  # a state that is a large multiple of an earlier one would enlarge its rounding
+MAX_WINDOW = 8  # earlier calls that a multistep sampler looks back on
+MAX_FACTOR = 2.0  # a state made of large multiples of others would enlarge their rounding
 
 
 class NotLinearError(ValueError):
@@ -108,10 +109,14 @@ def trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor]) -> 
 
     Leaves the random state of torch as it found it. Raises `NotLinearError` with what keeps the sampler from it.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices of a few hundred numbers: waking a team of threads takes far longer
     try:
         return _trace(run, timestep, torch.float64)
     except RuntimeError:  # torch refuses to mix what the sampler makes in single precision with our double
         return _trace(run, timestep, torch.float32)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> Program:
@@ -156,47 +161,52 @@ def _max_calls(num_sigmas: int) -> int:
 
 
 def _states(found: Sequence[torch.Tensor], still: Sequence[torch.Tensor], tolerance: float) -> list[dict]:
-    """Each X as the shortest sum of an earlier one and denoised latents; `still` is the same run on zeros."""
-    weights = torch.stack([(x - zero).flatten() for x, zero in zip(found, still, strict=True)])
+    """Each X as a sum of earlier ones and of denoised latents; `still` is the same run on zeros."""
+    weights = torch.stack([(x - zero).flatten() for x, zero in zip(found, still, strict=True)]).double()
     if not bool(torch.isfinite(weights).all()):
         raise NotLinearError("it makes numbers that are not finite")
     noisy = [bool(zero.any()) for zero in still]
-    return [_shortest(weights, number, noisy, tolerance) for number in range(len(found))]
+    states = [_recent(weights, number, tolerance) for number in range(len(found))]
+    for number, state in enumerate(states):
+        noise = noisy[number] or any(noisy[k] for k, _ in state["inputs"])
+        state["given"] = noise or not (state["inputs"] or state["denoised"])
+    return states
 
 
-def _shortest(weights: torch.Tensor, number: int, noisy: Sequence[bool], tolerance: float) -> dict:
+def _recent(weights: torch.Tensor, number: int, tolerance: float) -> dict:
+    """State `number` by the fewest calls back that it can be made of. Row e of `weights`: X_e by X_0 and each D."""
     mine = weights[number]
     if number == 0:
-        return {"given": True}
+        return {"inputs": (), "denoised": ()}
     limit = tolerance * float(mine.abs().max().clamp(min=1e-30))
-    best: tuple[int, int | None, float, torch.Tensor] | None = None
-    for base in (*range(number - 1, -1, -1), None):
-        factor = 0.0
-        if base is not None:
-            start = float(weights[base, 0])
-            factor = float(mine[0]) / start if start else 0.0
-            if abs(float(mine[0])) <= limit or not 0 < abs(factor) <= MAX_FACTOR:
-                continue
-        rest = mine if base is None else mine - factor * weights[base]
-        count = int((rest.abs() > limit).sum())
-        if float(rest[0].abs()) <= limit and (best is None or count < best[0]):
-            best = (count, base, factor, rest)
-    if best is None:
+    for window in range(1, min(MAX_WINDOW, number) + 1):
+        calls = range(number - window, number)
+        units = torch.zeros((window, len(mine)), dtype=weights.dtype)
+        for row, call in enumerate(calls):
+            units[row, 1 + call] = 1.0
+        # The smallest factors that do: where earlier states depend on each other there are many.
+        basis = torch.cat((weights[calls.start : calls.stop], units)).T
+        factors = torch.linalg.pinv(basis, rtol=1e-12) @ mine
+        factors[factors.abs() <= tolerance] = 0.0
+        if float((basis @ factors - mine).abs().max()) <= limit and float(factors.abs().max()) <= MAX_FACTOR:
+            return {"inputs": _terms(calls, factors[:window]), "denoised": _terms(calls, factors[window:])}
+    calls = range(number)
+    state = {"inputs": _terms(range(1), mine[:1]), "denoised": _terms(calls, mine[1 : 1 + number])}
+    if float(mine[1 + number :].abs().max()) > limit:
         raise NotLinearError("an input of the model is no sum of earlier ones")
-    _, base, factor, rest = best
-    used = torch.nonzero(rest.abs() > limit).flatten().tolist()
-    return {
-        "base": base,
-        "factor": factor,
-        "weights": tuple((index - 1, float(rest[index])) for index in used if index),
-        "given": noisy[number] or (base is not None and noisy[base]) or not used and base is None,
-    }
+    return state
+
+
+def _terms(calls: range, factors: torch.Tensor) -> tuple[tuple[int, float], ...]:
+    return tuple((call, factor) for call, factor in zip(calls, factors.tolist(), strict=True) if factor)
 
 
 def _given(state: State, number: int, still: Sequence[torch.Tensor]) -> torch.Tensor:
-    """G_e: what a run on zeros shows at state e beyond what it had from its base."""
-    x = still[number]
-    return x.clone() if state.base is None else x - state.factor * still[state.base]
+    """G_e: what a run on zeros shows at state e beyond what it had from the states it is made of."""
+    noise = still[number].clone()
+    for k, factor in state.inputs:
+        noise.sub_(still[k], alpha=factor)
+    return noise
 
 
 def _check(program: Program, run: Run, still: Run, vectors: torch.Tensor, tolerance: float) -> None:

@@ -5,7 +5,8 @@ ranks are asked, watched and ended (supervisor.py), nor when there is a new gene
 
 A request that its caller gives up stays in flight, since a collective must never be abandoned. `settle` takes in what
 is owed before anything else is asked; until then nobody writes the shared memory that the request reads. Only a LOAD
-and a PATCH, which are no collectives, are told to stop early, by the cancel word of the control page.
+and a PATCH, which are no collectives, and a RUN, which stops where its credit ends, are told to stop early, by the
+cancel word of the control page.
 """
 
 import time
@@ -20,15 +21,16 @@ from ..patch import PatchBatch, PatchSet, pack
 from ..plan import MAX_RANKS, Layout, ParallelPlan
 from ..strategies.lanes import Piece
 from ..wire.protocol import Op, TensorSpec
-from .arena import Arena
+from .arena import OUT, Arena
 from .calls import ModelCall, inputs_of, results_of
 from .models import LoadResult, Model, Models
+from .resident import ResidentRun, StepDone, Steps, writers
 from .supervisor import Generation, Request
 
 Check = Callable[[], None]
 Progress = Callable[[int, int], None]
 
-GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH)
+GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH, Op.RUN)
 
 
 class Crew:
@@ -194,6 +196,45 @@ class Crew:
         specs = self._arena.place(inputs_of(calls), results_of(calls))
         request = self._ask(Op.STEP, body, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
         return [self._arena.take(spec) for spec in specs[-len(calls) :]], request.ranked()
+
+    def sample(
+        self,
+        model: Model,
+        mesh: int,
+        plan: ParallelPlan,
+        run: ResidentRun,
+        check: Check,
+        *,
+        on_step: StepDone,
+        deadline_s: float,
+    ) -> tuple[torch.Tensor, list[dict[str, Any]]]:
+        """A whole sampling run: its latent in memory of its own, and the reports."""
+        if run.release_modulations:
+            model.patches = None  # so that the next request has them made whole
+        specs = self._arena.place(run.tensors(), run.results())
+        places = {spec.name: spec for spec in specs}
+        segments = self.generation.segments
+
+        def grant(credit: int) -> None:
+            segments.credit = credit
+
+        steps = Steps(
+            writers=writers(plan, run),
+            preview=lambda slot: self._arena.take(places[f"preview.{slot}"]),
+            grant=grant,
+            on_step=on_step,
+        )
+        request = self._ask(
+            Op.RUN,
+            {"model": model.handle, "mesh": mesh, **run.body(plan)},
+            check,
+            specs,
+            deadline_s=deadline_s,
+            on_progress=lambda request: steps.take(request.progress),
+            on_done=self._remember_memory,
+        )
+        steps.take(request.progress)
+        return self._arena.take(places[OUT]), request.ranked()
 
     def measure(self, check: Check, *, deadline_s: float) -> list[dict[str, Any]]:
         """What each rank says of its device."""

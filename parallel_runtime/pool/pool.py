@@ -11,12 +11,9 @@ pool itself.
 
 import itertools
 import logging
-import os
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -35,8 +32,10 @@ from .crew import Check, Crew, Progress
 from .deadlines import LOAD_S, REQUEST_S, START_S, Pace, checked
 from .failures import Failures
 from .models import LoadResult, Model
-from .process import RankSettings
-from .supervisor import TICK_S, Generation
+from .process import RankSettings, available_cpus
+from .resident import ResidentResult, ResidentRun, StepDone
+from .supervisor import Generation
+from .turns import Turns
 
 State = Literal["stopped", "starting", "idle", "loading", "busy", "failed"]
 
@@ -79,7 +78,7 @@ class Pool:
     ) -> None:
         if not 1 <= len(devices) <= MAX_RANKS:
             raise ValueError(f"{len(devices)} devices for a pool; name 1 to {MAX_RANKS}")
-        threads = max(1, _available_cpus() // len(devices)) if threads_per_rank is None else threads_per_rank
+        threads = max(1, available_cpus() // len(devices)) if threads_per_rank is None else threads_per_rank
         if threads < 1:
             raise ValueError(f"threads_per_rank={threads} is below 1; use at least one thread")
         self.devices = devices
@@ -92,8 +91,7 @@ class Pool:
         self._memory_budget_bytes = memory_budget_bytes
         self._settings = RankSettings(devices=devices, threads=threads, engine=engine, python_path=python_path)
         self._check_peers = self._settings.backend == "nccl" if check_peers is None else check_peers
-        self._lock = threading.Lock()
-        self._owner: int | None = None  # the thread inside the lock
+        self._turns = Turns()
         self._numbers = itertools.count(1)
         self._crew: Crew | None = None
         self._failures = Failures()
@@ -116,11 +114,11 @@ class Pool:
             return "starting"
         if (request := crew.generation.in_flight) is not None and request.op is Op.LOAD:
             return "loading"
-        return "busy" if request is not None or self._lock.locked() else "idle"
+        return "busy" if request is not None or self._turns.taken else "idle"
 
     def start(self, *, check_cancelled: Check | None = None) -> None:
         """Start the workers and wait until they are ready; nothing when they are. Raises PoolError."""
-        with self._admitted(check_cancelled) as check:
+        with self._turns.admitted(check_cancelled) as check:
             self._ready_crew(check)
 
     def load(
@@ -137,7 +135,7 @@ class Pool:
         `progress(loaded_bytes, total_bytes)` counts over the ranks that load. Raises PoolError when a rank fails.
         """
         self._refuse_plan(plan)
-        with self._admitted(check_cancelled) as check:
+        with self._turns.admitted(check_cancelled) as check:
             return self._model(self._ready_crew(check), spec, plan, check, progress=progress).result
 
     def unload(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> None:
@@ -145,7 +143,7 @@ class Pool:
 
         Raises PoolError when a rank fails.
         """
-        with self._admitted(None) as check:
+        with self._turns.admitted(None) as check:
             crew = self._settled_crew(check)
             if crew is not None:
                 crew.unload(spec, None if plan is None else plan.layout, check, deadline_s=self.deadline_s)
@@ -172,7 +170,7 @@ class Pool:
         Raises PoolError when a rank fails, a patch that does not fit its weight included.
         """
         self._refuse_plan(plan)
-        with self._admitted(check_cancelled) as check:
+        with self._turns.admitted(check_cancelled) as check:
             self._patched_model(self._ready_crew(check), spec, plan, patches, check)
 
     def run(
@@ -193,7 +191,7 @@ class Pool:
         """
         self._refuse_plan(plan)
         lanes = shared_out(calls, plan)
-        with self._admitted(check_cancelled) as check:
+        with self._turns.admitted(check_cancelled) as check:
             crew = self._ready_crew(check)
             model = self._patched_model(crew, spec, plan, patches, check)
             mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
@@ -222,26 +220,51 @@ class Pool:
         result = self.run(spec, plan, [call], patches=patches, check_cancelled=check_cancelled)
         return StepResult(result.outs[0], result.ranks, result.wall_s)
 
+    def sample(
+        self,
+        spec: ModelSpec,
+        plan: ParallelPlan,
+        run: ResidentRun,
+        *,
+        patches: PatchSet = PRISTINE,
+        on_step: StepDone = lambda _, __: None,
+        check_cancelled: Check | None = None,
+    ) -> ResidentResult:
+        """A whole sampling run in the workers; cancelled, it ends at most one step after the one it is in.
+
+        `on_step(step, denoised)` is called in order with each step's denoised latent (B, S, C) fp32; raising there
+        cancels too. A rank's report says its `step_s`, `prepare_s` and, with `release_modulations`, `released_bytes`.
+        Loads, patches and raises as `run`.
+        """
+        self._refuse_plan(plan)
+        with self._turns.admitted(check_cancelled) as check:
+            crew = self._ready_crew(check)
+            model = self._patched_model(crew, spec, plan, patches, check)
+            mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
+            began = time.perf_counter()
+            out, ranks = crew.sample(model, mesh, plan, run, check, on_step=on_step, deadline_s=self.deadline_s)
+            return ResidentResult(out, ranks, time.perf_counter() - began)
+
     def measure_devices(self, check_cancelled: Check | None = None) -> list[dict[str, Any]]:
         """Each rank's device, measured by all ranks at once, in rank order. Raises PoolError.
 
         `device`, `name`, `free_bytes`, `total_bytes` and `gflops`, of a matrix product, in 10^9 operations a second.
         """
-        with self._admitted(check_cancelled) as check:
+        with self._turns.admitted(check_cancelled) as check:
             measured = self._ready_crew(check).measure(check, deadline_s=self.deadline_s)
         return [{"device": str(device)} | said for device, said in zip(self.devices, measured, strict=True)]
 
     def exchange_pattern(self, plan: ParallelPlan) -> list[int]:
         """Send a known pattern over the plan's mesh: how many bytes arrived wrong, by rank. Raises PoolError."""
         self._refuse_plan(plan)
-        with self._admitted(None) as check:
+        with self._turns.admitted(None) as check:
             crew = self._ready_crew(check)
             mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
             return crew.check_pattern(mesh, check, deadline_s=self.deadline_s)
 
     def close(self) -> None:
         """End the workers; a request in flight in another thread comes to its end first. The pool can start again."""
-        with self._admitted(None):
+        with self._turns.admitted(None):
             crew, self._crew = self._crew, None
             if crew is not None:
                 crew.generation.stop()
@@ -298,21 +321,6 @@ class Pool:
         crew.patch(model, patches, check, deadline_s=self.deadline_s)
         return model
 
-    @contextmanager
-    def _admitted(self, check_cancelled: Check | None) -> Iterator[Check]:
-        """Wait for our turn. Yields what to call now and then meanwhile."""
-        check: Check = check_cancelled or _go_on
-        if self._owner == threading.get_ident():
-            raise RuntimeError("the pool was called from a callback of its own request; call it after the request")
-        while not self._lock.acquire(timeout=TICK_S):
-            check()
-        self._owner = threading.get_ident()
-        try:
-            yield check
-        finally:
-            self._owner = None
-            self._lock.release()
-
     def _ready_crew(self, check: Check) -> Crew:
         """Workers that owe nothing and wait for a request; fresh ones where there are none."""
         crew = self._settled_crew(check) or self._fresh_crew(check)
@@ -364,7 +372,7 @@ class Pool:
 
     def _bury(self, generation: Generation) -> None:
         """Called by the watcher when a rank has died: end the others unless the request in flight has done so."""
-        with self._lock:
+        with self._turns.lock:
             try:
                 generation.bury()
             except PoolError as error:
@@ -382,17 +390,8 @@ class Pool:
             )
 
 
-def _go_on() -> None:
-    """What a request that nobody cancels calls now and then."""
-
-
 def _first_line(error: PoolError) -> str:
     return str(error).partition("\n")[0]
-
-
-def _available_cpus() -> int:
-    """The CPUs that this process may use: a container or taskset may leave it fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _require_linux() -> None:

@@ -225,3 +225,8 @@ def _pipe(*, near: ExitStack, far: ExitStack, near_end: int) -> tuple[int, int]:
     near.callback(os.close, ends[near_end])
     far.callback(os.close, ends[1 - near_end])
     return ends
+
+
+def available_cpus() -> int:
+    """The CPUs that this process may use: a container or taskset may leave it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -12,6 +12,7 @@ import torch
 
 from ..errors import RequestCancelledError
 from ..plan import Layout, ParallelPlan
+from ..program import Program
 from ..strategies.collectives import Axis
 from ..strategies.lanes import Piece
 from ..timing import RegionTimer
@@ -21,6 +22,7 @@ from .forward import Forward
 from .loading import LoadedModel, open_model
 from .measure import free_bytes, measure
 from .mesh import Groups, Mesh
+from .resident import Gate, ResidentLoop, Share, call_tensors
 
 
 class Engine:
@@ -56,12 +58,16 @@ class Engine:
         if message.op is Op.STEP:
             with torch.inference_mode():
                 return self._step(message.body, message.tensors, beat=beat)
+        if message.op is Op.RUN:
+            gate = Gate(self.segments, cancelled=cancelled, beat=beat)
+            with torch.inference_mode():
+                return self._run(message.body, message.tensors, gate=gate, progress=progress, beat=beat)
         if message.op is Op.CHECK:
             return {"wrong_bytes": self.meshes[message.body["mesh"]].wrong_bytes(self.device)}
         if message.op is Op.MEASURE:
             return measure(self.device)
         raise ValueError(
-            f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, PATCH, MESH, STEP, CHECK and MEASURE"
+            f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, PATCH, MESH, STEP, RUN, CHECK and MEASURE"
         )
 
     def _load(
@@ -127,26 +133,76 @@ class Engine:
             return {"member": False, "memory": self._memory()}
         began = time.perf_counter()
         model = self.models[body["model"]]
-        model.weights.refuse_changed_file()
-        mesh.traffic.reset()
-        model.group.traffic.reset()
-        timer = RegionTimer(self.device)
-        forward = Forward(model.adapter, model.weights, mesh.sequence(), self.device, timer, beat)
+        forward = self._forward(model, mesh, beat=beat)
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
         lanes = [[Piece(*piece) for piece in lane] for lane in body["lanes"]]
         pieces = lanes[mesh.lane]
         passes = max(len(lanes[lane]) for lane in mesh.replica_lanes)
         model.weights.begin(passes)
         for piece in pieces:
-            start = f"{piece.call}."
-            whole = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-            forward.run(piece, whole, body["calls"][piece.call])
+            forward.run(piece, call_tensors(tensors, piece.call), body["calls"][piece.call])
         for _ in range(passes - len(pieces)):
             model.weights.idle_pass(beat)  # the replica's other lanes need this rank's part of the weights
+        report = {"pieces": pieces, "step_s": time.perf_counter() - began}
+        return report | self._report(model, mesh, forward.timer)
+
+    def _run(
+        self,
+        body: Mapping,
+        specs: tuple[TensorSpec, ...],
+        *,
+        gate: Gate,
+        progress: Callable[[dict], None],
+        beat: Callable[[], None],
+    ) -> dict:
+        mesh = self.meshes[body["mesh"]]
+        if not mesh.member:
+            return {"member": False, "memory": self._memory()}
+        model = self.models[body["model"]]
+        forward = self._forward(model, mesh, beat=beat)
+        shares = [Share(**lane | {"conds": tuple(lane["conds"])}) for lane in body["lanes"]]
+        program, passes = (
+            Program.from_dict(body["program"]),
+            max(len(shares[lane].conds) for lane in mesh.replica_lanes),
+        )
+        loop = ResidentLoop(
+            forward,
+            program,
+            shares[mesh.lane],
+            {spec.name: self.segments.tensor(spec) for spec in specs},
+            options=body["calls"],
+            cfg=body["cfg"],
+            cfg_axis=mesh["cfg"],
+            passes_a_call=passes,
+        )
+        released = 0
+
+        def release() -> None:
+            nonlocal released
+            if body["release_modulations"]:
+                released = model.weights.release(model.adapter.modulation_weights)
+                self._give_back()
+
+        model.weights.begin(1 + passes * program.num_calls)
+        try:
+            loop.run(gate, step_done=lambda step: progress({"step": step}), prepared=release)
+        finally:
+            model.weights.end()
+        share = shares[mesh.lane]
+        report = loop.report() | {"pieces": [[cond, share.start, share.stop] for cond in share.conds]}
+        return report | {"released_bytes": released} | self._report(model, mesh, forward.timer)
+
+    def _forward(self, model: LoadedModel, mesh: Mesh, *, beat: Callable[[], None]) -> Forward:
+        """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
+        model.weights.refuse_changed_file()
+        mesh.traffic.reset()
+        model.group.traffic.reset()
+        return Forward(model.adapter, model.weights, mesh.sequence(), self.device, RegionTimer(self.device), beat)
+
+    def _report(self, model: LoadedModel, mesh: Mesh, timer: RegionTimer) -> dict:
+        """What was counted and timed since `_forward`."""
         return timer.seconds() | {
             "lane": mesh.lane,
-            "pieces": pieces,
-            "step_s": time.perf_counter() - began,
             "communication_s": mesh.traffic.seconds,
             "calls": mesh.traffic.calls,
             "bytes": mesh.traffic.num_bytes,

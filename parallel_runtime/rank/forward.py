@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..adapters.flux import FluxAdapter
+from ..adapters.flux import FluxAdapter, Modulation, Tokens
 from ..strategies.kernels import additive_mask
 from ..strategies.lanes import Piece
 from ..strategies.sequence import LocalAttention, SequenceAttention
@@ -34,18 +34,28 @@ class Forward:
 
         Option `first_row` is a negative control: every lane computes the call's first row in place of its own.
         """
-        sequence = self.sequence
         source = Piece(piece.call, 0, 1) if options.get("first_row") else piece
-        shard = SequenceShard(whole["txt"].shape[1], whole["img"].shape[1], sequence.parts, sequence.index)
+        shard = self.shard(whole)
         with self.timer.region("hand_over"):
-            inputs = {
-                name: self._mine(source, shard, name, tensor).to(self.device)
-                for name, tensor in whole.items()
-                if name != "out"
-            }
-        velocity = self._blocks(shard, inputs, options)
+            inputs = self.inputs(source, shard, whole)
+        with self.timer.region("embed"), self.weights.block("") as w:
+            tokens = self.adapter.embed(w, inputs["img"], self.adapter.condition(w, inputs))
+        velocity = self.velocity(tokens, shard, inputs, options)
         with self.timer.region("gather"):
             self._mine(piece, shard, "out", whole["out"]).copy_(velocity)  # waits for the device
+
+    def shard(self, whole: Mapping[str, torch.Tensor]) -> SequenceShard:
+        """This rank's part of a call's tokens."""
+        sequence = self.sequence
+        return SequenceShard(whole["txt"].shape[1], whole["img"].shape[1], sequence.parts, sequence.index)
+
+    def inputs(self, piece: Piece, shard: SequenceShard, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """This rank's part of a call's inputs, on its device. On the CPU they are views of what was sent."""
+        return {
+            name: self._mine(piece, shard, name, tensor).to(self.device)
+            for name, tensor in whole.items()
+            if name != "out"
+        }
 
     def _mine(self, piece: Piece, shard: SequenceShard, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's view of one input or output: rows of the batch, then tokens.
@@ -58,18 +68,28 @@ class Forward:
         split = self.adapter.split_plan.get(kind)
         return tensor if split is None else shard.take(tensor, stream=split.stream, dim=split.dim)
 
-    def _blocks(self, shard: SequenceShard, inputs: Mapping[str, torch.Tensor], options: Mapping) -> torch.Tensor:
-        """The model on this rank's tokens; returns its rows of the velocity."""
+    def velocity(
+        self,
+        tokens: Tokens,
+        shard: SequenceShard,
+        inputs: Mapping[str, torch.Tensor],
+        options: Mapping,
+        *,
+        modulations: Mapping[str, Modulation] | None = None,
+    ) -> torch.Tensor:
+        """From embedded tokens through all blocks to this rank's rows of the velocity, (B, image rows, C).
+
+        `modulations` are each block's `modulation_rows`, by its prefix, where they were computed before.
+        """
         adapter, weights = self.adapter, self.weights
         strategy = LocalAttention() if options.get("local_attention") else self.sequence
         residuals = {"double": options.get("control_in", ()), "single": options.get("control_out", ())}
-        with self.timer.region("embed"), weights.block("") as w:
-            tokens = adapter.embed(w, inputs["img"], adapter.condition(w, inputs))
-            mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
+        mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
         with self.timer.region("blocks"):
             for block in adapter.blocks:
                 with weights.block(block.prefix) as w:
-                    mod = adapter.modulation(block, adapter.modulation_rows(block, w, tokens.vec), tokens)
+                    rows = modulations[block.prefix] if modulations else adapter.modulation_rows(block, w, tokens.vec)
+                    mod = adapter.modulation(block, rows, tokens)
                     q, k, v, carry = adapter.qkv(block, w, tokens, mod)
                     attn = strategy.attend(q, k, v, lengths=shard.lengths, mask=mask).flatten(2)
                     residual = _residual(block.kind, block.index, residuals[block.kind], inputs)

@@ -1,8 +1,8 @@
 """The axes of a plan as process groups. Owns one rank's groups and hands out each axis by name.
 
 A mesh is a handle inside one set of workers: another plan makes other groups, never other processes. Ranks beyond the
-plan's product are in no group and sleep. Lanes exchange nothing, so the data and cfg axes have a size and a place, and
-no group.
+plan's product are in no group and sleep. Replicas exchange nothing, so the data axis has a size and a place, and no
+group; the two sides of cfg meet in whole sampling runs.
 """
 
 import torch
@@ -13,7 +13,7 @@ from ..strategies.collectives import Axis, Traffic
 from ..strategies.pattern import count_wrong_bytes
 from ..strategies.sequence import SequenceAttention
 
-SEQUENCE_AXES = ("ring", "ulysses")
+GROUPED_AXES = ("cfg", "ring", "ulysses")
 ACTIVATIONS, WEIGHTS = "activations", "weights"
 
 
@@ -59,7 +59,7 @@ class Mesh:
         for axis, size in reversed(list(zip(AXES, plan.degrees, strict=True))):
             left, index = divmod(left, size)
             self.axes[axis] = Axis(axis, size, index, None, self.traffic, self._staged)
-        for axis in SEQUENCE_AXES:
+        for axis in GROUPED_AXES:
             if self.axes[axis].size > 1:
                 self.axes[axis].group = groups.join(ACTIVATIONS, _runs_along(plan, axis))
         shards = plan.layout.shards

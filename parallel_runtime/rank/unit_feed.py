@@ -103,6 +103,12 @@ class UnitFeed:
             self._start(self._at + 1)
         return self._whole(self._at)
 
+    def end(self) -> None:
+        """Take in what is in flight and forget the rest of the order."""
+        if self._arriving is not None:
+            self._finish()
+        self._order, self._at = (), -1
+
     def _start(self, position: int) -> None:
         """Send this rank's part of a unit on its way, and have the others' come."""
         shard, whole = self._shards[self._order[position]], self._whole(position)

@@ -76,6 +76,18 @@ class ModelWeights(Protocol):
         """The weights of one block by their names within it, in the compute dtype; `""` is all outside the blocks."""
         ...
 
+    def end(self) -> None:
+        """Go through the blocks no further, whatever `begin` said. All ranks of the group say so at the same block."""
+        ...
+
+    def release(self, names: Collection[str]) -> int:
+        """Free weights that nobody asks for until `complete`; how many bytes they took. Some kinds free nothing."""
+        ...
+
+    def complete(self) -> None:
+        """Have released weights again, as the file says."""
+        ...
+
     def patch(self, name: str, patches: Sequence[Patch]) -> None:
         """Make one weight its pristine self with `patches`. Raises `ValueError` when they do not fit.
 
@@ -113,6 +125,7 @@ class ReplicatedWeights:
         self._groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in self._file.units}
         self._branches = SideBranches(self._file)
         self._patched: set[str] = set()
+        self._released: set[str] = set()
 
     @property
     def parameter_bytes(self) -> int:
@@ -129,6 +142,26 @@ class ReplicatedWeights:
 
     def idle_pass(self, beat: Callable[[], None]) -> None:
         """Nothing: no other rank waits for this one's weights."""
+
+    def end(self) -> None:
+        """Nothing: no other rank waits for this one's weights."""
+
+    def release(self, names: Collection[str]) -> int:
+        """As `ModelWeights.release`. Views of the file free no memory of their own."""
+        freed = 0
+        for name in sorted(set(names) - self._released):
+            prefix, within = self._file.place(name)
+            freed += self._groups[prefix].pop(within).nbytes
+            self._released.add(name)
+            self._patched.discard(name)
+        return freed
+
+    def complete(self) -> None:
+        """As `ModelWeights.complete`."""
+        for name in sorted(self._released):
+            for _ in self._read(name):
+                pass
+            self._released.discard(name)
 
     def refuse_changed_file(self) -> None:
         """As `ModelWeights.refuse_changed_file`."""

@@ -9,13 +9,14 @@ its last view.
 
 Segment 0 of a generation starts with the control page, which ranks and parent read and write without a message::
 
-    byte 0       64            128                64 * (1 + rank)         4096
-         +--------+-------------+-------------+----+-----------------------+---
-         | cancel | heartbeat 0 | heartbeat 1 | .. | heartbeat of `rank` | tensors
-         |  u64   |    u64      |    u64      |    |         u64           |
-         +--------+-------------+-------------+----+-----------------------+---
+    byte 0       64            128       64 * (1 + rank)             64 * 33        4096
+         +--------+-------------+-------------+----+---------------------+--------+----+---
+         | cancel | heartbeat 0 | heartbeat 1 | .. | heartbeat of `rank` | credit | .. | tensors
+         |  u64   |    u64      |    u64      |    |         u64         |  u64   |    |
+         +--------+-------------+-------------+----+---------------------+--------+----+---
 
-`cancel` is the id of the request that the parent wants given up (0: none). Each word has a cache line and one writer.
+`cancel` is the id of the request that the parent wants given up (0: none); `credit` is how many steps of a run ranks
+may start. Each word has a cache line and one writer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .protocol import MAX_MESSAGE_BYTES, MAX_SEGMENT_BYTES, Message, ProtocolError, TensorSpec, decode, encode
+from .protocol import (
+    MAX_MESSAGE_BYTES,
+    MAX_RANKS,
+    MAX_SEGMENT_BYTES,
+    Message,
+    ProtocolError,
+    TensorSpec,
+    decode,
+    encode,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +45,7 @@ if TYPE_CHECKING:
 CONTROL_BYTES = 4096
 MAX_DESCRIPTORS = 4  # in one message
 _WORD_STRIDE = 64 // 8
+_CREDIT_WORD = (1 + MAX_RANKS) * _WORD_STRIDE
 
 
 class Segment:
@@ -145,6 +156,15 @@ class SegmentTable:
     @cancelled_request.setter
     def cancelled_request(self, request: int) -> None:
         self._words[0] = request
+
+    @property
+    def credit(self) -> int:
+        """How many steps of the present run may start. Only the parent sets it, and within a run only higher."""
+        return self._words[_CREDIT_WORD]
+
+    @credit.setter
+    def credit(self, steps: int) -> None:
+        self._words[_CREDIT_WORD] = steps
 
     def beat(self, rank: int) -> None:
         """Show that `rank` is getting on. Only that rank calls this."""

@@ -18,9 +18,8 @@ def euler() -> Program:
         last = after == 0.0
         states.append(
             State(
-                base=None if last else number,
-                factor=0.0 if last else ratio,
-                weights=((number, 1 - ratio),),
+                inputs=() if last else ((number, ratio),),
+                denoised=((number, 1 - ratio),),
                 sigma=None if last else after,
                 timestep=None if last else after,
             )
@@ -42,8 +41,8 @@ def test_a_program_does_what_the_sampler_written_out_does() -> None:
 def test_noise_given_ahead_is_added_where_its_state_says() -> None:
     states = (
         State(given=True, sigma=1.0, timestep=1.0),
-        State(weights=((0, 1.0),), given=True, sigma=0.5, timestep=0.5),
-        State(weights=((1, 1.0),)),
+        State(denoised=((0, 1.0),), given=True, sigma=0.5, timestep=0.5),
+        State(denoised=((1, 1.0),)),
     )
     program = Program(states=states, step_ends=(0, 1))
     given = {0: torch.zeros(1, 2, 2), 1: torch.full((1, 2, 2), 3.0)}
@@ -68,10 +67,10 @@ def test_a_latent_that_was_given_is_left_alone() -> None:
     ("states", "step_ends", "words"),
     [
         ((), (), "without states"),
-        ((State(given=True, sigma=1.0, timestep=1.0), State(base=1)), (), "made of number 1"),
-        ((State(given=True, sigma=1.0, timestep=1.0), State(weights=((4, 1.0),))), (), "made of number 4"),
-        ((State(given=True), State(base=0, factor=1.0)), (), "needs a sigma"),
-        ((State(given=True, sigma=1.0, timestep=1.0), State(base=0, factor=1.0)), (1,), "step_ends"),
+        ((State(given=True, sigma=1.0, timestep=1.0), State(inputs=((1, 1.0),))), (), "made of number 1"),
+        ((State(given=True, sigma=1.0, timestep=1.0), State(denoised=((4, 1.0),))), (), "made of number 4"),
+        ((State(given=True), State(inputs=((0, 1.0),))), (), "needs a sigma"),
+        ((State(given=True, sigma=1.0, timestep=1.0), State(inputs=((0, 1.0),))), (1,), "step_ends"),
     ],
 )
 def test_programs_that_cannot_be_are_refused(states: tuple, step_ends: tuple, words: str) -> None:
@@ -80,6 +79,6 @@ def test_programs_that_cannot_be_are_refused(states: tuple, step_ends: tuple, wo
 
 
 def test_a_state_made_of_nothing_is_refused_when_it_is_reached() -> None:
-    program = Program(states=(State(sigma=1.0, timestep=1.0), State(weights=((0, 1.0),))), step_ends=(0,))
+    program = Program(states=(State(sigma=1.0, timestep=1.0), State(denoised=((0, 1.0),))), step_ends=(0,))
     with pytest.raises(ValueError, match="made of nothing"):
         program.run(lambda _: torch.zeros(1), lambda _, x: x)

@@ -1,0 +1,206 @@
+"""A whole sampling run inside the pool: whether it can live there, what it is given, and what comes back each step.
+
+ComfyUI prepares everything as it always does: conditionings, sigmas, noise, masks, guidance. One stock call of the
+model, answered with nothing, shows what each conditioning becomes at the model's door; that and the sampler's program
+go to the workers, which then need the host no more. What this file cannot vouch for stays in ComfyUI's own loop, and
+the reason is said.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import comfy.model_sampling
+import comfy.samplers
+import torch
+from comfy.patcher_extension import WrappersMP
+
+from ...parallel_runtime.pool.calls import ModelCall
+from ...parallel_runtime.pool.resident import Inpaint, ResidentRun
+from .linear_program import NotLinearError, SamplerRun, given_tensors, trace
+from .pooled_model import PooledModel
+
+PATCH = 2  # latent pixels a side of one token
+# What makes a conditioning differ from step to step, from place to place, or need the host at each step.
+BY_STEP = {
+    "area": "a conditioning has an area",
+    "mask": "a conditioning has a mask",
+    "control": "a ControlNet",
+    "hooks": "a conditioning has hooks",
+    "gligen": "GLIGEN",
+    "timestep_start": "a conditioning is for some steps only",
+    "timestep_end": "a conditioning is for some steps only",
+    "default": "a default conditioning",
+}
+OPTIONS = {
+    "model_function_wrapper": "a node wraps the model's call",
+    "sampler_cfg_function": "a node replaces the cfg function",
+    "sampler_pre_cfg_function": "a node changes what comes before cfg",
+    "sampler_post_cfg_function": "a node changes what comes after cfg",
+    "sampler_calc_cond_batch_function": "a node replaces the model's calls",
+    "denoise_mask_function": "a node changes the noise mask by step",
+    "context_handler": "context windows",
+}
+# Wrappers around the whole run do not see what happens inside it.
+OUTSIDE = {WrappersMP.OUTER_SAMPLE, WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMPLER_SAMPLE}
+
+
+class HostLoopError(ValueError):
+    """The run must stay in ComfyUI's loop; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidentOptions:
+    """What the user may choose of a run in the pool."""
+
+    release_modulations: bool = False
+
+
+def sample_in_pool(
+    stock: comfy.samplers.KSAMPLER,
+    pooled: PooledModel,
+    options: ResidentOptions,
+    guider: comfy.samplers.CFGGuider,
+    *arguments: object,
+) -> torch.Tensor:
+    """`stock.sample(guider, *arguments)` with its loop in the workers.
+
+    Raises `HostLoopError` before any rank is asked, and before torch's random state moves, when the run cannot live
+    there; `PoolError` when a worker fails, and ComfyUI's interrupt when the user cancels.
+    """
+    if type(stock) is not comfy.samplers.KSAMPLER:
+        raise HostLoopError(f"the sampler is a {type(stock).__name__}")
+    _refuse_guider(guider)
+    body = partial(_sampler_body, stock, pooled, options)
+    return comfy.samplers.KSAMPLER(body, stock.extra_options, stock.inpaint_options).sample(guider, *arguments)
+
+
+def _refuse_guider(guider: comfy.samplers.CFGGuider) -> None:
+    """Raise `HostLoopError` for what changes from step to step by other hands than the sampler's."""
+    if type(guider) is not comfy.samplers.CFGGuider:
+        raise HostLoopError(f"the guider is a {type(guider).__name__}")
+    if not isinstance(guider.inner_model.model_sampling, comfy.model_sampling.CONST):
+        raise HostLoopError("the model's sampling is not a flow")
+    for name, reason in OPTIONS.items():
+        if guider.model_options.get(name):
+            raise HostLoopError(reason)
+    wrappers = guider.model_options.get("transformer_options", {}).get("wrappers", {})
+    inside = [key for kind, by_key in wrappers.items() if kind not in OUTSIDE for key, found in by_key.items() if found]
+    if inside:
+        raise HostLoopError(f"a node wraps the model's calls ({', '.join(map(str, inside))})")
+    for name in _cond_names(guider):
+        entries = guider.conds[name] or []
+        if len(entries) != 1:
+            raise HostLoopError(f"the {name} conditioning has {len(entries)} parts")
+        for key, reason in BY_STEP.items():
+            if entries[0].get(key) is not None:
+                raise HostLoopError(reason)
+
+
+def _cond_names(guider: comfy.samplers.CFGGuider) -> tuple[str, ...]:
+    """As ComfyUI: with cfg 1 the negative is not asked."""
+    alone = math.isclose(guider.cfg, 1.0) and not guider.model_options.get("disable_cfg1_optimization", False)
+    return ("positive",) if alone else ("positive", "negative")
+
+
+def _sampler_body(
+    stock: comfy.samplers.KSAMPLER,
+    pooled: PooledModel,
+    options: ResidentOptions,
+    model: comfy.samplers.KSamplerX0Inpaint,
+    x: torch.Tensor,
+    sigmas: torch.Tensor,
+    *,
+    extra_args: dict,
+    callback: Callable[[dict], None],
+    disable: bool,
+    **extra_options: object,
+) -> torch.Tensor:
+    """What stands where ComfyUI has its sampler function: (B, C, H, W) noise in, the sampled latent out."""
+    guider = model.inner_model
+    run = SamplerRun(sampler=stock, guider=guider, sigmas=sigmas, extra_args=extra_args)
+    try:
+        program = trace(run, guider.inner_model.model_sampling.timestep)
+    except NotLinearError as error:
+        raise HostLoopError(f"the sampler cannot be written as numbers: {error}") from error
+    if program.num_calls == 0:
+        return x
+    if x.ndim != 4 or x.shape[2] % PATCH or x.shape[3] % PATCH:
+        raise HostLoopError(f"a latent of {tuple(x.shape[2:])} does not divide into tokens of {PATCH}")
+    inpaint = _inpaint(model, extra_args["denoise_mask"], x, sigmas)
+    conds = tuple(_cond(pooled, guider, name, extra_args, x, sigmas[:1]) for name in _cond_names(guider))
+    given = given_tensors(run, program, x)
+
+    def step_done(step: int, tokens: torch.Tensor) -> None:
+        denoised = from_tokens(tokens, x.shape).to(x.device)
+        callback({"i": step, "denoised": denoised, "x": denoised})
+
+    result = pooled.sample(
+        ResidentRun(
+            program=program,
+            conds=conds,
+            cfg=float(guider.cfg),
+            given={number: to_tokens(tensor).float() for number, tensor in given.items()},
+            inpaint=inpaint,
+            release_modulations=options.release_modulations,
+        ),
+        on_step=step_done,
+        check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+    )
+    return from_tokens(result, x.shape).to(device=x.device, dtype=x.dtype)
+
+
+def _cond(
+    pooled: PooledModel,
+    guider: comfy.samplers.CFGGuider,
+    name: str,
+    extra_args: dict,
+    x: torch.Tensor,
+    sigma: torch.Tensor,
+) -> ModelCall:
+    """What ComfyUI would send the workers for one conditioning in the first step."""
+    with pooled.capturing() as calls:
+        sigma = sigma.expand(x.shape[0])
+        comfy.samplers.calc_cond_batch(guider.inner_model, [guider.conds[name]], x, sigma, extra_args["model_options"])
+    if len(calls) != 1:
+        raise HostLoopError(f"the {name} conditioning makes {len(calls)} calls of the model")
+    call = calls[0]
+    tokens = to_tokens(x).to(call.tensors["img"])
+    rows, width = tokens.shape[1:]
+    times = guider.inner_model.model_sampling.timestep(sigma).float()
+    if not torch.equal(call.tensors["img"][:, :rows, :width], tokens) or not torch.equal(
+        call.tensors["timesteps"].to(times.device), times
+    ):
+        raise HostLoopError("the latent reaches the model changed")
+    return call
+
+
+def _inpaint(
+    model: comfy.samplers.KSamplerX0Inpaint, mask: torch.Tensor | None, x: torch.Tensor, sigmas: torch.Tensor
+) -> Inpaint | None:
+    """The noise mask's tensors; what is not to be sampled is noise * sigma + latent * (1 - sigma) at every sigma."""
+    if mask is None:
+        return None
+    scaling = model.inner_model.inner_model.scale_latent_inpaint
+    for sigma in (sigmas[0], sigmas[len(sigmas) // 2]):
+        wanted = scaling(x=x, sigma=sigma.expand(x.shape[0]), noise=model.noise, latent_image=model.latent_image)
+        found = sigma * model.noise + (1.0 - sigma) * model.latent_image
+        if not torch.allclose(found, wanted, rtol=1e-6, atol=1e-6):
+            raise HostLoopError("the model noises what a mask keeps in its own way")
+    parts = (mask, model.noise, model.latent_image)
+    mask, noise, latent = (to_tokens(part.expand_as(x)).float() for part in parts)
+    return Inpaint(mask=mask, noise=noise, latent=latent)
+
+
+def to_tokens(latent: torch.Tensor) -> torch.Tensor:
+    """(B, C, H, W) to (B, H / 2 * W / 2, C * 4), channels outermost within a token, as ComfyUI's Flux has them."""
+    parts = latent.unflatten(3, (-1, PATCH)).unflatten(2, (-1, PATCH))  # (B, C, h, 2, w, 2)
+    return parts.permute(0, 2, 4, 1, 3, 5).flatten(3, 5).flatten(1, 2)
+
+
+def from_tokens(tokens: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The way back, to a latent of `shape`."""
+    _, channels, height, width = shape
+    parts = tokens.unflatten(1, (height // PATCH, width // PATCH)).unflatten(3, (channels, PATCH, PATCH))
+    return parts.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)

@@ -1,0 +1,155 @@
+"""A sampling run as a caller gives it, and its form on the wire.
+
+Letters: `B` images, `S` tokens of the latent, `C` channels of a token.
+
+Owns the names of a run's tensors, how its images and conditionings are shared out over lanes, and what the parent does
+after each step. Does not own how a rank runs it (rank/resident.py).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..plan import ParallelPlan
+from ..program import Program
+from ..strategies.shard import split_lengths
+from .arena import Extent
+from .calls import ModelCall, inputs_of
+
+NUM_SIDES = 2  # of cfg
+PREVIEW_SLOTS = 2
+CREDIT_AHEAD = 2  # steps that ranks may be ahead of what the parent has taken in
+
+StepDone = Callable[[int, torch.Tensor], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inpaint:
+    """What a noise mask keeps: mask (1: sampled), noise and latent, each (B, S, C) fp32."""
+
+    mask: torch.Tensor
+    noise: torch.Tensor
+    latent: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidentRun:
+    """A whole sampling run. `conds`: the positive conditioning and, for cfg, the negative one, as a model's call each.
+
+    `given`: the program's tensors, (B, S, C) fp32. `release_modulations` frees the modulations' weights once those of
+    all steps are computed; the next request that needs them reads them again.
+    Raises `ValueError` for what does not belong together.
+    """
+
+    program: Program
+    conds: tuple[ModelCall, ...]
+    cfg: float
+    given: Mapping[int, torch.Tensor]
+    inpaint: Inpaint | None = None
+    release_modulations: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.conds) <= NUM_SIDES:
+            raise ValueError(f"{len(self.conds)} conditionings for a run; give one, or two for cfg")
+        shapes = {tuple(cond.tensors["img"].shape) for cond in self.conds}
+        if len(shapes) > 1:
+            raise ValueError(f"the conditionings see images of different shapes {sorted(shapes)}; use the host loop")
+        if set(self.given) != set(self.program.given):
+            raise ValueError(f"tensors given for {sorted(self.given)}, the program needs {list(self.program.given)}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, S, C) of the latent."""
+        return tuple(self.given[0].shape)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that travels, by name."""
+        found = inputs_of(self.conds)
+        found |= {f"given.{number}": tensor for number, tensor in self.given.items()}
+        if self.inpaint is not None:
+            found |= {f"inpaint.{name}": getattr(self.inpaint, name) for name in ("mask", "noise", "latent")}
+        return found
+
+    def results(self) -> list[Extent]:
+        """Where ranks write: the result last, before it two previews, used in turn."""
+        previews = [Extent(f"preview.{slot}", "float32", self.shape) for slot in range(PREVIEW_SLOTS)]
+        return [*previews, Extent("out", "float32", self.shape)]
+
+    def body(self, plan: ParallelPlan) -> dict[str, Any]:
+        """What a rank must know beside the tensors."""
+        return {
+            "program": self.program.to_dict(),
+            "cfg": self.cfg,
+            "lanes": shares(plan, images=self.shape[0], num_conds=len(self.conds)),
+            "calls": [dict(cond.options) for cond in self.conds],
+            "release_modulations": self.release_modulations,
+        }
+
+
+@dataclass(frozen=True)
+class ResidentResult:
+    """The sampled latent (B, S, C) fp32, the ranks' reports in rank order, and the time that it all took."""
+
+    out: torch.Tensor
+    ranks: list[dict[str, Any]]
+    wall_s: float
+
+
+def shares(plan: ParallelPlan, *, images: int, num_conds: int) -> list[dict[str, Any]]:
+    """For each lane, the images and the conditionings it does, and whether it exchanges with the rest of its cfg axis.
+
+    With two conditionings and a cfg axis each side goes to one lane; else images are shared out over all lanes.
+    """
+    exchange = num_conds == NUM_SIDES and plan.cfg > 1
+    lengths = split_lengths(images, plan.data if exchange else plan.lanes)
+    found = []
+    for lane in range(plan.lanes):
+        group = lane // plan.cfg if exchange else lane
+        start = sum(lengths[:group])
+        conds = list(range(num_conds))
+        if exchange:
+            conds = [side for side in conds if side == lane % plan.cfg]
+        stop = start + lengths[group]
+        works = stop > start
+        found.append({"start": start, "stop": stop, "conds": conds if works else [], "exchange": exchange and works})
+    return found
+
+
+def writers(plan: ParallelPlan, run: ResidentRun) -> list[int]:
+    """The ranks whose rows make up a step's preview: all of the lanes that have work."""
+    lanes = shares(plan, images=run.shape[0], num_conds=len(run.conds))
+    ranks_a_lane = plan.ranks // plan.lanes
+    return [
+        rank
+        for lane, share in enumerate(lanes)
+        if share["conds"]
+        for rank in range(lane * ranks_a_lane, (lane + 1) * ranks_a_lane)
+    ]
+
+
+class Steps:
+    """What the parent does as steps are done: hands previews on in order, and raises the ranks' credit."""
+
+    def __init__(
+        self,
+        *,
+        writers: Sequence[int],
+        preview: Callable[[int], torch.Tensor],
+        grant: Callable[[int], None],
+        on_step: StepDone,
+    ) -> None:
+        self._writers, self._preview, self._grant, self._on_step = writers, preview, grant, on_step
+        self._done = 0
+        grant(CREDIT_AHEAD)
+
+    def take(self, progress: Mapping[int, Mapping[str, Any]]) -> None:
+        """Take in how far the ranks are; a step is done when every rank that writes has said so."""
+        if any(rank not in progress for rank in self._writers):
+            return
+        done = min(int(progress[rank]["step"]) for rank in self._writers) + 1
+        while self._done < done:
+            self._on_step(self._done, self._preview(self._done % PREVIEW_SLOTS))
+            self._done += 1
+            self._grant(self._done + CREDIT_AHEAD)

@@ -1,0 +1,63 @@
+"""Every sampler of ComfyUI becomes a program that samples alike, or says why it cannot.
+
+Owns: the tolerance and which samplers are left to ComfyUI's loop. What is run is host/trace_samplers.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from host.fetch import comfyui_path
+
+# fp32 sums in another order, over up to 40 steps; the sampler's own sigmas are in fp32 too
+TOLERANCE = 1e-5
+SCRIPT = Path(__file__).resolve().parents[1] / "host" / "trace_samplers.py"
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict]:
+    """What the script prints."""
+    command = [sys.executable, str(SCRIPT), str(comfyui_path())]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def left_to_the_host(name: str) -> bool:
+    """cfg++ reads the negative side apart; dpm_adaptive chooses its steps by what the model says."""
+    sampler = name.partition(",")[0]
+    return sampler.endswith("_cfg_pp") or sampler == "dpm_adaptive"
+
+
+def test_every_sampler_is_a_program_or_says_why_not(found: dict[str, dict]) -> None:
+    assert len(found) > 100
+    assert {name for name, values in found.items() if "reason" in values} == set(filter(left_to_the_host, found))
+
+
+def test_programs_sample_as_their_samplers_do(found: dict[str, dict]) -> None:
+    wrong = {name: values["error"] for name, values in found.items() if not values.get("error", 0.0) <= TOLERANCE}
+    assert not wrong
+
+
+def test_tracing_leaves_the_random_state_alone_and_drawing_noise_moves_it_as_the_sampler_does(
+    found: dict[str, dict],
+) -> None:
+    assert any(values.get("noisy") for values in found.values())
+    for name, values in found.items():
+        assert values.get("random_state_kept", True), name
+        if values.get("noisy"):
+            assert values["random_state_as_sampler"], name
+
+
+def test_programs_fit_into_a_message(found: dict[str, dict]) -> None:
+    assert max(values.get("json_bytes", 0) for values in found.values()) < 64 * 1024
+
+
+def test_reasons_say_what_the_sampler_does(found: dict[str, dict]) -> None:
+    assert "changes the model's options" in found["dpmpp_2m_cfg_pp, simple 12"]["reason"]
+    assert "calls the model" in found["dpm_adaptive, simple 12"]["reason"]

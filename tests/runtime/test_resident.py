@@ -1,0 +1,240 @@
+"""A whole sampling run inside the pool equals the same loop around one process of the unmodified diffusers model.
+
+The judge calls the model as a host loop does, step by step, in the order of operations that ComfyUI has.
+"""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.workload import Workload, relative_error
+from parallel_runtime.errors import RequestCancelledError
+from parallel_runtime.oracle import Oracle
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.pool.resident import Inpaint, ResidentRun
+from parallel_runtime.program import Program, State
+
+# fp32 sums in another order, four calls of the model after one another
+TOLERANCE = 1e-5
+PLANS = (
+    "ulysses=1",
+    "ulysses=2",
+    "ring=2",
+    "ring=3",
+    "ulysses=2,ring=2",
+    "cfg=2",
+    "cfg=2,ulysses=2",
+    "cfg=3",
+    "data=2",
+    "data=2,cfg=2,ring=2",
+)
+SIGMAS = (1.0, 0.8, 0.45, 0.2, 0.0)
+
+
+def two_call_program() -> Program:
+    """Three steps of four calls: Euler, then one that looks back on two calls, then two with noise given ahead."""
+    return Program(
+        states=(
+            State(given=True, sigma=1.0, timestep=1.0),
+            State(inputs=((0, 0.8),), denoised=((0, 0.2),), sigma=0.8, timestep=0.8),
+            State(inputs=((1, 0.5),), denoised=((0, -0.1), (1, 0.6)), given=True, sigma=0.45, timestep=0.45),
+            State(inputs=((1, 0.2), (2, 0.1)), denoised=((2, 0.7),), sigma=0.2, timestep=0.2),
+            State(denoised=((3, 1.0),), given=True),
+        ),
+        step_ends=(0, 1, 3),
+    )
+
+
+def conditioning(config: FluxConfig, *, text_tokens: int, batch: int, seed: int, references: int = 0) -> ModelCall:
+    """One side's call, with `references` more image tokens behind the latent's."""
+    workload = Workload(width=128, height=144, text_tokens=text_tokens, batch=batch, seed=seed)
+    tensors = workload.tensors(config)
+    if references:
+        more = torch.randn(batch, references, config.in_channels, generator=torch.Generator().manual_seed(seed))
+        ids = torch.ones(references, 3) * torch.arange(references)[:, None]
+        tensors["img"] = torch.cat((tensors["img"], more), 1)
+        tensors["img_ids"] = torch.cat((tensors["img_ids"], ids))
+    return ModelCall(tensors=tensors, out_shape=tensors["img"].shape, out_dtype=torch.float32)
+
+
+def make_run(
+    config: FluxConfig,
+    *,
+    batch: int = 1,
+    sides: tuple[int, ...] = (7,),
+    mask: bool = False,
+    references: int = 0,
+    release: bool = False,
+) -> ResidentRun:
+    """A run of 8 x 9 latent tokens; `sides` are the text lengths of its conditionings."""
+    program = two_call_program()
+    shape = (batch, 72, config.out_channels)
+    generator = torch.Generator().manual_seed(11)
+    given = {number: torch.randn(shape, generator=generator) for number in program.given}
+    inpaint = None
+    if mask:
+        kept = (torch.rand(shape, generator=generator) > 0.4).float()
+        noise, latent = (torch.randn(shape, generator=generator) for _ in range(2))
+        inpaint = Inpaint(mask=kept, noise=noise, latent=latent)
+    conds = tuple(
+        conditioning(config, text_tokens=tokens, batch=batch, seed=seed, references=references)
+        for seed, tokens in enumerate(sides)
+    )
+    return ResidentRun(program=program, conds=conds, cfg=2.5, given=given, inpaint=inpaint, release_modulations=release)
+
+
+def host_loop(model: Callable[[Mapping], torch.Tensor], run: ResidentRun) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The result and every step's denoised latent, by one call of `model` after another."""
+    previews = []
+
+    def denoise(number: int, x: torch.Tensor) -> torch.Tensor:
+        state = run.program.states[number]
+        if run.inpaint is not None:
+            kept = run.inpaint.noise * state.sigma + run.inpaint.latent * (1 - state.sigma)
+            x = x * run.inpaint.mask + kept * (1 - run.inpaint.mask)
+        sides = []
+        for cond in run.conds:
+            img = cond.tensors["img"].clone()
+            img[:, : x.shape[1], : x.shape[2]] = x
+            times = torch.full((x.shape[0],), state.timestep)
+            velocity = model({**cond.tensors, "img": img, "timesteps": times})[:, : x.shape[1]]
+            sides.append(x - velocity * state.sigma)
+        out = sides[0] if len(sides) == 1 else sides[1] + (sides[0] - sides[1]) * run.cfg
+        if run.inpaint is not None:
+            out = out * run.inpaint.mask + run.inpaint.latent * (1 - run.inpaint.mask)
+        if number in run.program.step_ends:
+            previews.append(out)
+        return out
+
+    return run.program.run(run.given.__getitem__, denoise), previews
+
+
+@pytest.fixture(scope="module")
+def config(sample: ModelSpec) -> FluxConfig:
+    """The sizes of the sample model."""
+    return FluxConfig.from_header(read_header(sample.path))
+
+
+KINDS = {
+    "one side": {},
+    "two sides of unequal texts, three images": {"batch": 3, "sides": (7, 12)},
+    "a mask and references": {"mask": True, "references": 30, "sides": (5, 5)},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_plan_samples_as_a_host_loop_does(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, kind: str
+) -> None:
+    run = make_run(config, **KINDS[kind])
+    expected, previews = host_loop(judge, run)
+    errors = {}
+    for name in PLANS:
+        seen: list[torch.Tensor] = []
+        plan = ParallelPlan.parse(name)
+        result = eight_ranks.sample(sample, plan, run, on_step=lambda step, x, s=seen: s.append((step, x.clone())))
+        assert [step for step, _ in seen] == [0, 1, 2]
+        errors[name] = max(
+            relative_error(result.out, expected),
+            *(relative_error(x, preview) for (_, x), preview in zip(seen, previews, strict=True)),
+        )
+    assert not {name: error for name, error in errors.items() if not error <= TOLERANCE}, errors
+
+
+@pytest.mark.parametrize("name", ["ulysses=2", "cfg=2"])
+def test_without_the_exchange_the_latent_is_wrong(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, name: str
+) -> None:
+    run = make_run(config, sides=(7, 7))
+    wrong = tuple(
+        ModelCall(
+            tensors=cond.tensors,
+            out_shape=cond.out_shape,
+            out_dtype=cond.out_dtype,
+            options={"local_attention": True},
+        )
+        for cond in run.conds
+    )
+    broken = ResidentRun(program=run.program, conds=wrong, cfg=1.5 if name == "cfg=2" else run.cfg, given=run.given)
+    result = eight_ranks.sample(sample, ParallelPlan.parse(name), broken)
+    assert relative_error(result.out, host_loop(judge, run)[0]) > 0.01
+
+
+def test_cancelling_takes_effect_within_a_step_and_the_next_run_is_right(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig
+) -> None:
+    states = [State(given=True, sigma=1.0, timestep=1.0)]
+    states += [State(inputs=((k, 0.9),), denoised=((k, 0.1),), sigma=0.5, timestep=0.5) for k in range(39)]
+    states += [State(denoised=((39, 1.0),))]
+    one = make_run(config)
+    long = ResidentRun(
+        program=Program(states=tuple(states), step_ends=tuple(range(40))),
+        conds=one.conds,
+        cfg=1.0,
+        given={0: one.given[0]},
+    )
+    seen = []
+    plan = ParallelPlan(ulysses=2)
+
+    class Stopped(Exception):  # noqa: N818  as ComfyUI's own interrupt is named
+        """What a caller raises to cancel."""
+
+    def check() -> None:
+        if len(seen) >= 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        eight_ranks.sample(sample, plan, long, on_step=lambda step, _: seen.append(step), check_cancelled=check)
+    assert seen[-1] < 10
+    result = eight_ranks.sample(sample, plan, one)
+    assert relative_error(result.out, host_loop(judge, one)[0]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["ulysses=2", "cfg=2"])
+def test_released_modulations_come_back_for_the_next_request(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, name: str
+) -> None:
+    plan, run = ParallelPlan.parse(name), make_run(config, release=True, sides=(7, 7))
+    expected, _ = host_loop(judge, run)
+    for _ in range(2):
+        result = eight_ranks.sample(sample, plan, run)
+        assert relative_error(result.out, expected) <= TOLERANCE
+        assert all(rank["released_bytes"] > 0 for rank in result.ranks[: plan.ranks])
+    call = run.conds[0]
+    step = eight_ranks.step(sample, plan, call.tensors, out_shape=call.out_shape, out_dtype=torch.float32)
+    assert relative_error(step.out, judge(call.tensors)) <= TOLERANCE
+
+
+def test_reports_have_a_time_for_every_step(eight_ranks: Pool, sample: ModelSpec, config: FluxConfig) -> None:
+    result = eight_ranks.sample(sample, ParallelPlan(ulysses=2), make_run(config))
+    for rank in result.ranks[:2]:
+        assert len(rank["step_s"]) == 3
+        assert rank["prepare_s"] > 0
+        assert rank["calls"] == 4 * 2 * (config.depth + config.depth_single)
+
+
+def test_runs_that_cannot_be_are_refused(config: FluxConfig) -> None:
+    run = make_run(config, sides=(7, 7))
+    with pytest.raises(ValueError, match="0 conditionings"):
+        ResidentRun(program=run.program, conds=(), cfg=1.0, given=run.given)
+    with pytest.raises(ValueError, match="the program needs"):
+        ResidentRun(program=run.program, conds=run.conds, cfg=1.0, given={0: run.given[0]})
+    other = conditioning(config, text_tokens=7, batch=1, seed=0, references=3)
+    with pytest.raises(ValueError, match="different shapes"):
+        ResidentRun(program=run.program, conds=(run.conds[0], other), cfg=1.0, given=run.given)
+
+
+def test_a_run_cancelled_by_its_own_step_callback_leaves_the_pool_usable(
+    eight_ranks: Pool, sample: ModelSpec, config: FluxConfig
+) -> None:
+    def stop(step: int, _: torch.Tensor) -> None:
+        raise RequestCancelledError(f"enough at step {step}")
+
+    with pytest.raises(RequestCancelledError, match="enough at step 0"):
+        eight_ranks.sample(sample, ParallelPlan(ring=2), make_run(config), on_step=stop)
+    eight_ranks.sample(sample, ParallelPlan(ring=2), make_run(config))

@@ -71,12 +71,13 @@ class Soak:
             "prompt and free": lambda: self.at_once("prompt and free", self.free),
         }
 
-    def run(self, seconds: float, *, steady_prompts: int) -> Ledger:
-        """Mix for that long, every fault at least once, after `steady_prompts` without one (and more, to warm up)."""
+    def run(self, seconds: float, *, steady_prompts: int, at_least: int = 0) -> Ledger:
+        """Mix for that long, `at_least` so many faults, after `steady_prompts` without one (and more, to warm up)."""
         began = time.monotonic()
-        self.steady(steady_prompts)
-        bag = self.shuffled()
-        while bag or time.monotonic() - began < seconds:
+        if steady_prompts:
+            self.steady(steady_prompts)
+        bag: list[str] = []
+        while sum(self.ledger.injected.values()) < at_least or time.monotonic() - began < seconds:
             bag = bag or self.shuffled()
             fault = bag.pop()
             self.ledger.injected[fault] += 1

@@ -69,7 +69,7 @@ def parent_of(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("when", ["starting", "idle", "stepping", "holding", "leaked"])
+@pytest.mark.parametrize("when", ["starting", "stepping", "holding", "leaked"])
 def test_ranks_end_within_a_second_of_their_killed_parent_and_leave_nothing(parent_of, tmp_path, when):
     shared = sorted(os.listdir("/dev/shm"))  # noqa: S108
     parent = parent_of(when=when)
@@ -79,10 +79,9 @@ def test_ranks_end_within_a_second_of_their_killed_parent_and_leave_nothing(pare
     assert sorted(os.listdir("/dev/shm")) == shared  # noqa: S108
 
 
-@pytest.mark.parametrize("when", ["idle", "stepping"])
-def test_ranks_end_when_their_parent_replaces_itself(parent_of, when):
+def test_ranks_end_when_their_parent_replaces_itself(parent_of):
     """As ComfyUI does when its manager restarts it: the same process goes on as another program."""
-    parent = parent_of(when=when)
+    parent = parent_of(when="stepping")
     assert parent.tell("exec") == "replaced"
     assert parent.seconds_until_ranks_are_gone() < 1.0
     assert is_alive(parent.process.pid)
@@ -99,11 +98,12 @@ def test_ranks_end_with_a_parent_that_crashes_with_the_interpreters_lock_held(pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ranks_end_with_a_killed_parent_that_never_gave_the_interpreters_lock_back(parent_of):
+def test_ranks_end_with_a_killed_parent_that_never_gave_the_interpreters_lock_back(parent_of, tmp_path):
     parent = parent_of(when="idle")
     assert parent.tell("hold") == "holding"
     os.kill(parent.process.pid, signal.SIGKILL)
     assert parent.seconds_until_ranks_are_gone() < 1.0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ranks_end_with_a_parent_that_just_returns(parent_of):

@@ -18,6 +18,9 @@ WIDTHS = {1: "<B", 2: "<H", 4: "<I", 8: "<Q"}
 STACKED = (1, 1, 1, 2, 3, 6)
 MAX_BYTES = 4096
 SLOW_S = 1.0
+# What a parser may raise by mistake. Anything else ends the fuzzer itself, which is a finding too.
+FINDINGS = (ArithmeticError, AssertionError, AttributeError, BufferError, LookupError, MemoryError, OSError)
+FINDINGS += (RuntimeError, TypeError, ValueError, struct.error)
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def fuzz(target: Target, *, inputs: int, seed: int, max_broken: int = 5) -> Find
         before = time.perf_counter()
         try:
             found.accepted += target.run(data)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
+        except FINDINGS as error:
             found.broken.append((data, f"{type(error).__name__}: {error}"))
         taken = time.perf_counter() - before
         found.inputs += 1

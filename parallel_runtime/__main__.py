@@ -79,9 +79,10 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: argparse.Namespace) -> int:
     from .cli import bench
+    from .report.text import describe
 
     report = _run_aside(bench.run, arguments)
-    _print(_json(report) if arguments.json else bench.describe(report))
+    _print(_json(report) if arguments.json else describe(report))
     return EXIT_OK
 
 
@@ -106,9 +107,10 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--seed", type=int, default=0)
     verify.add_argument("--negative-control", action="store_true", help="switch the exchange off: must fail")
     bench = commands.add_parser("bench", help="how fast is a plan, beside one rank and one process?")
-    _add_workload(bench)
+    _add_workload(bench, plans="append")
     bench.add_argument("--warmup", type=int, default=5)
     bench.add_argument("--runs", type=int, default=7)
+    bench.add_argument("--chart", metavar="FILE.png", help="draw the report too; needs matplotlib")
     return parser
 
 
@@ -137,9 +139,10 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
 
 
-def _add_workload(parser: argparse.ArgumentParser) -> None:
+def _add_workload(parser: argparse.ArgumentParser, *, plans: str = "store") -> None:
     parser.add_argument("--model", required=True, metavar="FILE", help="a Flux.1 .safetensors file")
-    parser.add_argument("--plan", required=True, help="for example ulysses=2,ring=2")
+    several = "; give it again for each further plan" if plans == "append" else ""
+    parser.add_argument("--plan", required=True, action=plans, help=f"for example ulysses=2,ring=2{several}")
     parser.add_argument("--width", type=int, default=1024, help="pixels")
     parser.add_argument("--height", type=int, default=1024, help="pixels")
     parser.add_argument("--text-tokens", type=int, default=512)

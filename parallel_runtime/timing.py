@@ -6,6 +6,7 @@ nothing, for every name.
 """
 
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -73,6 +74,7 @@ class RegionTimer:
         self.device = device
         self.on = on
         self.regions: dict[str, ClockRegion | EventRegion] = {}
+        self._laps: list[dict[str, ClockRegion | EventRegion]] = []
 
     def region(self, name: str) -> AbstractContextManager[None]:
         """What times what runs inside it. A name may be entered several times, not inside itself; its times add up."""
@@ -86,4 +88,17 @@ class RegionTimer:
 
     def seconds(self) -> dict[str, float]:
         """Seconds by region, `NAME_s`. Call it once the device has finished the step; {} when the timer is off."""
-        return {f"{name}_s": region.seconds() for name, region in self.regions.items()}
+        return _seconds(self.regions)
+
+    def lap(self) -> None:
+        """End a step of several: regions start anew. Waits for nothing."""
+        self._laps.append(self.regions)
+        self.regions = {}
+
+    def laps(self) -> list[dict[str, float]]:
+        """`seconds` of each lap, once the device has finished them."""
+        return [_seconds(lap) for lap in self._laps]
+
+
+def _seconds(regions: Mapping[str, ClockRegion | EventRegion]) -> dict[str, float]:
+    return {f"{name}_s": region.seconds() for name, region in regions.items()}

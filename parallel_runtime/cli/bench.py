@@ -1,13 +1,15 @@
-"""`bench`: is a plan faster, and than what? Everything is interleaved in one run, so that drift hits all alike.
+"""`bench`: are plans faster, and than what? Everything is interleaved in one run, so that drift hits all alike.
 
-Baselines: one rank of the same engine, and the unmodified diffusers model in one process with one thread and with as
-many threads as the plan has ranks (on a GPU, threads play no part: one process, one device). Medians after warm-up.
+Baselines: one rank of the same engine, and the unmodified diffusers model in one process with the threads of one rank
+and with as many threads as each plan has (on a GPU, threads play no part: one process, one device). The report is the
+one that docs/report.md explains.
 """
 
 import argparse
-import statistics
+import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +19,9 @@ from ..adapters.flux_inputs import check_plan
 from ..checkpoint import ModelSpec, read_header
 from ..plan import ParallelPlan
 from ..pool.pool import Pool
+from ..report.build import Span, new_report
+from ..report.chart import draw, require_chart
+from ..report.interleave import Contender, Run, interleave, table
 from .judge import load_judge
 from .verify import PlanRunner
 from .workload import Workload, choose_devices, relative_error
@@ -24,130 +29,114 @@ from .workload import Workload, choose_devices, relative_error
 if TYPE_CHECKING:
     from ..oracle import Oracle
 
-Lane = Callable[[], torch.Tensor]
+SIZES = ("width", "height", "batch", "image_tokens", "text_tokens")
 
 
 def run(arguments: argparse.Namespace) -> dict:
-    """Time the lanes and return the report. Raises `ValueError` for what cannot be run."""
+    """Time the contenders and return the report. Raises `ValueError` for what cannot be run."""
     if arguments.runs < 1 or arguments.warmup < 0:
         raise ValueError(f"--runs={arguments.runs} --warmup={arguments.warmup}; use at least 1 run and 0 warm-up")
+    if arguments.chart is not None:
+        require_chart(arguments.chart)
     judge = load_judge()
-    plan = ParallelPlan.parse(arguments.plan)
+    plans = [ParallelPlan.parse(text) for text in arguments.plan]
     workload = Workload(
         width=arguments.width, height=arguments.height, text_tokens=arguments.text_tokens, batch=arguments.batch
     )
     config = FluxConfig.from_header(read_header(arguments.model))
-    check_plan(config, plan)
+    for plan in plans:
+        check_plan(config, plan)
     spec = ModelSpec.of(arguments.model, arguments.dtype)
-    selection = choose_devices(arguments.devices, plan)
-    on_cpu = selection.devices[0].kind == "cpu"
+    selection = choose_devices(arguments.devices, max(plans, key=lambda plan: plan.ranks))
     with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
+        began = time.perf_counter()
         loaded = pool.load(spec)
-        oracle = judge(spec.path, dtype=getattr(torch, loaded.dtype), device="cpu" if on_cpu else "cuda:0")
-        tensors = workload.tensors(config)
-        many, one = (PlanRunner(pool, spec, p, options={}) for p in (plan, ParallelPlan()))
-        lanes: dict[str, Lane] = {"plan": lambda: many(tensors), "one_rank": lambda: one(tensors)}
-        lanes["one_process"] = _in_process(oracle, tensors, threads=1, on_cpu=on_cpu)
-        if on_cpu:
-            lanes["one_process_n_threads"] = _in_process(oracle, tensors, threads=plan.ranks, on_cpu=True)
-        times, blocks, outputs = _interleave(lanes, {"plan": many, "one_rank": one}, arguments)
-    return _report(plan, workload, arguments, times, blocks, outputs, many.ranks) | {
-        "dtype": loaded.dtype,
-        "devices": [str(device) for device in selection.devices],
-        "threads_per_rank": arguments.threads_per_rank,
-        "torch": torch.__version__,
-        "warnings": list(selection.warnings),
-    }
-
-
-def _in_process(oracle: "Oracle", tensors: Mapping[str, torch.Tensor], *, threads: int, on_cpu: bool) -> Lane:
-    def lane() -> torch.Tensor:
-        if on_cpu:
-            torch.set_num_threads(threads)
-            return oracle(tensors)
-        there = {name: tensor.to("cuda:0") for name, tensor in tensors.items()}
-        return oracle(there).cpu()  # waits for the device
-
-    return lane
-
-
-def _interleave(
-    lanes: Mapping[str, Lane], runners: Mapping[str, PlanRunner], arguments: argparse.Namespace
-) -> tuple[dict[str, list[float]], dict[str, list[float]], dict[str, torch.Tensor]]:
-    """Seconds of every run by lane, seconds in the blocks by lane of ours, and the last outputs."""
-    times: dict[str, list[float]] = {name: [] for name in lanes}
-    blocks: dict[str, list[float]] = {name: [] for name in runners}
-    outputs: dict[str, torch.Tensor] = {}
-    for count in range(arguments.warmup + arguments.runs):
-        for name, lane in lanes.items():
-            began = time.perf_counter()
-            outputs[name] = lane()
-            seconds = time.perf_counter() - began
-            if count < arguments.warmup:
-                continue
-            times[name].append(seconds)
-            if name in runners:
-                blocks[name].append(max(rank["blocks_s"] for rank in runners[name].ranks))
-    return times, blocks, outputs
-
-
-def _report(
-    plan: ParallelPlan,
-    workload: Workload,
-    arguments: argparse.Namespace,
-    times: Mapping[str, list[float]],
-    blocks: Mapping[str, list[float]],
-    outputs: Mapping[str, torch.Tensor],
-    ranks: list[dict],
-) -> dict:
-    median = {name: statistics.median(values) for name, values in times.items()}
-    block = {name: statistics.median(values) for name, values in blocks.items()}
-    end_to_end_speedup = median["one_rank"] / median["plan"]
-    block_speedup = block["one_rank"] / block["plan"]
-    report = {
-        "plan": plan.describe(),
-        "name": plan.name,
-        "image_tokens": workload.image_tokens,
-        "text_tokens": workload.text_tokens,
-        "batch": workload.batch,
-        "warmup": arguments.warmup,
-        "runs": arguments.runs,
-        "median_s": median["plan"],
-        "min_s": min(times["plan"]),
-        "max_s": max(times["plan"]),
-        "one_rank_s": median["one_rank"],
-        "one_process_s": median["one_process"],
-        "speedup_over_one_rank": end_to_end_speedup,
-        "speedup_over_one_process": median["one_process"] / median["plan"],
-        "block_speedup_over_one_rank": block_speedup,
-        "end_to_end_over_block": end_to_end_speedup / block_speedup,
-        "max_rel_err": relative_error(outputs["plan"], outputs["one_process"]),
-        "bytes_per_step": [rank["bytes"] for rank in ranks],
-        "calls_per_step": [rank["calls"] for rank in ranks],
-    }
-    if "one_process_n_threads" in median:
-        report["one_process_n_threads_s"] = median["one_process_n_threads"]
-        report["speedup_over_one_process_n_threads"] = median["one_process_n_threads"] / median["plan"]
+        load_s = time.perf_counter() - began
+        race = Race(pool, spec, workload.tensors(config), arguments.threads_per_rank)
+        oracle = judge(spec.path, dtype=getattr(torch, loaded.dtype), device="cpu" if race.on_cpu else "cuda:0")
+        contenders = [race.one_rank(), *race.processes(oracle, plans), *map(race.plan, plans)]
+        timed = interleave(contenders, warmup=arguments.warmup, runs=arguments.runs)
+    rows, warnings = table(timed, error=relative_error)
+    report = new_report(
+        "benchmark",
+        devices=selection.devices,
+        contenders=rows,
+        warmup=arguments.warmup,
+        runs=arguments.runs,
+        model={"file": os.path.basename(spec.path), "dtype": loaded.dtype},
+        sizes={name: getattr(workload, name) for name in SIZES},
+        timings={"load_s": load_s},
+        warnings=[*selection.warnings, *warnings],
+    )
+    if arguments.chart is not None:
+        draw([report], arguments.chart)
     return report
 
 
-def describe(report: Mapping) -> str:
-    """The report for people."""
-    rows = [
-        (report["name"], report["median_s"]),
-        ("one rank", report["one_rank_s"]),
-        ("diffusers, one process, one thread", report["one_process_s"]),
-    ]
-    if "one_process_n_threads_s" in report:
-        rows.append(("diffusers, one process, as many threads as ranks", report["one_process_n_threads_s"]))
-    lines = [f"  {name:50} {seconds:9.4f} s {seconds / report['median_s']:7.2f}x" for name, seconds in rows]
-    head = (
-        f"{report['image_tokens']} image + {report['text_tokens']} text tokens, batch {report['batch']}, "
-        f"{report['dtype']}, median of {report['runs']} after {report['warmup']} warm-up, interleaved"
-    )
-    tail = (
-        f"  blocks alone {report['block_speedup_over_one_rank']:.2f}x over one rank; end to end over blocks "
-        f"{report['end_to_end_over_block']:.2f}; relative error {report['max_rel_err']:.1e}; "
-        f"{report['calls_per_step'][0]} collectives, {report['bytes_per_step'][0]:,} bytes sent a step by rank 0"
-    )
-    return "\n".join([*(f"warning: {text}" for text in report["warnings"]), head, *lines, tail])
+@dataclass(frozen=True)
+class Race:
+    """What all contenders share: workers, a file, one call's inputs, and CPU threads of a rank."""
+
+    pool: Pool
+    spec: ModelSpec
+    tensors: Mapping[str, torch.Tensor]
+    threads_per_rank: int
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the ranks are on the CPU, where threads play a part."""
+        return self.pool.devices[0].kind == "cpu"
+
+    def one_rank(self) -> Contender:
+        """The same engine, alone."""
+        return self._ours(ParallelPlan(), "one rank", "one_rank")
+
+    def plan(self, plan: ParallelPlan) -> Contender:
+        """The engine under a plan."""
+        return self._ours(plan, plan.name, "plan")
+
+    def processes(self, oracle: "Oracle", plans: list[ParallelPlan]) -> list[Contender]:
+        """diffusers in this process: with one rank's and each plan's threads on the CPU, else on the first device."""
+        if not self.on_cpu:
+            there = {name: tensor.to("cuda:0") for name, tensor in self.tensors.items()}
+            return [_diffusers("one process", lambda: Run(result=oracle(there).cpu()), None)]
+        numbers = sorted({self.threads_per_rank, *(self.threads_per_rank * plan.ranks for plan in plans)})
+        return [
+            _diffusers(f"{number} thread{'s' * (number > 1)}", _with_threads(number, oracle, self.tensors), number)
+            for number in numbers
+        ]
+
+    def _ours(self, plan: ParallelPlan, name: str, kind: str) -> Contender:
+        runner = PlanRunner(self.pool, self.spec, plan, options={"timed": True})
+
+        def run_once() -> Run:
+            began = time.perf_counter()
+            result = runner(self.tensors)
+            span = Span(wall_s=time.perf_counter() - began, requests=[runner.ranks])
+            return Run(result=result, spans=[span], began_s=began)
+
+        return Contender(
+            name=name,
+            kind=kind,
+            engine="parallel-dit",
+            run=run_once,
+            plan=plan,
+            devices=self.pool.devices[: plan.ranks],
+            threads=self.threads_per_rank * plan.ranks if self.on_cpu else None,
+        )
+
+
+def _diffusers(how: str, run: Callable[[], Run], threads: int | None) -> Contender:
+    return Contender(name=f"diffusers, {how}", kind="one_process", engine="diffusers", run=run, threads=threads)
+
+
+def _with_threads(number: int, oracle: "Oracle", tensors: Mapping[str, torch.Tensor]) -> Callable[[], Run]:
+    def run_once() -> Run:
+        before = torch.get_num_threads()
+        torch.set_num_threads(number)
+        try:
+            return Run(result=oracle(tensors))
+        finally:
+            torch.set_num_threads(before)
+
+    return run_once

@@ -11,7 +11,6 @@ pool itself.
 
 import itertools
 import logging
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

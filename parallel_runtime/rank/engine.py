@@ -133,7 +133,7 @@ class Engine:
             return {"member": False, "memory": self._memory()}
         began = time.perf_counter()
         model = self.models[body["model"]]
-        forward = self._forward(model, mesh, beat=beat)
+        forward = self._forward(model, mesh, timed=_timed(body), beat=beat)
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
         lanes = [[Piece(*piece) for piece in lane] for lane in body["lanes"]]
         pieces = lanes[mesh.lane]
@@ -143,8 +143,11 @@ class Engine:
             forward.run(piece, call_tensors(tensors, piece.call), body["calls"][piece.call])
         for _ in range(passes - len(pieces)):
             model.weights.idle_pass(beat)  # the replica's other lanes need this rank's part of the weights
-        report = {"pieces": pieces, "step_s": time.perf_counter() - began}
-        return report | self._report(model, mesh, forward.timer)
+        report = {"pieces": pieces, "began_s": began, "step_s": time.perf_counter() - began}
+        if forward.timer.on:
+            report["regions"] = regions = forward.timer.seconds()
+            report["communication_s"] = regions.get("communication_s", 0.0)
+        return report | self._report(model, mesh)
 
     def _run(
         self,
@@ -159,7 +162,7 @@ class Engine:
         if not mesh.member:
             return {"member": False, "memory": self._memory()}
         model = self.models[body["model"]]
-        forward = self._forward(model, mesh, beat=beat)
+        forward = self._forward(model, mesh, timed=_timed(body), beat=beat)
         shares = [Share(**lane | {"conds": tuple(lane["conds"])}) for lane in body["lanes"]]
         program, passes = (
             Program.from_dict(body["program"]),
@@ -190,20 +193,20 @@ class Engine:
             model.weights.end()
         share = shares[mesh.lane]
         report = loop.report() | {"pieces": [[cond, share.start, share.stop] for cond in share.conds]}
-        return report | {"released_bytes": released} | self._report(model, mesh, forward.timer)
+        return report | {"released_bytes": released} | self._report(model, mesh)
 
-    def _forward(self, model: LoadedModel, mesh: Mesh, *, beat: Callable[[], None]) -> Forward:
+    def _forward(self, model: LoadedModel, mesh: Mesh, *, timed: bool, beat: Callable[[], None]) -> Forward:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
         model.weights.refuse_changed_file()
-        mesh.traffic.reset()
-        model.group.traffic.reset()
-        return Forward(model.adapter, model.weights, mesh.sequence(), self.device, RegionTimer(self.device), beat)
+        timer = RegionTimer(self.device, on=timed)
+        mesh.traffic.reset(timer)
+        model.group.traffic.reset(timer)
+        return Forward(model.adapter, model.weights, mesh.sequence(), self.device, timer, beat)
 
-    def _report(self, model: LoadedModel, mesh: Mesh, timer: RegionTimer) -> dict:
-        """What was counted and timed since `_forward`."""
-        return timer.seconds() | {
+    def _report(self, model: LoadedModel, mesh: Mesh) -> dict:
+        """What was counted since `_forward`."""
+        return {
             "lane": mesh.lane,
-            "communication_s": mesh.traffic.seconds,
             "calls": mesh.traffic.calls,
             "bytes": mesh.traffic.num_bytes,
             "weight_calls": model.group.traffic.calls,
@@ -223,3 +226,8 @@ class Engine:
             memory["allocated_bytes"] = torch.cuda.memory_allocated(self.device)
             memory["reserved_bytes"] = torch.cuda.memory_reserved(self.device)
         return memory
+
+
+def _timed(body: Mapping) -> bool:
+    """Whether the caller of any of the request's calls wants its regions timed; by default, yes."""
+    return any(options.get("timed", True) for options in body["calls"])

@@ -85,16 +85,17 @@ class Forward:
         strategy = LocalAttention() if options.get("local_attention") else self.sequence
         residuals = {"double": options.get("control_in", ()), "single": options.get("control_out", ())}
         mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
-        with self.timer.region("blocks"):
-            for block in adapter.blocks:
-                with weights.block(block.prefix) as w:
+        for block in adapter.blocks:
+            with self.timer.region(f"{block.kind}_blocks"), weights.block(block.prefix) as w:
+                with self.timer.region("modulation"):
                     rows = modulations[block.prefix] if modulations else adapter.modulation_rows(block, w, tokens.vec)
                     mod = adapter.modulation(block, rows, tokens)
-                    q, k, v, carry = adapter.qkv(block, w, tokens, mod)
+                q, k, v, carry = adapter.qkv(block, w, tokens, mod)
+                with self.timer.region("attention"):
                     attn = strategy.attend(q, k, v, lengths=shard.lengths, mask=mask).flatten(2)
-                    residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
-                    adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
-                self.beat()
+                residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
+                adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
+            self.beat()
         with self.timer.region("head"), weights.block("") as w:
             return adapter.head(w, tokens)
 

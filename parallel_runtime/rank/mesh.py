@@ -63,7 +63,7 @@ class Mesh:
             if self.axes[axis].size > 1:
                 self.axes[axis].group = groups.join(ACTIVATIONS, _runs_along(plan, axis))
         shards = plan.layout.shards
-        self.shard_axis = Axis("shards", shards, rank % shards, None, Traffic(), self._staged)
+        self.shard_axis = Axis("shards", shards, rank % shards, None, Traffic(region="weights"), self._staged)
         if shards > 1:
             replicas = [tuple(range(first, first + shards)) for first in range(0, plan.ranks, shards)]
             self.shard_axis.group = groups.join(WEIGHTS, replicas)

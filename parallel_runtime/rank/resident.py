@@ -27,6 +27,7 @@ from ..wire.channel import SegmentTable
 from .forward import Forward
 
 CREDIT_WAIT_S = 0.0001
+MOST_TIMED_STEPS = 400
 INPAINT = ("mask", "noise", "latent")
 NUM_SIDES = 2  # of cfg: the positive conditioning, the negative one
 PREVIEW_SLOTS = 2  # a step's preview is read before the step after the next may start
@@ -100,6 +101,7 @@ class ResidentLoop:
             for name in INPAINT
             if f"inpaint.{name}" in tensors
         }
+        self.began_s: list[float] = []  # of each step, on the machine's clock
         self.step_s: list[float] = []
         self.waited_s = self.prepare_s = 0.0
 
@@ -112,6 +114,7 @@ class ResidentLoop:
         ready = self._prepare()
         prepared()
         self.prepare_s = time.perf_counter() - began
+        self._forward.timer.lap()
         starts = {end + 1: step + 1 for step, end in enumerate(self._program.step_ends)} | {0: 0}
         ends = {end: step for step, end in enumerate(self._program.step_ends)}
         began = time.perf_counter()
@@ -124,15 +127,29 @@ class ResidentLoop:
             self._trajectory.leave(call, denoised)
             if call in ends:
                 self._write(f"preview.{ends[call] % PREVIEW_SLOTS}", denoised)
+                self.began_s.append(began)
                 self.step_s.append(time.perf_counter() - began)
+                self._forward.timer.lap()
                 began = time.perf_counter()
                 step_done(ends[call])
         last = self._program.num_calls
         self._write("out", self._trajectory.enter(last, self._given(last)))
 
     def report(self) -> dict[str, Any]:
-        """Seconds of each step, of what was computed before the first, and of waiting for leave to go on."""
-        return {"step_s": self.step_s, "prepare_s": self.prepare_s, "waited_s": self.waited_s}
+        """Seconds of each step, of what was computed before the first, and of waiting for leave to go on.
+
+        Where they were timed, `regions` has a list for each, an entry a step; a run of very many steps goes without, as
+        a message has room for no more.
+        """
+        report = {"step_s": _brief(self.step_s), "prepare_s": self.prepare_s, "waited_s": self.waited_s}
+        if len(self.step_s) > MOST_TIMED_STEPS:
+            return report
+        report["began_s"] = _brief(self.began_s)
+        if self._forward.timer.on:
+            _, *steps = self._forward.timer.laps()  # the first is of what was prepared
+            names = {name for step in steps for name in step}
+            report["regions"] = {name: _brief([step.get(name, 0.0) for step in steps]) for name in sorted(names)}
+        return report
 
     def _write(self, name: str, rows: torch.Tensor) -> None:
         """This rank's rows of a result; of lanes that have the same ones, the first writes. Waits for the device."""
@@ -220,6 +237,11 @@ class ResidentLoop:
         rows = mine[0].flatten(0, 1)
         both = axis.all_to_all(rows.repeat(NUM_SIDES, 1), send_lengths=lengths, receive_lengths=lengths)
         return list(both.unflatten(0, (NUM_SIDES, *x.shape[:2])).unbind(0))
+
+
+def _brief(seconds: Sequence[float]) -> list[float]:
+    """To a microsecond, so that a message has room for many."""
+    return [round(value, 6) for value in seconds]
 
 
 def call_tensors(tensors: Mapping[str, torch.Tensor], call: int) -> dict[str, torch.Tensor]:

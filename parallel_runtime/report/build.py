@@ -1,8 +1,8 @@
 """Makes a report of what was measured. Owns which measurement becomes which field; measures and prints nothing.
 
 A rank reports each step as plain values: `began_s` on the machine's monotonic clock, which all ranks of one machine
-share, `step_s`, `communication_s`, `regions` (seconds by name), `calls`, `bytes`, `lane` and `memory`; a rank beyond
-the plan reports `member` false.
+share, `step_s`, `regions` (seconds by name, when they were timed), `calls`, `bytes`, `weight_bytes`, `pieces`, `lane`
+and `memory`; a rank beyond the plan reports `member` false.
 """
 
 import statistics
@@ -16,7 +16,8 @@ from ..plan import AXES, ParallelPlan
 from .schema import SCHEMA, validate
 from .surroundings import describe_devices, versions
 
-SUMS = ("step_s", "communication_s", "calls", "bytes")
+SUMS = ("step_s", "calls", "bytes", "weight_bytes")
+WAITING = ("communication_s", "weights_s")  # the regions in which a rank waits for others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,27 @@ def rank_parts(
     return parts
 
 
+def spans_of_run(ranks: Sequence[Mapping], wall_s: Sequence[float]) -> list[Span]:
+    """Spans of a run whose loop was in the workers; `wall_s` of each step, as the parent saw it.
+
+    Each rank's one report has a list in place of each step's value, and counts of the run, which are of no step.
+    """
+    return [
+        Span(wall_s=seconds, requests=[[_step_of(rank, number) for rank in ranks]])
+        for number, seconds in enumerate(wall_s)
+    ]
+
+
+def _step_of(rank: Mapping, number: int) -> dict:
+    if not rank.get("member", True):
+        return dict(rank)
+    step = {name: rank[name] for name in ("lane", "memory") if name in rank}
+    step |= {name: rank[name][number] for name in ("step_s", "began_s") if name in rank}
+    if "regions" in rank:
+        step["regions"] = {name: values[number] for name, values in rank["regions"].items()}
+    return step
+
+
 def span_timings(ranks: Sequence[Mapping]) -> dict:
     """Rank 0 and the slowest rank of each step, and how far apart the ranks ended it, of `rank_parts`."""
     busy = [rank["busy_s"] for rank in ranks if "busy_s" in rank]
@@ -115,20 +137,23 @@ def contender(name: str, kind: str, engine: str, run_s: Sequence[float], **more:
 def compare(contenders: list[dict]) -> None:
     """Add to each row what it gains over one rank and over one process, in the blocks alone and end to end."""
     one_rank = next((row for row in contenders if row["kind"] == "one_rank"), None)
-    processes = [row for row in contenders if row["kind"] == "one_process"]
     for row in contenders:
         if one_rank is not None and row is not one_rank:
             row["speedup"] = one_rank["median_s"] / row["median_s"]
-        if processes and row["kind"] != "one_process":
-            row["speedup_over_one_process"] = processes[-1]["median_s"] / row["median_s"]
-        if (
-            one_rank is not None
-            and row["kind"] == "plan"
-            and "blocks_median_s" in row
-            and "blocks_median_s" in one_rank
-        ):
+        process = _process_for(row, contenders)
+        if process is not None:
+            row["speedup_over_one_process"] = process["median_s"] / row["median_s"]
+        if one_rank is not None and row["kind"] == "plan" and {"blocks_median_s"} <= row.keys() & one_rank.keys():
             row["block_speedup"] = one_rank["blocks_median_s"] / row["blocks_median_s"]
             row["end_to_end_over_block"] = row["speedup"] / row["block_speedup"]
+
+
+def _process_for(row: Mapping, contenders: Sequence[dict]) -> dict | None:
+    """The process that a row of workers is held against: the one with as many threads, where threads play a part."""
+    if row["kind"] == "one_process":
+        return None
+    alike = (each for each in contenders if each["kind"] == "one_process" and each.get("threads") == row.get("threads"))
+    return next(alike, None)
 
 
 def _sum_up(span: Span, rank: int) -> dict | None:
@@ -137,7 +162,7 @@ def _sum_up(span: Span, rank: int) -> dict | None:
     if not all(report.get("member", True) for report in reports):
         return None
     if not reports:  # a step that the host answered by itself
-        return dict.fromkeys(SUMS, 0) | {"regions": {}}
+        return dict.fromkeys(SUMS, 0) | {"regions": {}, "timed": True, "pieces": []}
     total: dict = {name: sum(report[name] for report in reports) for name in SUMS if name in reports[0]}
     if all("began_s" in report for report in reports):
         total["began_s"] = reports[0]["began_s"]
@@ -146,22 +171,27 @@ def _sum_up(span: Span, rank: int) -> dict | None:
     for report in reports:
         for name, seconds in report.get("regions", {}).items():
             regions[name] = regions.get(name, 0.0) + seconds
-    return total | {"regions": regions}
+    timed = all("regions" in report for report in reports)
+    pieces = [piece for report in reports for piece in report.get("pieces", ())]
+    return total | {"regions": regions, "timed": timed, "pieces": [list(piece) for piece in pieces]}
 
 
 def _series(steps: Sequence[Mapping], spans: Sequence[Span], began_s: float) -> dict:
     """One rank's steps as lists, one entry a step. A field that a step lacks is no field of the run."""
     series: dict = {"busy_s": [step["step_s"] for step in steps]}
     series["idle_s"] = [max(0.0, span.wall_s - step["step_s"]) for span, step in zip(spans, steps, strict=True)]
-    if all("communication_s" in step for step in steps):
-        series["communication_s"] = [step["communication_s"] for step in steps]
-        series["compute_s"] = [max(0.0, step["step_s"] - step["communication_s"]) for step in steps]
+    if all(step["timed"] for step in steps):
+        waits = [sum(step["regions"].get(name, 0.0) for name in WAITING) for step in steps]
+        series["communication_s"] = waits
+        series["compute_s"] = [max(0.0, step["step_s"] - wait) for step, wait in zip(steps, waits, strict=True)]
     if all("began_s" in step for step in steps):
         series["begin_s"] = [max(0.0, step["began_s"] - began_s) for step in steps]
         series["end_s"] = [max(0.0, step["ended_s"] - began_s) for step in steps]
-    for source, target in (("calls", "collectives"), ("bytes", "sent_bytes")):
+    for source, target in (("calls", "collectives"), ("bytes", "sent_bytes"), ("weight_bytes", "weight_bytes")):
         if all(source in step for step in steps):
             series[target] = [step[source] for step in steps]
+    if any(step["pieces"] for step in steps):
+        series["pieces"] = [step["pieces"] for step in steps]
     names = {name for step in steps for name in step["regions"]}
     if names:  # a step in which a rank had nothing to run has no regions: that it spent no time in them is known
         series["regions"] = {name: [step["regions"].get(name, 0.0) for step in steps] for name in sorted(names)}

@@ -6,7 +6,7 @@ A row of panels for each report. Owns what a panel shows; what the numbers mean 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,24 +38,29 @@ class NoChartError(ValueError):
     """There is nothing to draw with, or nothing to draw; the text says which and what to do."""
 
 
+def require_chart(path: str | Path) -> None:
+    """Raise `NoChartError` when a chart could not be written to `path`, before anything is measured for it."""
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        raise NoChartError(f"a chart named {path.name!r} is no PNG; name it for example {path.stem or 'chart'}.png")
+    if not path.parent.is_dir():
+        raise NoChartError(f"the folder of the chart {path} does not exist; make it first")
+    _matplotlib()
+
+
 def draw(reports: Sequence[Mapping], path: str | Path) -> None:
     """Write a PNG of the reports to `path`. Raises `NoChartError` without matplotlib or without anything measured."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise NoChartError(
-            f"{error.name} is not installed, so there is no chart; pip install matplotlib, or ask for none"
-        ) from error
+    rc_context, figure_class, canvas_class = _matplotlib()
     rows = [(report, list(_panels(report))) for report in reports]
     rows = [(report, panels) for report, panels in rows if panels]
     if not rows:
         raise NoChartError("0 of the reports hold anything to draw; connect a report of a sampler or a benchmark")
     heights = [_height(report) for report, _ in rows]
     with rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, sum(heights) + 0.5), dpi=DPI, layout="constrained", facecolor="white")
-        canvas = FigureCanvasAgg(figure)
+        figure = figure_class(
+            figsize=(WIDTH_INCHES, sum(heights) + 0.5), dpi=DPI, layout="constrained", facecolor="white"
+        )
+        canvas = canvas_class(figure)
         parts = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=heights)
         for part, (report, panels) in zip(parts[:, 0], rows, strict=True):
             part.suptitle(_headline(report), x=0.01, ha="left", fontsize=10.5, color=PALE)
@@ -64,6 +69,19 @@ def draw(reports: Sequence[Mapping], path: str | Path) -> None:
             for axes, (_, panel) in zip(grid[0], panels, strict=True):
                 panel(axes)
         canvas.print_png(str(path))
+
+
+def _matplotlib() -> tuple[Any, Any, Any]:
+    """What is needed of matplotlib; nothing that keeps figures alive or opens windows."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise NoChartError(
+            f"{error.name} is not installed, so there is no chart; pip install matplotlib, or ask for none"
+        ) from error
+    return rc_context, Figure, FigureCanvasAgg
 
 
 def _height(report: Mapping) -> float:

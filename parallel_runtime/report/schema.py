@@ -26,6 +26,7 @@ REGIONS = (
     "modulation_s",
     "attention_s",
     "communication_s",
+    "weights_s",
     "head_s",
     "gather_s",
 )
@@ -78,6 +79,13 @@ def _share(value: object) -> str:
     return _seconds(value) or ("" if float(value) <= 1 else "0 to 1")  # type: ignore[arg-type]  # _number has seen it
 
 
+def _pieces(value: object) -> str:
+    good = isinstance(value, list) and all(
+        isinstance(piece, list) and len(piece) == 3 and not any(map(_count, piece)) for piece in value
+    )
+    return "" if good else "a list of [call, first row, row after the last]"
+
+
 def _flag(value: object) -> str:
     return "" if isinstance(value, bool) else "true or false"
 
@@ -123,6 +131,8 @@ RANK = {
     "regions": _object({name: SERIES for name in REGIONS}),
     "collectives": Field(_count, many=True),
     "sent_bytes": Field(_count, many=True),
+    "weight_bytes": Field(_count, many=True),
+    "pieces": Field(_pieces, many=True),
     "memory": _object({name: Field(_count) for name in ("allocated_bytes", "reserved_bytes", "resident_bytes")}),
     "utilisation": Field(_share),
 }

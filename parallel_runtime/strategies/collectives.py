@@ -4,34 +4,45 @@ Owns the calls into torch.distributed, for activations and for weights, and the 
 `rank/mesh.py` does.
 """
 
-import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from yunchang.ring.utils import RingComm
 
+from ..timing import RegionTimer
+
 # torch 2.13 renamed it and warns of the old name.
 _all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 
 
+def _off() -> RegionTimer:
+    return RegionTimer(torch.device("cpu"), on=False)
+
+
 @dataclass
 class Traffic:
-    """What one rank sent to other ranks since `reset`."""
+    """What one rank sent to other ranks since `reset`; what it waits in collectives goes to a timer's `region`."""
 
     calls: int = 0
     num_bytes: int = 0
-    seconds: float = 0.0
+    region: str = "communication"
+    timer: RegionTimer = field(default_factory=_off)
 
-    def reset(self) -> None:
-        """Start counting anew."""
-        self.calls, self.num_bytes, self.seconds = 0, 0, 0.0
+    def reset(self, timer: RegionTimer | None = None) -> None:
+        """Start counting anew, and time with `timer`, where there is one."""
+        self.calls, self.num_bytes = 0, 0
+        self.timer = timer or _off()
 
-    def add(self, num_bytes: int, seconds: float) -> None:
-        """Count one collective that sent `num_bytes` to others and kept the host for `seconds`."""
+    def add(self, num_bytes: int) -> None:
+        """Count one collective that sent `num_bytes` to others."""
         self.calls += 1
         self.num_bytes += num_bytes
-        self.seconds += seconds
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around whatever keeps the rank, or the device's stream, until others have done their part."""
+        return self.timer.region(self.region)
 
 
 @dataclass
@@ -50,14 +61,14 @@ class Axis:
         self, send: torch.Tensor, *, send_lengths: tuple[int, ...], receive_lengths: tuple[int, ...]
     ) -> torch.Tensor:
         """Exchange runs of rows: `send` (sum(send_lengths), ...), contiguous; returns (sum(receive_lengths), ...)."""
-        began = time.perf_counter()
-        source = send.cpu() if self.staged else send
-        received = source.new_empty((sum(receive_lengths), *send.shape[1:]))
-        dist.all_to_all_single(received, source, list(receive_lengths), list(send_lengths), group=self.group)
-        result = received.to(send.device) if self.staged else received
+        with self.traffic.waiting():
+            source = send.cpu() if self.staged else send
+            received = source.new_empty((sum(receive_lengths), *send.shape[1:]))
+            dist.all_to_all_single(received, source, list(receive_lengths), list(send_lengths), group=self.group)
+            result = received.to(send.device) if self.staged else received
         kept = send_lengths[self.index]
         row_bytes = send.element_size() * (send[0].numel() if send.shape[0] else 0)
-        self.traffic.add((send.shape[0] - kept) * row_bytes, time.perf_counter() - began)
+        self.traffic.add((send.shape[0] - kept) * row_bytes)
         return result
 
     def start_shift(self, send: torch.Tensor, receive: torch.Tensor) -> "Shift":
@@ -80,22 +91,21 @@ class Shift:
     """One hop around the ring, in flight. Receive buffers are explicit: neighbours' lengths may differ."""
 
     def __init__(self, axis: Axis, send: torch.Tensor, receive: torch.Tensor) -> None:
-        began = time.perf_counter()
         self.axis, self.receive = axis, receive
-        self.source = send.cpu() if axis.staged else send
-        self.target = torch.empty_like(receive, device="cpu") if axis.staged else receive
-        self.ring = RingComm(axis.group)
-        self.ring.send_recv(self.source, self.target)
-        self.ring.commit()
-        axis.traffic.add(send.numel() * send.element_size(), time.perf_counter() - began)
+        with axis.traffic.waiting():
+            self.source = send.cpu() if axis.staged else send
+            self.target = torch.empty_like(receive, device="cpu") if axis.staged else receive
+            self.ring = RingComm(axis.group)
+            self.ring.send_recv(self.source, self.target)
+            self.ring.commit()
+        axis.traffic.add(send.numel() * send.element_size())
 
     def wait(self) -> None:
         """Return when the received rows are in place."""
-        began = time.perf_counter()
-        self.ring.wait()
-        if self.axis.staged:
-            self.receive.copy_(self.target)
-        self.axis.traffic.seconds += time.perf_counter() - began
+        with self.axis.traffic.waiting():
+            self.ring.wait()
+            if self.axis.staged:
+                self.receive.copy_(self.target)
 
 
 class AllGather:
@@ -106,27 +116,26 @@ class AllGather:
     """
 
     def __init__(self, axis: Axis, mine: torch.Tensor, whole: torch.Tensor) -> None:
-        began = time.perf_counter()
         self.axis, self.whole = axis, whole
-        self.source = mine.cpu() if axis.staged else mine  # held here: it must outlive the transfer
-        self.target = torch.empty_like(whole, device="cpu") if axis.staged else whole
-        if dist.get_backend(axis.group) == "gloo":
-            self.works = self._exchange()
-        else:
-            self.works = [_all_gather(self.target, self.source, group=axis.group, async_op=True)]
-        axis.traffic.add((axis.size - 1) * mine.nbytes, time.perf_counter() - began)
+        with axis.traffic.waiting():
+            self.source = mine.cpu() if axis.staged else mine  # held here: it must outlive the transfer
+            self.target = torch.empty_like(whole, device="cpu") if axis.staged else whole
+            if dist.get_backend(axis.group) == "gloo":
+                self.works = self._exchange()
+            else:
+                self.works = [_all_gather(self.target, self.source, group=axis.group, async_op=True)]
+        axis.traffic.add((axis.size - 1) * mine.nbytes)
 
     def wait(self) -> None:
         """Return when `whole` is complete to whatever the current stream runs next. To wait again is free."""
         if not self.works:
             return
-        began = time.perf_counter()
-        for work in self.works:
-            work.wait()  # once: gloo would take a second wait for a second message
-        self.works = []
-        if self.axis.staged:
-            self.whole.copy_(self.target)
-        self.axis.traffic.seconds += time.perf_counter() - began
+        with self.axis.traffic.waiting():
+            for work in self.works:
+                work.wait()  # once: gloo would take a second wait for a second message
+            self.works = []
+            if self.axis.staged:
+                self.whole.copy_(self.target)
 
     def _exchange(self) -> list[dist.Work]:
         """Send this rank's part to every other, farther and farther along the axis, and receive theirs."""

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.report.schema import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -168,20 +169,43 @@ def test_a_file_that_cannot_be_read_exits_2(tmp_path: Path, capsys: pytest.Captu
     assert "only .safetensors" in capsys.readouterr().err
 
 
-def test_bench_puts_every_baseline_beside_the_plan(sample: ModelSpec) -> None:
+def test_bench_puts_every_baseline_beside_each_plan(sample: ModelSpec, tmp_path: Path) -> None:
+    chart = tmp_path / "chart.png"
     done = run(
-        *("bench", "--model", sample.path, "--plan", "ulysses=2", "--width", "256", "--height", "256"),
-        *("--text-tokens", "16", "--warmup", "1", "--runs", "3", "--json"),
+        *("bench", "--model", sample.path, "--plan", "ulysses=2", "--plan", "ring=2", "--width", "256"),
+        *("--height", "256", "--text-tokens", "16", "--warmup", "1", "--runs", "3", "--json", "--chart", str(chart)),
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    for key in ("median_s", "one_rank_s", "one_process_s", "one_process_n_threads_s"):
-        assert report[key] > 0
-    assert report["speedup_over_one_process"] == pytest.approx(report["one_process_s"] / report["median_s"])
-    assert report["end_to_end_over_block"] > 0
-    assert report["max_rel_err"] <= 1e-5
-    assert report["calls_per_step"] == [4, 4]
-    assert all(sent > 0 for sent in report["bytes_per_step"])
+    validate(report)
+    rows = {row["name"]: row for row in report["contenders"]}
+    assert list(rows) == ["one rank", "diffusers, 1 thread", "diffusers, 2 threads", "uly2", "ring2"]
+    assert all(len(row["run_s"]) == 3 for row in rows.values())
+    for plan in (rows["uly2"], rows["ring2"]):
+        assert plan["speedup"] == pytest.approx(rows["one rank"]["median_s"] / plan["median_s"])
+        process_s = rows["diffusers, 2 threads"]["median_s"]
+        assert plan["speedup_over_one_process"] == pytest.approx(process_s / plan["median_s"])
+        assert plan["end_to_end_over_block"] == pytest.approx(plan["speedup"] / plan["block_speedup"])
+        assert 0 < plan["error"] <= 1e-5
+        assert 0 < plan["blocks_median_s"] < plan["slowest_rank_s"] < plan["median_s"]
+        for rank in plan["ranks"]:
+            assert 0 < rank["communication_s"][0] < rank["busy_s"][0]
+    assert 0 < rows["diffusers, 1 thread"]["error"] <= 1e-5
+    assert [rank["collectives"] for rank in rows["uly2"]["ranks"]] == [[4], [4]]
+    assert rows["one rank"]["ranks"][0]["communication_s"] == [0]
+    assert chart.read_bytes().startswith(b"\x89PNG")
+    assert str(tmp_path) not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("chart", "words"), [("chart.jpg", "chart.png"), ("missing/chart.png", "does not exist; make it first")]
+)
+def test_bench_refuses_a_chart_it_cannot_write_before_it_measures(
+    sample: ModelSpec, tmp_path: Path, chart: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", "--model", sample.path, "--plan", "ulysses=2", "--runs", "1000000"]
+    assert main([*arguments, "--chart", str(tmp_path / chart)]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_doctor_lists_passes_and_problems_with_remedies() -> None:

@@ -29,7 +29,12 @@ def ranks() -> list[dict]:
     """Two ranks in three steps of a second."""
     spans = []
     for step in range(3):
-        rank = {"began_s": step + 0.1, "step_s": 0.8, "communication_s": 0.2, "memory": {"resident_bytes": 2 * 10**9}}
+        rank = {
+            "began_s": step + 0.1,
+            "step_s": 0.8,
+            "regions": {"communication_s": 0.2},
+            "memory": {"resident_bytes": 2 * 10**9},
+        }
         spans.append(Span(wall_s=1.0, requests=[[rank, rank]]))
     return rank_parts(spans, DEVICES, began_s=0.0)
 
@@ -44,7 +49,9 @@ def benchmark() -> dict:
     rows = [
         contender("one rank", "one_rank", "parallel-dit", [4.0, 4.2, 3.9], blocks_median_s=3.6),
         contender("diffusers, 2 threads", "one_process", "diffusers", [2.2, 2.4, 2.1], threads=2),
-        contender("uly2", "plan", "parallel-dit", [2.5, 2.0, 1.9], blocks_median_s=1.5, error=3e-7, ranks=ranks()),
+        contender(
+            "uly2", "plan", "parallel-dit", [2.5, 2.0, 1.9], threads=2, blocks_median_s=1.5, error=3e-7, ranks=ranks()
+        ),
     ]
     compare(rows)
     return new_report(

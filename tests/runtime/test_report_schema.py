@@ -9,7 +9,7 @@ import pytest
 
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.report.build import Span, new_report, plan_part, rank_parts, span_timings
+from parallel_runtime.report.build import Span, new_report, plan_part, rank_parts, span_timings, spans_of_run
 from parallel_runtime.report.schema import ReportError, fields, validate
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
@@ -20,7 +20,7 @@ def told(rank: int, *, began_s: float, step_s: float) -> dict:
     """What a rank says of one request, a fifth of it in collectives."""
     regions = {"double_blocks_s": step_s / 2, "communication_s": step_s / 5}
     memory = {"resident_bytes": 1000 + rank}
-    numbers = {"began_s": began_s, "step_s": step_s, "communication_s": step_s / 5, "calls": 4, "bytes": 64}
+    numbers = {"began_s": began_s, "step_s": step_s, "calls": 4, "bytes": 64}
     return {**numbers, "regions": regions, "memory": memory, "lane": 0}
 
 
@@ -90,9 +90,19 @@ def test_a_rank_beyond_the_plan_has_no_times() -> None:
     assert "skew_s" not in span_timings(ranks)
 
 
+def test_a_run_in_the_workers_reads_like_one_step_after_the_other() -> None:
+    told_once = {"member": True, "step_s": [1.0, 0.5], "began_s": [2.0, 3.0], "regions": {"weights_s": [0.25, 0.0]}}
+    spans = spans_of_run([told_once | {"lane": 0, "calls": 8}, {"member": False}], [1.5, 0.75])
+    ranks = rank_parts(spans, DEVICES, began_s=1.0)
+    first = {"busy_s": [1.0, 0.5], "compute_s": [0.75, 0.5], "communication_s": [0.25, 0.0], "idle_s": [0.5, 0.25]}
+    assert ranks[0].items() >= {**first, "begin_s": [1.0, 2.0], "end_s": [2.0, 2.5], "lane": 0}.items()
+    assert "collectives" not in ranks[0], "a count of the whole run is of no step"
+    assert ranks[1] == {"rank": 1, "device": "cpu:1"}
+
+
 def test_what_was_not_measured_is_absent() -> None:
     (rank, _) = rank_parts([Span(wall_s=2.0, requests=[[{"step_s": 1.0}, {"step_s": 1.0}]])], DEVICES, began_s=0.0)
-    assert rank == {"rank": 0, "device": "cpu:0", "busy_s": [1.0], "idle_s": [1.0]}
+    assert rank == {"rank": 0, "device": "cpu:0", "busy_s": [1.0], "idle_s": [1.0]}, "regions were not timed"
     report = new_report("vae", devices=DEVICES[:1], vae={"decode_s": 0.0, "device": "cpu"}, warnings=[], plan={})
     assert not {"warnings", "plan", "prompt_id", "ranks"} & set(report)
     assert "null" not in json.dumps(report)

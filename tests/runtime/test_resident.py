@@ -215,6 +215,10 @@ def test_reports_have_a_time_for_every_step(eight_ranks: Pool, sample: ModelSpec
     for rank in result.ranks[:2]:
         assert len(rank["step_s"]) == 3
         assert rank["prepare_s"] > 0
+        assert rank["began_s"] == sorted(rank["began_s"])
+        for step, whole_s in enumerate(rank["step_s"]):
+            parts = {name: values[step] for name, values in rank["regions"].items()}
+            assert 0 < parts["communication_s"] < parts["double_blocks_s"] + parts["single_blocks_s"] < whole_s
         assert rank["calls"] == 4 * 2 * (config.depth + config.depth_single)
 
 

@@ -1,10 +1,20 @@
 """Regions: what they measure, that they wait for nothing, and what they cost, counted and weighed against a step."""
 
 import time
+import timeit
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.sample_model import sample_config, write_sample
+from parallel_runtime.cli.verify import PlanRunner
+from parallel_runtime.cli.workload import Workload
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
 from parallel_runtime.timing import RegionTimer
 
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
@@ -41,3 +51,61 @@ def test_an_error_inside_passes_through_a_region() -> None:
     for on in (True, False):
         with pytest.raises(KeyError), RegionTimer(torch.device("cpu"), on=on).region("whole"):
             raise KeyError("inside")
+
+
+@pytest.fixture(scope="module")
+def launching(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """A model of as many blocks as Flux has, each with next to nothing to compute: regions cost most, relatively."""
+    path = tmp_path_factory.mktemp("launching") / "launching.safetensors"
+    write_sample(path, sample_config(heads=4, depth=19, depth_single=38))
+    return ModelSpec.of(path)
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[Pool]:
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
+        yield pool
+
+
+def seconds_of_a_region(*, on: bool) -> float:
+    """The least of many, since whatever else the machine does only adds."""
+    timer = RegionTimer(torch.device("cpu"), on=on)
+
+    def enter() -> None:
+        with timer.region("double_blocks"):
+            pass
+
+    return min(timeit.repeat(enter, number=1000, repeat=50)) / 1000
+
+
+@pytest.mark.parametrize(("on", "limit"), [(False, 0.005), (True, 0.03)])
+def test_measuring_costs_a_small_part_of_a_step(two_ranks: Pool, launching: ModelSpec, on: bool, limit: float) -> None:
+    config = FluxConfig.from_header(read_header(launching.path))
+    tensors = Workload(width=128, height=128, text_tokens=16).tensors(config)
+    runner = PlanRunner(two_ranks, launching, ParallelPlan(ulysses=2), options={"timed": on})
+    step_s = []
+    for _ in range(5):
+        runner(tensors)
+        step_s.append(min(rank["step_s"] for rank in runner.ranks))
+    blocks = config.depth + config.depth_single
+    entries = 4 + blocks * 3 + runner.ranks[0]["calls"]  # a region a block, its modulation, attention, each collective
+    assert entries > 4 * blocks, "the exchange of this plan is not counted"
+    assert entries * seconds_of_a_region(on=on) < limit * min(step_s)
+
+
+def test_regions_come_back_only_when_they_are_timed(two_ranks: Pool, launching: ModelSpec) -> None:
+    tensors = Workload(width=128, height=128, text_tokens=16).tensors(
+        FluxConfig.from_header(read_header(launching.path))
+    )
+    runner = PlanRunner(two_ranks, launching, ParallelPlan(ring=2), options={"timed": False})
+    runner(tensors)
+    assert all("regions" not in rank for rank in runner.ranks)
+    runner.options = {"timed": True}
+    runner(tensors)
+    for rank in runner.ranks:
+        found = rank["regions"]
+        outermost = ("hand_over_s", "embed_s", "double_blocks_s", "single_blocks_s", "head_s", "gather_s")
+        assert set(found) == {*outermost, "modulation_s", "attention_s", "communication_s"}
+        whole_s = sum(found[name] for name in outermost)
+        assert 0.8 * rank["step_s"] < whole_s < rank["step_s"], "the regions leave out more than bookkeeping"
+        assert found["communication_s"] < found["attention_s"] < found["double_blocks_s"] + found["single_blocks_s"]

@@ -2,6 +2,7 @@
 
 import random
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -107,6 +108,12 @@ def test_a_cancel_before_anything_is_sent_sends_nothing(pool):
     assert pool.state == "idle"
 
 
+def slow_change(turn):
+    """A change of weights that takes 0.3 s, another one each turn."""
+    patches = [Patch(key=f"x{index}", kind="diff", strength=1.0, values=(None,)) for index in range(3)]
+    return PatchSet(f"change {turn}", tuple(patches))
+
+
 def test_cancelling_at_random_moments_leaves_every_result_right(pool):
     seed = time.time_ns()
     chance = random.Random(seed)  # noqa: S311  no secret
@@ -115,6 +122,9 @@ def test_cancelling_at_random_moments_leaves_every_result_right(pool):
     for turn in range(30):
         given = torch.full((3000,), float(turn))
         name = chance.choice(["slow0", "slow1", "model", "model"])
+        if chance.random() < 0.3:
+            with suppress(Cancelled):
+                pool.patch(make_spec(name), slow_change(turn), check_cancelled=after(chance.random() / 4))
         moments = [["sleep", chance.random() / 20]]
         try:
             result = run_step(

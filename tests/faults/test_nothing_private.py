@@ -1,0 +1,88 @@
+"""Reports and logs hold no prompt, no user's name and no folder; an error may name the file that it is about."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from faults.soak_models import lora, write_model
+from host import workflows
+from host.client import ComfyClient
+from host.pack_workflows import parallel
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import read_header
+from parallel_runtime.cli.verify import PlanRunner
+from parallel_runtime.cli.workload import Workload
+from parallel_runtime.devices import Device
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+
+PROMPT = "a xylophonist nobody may hear of"
+PATH = re.compile(r"(^|[\s\"'(=])(/|~/|[A-Za-z]:\\)[\w.-]+/")
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every string in plain values, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield key
+            yield from texts(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from texts(each)
+
+
+def private(text: str) -> bool:
+    """Whether a text says what is nobody's business."""
+    return bool(PATH.search(text)) or text == getpass.getuser() or "xylophonist" in text
+
+
+def test_what_is_private_is_recognised() -> None:
+    assert all(map(private, ["/home/me/models/x", "in '/tmp/a/b'", f"for {PROMPT}", getpass.getuser(), r"C:\me/x"]))
+    assert not any(map(private, ["flux_dev.safetensors", "cpu:0", "uly2-ring2", "1/2 of it", "s/step"]))
+
+
+def test_reports_of_a_real_run_hold_nothing_private(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = workflows.text_to_image(tiny_models, seed=103, steps=2, width=64, height=64, prompt=PROMPT)
+    graph = parallel(graph, sampler="ParallelFluxSampler")
+    graph["decode"]["class_type"] = "TimedVAEDecode"
+    result = client.queue(graph).require_success()
+    reports = [report for node in ("sampler", "decode") for report in result.outputs[node]["parallel_dit"]]
+    assert len(reports) == 2
+    said = [*texts(reports), *(text for _, text in result.texts)]
+    assert tiny_models.dev in said, "no report of the model, so this shows nothing"
+    assert [text for text in said if private(text)] == []
+
+
+def test_the_servers_log_holds_no_prompt_and_no_folder_of_models(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    """The log is ComfyUI's, which writes folders of its own when it starts."""
+    before = len(comfy_server.log)
+    graph = workflows.text_to_image(tiny_models, seed=104, steps=2, width=64, height=64, prompt=PROMPT)
+    client.queue({"end": {"class_type": "ReleaseParallelPool", "inputs": {}}}).require_success()
+    client.queue(parallel(graph)).require_success()
+    log = comfy_server.log[before:]
+    assert f"loading {tiny_models.dev} into the workers" in log, "the log is elsewhere, so this shows nothing"
+    assert "xylophonist" not in comfy_server.log
+    assert str(tiny_models.models) not in log
+
+
+def test_what_ranks_print_and_what_the_pool_tells_holds_nothing_private(tmp_path) -> None:
+    spec = write_model(tmp_path / "model.safetensors", seed=1)
+    tensors = Workload(width=64, height=64, text_tokens=7).tensors(FluxConfig.from_header(read_header(spec.path)))
+    with Pool((Device("cpu", 0), Device("cpu", 1)), threads_per_rank=1) as pool:
+        runner = PlanRunner(pool, spec, ParallelPlan(ulysses=2), options={})
+        runner.patches = lora("one", seed=1, strength=0.5)
+        runner(tensors)
+        told = [*texts(pool.status()), *texts(runner.ranks)]
+        printed = [rank.output.text() for rank in pool._crew.generation.ranks]
+    assert "model.safetensors" in told
+    assert [text for text in told if private(text)] == []
+    assert [text for text in printed if private(text)] == []

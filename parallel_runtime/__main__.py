@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--devices", help="test these: all, a count, cuda:0,cuda:1 or cpu:2 (default: all CUDA devices)"
     )
+    doctor.add_argument("--calibrate", action="store_true", help="measure the devices and keep it for plan")
     doctor.add_argument("--json", action="store_true")
     _add_plan(commands.add_parser("plan", help="which plan is best here, how long it takes, and why"))
     verify = commands.add_parser("verify", help="is a plan equal to one process of unmodified diffusers?")

@@ -26,6 +26,7 @@ from ..devices import Device, DeviceSelection, parse_devices
 from ..errors import PoolError
 from ..plan import auto_plan
 from ..pool.pool import Pool
+from .calibrate import describe_calibration, keep_calibration
 from .judge import REMEDY, NoJudgeError, load_judge
 from .sample_model import sample_config, write_sample
 from .verify import FP32_TOLERANCE, PlanRunner
@@ -56,8 +57,10 @@ def run(arguments: argparse.Namespace) -> dict:
     checks.extend(_device_checks(selection))
     if all(check.ok for check in checks if check.needed):
         checks.extend(_live_checks(selection.devices))
-    return {
-        "can_run": all(check.ok for check in checks if check.needed),
+    can_run = all(check.ok for check in checks if check.needed)
+    measured = {"calibration": keep_calibration(selection.devices)} if arguments.calibrate and can_run else {}
+    return measured | {
+        "can_run": can_run,
         "devices": [_describe_device(device) for device in selection.devices],
         "warnings": list(selection.warnings),
         "backends": {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()},
@@ -80,6 +83,8 @@ def describe(report: Mapping) -> str:
         mark = "pass" if check["ok"] else "FAIL" if check["needed"] else "note"
         remedy = f"; {check['remedy']}" if check["remedy"] and not check["ok"] else ""
         lines.append(f"{mark}  {check['name']}: {check['seen']}{remedy}")
+    if "calibration" in report:
+        lines.append(describe_calibration(report["calibration"]))
     lines.append(
         "everything needed is there" if report["can_run"] else "it cannot run here until the FAIL lines are mended"
     )

@@ -245,6 +245,10 @@ class Crew:
         request = self._ask(Op.CHECK, {"mesh": mesh}, check, deadline_s=deadline_s)
         return [int(reply["wrong_bytes"]) for reply in request.ranked()]
 
+    def probe(self, mesh: int, check: Check, *, deadline_s: float) -> list[dict[str, Any]]:
+        """What each rank measured, in rank order; see `rank/probe.py`."""
+        return self._ask(Op.PROBE, {"mesh": mesh}, check, deadline_s=deadline_s).ranked()
+
     def damaged_copies(self, check: Check, *, deadline_s: float) -> str:
         """Have all ranks exchange a known pattern, as `check_pattern`; what arrived wrong, empty when nothing did."""
         plan = ParallelPlan(ulysses=min(len(self.generation.ranks), MAX_RANKS))

@@ -66,8 +66,10 @@ class Engine:
             return {"wrong_bytes": self.meshes[message.body["mesh"]].wrong_bytes(self.device)}
         if message.op is Op.MEASURE:
             return measure(self.device)
+        if message.op is Op.PROBE:
+            return self.meshes[message.body["mesh"]].probe(self.device)
         raise ValueError(
-            f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, PATCH, MESH, STEP, RUN, CHECK and MEASURE"
+            f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, PATCH, MESH, STEP, RUN, CHECK, MEASURE, PROBE"
         )
 
     def _load(

@@ -12,6 +12,7 @@ from ..plan import AXES, ParallelPlan
 from ..strategies.collectives import Axis, Traffic
 from ..strategies.pattern import count_wrong_bytes
 from ..strategies.sequence import SequenceAttention
+from .probe import probe
 
 GROUPED_AXES = ("cfg", "ring", "ulysses")
 ACTIVATIONS, WEIGHTS = "activations", "weights"
@@ -85,6 +86,10 @@ class Mesh:
     def sequence(self) -> SequenceAttention:
         """The attention of this plan over a sequence that its ring and ulysses ranks share."""
         return SequenceAttention(ring=self["ring"], ulysses=self["ulysses"])
+
+    def probe(self, device: torch.device) -> dict[str, list[list[float]]]:
+        """Measure this rank's device and its ulysses axis; ranks in no group measure nothing and hold nobody up."""
+        return probe(self["ulysses"], device) if self.member else {}
 
     def wrong_bytes(self, device: torch.device) -> int:
         """Exchange a known pattern over every group; how many bytes of what this rank received are not as sent."""

@@ -92,6 +92,7 @@ class Op(IntEnum):
     PATCH = 13  # change weights; a change takes one message or several
     RUN = 15  # a whole sampling run; PROGRESS after each of its steps
     MEASURE = 14  # what the device is: memory and speed
+    PROBE = 20  # measure the device, and the exchanges over a mesh's ulysses axis
 
 
 _OPS = frozenset(int(op) for op in Op)

@@ -1,0 +1,205 @@
+"""Measures what the planner's constants are on these devices, through the pool and engine that will run the images.
+
+Owns what is measured and how constants follow from it. `doctor --calibrate` runs it and keeps the result. Everything is
+the slowest rank's, with all ranks busy at once, as they are in a step.
+"""
+
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ..adapters.flux_config import FluxConfig
+from ..checkpoint import ModelSpec
+from ..devices import Device
+from ..plan import ParallelPlan
+from ..planner.candidates import Candidate
+from ..planner.cost import step_cost
+from ..planner.hardware import EAGER, ON_CPU, Calibration, Link, Rates, Software, known_link
+from ..planner.shapes import ModelShape, Work
+from ..planner.store import CalibrationStore
+from ..pool.pool import Pool
+from ..pool.probe import probe
+from .machine import calibration_path, device_set, free_bytes
+from .sample_model import sample_config, write_sample
+from .verify import PlanRunner
+from .workload import Workload
+
+HEAD_DIM = 32
+BLOCKS = 8  # of each kind, of the model that is nothing but overhead
+RUNS = 9
+SETTLING = 3
+# The model whose blocks are mostly computing, and its work, by kind of device.
+PASSING = {
+    "cpu": (
+        sample_config(heads=8, head_dim=64, depth=1, depth_single=2),
+        Workload(width=512, height=256, text_tokens=64),
+    ),
+    "cuda": (
+        sample_config(heads=8, head_dim=128, depth=1, depth_single=2),
+        Workload(width=1024, height=1024, text_tokens=512, batch=4),
+    ),
+}
+LAUNCH_BOUND = 1.5
+OWN_SWAP_CALLS = 2  # q, k and v there in one, the output back in another
+
+Probes = Mapping[int, Sequence[Mapping[str, list[list[float]]]]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds of a call: a constant, and a rate at which it works off its amount."""
+
+    rate: float
+    latency_s: float
+
+    @classmethod
+    def through(cls, points: Sequence[Sequence[float]]) -> "Line":
+        """The line through (amount, seconds) of a small and a large call, or from zero when noise has it falling."""
+        (small, quick), (large, slow) = points[0], points[-1]
+        rate = (large - small) / (slow - quick) if large > small and slow > quick else large / slow
+        return cls(rate, max(0.0, quick - small / rate))
+
+
+def keep_calibration(devices: tuple[Device, ...]) -> dict[str, object]:
+    """Start ranks on the devices, calibrate, and keep the result for `plan` and automatic plans.
+
+    Returns what was measured, how long it took and where it is kept. Raises `ValueError` where that cannot be written.
+    """
+    store = CalibrationStore(calibration_path())
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, Pool(devices, threads_per_rank=1) as pool:
+        found = calibrate(pool, Path(folder))
+    try:
+        store.save(device_set(devices), found)
+    except OSError as error:
+        remedy = "set XDG_CACHE_HOME to a folder that can be written"
+        raise ValueError(f"{store.path} cannot be written ({error.strerror}); {remedy}") from error
+    return {
+        "devices": device_set(devices),
+        "file": str(store.path),
+        "wall_s": time.perf_counter() - began,
+        "constants": asdict(found),
+    }
+
+
+def describe_calibration(kept: Mapping) -> str:
+    """What was measured, in two lines for people."""
+    constants = kept["constants"]
+    rates, link, software = constants["rates"], constants["link"], constants["software"]
+    return (
+        f"calibrated {kept['devices']} in {kept['wall_s']:.1f} s: matrices {rates['matmul_flops'] / 1e12:.3g} TFLOP/s, "
+        f"attention {rates['attention_flops'] / 1e12:.3g} TFLOP/s, memory {rates['memory_bandwidth'] / 1e9:.3g} GB/s, "
+        f"link {link['bandwidth'] / 1e9:.3g} GB/s and {link['latency_s'] * 1e6:.0f} us, "
+        f"block {software['block_s'] * 1e3:.2f} ms\nkept in {kept['file']}; plan uses it from now on"
+    )
+
+
+def calibrate(pool: Pool, folder: Path) -> Calibration:
+    """Measure, in a few seconds. `folder` takes two small models of random weights. Raises `PoolError`."""
+    ranks = len(pool.devices)
+    asynchronous = pool.devices[0].kind == "cuda"
+    probes = {span: probe(pool, plan) for span, plan in _spans(ranks).items()}
+    rates = _rates(pool, probes, asynchronous=asynchronous)
+    link = _link(probes)
+    software = _software(pool, folder, rates, link)
+    return Calibration(rates=rates, link=link, software=software, source="measured on these devices by doctor")
+
+
+def _spans(ranks: int) -> dict[int, ParallelPlan]:
+    """The plans to probe, by the ranks of their ulysses axis: all at once, and pairs beside each other."""
+    spans = {ranks: ParallelPlan(ulysses=ranks)}
+    if ranks > 2 and ranks % 2 == 0:
+        spans[2] = ParallelPlan(ulysses=2, ring=ranks // 2)
+    return spans
+
+
+def _slowest(probes: Probes, span: int, name: str) -> list[list[float]]:
+    """(amount, seconds) of the slowest rank, by size."""
+    ranks = [rank[name] for rank in probes[span] if name in rank]
+    return [max(points, key=lambda point: point[1]) for points in zip(*ranks, strict=True)]
+
+
+def _rates(pool: Pool, probes: Probes, *, asynchronous: bool) -> Rates:
+    span = max(probes)
+    return Rates(
+        name=str(pool.devices[0].kind),
+        matmul_flops=Line.through(_slowest(probes, span, "matmul")).rate,
+        attention_flops=Line.through(_slowest(probes, span, "attention")).rate,
+        memory_bandwidth=Line.through(_slowest(probes, span, "memory")).rate,
+        memory_bytes=min(free_bytes(pool.devices)),
+        asynchronous=asynchronous,
+    )
+
+
+def _link(probes: Probes) -> Link:
+    """Bandwidth and latency of an exchange between two, and how much slower one among all is."""
+    least, most = min(probes), max(probes)
+    if most == 1:
+        return known_link("memory")  # one rank exchanges nothing
+    near = Line.through(_slowest(probes, least, "all_to_all"))
+    far = Line.through(_slowest(probes, most, "all_to_all"))
+    contention = 0.0 if least == most else max(0.0, math.log(near.rate / far.rate) / math.log(most / least))
+    # Told for two ranks; where no pairs could be probed, what all of them reach at once stands for two.
+    return Link(name="measured", bandwidth=near.rate, latency_s=far.latency_s, contention=contention)
+
+
+def _software(pool: Pool, folder: Path, rates: Rates, link: Link) -> Software:
+    """The host's seconds, from a model so small that it is nothing else, and the passes of a larger one."""
+    ranks = len(pool.devices)
+    usual = replace(EAGER if rates.asynchronous else ON_CPU, swap_calls=OWN_SWAP_CALLS)
+    config = sample_config(heads=ranks, head_dim=HEAD_DIM, depth=BLOCKS, depth_single=BLOCKS)
+    timed = _timer(pool, folder / "overhead.safetensors", config, Workload(width=64, height=64, text_tokens=16))
+    block_s = timed(ParallelPlan())
+    exchange_s = hop_s = 0.0
+    if ranks > 1:
+        swapping, ringing = timed(ParallelPlan(ulysses=ranks)), timed(ParallelPlan(ring=ranks))
+        # Latencies are counted with the link; what is left is the host's.
+        exchange_s = max(0.0, swapping - block_s - OWN_SWAP_CALLS * link.latency_s)
+        hop_s = max(0.0, (ringing - block_s - exchange_s) / (ranks - 1) - link.latency_s)
+    found = replace(usual, block_s=block_s, exchange_s=exchange_s, hop_s=hop_s)
+    return replace(found, passes=_passes(pool, folder / "passes.safetensors", rates, found))
+
+
+def _passes(pool: Pool, path: Path, rates: Rates, software: Software) -> float:
+    """How often activations cross memory in a block: what one rank takes beyond matrices, attention and launch."""
+    kind = "cuda" if rates.asynchronous else "cpu"
+    config, workload = PASSING[kind]
+    measured = _timer(pool, path, config, workload)(ParallelPlan())
+    element_bytes = 2 if rates.asynchronous else 4
+    shape = ModelShape.of(config)
+    work = Work(
+        image_tokens=workload.image_tokens,
+        text_tokens=workload.text_tokens,
+        batch=workload.batch,
+        element_bytes=element_bytes,
+        weight_bytes=element_bytes,
+    )
+    none = Calibration(rates=rates, link=known_link("memory"), software=replace(software, passes=0.0), source="")
+    known = step_cost(replace(shape, other_params=0, channels=0), work, Candidate(), none)
+    rest = measured - (known.step_s - known.launch_s) / shape.blocks
+    if not rates.asynchronous:
+        rest -= software.block_s
+    elif measured < LAUNCH_BOUND * software.block_s:
+        return software.passes  # the host is the limit, so this says nothing of the device
+    return max(0.0, rest) * rates.memory_bandwidth / (work.batch * work.tokens * shape.hidden * element_bytes)
+
+
+def _timer(pool: Pool, path: Path, config: FluxConfig, workload: Workload) -> Callable[[ParallelPlan], float]:
+    """Writes the model; returns seconds of one of its blocks under a plan."""
+    write_sample(path, config)
+    spec = ModelSpec.of(path, "bfloat16" if pool.devices[0].kind == "cuda" else "float32")
+    tensors = workload.tensors(config)
+
+    def timed(plan: ParallelPlan) -> float:
+        runner = PlanRunner(pool, spec, plan, options={})
+        taken = []
+        for _ in range(SETTLING + RUNS):
+            runner(tensors)
+            taken.append(max(rank["blocks_s"] for rank in runner.ranks))
+        return statistics.median(taken[SETTLING:]) / (config.depth + config.depth_single)
+
+    return timed

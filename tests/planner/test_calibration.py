@@ -1,0 +1,99 @@
+"""Calibration through real ranks: what is measured, what follows from it, and that doctor keeps it where plan looks."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parallel_runtime.cli.calibrate import Line, calibrate
+from parallel_runtime.cli.machine import device_set
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.hardware import ON_CPU
+from parallel_runtime.planner.store import CalibrationStore
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.pool.probe import probe
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as started:
+        yield started
+
+
+def test_each_rank_measures_its_device_and_the_exchanges_of_its_axis(pool) -> None:
+    everyone = probe(pool, ParallelPlan(ulysses=4))
+    assert len(everyone) == 4
+    for rank in everyone:
+        assert set(rank) == {"matmul", "attention", "memory", "all_to_all", "shift"}
+        for points in rank.values():
+            assert all(amount > 0 and seconds > 0 for amount, seconds in points)
+        for name in ("matmul", "attention", "all_to_all", "shift"):
+            (small, _), (large, _) = rank[name]
+            assert large > small
+    pairs = probe(pool, ParallelPlan(ulysses=2, ring=2))
+    # Sent to others: one part of two, three of four.
+    assert [points[0] for points in pairs[0]["all_to_all"]] == [2**14, 2**21]
+    assert everyone[0]["all_to_all"][1][0] == 3 * (2**21 // 3)
+    alone = probe(pool, ParallelPlan())
+    assert set(alone[0]) == {"matmul", "attention", "memory"}
+    assert alone[1:] == [{}, {}, {}]
+
+
+def test_the_constants_that_follow_are_usable_and_survive_the_cache(pool, tmp_path) -> None:
+    found = calibrate(pool, tmp_path)
+    assert not found.rates.asynchronous
+    assert 1e9 < found.rates.matmul_flops < 1e14
+    assert 1e8 < found.rates.attention_flops < 1e14
+    assert 1e7 < found.link.bandwidth < 1e12
+    assert found.link.contention >= 0 and found.link.latency_s >= 0
+    assert 1e-6 < found.software.block_s < 1
+    assert found.software.swap_calls == 2
+    assert replace(found.software, name=ON_CPU.name) != ON_CPU
+    store = CalibrationStore(tmp_path / "calibration.json")
+    store.save("these", found)
+    assert store.load("these") == found
+
+
+def test_a_line_tells_the_call_from_its_size() -> None:
+    assert Line.through([(100.0, 2.0), (1100.0, 4.0)]) == Line(500.0, 1.8)
+    assert Line.through([(100.0, 3.0), (1000.0, 2.0)]) == Line(500.0, 2.8)  # noise: the larger one was quicker
+    assert Line.through([(1000.0, 2.0)]) == Line(500.0, 0.0)
+    assert math.isfinite(Line.through([(1.0, 1e-9), (2.0, 1e-9)]).rate)
+
+
+def run(command: str, *options: str, cache: Path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "parallel_runtime", command, "--devices", "cpu:2", *options],
+        cwd=ROOT,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_doctor_keeps_a_calibration_that_plan_then_uses(tmp_path) -> None:
+    done = run("doctor", "--calibrate", "--json", cache=tmp_path)
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = report["calibration"]
+    assert kept["file"] == str(tmp_path / "parallel-dit" / "calibration.json")
+    assert kept["devices"] == device_set(parse_devices("cpu:2").devices)
+    planned = json.loads(run("plan", "--free-gib", "64", "--dtype", "float32", "--json", cache=tmp_path).stdout)
+    assert planned["calibration"] == kept["constants"]
+    assert any("measured on these devices" in reason for reason in planned["reasons"])
+
+
+def test_doctor_says_when_the_calibration_cannot_be_kept(tmp_path) -> None:
+    (tmp_path / "parallel-dit").write_text("a file where the folder should be")
+    done = run("doctor", "--calibrate", cache=tmp_path)
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr and "XDG_CACHE_HOME" in done.stderr

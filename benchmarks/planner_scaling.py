@@ -50,7 +50,7 @@ def best(setting: Setting, strategy: str, ranks: int, calibration: Calibration) 
         for candidate in candidates(
             ranks,
             heads=setting.shape.heads,
-            rows=setting.work.rows,
+            batch=setting.work.batch,
             guided=setting.work.guided,
             blocks=setting.shape.blocks,
         )

@@ -57,15 +57,16 @@ class Candidate:
             return None
 
 
-def candidates(ranks: int, *, heads: int, rows: int, guided: bool, blocks: int) -> Iterator[Candidate]:
+def candidates(ranks: int, *, heads: int, batch: int, guided: bool, blocks: int) -> Iterator[Candidate]:
     """Every useful candidate on exactly `ranks` ranks, weights replicated first.
 
-    A degree is useful when it has something to share out: data and cfg rows, ulysses heads, PipeFusion blocks.
+    A degree is useful when it has something to share out: data images, cfg the two calls of a step, ulysses heads,
+    PipeFusion blocks.
     """
     for degrees in _factors(ranks, len(AXES)):
         data, cfg, pipefusion, ring, ulysses = degrees
-        useful = cfg in ((1, 2) if guided else (1,)) and data * cfg <= rows and pipefusion <= blocks
-        if useful and heads % ulysses == 0 and (data == 1 or rows % (data * cfg) == 0):
+        useful = cfg in ((1, 2) if guided else (1,)) and batch % data == 0 and pipefusion <= blocks
+        if useful and heads % ulysses == 0:
             found = Candidate(data=data, cfg=cfg, pipefusion=pipefusion, ring=ring, ulysses=ulysses)
             yield found
             if found.ranks > found.data:

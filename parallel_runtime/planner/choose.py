@@ -91,7 +91,9 @@ def predictions(
     found = []
     for ranks in range(1, len(devices) + 1):
         free = min(devices[:ranks])
-        for candidate in candidates(ranks, heads=model.heads, rows=work.rows, guided=work.guided, blocks=model.blocks):
+        for candidate in candidates(
+            ranks, heads=model.heads, batch=work.batch, guided=work.guided, blocks=model.blocks
+        ):
             runnable = candidate.plan() is not None
             if (runnable or every_plan) and (candidate.exact or stale):
                 found.append(_predict(model, work, candidate, calibration, free=free, runnable=runnable))
@@ -154,9 +156,10 @@ def _why_not_replicated(chosen: Prediction, table: Sequence[Prediction], devices
     whole = [row for row in table if row.candidate.weights == "replicated"]
     least = min((row.memory.total for row in whole), default=0)
     weights = chosen.candidate.weights
+    free = f"{_gib(min(devices))} free of which {HEADROOM:.0%} can be used"
     return (
-        f"does not fit with replicated weights: {_gib(least)} a rank, {_gib(min(devices))} free; use {weights} "
-        f"weights, {_gib(chosen.memory.total)} a rank"
+        f"does not fit with replicated weights: {_gib(least)} a rank, {free}; "
+        f"use {weights} weights, {_gib(chosen.memory.total)} a rank"
     )
 
 

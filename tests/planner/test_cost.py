@@ -166,7 +166,7 @@ def test_memory_follows_the_degrees() -> None:
 CANDIDATES = [
     candidate
     for ranks in (1, 2, 3, 4, 6, 8)
-    for candidate in candidates(ranks, heads=24, rows=4, guided=True, blocks=57)
+    for candidate in candidates(ranks, heads=24, batch=2, guided=True, blocks=57)
 ]
 ANY_PLAN = st.sampled_from(CANDIDATES)
 FACTOR = st.floats(1.0, 1000.0)

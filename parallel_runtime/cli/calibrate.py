@@ -189,17 +189,17 @@ def _passes(pool: Pool, path: Path, rates: Rates, software: Software) -> float:
 
 
 def _timer(pool: Pool, path: Path, config: FluxConfig, workload: Workload) -> Callable[[ParallelPlan], float]:
-    """Writes the model; returns seconds of one of its blocks under a plan."""
+    """Writes the model; returns seconds of a step under a plan, a block; embedders and head are included."""
     write_sample(path, config)
     spec = ModelSpec.of(path, "bfloat16" if pool.devices[0].kind == "cuda" else "float32")
     tensors = workload.tensors(config)
 
     def timed(plan: ParallelPlan) -> float:
-        runner = PlanRunner(pool, spec, plan, options={})
+        runner = PlanRunner(pool, spec, plan, options={"timed": False})
         taken = []
         for _ in range(SETTLING + RUNS):
             runner(tensors)
-            taken.append(max(rank["blocks_s"] for rank in runner.ranks))
+            taken.append(max(rank["step_s"] for rank in runner.ranks))
         return statistics.median(taken[SETTLING:]) / (config.depth + config.depth_single)
 
     return timed

@@ -69,7 +69,8 @@ class Engine:
         if message.op is Op.PROBE:
             return self.meshes[message.body["mesh"]].probe(self.device)
         raise ValueError(
-            f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, PATCH, MESH, STEP, RUN, CHECK, MEASURE or PROBE"
+            f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, PATCH, MESH, STEP, RUN, CHECK, MEASURE, "
+            "PROBE"
         )
 
     def _load(

@@ -1,0 +1,242 @@
+"""Host code in lanes: turns in order, one request for all, own surroundings, and nothing left behind by an error."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from types import ModuleType
+
+import pytest
+import torch
+
+from host.server import PACK_ROOT
+
+NAME = "pack_for_lanes"
+WORD: ContextVar[str] = ContextVar("word", default="")
+
+
+@pytest.fixture(scope="module")
+def pack() -> Iterator[ModuleType]:
+    """The pack's root, imported by its path: `nodes` alone is the name of a module of ComfyUI's."""
+    spec = importlib.util.spec_from_file_location(NAME, PACK_ROOT / "__init__.py")
+    module = sys.modules[NAME] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    for name in [name for name in sys.modules if name.split(".")[0] == NAME]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def lanes(pack: ModuleType) -> ModuleType:
+    return importlib.import_module(f"{pack.__name__}.nodes.host.lanes")
+
+
+@pytest.fixture(scope="module")
+def surroundings(pack: ModuleType) -> ModuleType:
+    return importlib.import_module(f"{pack.__name__}.nodes.host.surroundings")
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) == before
+
+
+class Requests:
+    """Stands where the pool is called; doubles what it gets and remembers each request."""
+
+    def __init__(self, lanes: ModuleType) -> None:
+        self.lanes = lanes
+        self.seen: list[list[int]] = []
+
+    def send(self, calls: list[int]) -> list[torch.Tensor]:
+        self.seen.append(calls)
+        return [torch.tensor(2 * call) for call in calls]
+
+    def call(self, value: int, key: str = "model") -> int:
+        (out,) = self.lanes.hand_over([self.lanes.Handed(key, self.send, value)])
+        return int(out)
+
+
+@pytest.fixture
+def requests(lanes: ModuleType) -> Requests:
+    return Requests(lanes)
+
+
+def test_calls_of_all_tasks_go_in_one_request_and_each_gets_its_own_result(lanes, requests) -> None:
+    tasks = [lambda k=k: [requests.call(k), requests.call(10 + k)] for k in range(3)]
+    assert lanes.in_lanes(tasks, at_once=3) == [[0, 20], [2, 22], [4, 24]]
+    assert requests.seen == [[0, 1, 2], [10, 11, 12]]
+
+
+def test_one_runs_at_any_moment_in_order_and_switches_only_where_it_calls(lanes, requests) -> None:
+    log: list[str] = []
+
+    def task(k: int) -> None:
+        for turn in range(2):
+            log.append(f"{k} before {turn}")
+            requests.call(k)
+            log.append(f"{k} after {turn}")
+
+    lanes.in_lanes([lambda: task(0), lambda: task(1)], at_once=2)
+    assert log == [
+        *("0 before 0", "1 before 0"),
+        *("0 after 0", "0 before 1", "1 after 0", "1 before 1"),
+        *("0 after 1", "1 after 1"),
+    ]
+
+
+def test_as_one_ends_the_next_begins(lanes, requests) -> None:
+    tasks = [lambda k=k, n=n: [requests.call(k) for _ in range(n)] for k, n in enumerate([1, 3, 2, 0, 1])]
+    results = lanes.in_lanes(tasks, at_once=2)
+    assert [len(result) for result in results] == [1, 3, 2, 0, 1]
+    assert requests.seen == [[0, 1], [1, 2], [1, 2], [4]]
+
+
+def test_calls_that_cannot_travel_together_go_in_requests_of_their_own(lanes, requests) -> None:
+    tasks = [lambda k=k: requests.call(k, key="ab"[k % 2]) for k in range(4)]
+    assert lanes.in_lanes(tasks, at_once=4) == [0, 2, 4, 6]
+    assert requests.seen == [[0, 2], [1, 3]]
+
+
+def test_lanes_inside_lanes_send_all_calls_together(lanes, requests) -> None:
+    def inner(k: int) -> list[int]:
+        return lanes.in_lanes([lambda: requests.call(k), lambda: requests.call(k + 1)], at_once=2)
+
+    assert lanes.in_lanes([lambda: inner(0), lambda: inner(10)], at_once=2) == [[0, 2], [20, 22]]
+    assert requests.seen == [[0, 1, 10, 11]]
+
+
+def test_one_at_once_needs_no_thread(lanes, requests) -> None:
+    tasks = [lambda k=k: (requests.call(k), threading.current_thread()) for k in range(2)]
+    assert lanes.in_lanes(tasks, at_once=1) == [(0, threading.current_thread()), (2, threading.current_thread())]
+    assert requests.seen == [[0], [1]]
+
+
+def test_a_task_has_the_settings_of_the_callers_thread(lanes, requests) -> None:
+    def seen() -> tuple:
+        requests.call(0)
+        kinds = [torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")]
+        return (torch.is_inference_mode_enabled(), torch.is_grad_enabled(), WORD.get(), *kinds)
+
+    def both() -> list:
+        return [seen(), *lanes.in_lanes([seen, seen], at_once=2)]
+
+    WORD.set("the caller's")
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert both() == [(True, False, "the caller's", True, torch.bfloat16)] * 3
+    with torch.no_grad():
+        assert [each[:4] for each in both()] == [(False, False, "the caller's", False)] * 3
+    assert [each[:4] for each in both()] == [(False, True, "the caller's", False)] * 3
+
+
+def noisy(requests: Requests, seed: int, calls: int = 3) -> Callable[[], torch.Tensor]:
+    """A task that draws from torch's global generator before, between and after its calls."""
+
+    def task() -> torch.Tensor:
+        torch.manual_seed(seed)
+        drawn = [torch.rand(2)]
+        for _ in range(calls):
+            requests.call(seed)
+            drawn.append(torch.rand(2))
+        return torch.cat(drawn)
+
+    return task
+
+
+def test_random_numbers_of_a_task_do_not_depend_on_those_beside_it(lanes, surroundings, requests) -> None:
+    alone = [noisy(requests, seed)() for seed in range(4)]
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    kept = (surroundings.RandomNumbers(),)
+    beside = lanes.in_lanes([noisy(requests, seed) for seed in range(4)], at_once=3, kept=kept)
+    assert all(torch.equal(one, other) for one, other in zip(alone, beside, strict=True))
+    assert torch.equal(torch.get_rng_state(), before)
+    shared = lanes.in_lanes([noisy(requests, seed) for seed in range(4)], at_once=3)
+    assert not all(torch.equal(one, other) for one, other in zip(alone, shared, strict=True)), "this shows nothing"
+
+
+def test_the_first_error_is_raised_and_the_others_unwind_in_turn(lanes, requests) -> None:
+    log: list[str] = []
+
+    def task(k: int) -> None:
+        try:
+            requests.call(k)
+            if k == 1:
+                raise ValueError("one is wrong")
+            requests.call(k)
+        finally:
+            log.append(f"{k} ends")
+            if k == 2:
+                raise RuntimeError("ending was wrong too")
+
+    with pytest.raises(ValueError, match="one is wrong"):
+        lanes.in_lanes([lambda k=k: task(k) for k in range(4)], at_once=3)
+    assert log == ["1 ends", "0 ends", "2 ends"]
+    assert requests.seen == [[0, 1, 2]], "a task began after the error"
+
+
+def test_a_request_that_fails_or_is_cancelled_ends_every_task(lanes) -> None:
+    class Cancelled(BaseException):
+        """As ComfyUI's interrupt: no Exception."""
+
+    ended: list[int] = []
+
+    def send(calls: list[int]) -> list[torch.Tensor]:
+        raise Cancelled
+
+    def task(k: int) -> None:
+        try:
+            lanes.hand_over([lanes.Handed("model", send, k)])
+        except Exception:  # noqa: BLE001, S110 - what packs do around a call must not keep a lane alive
+            pass
+        finally:
+            ended.append(k)
+
+    with pytest.raises(Cancelled):
+        lanes.in_lanes([lambda k=k: task(k) for k in range(3)], at_once=3)
+    assert ended == [0, 1, 2]
+
+
+def test_a_task_that_swallows_even_its_end_cannot_call_again(lanes, requests) -> None:
+    ends: list[type] = []
+
+    def stubborn() -> None:
+        for _ in range(3):
+            try:
+                requests.call(0)
+            except BaseException as error:  # noqa: BLE001 - the worst that code between us and the sampler may do
+                ends.append(type(error))
+
+    def failing() -> None:
+        requests.call(1)
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        lanes.in_lanes([failing, stubborn], at_once=2)
+    assert ends == [lanes.LaneEndedError] * 3
+    assert requests.seen == [[1, 0]]
+
+
+def test_an_error_in_lanes_inside_lanes_ends_them_all(lanes, requests) -> None:
+    ended: list[int] = []
+
+    def inner(k: int) -> None:
+        try:
+            requests.call(k)
+            if k == 11:
+                raise ValueError("eleven")
+        finally:
+            ended.append(k)
+
+    def outer(k: int) -> None:
+        lanes.in_lanes([lambda: inner(k), lambda: inner(k + 1)], at_once=2)
+
+    with pytest.raises(ValueError, match="eleven"):
+        lanes.in_lanes([lambda: outer(10), lambda: outer(20)], at_once=2)
+    assert sorted(ended) == [10, 11, 20, 21]

@@ -1,16 +1,19 @@
 """SP Config: what the user asks for, and the plan it becomes once a model's heads are known."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from comfy_api.latest import io
 
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices
-from ..parallel_runtime.plan import MAX_RANKS, ParallelPlan, auto_plan, heads_error
+from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan, heads_error
+from .host.progress import NodeText
+from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket
 
 log = logging.getLogger(__name__)
 LORA_MODES = ("merged", "side branch")
+FLUX_HEADS = 24  # of every Flux.1 that is published; the plan itself is chosen for the file's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,30 +24,51 @@ class ParallelChoice:
     selection: DeviceSelection
     plan: ParallelPlan | None = None
     side_branch: bool = False  # LoRAs beside the weights instead of merged into them
+    weights: str = WEIGHTS[0]
 
     def plan_for(self, num_heads: int) -> ParallelPlan:
         """The plan to run a model of `num_heads` heads with.
 
         Raises `ValueError` when the degrees fit neither the devices nor the heads.
         """
-        num_ranks = len(self.selection.devices)
-        if self.plan is None:
-            return auto_plan(num_ranks, num_heads)
-        if self.plan.ranks > num_ranks and self._may_shrink():
-            plan = auto_plan(num_ranks, num_heads)
-            log.warning(
-                "%s needs %d ranks, %d found; running %s", self.plan.describe(), self.plan.ranks, num_ranks, plan.name
-            )
-            return plan
-        if self.plan.ranks != num_ranks:
-            raise ValueError(
-                f"{self.plan.describe()} makes {self.plan.ranks} rank(s), devices={self.devices_text!r} names "
-                f"{num_ranks}; make the product of the degrees {num_ranks}, or name {self.plan.ranks} device(s)"
-            )
-        error = heads_error(self.plan.ulysses, num_heads)
+        plan = self._fitting(num_heads)
+        error = heads_error(plan.ulysses, num_heads)
         if error is not None:
             raise ValueError(error)
-        return self.plan
+        return plan
+
+    def describe(self) -> list[str]:
+        """The plan's name and what each device will do, a line each. Raises `ValueError` for too few devices.
+
+        An automatic plan is shown for as many heads as a Flux.1 has.
+        """
+        plan = self._fitting(FLUX_HEADS)
+        return [plan.name, *roles(plan, self.selection.devices)]
+
+    def _fitting(self, num_heads: int) -> ParallelPlan:
+        """The plan, held against the devices: it may leave some out, but not ask for more."""
+        num_ranks = len(self.selection.devices)
+        if self.plan is None:
+            return self._automatic(num_heads)
+        if self.plan.ranks <= num_ranks:
+            return self.plan
+        if not self._may_shrink():
+            raise ValueError(
+                f"{self.plan.describe()} makes {self.plan.ranks} rank(s), devices={self.devices_text!r} names "
+                f"{num_ranks}; make the product of the degrees {num_ranks} or less, or name {self.plan.ranks} device(s)"
+            )
+        plan = self._automatic(num_heads)
+        log.warning(
+            "%s needs %d ranks, %d found; running %s", self.plan.describe(), self.plan.ranks, num_ranks, plan.name
+        )
+        return plan
+
+    def _automatic(self, num_heads: int) -> ParallelPlan:
+        plan = auto_plan(len(self.selection.devices), num_heads)
+        if plan.ranks == 1 and self.weights == "sharded" and self._may_shrink():
+            log.warning("weights=sharded needs two devices, one found; the weights are replicated")
+            return plan
+        return replace(plan, weights=self.weights)
 
     def _may_shrink(self) -> bool:
         """`all`, and a count that had to shrink: a workflow saved for eight devices runs on one."""
@@ -57,7 +81,6 @@ class SPConfig(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Inputs in the order they are drawn; new ones are only ever appended."""
-        degree = {"default": 1, "min": 1, "max": MAX_RANKS}
         return io.Schema(
             node_id="SPConfig",
             display_name="SP Config",
@@ -75,8 +98,8 @@ class SPConfig(io.ComfyNode):
                     default="all",
                     tooltip="all, a count (2), names (cuda:0,cuda:2), or ranks on the CPU (cpu:2 is two).",
                 ),
-                io.Int.Input("ulysses", **degree, tooltip="Manual only: ranks that split the heads."),
-                io.Int.Input("ring", **degree, tooltip="Manual only: ranks that pass keys and values on in a ring."),
+                _degree("ulysses", "Manual only: ranks that split the heads."),
+                _degree("ring", "Manual only: ranks that pass keys and values on in a ring."),
                 io.Combo.Input(
                     "lora",
                     options=list(LORA_MODES),
@@ -84,18 +107,54 @@ class SPConfig(io.ComfyNode):
                     optional=True,
                     tooltip="merged costs nothing a step; side branch costs a little and changes strength for free.",
                 ),
+                _degree("data", "Manual only: replicas, each with images of its own (a batch or a list).", added=True),
+                _degree("cfg", "Manual only: 2 runs prompt and negative at once, for a cfg scale above 1.", added=True),
+                io.Combo.Input(
+                    "weights",
+                    options=list(WEIGHTS),
+                    default=WEIGHTS[0],
+                    optional=True,
+                    tooltip="replicated: all on every device. sharded: a part on each. offloaded: in host memory.",
+                ),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
 
     @classmethod
-    def execute(cls, mode: str, devices: str, ulysses: int, ring: int, lora: str = LORA_MODES[0]) -> io.NodeOutput:
+    def execute(
+        cls,
+        mode: str,
+        devices: str,
+        ulysses: int,
+        ring: int,
+        lora: str = LORA_MODES[0],
+        data: int = 1,
+        cfg: int = 1,
+        weights: str = WEIGHTS[0],
+    ) -> io.NodeOutput:
         """Check the devices and the degrees here, so that the error is drawn on this node."""
         if (missing := missing_system()) is not None:
             raise ValueError(f"{missing}; {STOCK_NODES}")
-        plan = ParallelPlan(ulysses=ulysses, ring=ring) if mode == "manual" else None
+        degrees = {"data": data, "cfg": cfg, "ring": ring, "ulysses": ulysses}
+        plan = ParallelPlan(**degrees, weights=weights) if mode == "manual" else None
         selection = parse_devices(devices)
         for warning in selection.warnings:
             log.warning("SP Config: %s", warning)
-        choice = ParallelChoice(devices_text=devices, selection=selection, plan=plan, side_branch=lora == LORA_MODES[1])
-        return io.NodeOutput(choice)
+        choice = ParallelChoice(
+            devices_text=devices,
+            selection=selection,
+            plan=plan,
+            side_branch=lora == LORA_MODES[1],
+            weights=weights,
+        )
+        lines = choice.describe()
+        for line in lines:
+            if line.endswith(" sleeps"):
+                log.info("SP Config: %s", line)
+        NodeText().say("\n".join(lines))
+        return io.NodeOutput(choice, ui={"parallel_dit": [{"kind": "plan", "text": lines}]})
+
+
+def _degree(name: str, tooltip: str, *, added: bool = False) -> io.Input:
+    """A degree's input; `added` ones came after the first release, and saved workflows lack them."""
+    return io.Int.Input(name, default=1, min=1, max=MAX_RANKS, optional=added, tooltip=tooltip)

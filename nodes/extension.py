@@ -3,6 +3,7 @@
 from comfy_api.latest import ComfyExtension, io
 
 from .config import SPConfig
+from .list_sampler import ParallelFluxListSampler
 from .loader import ParallelFluxLoader
 from .parallelize import ParallelizeModel
 from .release import ReleaseParallelPool
@@ -20,6 +21,7 @@ class ParallelDiTExtension(ComfyExtension):
             ParallelFluxLoader,
             ParallelizeModel,
             ParallelFluxSampler,
+            ParallelFluxListSampler,
             TimedVAEDecode,
             ReleaseParallelPool,
         ]

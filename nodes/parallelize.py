@@ -7,6 +7,8 @@ from comfy_api.latest import io
 from .config import ParallelChoice
 from .host.adoption import parallelized
 from .host.pools import POOLS
+from .host.progress import NodeText
+from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket
 
 log = logging.getLogger(__name__)
@@ -40,4 +42,5 @@ class ParallelizeModel(io.ComfyNode):
             log.info("Parallelize Model: one device (%s), nothing to share; the model stays as it is", devices[0])
             return io.NodeOutput(model)
         ours = parallelized(model, devices, sp_config.plan_for, side_branch=sp_config.side_branch)
+        NodeText().say("\n".join([ours.plan.name, *roles(ours.plan, devices)]))
         return io.NodeOutput(ours)

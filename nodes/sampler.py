@@ -12,38 +12,43 @@ class ParallelFluxSampler(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Names, limits and defaults of KSampler where it has them; new inputs are only ever appended."""
+        """New inputs are only ever appended."""
         return io.Schema(
             node_id="ParallelFluxSampler",
             display_name="Parallel Flux Sampler",
             category=CATEGORY,
             description="KSampler with a report: time per step on each rank, and memory per rank.",
-            inputs=[
-                io.Model.Input("model"),
-                io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True),
-                io.Int.Input("steps", default=20, min=1, max=10000),
-                io.Float.Input(
-                    "cfg",
-                    default=1.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.1,
-                    round=0.01,
-                    tooltip="1 for Flux: its guidance is in the conditioning (FluxGuidance).",
-                ),
-                io.Combo.Input("sampler_name", options=sampler_names(), default="euler"),
-                io.Combo.Input("scheduler", options=scheduler_names(), default="simple"),
-                io.Conditioning.Input("positive"),
-                io.Conditioning.Input("negative"),
-                io.Latent.Input("latent_image"),
-                io.Float.Input("denoise", default=1.0, min=0.0, max=1.0, step=0.01),
-            ],
+            inputs=sampler_inputs(),
             outputs=[io.Latent.Output(display_name="latent"), TimingSocket.Output(display_name="timing")],
         )
 
     @classmethod
     def execute(cls, model: io.Model.Type, latent_image: dict, **settings: object) -> io.NodeOutput:
         """The report is also the node's `ui`, where headless clients find it in /history."""
-        latent, record = sample(model, latent_image, **settings)
+        latent, record = sample(model, {"latent": latent_image, **settings})
         report = denoise_report(record, latent)
         return io.NodeOutput(latent, report, ui={"parallel_dit": [report]})
+
+
+def sampler_inputs() -> list[io.Input]:
+    """Names, limits and defaults of KSampler where it has them, in the order they are drawn."""
+    return [
+        io.Model.Input("model"),
+        io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True),
+        io.Int.Input("steps", default=20, min=1, max=10000),
+        io.Float.Input(
+            "cfg",
+            default=1.0,
+            min=0.0,
+            max=100.0,
+            step=0.1,
+            round=0.01,
+            tooltip="1 for Flux: its guidance is in the conditioning (FluxGuidance).",
+        ),
+        io.Combo.Input("sampler_name", options=sampler_names(), default="euler"),
+        io.Combo.Input("scheduler", options=scheduler_names(), default="simple"),
+        io.Conditioning.Input("positive"),
+        io.Conditioning.Input("negative"),
+        io.Latent.Input("latent_image"),
+        io.Float.Input("denoise", default=1.0, min=0.0, max=1.0, step=0.01),
+    ]

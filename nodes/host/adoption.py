@@ -49,7 +49,8 @@ def parallelized(
         name: [each.clone() for each in models] for name, models in model.additional_models.items()
     }
     ours.callbacks = _copied(model.callbacks)
-    ours.wrappers = _copied(model.wrappers)
+    for kind, by_key in _copied(model.wrappers).items():
+        ours.wrappers.setdefault(kind, {}).update(by_key)
     return ours
 
 

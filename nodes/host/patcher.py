@@ -13,10 +13,12 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 from comfy.hooks import WeightHook
-from comfy.patcher_extension import CallbacksMP
+from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from ...parallel_runtime.patch import PatchSet
 from ...parallel_runtime.plan import ParallelPlan
+from .cond_lanes import LANES_KEY, calc_in_lanes
+from .measures import unequal
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
 from .progress import NodeText
@@ -47,11 +49,11 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def model_size(self) -> int:
         """Bytes that our ranks keep, or would keep, on the device ComfyUI loads models to."""
-        return self.model.pooled.bytes_on(self.load_device)
+        return self.model.pooled.bytes_on(self.load_device, self.plan)
 
     def loaded_size(self) -> int:
         """`model_size` while the workers hold the weights; 0 after they were freed, or died."""
-        return self.model_size() if self.model.pooled.loaded else 0
+        return self.model_size() if self.model.pooled.holds(self.plan) else 0
 
     def partially_load(
         self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False
@@ -73,9 +75,9 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     ) -> None:
         """Have the weights in the workers. Raises `PoolError`, or ComfyUI's interrupt when the user cancels."""
         pooled = self.model.pooled
-        if not pooled.loaded:
+        if not pooled.holds(self.plan):
             self._load_pooled(pooled)
-        pooled.patch(self.patch_set(), comfy.model_management.throw_exception_if_processing_interrupted)
+        pooled.patch(self.patch_set(), self.plan, comfy.model_management.throw_exception_if_processing_interrupted)
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()
         self.model.current_weight_patches_uuid = self.patches_uuid
@@ -86,7 +88,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Take back object patches; with `unpatch_weights`, the weights leave the workers too."""
         super().unpatch_model(None, unpatch_weights=False)
         if unpatch_weights:
-            self.model.pooled.unload()
+            self.model.pooled.unload(self.plan)
             self.model.device = device_to or self.offload_device
             self.model.model_loaded_weight_memory = 0
             self.model.current_weight_patches_uuid = None
@@ -181,16 +183,21 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Refused: ComfyUI's own split over devices copies weights."""
         raise refuse("it copies the model to other devices", "name those devices in SP Config")
 
-    @staticmethod
-    def _load_pooled(pooled: PooledModel) -> None:
-        name, devices, text = os.path.basename(pooled.spec.path), ", ".join(map(str, pooled.devices)), NodeText()
+    def _load_pooled(self, pooled: PooledModel) -> None:
+        name, text = os.path.basename(pooled.spec.path), NodeText()
+        devices = ", ".join(map(str, pooled.devices[: self.plan.ranks]))
         log.info("loading %s into the workers on %s", name, devices)
         text.say(f"Loading {name}" if pooled.started else f"Starting workers on {devices}")
+        before = pooled.measured
         pooled.load(
+            self.plan,
             progress=partial(text.loading, name),
             check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
         )
-        text.say(f"{name} is in the workers on {devices}")
+        warnings = unequal(pooled.measured[: self.plan.ranks]) if pooled.measured is not before else []
+        for warning in warnings:
+            log.warning(warning)
+        text.say("\n".join([f"{name} is in the workers on {devices}", *warnings]))
 
     def _refuse_block_patches(self) -> None:
         found = block_patches(self.model_options["transformer_options"])
@@ -221,14 +228,16 @@ def remote_patcher(
     """
     source = read_source(path, weight_dtype, devices)
     plan = choose_plan(source.config.num_heads)
+    pooled = PooledModel(devices, source.spec, plan, sizes=source.sizes, num_heads=source.config.num_heads)
 
     def make() -> RemotePatcher:
-        pooled = PooledModel(devices, source.spec, plan, source.parameter_bytes)
         management = comfy.model_management
-        return RemotePatcher(
+        root = RemotePatcher(
             RemoteFlux(source, pooled), management.get_torch_device(), management.unet_offload_device()
         )
+        root.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, LANES_KEY, calc_in_lanes)
+        return root
 
-    patcher = POOLS.root((devices, source.spec), make).clone()
+    patcher = POOLS.root(pooled.weights, make).clone()
     patcher.plan, patcher.side_branch = plan, side_branch
     return patcher

@@ -1,12 +1,14 @@
 """One file, in one pool, under one plan: what a MODEL of ours stands for.
 
-Owns whether the weights are in the present set of workers, and the record of the calls made while someone listens.
-Knows nothing of ComfyUI's model classes.
+Owns how a call gets to the pool, and the record of the requests made while someone listens. Whether the weights are
+there is the pool's to say. Knows nothing of ComfyUI's model classes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -14,19 +16,44 @@ from ...parallel_runtime.checkpoint import ModelSpec
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.patch import PRISTINE, PatchSet
 from ...parallel_runtime.plan import ParallelPlan
-from ...parallel_runtime.pool.pool import Pool, StepResult
-from .pools import POOLS, Devices
+from ...parallel_runtime.pool.calls import ModelCall
+from ...parallel_runtime.pool.pool import Pool
+from .lanes import Handed, hand_over
+from .pools import POOLS, Devices, Weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
-    """One call of the model, as it was measured. Seconds; `ranks` are the workers' own reports, by rank."""
+class Request:
+    """One request to the pool, as it was measured: seconds, and the workers' own reports, by rank.
 
-    batch: int
-    image_tokens: int
-    text_tokens: int
+    `calls` are the calls of the model that it carried, each (batch, image tokens, text tokens).
+    """
+
+    calls: tuple[tuple[int, int, int], ...]
     wall_s: float
     ranks: list[dict]
+
+
+_RECORD: ContextVar[list[Request] | None] = ContextVar("parallel_dit_requests", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[list[Request]]:
+    """Collect the requests of this block in order, those of lanes that it starts included."""
+    requests: list[Request] = []
+    token = _RECORD.set(requests)
+    try:
+        yield requests
+    finally:
+        _RECORD.reset(token)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSizes:
+    """Bytes of all weights as a rank keeps them, and of the biggest block."""
+
+    total: int
+    biggest_block: int
 
 
 class PooledModel:
@@ -35,13 +62,15 @@ class PooledModel:
     Cheap: starts and loads nothing.
     """
 
-    def __init__(self, devices: Devices, spec: ModelSpec, plan: ParallelPlan, parameter_bytes: int) -> None:
+    def __init__(
+        self, devices: Devices, spec: ModelSpec, plan: ParallelPlan, *, sizes: WeightSizes, num_heads: int
+    ) -> None:
         self.devices = devices
         self.spec = spec
         self.plan = plan
-        self.parameter_bytes = parameter_bytes
+        self.sizes = sizes
+        self.num_heads = num_heads
         self.patches = PRISTINE
-        self._calls: list[Call] | None = None
 
     @property
     def pool(self) -> Pool:
@@ -54,34 +83,60 @@ class PooledModel:
         return POOLS.is_alive(self.devices)
 
     @property
-    def loaded(self) -> bool:
-        """Whether the workers that live now hold our weights."""
-        return POOLS.is_loaded((self.devices, self.spec))
+    def measured(self) -> list[dict]:
+        """What the present set of workers measured of its devices, by rank; [] when it has not."""
+        return POOLS.measured(self.devices)
 
-    def bytes_on(self, device: torch.device) -> int:
-        """Bytes of weights that our ranks keep on `device`; every rank on the CPU counts for the CPU."""
-        return self.parameter_bytes * sum(_is_on(rank, device) for rank in self.devices)
+    @property
+    def weights(self) -> Weights:
+        """What the registry knows our weights by. Plans that differ in the number of ranks alone share them."""
+        return self.devices, self.spec, self.plan.layout.kind
 
-    def load(self, *, progress: Callable[[int, int], None], check_cancelled: Callable[[], None]) -> None:
-        """Have the weights in the workers, starting them first where there are none.
+    def holds(self, plan: ParallelPlan) -> bool:
+        """Whether the workers that live now hold our weights as `plan` needs them."""
+        return self.started and self.pool.holds(self.spec, plan)
+
+    def bytes_on(self, device: torch.device, plan: ParallelPlan) -> int:
+        """Bytes of weights that the plan's ranks keep on `device`; every rank on the CPU counts for the CPU."""
+        layout = plan.layout
+        if layout.offloaded and device.type != "cpu":
+            return 0  # they lie in host memory; the blocks that visit are `visiting_bytes`
+        return -(-self.sizes.total // layout.shards) * self.ranks_on(device, plan)
+
+    def ranks_on(self, device: torch.device, plan: ParallelPlan) -> int:
+        """How many of the plan's ranks compute on `device`."""
+        return sum(_is_on(rank, device) for rank in self.devices[: plan.ranks])
+
+    def visiting_bytes(self, plan: ParallelPlan) -> int:
+        """Bytes of the blocks that a rank has whole only while it computes them: the present one and the next."""
+        layout = plan.layout
+        return 2 * self.sizes.biggest_block if layout.shards > 1 or layout.offloaded else 0
+
+    def load(
+        self, plan: ParallelPlan, *, progress: Callable[[int, int], None], check_cancelled: Callable[[], None]
+    ) -> None:
+        """Have the weights in the workers as `plan` needs them, starting those first where there are none.
 
         Raises `ValueError` when the file was changed, `PoolError` when a worker fails, and whatever `check_cancelled`
         raises.
         """
         self.spec.refuse_changed()
-        POOLS.load(
-            (self.devices, self.spec),
-            lambda pool: pool.load(self.spec, progress=progress, check_cancelled=check_cancelled),
-        )
 
-    def patch(self, patches: PatchSet, check_cancelled: Callable[[], None]) -> None:
+        def load(pool: Pool) -> None:
+            if len(self.devices) > 1:
+                POOLS.measured(self.devices, partial(Pool.measure_devices, check_cancelled=check_cancelled))
+            pool.load(self.spec, plan, progress=progress, check_cancelled=check_cancelled)
+
+        POOLS.load(self.weights, plan, load)
+
+    def patch(self, patches: PatchSet, plan: ParallelPlan, check_cancelled: Callable[[], None]) -> None:
         """Have the weights changed by just these patches, before the first step asks for it. Raises as `load`."""
         self.patches = patches
-        self.pool.patch(self.spec, patches, check_cancelled=check_cancelled)
+        self.pool.patch(self.spec, patches, plan, check_cancelled=check_cancelled)
 
-    def unload(self) -> None:
+    def unload(self, plan: ParallelPlan) -> None:
         """Free the weights in the workers; nothing when they are not there."""
-        POOLS.unload((self.devices, self.spec))
+        POOLS.unload(self.weights, plan)
 
     def step(
         self,
@@ -91,46 +146,29 @@ class PooledModel:
         options: Mapping[str, object],
         check_cancelled: Callable[[], None],
     ) -> torch.Tensor:
-        """One call of the transformer; `tensors` as `conditioning.step_tensors` makes them.
+        """One call of the transformer; `tensors` as `conditioning.step_tensors` makes them. In a lane, others go first.
 
         Returns (B, S_img, out_channels) on the CPU, in the dtype of `tensors["img"]`. Raises `PoolError` when a
         worker fails, `ValueError` for shapes the model cannot take, and whatever `check_cancelled` raises.
         """
         img = tensors["img"]
         batch, image_tokens, _ = img.shape
-        result = self.pool.step(
-            self.spec,
-            self.plan,
-            tensors,
-            out_shape=(batch, image_tokens, out_channels),
-            out_dtype=img.dtype,
-            options=options,
-            patches=self.patches,
-            check_cancelled=check_cancelled,
+        plan, patches = self.plan, self.patches
+
+        def send(calls: list[ModelCall]) -> list[torch.Tensor]:
+            result = self.pool.run(self.spec, plan, calls, patches=patches, check_cancelled=check_cancelled)
+            requests = _RECORD.get()
+            if requests is not None:
+                shapes = tuple((*call.out_shape[:2], call.tensors["txt"].shape[1]) for call in calls)
+                requests.append(Request(calls=shapes, wall_s=result.wall_s, ranks=result.ranks))
+            return result.outs
+
+        call = ModelCall(
+            tensors=tensors, out_shape=(batch, image_tokens, out_channels), out_dtype=img.dtype, options=options
         )
-        self._record(result, batch, image_tokens, tensors["txt"].shape[1])
-        return result.out
-
-    @contextmanager
-    def recording(self) -> Iterator[list[Call]]:
-        """Collect the calls made in the block, in order."""
-        self._calls = calls = []
-        try:
-            yield calls
-        finally:
-            self._calls = None
-
-    def _record(self, result: StepResult, batch: int, image_tokens: int, text_tokens: int) -> None:
-        if self._calls is not None:
-            self._calls.append(
-                Call(
-                    batch=batch,
-                    image_tokens=image_tokens,
-                    text_tokens=text_tokens,
-                    wall_s=result.wall_s,
-                    ranks=result.ranks,
-                )
-            )
+        key = (self.devices, self.spec, plan, patches.name, patches.side_branch)
+        (out,) = hand_over([Handed(key, send, call)])
+        return out
 
 
 def _is_on(rank: Device, device: torch.device) -> bool:

@@ -3,7 +3,7 @@
 ComfyUI keeps and drops MODELs as it likes, so neither a pool nor the weights in it belong to one MODEL. All MODELs on
 the same weights are clones of one root, so ComfyUI's memory manager sees one model; the root that was loaded last is
 kept alive here, so that a changed plan or an edited graph finds its weights still there, and the manager can still
-evict them. Starts nothing by itself.
+evict them. What the workers hold is asked of the pool each time, which may have evicted it. Starts nothing by itself.
 """
 
 import os
@@ -14,23 +14,25 @@ from typing import TypeAlias
 
 from ...parallel_runtime.checkpoint import ModelSpec
 from ...parallel_runtime.devices import Device
+from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.deadlines import deadline_from
-from ...parallel_runtime.pool.pool import LoadResult, Pool
+from ...parallel_runtime.pool.pool import Pool
 
 Devices: TypeAlias = tuple[Device, ...]
-Weights: TypeAlias = tuple[Devices, ModelSpec]
+Weights: TypeAlias = tuple[Devices, ModelSpec, tuple[int, bool]]  # the last is the `kind` of a plan's layout
 ALIVE = ("starting", "idle", "loading", "busy")
 
 
 class PoolRegistry:
-    """Pools by their devices; by weights, the root of their MODELs and the generation of workers that holds them."""
+    """Pools by their devices; by weights, the root of their MODELs and the plan they were last loaded for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pools: dict[Devices, Pool] = {}
         self._roots: weakref.WeakValueDictionary[Weights, object] = weakref.WeakValueDictionary()
-        self._loaded: dict[Weights, int] = {}
+        self._loaded: dict[Weights, ParallelPlan] = {}
         self._last_loaded: object = None
+        self._measured: dict[Devices, tuple[int, list[dict]]] = {}
         self._released = 0
 
     def pool(self, devices: Devices) -> Pool:
@@ -58,27 +60,39 @@ class PoolRegistry:
             root = self._roots[weights] = make()
         return root
 
-    def is_loaded(self, weights: Weights) -> bool:
-        """Whether the workers that live now hold these weights."""
-        devices, _ = weights
-        return self.is_alive(devices) and self._loaded.get(weights) == self._pools[devices].generation
+    def load(self, weights: Weights, plan: ParallelPlan, load: Callable[[Pool], None]) -> None:
+        """Run `load` on the pool. First, weights that no MODEL wants any more leave the workers, to make room.
 
-    def load(self, weights: Weights, load: Callable[[Pool], LoadResult]) -> None:
-        """Run `load` on the pool. First, weights that no MODEL wants any more leave the workers, to make room."""
-        devices, _ = weights
+        Nothing is locked while it loads: others may ask for their pools meanwhile.
+        """
+        devices, *_ = weights
         with self._lock:
             self._last_loaded = self._roots.get(weights)
-            for other in [other for other in self._loaded if other not in self._roots]:
-                self._unload(other)
+            for other, its_plan in list(self._loaded.items()):
+                if other not in self._roots:
+                    self._unload(other, its_plan)
             if not self.is_alive(devices):
                 self._close_idle()
-            load(self._pool(devices))
-            self._loaded[weights] = self._pools[devices].generation
+            pool = self._pool(devices)
+            self._loaded[weights] = plan
+        load(pool)
 
-    def unload(self, weights: Weights) -> None:
-        """Free these weights in the workers; nothing when they are not there."""
+    def unload(self, weights: Weights, plan: ParallelPlan) -> None:
+        """Free these weights in the workers; nothing when they are not there, or not as `plan` needs them."""
         with self._lock:
-            self._unload(weights)
+            self._unload(weights, plan)
+
+    def measured(self, devices: Devices, measure: Callable[[Pool], list[dict]] | None = None) -> list[dict]:
+        """What was measured of these devices, once a set of workers: by `measure` if need be, without it maybe []."""
+        pool = self.pool(devices)
+        generation, found = self._measured.get(devices, (0, []))
+        if self.is_alive(devices) and generation == pool.generation:
+            return found
+        if measure is None:
+            return []
+        found = measure(pool)  # which starts the workers of the generation that is noted here
+        self._measured[devices] = pool.generation, found
+        return found
 
     def close_all(self) -> None:
         """End the workers of every pool; one that failed too often may start again. The next request starts others."""
@@ -93,16 +107,15 @@ class PoolRegistry:
             self._pools[devices] = Pool(devices, deadline_s=deadline_from(os.environ))
         return self._pools[devices]
 
-    def _unload(self, weights: Weights) -> None:
-        devices, spec = weights
-        was_loaded = self.is_loaded(weights)
+    def _unload(self, weights: Weights, plan: ParallelPlan) -> None:
+        devices, spec, _ = weights
         self._loaded.pop(weights, None)
-        if was_loaded:
-            self._pools[devices].unload(spec)
+        if self.is_alive(devices) and self._pools[devices].holds(spec, plan):
+            self._pools[devices].unload(spec, plan)
 
     def _close_idle(self) -> None:
         """Workers that hold no weights make room for those of another set of devices, which may be the same ones."""
-        used = {devices for devices, _ in self._loaded}
+        used = {devices for (devices, spec, _), plan in self._loaded.items() if self._pools[devices].holds(spec, plan)}
         for devices in self._pools:
             if devices not in used and self.is_alive(devices):  # closing a failed pool would forget its failures
                 self._close(devices)

@@ -27,3 +27,18 @@ class NodeText:
         if now_s >= self._next_s:
             self._next_s = now_s + INTERVAL_S
             self.say(f"Loading {name}: {loaded_bytes / 1e9:.2f} of {total_bytes / 1e9:.2f} GB")
+
+
+class OncePerPrompt:
+    """Whether something was said in the prompt that executes now."""
+
+    def __init__(self) -> None:
+        self._prompt_id: str | None = None
+
+    def first_time(self) -> bool:
+        """True once in each prompt."""
+        context = get_executing_context()
+        prompt_id = "" if context is None else context.prompt_id
+        first = prompt_id != self._prompt_id
+        self._prompt_id = prompt_id
+        return first

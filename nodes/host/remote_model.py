@@ -4,7 +4,7 @@ Patchify, padding, reference ids, prediction type and all wrappers stay ComfyUI'
 """
 
 import inspect
-import math
+from collections import Counter
 from dataclasses import dataclass
 
 import comfy.ldm.flux.model
@@ -19,8 +19,9 @@ from comfy.supported_models_base import BASE
 from ...parallel_runtime.adapters.flux_config import FluxConfig
 from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
+from ...parallel_runtime.rank.weights import file_names, weight_bytes
 from .conditioning import ForwardArguments, step_tensors
-from .pooled_model import PooledModel
+from .pooled_model import PooledModel, WeightSizes
 from .refusals import check_transformer_options, refuse_in
 
 HEAD_DIM = 128  # the only one ComfyUI's Flux knows
@@ -88,18 +89,25 @@ class RemoteFlux(comfy.model_base.Flux):
         self.diffusion_model.config = source.config
 
     def memory_required(self, input_shape: list[int], cond_shapes: dict | None = None) -> float:
-        """Bytes of activations on the device shared with ComfyUI: one rank's share of the tokens."""
-        return super().memory_required(input_shape, cond_shapes=cond_shapes or {}) / len(self.pooled.devices)
+        """Bytes of activations on the device shared with ComfyUI: the rows of one lane, the tokens of one rank.
+
+        Counted for one rank even where none shares it. Of sharded weights, the blocks that become whole count too.
+        """
+        plan = self.pooled.plan
+        rows = -(-input_shape[0] // plan.lanes)
+        whole = super().memory_required([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
+        ranks = max(1, self.pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
+        return ranks * (whole / plan.parts + self.pooled.visiting_bytes(plan))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file as it was recognised: sizes, ComfyUI's own description, identity, and bytes of weights on each rank."""
+    """A file as it was recognised: sizes, ComfyUI's own description, identity, and bytes of its weights."""
 
     config: FluxConfig
     model_config: BASE
     spec: ModelSpec
-    parameter_bytes: int
+    sizes: WeightSizes
 
 
 def read_source(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> Source:
@@ -120,8 +128,15 @@ def read_source(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> So
         config=config,
         model_config=model_config,
         spec=ModelSpec.of(path, str(dtype).removeprefix("torch.")),
-        parameter_bytes=sum(math.prod(shape) for shape in config.expected_shapes().values()) * dtype.itemsize,
+        sizes=_sizes(header, config, dtype),
     )
+
+
+def _sizes(header: CheckpointHeader, config: FluxConfig, dtype: torch.dtype) -> WeightSizes:
+    blocks: Counter[tuple[str, ...]] = Counter()
+    for name, stored in file_names(header, config.prefix, config.expected_shapes()).items():
+        blocks[tuple(name.split(".")[:2])] += weight_bytes(header, {name: stored}, dtype)
+    return WeightSizes(total=blocks.total(), biggest_block=max(blocks.values()))
 
 
 def _without_values(header: CheckpointHeader, config: FluxConfig) -> dict[str, torch.Tensor]:

@@ -1,7 +1,6 @@
 """ComfyUI's own sampling, with a clock around its loop. Owns what is measured in it, changes nothing of it."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import comfy.samplers
@@ -12,22 +11,23 @@ from comfy.patcher_extension import WrappersMP
 
 from .clock import synchronized_s
 from .patcher import RemotePatcher
-from .pooled_model import Call, PooledModel
+from .pooled_model import PooledModel, Request, recording
 
 WRAPPER_KEY = "parallel_dit_clock"
+OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
 
 @dataclass(kw_only=True)
 class SamplingRecord:
-    """What was measured of one sampling run: seconds of the whole loop, between its steps, and each model call.
+    """What was measured of one sampling run: seconds of the whole loop, between its steps, and each request.
 
-    `pooled` is None, and `calls` empty, for a MODEL that is not ours.
+    `pooled` is None, and `requests` empty, for a MODEL that is not ours.
     """
 
     pooled: PooledModel | None = None
     denoise_s: float = 0.0
     step_s: list[float] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
 
 
 def sampler_names() -> list[str]:
@@ -40,31 +40,52 @@ def scheduler_names() -> list[str]:
     return list(comfy.samplers.KSampler.SCHEDULERS)
 
 
-def sample(model: ModelPatcher, latent: dict, **settings: object) -> tuple[dict, SamplingRecord]:
-    """What KSampler does, `settings` being its own inputs. Returns the latent and what was measured."""
-    record = SamplingRecord()
+def pooled_of(model: ModelPatcher) -> PooledModel | None:
+    """What a MODEL of ours stands for; None for any other."""
+    return model.model.pooled if isinstance(model, RemotePatcher) else None
+
+
+def sample(model: ModelPatcher, settings: Mapping[str, object]) -> tuple[dict, SamplingRecord]:
+    """What KSampler does, `settings` being its own inputs. Returns the latent and what was measured.
+
+    Raises `ValueError` for a latent without images.
+    """
+    check_latent(settings["latent"], "latent_image")
+    record = SamplingRecord(pooled=pooled_of(model))
+    with recording() as record.requests:
+        return timed_run(model, settings, record), record
+
+
+def timed_run(
+    model: ModelPatcher, settings: Mapping[str, object], record: SamplingRecord, on_step: OnStep | None = None
+) -> dict:
+    """One stock sampling run, measured into `record`; `on_step` gets what ComfyUI's progress and preview would get."""
     timed = model.clone()
-    timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device))
-    recording = nullcontext([])
-    if isinstance(timed, RemotePatcher):
-        record.pooled = timed.model.pooled
-        recording = record.pooled.recording()
-    with recording as record.calls:
-        (result,) = comfy_nodes.common_ksampler(timed, latent=latent, **settings)
-    return result, record
+    timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step))
+    (result,) = comfy_nodes.common_ksampler(timed, **settings)
+    return result
 
 
-def _clock(record: SamplingRecord, device: torch.device) -> Callable[..., torch.Tensor]:
+def check_latent(latent: dict, name: str) -> None:
+    """Raise `ValueError` when there is no image in it."""
+    shape = list(latent["samples"].shape)
+    if shape[0] == 0:
+        raise ValueError(f"{name} has shape {shape}, a batch of 0 images; connect a latent of at least one")
+
+
+def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None) -> Callable[..., torch.Tensor]:
     """A wrapper of the sampler's loop: after models are loaded, before the first step, until after the last."""
 
     def run(
-        executor: Callable, guider: object, sigmas: object, extra: object, callback: Callable, *rest: object
+        executor: Callable, guider: object, sigmas: object, extra: object, callback: OnStep, *rest: object
     ) -> torch.Tensor:
+        tell = on_step or callback
+
         def step_done(step: int, denoised: torch.Tensor, x: torch.Tensor, total_steps: int) -> None:
             now_s = synchronized_s(device)
             record.step_s.append(now_s - marks[-1])
             marks.append(now_s)
-            callback(step, denoised, x, total_steps)
+            tell(step, denoised, x, total_steps)
 
         marks = [synchronized_s(device)]
         samples = executor(guider, sigmas, extra, step_done, *rest)

@@ -1,13 +1,21 @@
-"""Fixtures of the tests of the nodes: what the session's server is given once."""
+"""Fixtures of the tests of the nodes: what the session's server is given once, and the pack without a server."""
 
 from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from host.client import ComfyClient
-from host.server import ComfyServer
+from host.server import PACK_ROOT, ComfyServer
+
+PACK = "pack_without_a_server"
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +25,14 @@ def hint(comfy_server: ComfyServer) -> str:
     picture[:, :, 3] = 255
     picture[64:192, 64:192, 3] = 0
     return ComfyClient(comfy_server.url).upload_image(Image.fromarray(picture), "hint.png")
+
+
+@pytest.fixture(scope="session")
+def module_of_pack() -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a module of the pack that needs no ComfyUI: `nodes` alone would be the name of a module of ComfyUI's."""
+    spec = importlib.util.spec_from_file_location(PACK, PACK_ROOT / "__init__.py")
+    root = sys.modules[PACK] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(root)
+    yield lambda name: importlib.import_module(f"{PACK}.{name}")
+    for name in [name for name in sys.modules if name.split(".")[0] == PACK]:
+        del sys.modules[name]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -13,31 +10,17 @@ from types import ModuleType
 import pytest
 import torch
 
-from host.server import PACK_ROOT
-
-NAME = "pack_for_lanes"
 WORD: ContextVar[str] = ContextVar("word", default="")
 
 
 @pytest.fixture(scope="module")
-def pack() -> Iterator[ModuleType]:
-    """The pack's root, imported by its path: `nodes` alone is the name of a module of ComfyUI's."""
-    spec = importlib.util.spec_from_file_location(NAME, PACK_ROOT / "__init__.py")
-    module = sys.modules[NAME] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    for name in [name for name in sys.modules if name.split(".")[0] == NAME]:
-        del sys.modules[name]
+def lanes(module_of_pack) -> ModuleType:
+    return module_of_pack("nodes.host.lanes")
 
 
 @pytest.fixture(scope="module")
-def lanes(pack: ModuleType) -> ModuleType:
-    return importlib.import_module(f"{pack.__name__}.nodes.host.lanes")
-
-
-@pytest.fixture(scope="module")
-def surroundings(pack: ModuleType) -> ModuleType:
-    return importlib.import_module(f"{pack.__name__}.nodes.host.surroundings")
+def surroundings(module_of_pack) -> ModuleType:
+    return module_of_pack("nodes.host.surroundings")
 
 
 @pytest.fixture(autouse=True)

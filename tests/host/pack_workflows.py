@@ -6,6 +6,7 @@ Owns: graphs with our nodes in them and the comparison of saved latents. Stock g
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from safetensors.torch import load
@@ -24,14 +25,15 @@ def parallel(
     ring: int = 1,
     weight_dtype: str = "default",
     sampler: str = "KSampler",
-    lora: str = "merged",
+    **optional: Any,
 ) -> Workflow:
-    """The same graph with our loader in place of UNETLoader, and `sampler` in place of KSampler."""
+    """The same graph with our loader in place of UNETLoader, and `sampler` in place of KSampler.
+
+    `optional` are inputs of SP Config that a saved workflow may lack: lora, data, cfg, weights.
+    """
     graph = copy.deepcopy(graph)
-    graph["config"] = {
-        "class_type": "SPConfig",
-        "inputs": {"mode": mode, "devices": devices, "ulysses": ulysses, "ring": ring, "lora": lora},
-    }
+    inputs = {"mode": mode, "devices": devices, "ulysses": ulysses, "ring": ring, **optional}
+    graph["config"] = {"class_type": "SPConfig", "inputs": inputs}
     graph["model"] = {
         "class_type": "ParallelFluxLoader",
         "inputs": {

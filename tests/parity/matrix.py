@@ -24,16 +24,18 @@ from host.tiny_models import TinyModels, write_tiny_models
 from .graphs import GRAPHS, NOT_IN_STOCK, Graph
 from .runner import PLANS, Bench, FailedRunError, Row, effect, prepare
 
+ONE_CONDITIONING = ("sampler", "scheduler", "model sampling", "position", "guidance", "saved by comfyui")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # more cost more than they give, on models as small as these
 DOCUMENT = PACK_ROOT / "docs" / "parity.md"
 INTRODUCTION = f"""# Parity with stock ComfyUI
 
 The same graph once with Load Diffusion Model and once with Parallel Flux Loader, in one ComfyUI, fp32, on small models
 with random weights. Compared: the saved latents (relative error, at most {TOLERANCE:.0e}), every progress event, the
-number of previews, the number of calls of the model (each is one request to the pool). "Changed by" is how far the
-graph's own nodes move stock ComfyUI's latent: what a node does must show, or agreeing about it would mean nothing.
-`make parity` writes this file.
+number of previews, the number of calls of the model (several may go to the pool in one request). "Changed by" is how
+far the graph's own nodes move stock ComfyUI's latent: what a node does must show, or to agree about it would mean
+nothing. `make parity` writes this file.
 
+Plans with cfg are not run with graphs of the kinds {", ".join(ONE_CONDITIONING)}, which have one conditioning a step.
 Left out, as stock ComfyUI itself cannot run them: {"; ".join(graph.name for graph in NOT_IN_STOCK)}.
 """
 
@@ -71,10 +73,15 @@ def run(bench: Bench, graphs: list[Graph], plans: list[str], changed: dict[str, 
     """Every graph under every plan, plan by plan, each printed as it is known."""
     rows = []
     for plan in plans:
-        for graph in graphs:
+        for graph in worthwhile(graphs, plan):
             rows.append(bench.compare(graph, plan))
             print(line(rows[-1], changed[graph.name]), flush=True)  # noqa: T201
     return rows
+
+
+def worthwhile(graphs: list[Graph], plan: str) -> list[Graph]:
+    """The graphs that a plan could make a difference to: one conditioning a step goes the same way under any cfg."""
+    return [graph for graph in graphs if "cfg" not in PLANS[plan] or graph.kind not in ONE_CONDITIONING]
 
 
 def document(rows: list[Row], changed: dict[str, str]) -> str:

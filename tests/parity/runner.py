@@ -23,9 +23,11 @@ from .edits import INSTANTX, PICTURES
 from .graphs import Graph
 
 PLANS: dict[str, dict[str, Any]] = {
-    "ulysses 2": {"devices": "cpu:2", "ulysses": 2, "ring": 1},
-    "ring 2": {"devices": "cpu:2", "ulysses": 1, "ring": 2},
-    "ring 3": {"devices": "cpu:3", "ulysses": 1, "ring": 3},
+    "ulysses 2": {"devices": "cpu:2", "ulysses": 2},
+    "ring 2": {"devices": "cpu:2", "ring": 2},
+    "cfg 2": {"devices": "cpu:2", "cfg": 2},
+    "ring 3": {"devices": "cpu:3", "ring": 3},
+    "cfg 2 x ulysses 2": {"devices": "cpu:4", "cfg": 2, "ulysses": 2},
 }
 SAMPLERS = ("KSampler", "KSamplerAdvanced")
 GUIDERS = ("BasicGuider", "CFGGuider", "DualCFGGuider", "DualModelGuider", "PerpNegGuider")
@@ -123,10 +125,10 @@ def effect(bench: Bench, graph: Graph) -> float:
     return relative_error(bench.stock(graph).latent, bench.stock(graph.without_edits()).latent)
 
 
-def parallelized(graph: Workflow, *, devices: str, ulysses: int, ring: int) -> Workflow:
+def parallelized(graph: Workflow, *, devices: str, **degrees: int) -> Workflow:
     """The same graph with our loader wherever there was UNETLoader."""
     graph = copy.deepcopy(graph)
-    config = {"mode": "manual", "devices": devices, "ulysses": ulysses, "ring": ring}
+    config = {"mode": "manual", "devices": devices, "ulysses": 1, "ring": 1} | degrees
     for node in graph.values():
         if node["class_type"] == "UNETLoader":
             node["class_type"] = "ParallelFluxLoader"

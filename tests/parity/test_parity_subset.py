@@ -38,6 +38,18 @@ SUBSET: dict[str, tuple[str, ...]] = {
         "StyleModelApply (Redux), attn_bias",
         "two LoRAs",
     ),
+    "cfg 2": (
+        "cfg 3, long prompt, short negative",
+        "batch 2, cfg 3, unequal prompts",
+        "DualCFGGuider",
+        "PerpNegGuider",
+        "ConditioningSetArea, cfg 3",
+        "ConditioningSetMask",
+        "XLabs, cfg 2, batch 2",
+        "EasyCache, cfg 2",
+        "attention mask of another size, batch 2, cfg 2",
+        "LoRA, cfg 2, reference",
+    ),
     "ring 3": (
         "begins with a picture",
         "batch 3, cfg 3",
@@ -48,6 +60,7 @@ SUBSET: dict[str, tuple[str, ...]] = {
         "LazyCache",
         "attention mask, random bias",
     ),
+    "cfg 2 x ulysses 2": ("cfg 3, unequal prompts", "fill, noise mask, cfg 2", "every second call skipped"),
 }
 CELLS = [(name, plan) for plan, names in SUBSET.items() for name in names]
 

@@ -45,6 +45,7 @@ class CountModelCalls(io.ComfyNode):
             calls.append(args[0].shape[0])
             return executor(*args, **kwargs)
 
+        count.parallel_dit_any_order = True  # a count is the same in any order
         model = model.clone()
         model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "count_model_calls", count)
         return io.NodeOutput(model, calls)
@@ -143,12 +144,58 @@ class SkipEverySecondCall(io.ComfyNode):
         return io.NodeOutput(model)
 
 
+class AddGlobalNoise(io.ComfyNode):
+    """Adds a little noise to each step's result, drawn from the generator that the whole process shares."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs, outputs = [io.Model.Input("model")], [io.Model.Output()]
+        return io.Schema(node_id="AddGlobalNoise", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, model: Any) -> io.NodeOutput:
+        def add_noise(args: dict[str, Any]) -> torch.Tensor:
+            return args["denoised"] + 0.05 * torch.randn(args["denoised"].shape)
+
+        add_noise.parallel_dit_any_order = True
+        model = model.clone()
+        model.set_model_sampler_post_cfg_function(add_noise)
+        return io.NodeOutput(model)
+
+
+class MakeList(io.ComfyNode):
+    """A ComfyUI list of what is connected or written, in order; of nothing, an empty one."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.AnyType.Input(f"item_{number}", optional=True) for number in range(5)]
+        outputs = [io.AnyType.Output(is_output_list=True)]
+        return io.Schema(node_id="MakeList", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, **items: Any) -> io.NodeOutput:
+        return io.NodeOutput([items[name] for name in sorted(items)])
+
+
+class EmptyBatch(io.ComfyNode):
+    """A latent of no images, as a filter may leave it."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        outputs = [io.Latent.Output()]
+        return io.Schema(node_id="EmptyBatch", category=CATEGORY, inputs=[], outputs=outputs)
+
+    @classmethod
+    def execute(cls) -> io.NodeOutput:
+        return io.NodeOutput({"samples": torch.zeros((0, 16, 8, 8))})
+
+
 class ProbeNodes(ComfyExtension):
     """The extension ComfyUI asks for its nodes."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         nodes = [CountModelCalls, ReportModelCalls, TinyStyle, SetAttentionMask, SkipEverySecondCall]
-        return [*nodes, ReachIntoModel, SwitchOffExchange]
+        return [*nodes, AddGlobalNoise, MakeList, EmptyBatch, ReachIntoModel, SwitchOffExchange]
 
 
 async def comfy_entrypoint() -> ProbeNodes:

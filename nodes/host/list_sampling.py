@@ -1,0 +1,151 @@
+"""Many sampling runs with one MODEL, as many of them at once as its plan has replicas.
+
+Each is a whole stock run in a lane. Owns what the runs must not share (ControlNets, random numbers, the patcher that
+samples), what they do share (one progress bar), and when they have to come one after the other.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import comfy.sampler_helpers
+import comfy.utils
+import latent_preview
+import torch
+from comfy.controlnet import ControlBase
+from comfy.model_base import BaseModel
+from comfy.model_patcher import ModelPatcher
+
+from .lanes import in_lanes
+from .order import why_runs_keep_order
+from .patcher import RemotePatcher
+from .pooled_model import PooledModel, Request, recording
+from .sampling import OnStep, SamplingRecord, check_latent, pooled_of, timed_run
+from .surroundings import RandomNumbers
+
+log = logging.getLogger(__name__)
+CONDITIONINGS = ("positive", "negative")
+BESIDE = "parallel_dit_beside"
+
+
+@dataclass(kw_only=True)
+class ListRecord:
+    """What was measured of a list: seconds from the first run's begin to the last one's end, and of each run its own.
+
+    `requests` are of all runs, as several may travel together.
+    """
+
+    pooled: PooledModel | None
+    at_once: int
+    runs: list[SamplingRecord]
+    denoise_s: float = 0.0
+    requests: list[Request] = field(default_factory=list)
+
+
+class CurrentPatcher:
+    """Which patcher samples now, as `lanes.Kept`: ComfyUI notes it on the model that all clones share."""
+
+    def __init__(self, model: BaseModel) -> None:
+        self._model = model
+
+    def get(self) -> ModelPatcher | None:
+        """The patcher that samples."""
+        return self._model.current_patcher
+
+    def put(self, version: ModelPatcher | None) -> None:
+        """Have this one sample."""
+        self._model.current_patcher = version
+
+
+class SharedProgress:
+    """One progress bar over all runs, with the previews of each."""
+
+    def __init__(self, model: ModelPatcher, steps: Sequence[int]) -> None:
+        self._steps = steps
+        self._done = [0] * len(steps)
+        self._bar = comfy.utils.ProgressBar(sum(steps))
+        self._previewer = latent_preview.get_previewer(model.load_device, model.model.latent_format)
+
+    def of(self, number: int) -> OnStep:
+        """What the run of this number calls after each step."""
+
+        def on_step(step: int, denoised: torch.Tensor, x: torch.Tensor, total_steps: int) -> None:
+            preview = None
+            if self._previewer is not None:
+                seen = denoised.tensors[0] if denoised.is_nested else denoised
+                preview = self._previewer.decode_latent_to_preview_image("JPEG", seen)
+            self._done[number] = self._steps[number] * min(step + 1, total_steps) // total_steps
+            self._bar.update_absolute(sum(self._done), preview=preview)
+
+        return on_step
+
+
+def sample_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> tuple[list[dict], ListRecord]:
+    """What KSampler does with the settings of each run. Returns the latents in order and what was measured.
+
+    Raises `ValueError` for a latent without images, before anything is sampled.
+    """
+    for number, run in enumerate(runs, start=1):
+        check_latent(run["latent"], f"latent_image {number} of {len(runs)}")
+    at_once = _at_once(model, runs)
+    progress = SharedProgress(model, [run["steps"] for run in runs])
+    record = ListRecord(pooled=pooled_of(model), at_once=at_once, runs=[SamplingRecord() for _ in runs])
+    if at_once > 1:
+        model = _with_all_loaded(model, runs)
+        runs = [_with_own_controlnets(run) for run in runs]
+    tasks = [
+        partial(timed_run, model, run, each, progress.of(number))
+        for number, (run, each) in enumerate(zip(runs, record.runs, strict=True))
+    ]
+    began_s = time.perf_counter()
+    with recording() as record.requests:
+        latents = in_lanes(tasks, at_once=at_once, kept=[RandomNumbers(), CurrentPatcher(model.model)])
+    record.denoise_s = time.perf_counter() - began_s
+    return latents, record
+
+
+def _at_once(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> int:
+    """How many runs may be in flight: one a replica, and one alone where their order matters."""
+    at_once = min(model.plan.data, len(runs)) if isinstance(model, RemotePatcher) else 1
+    if at_once == 1:
+        return 1
+    reason = why_runs_keep_order(model, [run[name] for run in runs for name in CONDITIONINGS])
+    if reason is None:
+        return at_once
+    log.warning("the list is sampled one after the other, and replicas idle: %s", reason)
+    return 1
+
+
+def _with_all_loaded(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> ModelPatcher:
+    """The MODEL with the ControlNets of all runs, so that none loads by evicting another's while that one samples."""
+    conds = {
+        f"{name} {number}": [each[1] for each in run[name]] for number, run in enumerate(runs) for name in CONDITIONINGS
+    }
+    models, _ = comfy.sampler_helpers.get_additional_models(conds, model.model_dtype())
+    model = model.clone()
+    model.set_additional_models(BESIDE, list(dict.fromkeys(models)))
+    return model
+
+
+def _with_own_controlnets(run: Mapping[str, object]) -> dict[str, object]:
+    """The settings of a run, with copies of its ControlNets: they keep state from a run's begin to its end.
+
+    A ControlNet on both sides stays one object, or ComfyUI would not batch the two.
+    """
+    copies: dict[int, ControlBase] = {}
+    return dict(run) | {name: [[text, _own(values, copies)] for text, values in run[name]] for name in CONDITIONINGS}
+
+
+def _own(values: dict, copies: dict[int, ControlBase]) -> dict:
+    control = values.get("control")
+    return values if control is None else values | {"control": _copied(control, copies)}
+
+
+def _copied(control: ControlBase, copies: dict[int, ControlBase]) -> ControlBase:
+    if id(control) not in copies:
+        copies[id(control)] = copied = control.copy()
+        if control.previous_controlnet is not None:
+            copied.set_previous_controlnet(_copied(control.previous_controlnet, copies))
+    return copies[id(control)]

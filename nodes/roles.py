@@ -1,0 +1,38 @@
+"""What a plan does with each device, in words for a user. Owns the words; a plan's meaning is plan.py's."""
+
+from collections.abc import Sequence
+
+from ..parallel_runtime.devices import Device
+from ..parallel_runtime.plan import AXES, ParallelPlan
+
+# Axis, and its words for one rank: its own place, and the degree.
+WORDS = {
+    "data": "replica {place}",
+    "cfg": "cond {place}",
+    "pipefusion": "stage {place}/{degree}",
+    "ring": "ring part {place}/{degree}",
+    "ulysses": "head group {place}/{degree}",
+}
+
+
+def roles(plan: ParallelPlan, devices: Sequence[Device]) -> list[str]:
+    """One line a device, in rank order: `cuda:0: replica 0, cond 0, head group 0/2`, or `cuda:3 sleeps`."""
+    return [
+        f"{device}: {_role(plan, rank)}" if rank < plan.ranks else f"{device} sleeps"
+        for rank, device in enumerate(devices)
+    ]
+
+
+def _role(plan: ParallelPlan, rank: int) -> str:
+    words, rest, below = [], rank, plan.ranks
+    for axis, degree in zip(AXES, plan.degrees, strict=True):
+        below //= degree
+        place, rest = divmod(rest, below)
+        if degree > 1:
+            words.append(WORDS[axis].format(place=place, degree=degree))
+    layout = plan.layout
+    if layout.shards > 1:
+        words.append(f"shard {rank % layout.shards}/{layout.shards} of the weights")
+    if layout.offloaded:
+        words.append("weights in host memory")
+    return ", ".join(words) or "the whole model"

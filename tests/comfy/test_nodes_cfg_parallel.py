@@ -1,0 +1,234 @@
+"""CFG and data parallel: what stock ComfyUI runs one after the other goes to the pool in one request, and is equal.
+
+Owns: which calls travel together, what has to keep its order, and who idles. Does not own: equality of every kind of
+graph under every plan (parity/).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from host import workflows
+from host.client import ComfyClient, PromptResult, Workflow
+from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+from parity.edits import FILES, HERE, LONG, Edit, add, controlnet, guided, lora, on, on_model, on_positive, prompt
+from parity.graphs import CACHE, CANNY, Graph, area, in_halves, of
+from parity.runner import VISIBLE, parallelized, prepare
+
+CFG_2 = {"devices": "cpu:2", "cfg": 2}
+REGION = "a market in the sun"
+WEIGHTED = {"conditioning": ["region", 0], "mask": ["mask", 0], "strength": 1.3, "set_cond_area": "default"}
+
+
+def region(text: str) -> tuple[Edit, ...]:
+    """A second prompt combined with the first, each with half of the weight everywhere."""
+    return (
+        prompt("region", text),
+        on("positive", "ConditioningCombine", conditioning_1=HERE, conditioning_2=["region", 0]),
+    )
+
+
+def masked(text: str) -> tuple[Edit, ...]:
+    """A second prompt that counts more in the middle of the picture, and not at all at its left."""
+    nothing_left = {"destination": ["middle", 0], "source": ["none", 0], "x": 0, "y": 0, "operation": "multiply"}
+    return (
+        add("middle", "SolidMask", value=0.7, width=64, height=96),
+        add("none", "SolidMask", value=0.0, width=32, height=96),
+        add("mask", "MaskComposite", **nothing_left),
+        prompt("region", text),
+        on_positive("ConditioningSetMask", mask=["middle", 0], strength=0.8, set_cond_area="default"),
+        add("weighted", "ConditioningSetMask", **WEIGHTED),
+        on("positive", "ConditioningCombine", conditioning_1=HERE, conditioning_2=["weighted", 0]),
+    )
+
+
+def overlapping(text: str) -> tuple[Edit, ...]:
+    """Two areas of different size that overlap, and fade out at their borders."""
+    left = {"width": 96, "height": 96, "x": 0, "y": 0, "strength": 1.0}
+    right = {"width": 80, "height": 64, "x": 48, "y": 16, "strength": 0.6}
+    return (
+        prompt("region", text),
+        add("right part", "ConditioningSetArea", conditioning=["region", 0], **right),
+        on_positive("ConditioningSetArea", **left),
+        on("positive", "ConditioningCombine", conditioning_1=HERE, conditioning_2=["right part", 0]),
+    )
+
+
+# A graph, and how many calls of the model each of its requests carries under cfg=2; None where steps are skipped.
+TOGETHER: dict[str, tuple[Graph, list[int] | None]] = {
+    "equal prompts": (of("", "equal", guided(3.0)), [1, 1]),
+    "unequal prompts": (of("", "unequal", guided(3.0, negative=LONG)), [2, 2]),
+    "unequal prompts, batch 2": (of("", "batch", guided(3.0, negative=LONG), batch=2), [2, 2]),
+    "ControlNet": (
+        of("", "control", guided(3.0, negative=LONG), controlnet(FILES.controlnet_union, union_type=CANNY)),
+        [2, 2],
+    ),
+    "LoRA": (of("", "lora", guided(3.0, negative=LONG), lora(FILES.lora_fused, 0.8)), [2, 2]),
+    "EasyCache": (of("", "easy", guided(3.0, negative=LONG), on_model("EasyCache", **CACHE), steps=6), None),
+    "LazyCache": (of("", "lazy", guided(3.0, negative=LONG), on_model("LazyCache", **CACHE), steps=6), None),
+    "two areas and a negative": (
+        of("", "halves", *in_halves("ConditioningSetArea", left=area(0), right=area(64)), guided(3.0), width=128),
+        [2, 2],
+    ),
+    # ComfyUI gives the negative a part for each area, besides the one for the whole picture
+    "areas that overlap": (of("", "overlap", *overlapping(LONG), guided(3.0), width=128), [4, 4]),
+    "a third prompt of another length": (of("", "third", *region(LONG), guided(3.0)), [2, 2]),
+    "two prompts of different length, no negative": (of("", "two", *region(LONG)), [2, 2]),
+    "masks": (of("", "masks", *masked(LONG), guided(3.0)), [2, 2]),
+}
+# What keeps state between calls, or is not known: one call a request, in stock's order.
+IN_ORDER: dict[str, Graph] = {
+    "a step skipper of another pack": of(
+        "", "skip", guided(3.0, negative=LONG), on_model("SkipEverySecondCall"), steps=4
+    ),
+    "EasyCache over areas of different size": of(
+        "", "easy areas", *overlapping(REGION), guided(3.0), on_model("EasyCache", **CACHE), width=128, steps=4
+    ),
+    "default conditioning": of(
+        "",
+        "default",
+        *masked(LONG)[:4],
+        on_positive("ConditioningSetMask", mask=["mask", 0], strength=1.0, set_cond_area="default"),
+        on("positive", "ConditioningSetDefaultCombine", cond=HERE, cond_DEFAULT=["region", 0]),
+        guided(3.0),
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pictures(comfy_server: ComfyServer, tiny_models: TinyModels) -> None:
+    prepare(ComfyClient(comfy_server.url), tiny_models)
+
+
+def reported(graph: Workflow) -> Workflow:
+    """The same graph with our sampler."""
+    graph["sampler"]["class_type"] = "ParallelFluxSampler"
+    return graph
+
+
+def both(client: ComfyClient, graph: Graph, plan: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+    """How far our latent is from stock ComfyUI's, and our report."""
+    stock = saved_latent(client, client.queue(graph.workflow()))
+    result = client.queue(reported(parallelized(graph.workflow(), **plan)))
+    (report,) = result.require_success().outputs["sampler"]["parallel_dit"]
+    return relative_error(saved_latent(client, result), stock), report
+
+
+def lanes_of(report: dict[str, Any], request: int = 0) -> list[list[list[int]]]:
+    """By lane, the pieces [call, first row, row after the last] of one request."""
+    pieces = {rank["lane"]: rank["pieces"][request] for rank in report["ranks"] if "lane" in rank}
+    return [pieces[lane] for lane in sorted(pieces)]
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_conditionings_go_together_and_equal_stock_comfyui(name: str, client: ComfyClient) -> None:
+    graph, calls = TOGETHER[name]
+    error, report = both(client, graph, CFG_2)
+    assert error <= TOLERANCE
+    assert report["plan_name"] == "cfg2-ring1-uly1"
+    if calls is None:
+        assert 1 <= len(report["calls"]) < graph.workflow()["sampler"]["inputs"]["steps"]
+        assert set(report["calls"]) == {2}
+    else:
+        assert report["calls"] == calls
+    assert all(pieces for pieces in lanes_of(report)), "a lane had nothing to do"
+
+
+def test_the_two_calls_of_an_unequal_pair_run_on_two_lanes(client: ComfyClient) -> None:
+    _, report = both(client, TOGETHER["unequal prompts"][0], CFG_2)
+    assert sorted(lanes_of(report)) == [[[0, 0, 1]], [[1, 0, 1]]]
+    _, report = both(client, TOGETHER["equal prompts"][0], CFG_2)
+    assert lanes_of(report) == [[[0, 0, 1]], [[0, 1, 2]]], "one call of two rows was not split"
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_what_keeps_state_between_calls_sees_them_in_stocks_order(
+    name: str, client: ComfyClient, comfy_server: ComfyServer
+) -> None:
+    told = comfy_server.log.count("one after the other")
+    error, report = both(client, IN_ORDER[name], CFG_2)
+    assert error <= TOLERANCE
+    assert set(report["calls"]) == {1}
+    assert comfy_server.log.count("one after the other") == told + 1
+
+
+@pytest.mark.parametrize("name", ["unequal prompts, batch 2", "areas that overlap"])
+def test_four_ranks_equal_stock_comfyui(name: str, client: ComfyClient) -> None:
+    error, report = both(client, TOGETHER[name][0], {"devices": "cpu:4", "cfg": 2, "ulysses": 2})
+    assert error <= TOLERANCE
+    assert [rank["lane"] for rank in report["ranks"]] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_a_batch_is_shared_out_over_replicas(batch: int, client: ComfyClient) -> None:
+    graph = of("", f"data {batch}", batch=batch)
+    error, report = both(client, graph, {"devices": "cpu:2", "data": 2})
+    assert error <= TOLERANCE
+    rows = [sum(stop - start for _, start, stop in pieces) for pieces in lanes_of(report)]
+    assert sorted(rows) == [batch // 2, -(-batch // 2)]
+
+
+def test_a_lane_left_out_would_be_seen(client: ComfyClient) -> None:
+    stock = saved_latent(client, client.queue(of("", "unequal", guided(3.0, negative=LONG)).workflow()))
+    alone = saved_latent(client, client.queue(of("", "positive alone").workflow()))
+    assert relative_error(alone, stock) > VISIBLE
+
+
+def idle_lines(server: ComfyServer) -> list[str]:
+    return [line for line in server.log.splitlines() if "ranks idle" in line]
+
+
+@pytest.mark.parametrize(
+    ("plan", "better"),
+    [(CFG_2, "use ulysses=2 "), ({"devices": "cpu:2", "data": 2}, "use ulysses=2 ")],
+    ids=["cfg", "data"],
+)
+def test_idle_ranks_are_told_once_a_prompt_with_a_better_plan(
+    plan: dict[str, Any], better: str, client: ComfyClient, comfy_server: ComfyServer
+) -> None:
+    before = len(idle_lines(comfy_server))
+    result = client.queue(parallelized(of("", f"idle {plan}", steps=3).workflow(), **plan)).require_success()
+    (line,) = idle_lines(comfy_server)[before:]
+    assert "1 of 2 ranks idle" in line
+    assert better in line
+    assert [text for node, text in result.texts if node == "sampler" and better in text]
+    client.queue(parallelized(of("", "busy", guided(3.0), batch=2).workflow(), **plan)).require_success()
+    assert len(idle_lines(comfy_server)) == before + 1
+
+
+def shown(result: PromptResult) -> list[str]:
+    """What SP Config says of its plan."""
+    (plan,) = result.require_success().outputs["config"]["parallel_dit"]
+    return plan["text"]
+
+
+def test_ranks_beyond_the_plan_sleep_and_sp_config_says_who_does_what(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    graph = workflows.text_to_image(tiny_models, seed=3, width=64, height=64)
+    ours = reported(to_latent(parallel(graph, devices="cpu:3", mode="manual", ring=2)))
+    result = client.queue(ours)
+    assert shown(result) == ["ring2", "cpu:0: ring part 0/2", "cpu:1: ring part 1/2", "cpu:2 sleeps"]
+    assert ("config", "\n".join(shown(result))) in result.texts
+    (report,) = result.outputs["sampler"]["parallel_dit"]
+    assert report["ranks"][2] == {"rank": 2, "device": "cpu:2", "sleeps": True}
+    assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= TOLERANCE
+
+
+def test_sp_config_names_replicas_conditionings_and_shares(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = to_latent(parallel(workflows.text_to_image(tiny_models), devices="cpu:8", mode="manual", ulysses=2, data=2))
+    graph["config"]["inputs"] |= {"cfg": 2, "weights": "replicated"}
+    result = client.queue(
+        {"config": graph["config"], "show": {"class_type": "PreviewAny", "inputs": {"source": ["config", 0]}}}
+    )
+    assert shown(result)[:4] == [
+        "data2-cfg2-ring1-uly2",
+        "cpu:0: replica 0, cond 0, head group 0/2",
+        "cpu:1: replica 0, cond 0, head group 1/2",
+        "cpu:2: replica 0, cond 1, head group 0/2",
+    ]
+    assert shown(result)[-1] == "cpu:7: replica 1, cond 1, head group 1/2"

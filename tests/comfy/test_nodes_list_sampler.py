@@ -1,0 +1,254 @@
+"""Lists of prompts, seeds and latents: image k is the image of a single run, however many are made at once.
+
+Owns: Parallel Flux Sampler (List), its refusals, progress and Cancel over all images. Each image is held against a
+KSampler of stock ComfyUI with the same settings.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from host.client import ComfyClient, Event, PromptResult, Workflow
+from host.pack_workflows import TOLERANCE, relative_error
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+from host.workers import worker_pids
+from parity.edits import FILES, INSTANTX, LONG, PICTURES, Edit, controlnet, guided, on_model, plain
+from parity.runner import VISIBLE, parallelized, prepare
+
+DATA_2 = {"devices": "cpu:2", "data": 2}
+PROMPTS = ("a castle in the rain", LONG, "a market in the sun", "a lighthouse", "an owl at night")
+SIZES = ((64, 96), (64, 64), (96, 64), (64, 96), (80, 48))
+SEEDS = (11, 12, 11, 14, 15)
+LISTED = ("positive", "negative", "latent_image", "seed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pictures(comfy_server: ComfyServer, tiny_models: TinyModels) -> None:
+    prepare(ComfyClient(comfy_server.url), tiny_models)
+
+
+def single(number: int, *edits: Edit, **settings: Any) -> Workflow:
+    """The stock graph of image `number`."""
+    width, height = SIZES[number]
+    graph = plain(prompt=PROMPTS[number], seed=SEEDS[number], width=width, height=height, **settings)
+    for edit in edits:
+        edit(graph)
+    return graph
+
+
+def merged(graphs: list[Workflow]) -> Workflow:
+    """All graphs as one, which shares what does not depend on the image; nodes of graph k are named `k name`."""
+    shared = {"model", "clip", "vae", *PICTURES}
+    together: Workflow = {}
+    for number, graph in enumerate(graphs):
+        names = {name: name if name in shared else f"{number} {name}" for name in graph}
+        for name, node in graph.items():
+            inputs = {
+                key: [names[value[0]], value[1]] if isinstance(value, list) else value
+                for key, value in node["inputs"].items()
+            }
+            together[names[name]] = {"class_type": node["class_type"], "inputs": inputs}
+    return together
+
+
+def listed(graphs: list[Workflow], **plan: Any) -> Workflow:
+    """The same images by our list sampler, with the model of the first graph."""
+    together = merged(graphs)
+    samplers = [together.pop(f"{number} sampler")["inputs"] for number in range(len(graphs))]
+    inputs = dict(samplers[0])
+    for slot in LISTED:
+        items = {f"item_{number}": given[slot] for number, given in enumerate(samplers)}
+        together[f"all {slot}"] = {"class_type": "MakeList", "inputs": items}
+        inputs[slot] = [f"all {slot}", 0]
+    together = {name: node for name, node in together.items() if not name.endswith(" save")}
+    together["sampler"] = {"class_type": "ParallelFluxListSampler", "inputs": inputs}
+    links = {"samples": ["sampler", 0], "filename_prefix": "listed"}
+    together["save"] = {"class_type": "SaveLatent", "inputs": links}
+    return parallelized(together, **plan) if plan else together
+
+
+def latents(client: ComfyClient, result: PromptResult, nodes: list[str]) -> list[torch.Tensor]:
+    """All latents that these nodes saved, in order."""
+    items = [item for node in nodes for item in result.require_success().outputs[node]["latents"]]
+    return [
+        load(client.get_bytes("/view", **{key: item[key] for key in ("filename", "subfolder", "type")}))[
+            "latent_tensor"
+        ]
+        for item in items
+    ]
+
+
+def singles(client: ComfyClient, graphs: list[Workflow]) -> list[torch.Tensor]:
+    """What stock ComfyUI makes of each graph."""
+    result = client.queue(merged(graphs))
+    return latents(client, result, [f"{number} save" for number in range(len(graphs))])
+
+
+def report_of(result: PromptResult) -> dict[str, Any]:
+    (report,) = result.require_success().outputs["sampler"]["parallel_dit"]
+    return report
+
+
+def differences(ours: list[torch.Tensor], stock: list[torch.Tensor]) -> list[float]:
+    return [relative_error(one, other) for one, other in zip(ours, stock, strict=True)]
+
+
+def seeds_of(graphs: list[Workflow]) -> list[Workflow]:
+    """The graphs, each with a seed of its own."""
+    for number, graph in enumerate(graphs):
+        graph["sampler"]["inputs"]["seed"] = number
+    return graphs
+
+
+def one_for_all(graph: Workflow, *slots: str) -> Workflow:
+    """The list graph with the first item of these lists alone."""
+    for slot in slots:
+        graph[f"all {slot}"]["inputs"] = {"item_0": graph[f"all {slot}"]["inputs"]["item_0"]}
+    return graph
+
+
+def assert_same_images(client: ComfyClient, graphs: list[Workflow], **plan: Any) -> PromptResult:
+    result = client.queue(listed(graphs, **plan))
+    errors = differences(latents(client, result, ["save"]), singles(client, graphs))
+    assert max(errors) <= TOLERANCE, errors
+    return result
+
+
+# Samplers that draw random numbers while they run.
+STOCHASTIC = ("euler_ancestral", "ddpm", "lcm", "dpmpp_2m_sde")
+
+
+@pytest.mark.parametrize("sampler", ("euler", *STOCHASTIC))
+def test_five_images_over_two_replicas_are_the_images_of_single_runs(sampler: str, client: ComfyClient) -> None:
+    graphs = [single(number, sampler=sampler, steps=3) for number in range(5)]
+    report = report_of(assert_same_images(client, graphs, **DATA_2))
+    assert (report["kind"], report["at_once"], len(report["images"])) == ("denoise_list", 2, 5)
+    assert report["calls"] == [2] * 6 + [1] * 3, "five images of three steps, two at once"
+    assert [image["latent"] for image in report["images"][:2]] == [[1, 16, 12, 8], [1, 16, 8, 8]]
+
+
+def test_random_numbers_of_the_whole_process_stay_those_of_each_image(client: ComfyClient) -> None:
+    graphs = [single(number, on_model("AddGlobalNoise"), steps=3) for number in range(3)]
+    assert report_of(assert_same_images(client, graphs, **DATA_2))["at_once"] == 2
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [{"devices": "cpu:1"}, {"devices": "cpu:3", "data": 3}, {"devices": "cpu:4", "data": 2, "cfg": 2}, {}],
+    ids=["one rank", "data 3", "data 2, cfg 2", "stock MODEL"],
+)
+def test_the_degree_changes_no_image(plan: dict[str, Any], client: ComfyClient) -> None:
+    graphs = [single(number, guided(3.0), sampler="euler_ancestral") for number in range(3)]
+    report = report_of(assert_same_images(client, graphs, **plan))
+    assert report["at_once"] == plan.get("data", 1)
+    if plan.get("cfg") == 2:
+        assert report["calls"][0] == 3, "prompts of both lengths and two images in one request"
+
+
+def test_runs_with_one_controlnet_do_not_disturb_each_other(client: ComfyClient) -> None:
+    edits = (guided(3.0), controlnet(FILES.controlnet_xlabs), controlnet(INSTANTX, strength=0.3))
+    graphs = seeds_of([single(0, *edits, steps=2 + number) for number in range(3)])
+    ours = one_for_all(listed(graphs, **DATA_2), "positive", "negative", "latent_image")
+    steps = {f"item_{number}": 2 + number for number in range(3)}
+    ours["all steps"] = {"class_type": "MakeList", "inputs": steps}
+    ours["sampler"]["inputs"]["steps"] = ["all steps", 0]
+    result = client.queue(ours)
+    errors = differences(latents(client, result, ["save"]), singles(client, graphs))
+    assert max(errors) <= TOLERANCE, errors
+    assert report_of(result)["at_once"] == 2
+
+
+def test_step_caches_are_each_runs_own(client: ComfyClient) -> None:
+    cache = {"reuse_threshold": 0.8, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
+    graphs = [single(number, on_model("EasyCache", **cache), steps=6) for number in range(3)]
+    report = report_of(assert_same_images(client, graphs, **DATA_2))
+    assert report["at_once"] == 2
+    assert sum(report["calls"]) < 18, "no step was skipped, so this shows nothing"
+
+
+def test_what_sums_up_over_a_run_has_one_run_at_a_time(client: ComfyClient, comfy_server: ComfyServer) -> None:
+    settings = {"eta": 1.0, "norm_threshold": 0.0, "momentum": 0.5}
+    graphs = [single(number, guided(3.0), on_model("APG", **settings), steps=3) for number in range(2)]
+    report = report_of(assert_same_images(client, graphs, **DATA_2))
+    assert report["at_once"] == 1
+    assert "sampled one after the other, and replicas idle: a function of" in comfy_server.log
+
+
+def test_one_for_all_is_written_once(client: ComfyClient) -> None:
+    graphs = seeds_of([single(0) for _ in range(3)])
+    ours = one_for_all(listed(graphs, **DATA_2), "positive", "negative", "latent_image")
+    found = latents(client, client.queue(ours), ["save"])
+    assert max(differences(found, singles(client, graphs))) <= TOLERANCE
+    assert relative_error(found[0], found[1]) > VISIBLE
+
+
+def test_progress_and_previews_cover_all_images(client: ComfyClient) -> None:
+    graphs = [single(number, steps=3) for number in range(5)]
+    result = client.queue(listed(graphs, **DATA_2)).require_success()
+    values = [(each.value, each.max) for each in result.progress if each.node == "sampler"]
+    assert values == [(value, 15) for value in range(1, 16)]
+    assert len(result.previews) == 15
+
+
+def test_cancel_ends_all_images_and_the_next_prompt_is_right(client: ComfyClient, comfy_server: ComfyServer) -> None:
+    graphs = [single(number) for number in range(2)]
+    assert_same_images(client, graphs, **DATA_2)
+    pids = worker_pids(comfy_server)
+
+    def on_event(event: Event) -> None:
+        if event.type == "progress" and event.data["value"] == 5:
+            client.interrupt()
+
+    long = client.queue(listed([single(number, steps=60) for number in range(3)], **DATA_2), on_event=on_event)
+    assert long.status == "interrupted"
+    assert 5 <= long.progress[-1].value < 60
+    client.free()  # so that all of it runs again
+    assert_same_images(client, graphs, **DATA_2)
+    assert worker_pids(comfy_server) == pids
+
+
+def with_list(graph: Workflow, slot: str, items: list[Any]) -> Workflow:
+    graph[f"all {slot}"]["inputs"] = {f"item_{number}": item for number, item in enumerate(items)}
+    return graph
+
+
+def refused(client: ComfyClient, graph: Workflow) -> str:
+    """The first line of the one error, on our node, before a step ran."""
+    result = client.queue(graph)
+    assert (result.status, result.error_node, result.error_type) == ("error", "ParallelFluxListSampler", "ValueError")
+    assert result.progress == []
+    return result.error_message.splitlines()[0]
+
+
+def test_lists_that_do_not_go_together_are_refused_by_name(client: ComfyClient) -> None:
+    graphs = [single(number) for number in range(3)]
+    line = refused(client, with_list(listed(graphs, **DATA_2), "seed", [1, 2]))
+    for word in ("seed has 2", "positive has 3", "latent_image has 3", "make them equal, or give one"):
+        assert word in line
+    line = refused(client, with_list(listed(graphs, **DATA_2), "positive", []))
+    assert "positive: the list is empty" in line
+
+
+def test_a_latent_of_no_images_is_refused_by_number(client: ComfyClient) -> None:
+    graph = listed([single(number) for number in range(3)], **DATA_2)
+    graph["nothing"] = {"class_type": "EmptyBatch", "inputs": {}}
+    graph["all latent_image"]["inputs"]["item_1"] = ["nothing", 0]
+    line = refused(client, graph)
+    assert "latent_image 2 of 3" in line
+    assert "batch of 0 images" in line
+
+
+def test_the_report_travels_once_for_the_whole_list(client: ComfyClient) -> None:
+    graph = listed([single(number) for number in range(3)], **DATA_2)
+    graph["show"] = {"class_type": "PreviewAny", "inputs": {"source": ["sampler", 1]}}
+    result = client.queue(graph).require_success()
+    (text,) = result.outputs["show"]["text"]
+    report = json.loads(text)
+    assert len(report["images"]) == 3
+    assert sum(report["calls"]) == 6

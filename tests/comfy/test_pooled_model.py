@@ -1,0 +1,94 @@
+"""What ComfyUI's memory manager is told of weights in the workers, and who may ask for a pool while one loads."""
+
+from __future__ import annotations
+
+import threading
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+CUDA_0, CPU = torch.device("cuda", 0), torch.device("cpu")
+TOTAL, BIGGEST = 24_000_000_001, 700_000_000
+
+
+@pytest.fixture(scope="module")
+def pooled_model(module_of_pack) -> ModuleType:
+    return module_of_pack("nodes.host.pooled_model")
+
+
+@pytest.fixture(scope="module")
+def plan_of(module_of_pack) -> Any:
+    return module_of_pack("parallel_runtime.plan").ParallelPlan.parse
+
+
+@pytest.fixture(scope="module")
+def made(module_of_pack, pooled_model, plan_of) -> Any:
+    """A model on four devices of a kind; nothing is started."""
+    device = module_of_pack("parallel_runtime.devices").Device
+    spec = module_of_pack("parallel_runtime.checkpoint").ModelSpec(
+        "/models/flux.safetensors", "bfloat16", "flux", TOTAL, 0
+    )
+
+    def make(kind: str, plan: str) -> Any:
+        sizes = pooled_model.WeightSizes(total=TOTAL, biggest_block=BIGGEST)
+        devices = tuple(device(kind, index) for index in range(4))
+        return pooled_model.PooledModel(devices, spec, plan_of(plan), sizes=sizes, num_heads=24)
+
+    return make
+
+
+# By plan, bytes that ranks on cuda:0 keep there, and that four ranks on the CPU keep in the one memory they share.
+KEPT = {
+    "ulysses=4": (TOTAL, 4 * TOTAL),
+    "ulysses=2": (TOTAL, 2 * TOTAL),
+    "ulysses=2,cfg=2,weights=sharded": (6_000_000_001, 4 * 6_000_000_001),
+    "ulysses=2,data=2,weights=sharded": (12_000_000_001, 4 * 12_000_000_001),
+    "ulysses=2,weights=offloaded": (0, 2 * 12_000_000_001),
+}
+
+
+@pytest.mark.parametrize("plan", KEPT)
+def test_weights_count_where_they_lie(plan: str, made) -> None:
+    on_gpus, on_cpu = made("cuda", plan), made("cpu", plan)
+    assert on_gpus.bytes_on(CUDA_0, on_gpus.plan) == KEPT[plan][0]
+    assert on_cpu.bytes_on(CPU, on_cpu.plan) == KEPT[plan][1]
+    assert on_gpus.bytes_on(CPU, on_gpus.plan) == 0, "ranks on GPUs take nothing of where ComfyUI runs on the CPU"
+
+
+def test_a_device_of_no_rank_keeps_nothing(made, plan_of) -> None:
+    model = made("cuda", "ulysses=2")
+    assert model.bytes_on(torch.device("cuda", 1), model.plan) == TOTAL
+    assert model.bytes_on(torch.device("cuda", 3), model.plan) == 0
+
+
+def test_blocks_that_visit_count_only_where_weights_are_apart(made) -> None:
+    assert made("cuda", "ulysses=4").visiting_bytes(made("cuda", "ulysses=4").plan) == 0
+    for plan in ("ulysses=4,weights=sharded", "weights=offloaded"):
+        model = made("cuda", plan)
+        assert model.visiting_bytes(model.plan) == 2 * BIGGEST
+
+
+def test_plans_share_weights_that_differ_in_the_number_of_ranks_alone(made) -> None:
+    assert made("cpu", "ulysses=4").weights == made("cpu", "cfg=2").weights
+    assert made("cpu", "ulysses=4,weights=sharded").weights != made("cpu", "ulysses=4").weights
+    assert made("cpu", "ulysses=4,weights=sharded").weights != made("cpu", "ulysses=2,weights=sharded").weights
+
+
+def test_others_may_ask_for_their_pools_while_one_loads(module_of_pack, made) -> None:
+    registry = module_of_pack("nodes.host.pools").PoolRegistry()
+    model = made("cpu", "ulysses=4")
+    answered = threading.Event()
+
+    def ask() -> None:
+        registry.pool(model.devices[:2])
+        answered.set()
+
+    def load(_: object) -> None:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join(timeout=5)
+
+    registry.load(model.weights, model.plan, load)
+    assert answered.is_set()

@@ -38,7 +38,7 @@ class ParallelizeModel(io.ComfyNode):
     def execute(cls, model: io.Model.Type, sp_config: ParallelChoice) -> io.NodeOutput:
         """Raises `ValueError` when the model is of no file that the workers can read, or the plan does not fit it."""
         devices = sp_config.selection.devices
-        if len(devices) == 1:
+        if len(devices) == 1 and sp_config.weights != "offloaded":
             log.info("Parallelize Model: one device (%s), nothing to share; the model stays as it is", devices[0])
             return io.NodeOutput(model)
         ours = parallelized(model, devices, sp_config.plan_for, side_branch=sp_config.side_branch)

@@ -5,9 +5,10 @@ Schema 1. Always: `schema`, `kind`. Kind `denoise`: `steps`, `denoise_s` (the sa
 `devices`, `pool_generation`, `image_tokens`, `text_tokens`, `call_s` (per request to the pool), `calls` (how many calls
 of the model each request carried) and `ranks`, each with `rank`, `device`, `call_s`, `communication_s`, `lane`,
 `pieces` (per request, the rows it ran: call, first, after the last) and `memory` as the worker reported them, and
-`measured` of its device; a rank that the plan does not need only `sleeps`. Kind `denoise_list`: `images`, each as
-`denoise` without a MODEL's part, `at_once` (how many were in flight) and `denoise_s` of all, and that part for all
-of them together. Kind `vae_decode`: `vae_decode_s`, `device`, `latent` and `image` (shapes).
+`measured` of its device; a rank that the plan does not need only `sleeps`; `warnings` about unequal devices. Kind
+`denoise_list`: `images`, each as `denoise` without a MODEL's part, `at_once` (how many were in flight) and `denoise_s`
+of all, and that part for all of them together. Kind `vae_decode`: `vae_decode_s`, `device`, `latent` and `image`
+(shapes).
 """
 
 import os
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 from .host.decoding import DecodeRecord
 from .host.list_sampling import ListRecord
+from .host.measures import unequal
 from .host.pooled_model import PooledModel, Request
 from .host.sampling import SamplingRecord
 
@@ -66,7 +68,8 @@ def _pool_report(pooled: PooledModel | None, requests: Sequence[Request]) -> dic
     if pooled is None or not requests:
         return {}
     _, image_tokens, text_tokens = max(requests[-1].calls, key=lambda call: call[1:])
-    return {
+    warnings = unequal(pooled.measured[: pooled.plan.ranks])
+    report = {
         "model": os.path.basename(pooled.spec.path),
         "dtype": pooled.spec.dtype,
         "plan": pooled.plan.to_dict(),
@@ -79,6 +82,7 @@ def _pool_report(pooled: PooledModel | None, requests: Sequence[Request]) -> dic
         "calls": [len(request.calls) for request in requests],
         "ranks": [_rank_report(pooled, rank, requests) for rank in range(len(pooled.devices))],
     }
+    return report | ({"warnings": warnings} if warnings else {})
 
 
 def _rank_report(pooled: PooledModel, rank: int, requests: Sequence[Request]) -> dict:

@@ -145,6 +145,18 @@ def test_the_two_calls_of_an_unequal_pair_run_on_two_lanes(client: ComfyClient) 
     assert lanes_of(report) == [[[0, 0, 1]], [[0, 1, 2]]], "one call of two rows was not split"
 
 
+def test_a_stock_model_made_parallel_has_lanes_too(client: ComfyClient) -> None:
+    graph = TOGETHER["EasyCache"][0]
+    stock = saved_latent(client, client.queue(graph.workflow()))
+    ours = reported(graph.workflow())
+    add("config", "SPConfig", mode="manual", ulysses=1, ring=1, **CFG_2)(ours)
+    on_model("ParallelizeModel", sp_config=["config", 0])(ours)
+    result = client.queue(ours).require_success()
+    assert relative_error(saved_latent(client, result), stock) <= TOLERANCE
+    (report,) = result.outputs["sampler"]["parallel_dit"]
+    assert set(report["calls"]) == {2}
+
+
 @pytest.mark.parametrize("name", IN_ORDER)
 def test_what_keeps_state_between_calls_sees_them_in_stocks_order(
     name: str, client: ComfyClient, comfy_server: ComfyServer

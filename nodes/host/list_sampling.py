@@ -18,7 +18,7 @@ from comfy.controlnet import ControlBase
 from comfy.model_base import BaseModel
 from comfy.model_patcher import ModelPatcher
 
-from .lanes import in_lanes
+from .lanes import Kept, in_lanes
 from .order import why_runs_keep_order
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel, Request, recording
@@ -92,7 +92,9 @@ def sample_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> tu
     at_once = _at_once(model, runs)
     progress = SharedProgress(model, [run["steps"] for run in runs])
     record = ListRecord(pooled=pooled_of(model), at_once=at_once, runs=[SamplingRecord() for _ in runs])
+    kept: list[Kept] = [RandomNumbers()]
     if at_once > 1:
+        kept.append(CurrentPatcher(model.model))
         model = _with_all_loaded(model, runs)
         runs = [_with_own_controlnets(run) for run in runs]
     tasks = [
@@ -101,7 +103,7 @@ def sample_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> tu
     ]
     began_s = time.perf_counter()
     with recording() as record.requests:
-        latents = in_lanes(tasks, at_once=at_once, kept=[RandomNumbers(), CurrentPatcher(model.model)])
+        latents = in_lanes(tasks, at_once=at_once, kept=kept)
     record.denoise_s = time.perf_counter() - began_s
     return latents, record
 

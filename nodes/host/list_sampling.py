@@ -27,7 +27,6 @@ from .surroundings import RandomNumbers
 
 log = logging.getLogger(__name__)
 CONDITIONINGS = ("positive", "negative")
-BESIDE = "parallel_dit_beside"
 
 
 @dataclass(kw_only=True)
@@ -93,12 +92,13 @@ def sample_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> tu
     progress = SharedProgress(model, [run["steps"] for run in runs])
     record = ListRecord(pooled=pooled_of(model), at_once=at_once, runs=[SamplingRecord() for _ in runs])
     kept: list[Kept] = [RandomNumbers()]
+    beside: list[ModelPatcher] = []
     if at_once > 1:
         kept.append(CurrentPatcher(model.model))
-        model = _with_all_loaded(model, runs)
+        beside = _conditioned_models(model, runs)
         runs = [_with_own_controlnets(run) for run in runs]
     tasks = [
-        partial(timed_run, model, run, each, progress.of(number))
+        partial(timed_run, model, run, each, progress.of(number), beside)
         for number, (run, each) in enumerate(zip(runs, record.runs, strict=True))
     ]
     began_s = time.perf_counter()
@@ -120,15 +120,11 @@ def _at_once(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> int:
     return 1
 
 
-def _with_all_loaded(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> ModelPatcher:
-    """The MODEL with the ControlNets of all runs, so that none loads by evicting another's while that one samples."""
-    conds = {
-        f"{name} {number}": [each[1] for each in run[name]] for number, run in enumerate(runs) for name in CONDITIONINGS
-    }
-    models, _ = comfy.sampler_helpers.get_additional_models(conds, model.model_dtype())
-    model = model.clone()
-    model.set_additional_models(BESIDE, list(dict.fromkeys(models)))
-    return model
+def _conditioned_models(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> list[ModelPatcher]:
+    """The ControlNets of all runs: loaded with each, so that none evicts another's while that one samples."""
+    values = [values for run in runs for name in CONDITIONINGS for _, values in run[name]]
+    models, _ = comfy.sampler_helpers.get_additional_models({"all": values}, model.model_dtype())
+    return list(dict.fromkeys(models))
 
 
 def _with_own_controlnets(run: Mapping[str, object]) -> dict[str, object]:

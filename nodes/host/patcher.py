@@ -40,8 +40,12 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.side_branch = False
 
     def clone(self, *args: object, **kwargs: object) -> "RemotePatcher":
-        """As ComfyUI's; the plan belongs to the clone, the weights to all of them."""
+        """As ComfyUI's; the plan belongs to the clone, the weights to all of them.
+
+        When a clone goes, ComfyUI's manager follows `parent` to know the weights by. The root is what stays longest.
+        """
         copy = super().clone(*args, **kwargs)
+        copy.parent = self.parent or self
         copy.plan, copy.side_branch = self.plan, self.side_branch
         return copy
 

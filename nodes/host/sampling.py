@@ -1,6 +1,6 @@
 """ComfyUI's own sampling, with a clock around its loop. Owns what is measured in it, changes nothing of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import comfy.samplers
@@ -57,10 +57,19 @@ def sample(model: ModelPatcher, settings: Mapping[str, object]) -> tuple[dict, S
 
 
 def timed_run(
-    model: ModelPatcher, settings: Mapping[str, object], record: SamplingRecord, on_step: OnStep | None = None
+    model: ModelPatcher,
+    settings: Mapping[str, object],
+    record: SamplingRecord,
+    on_step: OnStep | None = None,
+    beside: Sequence[ModelPatcher] = (),
 ) -> dict:
-    """One stock sampling run, measured into `record`; `on_step` gets what ComfyUI's progress and preview would get."""
+    """One stock sampling run, measured into `record`, with the models `beside` it kept loaded.
+
+    `on_step` gets what ComfyUI's progress and preview would get.
+    """
     timed = model.clone()
+    if beside:
+        timed.set_additional_models(WRAPPER_KEY, list(beside))
     timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step))
     (result,) = comfy_nodes.common_ksampler(timed, **settings)
     return result

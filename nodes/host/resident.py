@@ -18,6 +18,7 @@ from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.pool.calls import ModelCall
 from ...parallel_runtime.pool.resident import Inpaint, ResidentRun
+from .cond_lanes import LANES_KEY
 from .linear_program import NotLinearError, SamplerRun, given_tensors, trace
 from .pooled_model import PooledModel
 
@@ -87,6 +88,7 @@ def _refuse_guider(guider: comfy.samplers.CFGGuider) -> None:
             raise HostLoopError(reason)
     wrappers = guider.model_options.get("transformer_options", {}).get("wrappers", {})
     inside = [key for kind, by_key in wrappers.items() if kind not in OUTSIDE for key, found in by_key.items() if found]
+    inside = [key for key in inside if key != LANES_KEY]  # ours, for the host's loop
     if inside:
         raise HostLoopError(f"a node wraps the model's calls ({', '.join(map(str, inside))})")
     for name in _cond_names(guider):

@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--warmup", type=int, default=5)
     bench.add_argument("--runs", type=int, default=7)
     bench.add_argument("--chart", metavar="FILE.png", help="draw the report too; needs matplotlib")
+    bench.add_argument("--trace", metavar="FOLDER", help="write each rank's Chrome trace of one more run there")
     return parser
 
 

@@ -38,6 +38,8 @@ def run(arguments: argparse.Namespace) -> dict:
         raise ValueError(f"--runs={arguments.runs} --warmup={arguments.warmup}; use at least 1 run and 0 warm-up")
     if arguments.chart is not None:
         require_chart(arguments.chart)
+    if arguments.trace is not None and not os.path.isdir(arguments.trace):
+        raise ValueError(f"--trace={arguments.trace} is no folder; make it first")
     judge = load_judge()
     plans = [ParallelPlan.parse(text) for text in arguments.plan]
     workload = Workload(
@@ -56,6 +58,7 @@ def run(arguments: argparse.Namespace) -> dict:
         oracle = judge(spec.path, dtype=getattr(torch, loaded.dtype), device="cpu" if race.on_cpu else "cuda:0")
         contenders = [race.one_rank(), *race.processes(oracle, plans), *map(race.plan, plans)]
         timed = interleave(contenders, warmup=arguments.warmup, runs=arguments.runs)
+        traces = [name for plan in plans for name in race.trace(plan, arguments.trace)] if arguments.trace else []
     rows, warnings = table(timed, error=relative_error)
     report = new_report(
         "benchmark",
@@ -67,6 +70,7 @@ def run(arguments: argparse.Namespace) -> dict:
         sizes={name: getattr(workload, name) for name in SIZES},
         timings={"load_s": load_s},
         warnings=[*selection.warnings, *warnings],
+        traces=traces,
     )
     if arguments.chart is not None:
         draw([report], arguments.chart)
@@ -94,6 +98,16 @@ class Race:
     def plan(self, plan: ParallelPlan) -> Contender:
         """The engine under a plan."""
         return self._ours(plan, plan.name, "plan")
+
+    def trace(self, plan: ParallelPlan, folder: str) -> list[str]:
+        """Write each rank's Chrome trace of one run more, which is not timed. Returns the files' names."""
+        runner = PlanRunner(self.pool, self.spec, plan, options={"trace": True})
+        runner(self.tensors)
+        names = [f"{plan.name}.rank{number}.json.gz" for number in range(plan.ranks)]
+        for name, rank in zip(names, runner.ranks, strict=True):
+            with open(os.path.join(folder, name), "wb") as file:
+                file.write(rank["trace"])
+        return names
 
     def processes(self, oracle: "Oracle", plans: list[ParallelPlan]) -> list[Contender]:
         """diffusers in this process: with one rank's and each plan's threads on the CPU, else on the first device."""

@@ -14,6 +14,7 @@ from ..plan import ParallelPlan
 from ..strategies.lanes import Piece, share_out
 from .arena import OUT, Extent, dtype_name
 
+TRACE_BYTES = 8 << 20  # gzipped; 57 blocks take about 0.1 MB
 STREAMS = ("img", "txt")  # the inputs whose second dim counts tokens
 
 
@@ -88,3 +89,17 @@ def results_of(calls: Sequence[ModelCall]) -> list[Extent]:
         Extent(f"{number}.{OUT}", dtype_name(call.out_dtype), tuple(call.out_shape))
         for number, call in enumerate(calls)
     ]
+
+
+def traces_of(calls: Sequence[ModelCall], *, num_ranks: int) -> list[Extent]:
+    """Room for each rank's trace, where a call has the option `trace`; [] where none has."""
+    if not any(call.options.get("trace") for call in calls):
+        return []
+    return [Extent(f"trace.{rank}", "uint8", (TRACE_BYTES,)) for rank in range(num_ranks)]
+
+
+def whole_trace(room: torch.Tensor, num_bytes: int) -> bytes:
+    """A rank's trace, gzipped JSON. Raises `ValueError` for one that had no room."""
+    if num_bytes > TRACE_BYTES:
+        raise ValueError(f"a trace of {num_bytes} bytes, at most {TRACE_BYTES}; trace fewer calls, or a smaller batch")
+    return bytes(room[:num_bytes].numpy())

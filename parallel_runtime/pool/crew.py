@@ -22,7 +22,7 @@ from ..plan import MAX_RANKS, Layout, ParallelPlan
 from ..strategies.lanes import Piece
 from ..wire.protocol import Op, TensorSpec
 from .arena import OUT, Arena
-from .calls import ModelCall, inputs_of, results_of
+from .calls import ModelCall, inputs_of, results_of, traces_of, whole_trace
 from .models import LoadResult, Model, Models
 from .resident import ResidentRun, StepDone, Steps, writers
 from .supervisor import Generation, Request
@@ -193,9 +193,15 @@ class Crew:
         """Calls of a model, each lane running its pieces: the results in memory of their own, and the reports."""
         options = [dict(call.options) for call in calls]
         body = {"model": model.handle, "mesh": mesh, "calls": options, "lanes": lanes}
-        specs = self._arena.place(inputs_of(calls), results_of(calls))
+        results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
+        specs = self._arena.place(inputs_of(calls), results)
         request = self._ask(Op.STEP, body, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
-        return [self._arena.take(spec) for spec in specs[-len(calls) :]], request.ranked()
+        outs, traces = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
+        ranks = request.ranked()
+        for rank, spec in zip(ranks, traces, strict=False):
+            if "trace_bytes" in rank:
+                rank["trace"] = whole_trace(self._arena.take(spec), rank.pop("trace_bytes"))
+        return [self._arena.take(spec) for spec in outs], ranks
 
     def sample(
         self,

@@ -23,6 +23,7 @@ from .loading import LoadedModel, open_model
 from .measure import free_bytes, measure
 from .mesh import Groups, Mesh
 from .resident import Gate, ResidentLoop, Share, call_tensors
+from .trace import Trace
 
 
 class Engine:
@@ -141,16 +142,33 @@ class Engine:
         lanes = [[Piece(*piece) for piece in lane] for lane in body["lanes"]]
         pieces = lanes[mesh.lane]
         passes = max(len(lanes[lane]) for lane in mesh.replica_lanes)
-        model.weights.begin(passes)
-        for piece in pieces:
-            forward.run(piece, call_tensors(tensors, piece.call), body["calls"][piece.call])
-        for _ in range(passes - len(pieces)):
-            model.weights.idle_pass(beat)  # the replica's other lanes need this rank's part of the weights
-        report = {"pieces": pieces, "began_s": began, "step_s": time.perf_counter() - began}
+
+        def run() -> None:
+            model.weights.begin(passes)
+            for piece in pieces:
+                forward.run(piece, call_tensors(tensors, piece.call), body["calls"][piece.call])
+            for _ in range(passes - len(pieces)):
+                model.weights.idle_pass(beat)  # the replica's other lanes need this rank's part of the weights
+
+        report: dict = {"pieces": pieces, "began_s": began}
+        room = tensors.get(f"trace.{self.rank}")
+        if room is None:
+            run()
+        else:
+            report["trace_bytes"] = self._traced(run, room)
+        report["step_s"] = time.perf_counter() - began
         if forward.timer.on:
             report["regions"] = regions = forward.timer.seconds()
             report["communication_s"] = regions.get("communication_s", 0.0)
         return report | self._report(model, mesh)
+
+    def _traced(self, run: Callable[[], None], room: torch.Tensor) -> int:
+        """Run under the profiler; the trace goes to `room`, (bytes,), as far as that goes. Returns its own length."""
+        trace = Trace(self.rank, self.device)
+        trace.of(run)
+        fitting = trace.data[: room.numel()]
+        room[: len(fitting)] = torch.frombuffer(bytearray(fitting), dtype=torch.uint8)
+        return len(trace.data)
 
     def _run(
         self,

@@ -1,5 +1,6 @@
 """The command line as a user runs it: reports, exit codes, and refusals by name."""
 
+import gzip
 import json
 import signal
 import subprocess
@@ -174,6 +175,7 @@ def test_bench_puts_every_baseline_beside_each_plan(sample: ModelSpec, tmp_path:
     done = run(
         *("bench", "--model", sample.path, "--plan", "ulysses=2", "--plan", "ring=2", "--width", "256"),
         *("--height", "256", "--text-tokens", "16", "--warmup", "1", "--runs", "3", "--json", "--chart", str(chart)),
+        *("--trace", str(tmp_path)),
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -194,6 +196,9 @@ def test_bench_puts_every_baseline_beside_each_plan(sample: ModelSpec, tmp_path:
     assert [rank["collectives"] for rank in rows["uly2"]["ranks"]] == [[4], [4]]
     assert rows["one rank"]["ranks"][0]["communication_s"] == [0]
     assert chart.read_bytes().startswith(b"\x89PNG")
+    assert report["traces"] == [f"{plan}.rank{rank}.json.gz" for plan in ("uly2", "ring2") for rank in (0, 1)]
+    for name in report["traces"]:
+        assert json.loads(gzip.decompress((tmp_path / name).read_bytes()))["traceEvents"]
     assert str(tmp_path) not in done.stdout
 
 

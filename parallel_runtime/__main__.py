@@ -68,8 +68,6 @@ def _verify(arguments: argparse.Namespace) -> int:
     for option, feature in UNBUILT.items():
         if getattr(arguments, option) is not None:
             raise ValueError(f"--{option} belongs to {feature}, which is not available in this version; leave it out")
-    if arguments.weights != "replicated":
-        raise ValueError(f"--weights={arguments.weights} is not available in this version; use --weights replicated")
     from .cli import verify
 
     report = _run_aside(verify.run, arguments)
@@ -101,12 +99,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(commands.add_parser("plan", help="which plan is best here, how long it takes, and why"))
     verify = commands.add_parser("verify", help="is a plan equal to one process of unmodified diffusers?")
     _add_workload(verify)
-    verify.add_argument("--weights", default="replicated", help="replicated (sharded is not available yet)")
+    verify.add_argument("--weights", help="replicated (default), sharded, or offloaded to host memory")
     verify.add_argument("--steps", type=int, default=1, help="Euler steps (default 1: one call of the model)")
     verify.add_argument("--warmup", type=int, help="synchronous steps of PipeFusion (not available yet)")
     verify.add_argument("--patches", type=int, help="patches of PipeFusion (not available yet)")
     verify.add_argument("--seed", type=int, default=0)
-    verify.add_argument("--negative-control", action="store_true", help="switch the exchange off: must fail")
+    verify.add_argument("--negative-control", action="store_true", help="make the plan wrong: must fail")
     bench = commands.add_parser("bench", help="how fast is a plan, beside one rank and one process?")
     _add_workload(bench, plans="append")
     bench.add_argument("--warmup", type=int, default=5)
@@ -144,7 +142,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 def _add_workload(parser: argparse.ArgumentParser, *, plans: str = "store") -> None:
     parser.add_argument("--model", required=True, metavar="FILE", help="a Flux.1 .safetensors file")
     several = "; give it again for each further plan" if plans == "append" else ""
-    parser.add_argument("--plan", required=True, action=plans, help=f"for example ulysses=2,ring=2{several}")
+    parser.add_argument(
+        "--plan", required=True, action=plans, help=f"for example ulysses=2,ring=2 or cfg=2,data=2{several}"
+    )
     parser.add_argument("--width", type=int, default=1024, help="pixels")
     parser.add_argument("--height", type=int, default=1024, help="pixels")
     parser.add_argument("--text-tokens", type=int, default=512)

@@ -8,7 +8,7 @@ one that docs/report.md explains.
 import argparse
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> dict:
         began = time.perf_counter()
         loaded = pool.load(spec)
         load_s = time.perf_counter() - began
-        race = Race(pool, spec, workload.tensors(config), arguments.threads_per_rank)
+        sides = max(plan.cfg for plan in plans)
+        race = Race(pool, spec, workload.calls(config, sides), arguments.threads_per_rank)
         oracle = judge(spec.path, dtype=getattr(torch, loaded.dtype), device="cpu" if race.on_cpu else "cuda:0")
         contenders = [race.one_rank(), *race.processes(oracle, plans), *map(race.plan, plans)]
         timed = interleave(contenders, warmup=arguments.warmup, runs=arguments.runs)
@@ -79,11 +80,11 @@ def run(arguments: argparse.Namespace) -> dict:
 
 @dataclass(frozen=True)
 class Race:
-    """What all contenders share: workers, a file, one call's inputs, and CPU threads of a rank."""
+    """What all contenders share: workers, a file, the inputs of a step's calls, and CPU threads of a rank."""
 
     pool: Pool
     spec: ModelSpec
-    tensors: Mapping[str, torch.Tensor]
+    calls: list[dict[str, torch.Tensor]]  # one for each side of the plans' cfg
     threads_per_rank: int
 
     @property
@@ -112,11 +113,11 @@ class Race:
     def processes(self, oracle: "Oracle", plans: list[ParallelPlan]) -> list[Contender]:
         """diffusers in this process: with one rank's and each plan's threads on the CPU, else on the first device."""
         if not self.on_cpu:
-            there = {name: tensor.to("cuda:0") for name, tensor in self.tensors.items()}
-            return [_diffusers("one process", lambda: Run(result=oracle(there).cpu()), None)]
+            there = [{name: tensor.to("cuda:0") for name, tensor in call.items()} for call in self.calls]
+            return [_diffusers("one process", lambda: Run(result=torch.cat(list(map(oracle, there))).cpu()), None)]
         numbers = sorted({self.threads_per_rank, *(self.threads_per_rank * plan.ranks for plan in plans)})
         return [
-            _diffusers(f"{number} thread{'s' * (number > 1)}", _with_threads(number, oracle, self.tensors), number)
+            _diffusers(f"{number} thread{'s' * (number > 1)}", _with_threads(number, oracle, self.calls), number)
             for number in numbers
         ]
 
@@ -125,7 +126,7 @@ class Race:
 
         def run_once() -> Run:
             began = time.perf_counter()
-            result = runner(self.tensors)
+            result = torch.cat(runner.run(self.calls))
             span = Span(wall_s=time.perf_counter() - began, requests=[runner.ranks])
             return Run(result=result, spans=[span], began_s=began)
 
@@ -144,12 +145,12 @@ def _diffusers(how: str, run: Callable[[], Run], threads: int | None) -> Contend
     return Contender(name=f"diffusers, {how}", kind="one_process", engine="diffusers", run=run, threads=threads)
 
 
-def _with_threads(number: int, oracle: "Oracle", tensors: Mapping[str, torch.Tensor]) -> Callable[[], Run]:
+def _with_threads(number: int, oracle: "Oracle", calls: list[dict[str, torch.Tensor]]) -> Callable[[], Run]:
     def run_once() -> Run:
         before = torch.get_num_threads()
         torch.set_num_threads(number)
         try:
-            return Run(result=oracle(tensors))
+            return Run(result=torch.cat(list(map(oracle, calls))))
         finally:
             torch.set_num_threads(before)
 

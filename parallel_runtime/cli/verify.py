@@ -1,11 +1,14 @@
 """`verify`: is a plan equal to one process? The judge is the unmodified diffusers model.
 
+What runs are as many calls as the plan's cfg degree, as cond and uncond, of unequal text; rows of their batch are what
+the data degree shares out.
+
 fp32 must agree to 1e-5. In bf16 and fp16 nothing agrees to the last digit, so both the plan and one process in that
 dtype are held against one process in fp32, and the plan may be at most 10 % further away than one process is.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -14,16 +17,17 @@ from ..adapters.flux_inputs import check_plan
 from ..checkpoint import ModelSpec, read_header
 from ..patch import PRISTINE
 from ..plan import ParallelPlan
+from ..pool.calls import ModelCall
 from ..pool.pool import Pool
 from .judge import load_judge
-from .workload import Workload, choose_devices, error_by_rank, euler, relative_error, worst
+from .workload import Workload, choose_devices, euler, piece_errors, relative_error, worst
 
 FP32_TOLERANCE = 1e-5
 HALF_ALLOWANCE = 1.1
 
 
 class PlanRunner:
-    """One plan of one model as a function from a step's tensors to its output."""
+    """One plan of one model as a function from a step's tensors to its output, of one call or of several."""
 
     def __init__(self, pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, options: Mapping[str, object]) -> None:
         self.pool, self.spec, self.plan, self.options = pool, spec, plan, options
@@ -32,23 +36,27 @@ class PlanRunner:
         self.ranks: list[dict] = []
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        shape = (*tensors["img"].shape[:2], self.out_channels)
-        result = self.pool.step(
-            self.spec,
-            self.plan,
-            tensors,
-            out_shape=shape,
-            out_dtype=torch.float32,
-            options=self.options,
-            patches=self.patches,
-        )
+        return self.run([tensors])[0]
+
+    def run(self, inputs: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:
+        """Several calls in one request, shared out over the plan's lanes."""
+        calls = [
+            ModelCall(
+                tensors=tensors,
+                out_shape=(*tensors["img"].shape[:2], self.out_channels),
+                out_dtype=torch.float32,
+                options=self.options,
+            )
+            for tensors in inputs
+        ]
+        result = self.pool.run(self.spec, self.plan, calls, patches=self.patches)
         self.ranks = result.ranks[: self.plan.ranks]
-        return result.out
+        return result.outs
 
 
 def run(arguments: argparse.Namespace) -> dict:
     """Run the comparison. Raises `ValueError` for what cannot be run, `PoolError` when a rank fails."""
-    plan = ParallelPlan.parse(arguments.plan)
+    plan = chosen_plan(arguments.plan, arguments.weights)
     workload = Workload(
         width=arguments.width,
         height=arguments.height,
@@ -58,67 +66,144 @@ def run(arguments: argparse.Namespace) -> dict:
     )
     if arguments.steps < 1:
         raise ValueError(f"--steps={arguments.steps} is below 1; use at least one step")
-    judge = load_judge()
+    load_judge()  # refused before anything starts
     config = FluxConfig.from_header(read_header(arguments.model))
     check_plan(config, plan)
     spec = ModelSpec.of(arguments.model, arguments.dtype)
     selection = choose_devices(arguments.devices, plan)
-    tensors = workload.tensors(config)
+    calls = workload.calls(config, plan.cfg)
+    options = _control(plan, workload) if arguments.negative_control else {}
     with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
-        loaded = pool.load(spec)
-        runner = PlanRunner(pool, spec, plan, options={"local_attention": arguments.negative_control})
-        result = euler(runner, tensors, arguments.steps)
+        loaded = pool.load(spec, plan)
+        runner = PlanRunner(pool, spec, plan, options=options)
+        results = euler(runner.run, calls, arguments.steps)
+    references = euler(_one_process(spec.path, torch.float32), calls, arguments.steps)
     dtype = getattr(torch, loaded.dtype)
-    reference = euler(judge(spec.path, dtype=torch.float32), tensors, arguments.steps)
-    tolerance, one_process = _tolerance(spec.path, dtype, tensors, reference, steps=arguments.steps)
-    per_rank = error_by_rank(result, reference, plan=plan, text_tokens=workload.text_tokens)
-    error = worst([*per_rank, relative_error(result, reference)])
+    tolerance, one_process = _tolerance(spec.path, dtype, calls, references, steps=arguments.steps)
     report = {
-        "plan": plan.describe(),
-        "name": plan.name,
         "dtype": loaded.dtype,
-        "weights": plan.weights,
         "image_tokens": workload.image_tokens,
         "text_tokens": workload.text_tokens,
         "batch": workload.batch,
         "steps": arguments.steps,
         "negative_control": arguments.negative_control,
-        "max_rel_err": error,
-        "per_rank": per_rank,
         "tolerance": tolerance,
-        "within_tolerance": error <= tolerance,
         "parameter_bytes_per_rank": loaded.parameter_bytes[: plan.ranks],
-        "bytes_per_step": [rank["bytes"] for rank in runner.ranks],
-        "calls_per_step": [rank["calls"] for rank in runner.ranks],
-        "warnings": list(selection.warnings),
+        "warnings": [*selection.warnings, *idle_lanes(plan, runner.ranks)],
     }
+    report |= _plan_report(plan, runner.ranks) | _errors(plan, calls, results, references, runner.ranks)
+    report["within_tolerance"] = report["max_rel_err"] <= tolerance
     return report if one_process is None else report | {"one_process_rel_err": one_process}
 
 
+def _plan_report(plan: ParallelPlan, ranks: Sequence[Mapping]) -> dict:
+    """The plan, and what each rank sent a step."""
+    return {
+        "plan": plan.describe(),
+        "name": plan.name,
+        "weights": plan.weights,
+        "lanes": plan.lanes,
+        "lane_by_rank": [rank["lane"] for rank in ranks],
+        "bytes_per_step": [rank["bytes"] for rank in ranks],
+        "calls_per_step": [rank["calls"] for rank in ranks],
+        "weight_bytes_per_step": [rank["weight_bytes"] for rank in ranks],
+    }
+
+
+def _errors(
+    plan: ParallelPlan,
+    calls: Sequence[Mapping[str, torch.Tensor]],
+    results: Sequence[torch.Tensor],
+    references: Sequence[torch.Tensor],
+    ranks: Sequence[Mapping],
+) -> dict:
+    """The largest error of all, of each rank (None for one without work), and of each piece of each rank."""
+    texts = [call["txt"].shape[1] for call in calls]
+    pieces = piece_errors(results, references, plan=plan, text_tokens=texts, ranks=ranks)
+    per_rank = [worst([piece["rel_err"] for piece in ran]) if ran else None for ran in pieces]
+    whole = [relative_error(*pair) for pair in zip(results, references, strict=True)]
+    return {
+        "text_tokens_by_call": texts,
+        "max_rel_err": worst([*(error for error in per_rank if error is not None), *whole]),
+        "per_rank": per_rank,
+        "pieces_by_rank": pieces,
+    }
+
+
+def chosen_plan(text: str, weights: str | None) -> ParallelPlan:
+    """The plan of `--plan` with the weights of `--weights`. Raises `ValueError`, also when they disagree."""
+    if weights is None:
+        return ParallelPlan.parse(text)
+    if "weights" in text:
+        raise ValueError(f"--weights {weights} and --plan {text} both name the weights; name them once")
+    return ParallelPlan.parse(f"{text},weights={weights}")
+
+
+def idle_lanes(plan: ParallelPlan, ranks: Sequence[Mapping]) -> list[str]:
+    """A warning for every lane that had no work."""
+    return [
+        f"lane {first // plan.parts} of {plan.lanes} had no work ({_named(first, first + plan.parts)}); "
+        "use a larger --batch or fewer lanes (data x cfg)"
+        for first in range(0, plan.ranks, plan.parts)
+        if not ranks[first]["pieces"]
+    ]
+
+
+def _named(first: int, stop: int) -> str:
+    return f"rank {first}" if stop == first + 1 else f"ranks {first} to {stop - 1}"
+
+
+def _control(plan: ParallelPlan, workload: Workload) -> dict[str, object]:
+    """Options that make a plan wrong: its ranks exchange nothing, or its lanes all compute the first row."""
+    if plan.parts > 1 or plan.ranks == 1:
+        return {"local_attention": True}
+    if plan.cfg * workload.batch == 1:
+        raise ValueError(f"--negative-control of {plan.name} needs two rows to confuse; use --batch 2 or more")
+    return {"first_row": True}
+
+
+def _one_process(path: str, dtype: torch.dtype) -> Callable[[list[dict[str, torch.Tensor]]], list[torch.Tensor]]:
+    oracle = load_judge()(path, dtype=dtype)
+    return lambda calls: [oracle(call) for call in calls]
+
+
 def _tolerance(
-    path: str, dtype: torch.dtype, tensors: Mapping[str, torch.Tensor], reference: torch.Tensor, *, steps: int
+    path: str, dtype: torch.dtype, calls: list[dict[str, torch.Tensor]], references: list[torch.Tensor], *, steps: int
 ) -> tuple[float, float | None]:
     """What the plan is allowed, and the error of one process in the same dtype where that is the measure."""
     if dtype == torch.float32:
         return FP32_TOLERANCE, None
-    one_process = relative_error(euler(load_judge()(path, dtype=dtype), tensors, steps), reference)
+    results = euler(_one_process(path, dtype), calls, steps)
+    one_process = worst([relative_error(*pair) for pair in zip(results, references, strict=True)])
     return HALF_ALLOWANCE * one_process, one_process
 
 
 def describe(report: Mapping) -> str:
     """The report for people."""
     verdict = "equal to one process" if report["within_tolerance"] else "NOT equal to one process"
-    control = " (negative control: attention exchange switched off)" if report["negative_control"] else ""
+    control = " (negative control: made wrong on purpose)" if report["negative_control"] else ""
+    texts = " and ".join(str(tokens) for tokens in report["text_tokens_by_call"])
     lines = [
         f"{report['name']}: {verdict}{control}: relative error {report['max_rel_err']:.2e}, "
         f"tolerance {report['tolerance']:.2e}, {report['dtype']}",
-        f"  {report['image_tokens']} image + {report['text_tokens']} text tokens, batch {report['batch']}, "
-        f"{report['steps']} step(s)",
+        f"  {report['image_tokens']} image + {texts} text tokens, batch {report['batch']}, {report['steps']} step(s)",
     ]
-    for rank, error in enumerate(report["per_rank"]):
-        lines.append(
-            f"  rank {rank}: relative error {error:.2e}, {report['calls_per_step'][rank]} collectives and "
-            f"{report['bytes_per_step'][rank]:,} bytes sent a step, "
-            f"{report['parameter_bytes_per_rank'][rank]:,} bytes of parameters"
-        )
+    lines += [_describe_rank(report, rank) for rank in range(len(report["per_rank"]))]
     return "\n".join([*(f"warning: {text}" for text in report["warnings"]), *lines])
+
+
+def _describe_rank(report: Mapping, rank: int) -> str:
+    error, pieces = report["per_rank"][rank], report["pieces_by_rank"][rank]
+    lane, rows, weights = "", "", ""
+    if report["lanes"] > 1:
+        lane = f", lane {report['lane_by_rank'][rank]}"
+        runs = [f"rows {piece['start']} to {piece['stop'] - 1} of call {piece['call']}" for piece in pieces]
+        rows = f" ({', '.join(runs)})"
+    if report["weights"] != "replicated":
+        weights = f" and {report['weight_bytes_per_step'][rank]:,} of weights"
+    ran = "no work" if error is None else f"relative error {error:.2e}{rows}"
+    return (
+        f"  rank {rank}{lane}: {ran}, {report['calls_per_step'][rank]} collectives and "
+        f"{report['bytes_per_step'][rank]:,} bytes{weights} sent a step, "
+        f"{report['parameter_bytes_per_rank'][rank]:,} bytes of parameters"
+    )

@@ -4,8 +4,8 @@ Owns the step's tensors and how two results are compared. Starts nothing.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -48,6 +48,13 @@ class Workload:
     def image_tokens(self) -> int:
         """Number of image tokens."""
         return self.grid[0] * self.grid[1]
+
+    def calls(self, config: FluxConfig, count: int) -> list[dict[str, torch.Tensor]]:
+        """The inputs of `count` calls on images of one size, as cond and uncond are: of unequal text, but the first."""
+        shorter = max(1, self.text_tokens * 2 // 3)
+        texts = [self.text_tokens] + [shorter] * (count - 1)
+        each = (replace(self, text_tokens=text, seed=self.seed + number) for number, text in enumerate(texts))
+        return [workload.tensors(config) for workload in each]
 
     def tensors(self, config: FluxConfig) -> dict[str, torch.Tensor]:
         """The step's inputs, normally distributed, by seed."""
@@ -105,21 +112,46 @@ def error_by_rank(
     return errors
 
 
-def worst(errors: list[float]) -> float:
+def piece_errors(
+    results: Sequence[torch.Tensor],
+    references: Sequence[torch.Tensor],
+    *,
+    plan: ParallelPlan,
+    text_tokens: Sequence[int],
+    ranks: Sequence[Mapping],
+) -> list[list[dict]]:
+    """For every rank of the plan, the `relative_error` of what it wrote of each piece that it says it ran."""
+    found: list[list[dict]] = []
+    for rank, report in enumerate(ranks[: plan.ranks]):
+        found.append([])
+        for call, start, stop in report["pieces"]:
+            shard = SequenceShard(text_tokens[call], results[call].shape[1], plan.parts, rank % plan.parts)
+            ours, theirs = (tensors[call][start:stop, shard.image] for tensors in (results, references))
+            found[-1].append({"call": call, "start": start, "stop": stop, "rel_err": relative_error(ours, theirs)})
+    return found
+
+
+def worst(errors: Sequence[float]) -> float:
     """The largest error; NaN, wherever it stands, is the worst of all."""
     return math.nan if any(math.isnan(error) for error in errors) else max(errors)
 
 
-def euler(model: object, tensors: Mapping[str, torch.Tensor], steps: int) -> torch.Tensor:
-    """`steps` Euler steps of the flow from sigma 1 to 0 (one step is one plain call of the model)."""
-    if not callable(model):
-        raise TypeError(f"{model!r} is not callable")
+def euler(
+    run: Callable[[list[dict[str, torch.Tensor]]], list[torch.Tensor]], calls: list[dict[str, torch.Tensor]], steps: int
+) -> list[torch.Tensor]:
+    """`steps` Euler steps of each call's own flow from sigma 1 to 0 (one step is one plain run of the calls)."""
     if steps == 1:
-        return model(tensors)
-    img = tensors["img"]
+        return run(calls)
+    images = [call["img"] for call in calls]
     sigmas = torch.linspace(1, 0, steps + 1)
+    channels: list[int] = []
     for now, after in zip(sigmas[:-1], sigmas[1:], strict=True):
-        velocity = model({**tensors, "img": img, "timesteps": now.expand(img.shape[0])})
-        img = img.clone()
-        img[..., : velocity.shape[2]] += (after - now) * velocity
-    return img[..., : velocity.shape[2]]
+        moved = [
+            {**call, "img": img, "timesteps": now.expand(img.shape[0])} for call, img in zip(calls, images, strict=True)
+        ]
+        velocities = run(moved)
+        channels = [velocity.shape[2] for velocity in velocities]
+        images = [img.clone() for img in images]
+        for img, velocity in zip(images, velocities, strict=True):
+            img[..., : velocity.shape[2]] += (after - now) * velocity
+    return [img[..., :width] for img, width in zip(images, channels, strict=True)]

@@ -146,7 +146,9 @@ class Engine:
         def run() -> None:
             model.weights.begin(passes)
             for piece in pieces:
-                forward.run(piece, call_tensors(tensors, piece.call), body["calls"][piece.call])
+                options = body["calls"][piece.call]
+                whole = call_tensors(tensors, 0 if options.get("first_row") else piece.call)
+                forward.run(piece, whole | {"out": tensors[f"{piece.call}.out"]}, options)
             for _ in range(passes - len(pieces)):
                 model.weights.idle_pass(beat)  # the replica's other lanes need this rank's part of the weights
 

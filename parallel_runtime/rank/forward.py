@@ -32,7 +32,7 @@ class Forward:
     def run(self, piece: Piece, whole: Mapping[str, torch.Tensor], options: Mapping) -> None:
         """Run a piece: `whole` holds all inputs of its call, and "out", of which this rank's part is written.
 
-        Option `first_row` is a negative control: every lane computes the call's first row in place of its own.
+        With option `first_row`, a negative control, it computes the first row of `whole` in place of its own.
         """
         source = Piece(piece.call, 0, 1) if options.get("first_row") else piece
         shard = self.shard(whole)

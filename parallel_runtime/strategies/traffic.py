@@ -11,7 +11,10 @@ Sources: DeepSpeed-Ulysses (arXiv 2309.14509, section 3.2) and Ring Attention (a
 uneven lengths.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .lanes import Piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,30 @@ def predict(shape: AttentionShape, *, lengths: tuple[int, ...], ring: int, ulyss
         (calls, shape.blocks * _bytes_a_block(shape, index, lengths=lengths, ring=ring, ulysses=ulysses))
         for index in range(len(lengths))
     ]
+
+
+def predict_lanes(
+    shape: AttentionShape,
+    lanes: Sequence[Sequence[Piece]],
+    *,
+    lengths: Sequence[tuple[int, ...]],
+    ring: int,
+    ulysses: int,
+) -> list[tuple[int, int]]:
+    """As `predict`, for every rank of every lane, lane by lane. Lanes send nothing to each other.
+
+    `lanes` are the pieces of each; `lengths` those of every part by call; the batch is a piece's rows.
+    """
+    ranks: list[tuple[int, int]] = []
+    for pieces in lanes:
+        runs = [
+            predict(replace(shape, batch=stop - start), lengths=lengths[call], ring=ring, ulysses=ulysses)
+            for call, start, stop in pieces
+        ]
+        ranks += [
+            (sum(run[part][0] for run in runs), sum(run[part][1] for run in runs)) for part in range(ring * ulysses)
+        ]
+    return ranks
 
 
 def _bytes_a_block(shape: AttentionShape, index: int, *, lengths: tuple[int, ...], ring: int, ulysses: int) -> int:

@@ -48,6 +48,43 @@ def test_the_negative_control_exits_1(sample: ModelSpec) -> None:
     assert report["negative_control"] is True
 
 
+def test_verify_runs_cond_and_uncond_in_a_lane_each(sample: ModelSpec) -> None:
+    done = verify(sample.path, "cfg=2,ulysses=2", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["name"] == "cfg2-ring1-uly2"
+    assert report["text_tokens_by_call"] == [7, 4]
+    assert report["lane_by_rank"] == [0, 0, 1, 1]
+    assert [[piece["call"] for piece in pieces] for pieces in report["pieces_by_rank"]] == [[0], [0], [1], [1]]
+    assert all(0 < error <= 1e-5 for error in report["per_rank"])
+    assert report["warnings"] == []
+
+
+def test_verify_counts_the_weights_that_each_rank_holds(sample: ModelSpec) -> None:
+    whole = json.loads(verify(sample.path, "ulysses=2", "--json").stdout)["parameter_bytes_per_rank"][0]
+    done = verify(sample.path, "data=2,ulysses=2", "--weights", "sharded", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["name"], report["weights"]) == ("data2-ring1-uly2-sharded", "sharded")
+    assert all(whole / 2 <= held <= whole / 2 * 1.01 for held in report["parameter_bytes_per_rank"])
+    assert all(sent > 0 for sent in report["weight_bytes_per_step"])
+    assert report["max_rel_err"] <= 1e-5
+
+
+def test_a_lane_without_work_is_named(sample: ModelSpec) -> None:
+    done = run("verify", "--model", sample.path, "--plan", "data=2", "--width", "64", "--height", "64", "--batch", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning: lane 1 of 2 had no work (rank 1); use a larger --batch" in done.stdout
+    assert "rank 1, lane 1: no work" in done.stdout
+
+
+@pytest.mark.parametrize("plan", ["cfg=2", "data=2"])
+def test_the_negative_control_of_lanes_exits_1(sample: ModelSpec, plan: str) -> None:
+    done = verify(sample.path, plan, "--negative-control", "--json")
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["max_rel_err"] > 0.05
+
+
 def test_verify_follows_several_steps(sample: ModelSpec) -> None:
     done = verify(sample.path, "ulysses=3", "--steps", "3", "--json")
     assert done.returncode == 0, done.stdout
@@ -141,7 +178,11 @@ def test_verify_speaks_to_people_too(sample: ModelSpec) -> None:
         (("--plan", "ulyses=2"), ["'ulyses'"]),
         (("--plan", "ulysses=2", "--patches", "4"), ["--patches", "PipeFusion"]),
         (("--plan", "ulysses=2", "--warmup", "1"), ["--warmup", "PipeFusion"]),
-        (("--plan", "ulysses=2", "--weights", "sharded"), ["--weights=sharded", "replicated"]),
+        (("--plan", "ulysses=1", "--weights", "sharded"), ["weights=sharded", "one rank", "weights=offloaded"]),
+        (("--plan", "data=2", "--weights", "sharded"), ["weights=sharded", "2 replica(s)"]),
+        (("--plan", "ulysses=2", "--weights", "torn"), ["'torn'", "replicated, sharded, offloaded"]),
+        (("--plan", "ulysses=2,weights=sharded", "--weights", "sharded"), ["--weights sharded", "name them once"]),
+        (("--plan", "data=2", "--negative-control"), ["data2-ring1-uly1", "--batch 2"]),
         (("--plan", "ulysses=4", "--devices", "cpu:2"), ["4 ranks", "cpu:4"]),
         (("--plan", "ulysses=2", "--devices", "cuda:77"), ["cuda:77", "does not exist"]),
         (("--plan", "ulysses=2", "--width", "0"), ["--width=0", "16 to"]),
@@ -211,6 +252,18 @@ def test_bench_refuses_a_chart_it_cannot_write_before_it_measures(
     arguments = ["bench", "--model", sample.path, "--plan", "ulysses=2", "--runs", "1000000"]
     assert main([*arguments, "--chart", str(tmp_path / chart)]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_bench_times_lanes_too(sample: ModelSpec) -> None:
+    done = run(
+        *("bench", "--model", sample.path, "--plan", "cfg=2", "--width", "64", "--height", "64"),
+        *("--text-tokens", "16", "--warmup", "0", "--runs", "1", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["model_calls"] == 2
+    assert report["max_rel_err"] <= 1e-5
+    assert report["bytes_per_step"] == [0, 0]
 
 
 def test_doctor_lists_passes_and_problems_with_remedies() -> None:

@@ -13,8 +13,10 @@ from parallel_runtime.cli.verify import FP32_TOLERANCE
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.oracle import Oracle
 from parallel_runtime.plan import ParallelPlan, heads_error
-from parallel_runtime.pool.calls import ModelCall, RunResult
+from parallel_runtime.pool.calls import ModelCall, RunResult, shared_out
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.strategies.shard import SequenceShard
+from parallel_runtime.strategies.traffic import AttentionShape, predict_lanes
 
 HEADS = 24
 DEGREES = range(1, 9)
@@ -105,6 +107,24 @@ def check_reports(plan: ParallelPlan, result: RunResult, *, rows: list[int]) -> 
     ]
 
 
+def test_every_plan_sends_what_the_formula_says(eight_ranks: Pool, sample: ModelSpec, config: FluxConfig) -> None:
+    request = REQUESTS["five calls"]
+    calls = as_calls(config, [each.tensors(config) for each in request])
+    shape = AttentionShape(
+        blocks=config.depth + config.depth_single,
+        heads=config.num_heads,
+        head_dim=config.head_dim,
+        element_bytes=4,
+        batch=0,
+    )
+    for plan in EVERY_PLAN:
+        lanes = shared_out(calls, plan)
+        lengths = [SequenceShard(each.text_tokens, each.image_tokens, plan.parts, 0).lengths for each in request]
+        predicted = predict_lanes(shape, lanes, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses)
+        ranks = eight_ranks.run(sample, plan, calls).ranks[: plan.ranks]
+        assert [(rank["calls"], rank["bytes"]) for rank in ranks] == predicted, plan.name
+
+
 @pytest.mark.parametrize("plan", LANE_PLANS, ids=lambda plan: plan.name)
 def test_lanes_that_run_the_first_row_for_theirs_are_wrong(
     eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, plan: ParallelPlan
@@ -164,6 +184,37 @@ def test_each_row_has_its_own_mask_residuals_and_timestep_in_every_lane(
     for text in ("data=5", "cfg=2", "data=2,cfg=2,ulysses=2", "data=2,ring=3", "cfg=3,ulysses=2"):
         result = eight_ranks.run(sample, ParallelPlan.parse(text), calls)
         assert max(errors(result, expected)) <= FP32_TOLERANCE, text
+
+
+@pytest.mark.parametrize("weights", ["sharded", "offloaded"])
+def test_sharded_plans_equal_one_process_and_share_the_weights_out(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, weights: str
+) -> None:
+    """Lanes with more passes than others, lanes without work, ranks that sleep."""
+    whole = eight_ranks.load(sample).parameter_bytes[0]
+    for text in ("cfg=2", "ulysses=3", "data=2,cfg=2", "data=2,cfg=2,ring=2", "cfg=3,ulysses=2", "data=2,cfg=3"):
+        plan = ParallelPlan.parse(f"{text},weights={weights}")
+        held = eight_ranks.load(sample, plan).parameter_bytes
+        assert held[plan.ranks :] == [0] * (8 - plan.ranks), text
+        assert all(whole / plan.replica_ranks <= own <= whole / plan.replica_ranks * 1.01 for own in held[: plan.ranks])
+        for name, request in REQUESTS.items():
+            inputs = [each.tensors(config) for each in request]
+            result = eight_ranks.run(sample, plan, as_calls(config, inputs))
+            assert max(errors(result, [judge(tensors) for tensors in inputs])) <= FP32_TOLERANCE, (text, name)
+            for first in range(0, plan.ranks, plan.replica_ranks):
+                replica = result.ranks[first : first + plan.replica_ranks]
+                works = any(report["pieces"] for report in replica)
+                assert all((report["weight_bytes"] > 0) == works for report in replica), (text, name)
+        eight_ranks.unload(sample, plan)
+
+
+def test_one_rank_may_keep_its_weights_in_host_memory(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig
+) -> None:
+    inputs = [each.tensors(config) for each in REQUESTS["cond and uncond"]]
+    for text in ("weights=offloaded", "data=2,weights=offloaded"):
+        result = eight_ranks.run(sample, ParallelPlan.parse(text), as_calls(config, inputs))
+        assert max(errors(result, [judge(tensors) for tensors in inputs])) <= FP32_TOLERANCE, text
 
 
 def test_image_k_is_the_same_image_whatever_the_degree(

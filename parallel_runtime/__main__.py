@@ -142,9 +142,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 def _add_workload(parser: argparse.ArgumentParser, *, plans: str = "store") -> None:
     parser.add_argument("--model", required=True, metavar="FILE", help="a Flux.1 .safetensors file")
     several = "; give it again for each further plan" if plans == "append" else ""
-    parser.add_argument(
-        "--plan", required=True, action=plans, help=f"for example ulysses=2,ring=2 or cfg=2,data=2{several}"
-    )
+    parser.add_argument("--plan", required=True, action=plans, help=f"ulysses=2,ring=2 or cfg=2,data=2{several}")
     parser.add_argument("--width", type=int, default=1024, help="pixels")
     parser.add_argument("--height", type=int, default=1024, help="pixels")
     parser.add_argument("--text-tokens", type=int, default=512)

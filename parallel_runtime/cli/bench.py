@@ -103,7 +103,7 @@ class Race:
     def trace(self, plan: ParallelPlan, folder: str) -> list[str]:
         """Write each rank's Chrome trace of one run more, which is not timed. Returns the files' names."""
         runner = PlanRunner(self.pool, self.spec, plan, options={"trace": True})
-        runner(self.tensors)
+        runner.run(self.calls)
         names = [f"{plan.name}.rank{number}.json.gz" for number in range(plan.ranks)]
         for name, rank in zip(names, runner.ranks, strict=True):
             with open(os.path.join(folder, name), "wb") as file:

@@ -36,6 +36,13 @@ def project_dependencies() -> dict[str, str]:
     return requirement_names("\n".join(re.findall(r'^\s*"([^"]+)"', block, flags=re.MULTILINE)))
 
 
+def bench_extra() -> dict[str, str]:
+    """`[project.optional-dependencies] bench`."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^bench = \[(.*)\]$", text, flags=re.MULTILINE)
+    return requirement_names("\n".join(re.findall(r'"([^"]+)"', line)))
+
+
 @pytest.fixture(scope="module")
 def users_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an empty environment with pip."""
@@ -127,7 +134,18 @@ def test_every_third_party_import_of_the_pack_is_declared() -> None:
             found = re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
             imported |= set(found)
     outside = imported - set(sys.stdlib_module_names) - provided_by_comfyui - {"parallel_runtime"}
-    assert outside <= project_dependencies().keys() | {"numpy", "aiohttp"}, "declare it in pyproject.toml"
+    declared = project_dependencies().keys() | bench_extra().keys()
+    assert outside <= declared | {"numpy", "aiohttp"}, "declare it in pyproject.toml"
+
+
+def test_what_only_the_bench_extra_brings_is_imported_when_it_is_needed() -> None:
+    """In a function, or for the type checker alone: a user's ComfyUI may do without."""
+    extra = "|".join(bench_extra())
+    assert extra == "matplotlib"
+    for folder in ("nodes", "parallel_runtime"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            assert not re.findall(rf"^(?:import|from) (?:{extra})\b", text, flags=re.MULTILINE), path.name
 
 
 def test_the_version_is_the_same_wherever_it_stands() -> None:

@@ -143,11 +143,18 @@ class FluxAdapter:
     def modulation_rows(self, block: Block, w: Weights, vec: torch.Tensor) -> Modulation:
         """The modulations that a block makes of vec (..., B, 1 or 2, C), for `modulation` to take apart.
 
-        (..., 3 C) in a single block; (..., 6 C) twice in a double one, the image's and the text's.
+        (..., 3 C) in a single block; (..., 6 C) twice in a double one, the image's and the text's. To the scales, 1 is
+        added already.
         """
         if block.kind == "single":
-            return (w.linear("modulation.lin", vec),)
-        return w.linear("img_mod.lin", vec), w.linear("txt_mod.lin", vec[..., :1, :])
+            return (self._plus_one(w.linear("modulation.lin", vec)),)
+        text = vec[..., :1, :]
+        return self._plus_one(w.linear("img_mod.lin", vec)), self._plus_one(w.linear("txt_mod.lin", text))
+
+    def _plus_one(self, rows: torch.Tensor) -> torch.Tensor:
+        """Add 1, in place, to the scales among rows (..., 3 C or 6 C) of shift, scale and gate."""
+        rows.unflatten(-1, (-1, 3, self.config.hidden_size))[..., 1, :].add_(1)
+        return rows
 
     def modulation(self, block: Block, rows: Modulation, tokens: Tokens) -> Modulation:
         """Shift, 1 + scale and gate, each (B, 1, C): once for a single block; double: image twice, then text twice.
@@ -155,10 +162,9 @@ class FluxAdapter:
         With rows at timestep zero, those of the image (of all rows in a single block) are (B, rows, C).
         """
         if block.kind == "single":
-            return _three(_by_row(rows[0], tokens.still))
+            return _by_row(rows[0], tokens.still).chunk(3, -1)
         still = None if tokens.still is None else tokens.still[tokens.num_text :]
-        image, text = _by_row(rows[0], still).chunk(2, -1), rows[1].chunk(2, -1)
-        return _three(image[0]) + _three(image[1]) + _three(text[0]) + _three(text[1])
+        return _by_row(rows[0], still).chunk(6, -1) + rows[1].chunk(6, -1)
 
     def qkv(
         self, block: Block, w: Weights, tokens: Tokens, mod: Modulation
@@ -166,18 +172,21 @@ class FluxAdapter:
         """Queries and keys, normed and rotated, and values, each (B, S, H, D); last, what `finish` takes up again."""
         if block.kind == "single":
             fused = w.linear("linear1", _modulate(tokens.x, mod[0], mod[1]))
-            qkv, carry = fused.split((3 * self.config.hidden_size, self.config.mlp_hidden), -1)
-            q, k, v = self._heads(qkv)
-            q, k = _qk_norm(w, "norm", q, k)
-            return _rotate(q, tokens.rope), _rotate(k, tokens.rope), v, carry
-        text, image = _streams(tokens)
-        tq, tk, tv = self._heads(w.linear("txt_attn.qkv", _modulate(text, mod[6], mod[7])))
-        iq, ik, iv = self._heads(w.linear("img_attn.qkv", _modulate(image, mod[0], mod[1])))
-        tq, tk = _qk_norm(w, "txt_attn.norm", tq, tk)
-        iq, ik = _qk_norm(w, "img_attn.norm", iq, ik)
-        q = _rotate(torch.cat((tq, iq), 1), tokens.rope)
-        k = _rotate(torch.cat((tk, ik), 1), tokens.rope)
-        return q, k, torch.cat((tv, iv), 1), None
+            packed, carry = fused.split((3 * self.config.hidden_size, self.config.mlp_hidden), -1)
+            qkv = self._heads(packed)
+            weights = ((_norm_weights(w, "norm"), slice(None)),)
+        else:
+            text, image = _streams(tokens)
+            text_qkv = w.linear("txt_attn.qkv", _modulate(text, mod[6], mod[7]))
+            image_qkv = w.linear("img_attn.qkv", _modulate(image, mod[0], mod[1]))
+            qkv, carry = self._heads(torch.cat((text_qkv, image_qkv), 1)), None
+            n = tokens.num_text
+            weights = (
+                (_norm_weights(w, "txt_attn.norm"), slice(n)),
+                (_norm_weights(w, "img_attn.norm"), slice(n, None)),
+            )
+        q, k = _normed_and_rotated(qkv[:, :, :2], weights, tokens.rope).unbind(2)
+        return q, k, qkv[:, :, 2], carry
 
     def finish(
         self,
@@ -193,13 +202,13 @@ class FluxAdapter:
         """The rest of the block, in place on `tokens.x`. attn (B, S, H * D); `residual` (B, <= image rows, C)."""
         if block.kind == "single" and carry is not None:
             joined = torch.cat((attn, F.gelu(carry, approximate="tanh")), -1)
-            tokens.x = _bounded(torch.addcmul(tokens.x, mod[2], w.linear("linear2", joined)))
+            tokens.x.addcmul_(mod[2], w.linear("linear2", joined))
         else:
             text, image = _streams(tokens)
             n = tokens.num_text
-            text = _stream_rest(w, "txt", text, attn[:, :n], mod[6:])
-            image = _stream_rest(w, "img", image, attn[:, n:], mod[:6])
-            tokens.x = _bounded(torch.cat((text, image), 1))
+            _stream_rest(w, "txt", text, attn[:, :n], mod[6:])
+            _stream_rest(w, "img", image, attn[:, n:], mod[:6])
+        _bound(tokens.x)
         if residual is not None:
             start = tokens.num_text
             tokens.x[:, start : start + residual.shape[1]] += residual
@@ -210,9 +219,9 @@ class FluxAdapter:
         shift, scale = _by_row(w.linear("final_layer.adaLN_modulation.1", tokens.vec), still).chunk(2, -1)
         return w.linear("final_layer.linear", _modulate(tokens.x[:, tokens.num_text :], shift, 1 + scale))
 
-    def _heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """(B, S, 3 * C) to three of (B, S, H, D)."""
-        return qkv.unflatten(-1, (3, self.config.num_heads, self.config.head_dim)).unbind(2)
+    def _heads(self, qkv: torch.Tensor) -> torch.Tensor:
+        """(B, S, 3 * C) to (B, S, 3, H, D)."""
+        return qkv.unflatten(-1, (3, self.config.num_heads, self.config.head_dim))
 
 
 def timestep_embedding(t: torch.Tensor) -> torch.Tensor:
@@ -240,18 +249,28 @@ def rope_table(ids: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
     return torch.complex(torch.cos(angles).float(), torch.sin(angles).float())[None, :, None]
 
 
-def _rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * rope).flatten(-2).to(x.dtype)
+def _norm_weights(w: Weights, name: str) -> torch.Tensor:
+    """What queries and keys are multiplied by after their norm, (2, 1, D) in fp32."""
+    return torch.stack((w[f"{name}.query_norm.weight"], w[f"{name}.key_norm.weight"]))[:, None].float()
+
+
+def _normed_and_rotated(
+    x: torch.Tensor, weights: tuple[tuple[torch.Tensor, slice], ...], rope: torch.Tensor
+) -> torch.Tensor:
+    """RMS norm, weight and rotation of x (B, S, 2, H, D), queries and keys at once: small operations cost by number.
+
+    `weights` says which rows of S take which; all from the weight to the rotation is fp32, rounded once.
+    """
+    normed = F.rms_norm(x, x.shape[-1:], eps=EPS)
+    scaled = torch.empty_like(normed, dtype=torch.float32)
+    for weight, rows in weights:
+        torch.mul(normed[:, rows], weight, out=scaled[:, rows])
+    pairs = torch.view_as_complex(scaled.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs.mul_(rope[:, :, None])).flatten(-2).to(x.dtype)
 
 
 def _mlp_embedder(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     return w.linear(f"{name}.out_layer", F.silu(w.linear(f"{name}.in_layer", x)))
-
-
-def _three(values: torch.Tensor) -> Modulation:
-    shift, scale, gate = values.chunk(3, -1)
-    return shift, 1 + scale, gate
 
 
 def _still(inputs: Mapping[str, torch.Tensor], num_text: int) -> torch.Tensor | None:
@@ -266,25 +285,24 @@ def _by_row(values: torch.Tensor, still: torch.Tensor | None) -> torch.Tensor:
 
 
 def _modulate(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Layer norm of x (B, S, C), times `scale`, which has its 1, plus `shift`. One kernel where all rows share them."""
+    if shift.shape[:2] == (1, 1):
+        return F.layer_norm(x, x.shape[-1:], scale[0, 0], shift[0, 0], EPS)
     return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=EPS), scale)
-
-
-def _qk_norm(w: Weights, name: str, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    query, key = w[f"{name}.query_norm.weight"], w[f"{name}.key_norm.weight"]
-    return F.rms_norm(q, query.shape, query, EPS), F.rms_norm(k, key.shape, key, EPS)
 
 
 def _streams(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens.x[:, : tokens.num_text], tokens.x[:, tokens.num_text :]
 
 
-def _stream_rest(w: Weights, stream: str, x: torch.Tensor, attn: torch.Tensor, mod: Modulation) -> torch.Tensor:
-    """Projection and MLP of one stream of a double block; `mod` holds its six values."""
-    x = torch.addcmul(x, mod[2], w.linear(f"{stream}_attn.proj", attn))
+def _stream_rest(w: Weights, stream: str, x: torch.Tensor, attn: torch.Tensor, mod: Modulation) -> None:
+    """Projection and MLP of one stream of a double block, in place on x; `mod` holds its six values."""
+    x.addcmul_(mod[2], w.linear(f"{stream}_attn.proj", attn))
     hidden = F.gelu(w.linear(f"{stream}_mlp.0", _modulate(x, mod[3], mod[4])), approximate="tanh")
-    return torch.addcmul(x, mod[5], w.linear(f"{stream}_mlp.2", hidden))
+    x.addcmul_(mod[5], w.linear(f"{stream}_mlp.2", hidden))
 
 
-def _bounded(x: torch.Tensor) -> torch.Tensor:
+def _bound(x: torch.Tensor) -> None:
     """fp16 overflows in Flux's text blocks; keep what overflowed at the largest number, as ComfyUI does."""
-    return torch.nan_to_num_(x, nan=0.0, posinf=65504, neginf=-65504) if x.dtype == torch.float16 else x
+    if x.dtype == torch.float16:
+        torch.nan_to_num_(x, nan=0.0, posinf=65504, neginf=-65504)

@@ -15,13 +15,15 @@ ENSURE_VENV_MODULE = $(PYTHON) -c "import ensurepip" 2>/dev/null || \
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 PARITY_FLAGS ?=
+PEERS_FLAGS ?=
+PEERS := build/peers
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 
-.PHONY: help venv test parity refusals endurance soak fuzz demo lint format types imports clean
+.PHONY: help venv test parity refusals endurance soak fuzz demo lint format types imports peers clean
 
 help:
-	@echo "make venv | test | parity | refusals | endurance | soak | fuzz | demo | lint | format | types | imports | clean"
+	@echo "make venv | test | parity | refusals | endurance | soak | fuzz | demo | lint | format | types | imports | peers | clean"
 
 venv: $(STAMP)
 
@@ -73,6 +75,16 @@ types: venv
 
 imports: venv
 	$(RUN) tests/test_imports_point_down.py
+
+# Ours, diffusers' context parallel and xfuser side by side, the peers in an environment of their own. Prints a table a
+# shape. One of them, more runs: make peers PEERS_FLAGS="--shape overhead --runs 21"
+peers: venv $(PEERS)/.installed
+	$(RUN) -m benchmarks.peers $(PEERS_FLAGS)
+
+$(PEERS)/.installed: pyproject.toml constraints.txt benchmarks/peers/install.py
+	$(VENV)/bin/python -m venv --clear $(PEERS)
+	PYTHONPATH=tests PIP_NO_INPUT=1 $(PEERS)/bin/python -m benchmarks.peers.install </dev/null
+	touch $@
 
 clean:
 	rm -rf $(VENV) build demo_output .pytest_cache .ruff_cache .mypy_cache

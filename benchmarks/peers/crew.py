@@ -74,7 +74,7 @@ class PeerCrew:
     def run(self, threads: int) -> float:
         """Seconds of one run with `threads` a process, as rank 0 measures it. Raises `PeerError`."""
         for process in self._processes:
-            print(threads, file=process.stdin, flush=True)  # noqa: T201  a line to the process
+            print(threads, file=process.stdin, flush=True)
         return [float(self._answer(rank)) for rank in range(self.peer.ranks)][0]
 
     def output(self) -> torch.Tensor:

@@ -40,7 +40,7 @@ def parallelize(model: FluxTransformer2DModel, place: Place) -> None:
     model.enable_parallelism(config=ContextParallelConfig(ulysses_degree=place.ulysses, ring_degree=place.ring))
 
 
-def flash_on_cpu(  # noqa: PLR0913  the signature of what it replaces
+def flash_on_cpu(
     _ctx: object,
     query: torch.Tensor,
     key: torch.Tensor,

@@ -44,9 +44,7 @@ def join(place: Place) -> None:
         usp.PROCESS_GROUP = PROCESS_GROUP
         attention_backend.register_attention_function(AttentionBackendType.SDPA_FLASH)(flash_on_cpu)
     backend = torch.distributed.get_backend()
-    init_distributed_environment(
-        rank=place.rank, local_rank=place.rank, world_size=place.ranks, backend=backend
-    )
+    init_distributed_environment(rank=place.rank, local_rank=place.rank, world_size=place.ranks, backend=backend)
     initialize_model_parallel(
         sequence_parallel_degree=place.ranks,
         ulysses_degree=place.ulysses,
@@ -82,9 +80,7 @@ def make_forward(place: Place) -> Forward:
     reference.model.time_text_embed = reference.model.time_text_embed.inner  # as diffusers has it
     model.load_state_dict(reference.model.state_dict(), strict=True, assign=True)
     model.eval().requires_grad_(False)
-    return torch.inference_mode()(
-        lambda inputs: model(**as_diffusers(inputs, place.dtype), return_dict=False)[0]
-    )
+    return torch.inference_mode()(lambda inputs: model(**as_diffusers(inputs, place.dtype), return_dict=False)[0])
 
 
 if __name__ == "__main__":

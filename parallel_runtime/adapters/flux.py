@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from .flux_config import TIME_WIDTH, FluxConfig
 
 Modulation = tuple[torch.Tensor, ...]
+RowWeights = tuple[tuple[torch.Tensor, slice], ...]  # a weight and the rows that take it
 
 
 class Weights(Protocol):
@@ -169,12 +170,12 @@ class FluxAdapter:
     def qkv(
         self, block: Block, w: Weights, tokens: Tokens, mod: Modulation
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Queries and keys, normed and rotated, and values, each (B, S, H, D); last, what `finish` takes up again."""
+        """Queries and keys, normed and rotated, and values, each (B, S, H, D); last, what `aside` takes up."""
         if block.kind == "single":
             fused = w.linear("linear1", _modulate(tokens.x, mod[0], mod[1]))
             packed, carry = fused.split((3 * self.config.hidden_size, self.config.mlp_hidden), -1)
             qkv = self._heads(packed)
-            weights = ((_norm_weights(w, "norm"), slice(None)),)
+            weights: RowWeights = ((_norm_weights(w, "norm"), slice(None)),)
         else:
             text, image = _streams(tokens)
             text_qkv = w.linear("txt_attn.qkv", _modulate(text, mod[6], mod[7]))
@@ -187,6 +188,10 @@ class FluxAdapter:
             )
         q, k = _normed_and_rotated(qkv[:, :, :2], weights, tokens.rope).unbind(2)
         return q, k, qkv[:, :, 2], carry
+
+    def aside(self, carry: torch.Tensor | None) -> torch.Tensor | None:
+        """What a block can do without its attention, from what `qkv` left to what `finish` takes: the MLP's GELU."""
+        return None if carry is None else F.gelu(carry, approximate="tanh")
 
     def finish(
         self,
@@ -201,8 +206,7 @@ class FluxAdapter:
     ) -> None:
         """The rest of the block, in place on `tokens.x`. attn (B, S, H * D); `residual` (B, <= image rows, C)."""
         if block.kind == "single" and carry is not None:
-            joined = torch.cat((attn, F.gelu(carry, approximate="tanh")), -1)
-            tokens.x.addcmul_(mod[2], w.linear("linear2", joined))
+            tokens.x.addcmul_(mod[2], w.linear("linear2", torch.cat((attn, carry), -1)))
         else:
             text, image = _streams(tokens)
             n = tokens.num_text
@@ -254,9 +258,7 @@ def _norm_weights(w: Weights, name: str) -> torch.Tensor:
     return torch.stack((w[f"{name}.query_norm.weight"], w[f"{name}.key_norm.weight"]))[:, None].float()
 
 
-def _normed_and_rotated(
-    x: torch.Tensor, weights: tuple[tuple[torch.Tensor, slice], ...], rope: torch.Tensor
-) -> torch.Tensor:
+def _normed_and_rotated(x: torch.Tensor, weights: RowWeights, rope: torch.Tensor) -> torch.Tensor:
     """RMS norm, weight and rotation of x (B, S, 2, H, D), queries and keys at once: small operations cost by number.
 
     `weights` says which rows of S take which; all from the weight to the rotation is fp32, rounded once.

@@ -68,6 +68,12 @@ class Forward:
         split = self.adapter.split_plan.get(kind)
         return tensor if split is None else shard.take(tensor, stream=split.stream, dim=split.dim)
 
+    def _strategy(self, options: Mapping) -> SequenceAttention | LocalAttention:
+        """How tokens attend. For tests: `local_attention`, the negative control; `hopping`, a ring that never gathers."""
+        if options.get("local_attention"):
+            return LocalAttention()
+        return self.sequence.hopping() if options.get("hopping") else self.sequence
+
     def velocity(
         self,
         tokens: Tokens,
@@ -82,7 +88,7 @@ class Forward:
         `modulations` are each block's `modulation_rows`, by its prefix, where they were computed before.
         """
         adapter, weights = self.adapter, self.weights
-        strategy = LocalAttention() if options.get("local_attention") else self.sequence
+        strategy = self._strategy(options)
         residuals = {"double": options.get("control_in", ()), "single": options.get("control_out", ())}
         mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
         for block in adapter.blocks:
@@ -92,7 +98,10 @@ class Forward:
                     mod = adapter.modulation(block, rows, tokens)
                 q, k, v, carry = adapter.qkv(block, w, tokens, mod)
                 with self.timer.region("attention"):
-                    attn = strategy.attend(q, k, v, lengths=shard.lengths, mask=mask).flatten(2)
+                    finish = strategy.begin(q, k, v, lengths=shard.lengths)
+                carry = adapter.aside(carry)  # while keys and values travel
+                with self.timer.region("attention"):
+                    attn = finish(mask).flatten(2)
                 residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
                 adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
             self.beat()

@@ -6,6 +6,7 @@ Letters: `B` batch, `s` tokens of this rank, `T` tokens of its ulysses group, `H
     ulysses   3 B s H D e (U - 1) / U   queries, keys and values of the heads it gives away, packed in one all-to-all
               B (T - s) (H / U) D e     the way back
     ring      2 B T' (H / U) D e        a hop, R - 1 hops; T' are the tokens it holds before that hop
+              2 B T (H / U) D e (R - 1) in one all-to-all, where `gathers` says so
 
 Sources: DeepSpeed-Ulysses (arXiv 2309.14509, section 3.2) and Ring Attention (arXiv 2310.01889, section 3), written for
 uneven lengths.
@@ -15,6 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .lanes import Piece
+
+# Up to here, one message to each and one kernel take less time than hops, parts and their merging.
+GATHER_BYTES = 1 << 20
+
+
+def gathers(tokens: int, *, row_bytes: int, limit: int = GATHER_BYTES) -> bool:
+    """Whether a ring sends its keys and values to everybody at once: all `tokens` of them are few enough bytes.
+
+    `row_bytes` are one token's keys, B (H / U) D e. Every rank must say the same, so this knows what all know.
+    """
+    return 2 * tokens * row_bytes <= limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +42,8 @@ class AttentionShape:
 
 def predict(shape: AttentionShape, *, lengths: tuple[int, ...], ring: int, ulysses: int) -> list[tuple[int, int]]:
     """(collectives, bytes sent) a step for every rank, in part order. `lengths` are the tokens of every part."""
-    calls = shape.blocks * (2 * (ulysses > 1) + (ring - 1))
+    at_once = ring > 1 and gathers(sum(lengths), row_bytes=_row_bytes(shape, ulysses))
+    calls = shape.blocks * (2 * (ulysses > 1) + (1 if at_once else ring - 1))
     return [
         (calls, shape.blocks * _bytes_a_block(shape, index, lengths=lengths, ring=ring, ulysses=ulysses))
         for index in range(len(lengths))
@@ -62,10 +75,17 @@ def predict_lanes(
 
 
 def _bytes_a_block(shape: AttentionShape, index: int, *, lengths: tuple[int, ...], ring: int, ulysses: int) -> int:
-    row = shape.batch * (shape.heads // ulysses) * shape.head_dim * shape.element_bytes
+    row = _row_bytes(shape, ulysses)
     groups = [sum(lengths[start : start + ulysses]) for start in range(0, len(lengths), ulysses)]
     mine, group = lengths[index], index // ulysses
     there = 3 * mine * (ulysses - 1) * row
     back = (groups[group] - mine) * row
-    held = [groups[(group - hop) % ring] for hop in range(ring - 1)]
+    if gathers(sum(lengths), row_bytes=row):
+        held = [groups[group]] * (ring - 1)
+    else:
+        held = [groups[(group - hop) % ring] for hop in range(ring - 1)]
     return there + back + sum(2 * tokens * row for tokens in held)
+
+
+def _row_bytes(shape: AttentionShape, ulysses: int) -> int:
+    return shape.batch * (shape.heads // ulysses) * shape.head_dim * shape.element_bytes

@@ -71,6 +71,20 @@ def test_bf16_is_no_further_from_fp32_than_one_bf16_process(
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: f"{w.image_tokens}+{w.text_tokens}x{w.batch}")
+def test_a_ring_that_hops_equals_one_process_however_few_the_tokens(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, workload: Workload
+) -> None:
+    """By itself a ring of few tokens gathers them, so parts of no token at all would never hop."""
+    tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
+    expected = judge(tensors)
+    for plan in [plan for plan in PLANS if plan.ring > 1]:
+        runner = run(eight_ranks, sample, plan, workload, hopping=True)
+        assert relative_error(runner(tensors), expected) <= FP32_TOLERANCE, plan.name
+        blocks = 2  # the sample's
+        assert runner.ranks[0]["calls"] == blocks * (plan.ring - 1 + 2 * (plan.ulysses > 1)), plan.name
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: f"{w.image_tokens}+{w.text_tokens}x{w.batch}")
 def test_every_plan_sends_what_the_formula_says(eight_ranks: Pool, sample: ModelSpec, workload: Workload) -> None:
     config = FluxConfig.from_header(read_header(sample.path))
     tensors = workload.tensors(config)

@@ -69,7 +69,7 @@ class Forward:
         return tensor if split is None else shard.take(tensor, stream=split.stream, dim=split.dim)
 
     def _strategy(self, options: Mapping) -> SequenceAttention | LocalAttention:
-        """How tokens attend. For tests: `local_attention`, the negative control; `hopping`, a ring that never gathers."""
+        """How tokens attend. For tests: `local_attention`, a negative control; `hopping`, a ring that never gathers."""
         if options.get("local_attention"):
             return LocalAttention()
         return self.sequence.hopping() if options.get("hopping") else self.sequence

@@ -190,8 +190,15 @@ class FluxAdapter:
         return q, k, qkv[:, :, 2], carry
 
     def aside(self, carry: torch.Tensor | None) -> torch.Tensor | None:
-        """What a block can do without its attention, from what `qkv` left to what `finish` takes: the MLP's GELU."""
-        return None if carry is None else F.gelu(carry, approximate="tanh")
+        """What a block can do without its attention, from what `qkv` left to what `finish` takes.
+
+        In a single block the MLP's GELU, (B, S, C + MLP) with C columns free for the attention, which saves a copy.
+        """
+        if carry is None:
+            return None
+        joined = carry.new_empty((*carry.shape[:2], self.config.hidden_size + self.config.mlp_hidden))
+        torch.ops.aten.gelu.out(carry, approximate="tanh", out=joined[..., self.config.hidden_size :])
+        return joined
 
     def finish(
         self,
@@ -204,12 +211,13 @@ class FluxAdapter:
         carry: torch.Tensor | None,
         residual: torch.Tensor | None,
     ) -> None:
-        """The rest of the block, in place on `tokens.x`. attn (B, S, H * D); `residual` (B, <= image rows, C)."""
+        """The rest of the block, in place on `tokens.x`. attn (B, S, H, D); `residual` (B, <= image rows, C)."""
         if block.kind == "single" and carry is not None:
-            tokens.x.addcmul_(mod[2], w.linear("linear2", torch.cat((attn, carry), -1)))
+            carry[..., : self.config.hidden_size].unflatten(-1, attn.shape[2:]).copy_(attn)
+            tokens.x.addcmul_(mod[2], w.linear("linear2", carry))
         else:
             text, image = _streams(tokens)
-            n = tokens.num_text
+            attn, n = attn.flatten(2), tokens.num_text
             _stream_rest(w, "txt", text, attn[:, :n], mod[6:])
             _stream_rest(w, "img", image, attn[:, n:], mod[:6])
         _bound(tokens.x)

@@ -101,7 +101,7 @@ class Forward:
                     finish = strategy.begin(q, k, v, lengths=shard.lengths)
                 carry = adapter.aside(carry)  # while keys and values travel
                 with self.timer.region("attention"):
-                    attn = finish(mask).flatten(2)
+                    attn = finish(mask)
                 residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
                 adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
             self.beat()

@@ -118,8 +118,8 @@ def forward(path, weights, *, passes=1):
             with weights.block(block.prefix) as w:
                 mod = adapter.modulation(block, adapter.modulation_rows(block, w, tokens.vec), tokens)
                 q, k, v, carry = adapter.qkv(block, w, tokens, mod)
-                out = attention(q, k, v).flatten(2)
-                adapter.finish(block, w, tokens, out, mod, carry=carry, residual=None)
+                out = attention(q, k, v)
+                adapter.finish(block, w, tokens, out, mod, carry=adapter.aside(carry), residual=None)
         with weights.block("") as w:
             outs.append(adapter.head(w, tokens))
     return torch.stack(outs)

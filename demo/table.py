@@ -21,10 +21,10 @@ Row = tuple[str, str, str]
 def print_table(parallel: Run, stock: Run) -> None:
     """Prints what was measured of both runs, a row a quantity."""
     denoise = parallel.report("ParallelFluxSampler")
-    rows: list[Row] = [("", f"parallel ({denoise['plan_name']})", "stock ComfyUI")]
+    rows: list[Row] = [("", f"parallel ({denoise['plan']['name']})", "stock ComfyUI")]
     rows.append(("end to end, loading included", f"{parallel.result.wall_s:.2f} s", f"{stock.result.wall_s:.2f} s"))
     rows += denoise_rows(denoise, stock)
-    decode_s = parallel.report("TimedVAEDecode")["vae_decode_s"]
+    decode_s = parallel.report("TimedVAEDecode")["vae"]["decode_s"]
     rows.append(("VAE decode", f"{decode_s:.2f} s", f"{stock.result.node_s[stock.node('VAEDecode')]:.2f} s (node)"))
     rows += [memory_row(rank) for rank in denoise["ranks"]]
     rows += error_rows(parallel.image, stock.image)
@@ -37,11 +37,11 @@ def print_table(parallel: Run, stock: Run) -> None:
 
 def denoise_rows(denoise: dict, stock: Run) -> list[Row]:
     """The whole loop, then a step on each rank. The first step is left out of the means: it warms up."""
-    rows = [("denoise, all steps", f"{denoise['denoise_s']:.2f} s", "")]
-    rows.append(("denoise per step, seen by the host", seconds(denoise["step_s"]), stock_step(stock)))
+    rows = [("denoise, all steps", f"{denoise['timings']['denoise_s']:.2f} s", "")]
+    rows.append(("denoise per step, seen by the host", seconds(denoise["timings"]["step_s"]), stock_step(stock)))
     for rank in denoise["ranks"]:
         label = f"denoise per step, rank {rank['rank']} ({rank['device']})"
-        rows.append((label, f"{seconds(rank['call_s'])}, {seconds(rank['communication_s'])} of it communication", ""))
+        rows.append((label, f"{seconds(rank['busy_s'])}, {seconds(rank['communication_s'])} of it communication", ""))
     return rows
 
 

@@ -134,20 +134,23 @@ def follow(socket_: WebSocket, prompt_id: str) -> str:
     return "the server closed the connection"
 
 
-def save(server: Server, outputs: dict[str, Any], folder: Path) -> int:
-    """Write images and timing reports into `folder`. Returns the number of images."""
+def save(server: Server, outputs: dict[str, Any], folder: Path, prompt_id: str) -> int:
+    """Write images, charts, files and timing reports into `folder`. Returns the number of images and files."""
     folder.mkdir(parents=True, exist_ok=True)
-    images = [image for output in outputs.values() for image in output.get("images", [])]
-    for image in images:
-        target = folder / Path(image["filename"]).name
-        target.write_bytes(server.get("/view", **{key: image[key] for key in ("filename", "subfolder", "type")}))
+    items = [item for output in outputs.values() for kind in ("images", "files") for item in output.get(kind, [])]
+    for item in items:
+        target = folder / Path(item["filename"]).name
+        target.write_bytes(server.get("/view", **{key: item[key] for key in ("filename", "subfolder", "type")}))
         say(f"saved {target}")
     reports = {node: output["parallel_dit"] for node, output in outputs.items() if "parallel_dit" in output}
+    for node, found in reports.items():
+        if any(report.get("prompt_id") != prompt_id for report in found):
+            say(f"{node}: served from the server's cache, its times are of an earlier prompt")
     if reports:
         target = folder / "timing.json"
         target.write_text(json.dumps(reports, indent=2))
         say(f"saved {target}")
-    return len(images)
+    return len(items)
 
 
 def with_settings(workflow: dict[str, Any], settings: list[str]) -> dict[str, Any]:
@@ -194,7 +197,7 @@ def main() -> int:
     if error:
         say(error)
         return 1
-    return 0 if save(server, server.outputs(prompt_id), options.output) else 1
+    return 0 if save(server, server.outputs(prompt_id), options.output, prompt_id) else 1
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from .loader import ParallelFluxLoader
 from .parallelize import ParallelizeModel
 from .release import ReleaseParallelPool
 from .sampler import ParallelFluxSampler
+from .show_report import ShowTimingReport
 from .vae import TimedVAEDecode
 
 
@@ -23,5 +24,6 @@ class ParallelDiTExtension(ComfyExtension):
             ParallelFluxSampler,
             ParallelFluxListSampler,
             TimedVAEDecode,
+            ShowTimingReport,
             ReleaseParallelPool,
         ]

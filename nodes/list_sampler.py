@@ -36,7 +36,7 @@ class ParallelFluxListSampler(io.ComfyNode):
             raise ValueError(f"model is a list of {len(model)}; connect one MODEL")
         runs = sampling_runs(lists)
         latents, record = sample_list(model[0], runs)
-        report = list_report(record, latents)
+        report = list_report(record, latents, runs)
         return io.NodeOutput(latents, report, ui={"parallel_dit": [report]})
 
 

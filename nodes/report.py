@@ -1,98 +1,188 @@
-"""TIMING: what one node measured, as plain values for JSON. What was not measured is absent, never zero.
-
-Schema 1. Always: `schema`, `kind`. Kind `denoise`: `steps`, `denoise_s` (the sampler's loop, models already loaded),
-`step_s` (per sampler step), `latent` (shape); for a parallel MODEL also `model`, `dtype`, `plan`, `plan_name`,
-`devices`, `pool_generation`, `image_tokens`, `text_tokens`, `call_s` (per request to the pool), `calls` (how many calls
-of the model each request carried) and `ranks`, each with `rank`, `device`, `call_s`, `communication_s`, `lane`,
-`pieces` (per request, the rows it ran: call, first, after the last) and `memory` as the worker reported them, and
-`measured` of its device; a rank that the plan does not need only `sleeps`; `warnings` about unequal devices. Kind
-`denoise_list`: `images`, each as `denoise` without a MODEL's part, `at_once` (how many were in flight) and `denoise_s`
-of all, and that part for all of them together. Kind `vae_decode`: `vae_decode_s`, `device`, `latent` and `image`
-(shapes).
-"""
+"""TIMING: what a node of ours measured, in the one schema of docs/report.md. Owns which record becomes which part."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
 
+import torch
+
+from ..parallel_runtime.devices import Device
+from ..parallel_runtime.report.build import Span, new_report, plan_part, rank_parts, span_timings
+from ..parallel_runtime.report.surroundings import utilisation
 from .host.decoding import DecodeRecord
 from .host.list_sampling import ListRecord
 from .host.measures import unequal
 from .host.pooled_model import PooledModel, Request
+from .host.progress import prompt_id
 from .host.sampling import SamplingRecord
+from .host.version import comfyui_version
 
-SCHEMA = 1
-PER_REQUEST = {"call_s": "step_s", "communication_s": "communication_s", "pieces": "pieces"}
-LAST = ("lane", "memory")
-
-
-def denoise_report(record: SamplingRecord, latent: dict) -> dict:
-    """The report of a sampling run that ended with `latent`."""
-    report = {"schema": SCHEMA, "kind": "denoise"} | _run_report(record, latent)
-    return report | _pool_report(record.pooled, record.requests)
+PIXELS_PER_LATENT = 8
+ASKED = {"steps": "steps", "seed": "seed", "sampler_name": "sampler", "scheduler": "scheduler", "cfg": "cfg"}
+ASKED |= {"denoise": "denoise"}
+FOUND = ("free_bytes", "gflops")  # by each rank, of its device
 
 
-def list_report(record: ListRecord, latents: Sequence[dict]) -> dict:
-    """The report of a list of sampling runs that ended with `latents`."""
-    report = {
-        "schema": SCHEMA,
-        "kind": "denoise_list",
-        "images": [_run_report(run, latent) for run, latent in zip(record.runs, latents, strict=True)],
-        "at_once": record.at_once,
-        "denoise_s": record.denoise_s,
-    }
-    return report | _pool_report(record.pooled, record.requests)
+def denoise_report(record: SamplingRecord, latent: dict, settings: Mapping[str, object]) -> dict:
+    """The report of a sampling run with these settings that ended with `latent`."""
+    spans = steps_of(record)
+    ranks = _ranks(record.pooled, spans, began_s=record.began_s)
+    timings: dict = {"load_s": record.load_s, "denoise_s": record.denoise_s, "step_s": record.step_s}
+    if record.step_s:
+        timings |= {"per": "step", "first_step_s": record.step_s[0]}
+    return _report(
+        "denoise",
+        record.pooled,
+        record.requests,
+        devices=[] if record.device is None else [_device(record.device)],
+        sampling=_asked(settings),
+        sizes=_sizes(latent["samples"].shape),
+        loop={"kind": "host"},
+        timings=timings | _request_timings(record.requests) | span_timings(ranks),
+        ranks=ranks,
+    )
+
+
+def list_report(record: ListRecord, latents: Sequence[dict], settings: Sequence[Mapping[str, object]]) -> dict:
+    """The report of a list of sampling runs with these settings that ended with `latents`."""
+    began_s = min((run.began_s for run in record.runs), default=0.0)
+    spans = [Span(wall_s=request.wall_s, requests=[request.ranks]) for request in record.requests]
+    ranks = _ranks(record.pooled, spans, began_s=began_s)
+    runs = zip(record.runs, latents, settings, strict=True)
+    timings = {"per": "request", "denoise_s": record.denoise_s}
+    return _report(
+        "denoise",
+        record.pooled,
+        record.requests,
+        sampling=_asked(settings[0]) | {"at_once": record.at_once},
+        sizes=_sizes(latents[0]["samples"].shape) | {"images": len(latents)},
+        loop={"kind": "host"},
+        timings=timings | _request_timings(record.requests) | span_timings(ranks),
+        images=[
+            {
+                "denoise_s": run.denoise_s,
+                "step_s": run.step_s,
+                "latent": list(latent["samples"].shape),
+                "seed": asked["seed"],
+            }
+            for run, latent, asked in runs
+        ],
+        ranks=ranks,
+    )
 
 
 def decode_report(record: DecodeRecord) -> dict:
     """The report of one decode."""
-    return {
-        "schema": SCHEMA,
-        "kind": "vae_decode",
-        "vae_decode_s": record.decode_s,
+    vae = {
+        "decode_s": record.decode_s,
         "device": str(record.device),
         "latent": list(record.latent_shape),
         "image": list(record.image_shape),
     }
+    height, width = record.image_shape[-3:-1]
+    sizes = {"width": width, "height": height, "images": record.image_shape[0]}
+    return _report("vae", None, (), devices=[_device(record.device)], vae=vae, sizes=sizes)
 
 
-def _run_report(record: SamplingRecord, latent: dict) -> dict:
-    return {
-        "steps": len(record.step_s),
-        "denoise_s": record.denoise_s,
-        "step_s": record.step_s,
-        "latent": list(latent["samples"].shape),
-    }
+def benchmark_report(
+    pooled: PooledModel,
+    settings: Mapping[str, object],
+    requests: Sequence[Request],
+    *,
+    warnings: Sequence[str],
+    decodes: Sequence[DecodeRecord],
+    **parts: object,
+) -> dict:
+    """The report of a benchmark of sampling runs with these settings; `requests` are of any run of ours."""
+    if decodes:
+        seconds = [each.decode_s for each in decodes]
+        parts["vae"] = {"decode_s": median(seconds), "run_s": seconds, "device": str(decodes[0].device)}
+    return _report(
+        "benchmark",
+        pooled,
+        requests,
+        warnings=warnings,
+        sampling=_asked(settings),
+        sizes=_sizes(settings["latent"]["samples"].shape),
+        **parts,
+    )
 
 
-def _pool_report(pooled: PooledModel | None, requests: Sequence[Request]) -> dict:
-    if pooled is None or not requests:
+def steps_of(record: SamplingRecord) -> list[Span]:
+    """The steps of a run with the requests made in each; a request belongs to the step in which it began."""
+    ends, now = [], record.began_s
+    for seconds in record.step_s:
+        now += seconds
+        ends.append(now)
+    within: list[list[Request]] = [[] for _ in ends]
+    for request in record.requests:
+        number = next((number for number, end in enumerate(ends) if request.began_s <= end), len(ends) - 1)
+        if within:
+            within[number].append(request)
+    return [
+        Span(wall_s=seconds, requests=[request.ranks for request in requests])
+        for seconds, requests in zip(record.step_s, within, strict=True)
+    ]
+
+
+def _report(
+    kind: str,
+    pooled: PooledModel | None,
+    requests: Sequence[Request],
+    *,
+    devices: Sequence[Device] | None = None,
+    warnings: Sequence[str] = (),
+    **parts: object,
+) -> dict:
+    """A report of `kind` with what a MODEL of ours adds to it, where it was asked anything."""
+    if pooled is not None:
+        devices = pooled.devices
+        warnings = [*warnings, *unequal(pooled.measured[: pooled.plan.ranks])]
+        parts |= {
+            "model": {"file": os.path.basename(pooled.spec.path), "dtype": pooled.spec.dtype},
+            **({"plan": plan_part(pooled.plan)} if kind != "benchmark" else {}),
+            "pool": {"generation": pooled.pool.generation},
+        }
+        if requests:
+            _, image_tokens, text_tokens = max(requests[-1].calls, key=lambda call: call[1:])
+            parts["sizes"] = parts["sizes"] | {"image_tokens": image_tokens, "text_tokens": text_tokens}
+    report = new_report(
+        kind,
+        devices=devices or (),
+        comfyui=comfyui_version() or "",
+        prompt_id=prompt_id(),
+        warnings=list(warnings),
+        **parts,
+    )
+    if pooled is not None:
+        for device, found in zip(report["devices"], pooled.measured, strict=False):
+            device |= {name: found[name] for name in FOUND}
+    return report
+
+
+def _ranks(pooled: PooledModel | None, spans: Sequence[Span], *, began_s: float) -> list[dict]:
+    if pooled is None or not any(span.requests for span in spans):
+        return []
+    return rank_parts(spans, pooled.devices, began_s=began_s, utilisation=utilisation(pooled.devices))
+
+
+def _request_timings(requests: Sequence[Request]) -> dict:
+    if not requests:
         return {}
-    _, image_tokens, text_tokens = max(requests[-1].calls, key=lambda call: call[1:])
-    warnings = unequal(pooled.measured[: pooled.plan.ranks])
-    report = {
-        "model": os.path.basename(pooled.spec.path),
-        "dtype": pooled.spec.dtype,
-        "plan": pooled.plan.to_dict(),
-        "plan_name": pooled.plan.name,
-        "devices": [str(device) for device in pooled.devices],
-        "pool_generation": pooled.pool.generation,
-        "image_tokens": image_tokens,
-        "text_tokens": text_tokens,
-        "call_s": [request.wall_s for request in requests],
+    return {
+        "request_s": [request.wall_s for request in requests],
         "calls": [len(request.calls) for request in requests],
-        "ranks": [_rank_report(pooled, rank, requests) for rank in range(len(pooled.devices))],
     }
-    return report | ({"warnings": warnings} if warnings else {})
 
 
-def _rank_report(pooled: PooledModel, rank: int, requests: Sequence[Request]) -> dict:
-    report = {"rank": rank, "device": str(pooled.devices[rank])}
-    if rank >= pooled.plan.ranks:
-        return report | {"sleeps": True}
-    said = [request.ranks[rank] for request in requests]
-    for name, in_worker in PER_REQUEST.items():
-        if all(in_worker in each for each in said):
-            report[name] = [each[in_worker] for each in said]
-    report |= {name: said[-1][name] for name in LAST if name in said[-1]}
-    measured = pooled.measured
-    return report | ({"measured": measured[rank]} if measured else {})
+def _asked(settings: Mapping[str, object]) -> dict:
+    return {ours: settings[theirs] for theirs, ours in ASKED.items()}
+
+
+def _sizes(latent: Sequence[int]) -> dict[str, int]:
+    height, width = latent[-2:]
+    return {"width": width * PIXELS_PER_LATENT, "height": height * PIXELS_PER_LATENT, "batch": latent[0]}
+
+
+def _device(device: torch.device) -> Device:
+    return Device(device.type, device.index or 0)

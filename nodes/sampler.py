@@ -26,7 +26,7 @@ class ParallelFluxSampler(io.ComfyNode):
     def execute(cls, model: io.Model.Type, latent_image: dict, **settings: object) -> io.NodeOutput:
         """The report is also the node's `ui`, where headless clients find it in /history."""
         latent, record = sample(model, {"latent": latent_image, **settings})
-        report = denoise_report(record, latent)
+        report = denoise_report(record, latent, settings)
         return io.NodeOutput(latent, report, ui={"parallel_dit": [report]})
 
 

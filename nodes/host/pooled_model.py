@@ -4,6 +4,7 @@ Owns how a call gets to the pool, and the record of the requests made while some
 there is the pool's to say. Knows nothing of ComfyUI's model classes.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,12 +25,13 @@ from .pools import POOLS, Devices, Weights
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request to the pool, as it was measured: seconds, and the workers' own reports, by rank.
+    """One request to the pool, as it was measured: seconds, since when, and the workers' own reports, by rank.
 
     `calls` are the calls of the model that it carried, each (batch, image tokens, text tokens).
     """
 
     calls: tuple[tuple[int, int, int], ...]
+    began_s: float
     wall_s: float
     ranks: list[dict]
 
@@ -160,11 +162,15 @@ class PooledModel:
             requests = _RECORD.get()
             if requests is not None:
                 shapes = tuple((*call.out_shape[:2], call.tensors["txt"].shape[1]) for call in calls)
-                requests.append(Request(calls=shapes, wall_s=result.wall_s, ranks=result.ranks))
+                began_s = time.perf_counter() - result.wall_s
+                requests.append(Request(calls=shapes, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks))
             return result.outs
 
         call = ModelCall(
-            tensors=tensors, out_shape=(batch, image_tokens, out_channels), out_dtype=img.dtype, options=options
+            tensors=tensors,
+            out_shape=(batch, image_tokens, out_channels),
+            out_dtype=img.dtype,
+            options={**options, "timed": _RECORD.get() is not None},
         )
         key = (self.devices, self.spec, plan, patches.name, patches.side_branch)
         (out,) = hand_over([Handed(key, send, call)])

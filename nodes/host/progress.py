@@ -8,6 +8,12 @@ from server import PromptServer
 INTERVAL_S = 0.2
 
 
+def prompt_id() -> str:
+    """ComfyUI's id of the prompt that executes now; "" outside of one."""
+    context = get_executing_context()
+    return "" if context is None else context.prompt_id
+
+
 class NodeText:
     """Writes on the node that executes now; nowhere when none does."""
 
@@ -37,8 +43,7 @@ class OncePerPrompt:
 
     def first_time(self) -> bool:
         """True once in each prompt."""
-        context = get_executing_context()
-        prompt_id = "" if context is None else context.prompt_id
-        first = prompt_id != self._prompt_id
-        self._prompt_id = prompt_id
+        now = prompt_id()
+        first = now != self._prompt_id
+        self._prompt_id = now
         return first

@@ -1,5 +1,6 @@
 """ComfyUI's own sampling, with a clock around its loop. Owns what is measured in it, changes nothing of it."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,12 +20,16 @@ OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
 @dataclass(kw_only=True)
 class SamplingRecord:
-    """What was measured of one sampling run: seconds of the whole loop, between its steps, and each request.
+    """What was measured of one sampling run: seconds before its loop, of the loop, between its steps; each request.
 
-    `pooled` is None, and `requests` empty, for a MODEL that is not ours.
+    `device` is where ComfyUI itself runs; `began_s` is when the loop began, on the machine's clock. `pooled` is None,
+    and `requests` empty, for a MODEL that is not ours.
     """
 
     pooled: PooledModel | None = None
+    device: torch.device | None = None
+    load_s: float = 0.0
+    began_s: float = 0.0
     denoise_s: float = 0.0
     step_s: list[float] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -67,11 +72,14 @@ def timed_run(
 
     `on_step` gets what ComfyUI's progress and preview would get.
     """
+    called_s = time.perf_counter()
     timed = model.clone()
     if beside:
         timed.set_additional_models(WRAPPER_KEY, list(beside))
     timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step))
     (result,) = comfy_nodes.common_ksampler(timed, **settings)
+    record.device = model.load_device
+    record.load_s = max(0.0, record.began_s - called_s)
     return result
 
 
@@ -97,6 +105,7 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
             tell(step, denoised, x, total_steps)
 
         marks = [synchronized_s(device)]
+        record.began_s = marks[0]
         samples = executor(guider, sigmas, extra, step_done, *rest)
         record.denoise_s = synchronized_s(device) - marks[0]
         return samples

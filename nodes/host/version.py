@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 @functools.cache
 def warn_if_too_old() -> bool:
     """Whether this ComfyUI is too old; says so in its log, once. A version without numbers is given the chance."""
-    found = _found()
+    found = comfyui_version()
     numbers = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", found or "0.0")
     if numbers is None or tuple(int(number or 0) for number in numbers.groups()) >= OLDEST:
         return False
@@ -33,10 +33,10 @@ def what_is_missing(error: ImportError | AttributeError) -> str:
     missing = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if missing and missing not in OF_COMFYUI:
         return f"Parallel DiT needs the package {missing}; pip install -r requirements.txt in its folder"
-    return f"{NEEDED}, this is {_found()} and lacks something ({error}); update this pack, or {UPDATE}"
+    return f"{NEEDED}, this is {comfyui_version()} and lacks something ({error}); update this pack, or {UPDATE}"
 
 
-def _found() -> str | None:
+def comfyui_version() -> str | None:
     """The version as ComfyUI writes it; None for one from before it wrote any."""
     try:
         from comfyui_version import __version__

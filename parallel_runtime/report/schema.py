@@ -176,6 +176,8 @@ REPORT = {
             "kind": _needed(_name),
             "model": Field(_text),
             "memory_bytes": Field(_count),
+            "free_bytes": Field(_count),
+            "gflops": Field(_seconds),
         },
         required=True,
         many=True,
@@ -185,8 +187,9 @@ REPORT = {
     "sizes": _object(
         {name: Field(_count) for name in ("width", "height", "batch", "images", "image_tokens", "text_tokens")}
     ),
+    "pool": _object({"generation": _needed(_count)}),
     "sampling": _object(
-        {name: Field(_count) for name in ("steps", "seed")}
+        {name: Field(_count) for name in ("steps", "seed", "at_once")}
         | {name: Field(_name) for name in ("sampler", "scheduler")}
         | {name: Field(_number) for name in ("cfg", "denoise")}
     ),
@@ -206,7 +209,12 @@ REPORT = {
             "slowest_rank": Field(_count, many=True),
             "skew_s": SERIES,
             "request_s": SERIES,
+            "calls": Field(_count, many=True),
         }
+    ),
+    "images": _object(
+        {"denoise_s": Field(_seconds), "step_s": SERIES, "latent": Field(_count, many=True), "seed": Field(_count)},
+        many=True,
     ),
     "ranks": _object(RANK, many=True),
     "vae": _object(

@@ -46,14 +46,25 @@ def small(tiny: TinyModels) -> dict[str, Any]:
 def test_the_headless_client_fetches_the_image_and_the_timing(
     comfy_server: ComfyServer, tiny_models: TinyModels, tmp_path: Path
 ) -> None:
-    run = headless(comfy_server, tiny_workflow(tiny_models, tmp_path), tmp_path / "out", **small(tiny_models))
+    workflow = tiny_workflow(tiny_models, tmp_path)
+    graph = json.loads(workflow.read_text())
+    show = {"class_type": "ShowTimingReport", "inputs": {"timing": ["sampler", 1], "filename_prefix": "shown"}}
+    workflow.write_text(json.dumps(graph | {"show": show}))
+    run = headless(comfy_server, workflow, tmp_path / "out", **small(tiny_models))
     assert run.returncode == 0, run.stdout + run.stderr
     assert "sampler: 2 of 2" in run.stdout
-    (image,) = (tmp_path / "out").glob("*.png")
+    assert "cache" not in run.stdout
+    (image,) = (tmp_path / "out").glob("flux_parallel*.png")
+    (chart,) = (tmp_path / "out").glob("shown*.png")
+    assert Image.open(chart).width == 1300
+    (shown,) = (tmp_path / "out").glob("shown*.json")
+    assert json.loads(shown.read_text())[0]["kind"] == "denoise"
+    again = headless(comfy_server, workflow, tmp_path / "again", **small(tiny_models))
+    assert "show: served from the server's cache, its times are of an earlier prompt" in again.stdout
     assert Image.open(image).size == (256, 192)
     reports = json.loads((tmp_path / "out" / "timing.json").read_text())
-    assert reports["sampler"][0]["plan_name"] == "uly2"
-    assert reports["decode"][0]["vae_decode_s"] > 0
+    assert reports["sampler"][0]["plan"]["name"] == "uly2"
+    assert reports["decode"][0]["vae"]["decode_s"] > 0
 
 
 def test_the_headless_client_tells_an_error_and_a_refusal_apart(

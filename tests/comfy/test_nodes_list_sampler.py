@@ -128,14 +128,14 @@ STOCHASTIC = ("euler_ancestral", "ddpm", "lcm", "dpmpp_2m_sde")
 def test_five_images_over_two_replicas_are_the_images_of_single_runs(sampler: str, client: ComfyClient) -> None:
     graphs = [single(number, sampler=sampler, steps=3) for number in range(5)]
     report = report_of(assert_same_images(client, graphs, **DATA_2))
-    assert (report["kind"], report["at_once"], len(report["images"])) == ("denoise_list", 2, 5)
-    assert report["calls"] == [2] * 6 + [1] * 3, "five images of three steps, two at once"
+    assert (report["kind"], report["sampling"]["at_once"], len(report["images"])) == ("denoise", 2, 5)
+    assert report["timings"]["calls"] == [2] * 6 + [1] * 3, "five images of three steps, two at once"
     assert [image["latent"] for image in report["images"][:2]] == [[1, 16, 12, 8], [1, 16, 8, 8]]
 
 
 def test_random_numbers_of_the_whole_process_stay_those_of_each_image(client: ComfyClient) -> None:
     graphs = [single(number, on_model("AddGlobalNoise"), steps=3) for number in range(3)]
-    assert report_of(assert_same_images(client, graphs, **DATA_2))["at_once"] == 2
+    assert report_of(assert_same_images(client, graphs, **DATA_2))["sampling"]["at_once"] == 2
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_random_numbers_of_the_whole_process_stay_those_of_each_image(client: Co
 def test_the_degree_changes_no_image(plan: dict[str, Any], client: ComfyClient) -> None:
     graphs = [single(number, guided(3.0), sampler="euler_ancestral") for number in range(3)]
     report = report_of(assert_same_images(client, graphs, **plan))
-    assert report["at_once"] == plan.get("data", 1)
+    assert report["sampling"]["at_once"] == plan.get("data", 1)
     if plan.get("cfg") == 2:
-        assert report["calls"][0] == 3, "prompts of both lengths and two images in one request"
+        assert report["timings"]["calls"][0] == 3, "prompts of both lengths and two images in one request"
 
 
 def test_runs_with_one_controlnet_do_not_disturb_each_other(client: ComfyClient) -> None:
@@ -161,22 +161,22 @@ def test_runs_with_one_controlnet_do_not_disturb_each_other(client: ComfyClient)
     result = client.queue(ours)
     errors = differences(latents(client, result, ["save"]), singles(client, graphs))
     assert max(errors) <= TOLERANCE, errors
-    assert report_of(result)["at_once"] == 2
+    assert report_of(result)["sampling"]["at_once"] == 2
 
 
 def test_step_caches_are_each_runs_own(client: ComfyClient) -> None:
     cache = {"reuse_threshold": 0.8, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
     graphs = [single(number, on_model("EasyCache", **cache), steps=6) for number in range(3)]
     report = report_of(assert_same_images(client, graphs, **DATA_2))
-    assert report["at_once"] == 2
-    assert sum(report["calls"]) < 18, "no step was skipped, so this shows nothing"
+    assert report["sampling"]["at_once"] == 2
+    assert sum(report["timings"]["calls"]) < 18, "no step was skipped, so this shows nothing"
 
 
 def test_what_sums_up_over_a_run_has_one_run_at_a_time(client: ComfyClient, comfy_server: ComfyServer) -> None:
     settings = {"eta": 1.0, "norm_threshold": 0.0, "momentum": 0.5}
     graphs = [single(number, guided(3.0), on_model("APG", **settings), steps=3) for number in range(2)]
     report = report_of(assert_same_images(client, graphs, **DATA_2))
-    assert report["at_once"] == 1
+    assert report["sampling"]["at_once"] == 1
     assert "sampled one after the other, and replicas idle: a function of" in comfy_server.log
 
 
@@ -251,4 +251,4 @@ def test_the_report_travels_once_for_the_whole_list(client: ComfyClient) -> None
     (text,) = result.outputs["show"]["text"]
     report = json.loads(text)
     assert len(report["images"]) == 3
-    assert sum(report["calls"]) == 6
+    assert sum(report["timings"]["calls"]) == 6

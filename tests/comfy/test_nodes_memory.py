@@ -100,7 +100,7 @@ def test_two_plans_in_one_graph_share_the_weights_and_keep_their_plans(
     graph["sampler2"]["inputs"] |= {"model": ["model2", 0], "latent_image": ["sampler", 0], "denoise": 0.5}
     graph["save"]["inputs"]["samples"] = ["sampler2", 0]
     result = client.queue(graph).require_success()
-    plans = [result.outputs[node]["parallel_dit"][0]["plan_name"] for node in ("sampler", "sampler2")]
+    plans = [result.outputs[node]["parallel_dit"][0]["plan"]["name"] for node in ("sampler", "sampler2")]
     assert plans == ["uly2", "ring2"]
     assert {node for node, _ in loading(result)} == {"sampler"}, "the second sampler loaded the weights again"
     assert len(worker_pids(comfy_server)) == 2

@@ -11,14 +11,16 @@ from host import workflows
 from host.client import ComfyClient, PromptResult, Workflow
 from host.pack_workflows import parallel
 from host.tiny_models import TinyModels
+from parallel_runtime.report.schema import SCHEMA, validate
 
 # A client times a node by when it hears of it, which may be a little after the node began.
 CLIENTS_CLOCK_S = 0.2
 
 
 def report_of(result: PromptResult, node: str) -> dict[str, Any]:
-    """The one report a node put into its output."""
+    """The one report a node put into its output, as the schema says."""
     (report,) = result.require_success().outputs[node]["parallel_dit"]
+    validate(report)
     return report
 
 
@@ -32,36 +34,62 @@ def timed(tiny: TinyModels, *, seed: int, steps: int = 3) -> Workflow:
 def test_the_sampler_reports_each_rank_and_each_step(client: ComfyClient, tiny_models: TinyModels) -> None:
     result = client.queue(timed(tiny_models, seed=91))
     report = report_of(result, "sampler")
-    assert (report["schema"], report["kind"], report["steps"]) == (1, "denoise", 3)
-    assert (report["model"], report["dtype"]) == (tiny_models.dev, "float32")
-    assert (report["plan_name"], report["plan"]["ulysses"], report["devices"]) == ("uly2", 2, ["cpu:0", "cpu:1"])
-    assert report["pool_generation"] >= 1
-    assert (report["latent"], report["image_tokens"], report["text_tokens"]) == ([1, 16, 32, 32], 256, 256)
-    assert len(report["step_s"]) == len(report["call_s"]) == 3
-    assert sum(report["step_s"]) <= report["denoise_s"] < result.node_s["sampler"] + CLIENTS_CLOCK_S
-    for rank, entry in enumerate(report["ranks"]):
-        assert (entry["rank"], entry["device"]) == (rank, f"cpu:{rank}")
-        assert all(0 < mine <= whole for mine, whole in zip(entry["call_s"], report["call_s"], strict=True))
-        assert all(0 < part < whole for part, whole in zip(entry["communication_s"], entry["call_s"], strict=True))
-        assert entry["memory"]["resident_bytes"] > 100e6
-    assert len(report["ranks"]) == 2
+    assert (report["schema"], report["kind"], report["prompt_id"]) == (SCHEMA, "denoise", result.prompt_id)
+    assert report["from_cache"] is False
+    assert report["model"] == {"file": tiny_models.dev, "dtype": "float32"}
+    assert (report["plan"]["name"], report["plan"]["degrees"]["ulysses"]) == ("uly2", 2)
+    assert [device["name"] for device in report["devices"]] == ["cpu:0", "cpu:1"]
+    assert all(device["memory_bytes"] > device["free_bytes"] > 0 for device in report["devices"])
+    assert report["pool"]["generation"] >= 1
+    sizes = {"width": 256, "height": 256, "batch": 1, "image_tokens": 256, "text_tokens": 256}
+    assert report["sizes"] == sizes
+    assert report["sampling"].items() >= {"steps": 3, "seed": 91, "sampler": "euler", "scheduler": "simple"}.items()
+    assert report["versions"]["comfyui"][0].isdigit()
+    timings = report["timings"]
+    assert (timings["per"], timings["calls"], timings["first_step_s"]) == ("step", [1, 1, 1], timings["step_s"][0])
+    whole_s = timings["load_s"] + timings["denoise_s"]
+    assert sum(timings["step_s"]) <= timings["denoise_s"] < whole_s < result.node_s["sampler"] + CLIENTS_CLOCK_S
+    assert timings["rank0_s"] == report["ranks"][0]["busy_s"]
+    assert all(slow <= step for slow, step in zip(timings["slowest_rank_s"], timings["step_s"], strict=True))
+    assert all(0 <= skew <= step for skew, step in zip(timings["skew_s"], timings["step_s"], strict=True))
 
 
-def test_a_sampler_with_two_calls_a_step_reports_calls_and_steps_apart(
+def test_compute_communication_and_idle_are_the_whole_of_each_step(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
+    report = report_of(client.queue(timed(tiny_models, seed=96)), "sampler")
+    step_s = report["timings"]["step_s"]
+    assert len(report["ranks"]) == 2
+    for number, rank in enumerate(report["ranks"]):
+        assert (rank["rank"], rank["device"], rank["lane"]) == (number, f"cpu:{number}", 0)
+        parts = zip(rank["compute_s"], rank["communication_s"], rank["idle_s"], strict=True)
+        assert [sum(part) for part in parts] == pytest.approx(step_s)
+        assert all(part > 0 for name in ("compute_s", "communication_s", "idle_s") for part in rank[name])
+        ends = [0.0, *rank["end_s"]]
+        assert all(end <= begin for end, begin in zip(ends, rank["begin_s"], strict=False)), "a step before the last"
+        assert rank["end_s"][-1] <= report["timings"]["denoise_s"]
+        assert rank["memory"]["resident_bytes"] > 100e6
+        assert set(rank["collectives"]) == {4 * 2}  # two blocks of each kind, there and back
+
+
+def test_a_sampler_with_two_calls_a_step_adds_them_up(client: ComfyClient, tiny_models: TinyModels) -> None:
     graph = timed(tiny_models, seed=92)
     graph["sampler"]["inputs"]["sampler_name"] = "heun"
     report = report_of(client.queue(graph), "sampler")
-    assert len(report["step_s"]) == 3
-    assert len(report["call_s"]) == 5  # heun corrects every step but the last
+    timings, ranks = report["timings"], report["ranks"]
+    assert len(timings["step_s"]) == 3
+    assert len(timings["request_s"]) == 5  # heun corrects every step but the last
+    one = ranks[0]["collectives"][0]  # heun tells of a step after its first call; the second is in the next one's time
+    assert ranks[0]["collectives"] == [one, 2 * one, 2 * one]
 
 
 def test_what_was_not_measured_is_absent(client: ComfyClient, tiny_models: TinyModels) -> None:
     graph = timed(tiny_models, seed=93)
     graph["model"] = workflows.text_to_image(tiny_models)["model"]
     report = report_of(client.queue(graph), "sampler")
-    assert set(report) == {"schema", "kind", "steps", "denoise_s", "step_s", "latent"}
+    assert not {"model", "plan", "pool", "ranks", "vae", "contenders", "warnings"} & set(report)
+    assert set(report["timings"]) == {"per", "load_s", "denoise_s", "first_step_s", "step_s"}
+    assert "image_tokens" not in report["sizes"]
 
 
 def test_timed_vae_decode_gives_vae_decodes_image_and_counts_only_the_decode(
@@ -72,12 +100,12 @@ def test_timed_vae_decode_gives_vae_decodes_image_and_counts_only_the_decode(
     graph["save_stock"] = {"class_type": "SaveImage", "inputs": {"images": ["stock", 0], "filename_prefix": "stock"}}
     result = client.queue(graph)
     report = report_of(result, "decode")
-    assert (report["schema"], report["kind"], report["device"]) == (1, "vae_decode", "cpu")
-    assert (report["latent"], report["image"]) == ([1, 16, 32, 32], [1, 256, 256, 3])
-    assert 0 < report["vae_decode_s"] <= result.node_s["decode"] + CLIENTS_CLOCK_S
+    assert (report["kind"], report["vae"]["device"]) == ("vae", "cpu")
+    assert (report["vae"]["latent"], report["vae"]["image"]) == ([1, 16, 32, 32], [1, 256, 256, 3])
+    assert 0 < report["vae"]["decode_s"] <= result.node_s["decode"] + CLIENTS_CLOCK_S
     pictures = [client.image(result.outputs[node]["images"][0]) for node in ("save", "save_stock")]
     assert np.array_equal(*(np.asarray(picture) for picture in pictures))
-    assert "vae_decode_s" not in report_of(result, "sampler")
+    assert "vae" not in report_of(result, "sampler")
 
 
 @pytest.mark.parametrize("node", ["sampler", "decode"])
@@ -85,4 +113,4 @@ def test_timing_travels_on_its_socket_too(node: str, client: ComfyClient, tiny_m
     graph = timed(tiny_models, seed=95)
     graph["show"] = {"class_type": "PreviewAny", "inputs": {"source": [node, 1]}}
     result = client.queue(graph).require_success()
-    assert '"schema": 1' in result.outputs["show"]["text"][0]
+    assert f'"schema": "{SCHEMA}"' in result.outputs["show"]["text"][0]

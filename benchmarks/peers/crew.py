@@ -60,8 +60,16 @@ class PeerCrew:
         files = {"output": self._folder / "out.safetensors", "rendezvous": self._folder / "rendezvous"}
         options = [f"--{name}={value}" for name, value in {**numbers, **files}.items()]
         log = self._stack.enter_context((self._folder / f"{rank}.log").open("w"))
+        # A session of its own, as our ranks have: Linux shares a busy CPU between sessions before it does within one.
         process = subprocess.Popen(  # noqa: S603  our own module
-            [*command, *options], cwd=ROOT, pass_fds=(theirs,), stdin=subprocess.PIPE, stdout=log, stderr=log, text=True
+            [*command, *options],
+            cwd=ROOT,
+            pass_fds=(theirs,),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            text=True,
+            start_new_session=True,
         )
         os.close(theirs)
         return process

@@ -1,0 +1,20 @@
+"""The measure of a cold start: a process that loads a file into diffusers' model, runs it once and ends."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from safetensors.torch import load_file
+
+from parallel_runtime.oracle import Oracle
+
+
+def main(model: str, inputs: str, threads: str) -> None:
+    """One call of the file's model on a step's tensors."""
+    torch.set_num_threads(int(threads))
+    Oracle(model)(load_file(inputs))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

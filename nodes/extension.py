@@ -2,6 +2,7 @@
 
 from comfy_api.latest import ComfyExtension, io
 
+from .benchmark import ParallelBenchmark
 from .config import SPConfig
 from .list_sampler import ParallelFluxListSampler
 from .loader import ParallelFluxLoader
@@ -24,6 +25,7 @@ class ParallelDiTExtension(ComfyExtension):
             ParallelFluxSampler,
             ParallelFluxListSampler,
             TimedVAEDecode,
+            ParallelBenchmark,
             ShowTimingReport,
             ReleaseParallelPool,
         ]

@@ -39,6 +39,19 @@ class Request:
 _RECORD: ContextVar[list[Request] | None] = ContextVar("parallel_dit_requests", default=None)
 
 
+_TRACED: ContextVar[bool] = ContextVar("parallel_dit_traced", default=False)
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Have each rank trace the requests of this block; a trace is in the rank's report, as `trace`, gzipped JSON."""
+    token = _TRACED.set(True)
+    try:
+        yield
+    finally:
+        _TRACED.reset(token)
+
+
 @contextmanager
 def recording() -> Iterator[list[Request]]:
     """Collect the requests of this block in order, those of lanes that it starts included."""
@@ -170,7 +183,7 @@ class PooledModel:
             tensors=tensors,
             out_shape=(batch, image_tokens, out_channels),
             out_dtype=img.dtype,
-            options={**options, "timed": _RECORD.get() is not None},
+            options={**options, "timed": _RECORD.get() is not None, "trace": _TRACED.get()},
         )
         key = (self.devices, self.spec, plan, patches.name, patches.side_branch)
         (out,) = hand_over([Handed(key, send, call)])

@@ -81,6 +81,7 @@ class Pool:
         if threads < 1:
             raise ValueError(f"threads_per_rank={threads} is below 1; use at least one thread")
         self.devices = devices
+        self.threads_per_rank = threads
         self.deadline_s = checked(deadline_s)
         self.load_deadline_s = checked(max(load_deadline_s, deadline_s))
         self.generation = 0

@@ -1,0 +1,202 @@
+"""Parallel Benchmark: whole sampling runs under several plans, interleaved, beside one rank and stock ComfyUI."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import folder_paths
+import torch
+from comfy_api.latest import io
+
+from ..parallel_runtime.plan import ParallelPlan, heads_error
+from ..parallel_runtime.report.interleave import Contender, Run, interleave, table
+from .host.contenders import (
+    SLOW_ATTENTION,
+    RunsProgress,
+    attention_is_slow,
+    require_ours,
+    sampled,
+    stock_twin,
+    threads,
+    traced,
+    under_plan,
+)
+from .host.decoding import decode
+from .host.progress import NodeText
+from .report import benchmark_report, steps_of
+from .sampler import sampler_inputs
+from .sockets import CATEGORY, TimingSocket
+
+
+class ParallelBenchmark(io.ComfyNode):
+    """Slow by intent: every contender samples `warmup` + `runs` times."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """The inputs of Parallel Flux Sampler, then what to compare; new ones are only ever appended."""
+        return io.Schema(
+            node_id="ParallelBenchmark",
+            display_name="Parallel Benchmark",
+            category=CATEGORY,
+            description="Times whole sampling runs under several plans beside one rank and stock ComfyUI, in turn.",
+            inputs=[
+                *sampler_inputs(),
+                io.String.Input(
+                    "plans",
+                    multiline=True,
+                    default="",
+                    tooltip="One a line, such as ulysses=2 or ring=2,cfg=2. Empty: the MODEL's own plan.",
+                ),
+                io.Int.Input("warmup", default=5, min=0, max=100),
+                io.Int.Input("runs", default=5, min=1, max=100),
+                io.Boolean.Input(
+                    "stock",
+                    default=True,
+                    tooltip="Time stock ComfyUI too. Loads the file once more, into this process.",
+                ),
+                io.Vae.Input("vae", optional=True, tooltip="Time the decode too, apart."),
+                io.Boolean.Input(
+                    "trace",
+                    default=False,
+                    optional=True,
+                    tooltip="Write each rank's Chrome trace of one more step, by plan, to output/traces.",
+                ),
+            ],
+            outputs=[TimingSocket.Output(display_name="timing")],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model: io.Model.Type,
+        latent_image: dict,
+        plans: str,
+        warmup: int,
+        runs: int,
+        stock: bool,
+        vae: io.Vae.Type | None = None,
+        trace: bool = False,
+        **settings: object,
+    ) -> io.NodeOutput:
+        """Raises `ValueError` for a MODEL without workers and for plans that it cannot run, before anything runs."""
+        ours = require_ours(model)
+        field = Field(ours, {"latent": latent_image, **settings})
+        compared = read_plans(plans, ours.plan)
+        contenders, warnings = field.contenders(compared, stock=stock)
+        progress, text = RunsProgress((warmup + runs) * len(contenders)), NodeText()
+
+        def told(name: str, run: int, of: int) -> None:
+            progress.step()
+            text.say(f"run {run} of {of}: {name}")
+
+        timed = interleave(contenders, warmup=warmup, runs=runs, told=told)
+        rows, more = table(timed, error=relative_error)
+        files = [item for plan in compared for item in field.write_traces(plan)] if trace else []
+        decodes = [] if vae is None else [decode(vae, latent_image)[1] for _ in range(1 + runs)][1:]
+        report = benchmark_report(
+            ours.model.pooled,
+            field.settings,
+            field.last_requests,
+            contenders=rows,
+            warmup=warmup,
+            runs=runs,
+            warnings=warnings + more,
+            decodes=decodes,
+            traces=[item["filename"] for item in files],
+        )
+        return io.NodeOutput(report, ui={"parallel_dit": [report]} | ({"files": files} if files else {}))
+
+
+class Field:
+    """What all contenders share, and how each of them runs once."""
+
+    def __init__(self, model: object, settings: Mapping[str, object]) -> None:
+        self.model, self.settings = require_ours(model), settings
+        self.last_requests: list = []
+
+    def contenders(self, plans: list[ParallelPlan], *, stock: bool) -> tuple[list[Contender], list[str]]:
+        """One rank, stock ComfyUI, and the plans; and what the user should know of them."""
+        alone, warnings, found = ParallelPlan(), [], []
+        if alone.layout.kind == self.model.plan.layout.kind:
+            found.append(self._ours(alone, "one rank", "one_rank"))
+        else:
+            warnings.append(
+                f"no one rank to compare with: this MODEL's weights are {self.model.plan.weights}, one rank's are not"
+            )
+        if stock:
+            found += self._stock(plans)
+            if attention_is_slow(self.model.load_device):
+                warnings.append(SLOW_ATTENTION)
+        return found + [self._ours(plan, plan.name, "plan") for plan in plans], warnings
+
+    def write_traces(self, plan: ParallelPlan) -> list[dict[str, str]]:
+        """Write each rank's trace under a plan to the output folder; the files as clients are told of them."""
+        folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(
+            f"traces/{plan.name}", folder_paths.get_output_directory()
+        )
+        items = []
+        for rank, data in enumerate(traced(under_plan(self.model, plan), self.settings)):
+            filename = f"{name}_{counter:05}_rank{rank}.json.gz"
+            (Path(folder) / filename).write_bytes(data)
+            items.append({"filename": filename, "subfolder": subfolder, "type": "output"})
+        return items
+
+    def _ours(self, plan: ParallelPlan, name: str, kind: str) -> Contender:
+        pooled = self.model.model.pooled
+        reason = heads_error(plan.ulysses, pooled.num_heads)
+        if reason is not None:
+            raise ValueError(reason)
+        model = under_plan(self.model, plan)
+
+        def run_once() -> Run:
+            latent, record = sampled(model, self.settings)
+            self.last_requests = record.requests
+            return Run(result=latent, spans=steps_of(record), began_s=record.began_s)
+
+        return Contender(
+            name=name,
+            kind=kind,
+            engine="parallel-dit",
+            run=run_once,
+            plan=plan,
+            devices=pooled.devices[: plan.ranks],
+            threads=self._threads(plan),
+        )
+
+    def _stock(self, plans: list[ParallelPlan]) -> list[Contender]:
+        """Stock ComfyUI with as many threads as each plan has, where threads play a part."""
+        twin = stock_twin(self.model)
+
+        def running(count: int | None) -> Callable[[], Run]:
+            def run_once() -> Run:
+                with threads(count):
+                    return Run(result=sampled(twin, self.settings)[0])
+
+            return run_once
+
+        numbers = sorted({self._threads(plan) or 0 for plan in plans})
+        return [
+            Contender(
+                name=f"ComfyUI, {number} thread{'s' * (number > 1)}" if number else "ComfyUI, one device",
+                kind="one_process",
+                engine="comfyui",
+                run=running(number or None),
+                threads=number or None,
+            )
+            for number in numbers
+        ]
+
+    def _threads(self, plan: ParallelPlan) -> int | None:
+        """CPU threads of all ranks of a plan; None where they compute on GPUs."""
+        pooled = self.model.model.pooled
+        return pooled.pool.threads_per_rank * plan.ranks if pooled.devices[0].kind == "cpu" else None
+
+
+def read_plans(text: str, default: ParallelPlan) -> list[ParallelPlan]:
+    """The plans of the lines, without repeats; `default` when there are none. Raises `ValueError`."""
+    plans = [ParallelPlan.parse(line) for line in text.splitlines() if line.strip()]
+    return list(dict.fromkeys(plans)) or [default]
+
+
+def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the reference, in fp64."""
+    return float((result.double() - reference.double()).norm() / reference.double().norm())

@@ -1,0 +1,107 @@
+"""What a benchmark runs: a MODEL of ours under other plans, and stock ComfyUI's own model of the same file.
+
+Owns how each is made and how one sampling run of it is measured. Does not own the order of runs nor what is compared.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import comfy.model_management
+import comfy.sd
+import comfy.utils
+import torch
+from comfy.model_patcher import ModelPatcher
+
+from ...parallel_runtime.plan import ParallelPlan
+from .patcher import RemotePatcher
+from .pooled_model import recording, tracing
+from .refusals import refuse_in
+from .sampling import SamplingRecord, pooled_of, timed_run
+
+SLOW_ATTENTION = (
+    "stock ComfyUI ran without --use-pytorch-cross-attention, and its own attention is slower on a CPU; start ComfyUI "
+    "with that flag for a comparison of equals"
+)
+
+
+def require_ours(model: ModelPatcher) -> RemotePatcher:
+    """The MODEL when it is ours. Raises `ValueError` for any other."""
+    if not isinstance(model, RemotePatcher):
+        raise ValueError(
+            f"this MODEL is a {type(model).__name__} without workers; connect Parallel Flux Loader or Parallelize Model"
+        )
+    return model
+
+
+def under_plan(model: RemotePatcher, plan: ParallelPlan) -> RemotePatcher:
+    """The same MODEL, weights and all, under another plan. Raises `ValueError` for one that cannot be its plan."""
+    devices = model.model.pooled.devices
+    if plan.ranks > len(devices):
+        raise ValueError(
+            f"{plan.describe()} needs {plan.ranks} ranks, this MODEL has {len(devices)}; name more devices in SP Config"
+        )
+    if plan.layout.kind != model.plan.layout.kind:
+        raise ValueError(
+            f"{plan.describe()} has weights={plan.weights}, this MODEL weights={model.plan.weights}; "
+            "compare plans of the same weights, or set weights in SP Config"
+        )
+    clone = model.clone()
+    clone.plan = plan
+    return clone
+
+
+def stock_twin(model: RemotePatcher) -> ModelPatcher:
+    """Stock ComfyUI's model of the same file in the same dtype, with what was applied to ours. Raises `ValueError`."""
+    if model.side_branch:
+        raise refuse_in("lora=side branch in SP Config", "stock ComfyUI has no LoRA beside the weights")
+    spec = model.model.pooled.spec
+    twin = comfy.sd.load_diffusion_model(spec.path, model_options={"dtype": getattr(torch, spec.dtype)})
+    twin.patches = {name: list(entries) for name, entries in model.patches.items()}
+    twin.patches_uuid = model.patches_uuid
+    for name, value in model.object_patches.items():
+        twin.add_object_patch(name, value)
+    twin.model_options = comfy.utils.deepcopy_list_dict(model.model_options)
+    return twin
+
+
+def attention_is_slow(device: torch.device) -> bool:
+    """Whether ComfyUI on this device does without torch's attention."""
+    return device.type == "cpu" and not comfy.model_management.pytorch_attention_enabled()
+
+
+def sampled(model: ModelPatcher, settings: Mapping[str, object]) -> tuple[torch.Tensor, SamplingRecord]:
+    """One sampling run: its latent on the CPU, and what was measured. Shows no preview and moves no progress bar."""
+    record = SamplingRecord(pooled=pooled_of(model))
+    with recording() as record.requests:
+        latent = timed_run(model, settings, record, on_step=lambda *_: None)
+    return latent["samples"].float().cpu(), record
+
+
+def traced(model: ModelPatcher, settings: Mapping[str, object]) -> list[bytes]:
+    """Each rank's Chrome trace, gzipped JSON, of the last request of a run of one step."""
+    with tracing():
+        _, record = sampled(model, {**settings, "steps": 1})
+    return [rank["trace"] for rank in record.requests[-1].ranks if "trace" in rank]
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Run what is inside with so many CPU threads in this process; None leaves them as they are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class RunsProgress:
+    """ComfyUI's progress bar over the runs of a benchmark."""
+
+    def __init__(self, total: int) -> None:
+        self._bar = comfy.utils.ProgressBar(total)
+
+    def step(self) -> None:
+        """One run more. Raises ComfyUI's interrupt when the user cancels."""
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        self._bar.update(1)

@@ -1,0 +1,102 @@
+"""Parallel Benchmark: plans beside one rank and stock ComfyUI, in turn, with the error of each."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from host import workflows
+from host.client import ComfyClient, PromptResult, Workflow
+from host.pack_workflows import parallel
+from host.tiny_models import TinyModels
+from parallel_runtime.report.schema import validate
+
+
+def benchmark(tiny: TinyModels, *, vae: bool = False, **inputs: Any) -> Workflow:
+    """A small graph that ends in a benchmark, and shows its report."""
+    graph = parallel(workflows.text_to_image(tiny, seed=301), sampler="ParallelBenchmark")
+    del graph["decode"], graph["save"]
+    graph["sampler"]["inputs"] |= {"warmup": 1, "runs": 3, "plans": "", "stock": False} | inputs
+    if vae:
+        graph["sampler"]["inputs"]["vae"] = ["vae", 0]
+    show = {"timing": ["sampler", 0], "filename_prefix": "benchmark/tiny"}
+    return graph | {"show": {"class_type": "ShowTimingReport", "inputs": show}}
+
+
+def report_of(result: PromptResult) -> dict[str, Any]:
+    (report,) = result.require_success().outputs["show"]["parallel_dit"]
+    validate(report)
+    return report
+
+
+def test_plans_stand_beside_one_rank_and_stock_comfyui(client: ComfyClient, tiny_models: TinyModels) -> None:
+    result = client.queue(benchmark(tiny_models, plans="ulysses=2\n\nring=2\nulysses=2", stock=True, vae=True))
+    report = report_of(result)
+    rows = {row["name"]: row for row in report["contenders"]}
+    one_process = [name for name, row in rows.items() if row["kind"] == "one_process"]
+    assert list(rows) == ["one rank", *one_process, "uly2", "ring2"]
+    assert len(one_process) == 1
+    assert (report["warmup"], report["runs"], report["sampling"]["seed"]) == (1, 3, 301)
+    assert report["sizes"]["image_tokens"] == 256
+    for name in ("uly2", "ring2"):
+        row = rows[name]
+        assert len(row["run_s"]) == len(row["blocks_s"]) == 3
+        assert row["error"] <= 1e-5
+        assert row["speedup"] == pytest.approx(rows["one rank"]["median_s"] / row["median_s"])
+        process_s = rows[one_process[0]]["median_s"]
+        assert row["speedup_over_one_process"] == pytest.approx(process_s / row["median_s"])
+        assert row["end_to_end_over_block"] == pytest.approx(row["speedup"] / row["block_speedup"])
+        assert 0 < row["blocks_median_s"] < row["slowest_rank_s"] < row["median_s"]
+        assert [len(rank["busy_s"]) for rank in row["ranks"]] == [2, 2]
+    assert 0 < rows[one_process[0]]["error"] <= 1e-5
+    assert len(report["vae"]["run_s"]) == 3
+    assert "warnings" not in report, "the server runs with torch's attention, as a comparison of equals needs"
+    assert result.outputs["show"]["images"][0]["filename"].endswith(".png")
+    assert any("run 1 of 4: one rank" in text for _, text in result.texts)
+
+
+def test_each_rank_is_traced_on_request(client: ComfyClient, tiny_models: TinyModels) -> None:
+    result = client.queue(benchmark(tiny_models, runs=1, trace=True))
+    report = report_of(result)
+    files = result.outputs["sampler"]["files"]
+    assert report["traces"] == [item["filename"] for item in files]
+    for rank, item in enumerate(files):
+        assert item["filename"].startswith("uly2_")
+        name, *events = json.loads(gzip.decompress(client.view(item)))["traceEvents"]
+        assert name["args"] == {"name": f"rank {rank}"}
+        assert any("all_to_all" in event["name"] for event in events)
+    assert len(files) == 2
+
+
+def test_an_empty_list_times_the_models_own_plan(client: ComfyClient, tiny_models: TinyModels) -> None:
+    report = report_of(client.queue(benchmark(tiny_models, runs=1)))
+    assert [row["name"] for row in report["contenders"]] == ["one rank", "uly2"]
+    assert "vae" not in report
+
+
+@pytest.mark.parametrize(
+    ("plans", "words"),
+    [
+        ("ulysses=4", "needs 4 ranks, this MODEL has 2; name more devices in SP Config"),
+        ("ulysses=2\nrings=2", "unknown plan key 'rings'"),
+        ("ulysses=2,weights=sharded", "compare plans of the same weights"),
+    ],
+)
+def test_a_plan_that_cannot_run_is_refused_before_anything_runs(
+    client: ComfyClient, tiny_models: TinyModels, plans: str, words: str
+) -> None:
+    result = client.queue(benchmark(tiny_models, plans=plans))
+    assert (result.status, result.error_node) == ("error", "ParallelBenchmark")
+    assert words in result.error_message
+    assert not result.progress
+
+
+def test_a_model_without_workers_is_refused(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = benchmark(tiny_models)
+    graph["model"] = workflows.text_to_image(tiny_models)["model"]
+    result = client.queue(graph)
+    assert (result.status, result.error_node) == ("error", "ParallelBenchmark")
+    assert "connect Parallel Flux Loader or Parallelize Model" in result.error_message

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DPI = 100
+LANES_AT_LEAST = 4  # fewer ranks leave room, or two would be drawn as two walls
 WIDTH_INCHES, ROW_INCHES, RANK_INCHES, LOW_ROW_INCHES = 13.0, 3.2, 0.45, 1.5
 INK, PALE = "#1f2937", "#6b7280"
 COMPUTE, COMMUNICATION, IDLE, OTHER = "#2563eb", "#f59e0b", "#e5e7eb", "#9ca3af"
@@ -148,12 +149,13 @@ def _draw_contenders(axes: "Axes", report: Mapping) -> None:
         axes.errorbar(value, place, xerr=spread, color=INK, capsize=3, linewidth=1.2)
         if "block_speedup" in each:
             axes.plot(each["block_speedup"], place, "D", color=COMMUNICATION, markersize=7, markeredgecolor="white")
-        _write(axes, f"{value:.2f}x", 0, place, color="white")
+        _write(axes, f"{value:.2f}x", max(value + spread, each.get("block_speedup", 0.0)), place, color=INK)
     axes.axvline(1, color=PALE, linewidth=1, linestyle=":")
     axes.set_yticks(range(len(contenders)), [f"{each['name']}\n{each['median_s']:.3g} s" for each in contenders])
     if any("block_speedup" in each for each in contenders):
         axes.plot([], [], "D", color=COMMUNICATION, label="blocks alone")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12))
+    axes.margins(x=0.2)
     axes.set_title("Speed-up over one rank")
     axes.tick_params(axis="y", length=0)
 
@@ -165,13 +167,15 @@ def _draw_timeline(axes: "Axes", ranks: Sequence[Mapping], report: Mapping) -> N
         waits = rank.get("communication_s", [0.0] * len(rank["begin_s"]))
         spans = list(zip(rank["begin_s"], rank["busy_s"], waits, strict=True))
         whole = max(rank["end_s"])
-        axes.broken_barh([(0, whole)], (place - 0.3, 0.6), color=IDLE)
-        axes.broken_barh([(b, busy - wait) for b, busy, wait in spans], (place - 0.3, 0.6), color=COMPUTE)
-        axes.broken_barh([(b + busy - wait, wait) for b, busy, wait in spans], (place - 0.3, 0.6), color=COMMUNICATION)
+        axes.broken_barh([(0, whole)], (place - 0.3, 0.6), color=IDLE, linewidth=0)
+        axes.broken_barh([(b, busy - wait) for b, busy, wait in spans], (place - 0.3, 0.6), color=COMPUTE, linewidth=0)
+        axes.broken_barh(
+            [(b + busy - wait, wait) for b, busy, wait in spans], (place - 0.3, 0.6), color=COMMUNICATION, linewidth=0
+        )
     for begin in present[0]["begin_s"]:
         axes.axvline(begin, color="white", linewidth=1)
     axes.set_yticks(range(len(present)), [f"rank {rank['rank']}\n{rank['device']}" for rank in present])
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(present), LANES_AT_LEAST) - 0.5, -0.5)
     axes.set_xlim(left=0)
     for color, label in ((COMPUTE, "compute"), (COMMUNICATION, "communication"), (IDLE, "idle")):
         axes.plot([], [], "s", color=color, label=label)
@@ -206,7 +210,7 @@ def _draw_memory(axes: "Axes", ranks: Sequence[Mapping]) -> None:
                 _write(axes, f"{value:.3g}", value, middle, color=INK, fontsize=8.5)
         axes.plot([], [], "s", color=color, label=label)
     axes.set_yticks(range(len(present)), [f"rank {rank['rank']}" for rank in present])
-    axes.invert_yaxis()
+    axes.set_ylim(max(len(present), LANES_AT_LEAST) - 0.5, -0.5)
     axes.margins(x=0.15)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(shown))
     axes.set_title("Memory by rank, GB")

@@ -88,7 +88,7 @@ def test_measuring_costs_a_small_part_of_a_step(two_ranks: Pool, launching: Mode
         runner(tensors)
         step_s.append(min(rank["step_s"] for rank in runner.ranks))
     blocks = config.depth + config.depth_single
-    # a region a block, one for its modulation, two for attention, and as many as its collectives start and are waited for
+    # a region a block, one for modulation, two for attention; each collective is started and waited for
     entries = 4 + blocks * 4 + 2 * runner.ranks[0]["calls"]
     assert entries > 4 * blocks, "the exchange of this plan is not counted"
     assert entries * seconds_of_a_region(on=on) < limit * min(step_s)

@@ -144,7 +144,7 @@ def save(server: Server, outputs: dict[str, Any], folder: Path, prompt_id: str) 
         say(f"saved {target}")
     reports = {node: output["parallel_dit"] for node, output in outputs.items() if "parallel_dit" in output}
     for node, found in reports.items():
-        if any(report.get("prompt_id") != prompt_id for report in found):
+        if any(report.get("prompt_id", prompt_id) != prompt_id for report in found):
             say(f"{node}: served from the server's cache, its times are of an earlier prompt")
     if reports:
         target = folder / "timing.json"

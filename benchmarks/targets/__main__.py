@@ -39,7 +39,7 @@ GIB = 2**30
 
 def main() -> None:
     """Measures the figures asked for and prints a row each."""
-    figures = {"hand_over": hand_over, "cold_start": cold_start, "memory": memory}
+    figures = {"hand_over": hand_over, "cold_start": cold_start, "memory": memory, "stock": stock}
     parser = argparse.ArgumentParser(prog="benchmarks.targets", description=main.__doc__)
     parser.add_argument("figures", nargs="*", choices=[*figures, []], default=[*figures])
     show("| figure | target | measured |\n| --- | --- | --- |")
@@ -116,6 +116,14 @@ def memory() -> None:
         grown = private_bytes(pids) - before
     measured = f"{grown / size:.2f}x ({grown / GIB:.2f} GiB for {size / GIB:.2f} GiB)"
     show(f"| growth of private memory, summed over ranks, sharded weights | 1.15x the file | {measured} |")
+
+
+def stock() -> None:
+    """A step against stock ComfyUI's; needs the tests' environment, with PYTHONPATH=tests."""
+    from .stock import rows  # here: the other figures need no ComfyUI
+
+    for row in rows():
+        show(f"| {' | '.join(row)} |")
 
 
 def private_bytes(pids: list[int]) -> int:

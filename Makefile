@@ -16,14 +16,15 @@ DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 PARITY_FLAGS ?=
 PEERS_FLAGS ?=
+TARGETS_FLAGS ?=
 PEERS := build/peers
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 
-.PHONY: help venv test parity refusals endurance soak fuzz demo lint format types imports peers clean
+.PHONY: help venv test parity refusals endurance soak fuzz demo lint format types imports peers targets clean
 
 help:
-	@echo "make venv | test | parity | refusals | endurance | soak | fuzz | demo | lint | format | types | imports | peers | clean"
+	@echo "make venv | test | parity | refusals | endurance | soak | fuzz | demo | lint | format | types | imports | peers | targets | clean"
 
 venv: $(STAMP)
 
@@ -80,6 +81,10 @@ imports: venv
 # shape. One of them, more runs: make peers PEERS_FLAGS="--shape overhead --runs 21"
 peers: venv $(PEERS)/.installed
 	$(RUN) -m benchmarks.peers $(PEERS_FLAGS)
+
+# Hand-over, cold start, memory, and a step against stock ComfyUI's: make targets TARGETS_FLAGS="hand_over stock"
+targets: venv
+	$(RUN) -m benchmarks.targets $(TARGETS_FLAGS)
 
 $(PEERS)/.installed: pyproject.toml constraints.txt benchmarks/peers/install.py
 	$(VENV)/bin/python -m venv --clear $(PEERS)

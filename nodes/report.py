@@ -7,7 +7,7 @@ from statistics import median
 import torch
 
 from ..parallel_runtime.devices import Device
-from ..parallel_runtime.report.build import Span, new_report, plan_part, rank_parts, span_timings
+from ..parallel_runtime.report.build import Span, new_report, plan_part, rank_parts, span_timings, spans_of_run
 from ..parallel_runtime.report.surroundings import utilisation
 from .host.decoding import DecodeRecord
 from .host.list_sampling import ListRecord
@@ -30,6 +30,8 @@ def denoise_report(record: SamplingRecord, latent: dict, settings: Mapping[str, 
     timings: dict = {"load_s": record.load_s, "denoise_s": record.denoise_s, "step_s": record.step_s}
     if record.step_s:
         timings |= {"per": "step", "first_step_s": record.step_s[0]}
+    if record.loop == "resident":
+        timings["prepare_s"] = max(rank.get("prepare_s", 0.0) for rank in record.requests[-1].ranks)
     return _report(
         "denoise",
         record.pooled,
@@ -37,7 +39,7 @@ def denoise_report(record: SamplingRecord, latent: dict, settings: Mapping[str, 
         devices=[] if record.device is None else [_device(record.device)],
         sampling=_asked(settings),
         sizes=_sizes(latent["samples"].shape),
-        loop={"kind": "host"},
+        loop={"kind": record.loop} | ({} if record.loop_reason is None else {"reason": record.loop_reason}),
         timings=timings | _request_timings(record.requests) | span_timings(ranks),
         ranks=ranks,
     )
@@ -109,7 +111,12 @@ def benchmark_report(
 
 
 def steps_of(record: SamplingRecord) -> list[Span]:
-    """The steps of a run with the requests made in each; a request belongs to the step in which it began."""
+    """The steps of a run with the requests made in each; a request belongs to the step in which it began.
+
+    A run inside the workers was one request, whose ranks say what each step took.
+    """
+    if record.loop == "resident":
+        return spans_of_run(record.requests[-1].ranks, record.step_s)
     ends, now = [], record.began_s
     for seconds in record.step_s:
         now += seconds

@@ -2,13 +2,17 @@
 
 from comfy_api.latest import io
 
+from .host.resident import ResidentOptions
 from .host.sampling import sample, sampler_names, scheduler_names
 from .report import denoise_report
 from .sockets import CATEGORY, TimingSocket
 
+LOOPS = ("auto", "host")
+MODULATIONS = ("keep", "release")
+
 
 class ParallelFluxSampler(io.ComfyNode):
-    """ComfyUI's own loop calls the MODEL each step; progress, preview and Cancel are KSampler's."""
+    """KSampler with its loop in the workers where that can be; progress, preview and Cancel are KSampler's."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -17,15 +21,40 @@ class ParallelFluxSampler(io.ComfyNode):
             node_id="ParallelFluxSampler",
             display_name="Parallel Flux Sampler",
             category=CATEGORY,
-            description="KSampler with a report: time per step on each rank, and memory per rank.",
-            inputs=sampler_inputs(),
+            description="KSampler inside the workers, with a report: time per step on each rank, and memory per rank.",
+            inputs=[
+                *sampler_inputs(),
+                io.Combo.Input(
+                    "loop",
+                    options=list(LOOPS),
+                    default=LOOPS[0],
+                    optional=True,
+                    tooltip="auto runs all steps inside the workers where the graph allows it; host goes step by step.",
+                ),
+                io.Combo.Input(
+                    "modulations",
+                    options=list(MODULATIONS),
+                    default=MODULATIONS[0],
+                    optional=True,
+                    tooltip="release frees about a quarter of a Flux on each rank while it samples inside the workers; "
+                    "the next prompt reads it again.",
+                ),
+            ],
             outputs=[io.Latent.Output(display_name="latent"), TimingSocket.Output(display_name="timing")],
         )
 
     @classmethod
-    def execute(cls, model: io.Model.Type, latent_image: dict, **settings: object) -> io.NodeOutput:
+    def execute(
+        cls,
+        model: io.Model.Type,
+        latent_image: dict,
+        loop: str = LOOPS[0],
+        modulations: str = MODULATIONS[0],
+        **settings: object,
+    ) -> io.NodeOutput:
         """The report is also the node's `ui`, where headless clients find it in /history."""
-        latent, record = sample(model, {"latent": latent_image, **settings})
+        resident = ResidentOptions(release_modulations=modulations == MODULATIONS[1]) if loop == LOOPS[0] else None
+        latent, record = sample(model, {"latent": latent_image, **settings}, resident)
         report = denoise_report(record, latent, settings)
         return io.NodeOutput(latent, report, ui={"parallel_dit": [report]})
 

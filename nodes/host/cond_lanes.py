@@ -19,7 +19,7 @@ from comfy.patcher_extension import WrapperExecutor
 from ...parallel_runtime.plan import ParallelPlan, auto_plan
 from .lanes import in_lanes, inside_a_lane
 from .order import why_calls_keep_order
-from .pooled_model import PooledModel
+from .pooled_model import PooledModel, is_capturing
 from .progress import NodeText, OncePerPrompt
 
 log = logging.getLogger(__name__)
@@ -60,9 +60,9 @@ def calc_in_lanes(
         )
     whole = partial(executor, model, conds, x_in, timestep, model_options)
     pooled = vars(model).get("pooled")  # a guider may run another model with our options
-    if pooled is None or pooled.plan.lanes == 1:
+    if pooled is None or pooled.plan.lanes == 1 or is_capturing():
         return whole()
-    _tell_idle(pooled, sum(map(len, filter(None, conds))) * x_in.shape[0])
+    tell_idle(pooled, sum(map(len, filter(None, conds))) * x_in.shape[0])
     entries = list(_active(conds, x_in, timestep))
     groups = _together(entries)
     if len(groups) < 2:
@@ -134,7 +134,7 @@ def _weight(entries: list[Entry], x_in: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def _tell_idle(pooled: PooledModel, rows: int) -> None:
+def tell_idle(pooled: PooledModel, rows: int) -> None:
     """Say once a prompt that there is less to share out than there are lanes, and which plan would use all ranks."""
     plan = pooled.plan
     lanes = plan.cfg if inside_a_lane() else plan.lanes

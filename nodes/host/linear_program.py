@@ -34,6 +34,7 @@ class Run:
     sigmas: list[float] = field(default_factory=list)
     step_ends: list[int] = field(default_factory=list)
     result: torch.Tensor | None = None
+    sigmas_left: torch.Tensor | None = None  # the sigmas it was given, which some samplers change
 
 
 class _Model(comfy.samplers.KSamplerX0Inpaint):
@@ -92,10 +93,11 @@ class SamplerRun:
         def step_done(news: dict) -> None:
             run.step_ends.append(len(run.inputs) - 1)
 
+        run.sigmas_left = self.sigmas.to(x.device, copy=True)
         run.result = self.sampler.sampler_function(
             model,
             x,
-            self.sigmas.clone(),
+            run.sigmas_left,
             extra_args=dict(self.extra_args),
             callback=step_done,
             disable=True,
@@ -104,8 +106,10 @@ class SamplerRun:
         return run
 
 
-def trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor]) -> Program:
-    """The program of a sampler. `timestep` maps a sigma to what the model is told, as ComfyUI's model sampling does.
+def trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Program, torch.Tensor]:
+    """The program of a sampler, and what it makes of its sigmas, which ComfyUI reads again after it.
+
+    `timestep` maps a sigma to what the model is told, as ComfyUI's model sampling does.
 
     Leaves the random state of torch as it found it. Raises `NotLinearError` with what keeps the sampler from it.
     """
@@ -119,7 +123,9 @@ def trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor]) -> 
         torch.set_num_threads(threads)
 
 
-def _trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> Program:
+def _trace(
+    run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> tuple[Program, torch.Tensor]:
     width = 1 + _max_calls(len(run.sigmas))
     shape = (1, width, 1, 1)
     units = torch.eye(width, dtype=dtype).view(width, *shape)
@@ -141,7 +147,7 @@ def _trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor], dt
         step_ends=tuple(unit.step_ends),
     )
     _check(program, random, still, randoms, 100 * TOLERANCES[dtype])
-    return program
+    return program, still.sigmas_left
 
 
 def given_tensors(run: SamplerRun, program: Program, x: torch.Tensor) -> dict[int, torch.Tensor]:

@@ -19,6 +19,7 @@ from ...parallel_runtime.patch import PRISTINE, PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.calls import ModelCall
 from ...parallel_runtime.pool.pool import Pool
+from ...parallel_runtime.pool.resident import ResidentRun, StepDone
 from .lanes import Handed, hand_over
 from .pools import POOLS, Devices, Weights
 
@@ -37,6 +38,7 @@ class Request:
 
 
 _RECORD: ContextVar[list[Request] | None] = ContextVar("parallel_dit_requests", default=None)
+_CAPTURE: ContextVar[list[ModelCall] | None] = ContextVar("parallel_dit_captured", default=None)
 
 
 _TRACED: ContextVar[bool] = ContextVar("parallel_dit_traced", default=False)
@@ -61,6 +63,22 @@ def recording() -> Iterator[list[Request]]:
         yield requests
     finally:
         _RECORD.reset(token)
+
+
+@contextmanager
+def capturing() -> Iterator[list[ModelCall]]:
+    """Collect the calls of this block instead of sending them; each is answered with zeros."""
+    calls: list[ModelCall] = []
+    token = _CAPTURE.set(calls)
+    try:
+        yield calls
+    finally:
+        _CAPTURE.reset(token)
+
+
+def is_capturing() -> bool:
+    """Whether calls of a model are only looked at now."""
+    return _CAPTURE.get() is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +203,25 @@ class PooledModel:
             out_dtype=img.dtype,
             options={**options, "timed": _RECORD.get() is not None, "trace": _TRACED.get()},
         )
+        captured = _CAPTURE.get()
+        if captured is not None:
+            captured.append(call)
+            return img.new_zeros(call.out_shape)
         key = (self.devices, self.spec, plan, patches.name, patches.side_branch)
         (out,) = hand_over([Handed(key, send, call)])
         return out
+
+    def sample(self, run: ResidentRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> torch.Tensor:
+        """A whole sampling run in the workers; its latent (B, S, C) fp32 on the CPU. Raises as `step`."""
+        began_s = time.perf_counter()
+        result = self.pool.sample(
+            self.spec, self.plan, run, patches=self.patches, on_step=on_step, check_cancelled=check_cancelled
+        )
+        requests = _RECORD.get()
+        if requests is not None:
+            shapes = tuple((*call.out_shape[:2], call.tensors["txt"].shape[1]) for call in run.conds)
+            requests.append(Request(calls=shapes, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks))
+        return result.out
 
 
 def _is_on(rank: Device, device: torch.device) -> bool:

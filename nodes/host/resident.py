@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import comfy.model_management
 import comfy.model_sampling
 import comfy.samplers
 import torch
@@ -18,9 +19,9 @@ from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.pool.calls import ModelCall
 from ...parallel_runtime.pool.resident import Inpaint, ResidentRun
-from .cond_lanes import LANES_KEY
+from .cond_lanes import LANES_KEY, tell_idle
 from .linear_program import NotLinearError, SamplerRun, given_tensors, trace
-from .pooled_model import PooledModel
+from .pooled_model import PooledModel, capturing
 
 PATCH = 2  # latent pixels a side of one token
 # What makes a conditioning differ from step to step, from place to place, or need the host at each step.
@@ -123,7 +124,7 @@ def _sampler_body(
     guider = model.inner_model
     run = SamplerRun(sampler=stock, guider=guider, sigmas=sigmas, extra_args=extra_args)
     try:
-        program = trace(run, guider.inner_model.model_sampling.timestep)
+        program, sigmas_left = trace(run, guider.inner_model.model_sampling.timestep)
     except NotLinearError as error:
         raise HostLoopError(f"the sampler cannot be written as numbers: {error}") from error
     if program.num_calls == 0:
@@ -131,7 +132,8 @@ def _sampler_body(
     if x.ndim != 4 or x.shape[2] % PATCH or x.shape[3] % PATCH:
         raise HostLoopError(f"a latent of {tuple(x.shape[2:])} does not divide into tokens of {PATCH}")
     inpaint = _inpaint(model, extra_args["denoise_mask"], x, sigmas)
-    conds = tuple(_cond(pooled, guider, name, extra_args, x, sigmas[:1]) for name in _cond_names(guider))
+    conds = tuple(_cond(guider, name, extra_args, x, sigmas[:1]) for name in _cond_names(guider))
+    tell_idle(pooled, len(conds) * x.shape[0])
     given = given_tensors(run, program, x)
 
     def step_done(step: int, tokens: torch.Tensor) -> None:
@@ -150,11 +152,11 @@ def _sampler_body(
         on_step=step_done,
         check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
     )
+    sigmas.copy_(sigmas_left)
     return from_tokens(result, x.shape).to(device=x.device, dtype=x.dtype)
 
 
 def _cond(
-    pooled: PooledModel,
     guider: comfy.samplers.CFGGuider,
     name: str,
     extra_args: dict,
@@ -162,7 +164,7 @@ def _cond(
     sigma: torch.Tensor,
 ) -> ModelCall:
     """What ComfyUI would send the workers for one conditioning in the first step."""
-    with pooled.capturing() as calls:
+    with capturing() as calls:
         sigma = sigma.expand(x.shape[0])
         comfy.samplers.calc_cond_batch(guider.inner_model, [guider.conds[name]], x, sigma, extra_args["model_options"])
     if len(calls) != 1:

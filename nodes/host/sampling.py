@@ -1,5 +1,6 @@
 """ComfyUI's own sampling, with a clock around its loop. Owns what is measured in it, changes nothing of it."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from comfy.patcher_extension import WrappersMP
 from .clock import synchronized_s
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel, Request, recording
+from .resident import HostLoopError, ResidentOptions, sample_in_pool
 
+log = logging.getLogger(__name__)
 WRAPPER_KEY = "parallel_dit_clock"
 OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
@@ -33,6 +36,8 @@ class SamplingRecord:
     denoise_s: float = 0.0
     step_s: list[float] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    loop: str = "host"  # where the sampler's loop ran: in ComfyUI, or resident in the workers
+    loop_reason: str | None = None  # why a run that could have been resident was not
 
 
 def sampler_names() -> list[str]:
@@ -50,15 +55,18 @@ def pooled_of(model: ModelPatcher) -> PooledModel | None:
     return model.model.pooled if isinstance(model, RemotePatcher) else None
 
 
-def sample(model: ModelPatcher, settings: Mapping[str, object]) -> tuple[dict, SamplingRecord]:
+def sample(
+    model: ModelPatcher, settings: Mapping[str, object], resident: ResidentOptions | None = None
+) -> tuple[dict, SamplingRecord]:
     """What KSampler does, `settings` being its own inputs. Returns the latent and what was measured.
 
-    Raises `ValueError` for a latent without images.
+    With `resident` the loop runs in the workers where it can, else the record says why not. Raises `ValueError` for a
+    latent without images.
     """
     check_latent(settings["latent"], "latent_image")
     record = SamplingRecord(pooled=pooled_of(model))
     with recording() as record.requests:
-        return timed_run(model, settings, record), record
+        return timed_run(model, settings, record, resident=resident), record
 
 
 def timed_run(
@@ -67,6 +75,7 @@ def timed_run(
     record: SamplingRecord,
     on_step: OnStep | None = None,
     beside: Sequence[ModelPatcher] = (),
+    resident: ResidentOptions | None = None,
 ) -> dict:
     """One stock sampling run, measured into `record`, with the models `beside` it kept loaded.
 
@@ -76,7 +85,8 @@ def timed_run(
     timed = model.clone()
     if beside:
         timed.set_additional_models(WRAPPER_KEY, list(beside))
-    timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step))
+    loop = _loop(record, resident)
+    timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step, loop))
     (result,) = comfy_nodes.common_ksampler(timed, **settings)
     record.device = model.load_device
     record.load_s = max(0.0, record.began_s - called_s)
@@ -90,7 +100,27 @@ def check_latent(latent: dict, name: str) -> None:
         raise ValueError(f"{name} has shape {shape}, a batch of 0 images; connect a latent of at least one")
 
 
-def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None) -> Callable[..., torch.Tensor]:
+def _loop(record: SamplingRecord, resident: ResidentOptions | None) -> Callable[..., torch.Tensor]:
+    """Runs a sampler's loop, handed over as ComfyUI's wrappers get it: in the workers if asked and possible."""
+
+    def run(executor: Callable, *arguments: object) -> torch.Tensor:
+        if resident is None or record.pooled is None:
+            return executor(*arguments)
+        try:
+            samples = sample_in_pool(executor.class_obj, record.pooled, resident, *arguments)
+        except HostLoopError as reason:
+            record.loop_reason = str(reason)
+            log.info("Parallel Flux Sampler: the loop stays in ComfyUI: %s", reason)
+            return executor(*arguments)
+        record.loop = "resident"
+        return samples
+
+    return run
+
+
+def _clock(
+    record: SamplingRecord, device: torch.device, on_step: OnStep | None, loop: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
     """A wrapper of the sampler's loop: after models are loaded, before the first step, until after the last."""
 
     def run(
@@ -106,7 +136,7 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
 
         marks = [synchronized_s(device)]
         record.began_s = marks[0]
-        samples = executor(guider, sigmas, extra, step_done, *rest)
+        samples = loop(executor, guider, sigmas, extra, step_done, *rest)
         record.denoise_s = synchronized_s(device) - marks[0]
         return samples
 

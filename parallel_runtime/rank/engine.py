@@ -216,7 +216,9 @@ class Engine:
             model.weights.end()
         share = shares[mesh.lane]
         report = loop.report() | {"pieces": [[cond, share.start, share.stop] for cond in share.conds]}
-        return report | {"released_bytes": released} | self._report(model, mesh)
+        if released:
+            report["released_bytes"] = released
+        return report | self._report(model, mesh)
 
     def _forward(self, model: LoadedModel, mesh: Mesh, *, timed: bool, beat: Callable[[], None]) -> Forward:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""

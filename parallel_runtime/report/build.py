@@ -70,8 +70,8 @@ def rank_parts(
         last = [request[rank] for span in spans for request in span.requests if len(request) > rank]
         if last and "memory" in last[-1]:
             part["memory"] = dict(last[-1]["memory"])
-        if last and "lane" in last[-1]:
-            part["lane"] = last[-1]["lane"]
+        if last:
+            part |= {name: last[-1][name] for name in ("lane", "released_bytes") if name in last[-1]}
         if utilisation and rank in utilisation:
             part["utilisation"] = utilisation[rank]
         parts.append(part)
@@ -92,7 +92,7 @@ def spans_of_run(ranks: Sequence[Mapping], wall_s: Sequence[float]) -> list[Span
 def _step_of(rank: Mapping, number: int) -> dict:
     if not rank.get("member", True):
         return dict(rank)
-    step = {name: rank[name] for name in ("lane", "memory") if name in rank}
+    step = {name: rank[name] for name in ("lane", "memory", "released_bytes") if name in rank}
     step |= {name: rank[name][number] for name in ("step_s", "began_s") if name in rank}
     if "regions" in rank:
         step["regions"] = {name: values[number] for name, values in rank["regions"].items()}

@@ -122,6 +122,7 @@ RANK = {
     "rank": _needed(_count),
     "device": _needed(_name),
     "lane": Field(_count),
+    "released_bytes": Field(_count),
     "begin_s": SERIES,
     "end_s": SERIES,
     "busy_s": SERIES,

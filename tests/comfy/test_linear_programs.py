@@ -54,6 +54,10 @@ def test_tracing_leaves_the_random_state_alone_and_drawing_noise_moves_it_as_the
             assert values["random_state_as_sampler"], name
 
 
+def test_sigmas_are_left_as_the_sampler_leaves_them(found: dict[str, dict]) -> None:
+    assert all(values.get("sigmas_as_sampler", True) for values in found.values())
+
+
 def test_programs_fit_into_a_message(found: dict[str, dict]) -> None:
     assert max(values.get("json_bytes", 0) for values in found.values()) < 64 * 1024
 

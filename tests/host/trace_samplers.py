@@ -73,7 +73,7 @@ def main() -> None:
             torch.manual_seed(77)
             state = torch.get_rng_state()
             try:
-                program = tracer.trace(run, sampling.timestep)
+                program, sigmas_left = tracer.trace(run, sampling.timestep)
             except tracer.NotLinearError as error:
                 found[f"{name}, {case}"] = {"reason": str(error)}
                 continue
@@ -83,10 +83,11 @@ def main() -> None:
             after = torch.get_rng_state()
             result = program.run(given.__getitem__, lambda e, latent, p=program: denoise(latent, p.states[e].sigma))
             torch.manual_seed(77)
+            own_sigmas = sigmas.clone()
             wanted = sampler.sampler_function(
-                Model(guider, sigmas),
+                Model(guider, own_sigmas),
                 x.clone(),
-                sigmas,
+                own_sigmas,
                 extra_args=dict(extra),
                 callback=lambda _: None,
                 disable=True,
@@ -97,6 +98,7 @@ def main() -> None:
                 "calls": program.num_calls,
                 "steps": len(program.step_ends),
                 "json_bytes": len(json.dumps(program.to_dict())),
+                "sigmas_as_sampler": torch.equal(sigmas_left, own_sigmas),
                 "noisy": program.given != (0,),
                 "random_state_kept": untouched,
                 "random_state_as_sampler": torch.equal(after, torch.get_rng_state()),

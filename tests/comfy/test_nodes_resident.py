@@ -1,0 +1,120 @@
+"""Parallel Flux Sampler with its loop in the workers: the latent of stock KSampler, and a report of where it ran."""
+
+from __future__ import annotations
+
+import pytest
+
+from host import workflows
+from host.client import ComfyClient, PromptResult, Workflow
+from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent, to_latent
+from host.tiny_models import TinyModels
+
+from .test_nodes_parity import of_file, with_cfg, with_reference
+
+# token-wise samplers that people use, one that looks back, one with two calls a step, some with noise of their own
+SAMPLERS = (
+    *("euler", "euler_ancestral", "heun", "dpmpp_2m", "dpmpp_2m_sde", "dpmpp_sde", "lcm", "ddpm", "uni_pc", "deis"),
+    *("res_multistep", "er_sde", "seeds_2"),
+)
+
+
+def in_pool(graph: Workflow, *, loop: str = "auto", modulations: str = "keep", **plan: object) -> Workflow:
+    """The same graph with our loader and our sampler."""
+    graph = parallel(graph, sampler="ParallelFluxSampler", **plan)
+    graph["sampler"]["inputs"] |= {"loop": loop, "modulations": modulations}
+    return graph
+
+
+def report_of(result: PromptResult) -> dict:
+    """What the sampler measured."""
+    return result.require_success().outputs["sampler"]["parallel_dit"][0]
+
+
+def compare(client: ComfyClient, graph: Workflow, **options: object) -> dict:
+    """Hold our latent, progress and previews against stock's; the report."""
+    stock = client.queue(to_latent(graph))
+    ours = client.queue(to_latent(in_pool(graph, **options)))
+    assert relative_error(saved_latent(client, ours), saved_latent(client, stock)) <= TOLERANCE
+    assert [(each.value, each.max) for each in ours.progress if each.node == "sampler"] == [
+        (each.value, each.max) for each in stock.progress if each.node == "sampler"
+    ]
+    assert len(ours.previews) == len(stock.previews) > 0
+    return report_of(ours)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_samplers_run_in_the_workers(client: ComfyClient, tiny_models: TinyModels, sampler: str) -> None:
+    report = compare(client, workflows.text_to_image(tiny_models, steps=4, sampler=sampler))
+    assert report["loop"]["kind"] == "resident", report["loop"]
+    assert len(report["timings"]["step_s"]) == report["sampling"]["steps"] == 4
+    assert all(len(rank["busy_s"]) == 4 for rank in report["ranks"])
+    assert report["timings"]["prepare_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("devices", "degrees"),
+    [
+        ("cpu:2", {"ring": 2}),
+        ("cpu:3", {"ring": 3}),
+        ("cpu:2", {"cfg": 2}),
+        ("cpu:4", {"cfg": 2, "ulysses": 2, "weights": "sharded"}),
+        ("cpu:2", {"data": 2}),
+    ],
+)
+def test_every_kind_of_plan_runs_the_loop(
+    client: ComfyClient, tiny_models: TinyModels, devices: str, degrees: dict
+) -> None:
+    graph = with_cfg(workflows.text_to_image(tiny_models, steps=3, batch=2), 3.0, negative="blurry " * 300)
+    report = compare(client, graph, devices=devices, mode="manual", **degrees)
+    assert report["loop"]["kind"] == "resident", report["loop"]
+
+
+def test_fill_kontext_and_schnell_run_in_the_workers(client: ComfyClient, tiny_models: TinyModels, hint: str) -> None:
+    dev = workflows.text_to_image(tiny_models)
+    for graph in (workflows.fill(tiny_models, hint), with_reference(dev, hint), workflows.schnell(tiny_models)):
+        report = compare(client, graph)
+        assert report["loop"]["kind"] == "resident", report["loop"]
+
+
+def test_a_noise_mask_and_a_part_of_the_steps_run_in_the_workers(
+    client: ComfyClient, tiny_models: TinyModels, hint: str
+) -> None:
+    graph = workflows.with_image(workflows.text_to_image(tiny_models, steps=5), hint)
+    graph["encode"] = {"class_type": "VAEEncode", "inputs": {"pixels": ["image", 0], "vae": ["vae", 0]}}
+    graph["mask"] = {"class_type": "SolidMask", "inputs": {"value": 0.7, "width": 64, "height": 64}}
+    graph["masked"] = {"class_type": "SetLatentNoiseMask", "inputs": {"samples": ["encode", 0], "mask": ["mask", 0]}}
+    graph["sampler"]["inputs"] |= {"latent_image": ["masked", 0], "denoise": 0.6}
+    report = compare(client, graph)
+    assert report["loop"]["kind"] == "resident", report["loop"]
+
+
+def test_released_modulations_are_reported_and_come_back(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = of_file(workflows.text_to_image(tiny_models), tiny_models.dev_saved)
+    released = compare(client, graph, modulations="release")
+    assert all(rank["released_bytes"] > 0 for rank in released["ranks"])
+    graph["sampler"]["inputs"]["seed"] = 77
+    assert "released_bytes" not in compare(client, graph, loop="host")["ranks"][0]
+
+
+@pytest.mark.parametrize("sampler", ["dpm_adaptive", "euler_cfg_pp"])
+def test_a_sampler_that_cannot_live_there_stays_in_comfyui_and_says_so(
+    client: ComfyClient, tiny_models: TinyModels, sampler: str
+) -> None:
+    report = compare(client, workflows.text_to_image(tiny_models, steps=3, sampler=sampler))
+    assert report["loop"]["kind"] == "host"
+    assert "the sampler cannot be written as numbers" in report["loop"]["reason"]
+
+
+def test_a_controlnet_and_an_odd_latent_stay_in_comfyui_and_say_so(
+    client: ComfyClient, tiny_models: TinyModels, hint: str
+) -> None:
+    dev = workflows.text_to_image(tiny_models)
+    controlled = workflows.with_controlnet(dev, tiny_models, tiny_models.controlnet_xlabs, hint)
+    assert compare(client, controlled)["loop"]["reason"] == "a ControlNet"
+    odd = workflows.text_to_image(tiny_models, width=200, height=328)
+    assert "does not divide into tokens" in compare(client, odd)["loop"]["reason"]
+
+
+def test_the_host_loop_can_be_asked_for(client: ComfyClient, tiny_models: TinyModels) -> None:
+    report = compare(client, workflows.text_to_image(tiny_models, steps=2, seed=5), loop="host")
+    assert report["loop"] == {"kind": "host"}

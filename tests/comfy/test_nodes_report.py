@@ -31,8 +31,14 @@ def timed(tiny: TinyModels, *, seed: int, steps: int = 3) -> Workflow:
     return graph
 
 
+def host_loop(graph: Workflow) -> Workflow:
+    """The same graph with a request to the pool for each call of the model."""
+    graph["sampler"]["inputs"]["loop"] = "host"
+    return graph
+
+
 def test_the_sampler_reports_each_rank_and_each_step(client: ComfyClient, tiny_models: TinyModels) -> None:
-    result = client.queue(timed(tiny_models, seed=91))
+    result = client.queue(host_loop(timed(tiny_models, seed=91)))
     report = report_of(result, "sampler")
     assert (report["schema"], report["kind"], report["prompt_id"]) == (SCHEMA, "denoise", result.prompt_id)
     assert report["from_cache"] is False
@@ -57,7 +63,7 @@ def test_the_sampler_reports_each_rank_and_each_step(client: ComfyClient, tiny_m
 def test_compute_communication_and_idle_are_the_whole_of_each_step(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
-    report = report_of(client.queue(timed(tiny_models, seed=96)), "sampler")
+    report = report_of(client.queue(host_loop(timed(tiny_models, seed=96))), "sampler")
     step_s = report["timings"]["step_s"]
     assert len(report["ranks"]) == 2
     for number, rank in enumerate(report["ranks"]):
@@ -73,7 +79,7 @@ def test_compute_communication_and_idle_are_the_whole_of_each_step(
 
 
 def test_a_sampler_with_two_calls_a_step_adds_them_up(client: ComfyClient, tiny_models: TinyModels) -> None:
-    graph = timed(tiny_models, seed=92)
+    graph = host_loop(timed(tiny_models, seed=92))
     graph["sampler"]["inputs"]["sampler_name"] = "heun"
     report = report_of(client.queue(graph), "sampler")
     timings, ranks = report["timings"], report["ranks"]
@@ -81,6 +87,18 @@ def test_a_sampler_with_two_calls_a_step_adds_them_up(client: ComfyClient, tiny_
     assert len(timings["request_s"]) == 5  # heun corrects every step but the last
     one = ranks[0]["collectives"][0]  # heun tells of a step after its first call; the second is in the next one's time
     assert ranks[0]["collectives"] == [one, 2 * one, 2 * one]
+
+
+def test_a_loop_inside_the_workers_is_one_request_whose_ranks_tell_of_each_step(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    report = report_of(client.queue(timed(tiny_models, seed=97)), "sampler")
+    timings = report["timings"]
+    assert (report["loop"], timings["calls"], len(timings["step_s"])) == ({"kind": "resident"}, [1], 3)
+    assert 0 < timings["prepare_s"] < timings["denoise_s"]
+    for rank in report["ranks"]:
+        assert len(rank["busy_s"]) == len(rank["communication_s"]) == 3
+        assert all(0 < each < whole for each, whole in zip(rank["communication_s"], rank["busy_s"], strict=True))
 
 
 def test_what_was_not_measured_is_absent(client: ComfyClient, tiny_models: TinyModels) -> None:

@@ -21,10 +21,10 @@ PEERS := build/peers
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 
-.PHONY: help venv test parity refusals endurance soak fuzz demo lint format types imports peers targets clean
+.PHONY: help venv test parity refusals plans endurance soak fuzz demo lint format types imports peers targets clean
 
 help:
-	@echo "make venv | test | parity | refusals | endurance | soak | fuzz | demo | lint | format | types | imports | peers | targets | clean"
+	@echo "make venv | test | parity | refusals | plans | endurance | soak | fuzz | demo | lint | format | types | imports | peers | targets | clean"
 
 venv: $(STAMP)
 
@@ -45,6 +45,10 @@ parity: venv
 # What is refused, with its message, from a real server; writes docs/refusals.md.
 refusals: venv
 	$(RUN) -m refusals.table
+
+# Every plan of up to eight ranks beside one process; writes benchmarks/plans.md.
+plans: venv
+	$(VENV)/bin/python -m benchmarks.plans
 
 # 50 prompts of two models and two plans in turn; writes benchmarks/endurance.md.
 endurance: venv

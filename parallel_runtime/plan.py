@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 MAX_RANKS = 8
 # Outermost first: neighbours in the last axis exchange the most bytes, so they are the closest devices.
 AXES = ("data", "cfg", "pipefusion", "ring", "ulysses")
-BUILT_AXES = ("data", "cfg", "ring", "ulysses")
 OUTER_AXES = ("data", "cfg", "pipefusion")
 SHORT_NAMES = {"data": "data", "cfg": "cfg", "pipefusion": "pipe", "ring": "ring", "ulysses": "uly"}
 WEIGHTS = ("replicated", "sharded", "offloaded")
+PIPELINE_KEYS = ("patches", "warmup_steps")
+KEYS = (*AXES, "weights", *PIPELINE_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,9 @@ class ParallelPlan:
     `weights`: `replicated`, each rank holds all of them; `sharded`, the ranks of a replica hold a part each;
     `offloaded`, as sharded, with the parts in host memory, which also one rank may want.
 
+    `pipefusion` is the number of stages, each with some of the blocks. `patches`: into how many runs of rows an image
+    is cut to keep all stages busy (0: as many as stages); `warmup_steps`: how many steps of a run go through whole.
+
     Raises `ValueError` naming the value, the limit and the remedy.
     """
 
@@ -61,6 +65,8 @@ class ParallelPlan:
     ring: int = 1
     ulysses: int = 1
     weights: str = "replicated"
+    patches: int = 0
+    warmup_steps: int = 1
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -69,8 +75,6 @@ class ParallelPlan:
                 raise ValueError(f"{axis}={degree!r} is not a whole number; use 1 to {MAX_RANKS}")
             if not 1 <= degree <= MAX_RANKS:
                 raise ValueError(f"{axis}={degree} is outside 1 to {MAX_RANKS}; use a degree in that range")
-            if degree > 1 and axis not in BUILT_AXES:
-                raise ValueError(f"{axis}={degree} is not available in this version; use {axis}=1 with {_built()}")
         if self.weights not in WEIGHTS:
             raise ValueError(f"weights={self.weights!r} is unknown; use one of {', '.join(WEIGHTS)}")
         if self.ranks > MAX_RANKS:
@@ -80,6 +84,30 @@ class ParallelPlan:
                 f"weights=sharded has one rank in each of {self.data} replica(s), so nothing to share out; "
                 "use weights=replicated, weights=offloaded to keep them in host memory, or raise cfg, ring or ulysses"
             )
+        self._check_pipeline()
+
+    def _check_pipeline(self) -> None:
+        for key in PIPELINE_KEYS:
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{key}={value!r} is not a whole number; use one from 1 on")
+        if self.pipefusion == 1 and (self.patches, self.warmup_steps) != (0, 1):
+            key, value = ("patches", self.patches) if self.patches else ("warmup_steps", self.warmup_steps)
+            raise ValueError(f"{key}={value} needs stages, of which there is one; use pipefusion=2 or leave it out")
+        if self.patches != 0 and self.patches < self.pipefusion:
+            raise ValueError(
+                f"patches={self.patches} is below the {self.pipefusion} stages, some of which would always wait; "
+                f"use patches={self.pipefusion} or more, or fewer stages"
+            )
+        if self.warmup_steps < 1:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} is below 1; the first step has no older keys to use; use 1 or more"
+            )
+
+    @property
+    def num_patches(self) -> int:
+        """Into how many runs of rows an image is cut; 1 without stages."""
+        return self.patches or self.pipefusion
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -101,7 +129,7 @@ class ParallelPlan:
 
     @property
     def parts(self) -> int:
-        """Ranks of one lane: how many share a sequence."""
+        """Ranks of one stage of a lane: how many share a sequence."""
         return self.ring * self.ulysses
 
     @property
@@ -127,6 +155,10 @@ class ParallelPlan:
     def describe(self) -> str:
         """The plan as a user would type it: `ulysses=2,ring=2`, `ulysses=2,weights=sharded`."""
         parts = [f"{axis}={getattr(self, axis)}" for axis in reversed(AXES) if getattr(self, axis) > 1] or ["ulysses=1"]
+        if self.patches:
+            parts.append(f"patches={self.patches}")
+        if self.warmup_steps != 1:
+            parts.append(f"warmup_steps={self.warmup_steps}")
         return ",".join(parts if self.weights == "replicated" else [*parts, f"weights={self.weights}"])
 
     def to_dict(self) -> dict[str, int | str]:
@@ -136,9 +168,9 @@ class ParallelPlan:
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "ParallelPlan":
         """Build a plan from JSON values. Unknown keys raise `ValueError`."""
-        unknown = sorted(set(values) - {*AXES, "weights"})
+        unknown = sorted(set(values) - set(KEYS))
         if unknown:
-            raise ValueError(f"unknown plan key {unknown[0]!r}; use {', '.join((*AXES, 'weights'))}")
+            raise ValueError(f"unknown plan key {unknown[0]!r}; use {', '.join(KEYS)}")
         return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks every value
 
     @classmethod
@@ -166,6 +198,13 @@ def heads_error(ulysses: int, num_heads: int) -> str | None:
     )
 
 
+def stages_error(stages: int, num_blocks: int) -> str | None:
+    """Why a model of `num_blocks` blocks cannot be cut into so many stages, or None when it can."""
+    if stages <= num_blocks:
+        return None
+    return f"pipefusion={stages} is more stages than the model's {num_blocks} blocks; use at most {num_blocks}"
+
+
 def auto_plan(num_ranks: int, num_heads: int, *, lanes: int = 1) -> ParallelPlan:
     """The largest ulysses degree that divides both ranks and heads; ring takes what is left.
 
@@ -188,7 +227,3 @@ def _whole_number(key: str, value: str) -> int:
         return int(value)
     except ValueError:
         raise ValueError(f"{key}={value!r} is not a whole number; use 1 to {MAX_RANKS}") from None
-
-
-def _built() -> str:
-    return f"{', '.join(BUILT_AXES[:-1])} and {BUILT_AXES[-1]}"

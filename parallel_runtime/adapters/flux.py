@@ -34,6 +34,9 @@ class Weights(Protocol):
 
 
 EPS = 1e-6
+USUAL_TOKENS = 4096 + 512  # of an image of 1024 x 1024 and its text
+LAUNCH_FLOPS = 5e8  # what a GPU computes while the host gets one kernel going: 5 us at 100 TFLOP/s
+LAUNCHES = {"double": 44, "single": 20}
 THETA = 10_000
 
 
@@ -88,7 +91,7 @@ class Tokens:
 class Condition:
     """What a call needs beside the image, the same for every call of a prompt but for `vec`."""
 
-    txt: torch.Tensor  # (B, text rows, C), projected
+    txt: torch.Tensor  # (B, text rows, C), projected; behind the first stage as it came, for its number of rows
     vec: torch.Tensor  # (..., B, 1 or 2, C), already through SiLU: every modulation needs it so
     rope: torch.Tensor  # (1, S, 1, D / 2) complex
     still: torch.Tensor | None = None  # as in Tokens
@@ -107,6 +110,15 @@ class FluxAdapter:
             Block("single", i) for i in range(config.depth_single)
         )
 
+    def block_cost(self, block: Block) -> float:
+        """What a pass through a block costs, in FLOPs: its products for an image of the usual size, and its launches.
+
+        A double block's two streams have the products of a single block's one, and more launches.
+        """
+        hidden, tokens = self.config.hidden_size, USUAL_TOKENS
+        linear = 2 * tokens * (4 * hidden * hidden + 2 * hidden * self.config.mlp_hidden)
+        return linear + 4 * tokens * tokens * hidden + LAUNCHES[block.kind] * LAUNCH_FLOPS
+
     @property
     def modulation_weights(self) -> tuple[str, ...]:
         """Names of the weights that `modulation_rows` reads, about a quarter of a Flux.1."""
@@ -118,13 +130,14 @@ class FluxAdapter:
             for part in ("weight", "bias")
         )
 
-    def condition(self, w: Weights, inputs: Mapping[str, torch.Tensor]) -> Condition:
+    def condition(self, w: Weights, inputs: Mapping[str, torch.Tensor], *, text: bool = True) -> Condition:
         """What a call needs beside the image, from its inputs (this rank's rows). `w` as in `embed`.
 
-        With timesteps (E, B) in place of (B,), the vectors of E calls at once.
+        With timesteps (E, B) in place of (B,), the vectors of E calls at once. `text`: whether the text is projected,
+        which only the first of several stages needs.
         """
-        dtype = w["img_in.weight"].dtype
-        txt = w.linear("txt_in", inputs["txt"].to(dtype))
+        dtype = w["time_in.in_layer.weight"].dtype
+        txt = w.linear("txt_in", inputs["txt"].to(dtype)) if text else inputs["txt"]
         still = _still(inputs, txt.shape[1])
         times = inputs["timesteps"][..., None]
         if still is not None:
@@ -139,6 +152,10 @@ class FluxAdapter:
     def embed(self, w: Weights, img: torch.Tensor, condition: Condition) -> Tokens:
         """From this rank's rows of the image to the first block's tokens. `w` holds the weights outside the blocks."""
         x = torch.cat((condition.txt, w.linear("img_in", img.to(w["img_in.weight"].dtype))), 1)
+        return Tokens(x, condition.txt.shape[1], condition.vec, condition.rope, condition.still)
+
+    def received(self, x: torch.Tensor, condition: Condition) -> Tokens:
+        """Tokens (B, S, C) as another stage left them, ready for the next block."""
         return Tokens(x, condition.txt.shape[1], condition.vec, condition.rope, condition.still)
 
     def modulation_rows(self, block: Block, w: Weights, vec: torch.Tensor) -> Modulation:

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 
 import torch
 
-from ..plan import ParallelPlan, heads_error
+from ..plan import ParallelPlan, heads_error, stages_error
 from .flux_config import FluxConfig
 
 
 def check_plan(config: FluxConfig, plan: ParallelPlan) -> None:
     """Raise `ValueError` when the plan cannot split this model."""
-    reason = heads_error(plan.ulysses, config.num_heads)
+    reason = heads_error(plan.ulysses, config.num_heads) or stages_error(
+        plan.pipefusion, config.depth + config.depth_single
+    )
     if reason is not None:
         raise ValueError(reason)
 

@@ -70,6 +70,8 @@ def shared_out(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[Pi
     """The pieces of each of the plan's lanes. Raises `ValueError` for no calls, and for a call without rows."""
     if not calls:
         raise ValueError("no calls to run; give at least one")
+    if plan.pipefusion > 1:
+        raise ValueError(f"pipefusion={plan.pipefusion} is for whole sampling runs; use pipefusion=1 for calls")
     return share_out([call.rows for call in calls], [call.tokens for call in calls], plan.lanes)
 
 

@@ -32,7 +32,7 @@ from .deadlines import LOAD_S, REQUEST_S, START_S, Pace, checked
 from .failures import Failures
 from .models import LoadResult, Model
 from .process import RankSettings, available_cpus
-from .resident import ResidentResult, ResidentRun, StepDone
+from .resident import ResidentResult, ResidentRun, StepDone, refuse_unfit
 from .supervisor import Generation
 from .turns import Turns
 
@@ -234,9 +234,10 @@ class Pool:
 
         `on_step(step, denoised)` is called in order with each step's denoised latent (B, S, C) fp32; raising there
         cancels too. A rank's report says its `step_s`, `prepare_s` and, with `release_modulations`, `released_bytes`.
-        Loads, patches and raises as `run`.
+        Loads, patches and raises as `run`; `ValueError` also for a run that the plan's stages do not fit.
         """
         self._refuse_plan(plan)
+        refuse_unfit(plan, run)
         with self._turns.admitted(check_cancelled) as check:
             crew = self._ready_crew(check)
             model = self._patched_model(crew, spec, plan, patches, check)

@@ -88,6 +88,20 @@ class ResidentRun:
         }
 
 
+def refuse_unfit(plan: ParallelPlan, run: ResidentRun) -> None:
+    """Raise `ValueError` when the plan's pipeline does not fit the run."""
+    steps, tokens = len(run.program.step_ends), run.conds[0].tensors["img"].shape[1]
+    if plan.pipefusion > 1 and plan.warmup_steps > steps:
+        raise ValueError(
+            f"warmup_steps={plan.warmup_steps} is more than the run's {steps} step(s); "
+            f"use at most {steps}, which keeps every step exact"
+        )
+    if plan.num_patches > tokens:
+        raise ValueError(
+            f"patches={plan.num_patches} is more than the image's {tokens} tokens; use fewer, or a bigger image"
+        )
+
+
 @dataclass(frozen=True)
 class ResidentResult:
     """The sampled latent (B, S, C) fp32, the ranks' reports in rank order, and the time that it all took."""
@@ -118,14 +132,14 @@ def shares(plan: ParallelPlan, *, images: int, num_conds: int) -> list[dict[str,
 
 
 def writers(plan: ParallelPlan, run: ResidentRun) -> list[int]:
-    """The ranks whose rows make up a step's preview: all of the lanes that have work."""
+    """The ranks whose rows make up a step's preview: those of the last stage of the lanes that have work."""
     lanes = shares(plan, images=run.shape[0], num_conds=len(run.conds))
     ranks_a_lane = plan.ranks // plan.lanes
     return [
         rank
         for lane, share in enumerate(lanes)
         if share["conds"]
-        for rank in range(lane * ranks_a_lane, (lane + 1) * ranks_a_lane)
+        for rank in range((lane + 1) * ranks_a_lane - plan.parts, (lane + 1) * ranks_a_lane)
     ]
 
 

@@ -19,10 +19,12 @@ from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, Op, TensorSpec
 from .forward import Forward
+from .latent import LatentRows, Share, call_tensors
 from .loading import LoadedModel, open_model
 from .measure import free_bytes, measure
 from .mesh import Groups, Mesh
-from .resident import Gate, ResidentLoop, Share, call_tensors
+from .pipeline import PipelinedCalls
+from .resident import Gate, ResidentLoop, WholeCalls
 from .trace import Trace
 
 
@@ -187,20 +189,11 @@ class Engine:
         model = self.models[body["model"]]
         forward = self._forward(model, mesh, timed=_timed(body), beat=beat)
         shares = [Share(**lane | {"conds": tuple(lane["conds"])}) for lane in body["lanes"]]
-        program, passes = (
-            Program.from_dict(body["program"]),
-            max(len(shares[lane].conds) for lane in mesh.replica_lanes),
-        )
-        loop = ResidentLoop(
-            forward,
-            program,
-            shares[mesh.lane],
-            {spec.name: self.segments.tensor(spec) for spec in specs},
-            options=body["calls"],
-            cfg=body["cfg"],
-            cfg_axis=mesh["cfg"],
-            passes_a_call=passes,
-        )
+        tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
+        program, share = Program.from_dict(body["program"]), shares[mesh.lane]
+        passes = max(len(shares[lane].conds) for lane in mesh.replica_lanes)
+        calls = _calls(forward, program, share, tensors, body=body, mesh=mesh, gate=gate, passes=passes)
+        loop = ResidentLoop(program, calls, forward.timer)
         released = 0
 
         def release() -> None:
@@ -209,12 +202,11 @@ class Engine:
                 released = model.weights.release(model.adapter.modulation_weights)
                 self._give_back()
 
-        model.weights.begin(1 + passes * program.num_calls)
+        model.weights.begin(calls.passes)
         try:
             loop.run(gate, step_done=lambda step: progress({"step": step}), prepared=release)
         finally:
             model.weights.end()
-        share = shares[mesh.lane]
         report = loop.report() | {"pieces": [[cond, share.start, share.stop] for cond in share.conds]}
         if released:
             report["released_bytes"] = released
@@ -251,6 +243,28 @@ class Engine:
             memory["allocated_bytes"] = torch.cuda.memory_allocated(self.device)
             memory["reserved_bytes"] = torch.cuda.memory_reserved(self.device)
         return memory
+
+
+def _calls(
+    forward: Forward,
+    program: Program,
+    share: Share,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    body: Mapping,
+    mesh: Mesh,
+    gate: Gate,
+    passes: int,
+) -> WholeCalls | PipelinedCalls:
+    """The calls of a run as this rank makes them: whole, or as a stage of a pipeline."""
+    options, cfg = body["calls"], body["cfg"]
+    if mesh.plan.pipefusion > 1:
+        return PipelinedCalls(
+            forward, program, share, tensors, mesh=mesh, gate=gate, options=options, cfg=cfg, passes_a_chunk=passes
+        )
+    shard = forward.shard(call_tensors(tensors, 0))
+    rows = LatentRows(program, share, tensors, shard, device=forward.device, cfg=cfg, cfg_axis=mesh["cfg"])
+    return WholeCalls(forward, program, share, tensors, rows=rows, options=options, passes_a_call=passes)
 
 
 def _timed(body: Mapping) -> bool:

@@ -4,18 +4,31 @@ Owns what this rank takes of a call's inputs (its lane's rows of the batch, its 
 blocks. Knows no handle, no socket, no other piece, and no arithmetic of a model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 
-from ..adapters.flux import FluxAdapter, Modulation, Tokens
+from ..adapters.flux import Block, FluxAdapter, Modulation, Tokens
 from ..strategies.kernels import additive_mask
 from ..strategies.lanes import Piece
 from ..strategies.sequence import LocalAttention, SequenceAttention
 from ..strategies.shard import SequenceShard
 from ..timing import RegionTimer
 from .weights import ModelWeights
+
+# Sends what other ranks need first; what it returns gives this rank's part of attention.
+BeginAttention = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], torch.Tensor]]
+
+
+class Rows(Protocol):
+    """Who says which rows of a whole tensor are this rank's."""
+
+    def take(self, tensor: torch.Tensor, *, stream: str, dim: int) -> torch.Tensor:
+        """They, along `dim`, by the tokens of `stream`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,15 +62,15 @@ class Forward:
         sequence = self.sequence
         return SequenceShard(whole["txt"].shape[1], whole["img"].shape[1], sequence.parts, sequence.index)
 
-    def inputs(self, piece: Piece, shard: SequenceShard, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def inputs(self, piece: Piece, rows: Rows, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """This rank's part of a call's inputs, on its device. On the CPU they are views of what was sent."""
         return {
-            name: self._mine(piece, shard, name, tensor).to(self.device)
+            name: self._mine(piece, rows, name, tensor).to(self.device)
             for name, tensor in whole.items()
             if name != "out"
         }
 
-    def _mine(self, piece: Piece, shard: SequenceShard, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _mine(self, piece: Piece, rows: Rows, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's view of one input or output: rows of the batch, then tokens.
 
         Residual `control_in.3` is split as `control_in`. A tensor of one row serves every row.
@@ -66,7 +79,7 @@ class Forward:
         if kind in self.adapter.batched and tensor.shape[0] > 1:
             tensor = tensor[piece.start : piece.stop]
         split = self.adapter.split_plan.get(kind)
-        return tensor if split is None else shard.take(tensor, stream=split.stream, dim=split.dim)
+        return tensor if split is None else rows.take(tensor, stream=split.stream, dim=split.dim)
 
     def _strategy(self, options: Mapping) -> SequenceAttention | LocalAttention:
         """How tokens attend. For tests: `local_attention`, a negative control; `hopping`, a ring that never gathers."""
@@ -87,26 +100,47 @@ class Forward:
 
         `modulations` are each block's `modulation_rows`, by its prefix, where they were computed before.
         """
-        adapter, weights = self.adapter, self.weights
         strategy = self._strategy(options)
-        residuals = {"double": options.get("control_in", ()), "single": options.get("control_out", ())}
         mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
-        for block in adapter.blocks:
+
+        def begin(_: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
+            return partial(strategy.begin(q, k, v, lengths=shard.lengths), mask)
+
+        self.through(self.adapter.blocks, tokens, inputs, options, begin=begin, modulations=modulations)
+        return self.head(tokens)
+
+    def through(
+        self,
+        blocks: Sequence[Block],
+        tokens: Tokens,
+        inputs: Mapping[str, torch.Tensor],
+        options: Mapping,
+        *,
+        begin: BeginAttention,
+        modulations: Mapping[str, Modulation] | None = None,
+    ) -> None:
+        """Tokens through some blocks, in place. `begin` is given the block and this rank's q, k and v."""
+        adapter, weights = self.adapter, self.weights
+        residuals = {"double": options.get("control_in", ()), "single": options.get("control_out", ())}
+        for block in blocks:
             with self.timer.region(f"{block.kind}_blocks"), weights.block(block.prefix) as w:
                 with self.timer.region("modulation"):
                     rows = modulations[block.prefix] if modulations else adapter.modulation_rows(block, w, tokens.vec)
                     mod = adapter.modulation(block, rows, tokens)
                 q, k, v, carry = adapter.qkv(block, w, tokens, mod)
                 with self.timer.region("attention"):
-                    finish = strategy.begin(q, k, v, lengths=shard.lengths)
+                    finish = begin(block, q, k, v)
                 carry = adapter.aside(carry)  # while keys and values travel
                 with self.timer.region("attention"):
-                    attn = finish(mask)
+                    attn = finish()
                 residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
                 adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
             self.beat()
-        with self.timer.region("head"), weights.block("") as w:
-            return adapter.head(w, tokens)
+
+    def head(self, tokens: Tokens) -> torch.Tensor:
+        """From the last block to this rank's rows of the velocity, (B, image rows, C)."""
+        with self.timer.region("head"), self.weights.block("") as w:
+            return self.adapter.head(w, tokens)
 
 
 def _mask_in_part_order(mask: torch.Tensor | None, shard: SequenceShard, dtype: torch.dtype) -> torch.Tensor | None:

@@ -10,12 +10,13 @@ import torch.distributed as dist
 
 from ..plan import AXES, ParallelPlan
 from ..strategies.collectives import Axis, Traffic
+from ..strategies.displaced import DisplacedAttention
 from ..strategies.pattern import count_wrong_bytes
 from ..strategies.sequence import SequenceAttention
 from .probe import probe
 
-GROUPED_AXES = ("cfg", "ring", "ulysses")
-ACTIVATIONS, WEIGHTS = "activations", "weights"
+GROUPED_AXES = ("cfg", "pipefusion", "ring", "ulysses")
+ACTIVATIONS, BACK, WEIGHTS = "activations", "back to the first stage", "weights"
 
 
 class Groups:
@@ -63,6 +64,9 @@ class Mesh:
         for axis in GROUPED_AXES:
             if self.axes[axis].size > 1:
                 self.axes[axis].group = groups.join(ACTIVATIONS, _runs_along(plan, axis))
+        self.back_axis = Axis("pipefusion", plan.pipefusion, self["pipefusion"].index, None, self.traffic, self._staged)
+        if plan.pipefusion > 1:
+            self.back_axis.group = groups.join(BACK, _runs_along(plan, "pipefusion"))
         shards = plan.layout.shards
         self.shard_axis = Axis("shards", shards, rank % shards, None, Traffic(region="weights"), self._staged)
         if shards > 1:
@@ -86,6 +90,10 @@ class Mesh:
     def sequence(self) -> SequenceAttention:
         """The attention of this plan over a sequence that its ring and ulysses ranks share."""
         return SequenceAttention(ring=self["ring"], ulysses=self["ulysses"])
+
+    def displaced(self) -> DisplacedAttention:
+        """As `sequence`, for a plan with stages: the keys of the patches not under way are of the step before."""
+        return DisplacedAttention(ring=self["ring"], ulysses=self["ulysses"])
 
     def probe(self, device: torch.device) -> dict[str, list[list[float]]]:
         """Measure this rank's device and its ulysses axis; ranks in no group measure nothing and hold nobody up."""

@@ -25,6 +25,7 @@ class SequenceShard:
     num_image: int
     parts: int
     index: int
+    first_image: int = 0  # where the image's run of tokens begins in the whole image: above zero in a patch of it
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -42,7 +43,7 @@ class SequenceShard:
     @property
     def image(self) -> slice:
         """This part's rows of the whole image."""
-        return _run(split_lengths(self.num_image, self.parts)[::-1], self.index)
+        return _run(split_lengths(self.num_image, self.parts)[::-1], self.index, first=self.first_image)
 
     @property
     def order(self) -> list[int]:
@@ -64,6 +65,6 @@ class SequenceShard:
         return tensor.narrow(dim, start, stop - start)
 
 
-def _run(lengths: tuple[int, ...], index: int) -> slice:
-    start = sum(lengths[:index])
+def _run(lengths: tuple[int, ...], index: int, *, first: int = 0) -> slice:
+    start = first + sum(lengths[:index])
     return slice(start, start + lengths[index])

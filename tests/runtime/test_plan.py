@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_runtime.plan import AXES, MAX_RANKS, Layout, ParallelPlan, auto_plan, heads_error
+from parallel_runtime.plan import AXES, KEYS, MAX_RANKS, Layout, ParallelPlan, auto_plan, heads_error, stages_error
 
 
 def test_a_plan_is_read_as_it_is_described() -> None:
@@ -31,7 +31,12 @@ def test_a_plan_is_read_as_it_is_described() -> None:
         ("ulysses=2,ulysses=4", ["ulysses", "twice"]),
         ("data=2,cfg=2,ulysses=3", ["ulysses=3,cfg=2,data=2", "12 ranks", "lower"]),
         ("cfg=9", ["cfg=9", "1 to 8"]),
-        ("pipefusion=2", ["pipefusion=2", "not available", "data, cfg, ring and ulysses"]),
+        ("pipefusion=3,patches=2", ["patches=2", "3 stages", "patches=3"]),
+        ("patches=4", ["patches=4", "needs stages", "pipefusion=2"]),
+        ("warmup_steps=2", ["warmup_steps=2", "needs stages", "pipefusion=2"]),
+        ("pipefusion=2,warmup_steps=0", ["warmup_steps=0", "below 1", "use 1"]),
+        ("pipefusion=2,patches=-2", ["patches=-2", "2 stages", "patches=2"]),
+        ("pipefusion=2,patches=many", ["'many'", "whole number"]),
         ("weights=sharded", ["weights=sharded", "one rank", "weights=replicated", "weights=offloaded"]),
         ("data=4,weights=sharded", ["weights=sharded", "each of 4 replica(s)", "raise cfg"]),
         ("weights=torn", ["'torn'", "replicated"]),
@@ -61,6 +66,8 @@ def test_a_degree_that_is_no_whole_number_is_refused_from_json_too() -> None:
         ("ulysses=4,weights=sharded", "uly4-sharded"),
         ("cfg=2,weights=sharded", "cfg2-ring1-uly1-sharded"),
         ("weights=offloaded", "single-offloaded"),
+        ("pipefusion=2,ulysses=2", "pipe2-ring1-uly2"),
+        ("pipefusion=2,patches=5,warmup_steps=3", "pipe2-ring1-uly1"),
         ("ring=2,ulysses=2,weights=offloaded", "ring2-uly2-offloaded"),
     ],
 )
@@ -118,4 +125,23 @@ def test_heads_that_do_not_divide_are_told_what_would() -> None:
 
 
 def test_every_axis_is_a_field_of_the_plan() -> None:
-    assert set(ParallelPlan().to_dict()) == {*AXES, "weights"}
+    assert set(ParallelPlan().to_dict()) == set(KEYS)
+    assert set(AXES) < set(KEYS)
+
+
+def test_a_plan_from_before_there_were_stages_is_read() -> None:
+    old = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 1, "ulysses": 2, "weights": "replicated"}
+    assert ParallelPlan.from_dict(old) == ParallelPlan(ulysses=2)
+
+
+def test_an_image_is_cut_into_as_many_patches_as_there_are_stages_unless_said_otherwise() -> None:
+    assert ParallelPlan(pipefusion=3).num_patches == 3
+    assert ParallelPlan(pipefusion=3, patches=5).num_patches == 5
+    assert ParallelPlan(ulysses=3).num_patches == 1
+
+
+def test_more_stages_than_blocks_are_refused() -> None:
+    assert stages_error(4, 4) is None
+    text = stages_error(5, 4)
+    assert text is not None
+    assert text == "pipefusion=5 is more stages than the model's 4 blocks; use at most 4"

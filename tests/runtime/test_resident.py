@@ -3,21 +3,20 @@
 The judge calls the model as a host loop does, step by step, in the order of operations that ComfyUI has.
 """
 
-from collections.abc import Callable, Mapping
-
 import pytest
 import torch
 
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.workload import Workload, relative_error
+from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.oracle import Oracle
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.resident import Inpaint, ResidentRun
+from parallel_runtime.pool.resident import ResidentRun
 from parallel_runtime.program import Program, State
+from runtime.resident_runs import conditioning, host_loop, make_run
 
 # fp32 sums in another order, four calls of the model after one another
 TOLERANCE = 1e-5
@@ -33,85 +32,6 @@ PLANS = (
     "data=2",
     "data=2,cfg=2,ring=2",
 )
-SIGMAS = (1.0, 0.8, 0.45, 0.2, 0.0)
-
-
-def two_call_program() -> Program:
-    """Three steps of four calls: Euler, then one that looks back on two calls, then two with noise given ahead."""
-    return Program(
-        states=(
-            State(given=True, sigma=1.0, timestep=1.0),
-            State(inputs=((0, 0.8),), denoised=((0, 0.2),), sigma=0.8, timestep=0.8),
-            State(inputs=((1, 0.5),), denoised=((0, -0.1), (1, 0.6)), given=True, sigma=0.45, timestep=0.45),
-            State(inputs=((1, 0.2), (2, 0.1)), denoised=((2, 0.7),), sigma=0.2, timestep=0.2),
-            State(denoised=((3, 1.0),), given=True),
-        ),
-        step_ends=(0, 1, 3),
-    )
-
-
-def conditioning(config: FluxConfig, *, text_tokens: int, batch: int, seed: int, references: int = 0) -> ModelCall:
-    """One side's call, with `references` more image tokens behind the latent's."""
-    workload = Workload(width=128, height=144, text_tokens=text_tokens, batch=batch, seed=seed)
-    tensors = workload.tensors(config)
-    if references:
-        more = torch.randn(batch, references, config.in_channels, generator=torch.Generator().manual_seed(seed))
-        ids = torch.ones(references, 3) * torch.arange(references)[:, None]
-        tensors["img"] = torch.cat((tensors["img"], more), 1)
-        tensors["img_ids"] = torch.cat((tensors["img_ids"], ids))
-    return ModelCall(tensors=tensors, out_shape=tensors["img"].shape, out_dtype=torch.float32)
-
-
-def make_run(
-    config: FluxConfig,
-    *,
-    batch: int = 1,
-    sides: tuple[int, ...] = (7,),
-    mask: bool = False,
-    references: int = 0,
-    release: bool = False,
-) -> ResidentRun:
-    """A run of 8 x 9 latent tokens; `sides` are the text lengths of its conditionings."""
-    program = two_call_program()
-    shape = (batch, 72, config.out_channels)
-    generator = torch.Generator().manual_seed(11)
-    given = {number: torch.randn(shape, generator=generator) for number in program.given}
-    inpaint = None
-    if mask:
-        kept = (torch.rand(shape, generator=generator) > 0.4).float()
-        noise, latent = (torch.randn(shape, generator=generator) for _ in range(2))
-        inpaint = Inpaint(mask=kept, noise=noise, latent=latent)
-    conds = tuple(
-        conditioning(config, text_tokens=tokens, batch=batch, seed=seed, references=references)
-        for seed, tokens in enumerate(sides)
-    )
-    return ResidentRun(program=program, conds=conds, cfg=2.5, given=given, inpaint=inpaint, release_modulations=release)
-
-
-def host_loop(model: Callable[[Mapping], torch.Tensor], run: ResidentRun) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The result and every step's denoised latent, by one call of `model` after another."""
-    previews = []
-
-    def denoise(number: int, x: torch.Tensor) -> torch.Tensor:
-        state = run.program.states[number]
-        if run.inpaint is not None:
-            kept = run.inpaint.noise * state.sigma + run.inpaint.latent * (1 - state.sigma)
-            x = x * run.inpaint.mask + kept * (1 - run.inpaint.mask)
-        sides = []
-        for cond in run.conds:
-            img = cond.tensors["img"].clone()
-            img[:, : x.shape[1], : x.shape[2]] = x
-            times = torch.full((x.shape[0],), state.timestep)
-            velocity = model({**cond.tensors, "img": img, "timesteps": times})[:, : x.shape[1]]
-            sides.append(x - velocity * state.sigma)
-        out = sides[0] if len(sides) == 1 else sides[1] + (sides[0] - sides[1]) * run.cfg
-        if run.inpaint is not None:
-            out = out * run.inpaint.mask + run.inpaint.latent * (1 - run.inpaint.mask)
-        if number in run.program.step_ends:
-            previews.append(out)
-        return out
-
-    return run.program.run(run.given.__getitem__, denoise), previews
 
 
 @pytest.fixture(scope="module")

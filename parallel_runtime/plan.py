@@ -24,25 +24,35 @@ KEYS = (*AXES, "weights", *PIPELINE_KEYS)
 class Layout:
     """What the ranks of a world hold of one model: the first `ranks` of them; the others hold nothing and sleep.
 
-    `shards` 1: each holds all of it. More: rank r holds shard r % shards, and the `shards` consecutive ranks around it
-    hold the whole together. `offloaded`: what a rank holds lies in host memory and visits the device block by block.
+    `shards` 1: each holds all of it. More: that many ranks of a replica hold the whole together. `stages` above 1: `it`
+    is the blocks of a rank's stage, and what that needs of the weights outside the blocks; `stage_ranks` consecutive
+    ranks have the same stage, the next ones the next. `offloaded`: what a rank holds lies in host memory and visits the
+    device block by block.
     """
 
     ranks: int
     shards: int = 1
     offloaded: bool = False
+    stages: int = 1
+    stage_ranks: int = 1
 
     @property
-    def kind(self) -> tuple[int, bool]:
+    def kind(self) -> tuple[int, bool, int, int]:
         """What two layouts must have in common for the bigger one to serve where the smaller is asked for."""
-        return self.shards, self.offloaded
+        return self.shards, self.offloaded, self.stages, self.stage_ranks
+
+    def stage_of(self, rank: int) -> int:
+        """The stage that a rank has, from 0."""
+        return rank // self.stage_ranks % self.stages
 
     @property
     def name(self) -> str:
-        """For reports: `replicated`, `sharded over 4`, `offloaded`."""
+        """For reports: `replicated`, `sharded over 4`, `offloaded`, `2 stages`, `sharded over 2, 2 stages`."""
         parts = ["offloaded"] if self.offloaded else []
         if self.shards > 1:
             parts.append(f"sharded over {self.shards}")
+        if self.stages > 1:
+            parts.append(f"{self.stages} stages")
         return ", ".join(parts) or "replicated"
 
 
@@ -79,9 +89,10 @@ class ParallelPlan:
             raise ValueError(f"weights={self.weights!r} is unknown; use one of {', '.join(WEIGHTS)}")
         if self.ranks > MAX_RANKS:
             raise ValueError(f"{self.describe()} needs {self.ranks} ranks, more than {MAX_RANKS}; lower a degree")
-        if self.weights == "sharded" and self.replica_ranks == 1:
+        if self.weights == "sharded" and self.replica_ranks == self.pipefusion:
+            stage = "each stage of " if self.pipefusion > 1 else ""
             raise ValueError(
-                f"weights=sharded has one rank in each of {self.data} replica(s), so nothing to share out; "
+                f"weights=sharded has one rank in {stage}each of {self.data} replica(s), so nothing to share out; "
                 "use weights=replicated, weights=offloaded to keep them in host memory, or raise cfg, ring or ulysses"
             )
         self._check_pipeline()
@@ -134,15 +145,19 @@ class ParallelPlan:
 
     @property
     def replica_ranks(self) -> int:
-        """Ranks of one replica, over which sharded weights are shared out."""
+        """Ranks of one replica, over which sharded weights are shared out, stage by stage."""
         return self.ranks // self.data
 
     @property
     def layout(self) -> Layout:
         """What the ranks hold under this plan."""
-        if self.weights == "replicated":
-            return Layout(ranks=self.ranks)
-        return Layout(ranks=self.ranks, shards=self.replica_ranks, offloaded=self.weights == "offloaded")
+        return Layout(
+            ranks=self.ranks,
+            shards=1 if self.weights == "replicated" else self.replica_ranks // self.pipefusion,
+            offloaded=self.weights == "offloaded",
+            stages=self.pipefusion,
+            stage_ranks=self.parts if self.pipefusion > 1 else 1,
+        )
 
     @property
     def name(self) -> str:

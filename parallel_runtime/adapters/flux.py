@@ -119,6 +119,13 @@ class FluxAdapter:
         linear = 2 * tokens * (4 * hidden * hidden + 2 * hidden * self.config.mlp_hidden)
         return linear + 4 * tokens * tokens * hidden + LAUNCHES[block.kind] * LAUNCH_FLOPS
 
+    def outside_of_other_stages(self, *, first: bool, last: bool) -> tuple[str, ...]:
+        """How the names of weights outside the blocks begin that a stage has no need of, not being the first or last.
+
+        Modulations are made where their blocks are, so every stage has what makes the vectors for them.
+        """
+        return (() if first else ("img_in.", "txt_in.")) + (() if last else ("final_layer.",))
+
     @property
     def modulation_weights(self) -> tuple[str, ...]:
         """Names of the weights that `modulation_rows` reads, about a quarter of a Flux.1."""

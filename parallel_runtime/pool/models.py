@@ -12,7 +12,7 @@ from ..checkpoint import ModelSpec
 from ..patch import PRISTINE, PatchSet
 from ..plan import Layout
 
-Key: TypeAlias = tuple[ModelSpec, tuple[int, bool]]
+Key: TypeAlias = tuple[ModelSpec, tuple[int, bool, int, int]]
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class Engine:
         if not body["first_rank"] <= self.rank < layout.ranks:  # it has it already, or sleeps
             return {"parameter_bytes": 0, "memory": self._memory()}
         group = Axis("shards") if body["mesh"] is None else self.meshes[body["mesh"]].shard_axis
-        opened = open_model(body, layout, device=self.device, group=group)
+        opened = open_model(body, layout, rank=self.rank, device=self.device, group=group)
         evicted = self._make_room(opened.needed_bytes, order=body["eviction_order"], budget=body["budget_bytes"])
         try:
             opened.model.weights.load(progress=report, cancelled=cancelled)

@@ -18,6 +18,7 @@ from ..strategies.collectives import Axis
 from .changes import WeightChanges
 from .mapped_file import MappedFile
 from .sharded import ShardedWeights
+from .stages import stage_blocks, stage_weights
 from .weights import ModelWeights, ReplicatedWeights, compute_dtype, file_names, file_scales, weight_bytes
 
 
@@ -39,20 +40,24 @@ class OpenedModel:
     needed_bytes: int
 
 
-def open_model(body: Mapping[str, Any], layout: Layout, *, device: torch.device, group: Axis) -> OpenedModel:
+def open_model(body: Mapping[str, Any], layout: Layout, *, rank: int, device: torch.device, group: Axis) -> OpenedModel:
     """The model that a LOAD names, in that layout. Raises `ValueError` for a file that changed or cannot be used."""
     spec = ModelSpec(body["path"], body["dtype"], body["adapter"], body["size_bytes"], body["mtime_ns"])
     spec.refuse_changed()
     header = read_header(spec.path)
     config = FluxConfig.from_header(header)
     adapter = FluxAdapter(config)
-    names = file_names(header, config.prefix, config.expected_shapes())
-    dtype = compute_dtype(header, names, spec.dtype)
+    whole = file_names(header, config.prefix, config.expected_shapes())
+    dtype = compute_dtype(header, whole, spec.dtype)  # the same on every rank, whatever it holds
+    stage = layout.stage_of(rank)
+    held = stage_weights(adapter, whole, stages=layout.stages, stage=stage)
+    names = {name: there for name, there in whole.items() if name in held}
     described: dict[str, Any] = {
         "file": MappedFile(spec),
         "names": names,
         "scales": file_scales(header, names),
-        "prefixes": tuple(block.prefix for block in adapter.blocks),
+        "prefixes": tuple(block.prefix for block in stage_blocks(adapter, stages=layout.stages, stage=stage)),
+        "elsewhere": whole.keys() - held,
         "dtype": dtype,
         "device": device,
     }

@@ -68,10 +68,11 @@ class Mesh:
         if plan.pipefusion > 1:
             self.back_axis.group = groups.join(BACK, _runs_along(plan, "pipefusion"))
         shards = plan.layout.shards
-        self.shard_axis = Axis("shards", shards, rank % shards, None, Traffic(region="weights"), self._staged)
+        sharing = _ranks_that_share(plan)
+        index = next((ranks.index(rank) for ranks in sharing if rank in ranks), 0)
+        self.shard_axis = Axis("shards", shards, index, None, Traffic(region="weights"), self._staged)
         if shards > 1:
-            replicas = [tuple(range(first, first + shards)) for first in range(0, plan.ranks, shards)]
-            self.shard_axis.group = groups.join(WEIGHTS, replicas)
+            self.shard_axis.group = groups.join(WEIGHTS, sharing)
 
     def __getitem__(self, axis: str) -> Axis:
         return self.axes[axis]
@@ -109,3 +110,9 @@ def _runs_along(plan: ParallelPlan, axis: str) -> list[tuple[int, ...]]:
     """The ranks that differ in their place on `axis` alone, run by run."""
     ranks = torch.arange(plan.ranks).reshape(plan.degrees).movedim(AXES.index(axis), -1)
     return [tuple(run) for run in ranks.reshape(-1, ranks.shape[-1]).tolist()]
+
+
+def _ranks_that_share(plan: ParallelPlan) -> list[tuple[int, ...]]:
+    """The ranks that hold weights together: those of a replica that have the same stage."""
+    ranks = torch.arange(plan.ranks).reshape(plan.degrees).movedim(AXES.index("pipefusion"), 1)
+    return [tuple(run) for run in ranks.reshape(-1, plan.layout.shards).tolist()]

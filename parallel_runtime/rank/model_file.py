@@ -4,7 +4,7 @@ Owns names, scales and dtypes by canonical name, and the mapped file. Keeps no w
 the business of `weights.py` (all) and `sharded.py` (a part).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -31,7 +31,10 @@ class ModelFile:
         scales: Mapping[str, str],
         prefixes: tuple[str, ...],
         dtype: torch.dtype,
+        elsewhere: Collection[str] = (),
     ) -> None:
+        """`elsewhere`: the model's weights that other ranks hold, and this one knows by name alone."""
+        self._elsewhere = frozenset(elsewhere)
         self.entries = {canonical: header.tensors[name] for canonical, name in names.items()}
         self.mapped = file
         self.scales = {name: float(self.mapped.tensor(header.tensors[scale])) for name, scale in scales.items()}
@@ -80,10 +83,11 @@ class ModelFile:
         """Multiply file values of an fp8 weight, in another dtype by now, with its scale, in place."""
         return tensor.mul_(self.scales[name]) if name in self.scales else tensor
 
-    def check_known(self, name: str) -> None:
-        """Raise `ValueError` when the model has no such weight."""
-        if name not in self.entries:
+    def holds(self, name: str) -> bool:
+        """Whether the weight is one of this rank's. Raises `ValueError` when the model has no such weight."""
+        if name not in self.entries and name not in self._elsewhere:
             raise ValueError(f"a patch names {name}, which this model has not; use one made for this model")
+        return name in self.entries
 
 
 class SideBranches:
@@ -104,7 +108,8 @@ class SideBranches:
         for held in self._by_unit.values():
             held.clear()
         for name, beside in branches.items():
-            self._file.check_known(name)
+            if not self._file.holds(name):
+                continue
             for branch in beside:
                 branch.check_fit(self._file.entries[name].shape)
             prefix, within = self._file.place(name)

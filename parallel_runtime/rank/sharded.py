@@ -42,9 +42,12 @@ class ShardedWeights:
         device: torch.device,
         group: ShardGroup,
         offloaded: bool = False,
+        elsewhere: Collection[str] = (),
     ) -> None:
-        """All up to `dtype` is `ModelFile`'s; `offloaded` keeps the shards on the host."""
-        self._file = ModelFile(header, file=file, names=names, scales=scales, prefixes=prefixes, dtype=dtype)
+        """`group` has the ranks to share with; `offloaded` keeps the shards on the host; the rest is `ModelFile`'s."""
+        self._file = ModelFile(
+            header, file=file, names=names, scales=scales, prefixes=prefixes, dtype=dtype, elsewhere=elsewhere
+        )
         self.dtype = dtype
         self.device = device
         self.offloaded = offloaded
@@ -139,7 +142,8 @@ class ShardedWeights:
 
         A unit with any patch is kept in the compute dtype as a whole, so that its layout changes once.
         """
-        self._file.check_known(name)
+        if not self._file.holds(name):
+            return
         self._file.mapped.refuse_changed()
         prefix, _ = self._file.place(name)
         if not self._patched[prefix]:

@@ -117,9 +117,12 @@ class ReplicatedWeights:
         prefixes: tuple[str, ...],
         dtype: torch.dtype,
         device: torch.device,
+        elsewhere: Collection[str] = (),
     ) -> None:
         """All but `device` is `ModelFile`'s."""
-        self._file = ModelFile(header, file=file, names=names, scales=scales, prefixes=prefixes, dtype=dtype)
+        self._file = ModelFile(
+            header, file=file, names=names, scales=scales, prefixes=prefixes, dtype=dtype, elsewhere=elsewhere
+        )
         self.dtype = dtype
         self.device = device
         self._groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in self._file.units}
@@ -149,7 +152,7 @@ class ReplicatedWeights:
     def release(self, names: Collection[str]) -> int:
         """As `ModelWeights.release`. Views of the file free no memory of their own."""
         freed = 0
-        for name in sorted(set(names) - self._released):
+        for name in sorted(name for name in set(names) - self._released if self._file.holds(name)):
             prefix, within = self._file.place(name)
             freed += self._groups[prefix].pop(within).nbytes
             self._released.add(name)
@@ -186,7 +189,8 @@ class ReplicatedWeights:
 
     def patch(self, name: str, patches: Sequence[Patch]) -> None:
         """As `ModelWeights.patch`."""
-        self._file.check_known(name)
+        if not self._file.holds(name):
+            return
         self._file.mapped.refuse_changed()
         prefix, within = self._file.place(name)
         group, pristine = self._groups[prefix], self._file.pristine(name)

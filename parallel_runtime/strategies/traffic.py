@@ -8,8 +8,13 @@ Letters: `B` batch, `s` tokens of this rank, `T` tokens of its ulysses group, `H
     ring      2 B T' (H / U) D e        a hop, R - 1 hops; T' are the tokens it holds before that hop
               2 B T (H / U) D e (R - 1) in one all-to-all, where `gathers` says so
 
+A stage of a pipeline sends that for its own blocks, chunk by chunk and always hopping, and beside it
+
+    hidden    B s H D e                 a chunk and conditioning, to the next stage
+    latent    4 B s' C                  a chunk, from the last stage to the first; s' are its rows of C channels
+
 Sources: DeepSpeed-Ulysses (arXiv 2309.14509, section 3.2) and Ring Attention (arXiv 2310.01889, section 3), written for
-uneven lengths.
+uneven lengths; PipeFusion (arXiv 2405.14430, section 4).
 """
 
 from collections.abc import Sequence
@@ -19,6 +24,7 @@ from .lanes import Piece
 
 # Up to here, one message to each and one kernel take less time than hops, parts and their merging.
 GATHER_BYTES = 1 << 20
+NEVER = -1
 
 
 def gathers(tokens: int, *, row_bytes: int, limit: int = GATHER_BYTES) -> bool:
@@ -40,12 +46,17 @@ class AttentionShape:
     batch: int
 
 
-def predict(shape: AttentionShape, *, lengths: tuple[int, ...], ring: int, ulysses: int) -> list[tuple[int, int]]:
-    """(collectives, bytes sent) a step for every rank, in part order. `lengths` are the tokens of every part."""
-    at_once = ring > 1 and gathers(sum(lengths), row_bytes=_row_bytes(shape, ulysses))
+def predict(
+    shape: AttentionShape, *, lengths: tuple[int, ...], ring: int, ulysses: int, limit: int = GATHER_BYTES
+) -> list[tuple[int, int]]:
+    """(collectives, bytes sent) a step for every rank, in part order. `lengths` are the tokens of every part.
+
+    `limit` is that of `gathers`.
+    """
+    at_once = ring > 1 and gathers(sum(lengths), row_bytes=_row_bytes(shape, ulysses), limit=limit)
     calls = shape.blocks * (2 * (ulysses > 1) + (1 if at_once else ring - 1))
     return [
-        (calls, shape.blocks * _bytes_a_block(shape, index, lengths=lengths, ring=ring, ulysses=ulysses))
+        (calls, shape.blocks * _bytes_a_block(shape, index, lengths=lengths, ring=ring, ulysses=ulysses, limit=limit))
         for index in range(len(lengths))
     ]
 
@@ -74,13 +85,36 @@ def predict_lanes(
     return ranks
 
 
-def _bytes_a_block(shape: AttentionShape, index: int, *, lengths: tuple[int, ...], ring: int, ulysses: int) -> int:
+def predict_stage(
+    shape: AttentionShape,
+    chunks: Sequence[tuple[int, ...]],
+    *,
+    part: int,
+    ring: int,
+    ulysses: int,
+    latents: Sequence[int] | None = None,
+) -> tuple[int, int]:
+    """(messages and collectives, bytes sent) of a rank of one stage, whose number of blocks is that of `shape`.
+
+    `chunks` has every part's tokens of each chunk and conditioning that goes through; `latents`, for the last stage,
+    the bytes that it sends back, message by message. What is empty is not sent.
+    """
+    inside = [predict(shape, lengths=lengths, ring=ring, ulysses=ulysses, limit=NEVER)[part] for lengths in chunks]
+    token_bytes = shape.batch * shape.heads * shape.head_dim * shape.element_bytes
+    sent = [lengths[part] * token_bytes for lengths in chunks] if latents is None else latents
+    messages = [num_bytes for num_bytes in sent if num_bytes]
+    return sum(calls for calls, _ in inside) + len(messages), sum(num for _, num in inside) + sum(messages)
+
+
+def _bytes_a_block(
+    shape: AttentionShape, index: int, *, lengths: tuple[int, ...], ring: int, ulysses: int, limit: int
+) -> int:
     row = _row_bytes(shape, ulysses)
     groups = [sum(lengths[start : start + ulysses]) for start in range(0, len(lengths), ulysses)]
     mine, group = lengths[index], index // ulysses
     there = 3 * mine * (ulysses - 1) * row
     back = (groups[group] - mine) * row
-    if gathers(sum(lengths), row_bytes=row):
+    if gathers(sum(lengths), row_bytes=row, limit=limit):
         held = [groups[group]] * (ring - 1)
     else:
         held = [groups[(group - hop) % ring] for hop in range(ring - 1)]

@@ -1,16 +1,21 @@
 """PipeFusion: exact while every step is warm-up, equal to one process of the same staleness after, and not the same."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.adapters.flux_inputs import check_plan
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.cli.workload import relative_error
+from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.oracle import Oracle
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.resident import ResidentRun
+from parallel_runtime.program import Program, State
 from runtime.resident_runs import host_loop, make_run
 from runtime.stale_model import StaleModel
 
@@ -84,12 +89,93 @@ def test_after_the_warm_up_it_is_as_stale_as_the_same_in_one_process(
     run = make_run(config, **KINDS[kind])
     synchronous, _ = host_loop(Oracle(deep.path), run)
     errors, differences = {}, {}
-    for name in PLANS:
-        plan = ParallelPlan.parse(name)
-        stale = StaleModel(deep.path, patches=plan.num_patches, warm_calls=1, sides=len(run.conds))
+    plans = [ParallelPlan.parse(name) for name in PLANS]
+    for patches in sorted({plan.num_patches for plan in plans}):
+        stale = StaleModel(deep.path, patches=patches, warm_calls=1, sides=len(run.conds))
         expected, previews = host_loop(stale, run)
-        out, seen = sample(eight_ranks, deep, plan, run)
-        errors[name] = max(map(relative_error, (out, *seen), (expected, *previews)))
-        differences[name] = relative_error(out, synchronous)
+        for plan in plans:
+            if plan.num_patches == patches:
+                out, seen = sample(eight_ranks, deep, plan, run)
+                name = plan.describe()
+                errors[name] = max(map(relative_error, (out, *seen), (expected, *previews)))
+                differences[name] = relative_error(out, synchronous)
+    assert len(errors) == len(PLANS)
     assert not {name: error for name, error in errors.items() if not error <= TOLERANCE}, errors
     assert all(difference > DIFFERENT for difference in differences.values()), differences
+
+
+def test_another_length_of_warm_up_is_another_result(eight_ranks: Pool, deep: ModelSpec, config: FluxConfig) -> None:
+    run, outs = make_run(config), []
+    for warmup_steps, warm_calls in ((1, 1), (2, 2)):  # of the program's four calls, the last two are one step
+        stale = StaleModel(deep.path, patches=2, warm_calls=warm_calls)
+        plan = ParallelPlan(pipefusion=2, warmup_steps=warmup_steps)
+        outs.append(sample(eight_ranks, deep, plan, run)[0])
+        assert relative_error(outs[-1], host_loop(stale, run)[0]) <= TOLERANCE
+    assert relative_error(outs[0], outs[1]) > DIFFERENT
+
+
+def test_rows_at_timestep_zero_and_residuals_go_through_stages(
+    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig
+) -> None:
+    """One rank is the measure, which is held to the unmodified model elsewhere."""
+    plain = make_run(config, references=30)
+    rows = plain.conds[0].tensors["img"].shape[1]
+    still = (torch.arange(rows) >= plain.shape[1]).to(torch.uint8)
+    shape = (1, plain.shape[1], config.hidden_size)
+    more = {
+        f"control_{kind}.0": torch.randn(shape, generator=torch.Generator().manual_seed(9)) for kind in ("in", "out")
+    }
+    cond = replace(
+        plain.conds[0],
+        tensors={**plain.conds[0].tensors, "still_rows": still, **more},
+        options={"control_in": [None, 0], "control_out": [0, 0]},
+    )
+    run = replace(plain, conds=(cond,))
+    expected = eight_ranks.sample(deep, ParallelPlan(), run).out
+    assert relative_error(eight_ranks.sample(deep, ParallelPlan(), plain).out, expected) > DIFFERENT
+    for name in ("pipefusion=2", "pipefusion=3,ring=2", "pipefusion=2,ulysses=2,patches=3"):
+        plan = ParallelPlan.parse(f"{name},warmup_steps={STEPS}")
+        assert relative_error(eight_ranks.sample(deep, plan, run).out, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan", ["pipefusion=2", "pipefusion=2,ulysses=2", "pipefusion=2,cfg=2"])
+def test_without_the_exchange_the_latent_is_wrong(
+    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig, plan: str
+) -> None:
+    run = make_run(config, sides=(7, 7))
+    alone = tuple(replace(cond, options={"local_attention": True}) for cond in run.conds)
+    stale = StaleModel(deep.path, patches=2, warm_calls=1, sides=2)
+    out, _ = sample(eight_ranks, deep, ParallelPlan.parse(plan), replace(run, conds=alone))
+    assert relative_error(out, host_loop(stale, run)[0]) > 0.01
+
+
+def test_a_cancelled_pipeline_leaves_nothing_in_flight(eight_ranks: Pool, deep: ModelSpec, config: FluxConfig) -> None:
+    states = [State(given=True, sigma=1.0, timestep=1.0)]
+    states += [State(inputs=((k, 0.9),), denoised=((k, 0.1),), sigma=0.5, timestep=0.5) for k in range(39)]
+    program = Program(states=(*states, State(denoised=((39, 1.0),))), step_ends=tuple(range(40)))
+    one = make_run(config, sides=(5, 6))
+    long = replace(one, program=program, given={0: one.given[0]})
+    for name in ("pipefusion=3,patches=4", "pipefusion=2,cfg=2", "pipefusion=2,ulysses=2,patches=5"):
+        plan, seen = ParallelPlan.parse(name), []
+
+        def stop(step: int, _: torch.Tensor, seen: list[int] = seen) -> None:
+            seen.append(step)
+            if step == 3:
+                raise RequestCancelledError("enough")
+
+        with pytest.raises(RequestCancelledError):
+            eight_ranks.sample(deep, plan, long, on_step=stop)
+        assert seen == [0, 1, 2, 3]
+        stale = StaleModel(deep.path, patches=plan.num_patches, warm_calls=1, sides=2)
+        assert relative_error(sample(eight_ranks, deep, plan, one)[0], host_loop(stale, one)[0]) <= TOLERANCE
+    assert eight_ranks.generation == 1
+
+
+def test_runs_that_do_not_fit_the_stages_are_refused(eight_ranks: Pool, deep: ModelSpec, config: FluxConfig) -> None:
+    run = make_run(config)
+    with pytest.raises(ValueError, match="warmup_steps=4 is more than the run's 3 step.*use at most 3"):
+        eight_ranks.sample(deep, ParallelPlan(pipefusion=2, warmup_steps=4), run)
+    with pytest.raises(ValueError, match="patches=73 is more than the image's 72 tokens"):
+        eight_ranks.sample(deep, ParallelPlan(pipefusion=2, patches=73), run)
+    with pytest.raises(ValueError, match="pipefusion=5 is more stages than the model's 4 blocks"):
+        check_plan(config, ParallelPlan(pipefusion=5))

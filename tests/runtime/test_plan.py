@@ -39,6 +39,7 @@ def test_a_plan_is_read_as_it_is_described() -> None:
         ("pipefusion=2,patches=many", ["'many'", "whole number"]),
         ("weights=sharded", ["weights=sharded", "one rank", "weights=replicated", "weights=offloaded"]),
         ("data=4,weights=sharded", ["weights=sharded", "each of 4 replica(s)", "raise cfg"]),
+        ("pipefusion=3,weights=sharded", ["weights=sharded", "one rank in each stage", "raise cfg"]),
         ("weights=torn", ["'torn'", "replicated"]),
     ],
 )
@@ -92,6 +93,16 @@ def test_layouts_have_names() -> None:
     assert Layout(ranks=4, shards=2).name == "sharded over 2"
     assert Layout(ranks=4, shards=2, offloaded=True).name == "offloaded, sharded over 2"
     assert Layout(ranks=1, offloaded=True).name == "offloaded"
+    assert Layout(ranks=8, shards=2, stages=2, stage_ranks=2).name == "sharded over 2, 2 stages"
+
+
+def test_the_ranks_of_a_stage_hold_what_it_needs() -> None:
+    plan = ParallelPlan(data=2, pipefusion=2, ulysses=2)
+    assert plan.layout == Layout(ranks=8, stages=2, stage_ranks=2)
+    assert [plan.layout.stage_of(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert ParallelPlan(cfg=2, pipefusion=2, ulysses=2, weights="sharded").layout.shards == 4
+    assert plan.layout.kind != ParallelPlan(data=4, pipefusion=2).layout.kind
+    assert plan.layout.kind == ParallelPlan(pipefusion=2, ulysses=2).layout.kind
 
 
 @given(st.integers(1, MAX_RANKS), st.integers(1, 64))

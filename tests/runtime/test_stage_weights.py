@@ -1,0 +1,167 @@
+"""Each rank of a pipeline holds its stage and nothing else, whole or in parts, patched or not; and what it sends."""
+
+import pytest
+import torch
+
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.sample_model import sample_config, write_sample
+from parallel_runtime.cli.workload import relative_error
+from parallel_runtime.patch import PRISTINE, Patch, PatchSet
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.strategies.traffic import AttentionShape, predict_stage
+from runtime.resident_runs import make_run
+
+STEPS, CALLS = 3, 4
+# fp32 sums in another order, four calls of the model after one another
+TOLERANCE = 1e-5
+CUTS = {
+    2: ("double_blocks.0 double_blocks.1", "single_blocks.0 single_blocks.1"),
+    3: ("double_blocks.0", "double_blocks.1", "single_blocks.0 single_blocks.1"),
+    4: ("double_blocks.0", "double_blocks.1", "single_blocks.0", "single_blocks.1"),
+}
+EVERYWHERE = "time_in vector_in guidance_in"
+PADDING = 2**13  # at most, of all units of a rank
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """A model of two double and two single blocks."""
+    path = tmp_path_factory.mktemp("deep") / "deep.safetensors"
+    write_sample(path, sample_config(heads=12, depth=2, depth_single=2))
+    return ModelSpec.of(path)
+
+
+@pytest.fixture(scope="module")
+def config(deep: ModelSpec) -> FluxConfig:
+    """Its sizes."""
+    return FluxConfig.from_header(read_header(deep.path))
+
+
+def bytes_of(spec: ModelSpec, *starts: str) -> int:
+    """Bytes of the weights of these names in the file."""
+    wanted = tuple(f"{start}." for part in starts for start in part.split())
+    return sum(entry.num_bytes for name, entry in read_header(spec.path).tensors.items() if name.startswith(wanted))
+
+
+def stage_bytes(spec: ModelSpec, stages: int) -> list[int]:
+    """What a rank of each stage is to hold."""
+    ends = {0: "img_in txt_in", stages - 1: "final_layer"}
+    return [bytes_of(spec, cut, EVERYWHERE, ends.get(stage, "")) for stage, cut in enumerate(CUTS[stages])]
+
+
+@pytest.mark.parametrize("name", ["pipefusion=2", "pipefusion=3", "pipefusion=4", "data=2,cfg=2,pipefusion=2"])
+def test_each_rank_holds_its_stage_alone(eight_ranks: Pool, deep: ModelSpec, name: str) -> None:
+    plan = ParallelPlan.parse(name)
+    expected = stage_bytes(deep, plan.pipefusion) * (plan.ranks // plan.pipefusion)
+    assert eight_ranks.load(deep, plan).parameter_bytes == expected + [0] * (8 - plan.ranks)
+    whole = sum(entry.num_bytes for entry in read_header(deep.path).tensors.values())
+    shared = bytes_of(deep, EVERYWHERE)
+    assert sum(expected[: plan.pipefusion]) == whole + (plan.pipefusion - 1) * shared
+    eight_ranks.unload(deep, plan)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pipefusion=2,ulysses=2,weights=sharded",
+        "pipefusion=2,cfg=2,weights=sharded",
+        "pipefusion=2,cfg=3,weights=sharded",
+        "data=2,pipefusion=2,ring=2,weights=sharded",
+        "pipefusion=3,weights=offloaded",
+    ],
+)
+def test_stages_in_parts_give_what_whole_stages_give(
+    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig, name: str
+) -> None:
+    parts = ParallelPlan.parse(name)
+    whole = ParallelPlan.parse(name.rpartition(",")[0])
+    for sides in ((7,), (7, 12)):
+        run = make_run(config, batch=3, sides=sides)
+        results = [eight_ranks.sample(deep, plan, run).out for plan in (whole, parts)]
+        assert torch.equal(*results)
+    stages, shards = stage_bytes(deep, parts.pipefusion), parts.layout.shards
+    for rank, held in enumerate(eight_ranks.load(deep, parts).parameter_bytes[: parts.ranks]):
+        share = stages[parts.layout.stage_of(rank)] / shards
+        assert share <= held < share + PADDING
+    eight_ranks.unload(deep, parts)
+    eight_ranks.unload(deep, whole)
+
+
+def lora(spec: ModelSpec, *, side_branch: bool) -> PatchSet:
+    """LoRAs of the first and the last block, and of what comes before them."""
+    patches = []
+    for key in ("double_blocks.0.img_attn.qkv.weight", "single_blocks.1.linear2.weight", "txt_in.weight"):
+        rows, columns = read_header(spec.path).tensors[key].shape
+        generator = torch.Generator().manual_seed(3)
+        up, down = torch.randn(rows, 4, generator=generator), torch.randn(4, columns, generator=generator)
+        patches.append(Patch(key=key, kind="lora", strength=0.3, values=(up, down * columns**-0.5, 4.0, None)))
+    return PatchSet(f"lora {side_branch}", tuple(patches), side_branch=side_branch)
+
+
+@pytest.mark.parametrize("weights", ["replicated", "sharded"])
+def test_loras_reach_the_stages_that_have_their_weights(
+    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig, weights: str
+) -> None:
+    run = make_run(config)
+    plan = ParallelPlan(pipefusion=2, ulysses=2, warmup_steps=STEPS, weights=weights)
+    outs = []
+    for patches in (PRISTINE, lora(deep, side_branch=False), lora(deep, side_branch=True), PRISTINE):
+        expected = eight_ranks.sample(deep, ParallelPlan(), run, patches=patches).out
+        outs.append(eight_ranks.sample(deep, plan, run, patches=patches).out)
+        assert relative_error(outs[-1], expected) <= TOLERANCE
+    assert relative_error(outs[1], outs[0]) > 0.01, "the LoRAs change nothing"
+    assert torch.equal(outs[0], outs[3])
+
+
+def test_released_modulations_come_back_for_the_next_run(
+    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig
+) -> None:
+    plan = ParallelPlan(pipefusion=3)
+    expected = eight_ranks.sample(deep, plan, make_run(config)).out
+    for _ in range(2):
+        result = eight_ranks.sample(deep, plan, make_run(config, release=True))
+        assert torch.equal(result.out, expected)
+        assert [rank["released_bytes"] for rank in result.ranks[:3]] == [modulation_bytes(deep, cut) for cut in CUTS[3]]
+
+
+def modulation_bytes(spec: ModelSpec, blocks: str) -> int:
+    """Bytes of what makes the modulations of these blocks."""
+    layers = ("img_mod", "txt_mod", "modulation")
+    return bytes_of(spec, *(f"{block}.{layer}" for block in blocks.split() for layer in layers))
+
+
+# by plan, blocks of each stage: 2; tokens of each part in each chunk: 72 of the image and 7 of the text
+@pytest.mark.parametrize(
+    ("name", "whole", "patches", "latents"),
+    [
+        ("pipefusion=2", (79,), [(43,), (36,)], [[72], [36, 36]]),
+        ("pipefusion=2,patches=3", (79,), [(31,), (24,), (24,)], [[72], [24, 24, 24]]),
+        ("pipefusion=2,ulysses=2", (40, 39), [(22, 21), (18, 18)], [[36], [18, 18]]),
+        ("pipefusion=2,ring=2", (40, 39), [(22, 21), (18, 18)], [[36], [18, 18]]),
+        ("pipefusion=2,ring=2,ulysses=2", (20, 20, 20, 19), [(11, 11, 11, 10), (9, 9, 9, 9)], [[18], [9, 9]]),
+    ],
+)
+def test_stages_send_what_the_formula_says(
+    eight_ranks: Pool,
+    deep: ModelSpec,
+    config: FluxConfig,
+    name: str,
+    whole: tuple[int, ...],
+    patches: list[tuple[int, ...]],
+    latents: list[list[int]],
+) -> None:
+    plan = ParallelPlan.parse(name)
+    ranks = eight_ranks.sample(deep, plan, make_run(config)).ranks[: plan.ranks]
+    shape = AttentionShape(blocks=2, heads=config.num_heads, head_dim=config.head_dim, element_bytes=4, batch=1)
+    chunks = [whole, *(patches * (CALLS - 1))]
+    sent_back = [4 * rows * config.out_channels for rows in [*latents[0], *(latents[1] * (CALLS - 1))]]
+    expected = [
+        predict_stage(
+            shape, chunks, part=part, ring=plan.ring, ulysses=plan.ulysses, latents=sent_back if stage else None
+        )
+        for stage in range(2)
+        for part in range(plan.parts)
+    ]
+    assert [(rank["calls"], rank["bytes"]) for rank in ranks] == expected

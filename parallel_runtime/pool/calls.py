@@ -70,8 +70,11 @@ def shared_out(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[Pi
     """The pieces of each of the plan's lanes. Raises `ValueError` for no calls, and for a call without rows."""
     if not calls:
         raise ValueError("no calls to run; give at least one")
-    if plan.pipefusion > 1:
-        raise ValueError(f"pipefusion={plan.pipefusion} is for whole sampling runs; use pipefusion=1 for calls")
+    tokens = min(call.tensors["img"].shape[1] if "img" in call.tensors else call.tokens for call in calls)
+    if plan.num_patches > tokens:
+        raise ValueError(
+            f"patches={plan.num_patches} is more than the image's {tokens} tokens; use fewer, or a bigger image"
+        )
     return share_out([call.rows for call in calls], [call.tokens for call in calls], plan.lanes)
 
 

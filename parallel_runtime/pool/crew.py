@@ -25,6 +25,7 @@ from .arena import OUT, Arena
 from .calls import ModelCall, inputs_of, results_of, traces_of, whole_trace
 from .models import LoadResult, Model, Models
 from .resident import ResidentRun, StepDone, Steps, writers
+from .stale import StaleBook
 from .supervisor import Generation, Request
 
 Check = Callable[[], None]
@@ -48,6 +49,7 @@ class Crew:
         self._numbers = numbers
         self._handles = 0
         self._halves: list[int] = []  # models that some ranks may hold and others not: cancelled or evicted
+        self._stale = StaleBook()
         self._arena = Arena(generation.segments, announce=generation.attach)
 
     @property
@@ -141,6 +143,7 @@ class Crew:
             self._remember_memory(request)
 
         self.models.drop(model.handle)
+        self._stale.forget()
         self._ask(Op.UNLOAD, {"model": model.handle}, check, deadline_s=deadline_s, on_done=forget)
 
     def patch(self, model: Model, patches: PatchSet, check: Check, *, deadline_s: float) -> None:
@@ -184,6 +187,7 @@ class Crew:
         self,
         model: Model,
         mesh: int,
+        plan: ParallelPlan,
         calls: Sequence[ModelCall],
         lanes: Sequence[Sequence[Piece]],
         check: Check,
@@ -193,9 +197,11 @@ class Crew:
         """Calls of a model, each lane running its pieces: the results in memory of their own, and the reports."""
         options = [dict(call.options) for call in calls]
         body = {"model": model.handle, "mesh": mesh, "calls": options, "lanes": lanes}
+        body["pipeline"] = self._stale.enter(calls, lanes, plan, model.handle)
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
         specs = self._arena.place(inputs_of(calls), results)
         request = self._ask(Op.STEP, body, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
+        self._stale.done()
         outs, traces = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
         ranks = request.ranked()
         for rank, spec in zip(ranks, traces, strict=False):
@@ -217,6 +223,7 @@ class Crew:
         """A whole sampling run: its latent in memory of its own, and the reports."""
         if run.release_modulations:
             model.patches = None  # so that the next request has them made whole
+        self._stale.forget()
         specs = self._arena.place(run.tensors(), run.results())
         places = {spec.name: spec for spec in specs}
         segments = self.generation.segments

@@ -198,7 +198,7 @@ class Pool:
             shape = (spec, plan, shape_of(calls))
             deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
             began = time.perf_counter()
-            outs, ranks = crew.run(model, mesh, calls, lanes, check, deadline_s=deadline_s)
+            outs, ranks = crew.run(model, mesh, plan, calls, lanes, check, deadline_s=deadline_s)
             result = RunResult(outs, ranks, time.perf_counter() - began)
             self._pace.note(shape, result.wall_s)
             return result

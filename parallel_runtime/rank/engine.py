@@ -24,6 +24,7 @@ from .loading import LoadedModel, open_model
 from .measure import free_bytes, measure
 from .mesh import Groups, Mesh
 from .pipeline import PipelinedCalls
+from .pipelined_step import HeldKeys, PipelinedStep
 from .resident import Gate, ResidentLoop, WholeCalls
 from .trace import Trace
 
@@ -38,6 +39,7 @@ class Engine:
         self.models: dict[int, LoadedModel] = {}
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
+        self.held_keys = HeldKeys()  # of calls that one like them will follow
 
     def handle(
         self,
@@ -123,6 +125,7 @@ class Engine:
 
     def _unload(self, body: Mapping) -> dict:
         self.models.pop(body["model"], None)
+        self.held_keys.drop()
         self._give_back()
         return {"memory": self._memory()}
 
@@ -146,6 +149,8 @@ class Engine:
         passes = max(len(lanes[lane]) for lane in mesh.replica_lanes)
 
         def run() -> None:
+            if mesh.plan.pipefusion > 1:
+                return PipelinedStep(forward, mesh, body=body, tensors=tensors, held=self.held_keys).run()
             model.weights.begin(passes)
             for piece in pieces:
                 options = body["calls"][piece.call]
@@ -184,6 +189,7 @@ class Engine:
         beat: Callable[[], None],
     ) -> dict:
         mesh = self.meshes[body["mesh"]]
+        self.held_keys.drop()
         if not mesh.member:
             return {"member": False, "memory": self._memory()}
         model = self.models[body["model"]]

@@ -4,7 +4,7 @@ Owns what this rank takes of a call's inputs (its lane's rows of the batch, its 
 blocks. Knows no handle, no socket, no other piece, and no arithmetic of a model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -94,7 +94,7 @@ class Forward:
         inputs: Mapping[str, torch.Tensor],
         options: Mapping,
         *,
-        modulations: Mapping[str, Modulation] | None = None,
+        modulations: MutableMapping[str, Modulation] | None = None,
     ) -> torch.Tensor:
         """From embedded tokens through all blocks to this rank's rows of the velocity, (B, image rows, C).
 
@@ -106,7 +106,14 @@ class Forward:
         def begin(_: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
             return partial(strategy.begin(q, k, v, lengths=shard.lengths), mask)
 
-        self.through(self.adapter.blocks, tokens, inputs, options, begin=begin, modulations=modulations)
+        self.through(
+            self.adapter.blocks,
+            tokens,
+            inputs,
+            options,
+            begin=begin,
+            modulations={} if modulations is None else modulations,
+        )
         return self.head(tokens)
 
     def through(
@@ -117,16 +124,20 @@ class Forward:
         options: Mapping,
         *,
         begin: BeginAttention,
-        modulations: Mapping[str, Modulation] | None = None,
+        modulations: MutableMapping[str, Modulation],
     ) -> None:
-        """Tokens through some blocks, in place. `begin` is given the block and this rank's q, k and v."""
+        """Tokens through some blocks, in place. `begin` is given the block and this rank's q, k and v.
+
+        `modulations` as for `velocity`; those that are not there are computed, and kept for another pass.
+        """
         adapter, weights = self.adapter, self.weights
         residuals = {"double": options.get("control_in", ()), "single": options.get("control_out", ())}
         for block in blocks:
             with self.timer.region(f"{block.kind}_blocks"), weights.block(block.prefix) as w:
                 with self.timer.region("modulation"):
-                    rows = modulations[block.prefix] if modulations else adapter.modulation_rows(block, w, tokens.vec)
-                    mod = adapter.modulation(block, rows, tokens)
+                    if block.prefix not in modulations:
+                        modulations[block.prefix] = adapter.modulation_rows(block, w, tokens.vec)
+                    mod = adapter.modulation(block, modulations[block.prefix], tokens)
                 q, k, v, carry = adapter.qkv(block, w, tokens, mod)
                 with self.timer.region("attention"):
                     finish = begin(block, q, k, v)

@@ -1,6 +1,6 @@
-"""One stage of a pipeline: this rank's blocks for one patch after another, a whole sampling run long.
+"""A whole sampling run on one stage of a pipeline: which patch of which call comes when.
 
-Letters: `B` images of this rank's lane, `S` this rank's tokens of a chunk, `C` hidden size, `N` stages, `M` patches.
+Letters: `B` images of this rank's lane.
 
                       call 1                      call 2
     stage 0 | whole         | p0 | p1 | p2 | p0 | p1 | p2 | p0 ..      the first `warmup_steps` steps go through whole,
@@ -11,58 +11,24 @@ the first stage as soon as it has it, so patches of the next call start while ot
 stage waits between steps. Ranks with the same place inside their stages talk to each other.
 
 Every rank makes a call's messages only when the call's step has leave to start, which all ranks see alike: so a
-cancelled run leaves nothing in flight. Owns the schedule. What attention sees is strategies/displaced.py's.
+cancelled run leaves nothing in flight. Owns the schedule. What a stage does
+with a chunk is stage.py's.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
-from ..adapters.flux import Block, Condition, Tokens
 from ..program import Program
-from ..strategies.kernels import additive_mask, attention
 from ..strategies.links import Expected, Inbox, Outbox
-from ..strategies.pipefusion import PatchedSequence
 from .forward import Forward
 from .latent import LatentRows, Share, call_tensors
 from .mesh import Mesh
 from .prepared import Prepared, prepare
 from .resident import Gate, step_starts
-from .stages import stage_blocks
-
-
-@dataclass(frozen=True)
-class PartRows:
-    """This rank's rows of all patches, as `Forward.inputs` asks for them."""
-
-    sequence: PatchedSequence
-    part: int
-
-    def take(self, tensor: torch.Tensor, *, stream: str, dim: int) -> torch.Tensor:
-        """As `PatchedSequence.take`."""
-        return self.sequence.take(tensor, part=self.part, stream=stream, dim=dim)
-
-
-@dataclass
-class ChunkInputs:
-    """What a chunk's pass needs of one conditioning: views of what is there for the whole."""
-
-    inputs: dict[str, torch.Tensor]
-    condition: Condition  # with vec (E, B, ..., C)
-    mask: torch.Tensor | None
-
-
-@dataclass
-class Side:
-    """One conditioning on this stage."""
-
-    sequence: PatchedSequence
-    ready: Prepared
-    chunks: dict[range, ChunkInputs]
-    held: dict[str, torch.Tensor] = field(default_factory=dict)  # keys and values by block prefix
+from .stage import PartRows, Side, Stage
 
 
 class PipelinedCalls:
@@ -84,31 +50,29 @@ class PipelinedCalls:
         """`options` of the conditionings; `passes_a_chunk`: those of the busiest lane that shares our weights."""
         self._forward, self._program, self._share, self._tensors = forward, program, share, tensors
         self._options, self._gate, self._passes_a_chunk = options, gate, passes_a_chunk
-        self._plan, self._attention = mesh.plan, mesh.displaced()
-        self._part, self._starts = self._attention.index, step_starts(program)
-        stages, stage = mesh.plan.pipefusion, mesh["pipefusion"].index
-        self._blocks = stage_blocks(forward.adapter, stages=stages, stage=stage)
-        self._first, self._last = stage == 0, stage == stages - 1
-        self._sequences = {cond: self._sequence(cond) for cond in share.conds}
+        self._stage = stage = Stage(forward, mesh)
+        self._warmup_steps, self._starts = mesh.plan.warmup_steps, step_starts(program)
+        self._sequences = {cond: stage.sequence(call_tensors(tensors, cond)) for cond in share.conds}
+        self._ready: dict[int, Prepared] = {}
         self._sides: dict[int, Side] = {}
-        self._image = self._sequence(0)
-        self._patches = [self._image.shard(self._part, patch) for patch in self._image.whole]
-        self._latent_rows = [len(shard.take(tensors["given.0"][0], stream="image", dim=0)) for shard in self._patches]
+        self._image = stage.sequence(call_tensors(tensors, 0))  # of its text nothing is used
+        patches = [self._image.shard(stage.part, patch) for patch in self._image.whole]
+        self._latent_rows = [len(shard.take(tensors["given.0"][0], stream="image", dim=0)) for shard in patches]
         self._outbox = Outbox(
-            mesh.back_axis if self._last else mesh["pipefusion"],
-            to=(stage + 1) % stages,
+            mesh.back_axis if stage.last else mesh["pipefusion"],
+            to=(stage.index + 1) % stage.size,
             depth=self._image.num_patches * max(1, len(share.conds)),
         )
         self._inbox = Inbox(
-            mesh.back_axis if self._first else mesh["pipefusion"],
-            source=(stage - 1) % stages,
+            mesh.back_axis if stage.first else mesh["pipefusion"],
+            source=(stage.index - 1) % stage.size,
             expected=self._messages(),
             may_post=self._sure,
             device=forward.device,
         )
         self._rows = [
             LatentRows(program, share, tensors, shard, device=forward.device, cfg=cfg, cfg_axis=mesh["cfg"])
-            for shard in (self._patches if self._last else ())
+            for shard in (patches if stage.last else ())
         ]
         self._waiting: deque[tuple[int, torch.Tensor]] = deque()  # X that the first stage may not need any more
 
@@ -119,23 +83,24 @@ class PipelinedCalls:
 
     def prepare(self) -> None:
         """As `Calls.prepare`."""
-        ready = prepare(
+        rows = {cond: PartRows(sequence, self._stage.part) for cond, sequence in self._sequences.items()}
+        self._ready = prepare(
             self._forward,
             self._program,
             self._share,
             self._tensors,
-            rows={cond: PartRows(sequence, self._part) for cond, sequence in self._sequences.items()},
-            blocks=self._blocks,
-            text=self._first,
+            rows=rows,
+            blocks=self._stage.blocks,
+            text=self._stage.first,
         )
-        for cond, sequence in self._sequences.items():
-            self._sides[cond] = self._side(sequence, ready[cond])
+        for cond, ready in self._ready.items():
+            self._sides[cond] = self._stage.side(self._sequences[cond], ready.inputs, ready.condition)
         if self._share.conds:
-            self._end_pass()
+            self._stage.end_pass()
 
     def run(self, call: int) -> None:
         """As `Calls.run`."""
-        if self._last and call == 0:
+        if self._stage.last and call == 0:
             self._enter(0, self._image.whole)
         self._send_back()
         for chunk in self._chunks(call):
@@ -152,61 +117,34 @@ class PipelinedCalls:
 
     def _run_chunk(self, call: int, chunk: range) -> None:
         """A chunk of all of this lane's conditionings through this stage's blocks."""
-        velocities = []
-        x = self._inbox.take() if self._first and self._share.conds else None
+        stage, velocities = self._stage, []
+        x = self._inbox.take() if stage.first and self._share.conds else None
         for cond in self._share.conds:
-            side = self._sides[cond]
-            there = side.chunks[chunk]
+            there = self._sides[cond].chunks[chunk]
             condition = replace(there.condition, vec=there.condition.vec[call])
             if x is None:
                 tokens = self._forward.adapter.received(self._inbox.take(), condition)
             else:
-                tokens = self._embedded(x, there.inputs["img"], condition)
-            self._through(tokens, call=call, chunk=chunk, cond=cond)
-            if self._last:
+                img = there.inputs["img"]
+                img[:, : x.shape[1], : x.shape[2]] = x  # the latent's rows come before all others of the image
+                tokens = stage.embed(img, condition)
+            modulations = self._ready[cond].modulations_of(call)
+            stage.through(tokens, self._sides[cond], chunk, self._options[cond], modulations=modulations)
+            if stage.last:
                 velocities.append(self._forward.head(tokens))
             else:
                 self._outbox.send(tokens.x)
-                self._end_pass()
+                stage.end_pass()
         for _ in range(self._passes_a_chunk - len(self._share.conds)):
             self._forward.weights.idle_pass(self._forward.beat)
-        if self._last:
+        if stage.last:
             self._leave(call, chunk, velocities)
-
-    def _end_pass(self) -> None:
-        """Weights are gone through in the order of the file's blocks, with those outside before and after each pass."""
-        with self._forward.weights.block(""):
-            pass
-
-    def _embedded(self, x: torch.Tensor, img: torch.Tensor, condition: Condition) -> Tokens:
-        """The first block's tokens: the latent's rows x (B, rows, C) come before all others of the image."""
-        rows, width = x.shape[1:]
-        img[:, :rows, :width] = x
-        with self._forward.timer.region("embed"), self._forward.weights.block("") as w:
-            return self._forward.adapter.embed(w, img, condition)
-
-    def _through(self, tokens: Tokens, *, call: int, chunk: range, cond: int) -> None:
-        side, local = self._sides[cond], self._options[cond].get("local_attention")
-        there = side.chunks[chunk]
-
-        def begin(block: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
-            if local:
-                return partial(attention, q, k, v)
-            held, sequence = side.held[block.prefix], side.sequence
-            return partial(
-                self._attention.begin_displaced(q, k, v, held=held, sequence=sequence, chunk=chunk), there.mask
-            )
-
-        modulations = side.ready.modulations_of(call)
-        self._forward.through(
-            self._blocks, tokens, there.inputs, self._options[cond], begin=begin, modulations=modulations
-        )
 
     def _leave(self, call: int, chunk: range, velocities: Sequence[torch.Tensor]) -> None:
         """Update the latent's rows of a chunk, and have those of the next call on their way."""
-        before = self._image.image_rows(self._part, chunk).start
+        before = self._image.image_rows(self._stage.part, chunk).start
         for patch in chunk:
-            start = self._image.image_rows(self._part, range(patch, patch + 1)).start - before
+            start = self._image.image_rows(self._stage.part, range(patch, patch + 1)).start - before
             mine = [rows[:, start : start + self._latent_rows[patch]].float() for rows in velocities]
             self._rows[patch].leave(call, mine)
         if call + 1 < self._program.num_calls:
@@ -234,63 +172,17 @@ class PipelinedCalls:
     def _chunks(self, call: int) -> list[range]:
         """What of the image goes through the stages at once in a call: all of it in a step of the warm-up."""
         step = sum(end < call for end in self._program.step_ends)
-        whole = self._image.whole
-        return [whole] if step < self._plan.warmup_steps else [range(patch, patch + 1) for patch in whole]
+        return self._image.chunks(warm=step < self._warmup_steps)
 
     def _messages(self) -> Iterator[Expected]:
         """What this stage receives: X of a chunk at the first, else a chunk of a conditioning's hidden states."""
         images, channels = self._share.stop - self._share.start, self._tensors["given.0"].shape[2]
         for call in range(self._program.num_calls):
             for chunk in self._chunks(call):
-                if self._first:
+                if self._stage.first:
                     rows = sum(self._latent_rows[chunk.start : chunk.stop])
                     yield Expected(call, (images, rows, channels), torch.float32)
                     continue
                 for cond in self._share.conds:
-                    rows = self._sequences[cond].lengths(chunk)[self._part]
-                    hidden = self._forward.adapter.config.hidden_size
-                    yield Expected(call, (images, rows, hidden), self._forward.weights.dtype)
-
-    def _sequence(self, cond: int) -> PatchedSequence:
-        whole = call_tensors(self._tensors, cond)
-        return PatchedSequence(
-            whole["txt"].shape[1], whole["img"].shape[1], self._plan.num_patches, self._attention.parts
-        )
-
-    def _side(self, sequence: PatchedSequence, ready: Prepared) -> Side:
-        """A conditioning's views by chunk, and the memory for its keys and values."""
-        config, weights = self._forward.adapter.config, self._forward.weights
-        like = torch.empty(config.head_dim, dtype=weights.dtype, device=self._forward.device)
-        mask = ready.inputs.get("mask")
-        mask = None if mask is None else additive_mask(mask, weights.dtype)
-        chunks = {
-            chunk: ChunkInputs(
-                self._image_views(ready.inputs, sequence.image_rows(self._part, chunk)),
-                _chunk_condition(ready.condition, sequence, self._part, chunk),
-                None if mask is None else self._attention.mask_rows(sequence, chunk, mask),
-            )
-            for chunk in (sequence.whole, *(range(patch, patch + 1) for patch in sequence.whole))
-        }
-        batch = self._share.stop - self._share.start
-        held = {
-            block.prefix: self._attention.new_buffer(sequence, like=like, batch=batch, heads=config.num_heads)
-            for block in self._blocks
-        }
-        return Side(sequence, ready, chunks, held)
-
-    def _image_views(self, inputs: Mapping[str, torch.Tensor], rows: slice) -> dict[str, torch.Tensor]:
-        """Of each input with a row for each image token these rows, as far as it has them."""
-        found = {}
-        for name, tensor in inputs.items():
-            split = self._forward.adapter.split_plan.get(name.partition(".")[0])
-            if split is not None and split.stream == "image":
-                start, stop = (min(end, tensor.shape[split.dim]) for end in (rows.start, rows.stop))
-                found[name] = tensor.narrow(split.dim, start, stop - start)
-        return found
-
-
-def _chunk_condition(condition: Condition, sequence: PatchedSequence, part: int, chunk: range) -> Condition:
-    """What of a conditioning a chunk needs: its rows of what has a row for each token."""
-    rows, num_text = sequence.rows(part, chunk), sequence.num_rows(part, chunk, stream="text")
-    still = None if condition.still is None else condition.still[rows]
-    return Condition(condition.txt[:, :num_text], condition.vec, condition.rope[:, rows], still)
+                    shape = self._stage.hidden_shape(self._sequences[cond], chunk, images=images)
+                    yield Expected(call, shape, self._forward.weights.dtype)

@@ -63,6 +63,10 @@ class PatchedSequence:
         """All patches."""
         return range(self.num_patches)
 
+    def chunks(self, *, warm: bool) -> list[range]:
+        """What goes through the stages at once in a call: all patches while it is warm-up, else one after another."""
+        return [self.whole] if warm else [range(patch, patch + 1) for patch in self.whole]
+
     @cached_property
     def _shards(self) -> tuple[tuple[SequenceShard, ...], ...]:
         """By part, then by patch."""

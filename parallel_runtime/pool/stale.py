@@ -1,0 +1,69 @@
+"""Which calls find keys and values of a call before them in the ranks of a pipeline, and which go through whole.
+
+A call that may says so in its option `pipeline`: {"run": the sampling run it belongs to, "key": its place in a step of
+it, for example the conditioning and the number of the call in the step}. The first `warmup_steps` calls of a key go
+through whole; later ones use what the one before left. Keys are those of one run at a time: with another run, model,
+plan or shape, nothing is known, and everything is warm-up. A call without the option is warm-up and leaves nothing.
+
+Owns the book. The parent keeps it, so that all ranks do the same; ranks keep the tensors (rank/pipelined_step.py).
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from ..plan import ParallelPlan
+from ..strategies.lanes import Piece
+from .calls import ModelCall, shape_of
+
+
+class StaleBook:
+    """What the ranks of one generation hold."""
+
+    def __init__(self) -> None:
+        self._place: Hashable = None
+        self._epoch = 0  # what ranks hold of another epoch they drop
+        self._slots: dict[Hashable, int] = {}
+        self._calls: Counter[int] = Counter()
+        self._under_way = False
+
+    def done(self) -> None:
+        """The ranks have done what was entered last."""
+        self._under_way = False
+
+    def forget(self) -> None:
+        """Nothing is held any more, or may not be used."""
+        self._place = None
+
+    def enter(
+        self, calls: Sequence[ModelCall], lanes: Sequence[Sequence[Piece]], plan: ParallelPlan, model: int
+    ) -> list[dict[str, Any]]:
+        """What ranks are told of each call: the epoch, the slot for its keys (None: keep none), whether it is warm-up.
+
+        Say `done` when the ranks have done them; else nothing is known of what they hold. Raises `ValueError` for an
+        option that is not as it should be.
+        """
+        if self._under_way:
+            self.forget()
+        self._under_way = True
+        return [
+            self._entered(call, [[p for p in lane if p.call == n] for lane in lanes], plan, model)
+            for n, call in enumerate(calls)
+        ]
+
+    def _entered(
+        self, call: ModelCall, pieces: Sequence[Sequence[Piece]], plan: ParallelPlan, model: int
+    ) -> dict[str, Any]:
+        asked = call.options.get("pipeline")
+        if asked is None:
+            return {"epoch": self._epoch, "slot": None, "warm": True}
+        if not isinstance(asked, dict) or set(asked) != {"run", "key"}:
+            raise ValueError(f'option pipeline is {asked!r}; give {{"run": .., "key": ..}}, two strings')
+        place = (asked["run"], plan, model)
+        if place != self._place:
+            self._place, self._epoch = place, self._epoch + 1
+            self._slots, self._calls = {}, Counter()
+        where = tuple((lane, piece.start, piece.stop) for lane, own in enumerate(pieces) for piece in own)
+        slot = self._slots.setdefault((asked["key"], shape_of([call]), where), len(self._slots))
+        self._calls[slot] += 1
+        return {"epoch": self._epoch, "slot": slot, "warm": self._calls[slot] <= plan.warmup_steps}

@@ -14,7 +14,6 @@ from contextlib import redirect_stdout
 from .errors import PoolError
 
 EXIT_OK, EXIT_NO, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-UNBUILT = {"warmup": "PipeFusion", "patches": "PipeFusion"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,9 +64,6 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    for option, feature in UNBUILT.items():
-        if getattr(arguments, option) is not None:
-            raise ValueError(f"--{option} belongs to {feature}, which is not available in this version; leave it out")
     from .cli import verify
 
     report = _run_aside(verify.run, arguments)
@@ -101,8 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_workload(verify)
     verify.add_argument("--weights", help="replicated (default), sharded, or offloaded to host memory")
     verify.add_argument("--steps", type=int, default=1, help="Euler steps (default 1: one call of the model)")
-    verify.add_argument("--warmup", type=int, help="synchronous steps of PipeFusion (not available yet)")
-    verify.add_argument("--patches", type=int, help="patches of PipeFusion (not available yet)")
+    verify.add_argument("--warmup", type=int, help="steps that go through the stages of a pipeline whole (default 1)")
+    verify.add_argument("--patches", type=int, help="patches of a pipeline (default: as many as stages)")
     verify.add_argument("--seed", type=int, default=0)
     verify.add_argument("--negative-control", action="store_true", help="make the plan wrong: must fail")
     bench = commands.add_parser("bench", help="how fast is a plan, beside one rank and one process?")

@@ -5,6 +5,9 @@ the data degree shares out.
 
 fp32 must agree to 1e-5. In bf16 and fp16 nothing agrees to the last digit, so both the plan and one process in that
 dtype are held against one process in fp32, and the plan may be at most 10 % further away than one process is.
+
+A pipeline is held to that while every step is warm-up. After its warm-up it attends to keys a step old, on purpose:
+that difference is shown beside it, and nobody's tolerance.
 """
 
 import argparse
@@ -24,6 +27,7 @@ from .workload import Workload, choose_devices, euler, piece_errors, relative_er
 
 FP32_TOLERANCE = 1e-5
 HALF_ALLOWANCE = 1.1
+OPTION_OF = {"warmup_steps": "warmup"}
 
 
 class PlanRunner:
@@ -34,6 +38,7 @@ class PlanRunner:
         self.out_channels = FluxConfig.from_header(read_header(spec.path)).out_channels
         self.patches = PRISTINE
         self.ranks: list[dict] = []
+        self.sampling_run: str | None = None  # of which calls are; a pipeline uses keys of the step before within one
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self.run([tensors])[0]
@@ -45,18 +50,24 @@ class PlanRunner:
                 tensors=tensors,
                 out_shape=(*tensors["img"].shape[:2], self.out_channels),
                 out_dtype=torch.float32,
-                options=self.options,
+                options=self._options_of(number),
             )
-            for tensors in inputs
+            for number, tensors in enumerate(inputs)
         ]
         result = self.pool.run(self.spec, self.plan, calls, patches=self.patches)
         self.ranks = result.ranks[: self.plan.ranks]
         return result.outs
 
+    def _options_of(self, call: int) -> dict[str, object]:
+        if self.sampling_run is None:
+            return dict(self.options)
+        return {**self.options, "pipeline": {"run": self.sampling_run, "key": f"call {call}"}}
+
 
 def run(arguments: argparse.Namespace) -> dict:
     """Run the comparison. Raises `ValueError` for what cannot be run, `PoolError` when a rank fails."""
-    plan = chosen_plan(arguments.plan, arguments.weights)
+    pipeline = {"patches": arguments.patches, "warmup_steps": arguments.warmup}
+    plan = chosen_plan(arguments.plan, arguments.weights, **pipeline)
     workload = Workload(
         width=arguments.width,
         height=arguments.height,
@@ -66,6 +77,8 @@ def run(arguments: argparse.Namespace) -> dict:
     )
     if arguments.steps < 1:
         raise ValueError(f"--steps={arguments.steps} is below 1; use at least one step")
+    if plan.pipefusion > 1 and plan.warmup_steps > arguments.steps:
+        raise ValueError(f"warmup_steps={plan.warmup_steps} is more than --steps={arguments.steps}; use at most that")
     load_judge()  # refused before anything starts
     config = FluxConfig.from_header(read_header(arguments.model))
     check_plan(config, plan)
@@ -77,6 +90,7 @@ def run(arguments: argparse.Namespace) -> dict:
         loaded = pool.load(spec, plan)
         runner = PlanRunner(pool, spec, plan, options=options)
         results = euler(runner.run, calls, arguments.steps)
+        stale = _stale(runner, calls, arguments.steps) if plan.pipefusion > 1 else None
     references = euler(_one_process(spec.path, torch.float32), calls, arguments.steps)
     dtype = getattr(torch, loaded.dtype)
     tolerance, one_process = _tolerance(spec.path, dtype, calls, references, steps=arguments.steps)
@@ -93,7 +107,16 @@ def run(arguments: argparse.Namespace) -> dict:
     }
     report |= _plan_report(plan, runner.ranks) | _errors(plan, calls, results, references, runner.ranks)
     report["within_tolerance"] = report["max_rel_err"] <= tolerance
+    if stale is not None:
+        report |= {"warmup_steps": plan.warmup_steps, "patches": plan.num_patches}
+        report["stale_difference"] = worst([relative_error(*pair) for pair in zip(stale, references, strict=True)])
     return report if one_process is None else report | {"one_process_rel_err": one_process}
+
+
+def _stale(runner: PlanRunner, calls: list[dict[str, torch.Tensor]], steps: int) -> list[torch.Tensor]:
+    """The same once more as one sampling run, of whose steps only the first are warm-up."""
+    runner.sampling_run = "verify"
+    return euler(runner.run, calls, steps)
 
 
 def _plan_report(plan: ParallelPlan, ranks: Sequence[Mapping]) -> dict:
@@ -130,21 +153,29 @@ def _errors(
     }
 
 
-def chosen_plan(text: str, weights: str | None) -> ParallelPlan:
-    """The plan of `--plan` with the weights of `--weights`. Raises `ValueError`, also when they disagree."""
-    if weights is None:
-        return ParallelPlan.parse(text)
-    if "weights" in text:
-        raise ValueError(f"--weights {weights} and --plan {text} both name the weights; name them once")
-    return ParallelPlan.parse(f"{text},weights={weights}")
+def chosen_plan(text: str, weights: str | None, **pipeline: int | None) -> ParallelPlan:
+    """The plan of `--plan` with the weights of `--weights`, and with what `pipeline` has beside None.
+
+    Raises `ValueError`, also when they disagree.
+    """
+    for key, value in {"weights": weights, **pipeline}.items():
+        if value is None:
+            continue
+        if key in text:
+            raise ValueError(
+                f"--{OPTION_OF.get(key, key)} {value} and --plan {text} both name the {key}; name them once"
+            )
+        text = f"{text},{key}={value}"
+    return ParallelPlan.parse(text)
 
 
 def idle_lanes(plan: ParallelPlan, ranks: Sequence[Mapping]) -> list[str]:
     """A warning for every lane that had no work."""
+    size = plan.ranks // plan.lanes
     return [
-        f"lane {first // plan.parts} of {plan.lanes} had no work ({_named(first, first + plan.parts)}); "
+        f"lane {first // size} of {plan.lanes} had no work ({_named(first, first + size)}); "
         "use a larger --batch or fewer lanes (data x cfg)"
-        for first in range(0, plan.ranks, plan.parts)
+        for first in range(0, plan.ranks, size)
         if not ranks[first]["pieces"]
     ]
 
@@ -188,6 +219,13 @@ def describe(report: Mapping) -> str:
         f"tolerance {report['tolerance']:.2e}, {report['dtype']}",
         f"  {report['image_tokens']} image + {texts} text tokens, batch {report['batch']}, {report['steps']} step(s)",
     ]
+    if "stale_difference" in report:
+        stale = report["steps"] - report["warmup_steps"]
+        lines[0] += ", every step a warm-up"
+        lines.append(
+            f"  after {report['warmup_steps']} step(s) of warm-up, {stale} with keys a step old, in "
+            f"{report['patches']} patches: {report['stale_difference']:.2e} from one process, as PipeFusion is"
+        )
     lines += [_describe_rank(report, rank) for rank in range(len(report["per_rank"]))]
     return "\n".join([*(f"warning: {text}" for text in report["warnings"]), *lines])
 

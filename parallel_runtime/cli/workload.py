@@ -12,6 +12,7 @@ import torch
 from ..adapters.flux_config import FluxConfig
 from ..devices import DeviceSelection, parse_devices
 from ..plan import ParallelPlan
+from ..strategies.pipefusion import PatchedSequence
 from ..strategies.shard import SequenceShard
 
 PIXELS_PER_LATENT = 8
@@ -120,13 +121,19 @@ def piece_errors(
     text_tokens: Sequence[int],
     ranks: Sequence[Mapping],
 ) -> list[list[dict]]:
-    """For every rank of the plan, the `relative_error` of what it wrote of each piece that it says it ran."""
+    """For every rank of the plan, the `relative_error` of what it wrote of each piece that it says it ran.
+
+    A rank of a pipeline is measured by what the last stage wrote in its place.
+    """
     found: list[list[dict]] = []
     for rank, report in enumerate(ranks[: plan.ranks]):
         found.append([])
         for call, start, stop in report["pieces"]:
-            shard = SequenceShard(text_tokens[call], results[call].shape[1], plan.parts, rank % plan.parts)
-            ours, theirs = (tensors[call][start:stop, shard.image] for tensors in (results, references))
+            sequence = PatchedSequence(text_tokens[call], results[call].shape[1], plan.num_patches, plan.parts)
+            ours, theirs = (
+                sequence.take(tensors[call][start:stop], part=rank % plan.parts, stream="image", dim=1)
+                for tensors in (results, references)
+            )
             found[-1].append({"call": call, "start": start, "stop": stop, "rel_err": relative_error(ours, theirs)})
     return found
 

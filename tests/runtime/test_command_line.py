@@ -162,6 +162,18 @@ def wait_for_ranks(parent: int, *, count: int) -> list[psutil.Process]:
     raise AssertionError(f"{parent} has not started {count} ranks")
 
 
+def test_verify_shows_a_pipeline_exact_in_warm_up_and_what_its_old_keys_change(sample: ModelSpec) -> None:
+    done = verify(sample.path, "pipefusion=2", "--steps", "3", "--warmup", "1", "--patches", "3", "--json")
+    report = json.loads(done.stdout)
+    assert report["max_rel_err"] <= report["tolerance"]
+    assert report["stale_difference"] > 1e-3
+    assert (report["patches"], report["warmup_steps"]) == (3, 1)
+    first, second = report["parameter_bytes_per_rank"]
+    assert 0 < first < first + second < 2 * Path(sample.path).stat().st_size
+    said = verify(sample.path, "pipefusion=2", "--steps", "2", "--warmup", "2").stdout
+    assert "every step a warm-up" in said and "0 with keys a step old" in said
+
+
 def test_verify_speaks_to_people_too(sample: ModelSpec) -> None:
     done = verify(sample.path, "ulysses=2")
     assert done.stdout.startswith("uly2: equal to one process: relative error")
@@ -176,8 +188,10 @@ def test_verify_speaks_to_people_too(sample: ModelSpec) -> None:
         (("--plan", "cfg=3,ulysses=3"), ["ulysses=3,cfg=3", "9 ranks"]),
         (("--plan", "pipefusion=3"), ["pipefusion=3", "2 blocks"]),
         (("--plan", "ulyses=2"), ["'ulyses'"]),
-        (("--plan", "ulysses=2", "--patches", "4"), ["--patches", "PipeFusion"]),
-        (("--plan", "ulysses=2", "--warmup", "1"), ["--warmup", "PipeFusion"]),
+        (("--plan", "ulysses=2", "--patches", "4"), ["patches=4", "needs stages"]),
+        (("--plan", "ulysses=2", "--warmup", "2"), ["warmup_steps=2", "needs stages"]),
+        (("--plan", "pipefusion=2", "--warmup", "2"), ["warmup_steps=2", "--steps=1"]),
+        (("--plan", "pipefusion=2", "--patches", "1"), ["patches=1", "2 stages"]),
         (("--plan", "ulysses=1", "--weights", "sharded"), ["weights=sharded", "one rank", "weights=offloaded"]),
         (("--plan", "data=2", "--weights", "sharded"), ["weights=sharded", "2 replica(s)"]),
         (("--plan", "ulysses=2", "--weights", "torn"), ["'torn'", "replicated, sharded, offloaded"]),

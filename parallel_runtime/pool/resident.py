@@ -39,7 +39,8 @@ class ResidentRun:
     """A whole sampling run. `conds`: the positive conditioning and, for cfg, the negative one, as a model's call each.
 
     `given`: the program's tensors, (B, S, C) fp32. `release_modulations` frees the modulations' weights once those of
-    all steps are computed; the next request that needs them reads them again.
+    all steps are computed; the next request that needs them reads them again. `timeline` has the ranks of a pipeline
+    note when which patch came and went; their reports have it.
     Raises `ValueError` for what does not belong together.
     """
 
@@ -49,6 +50,7 @@ class ResidentRun:
     given: Mapping[int, torch.Tensor]
     inpaint: Inpaint | None = None
     release_modulations: bool = False
+    timeline: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.conds) <= NUM_SIDES:
@@ -85,6 +87,7 @@ class ResidentRun:
             "lanes": shares(plan, images=self.shape[0], num_conds=len(self.conds)),
             "calls": [dict(cond.options) for cond in self.conds],
             "release_modulations": self.release_modulations,
+            "timeline": self.timeline,
         }
 
 

@@ -266,7 +266,16 @@ def _calls(
     options, cfg = body["calls"], body["cfg"]
     if mesh.plan.pipefusion > 1:
         return PipelinedCalls(
-            forward, program, share, tensors, mesh=mesh, gate=gate, options=options, cfg=cfg, passes_a_chunk=passes
+            forward,
+            program,
+            share,
+            tensors,
+            mesh=mesh,
+            gate=gate,
+            options=options,
+            cfg=cfg,
+            passes_a_chunk=passes,
+            timeline=body["timeline"],
         )
     shard = forward.shard(call_tensors(tensors, 0))
     rows = LatentRows(program, share, tensors, shard, device=forward.device, cfg=cfg, cfg_axis=mesh["cfg"])

@@ -18,9 +18,11 @@ with a chunk is stage.py's.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from ..adapters.flux import Tokens
 from ..program import Program
 from ..strategies.links import Expected, Inbox, Outbox
 from .forward import Forward
@@ -28,7 +30,8 @@ from .latent import LatentRows, Share, call_tensors
 from .mesh import Mesh
 from .prepared import Prepared, prepare
 from .resident import Gate, step_starts
-from .stage import PartRows, Side, Stage
+from .stage import ChunkInputs, PartRows, Side, Stage
+from .timeline import Timeline
 
 
 class PipelinedCalls:
@@ -46,8 +49,12 @@ class PipelinedCalls:
         options: Sequence[Mapping],
         cfg: float,
         passes_a_chunk: int,
+        timeline: bool = False,
     ) -> None:
-        """`options` of the conditionings; `passes_a_chunk`: those of the busiest lane that shares our weights."""
+        """`options` of the conditionings; `passes_a_chunk`: those of the busiest lane that shares our weights.
+
+        `timeline`: whether to note when which chunk came and went.
+        """
         self._forward, self._program, self._share, self._tensors = forward, program, share, tensors
         self._options, self._gate, self._passes_a_chunk = options, gate, passes_a_chunk
         self._stage = stage = Stage(forward, mesh)
@@ -74,6 +81,7 @@ class PipelinedCalls:
             LatentRows(program, share, tensors, shard, device=forward.device, cfg=cfg, cfg_axis=mesh["cfg"])
             for shard in (patches if stage.last else ())
         ]
+        self._timeline = Timeline(forward.device, on=timeline)
         self._waiting: deque[tuple[int, torch.Tensor]] = deque()  # X that the first stage may not need any more
 
     @property
@@ -111,6 +119,10 @@ class PipelinedCalls:
         for rows in self._rows:
             rows.finish()
 
+    def report(self) -> dict[str, Any]:
+        """The timeline, where one was asked for."""
+        return self._timeline.report(self._stage.index)
+
     def close(self) -> None:
         """As `Calls.close`: what was sent has been received."""
         self._outbox.drain()
@@ -118,16 +130,13 @@ class PipelinedCalls:
     def _run_chunk(self, call: int, chunk: range) -> None:
         """A chunk of all of this lane's conditionings through this stage's blocks."""
         stage, velocities = self._stage, []
-        x = self._inbox.take() if stage.first and self._share.conds else None
+        came = None  # X of the chunk is the same for all conditionings; hidden states are each one's own
         for cond in self._share.conds:
-            there = self._sides[cond].chunks[chunk]
-            condition = replace(there.condition, vec=there.condition.vec[call])
-            if x is None:
-                tokens = self._forward.adapter.received(self._inbox.take(), condition)
-            else:
-                img = there.inputs["img"]
-                img[:, : x.shape[1], : x.shape[2]] = x  # the latent's rows come before all others of the image
-                tokens = stage.embed(img, condition)
+            asked_s = self._timeline.now()
+            if came is None or not stage.first:
+                came = self._inbox.take()
+            began_s = self._timeline.now()
+            tokens = self._tokens(self._sides[cond].chunks[chunk], came, call)
             modulations = self._ready[cond].modulations_of(call)
             stage.through(tokens, self._sides[cond], chunk, self._options[cond], modulations=modulations)
             if stage.last:
@@ -135,10 +144,21 @@ class PipelinedCalls:
             else:
                 self._outbox.send(tokens.x)
                 stage.end_pass()
+            ended_s = self._timeline.now()
+            self._timeline.add(call, chunk, cond, asked_s=asked_s, began_s=began_s, ended_s=ended_s)
         for _ in range(self._passes_a_chunk - len(self._share.conds)):
             self._forward.weights.idle_pass(self._forward.beat)
         if stage.last:
             self._leave(call, chunk, velocities)
+
+    def _tokens(self, there: ChunkInputs, came: torch.Tensor, call: int) -> Tokens:
+        """What came, X or hidden states, as the stage's first block takes it."""
+        condition = replace(there.condition, vec=there.condition.vec[call])
+        if not self._stage.first:
+            return self._forward.adapter.received(came, condition)
+        img = there.inputs["img"]
+        img[:, : came.shape[1], : came.shape[2]] = came  # the latent's rows come before all others of the image
+        return self._stage.embed(img, condition)
 
     def _leave(self, call: int, chunk: range, velocities: Sequence[torch.Tensor]) -> None:
         """Update the latent's rows of a chunk, and have those of the next call on their way."""

@@ -69,6 +69,10 @@ class Calls(Protocol):
         """Leave nothing in flight, after the last call that every rank makes."""
         ...
 
+    def report(self) -> dict[str, Any]:
+        """What more there is to say of the run than how long its steps took."""
+        ...
+
 
 class ResidentLoop:
     """One run of `program`, call by call."""
@@ -120,6 +124,7 @@ class ResidentLoop:
         a message has room for no more.
         """
         report = {"step_s": _brief(self.step_s), "prepare_s": self.prepare_s, "waited_s": self.waited_s}
+        report |= self._calls.report()
         if len(self.step_s) > MOST_TIMED_STEPS:
             return report
         report["began_s"] = _brief(self.began_s)
@@ -173,6 +178,10 @@ class WholeCalls:
     def finish(self) -> None:
         """As `Calls.finish`."""
         self._rows.finish()
+
+    def report(self) -> dict[str, Any]:
+        """Nothing more."""
+        return {}
 
     def close(self) -> None:
         """Nothing: a call ends with all of its exchanges done."""

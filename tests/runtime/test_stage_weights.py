@@ -1,5 +1,7 @@
 """Each rank of a pipeline holds its stage and nothing else, whole or in parts, patched or not; and what it sends."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -165,3 +167,22 @@ def test_stages_send_what_the_formula_says(
         for part in range(plan.parts)
     ]
     assert [(rank["calls"], rank["bytes"]) for rank in ranks] == expected
+
+
+def test_a_timeline_has_every_patch_of_every_stage_in_the_order_of_the_pipeline(
+    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig
+) -> None:
+    run = replace(make_run(config, sides=(7, 7)), timeline=True)
+    plan = ParallelPlan(pipefusion=2, patches=3)
+    ranks = eight_ranks.sample(deep, plan, run).ranks[:2]
+    chunks = [(0, 0, 3), *((call, patch, patch + 1) for call in range(1, CALLS) for patch in range(3))]
+    by_stage = []
+    for stage, rank in enumerate(ranks):
+        assert rank["timeline"]["stage"] == stage and rank["timeline"]["left_out"] == 0
+        spans = rank["timeline"]["spans"]
+        assert [tuple(span[:4]) for span in spans] == [(*chunk, cond) for chunk in chunks for cond in range(2)]
+        moments = [moment for span in spans for moment in span[4:]]
+        assert moments == sorted(moments)
+        by_stage.append(spans)
+    assert all(there[5] > here[5] for here, there in zip(*by_stage, strict=True)), "a stage was ahead of the one before"
+    assert "timeline" not in eight_ranks.sample(deep, plan, make_run(config)).ranks[0]

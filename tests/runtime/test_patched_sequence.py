@@ -1,0 +1,97 @@
+"""Stages and patches as plain numbers: every block in one stage, every token in one place of the buffer."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.pipeline_timeline import bubble, least_bubble
+from parallel_runtime.adapters.flux import FluxAdapter
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.cli.sample_model import sample_config
+from parallel_runtime.rank.stages import stage_blocks
+from parallel_runtime.strategies.pipefusion import PatchedSequence, balanced_stages
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.data())
+def test_no_other_cut_has_a_cheaper_most_costly_stage(costs: list[int], data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, len(costs)))
+    found = balanced_stages(costs, stages)
+    assert [block for run in found for block in run] == list(range(len(costs)))
+    assert len(found) == stages and all(len(run) for run in found)
+    every = [(0, *cuts, len(costs)) for cuts in combinations(range(1, len(costs)), stages - 1)]
+    least = min(max(sum(costs[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True)) for cuts in every)
+    assert max(sum(costs[run.start : run.stop]) for run in found) == least
+
+
+def test_more_stages_than_blocks_cannot_be() -> None:
+    with pytest.raises(ValueError, match="4 stages for 3 blocks"):
+        balanced_stages([1, 1, 1], 4)
+
+
+def test_a_double_block_costs_more_than_a_single_one_and_less_the_bigger_the_model() -> None:
+    ratios = []
+    for heads in (12, 24):
+        adapter = FluxAdapter(sample_config(heads=heads, depth=2, depth_single=3))
+        double, single = adapter.block_cost(adapter.blocks[0]), adapter.block_cost(adapter.blocks[-1])
+        ratios.append(double / single)
+    assert ratios[0] > ratios[1] > 1
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 8])
+def test_the_stages_of_a_flux_are_even(stages: int) -> None:
+    sizes = {"hidden_size": 3072, "num_heads": 24, "head_dim": 128, "depth": 19, "depth_single": 38, "guidance": True}
+    widths = {"in_channels": 64, "out_channels": 64, "context_dim": 4096, "vec_dim": 768, "mlp_hidden": 12288}
+    adapter = FluxAdapter(FluxConfig(**sizes, **widths, prefix=""))
+    runs = [stage_blocks(adapter, stages=stages, stage=stage) for stage in range(stages)]
+    assert tuple(block for run in runs for block in run) == adapter.blocks
+    assert max(map(len, runs)) - min(map(len, runs)) <= 1
+
+
+@given(st.integers(0, 9), st.integers(1, 40), st.integers(1, 7), st.integers(1, 4))
+def test_every_token_has_one_place_and_every_chunk_finds_its_own(
+    num_text: int, num_image: int, num_patches: int, parts: int
+) -> None:
+    sequence = PatchedSequence(num_text, num_image, min(num_patches, num_image), parts)
+    assert sorted(sequence.order) == list(range(num_text + num_image))
+    places = [
+        place
+        for chunk in sequence.chunks(warm=False)
+        for part in range(parts)
+        for place in range(sequence.slot(part, chunk).start, sequence.slot(part, chunk).stop)
+    ]
+    assert sorted(places) == list(range(num_text + num_image))
+    sizes = [sum(sequence.lengths(chunk)) for chunk in sequence.chunks(warm=False)]
+    assert sum(sizes) == sum(sequence.lengths(sequence.whole)) == num_text + num_image
+    assert max(sizes[1:], default=0) - min(sizes[1:], default=0) <= 1
+    whole = torch.arange(num_image)
+    for part in range(parts):
+        mine = sequence.take(whole, part=part, stream="image", dim=0)
+        for patch, chunk in enumerate(sequence.chunks(warm=False)):
+            own = sequence.shard(part, patch).take(whole, stream="image", dim=0)
+            assert torch.equal(mine[sequence.image_rows(part, chunk)], own)
+
+
+@pytest.mark.parametrize(
+    ("costs", "patches", "calls", "expected"),
+    [
+        ([1.0, 1.0], 2, 1, 1 / 3),  # fill and drain of one step
+        ([1.0, 1.0], 4, 1, 1 / 5),
+        ([1.0, 1.0], 2, 10, 1 / 21),  # no wait between steps
+        ([1.0, 1.0, 1.0], 3, 10, 2 / 32),
+        ([1.0, 1.0, 1.0], 2, 10, 1 - 60 / (3 * 31)),  # fewer patches than stages: somebody always waits
+        ([2.0, 1.0], 2, 10, 1 - 60 / (2 * 41)),
+    ],
+)
+def test_the_least_bubble_is_what_filling_draining_and_uneven_stages_cost(
+    costs: list[float], patches: int, calls: int, expected: float
+) -> None:
+    assert least_bubble(costs, patches=patches, calls=calls) == pytest.approx(expected)
+
+
+def test_the_bubble_is_the_time_in_which_stages_compute_nothing() -> None:
+    first = [[0, 0, 1, 0, 0.0, 0.0, 1.0], [0, 1, 2, 0, 1.0, 1.0, 2.0]]
+    second = [[0, 0, 1, 0, 0.0, 1.0, 2.0], [0, 1, 2, 0, 2.0, 2.0, 3.0]]
+    assert bubble([first, second]) == pytest.approx(1 / 3)

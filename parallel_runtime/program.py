@@ -34,7 +34,8 @@ class State:
 class Program:
     """All states of a run, the result last, and the call after which each step of the sampler is done.
 
-    Raises `ValueError` for states that refer to what is not there yet.
+    Raises `ValueError` for states that refer to what is not there yet or are made of nothing, for calls without sigma
+    and timestep, and for steps that do not each end with a call of their own.
     """
 
     states: tuple[State, ...]
@@ -47,8 +48,12 @@ class Program:
             for index, _ in (*state.inputs, *state.denoised):
                 if not 0 <= index < number:
                     raise ValueError(f"state {number} is made of number {index}; use one from 0 to {number - 1}")
-            if (state.sigma is None) != (number == self.num_calls):
-                raise ValueError(f"state {number} of {len(self.states)}: every state but the last needs a sigma")
+            if not (state.inputs or state.denoised or state.given):
+                raise ValueError(f"state {number} is made of nothing; give it a tensor, or make it of earlier states")
+            if {state.sigma is None, state.timestep is None} != {number == self.num_calls}:
+                raise ValueError(f"state {number} of {len(self.states)}: all but the last need a sigma and a timestep")
+        if list(self.step_ends) != sorted(set(self.step_ends)):
+            raise ValueError(f"step_ends {list(self.step_ends)} do not rise; end each step with a later call")
         if any(not 0 <= call < self.num_calls for call in self.step_ends):
             raise ValueError(f"step_ends {list(self.step_ends)} names a call outside 0 to {self.num_calls - 1}")
 

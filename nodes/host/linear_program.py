@@ -19,6 +19,7 @@ from ...parallel_runtime.program import Program, State
 # Relative, of sums over a whole run, in the precision a sampler is traced in.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-6}
 MAX_WINDOW = 8  # earlier calls that a multistep sampler looks back on
+MAX_STEPS = 500  # tracing keeps (4 x steps)^2 numbers, and a program of more would not fit into a message
 MAX_FACTOR = 2.0  # a state made of large multiples of others would enlarge their rounding
 
 
@@ -113,6 +114,9 @@ def trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor]) -> 
 
     Leaves the random state of torch as it found it. Raises `NotLinearError` with what keeps the sampler from it.
     """
+    steps = len(run.sigmas) - 1
+    if steps > MAX_STEPS:
+        raise NotLinearError(f"{steps} steps are more than {MAX_STEPS}, which is as many as are written down")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # matrices of a few hundred numbers: waking a team of threads takes far longer
     try:
@@ -137,6 +141,9 @@ def _trace(
     still, unit, random = runs
     if not unit.sigmas == still.sigmas == random.sigmas or not unit.step_ends == still.step_ends == random.step_ends:
         raise NotLinearError("what it does depends on what the model says")
+    ends = unit.step_ends
+    if unit.inputs and (not ends or ends[0] < 0 or ends != sorted(set(ends))):
+        raise NotLinearError("its steps do not each end with a call of the model")
     states = _states([*unit.inputs, unit.result], [*still.inputs, still.result], TOLERANCES[dtype])
     sigmas = [*unit.sigmas, None]
     times = [None if sigma is None else float(timestep(torch.tensor([sigma])).float()[0]) for sigma in sigmas]
@@ -144,7 +151,7 @@ def _trace(
         states=tuple(
             State(**state, sigma=sigma, timestep=time) for state, sigma, time in zip(states, sigmas, times, strict=True)
         ),
-        step_ends=tuple(unit.step_ends),
+        step_ends=tuple(ends),
     )
     _check(program, random, still, randoms, 100 * TOLERANCES[dtype])
     return program, still.sigmas_left

@@ -18,7 +18,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.pool.calls import ModelCall
-from ...parallel_runtime.pool.resident import Inpaint, ResidentRun
+from ...parallel_runtime.pool.resident import Inpaint, ResidentRun, refuse_long
 from .cond_lanes import LANES_KEY, tell_idle
 from .linear_program import NotLinearError, SamplerRun, given_tensors, trace
 from .pooled_model import PooledModel, capturing
@@ -127,12 +127,18 @@ def _sampler_body(
         program, sigmas_left = trace(run, guider.inner_model.model_sampling.timestep)
     except NotLinearError as error:
         raise HostLoopError(f"the sampler cannot be written as numbers: {error}") from error
+    try:
+        refuse_long(program)
+    except ValueError as error:
+        raise HostLoopError(str(error)) from error
     if program.num_calls == 0:
         return x
     if x.ndim != 4 or x.shape[2] % PATCH or x.shape[3] % PATCH:
         raise HostLoopError(f"a latent of {tuple(x.shape[2:])} does not divide into tokens of {PATCH}")
     inpaint = _inpaint(model, extra_args["denoise_mask"], x, sigmas)
     conds = tuple(_cond(guider, name, extra_args, x, sigmas[:1]) for name in _cond_names(guider))
+    if len({tuple(cond.tensors["img"].shape) for cond in conds}) > 1:
+        raise HostLoopError("one conditioning has other reference images than the other")
     tell_idle(pooled, len(conds) * x.shape[0])
     given = given_tensors(run, program, x)
 

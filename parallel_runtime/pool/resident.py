@@ -6,6 +6,7 @@ Owns the names of a run's tensors, how its images and conditionings are shared o
 after each step. Does not own how a rank runs it (rank/resident.py).
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,15 @@ import torch
 from ..plan import ParallelPlan
 from ..program import Program
 from ..strategies.shard import split_lengths
+from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES
 from .arena import Extent
 from .calls import ModelCall, inputs_of
 
 NUM_SIDES = 2  # of cfg
 PREVIEW_SLOTS = 2
 CREDIT_AHEAD = 2  # steps that ranks may be ahead of what the parent has taken in
+MAX_PROGRAM_BYTES = MAX_TEXT_BYTES - 16 * 1024  # the rest of a message is for options and lanes
+MAX_GIVEN = MAX_TENSORS - 64  # the others are for inputs and results
 
 StepDone = Callable[[int, torch.Tensor], None]
 
@@ -41,7 +45,7 @@ class ResidentRun:
     `given`: the program's tensors, (B, S, C) fp32. `release_modulations` frees the modulations' weights once those of
     all steps are computed; the next request that needs them reads them again. `timeline` has the ranks of a pipeline
     note when which patch came and went; their reports have it.
-    Raises `ValueError` for what does not belong together.
+    Raises `ValueError` for what does not belong together, and for a program that is too long to send.
     """
 
     program: Program
@@ -60,6 +64,27 @@ class ResidentRun:
             raise ValueError(f"the conditionings see images of different shapes {sorted(shapes)}; use the host loop")
         if set(self.given) != set(self.program.given):
             raise ValueError(f"tensors given for {sorted(self.given)}, the program needs {list(self.program.given)}")
+        refuse_long(self.program)
+        self._refuse_shapes()
+
+    def _refuse_shapes(self) -> None:
+        if len(self.shape) != 3 or 0 in self.shape:
+            raise ValueError(f"a latent of shape {self.shape}; give (images, tokens, channels), at least one of each")
+        latents = {f"given.{number}": tensor for number, tensor in self.given.items()} | self._inpaint_tensors()
+        for name, tensor in latents.items():
+            if tuple(tensor.shape) != self.shape or tensor.dtype != torch.float32:
+                raise ValueError(
+                    f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; give float32 of shape {self.shape}"
+                )
+        images, tokens, channels = self.shape
+        img = tuple(self.conds[0].tensors["img"].shape)
+        if img[0] != images or img[1] < tokens or img[2] < channels:
+            raise ValueError(f"the conditionings see images of shape {img}, the latent is {self.shape}; make them fit")
+
+    def _inpaint_tensors(self) -> dict[str, torch.Tensor]:
+        if self.inpaint is None:
+            return {}
+        return {f"inpaint.{name}": getattr(self.inpaint, name) for name in ("mask", "noise", "latent")}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,9 +95,7 @@ class ResidentRun:
         """All that travels, by name."""
         found = inputs_of(self.conds)
         found |= {f"given.{number}": tensor for number, tensor in self.given.items()}
-        if self.inpaint is not None:
-            found |= {f"inpaint.{name}": getattr(self.inpaint, name) for name in ("mask", "noise", "latent")}
-        return found
+        return found | self._inpaint_tensors()
 
     def results(self) -> list[Extent]:
         """Where ranks write: the result last, before it two previews, used in turn."""
@@ -102,6 +125,20 @@ def refuse_unfit(plan: ParallelPlan, run: ResidentRun) -> None:
     if plan.num_patches > tokens:
         raise ValueError(
             f"patches={plan.num_patches} is more than the image's {tokens} tokens; use fewer, or a bigger image"
+        )
+
+
+def refuse_long(program: Program) -> None:
+    """Raise `ValueError` when a program has more numbers, or tensors given ahead, than a message has room for."""
+    num_bytes = len(json.dumps(program.to_dict(), separators=(",", ":")))
+    if num_bytes > MAX_PROGRAM_BYTES:
+        raise ValueError(
+            f"a run of {program.num_calls} calls takes {num_bytes} bytes to describe, at most {MAX_PROGRAM_BYTES}; "
+            "use fewer steps, or the host loop"
+        )
+    if len(program.given) > MAX_GIVEN:
+        raise ValueError(
+            f"a run with noise for {len(program.given)} calls, at most {MAX_GIVEN}; use fewer steps, or the host loop"
         )
 
 

@@ -43,7 +43,8 @@ class Gate:
         """Return, with the seconds waited, when `step` may start. Raises `RequestCancelledError`."""
         began = time.perf_counter()
         while not self.open(step):
-            if self._cancelled():
+            # Looked at again: leave may have come after the first look, and then other ranks go on.
+            if self._cancelled() and not self.open(step):
                 raise RequestCancelledError(f"sampling was cancelled before step {step}")
             self._beat()
             time.sleep(CREDIT_WAIT_S)

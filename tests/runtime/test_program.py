@@ -69,16 +69,14 @@ def test_a_latent_that_was_given_is_left_alone() -> None:
         ((), (), "without states"),
         ((State(given=True, sigma=1.0, timestep=1.0), State(inputs=((1, 1.0),))), (), "made of number 1"),
         ((State(given=True, sigma=1.0, timestep=1.0), State(denoised=((4, 1.0),))), (), "made of number 4"),
-        ((State(given=True), State(inputs=((0, 1.0),))), (), "needs a sigma"),
+        ((State(given=True), State(inputs=((0, 1.0),))), (), "need a sigma"),
         ((State(given=True, sigma=1.0, timestep=1.0), State(inputs=((0, 1.0),))), (1,), "step_ends"),
+        ((State(given=True, sigma=1.0), State(denoised=((0, 1.0),))), (0,), "need a sigma and a timestep"),
+        ((State(sigma=1.0, timestep=1.0), State(denoised=((0, 1.0),))), (0,), "state 0 is made of nothing"),
+        ((State(given=True, sigma=1.0, timestep=1.0), State(denoised=((0, 1.0),))), (0, 0), "do not rise"),
+        ((State(given=True, sigma=1.0, timestep=1.0), State(denoised=((0, 1.0),))), (-1, 0), "step_ends"),
     ],
 )
 def test_programs_that_cannot_be_are_refused(states: tuple, step_ends: tuple, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Program(states=states, step_ends=step_ends)
-
-
-def test_a_state_made_of_nothing_is_refused_when_it_is_reached() -> None:
-    program = Program(states=(State(sigma=1.0, timestep=1.0), State(denoised=((0, 1.0),))), step_ends=(0,))
-    with pytest.raises(ValueError, match="made of nothing"):
-        program.run(lambda _: torch.zeros(1), lambda _, x: x)

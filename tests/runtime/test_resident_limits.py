@@ -1,0 +1,81 @@
+"""What a run in the workers refuses before any rank hears of it, and where ranks stop when it is cancelled."""
+
+import pytest
+import torch
+
+from parallel_runtime.errors import RequestCancelledError
+from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.resident import MAX_GIVEN, Inpaint, ResidentRun
+from parallel_runtime.program import Program, State
+from parallel_runtime.rank.resident import Gate
+from parallel_runtime.wire.channel import Segment, SegmentTable
+
+SHAPE = (2, 6, 4)
+
+
+def steps(count: int, *, noise: bool = False) -> Program:
+    """Steps of one call each, with factors as long as a sampler's are; with `noise`, a tensor given for each."""
+    states = [State(given=True, sigma=1.0, timestep=1.0)]
+    states += [
+        State(inputs=((k, 1 / 3),), denoised=((k, 2 / 3),), given=noise, sigma=1 / 7, timestep=1 / 7)
+        for k in range(count - 1)
+    ]
+    return Program(states=(*states, State(denoised=((count - 1, 1.0),))), step_ends=tuple(range(count)))
+
+
+def make_run(program: Program, *, img: tuple[int, ...] = SHAPE, inpaint: Inpaint | None = None) -> ResidentRun:
+    call = ModelCall(tensors={"img": torch.zeros(img)}, out_shape=img, out_dtype=torch.float32)
+    given = {number: torch.zeros(SHAPE) for number in program.given}
+    return ResidentRun(program=program, conds=(call,), cfg=1.0, given=given, inpaint=inpaint)
+
+
+def test_a_program_of_hundreds_of_steps_fits_and_one_of_thousands_is_refused() -> None:
+    make_run(steps(500))
+    with pytest.raises(ValueError, match=r"1000 calls takes \d+ bytes to describe, at most 81920; use fewer steps"):
+        make_run(steps(1000))
+
+
+def test_more_noise_than_a_message_names_is_refused() -> None:
+    states = [State(given=True, sigma=1.0, timestep=1.0)] + [State(given=True, sigma=1.0, timestep=1.0)] * MAX_GIVEN
+    program = Program(states=(*states, State(denoised=((0, 1.0),))), step_ends=(MAX_GIVEN,))
+    with pytest.raises(ValueError, match="noise for 961 calls, at most 960; use fewer steps"):
+        make_run(program)
+
+
+def test_latents_that_do_not_fit_are_refused_with_their_shapes() -> None:
+    program = steps(2)
+    call = make_run(program).conds[0]
+    for given, words in (
+        (torch.zeros(0, 6, 4), "at least one of each"),
+        (torch.zeros(6, 4), "at least one of each"),
+        (torch.zeros(SHAPE, dtype=torch.bfloat16), "given.0 is torch.bfloat16"),
+        (torch.zeros(1, 6, 4), r"images of shape \(2, 6, 4\), the latent is \(1, 6, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ResidentRun(program=program, conds=(call,), cfg=1.0, given={0: given})
+    parts = [torch.zeros(SHAPE), torch.zeros(SHAPE), torch.zeros(2, 6, 1)]
+    with pytest.raises(ValueError, match="inpaint.latent"):
+        make_run(program, inpaint=Inpaint(mask=parts[0], noise=parts[1], latent=parts[2]))
+    make_run(program, img=(2, 9, 8))  # references behind the latent, channels of Fill beside it
+
+
+def test_noise_of_another_shape_than_the_latent_is_refused() -> None:
+    program = steps(2, noise=True)
+    call = make_run(program).conds[0]
+    with pytest.raises(ValueError, match="given.1"):
+        ResidentRun(program=program, conds=(call,), cfg=1.0, given={0: torch.zeros(SHAPE), 1: torch.zeros(1, 6, 4)})
+
+
+def test_a_rank_that_was_slow_to_look_goes_on_with_the_others() -> None:
+    segment, _ = Segment.create(8192)
+    table = SegmentTable(segment)
+
+    def cancelled() -> bool:
+        """The parent, between this rank's look at the credit and its look at the cancel word: leave, then cancel."""
+        table.credit = 4
+        return True
+
+    gate = Gate(table, cancelled=cancelled, beat=lambda: None)
+    gate.wait(3)  # a rank that looked a moment later has seen the credit, and is in step 3
+    with pytest.raises(RequestCancelledError, match="before step 4"):
+        gate.wait(4)

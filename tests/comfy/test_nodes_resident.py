@@ -115,6 +115,13 @@ def test_a_controlnet_and_an_odd_latent_stay_in_comfyui_and_say_so(
     assert "does not divide into tokens" in compare(client, odd)["loop"]["reason"]
 
 
+def test_a_reference_on_one_side_alone_stays_in_comfyui_and_says_so(
+    client: ComfyClient, tiny_models: TinyModels, hint: str
+) -> None:
+    graph = with_cfg(with_reference(workflows.text_to_image(tiny_models, steps=2), hint), 3.0)
+    assert "other reference images" in compare(client, graph)["loop"]["reason"]
+
+
 def test_the_host_loop_can_be_asked_for(client: ComfyClient, tiny_models: TinyModels) -> None:
     report = compare(client, workflows.text_to_image(tiny_models, steps=2, seed=5), loop="host")
     assert report["loop"] == {"kind": "host"}

@@ -118,7 +118,7 @@ def test_a_controlnet_and_an_odd_latent_stay_in_comfyui_and_say_so(
 def test_a_reference_on_one_side_alone_stays_in_comfyui_and_says_so(
     client: ComfyClient, tiny_models: TinyModels, hint: str
 ) -> None:
-    graph = with_cfg(with_reference(workflows.text_to_image(tiny_models, steps=2), hint), 3.0)
+    graph = with_cfg(with_reference(workflows.text_to_image(tiny_models, steps=2), hint), 3.0, negative="blurry")
     assert "other reference images" in compare(client, graph)["loop"]["reason"]
 
 

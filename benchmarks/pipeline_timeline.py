@@ -1,9 +1,9 @@
-"""What the stages of a pipeline do when: a picture of a real run, its bubble, and the least one it can have.
+"""What the stages of a pipeline do when: a picture of a real run, its bubble, and the bubble of an ideal one.
 
     python -m benchmarks.pipeline_timeline --stages 2 --patches 2 4 --steps 6 --png timeline.png
 
 The *bubble* is the share of the stages' time after the warm-up in which they compute nothing, from the first patch that
-comes to the last stage's last. The *least* one is that of the same run on stages that compute what these did, median
+comes to the last stage's last. The *ideal* one is that of the same run on stages that compute what these did, median
 by stage, with messages that take no time: what remains is filling, draining and uneven stages. Also counted: bytes a
 step beside ulysses and ring on as many ranks, and each rank's weights. Without --model, a small one of random weights.
 """
@@ -62,7 +62,7 @@ def bubble(stages: Sequence[Sequence[Span]]) -> float:
     return 1 - busy / ((end - begin) * len(stages))
 
 
-def least_bubble(costs: Sequence[float], *, patches: int, calls: int) -> float:
+def ideal_bubble(costs: Sequence[float], *, patches: int, calls: int) -> float:
     """`bubble` of stages that take `costs` a patch and of messages that take no time."""
     done: dict[tuple[int, int, int], float] = {}
     free = [0.0] * len(costs)
@@ -125,8 +125,8 @@ def measure(pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: ResidentRun) -
     stages = [rank["timeline"]["spans"] for rank in ranks[:: plan.parts]]
     after = [steady(spans, plan.warmup_steps) for spans in stages]
     costs = [statistics.median(span[ENDED] - span[BEGAN] for span in spans) for spans in after]
-    least = least_bubble(costs, patches=plan.num_patches, calls=steps - plan.warmup_steps)
-    return f"{line}, bubble {bubble(after):.1%}, least {least:.1%}", stages
+    ideal = ideal_bubble(costs, patches=plan.num_patches, calls=steps - plan.warmup_steps)
+    return f"{line}, bubble {bubble(after):.1%}, ideal {ideal:.1%}", stages
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.pipeline_timeline import bubble, least_bubble
+from benchmarks.pipeline_timeline import bubble, ideal_bubble
 from parallel_runtime.adapters.flux import FluxAdapter
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.cli.sample_model import sample_config
@@ -85,10 +85,10 @@ def test_every_token_has_one_place_and_every_chunk_finds_its_own(
         ([2.0, 1.0], 2, 10, 1 - 60 / (2 * 41)),
     ],
 )
-def test_the_least_bubble_is_what_filling_draining_and_uneven_stages_cost(
+def test_the_ideal_bubble_is_what_filling_draining_and_uneven_stages_cost(
     costs: list[float], patches: int, calls: int, expected: float
 ) -> None:
-    assert least_bubble(costs, patches=patches, calls=calls) == pytest.approx(expected)
+    assert ideal_bubble(costs, patches=patches, calls=calls) == pytest.approx(expected)
 
 
 def test_the_bubble_is_the_time_in_which_stages_compute_nothing() -> None:

@@ -37,7 +37,7 @@ class WeightChanges:
             return {"set": self._set_strengths(body["strengths"])}
         if body["first"]:
             self._merged, self._branches, self._in_order = set(), {}, []
-            self._weights.complete()
+            self._weights.complete(beat)
         for name, patches in unpack(body["records"], tensors).items():
             if cancelled():
                 raise RequestCancelledError("changing weights was cancelled")

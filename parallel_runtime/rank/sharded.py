@@ -111,7 +111,7 @@ class ShardedWeights:
         """Nothing: a unit's bytes are one range, and this rank holds little of it."""
         return 0
 
-    def complete(self) -> None:
+    def complete(self, beat: Callable[[], None]) -> None:
         """Nothing: nothing was released."""
 
     @contextmanager

@@ -84,8 +84,11 @@ class ModelWeights(Protocol):
         """Free weights that nobody asks for until `complete`; how many bytes they took. Some kinds free nothing."""
         ...
 
-    def complete(self) -> None:
-        """Have released weights again, as the file says."""
+    def complete(self, beat: Callable[[], None]) -> None:
+        """Have released weights again, as the file says; `beat` is called after each piece.
+
+        Raises `ValueError` when somebody wrote to the file since.
+        """
         ...
 
     def patch(self, name: str, patches: Sequence[Patch]) -> None:
@@ -159,11 +162,13 @@ class ReplicatedWeights:
             self._patched.discard(name)
         return freed
 
-    def complete(self) -> None:
+    def complete(self, beat: Callable[[], None]) -> None:
         """As `ModelWeights.complete`."""
+        if self._released:
+            self._file.mapped.refuse_changed()
         for name in sorted(self._released):
             for _ in self._read(name):
-                pass
+                beat()
             self._released.discard(name)
 
     def refuse_changed_file(self) -> None:

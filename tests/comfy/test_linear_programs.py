@@ -14,7 +14,7 @@ import pytest
 
 from host.fetch import comfyui_path
 
-# fp32 sums in another order, over up to 40 steps; the sampler's own sigmas are in fp32 too
+# fp32 sums in another order, over up to 24 steps; the sampler's own sigmas are in fp32 too
 TOLERANCE = 1e-5
 SCRIPT = Path(__file__).resolve().parents[1] / "host" / "trace_samplers.py"
 

@@ -105,8 +105,9 @@ def pictures(comfy_server: ComfyServer, tiny_models: TinyModels) -> None:
 
 
 def reported(graph: Workflow) -> Workflow:
-    """The same graph with our sampler."""
+    """The same graph with our sampler, a request to the pool for each step's calls."""
     graph["sampler"]["class_type"] = "ParallelFluxSampler"
+    graph["sampler"]["inputs"]["loop"] = "host"
     return graph
 
 

@@ -19,10 +19,18 @@ from .machine import look
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 MAX_KIND_RANKS = 8
 SHOWN = 12
+PIXELS = (16, 16384)
+MAX_CFG = 1000.0
+MAX_FREE_GIB = 1e6
 
 
 def run(arguments: argparse.Namespace) -> dict:
     """Plan, and return the report. Raises `ValueError` for what cannot be planned."""
+    for option in ("width", "height"):
+        if not PIXELS[0] <= (value := getattr(arguments, option)) <= PIXELS[1]:
+            raise ValueError(f"--{option}={value} is outside {PIXELS[0]} to {PIXELS[1]}; use a value in that range")
+    if not 0 <= arguments.cfg <= MAX_CFG:
+        raise ValueError(f"--cfg={arguments.cfg} is outside 0 to {MAX_CFG:g}; use a number in that range")
     shape, weight_bytes = _shape(arguments)
     work = Work(
         image_tokens=image_tokens(arguments.width, arguments.height),
@@ -59,7 +67,7 @@ def _machine(arguments: argparse.Namespace) -> tuple[Calibration, list[int], tup
         calibration = known_calibration(arguments.kind, arguments.link, compiled=arguments.compiled)
         free = [calibration.rates.memory_bytes] * _count(arguments.devices)
     if arguments.free_gib is not None:
-        free = [round(_positive("free-gib", arguments.free_gib) * GIB)] * len(free)
+        free = [round(_positive("free-gib", arguments.free_gib, most=MAX_FREE_GIB) * GIB)] * len(free)
     return _with_link(arguments, calibration), free, warnings
 
 
@@ -81,9 +89,9 @@ def _with_link(arguments: argparse.Namespace, calibration: Calibration) -> Calib
     return replace(calibration, link=link, source=f"{calibration.source}; link as given")
 
 
-def _positive(option: str, value: float) -> float:
-    if not 0 < value < float("inf"):
-        raise ValueError(f"--{option}={value} is not above 0; use a number above 0")
+def _positive(option: str, value: float, *, most: float = 1e9) -> float:
+    if not 0 < value <= most:
+        raise ValueError(f"--{option}={value} is not above 0 and at most {most:g}; use a number in that range")
     return value
 
 

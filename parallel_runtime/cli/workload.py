@@ -17,6 +17,7 @@ from ..strategies.shard import SequenceShard
 
 PIXELS_PER_LATENT = 8
 LATENTS_PER_TOKEN = 2
+MAX_SEED = 1 << 62  # torch takes 64 bits, and further calls count on from here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         limits = {"width": (16, 16384), "height": (16, 16384), "text_tokens": (1, 8192), "batch": (1, 64)}
+        limits |= {"seed": (0, MAX_SEED)}
         for name, (low, high) in limits.items():
             value = getattr(self, name)
             if not low <= value <= high:

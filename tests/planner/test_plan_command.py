@@ -91,7 +91,10 @@ def test_nothing_fits_is_an_answer_and_exit_code_1() -> None:
         (("--kind", "H100", "--devices", "2", "--free-gib", "nan"), "--free-gib=nan is not above 0"),
         (("--kind", "H100", "--devices", "2", "--bandwidth-gbs", "0"), "--bandwidth-gbs=0.0 is not above 0"),
         (("--kind", "H100", "--devices", "2", "--batch", "0"), "batch=0 is below 1"),
-        (("--kind", "H100", "--devices", "2", "--width", "0"), "image_tokens=0 is below 1"),
+        (("--kind", "H100", "--devices", "2", "--width", "0"), "--width=0 is outside 16 to 16384"),
+        (("--kind", "H100", "--devices", "2", "--cfg", "nan"), "--cfg=nan is outside 0 to 1000"),
+        (("--kind", "H100", "--devices", "2", "--cfg=-3"), "--cfg=-3.0 is outside 0 to 1000"),
+        (("--kind", "H100", "--devices", "2", "--free-gib", "1e300"), "--free-gib=1e+300 is not above 0 and at most"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_the_value_and_the_remedy(options, message) -> None:

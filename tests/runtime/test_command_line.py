@@ -185,6 +185,7 @@ def test_verify_speaks_to_people_too(sample: ModelSpec) -> None:
     [
         (("--plan", "ulysses=5"), ["ulysses=5 does not divide 24 heads", "ring=5"]),
         (("--plan", "ulysses=0"), ["ulysses=0", "1 to 8"]),
+        (("--plan", "cfg=2", "--seed", str(1 << 70)), [f"--seed={1 << 70}", "outside 0 to"]),
         (("--plan", "cfg=3,ulysses=3"), ["ulysses=3,cfg=3", "9 ranks"]),
         (("--plan", "pipefusion=3"), ["pipefusion=3", "2 blocks"]),
         (("--plan", "ulyses=2"), ["'ulyses'"]),

@@ -137,6 +137,12 @@ class FluxAdapter:
             for part in ("weight", "bias")
         )
 
+    def modulation_numbers(self, block: Block, vec: torch.Tensor) -> int:
+        """How many numbers `modulation_rows` makes of vec (..., B, 1 or 2, C)."""
+        rows = math.prod(vec.shape[:-2])
+        parts = 3 * vec.shape[-2] if block.kind == "single" else 6 * vec.shape[-2] + 6  # the text's are of one row
+        return rows * parts * self.config.hidden_size
+
     def condition(self, w: Weights, inputs: Mapping[str, torch.Tensor], *, text: bool = True) -> Condition:
         """What a call needs beside the image, from its inputs (this rank's rows). `w` as in `embed`.
 

@@ -23,6 +23,7 @@ from .calls import ModelCall, inputs_of
 NUM_SIDES = 2  # of cfg
 PREVIEW_SLOTS = 2
 CREDIT_AHEAD = 2  # steps that ranks may be ahead of what the parent has taken in
+MODULATION_BYTES = 1 << 30
 MAX_PROGRAM_BYTES = MAX_TEXT_BYTES - 16 * 1024  # the rest of a message is for options and lanes
 MAX_GIVEN = MAX_TENSORS - 64  # the others are for inputs and results
 
@@ -45,6 +46,8 @@ class ResidentRun:
     `given`: the program's tensors, (B, S, C) fp32. `release_modulations` frees the modulations' weights once those of
     all steps are computed; the next request that needs them reads them again. `timeline` has the ranks of a pipeline
     note when which patch came and went; their reports have it.
+    Modulations of all calls that would take a rank more than `modulation_bytes` are computed call by call, and no
+    weights freed: about 2 MB a call, image and conditioning in bf16 on a Flux.1.
     Raises `ValueError` for what does not belong together, and for a program that is too long to send.
     """
 
@@ -54,6 +57,7 @@ class ResidentRun:
     given: Mapping[int, torch.Tensor]
     inpaint: Inpaint | None = None
     release_modulations: bool = False
+    modulation_bytes: int = MODULATION_BYTES
     timeline: bool = False
 
     def __post_init__(self) -> None:
@@ -110,6 +114,7 @@ class ResidentRun:
             "lanes": shares(plan, images=self.shape[0], num_conds=len(self.conds)),
             "calls": [dict(cond.options) for cond in self.conds],
             "release_modulations": self.release_modulations,
+            "modulation_bytes": self.modulation_bytes,
             "timeline": self.timeline,
         }
 

@@ -263,7 +263,7 @@ def _calls(
     passes: int,
 ) -> WholeCalls | PipelinedCalls:
     """The calls of a run as this rank makes them: whole, or as a stage of a pipeline."""
-    options, cfg = body["calls"], body["cfg"]
+    options, cfg, modulation_bytes = body["calls"], body["cfg"], body["modulation_bytes"]
     if mesh.plan.pipefusion > 1:
         return PipelinedCalls(
             forward,
@@ -275,11 +275,21 @@ def _calls(
             options=options,
             cfg=cfg,
             passes_a_chunk=passes,
+            modulation_bytes=modulation_bytes,
             timeline=body["timeline"],
         )
     shard = forward.shard(call_tensors(tensors, 0))
     rows = LatentRows(program, share, tensors, shard, device=forward.device, cfg=cfg, cfg_axis=mesh["cfg"])
-    return WholeCalls(forward, program, share, tensors, rows=rows, options=options, passes_a_call=passes)
+    return WholeCalls(
+        forward,
+        program,
+        share,
+        tensors,
+        rows=rows,
+        options=options,
+        passes_a_call=passes,
+        modulation_bytes=modulation_bytes,
+    )
 
 
 def _timed(body: Mapping) -> bool:

@@ -49,12 +49,14 @@ class PipelinedCalls:
         options: Sequence[Mapping],
         cfg: float,
         passes_a_chunk: int,
+        modulation_bytes: int,
         timeline: bool = False,
     ) -> None:
         """`options` of the conditionings; `passes_a_chunk`: those of the busiest lane that shares our weights.
 
-        `timeline`: whether to note when which chunk came and went.
+        `modulation_bytes`: as `prepare`'s `most_bytes`. `timeline`: whether to note when which chunk came and went.
         """
+        self._modulation_bytes = modulation_bytes
         self._forward, self._program, self._share, self._tensors = forward, program, share, tensors
         self._options, self._gate, self._passes_a_chunk = options, gate, passes_a_chunk
         self._stage = stage = Stage(forward, mesh)
@@ -89,7 +91,7 @@ class PipelinedCalls:
         """How often the run goes through the stage's weights."""
         return 1 + self._passes_a_chunk * sum(len(self._chunks(call)) for call in range(self._program.num_calls))
 
-    def prepare(self) -> None:
+    def prepare(self) -> bool:
         """As `Calls.prepare`."""
         rows = {cond: PartRows(sequence, self._stage.part) for cond, sequence in self._sequences.items()}
         self._ready = prepare(
@@ -99,12 +101,14 @@ class PipelinedCalls:
             self._tensors,
             rows=rows,
             blocks=self._stage.blocks,
+            most_bytes=self._modulation_bytes,
             text=self._stage.first,
         )
         for cond, ready in self._ready.items():
             self._sides[cond] = self._stage.side(self._sequences[cond], ready.inputs, ready.condition)
         if self._share.conds:
             self._stage.end_pass()
+        return all(ready.modulations for ready in self._ready.values())
 
     def run(self, call: int) -> None:
         """As `Calls.run`."""

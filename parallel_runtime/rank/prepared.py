@@ -37,11 +37,13 @@ def prepare(
     *,
     rows: Mapping[int, Rows],
     blocks: Sequence[Block],
+    most_bytes: int,
     text: bool = True,
 ) -> dict[int, Prepared]:
     """One pass over the weights. `tensors` are the request's, whole; `rows` says by conditioning which are this rank's.
 
-    `blocks` are those this rank runs; `text`: whether it runs the first one.
+    `blocks` are those this rank runs; `text`: whether it runs the first one. Modulations that would take more than
+    `most_bytes` are left to each call.
     """
     adapter, weights = forward.adapter, forward.weights
     if not share.conds:
@@ -55,9 +57,12 @@ def prepare(
             inputs["timesteps"] = times[:, None].expand(-1, share.stop - share.start)
             inputs["img"] = inputs["img"].clone()  # on the CPU it is a view of what the parent sent
             ready[cond] = Prepared(inputs, adapter.condition(w, inputs, text=text))
+    vecs = [side.condition.vec for side in ready.values()]
+    needed = sum(adapter.modulation_numbers(block, vec) * vec.element_size() for block in blocks for vec in vecs)
+    ahead = list(ready.values()) if needed <= most_bytes else []
     for block in blocks:
         with weights.block(block.prefix) as w:
-            for side in ready.values():
+            for side in ahead:
                 side.modulations[block.prefix] = adapter.modulation_rows(block, w, side.condition.vec)
         forward.beat()
     return ready

@@ -54,8 +54,8 @@ class Gate:
 class Calls(Protocol):
     """How the calls of a run are made on this rank."""
 
-    def prepare(self) -> None:
-        """Compute all that can be known before the first call."""
+    def prepare(self) -> bool:
+        """Compute all that can be known before the first call; whether all modulations are among it."""
         ...
 
     def run(self, call: int) -> None:
@@ -87,11 +87,12 @@ class ResidentLoop:
     def run(self, gate: Gate, *, step_done: Callable[[int], None], prepared: Callable[[], None]) -> None:
         """Run to the end; the result and the previews go to the request's tensors, this rank's rows of them.
 
-        `prepared` is called when the modulations of all calls are there. Raises `RequestCancelledError`.
+        `prepared` is called once the modulations of all calls are there, if they are to be. Raises
+        `RequestCancelledError`.
         """
         began = time.perf_counter()
-        self._calls.prepare()
-        prepared()
+        if self._calls.prepare():
+            prepared()
         self.prepare_s = time.perf_counter() - began
         self._timer.lap()
         try:
@@ -149,8 +150,13 @@ class WholeCalls:
         rows: LatentRows,
         options: Sequence[Mapping],
         passes_a_call: int,
+        modulation_bytes: int,
     ) -> None:
-        """`options` of the conditionings; `passes_a_call`: those of the busiest lane that shares our weights."""
+        """`options` of the conditionings; `passes_a_call`: those of the busiest lane that shares our weights.
+
+        `modulation_bytes`: as `prepare`'s `most_bytes`.
+        """
+        self._modulation_bytes = modulation_bytes
         self._forward, self._program, self._share, self._tensors = forward, program, share, tensors
         self._rows, self._options, self._passes_a_call = rows, options, passes_a_call
         self._shards = {cond: forward.shard(call_tensors(tensors, cond)) for cond in share.conds}
@@ -161,12 +167,18 @@ class WholeCalls:
         """How often the run goes through the blocks' weights."""
         return 1 + self._passes_a_call * self._program.num_calls
 
-    def prepare(self) -> None:
+    def prepare(self) -> bool:
         """As `Calls.prepare`."""
-        blocks = self._forward.adapter.blocks
         self._ready = prepare(
-            self._forward, self._program, self._share, self._tensors, rows=self._shards, blocks=blocks
+            self._forward,
+            self._program,
+            self._share,
+            self._tensors,
+            rows=self._shards,
+            blocks=self._forward.adapter.blocks,
+            most_bytes=self._modulation_bytes,
         )
+        return all(ready.modulations for ready in self._ready.values())
 
     def run(self, call: int) -> None:
         """As `Calls.run`."""

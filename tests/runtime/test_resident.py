@@ -3,6 +3,8 @@
 The judge calls the model as a host loop does, step by step, in the order of operations that ComfyUI has.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -128,6 +130,16 @@ def test_released_modulations_come_back_for_the_next_request(
     call = run.conds[0]
     step = eight_ranks.step(sample, plan, call.tensors, out_shape=call.out_shape, out_dtype=torch.float32)
     assert relative_error(step.out, judge(call.tensors)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["ulysses=2", "cfg=2,weights=sharded", "pipefusion=2,patches=2,warmup_steps=3"])
+def test_modulations_that_would_take_too_much_are_computed_call_by_call(
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, name: str
+) -> None:
+    run = replace(make_run(config, release=True, sides=(7, 7)), modulation_bytes=0)
+    result = eight_ranks.sample(sample, ParallelPlan.parse(name), run)
+    assert relative_error(result.out, host_loop(judge, run)[0]) <= TOLERANCE
+    assert not any("released_bytes" in rank for rank in result.ranks), "they are needed in every call"
 
 
 def test_reports_have_a_time_for_every_step(eight_ranks: Pool, sample: ModelSpec, config: FluxConfig) -> None:

@@ -3,10 +3,13 @@
 import pytest
 import torch
 
+from parallel_runtime.adapters.flux import FluxAdapter
+from parallel_runtime.cli.sample_model import sample_config
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.resident import MAX_GIVEN, Inpaint, ResidentRun
 from parallel_runtime.program import Program, State
+from parallel_runtime.rank.branches import BlockWeights
 from parallel_runtime.rank.resident import Gate
 from parallel_runtime.wire.channel import Segment, SegmentTable
 
@@ -64,6 +67,19 @@ def test_noise_of_another_shape_than_the_latent_is_refused() -> None:
     call = make_run(program).conds[0]
     with pytest.raises(ValueError, match="given.1"):
         ResidentRun(program=program, conds=(call,), cfg=1.0, given={0: torch.zeros(SHAPE), 1: torch.zeros(1, 6, 4)})
+
+
+@pytest.mark.parametrize("vectors", [1, 2], ids=["one timestep", "rows at timestep zero"])
+def test_the_size_of_modulations_is_known_before_they_are_made(vectors: int) -> None:
+    config = sample_config(heads=2)
+    adapter = FluxAdapter(config)
+    vec = torch.zeros(5, 3, vectors, config.hidden_size)
+    for block in adapter.blocks:
+        start = len(block.prefix)
+        wanted = {name[start:]: shape for name, shape in config.expected_shapes().items() if block.prefix in name}
+        weights = BlockWeights({name: torch.zeros(shape) for name, shape in wanted.items()}, {})
+        made = adapter.modulation_rows(block, weights, vec)
+        assert adapter.modulation_numbers(block, vec) == sum(part.numel() for part in made)
 
 
 def test_a_rank_that_was_slow_to_look_goes_on_with_the_others() -> None:

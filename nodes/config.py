@@ -1,19 +1,25 @@
-"""SP Config: what the user asks for, and the plan it becomes once a model's heads are known."""
+"""SP Config: what the user asks for, and the plan it becomes once a model is known.
+
+Owns the node and what it hands on. Auto's rule is `parallel_runtime/planner/automatic.py`'s.
+"""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from comfy_api.latest import io
 
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices
-from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan, heads_error
+from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error
+from ..parallel_runtime.planner.automatic import Decision, usual_work
+from ..parallel_runtime.planner.shapes import ModelShape, Work, named_shape
+from .automatic import decide
 from .host.progress import NodeText
 from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket
 
 log = logging.getLogger(__name__)
 LORA_MODES = ("merged", "side branch")
-FLUX_HEADS = 24  # of every Flux.1 that is published; the plan itself is chosen for the file's
+USUAL_MODEL = "flux1-dev"  # shown before a file is known, whose own shape the plan is then chosen for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,49 +32,58 @@ class ParallelChoice:
     side_branch: bool = False  # LoRAs beside the weights instead of merged into them
     weights: str = WEIGHTS[0]
 
-    def plan_for(self, num_heads: int) -> ParallelPlan:
-        """The plan to run a model of `num_heads` heads with.
+    def plan_for(self, model: ModelShape, work: Work) -> Decision:
+        """The plan to run `model` with, an automatic one chosen for `work`; its reasons go to the log.
 
         Raises `ValueError` when the degrees fit neither the devices nor the heads.
         """
-        plan = self._fitting(num_heads)
-        error = heads_error(plan.ulysses, num_heads)
+        decision = self._fitting(model, work)
+        error = heads_error(decision.plan.ulysses, model.heads)
         if error is not None:
             raise ValueError(error)
-        return plan
+        if decision.reasons:
+            log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
+        return decision
 
     def describe(self) -> list[str]:
-        """The plan's name and what each device will do, a line each. Raises `ValueError` for too few devices.
+        """The plan's name, what each device will do, and auto's reasons, a line each; `ValueError` for too few devices.
 
-        An automatic plan is shown for as many heads as a Flux.1 has.
+        An automatic plan is shown for a Flux.1 dev in bf16.
         """
-        plan = self._fitting(FLUX_HEADS)
-        return [plan.name, *roles(plan, self.selection.devices)]
+        return self.told(self._fitting(named_shape(USUAL_MODEL), usual_work()))
 
-    def _fitting(self, num_heads: int) -> ParallelPlan:
+    def told(self, decision: Decision) -> list[str]:
+        """The decision in lines: the plan's name, what each device will do, and the reasons."""
+        return [decision.plan.name, *roles(decision.plan, self.selection.devices), *decision.reasons]
+
+    def _fitting(self, model: ModelShape, work: Work) -> Decision:
         """The plan, held against the devices: it may leave some out, but not ask for more."""
         num_ranks = len(self.selection.devices)
         if self.plan is None:
-            return self._automatic(num_heads)
+            return self._automatic(model, work)
         if self.plan.ranks <= num_ranks:
-            return self.plan
+            return Decision(plan=self.plan)
         if not self._may_shrink():
             raise ValueError(
                 f"{self.plan.describe()} makes {self.plan.ranks} rank(s), devices={self.devices_text!r} names "
                 f"{num_ranks}; make the product of the degrees {num_ranks} or less, or name {self.plan.ranks} device(s)"
             )
-        plan = self._automatic(num_heads)
+        decision = self._automatic(model, work)
         log.warning(
-            "%s needs %d ranks, %d found; running %s", self.plan.describe(), self.plan.ranks, num_ranks, plan.name
+            "%s needs %d ranks, %d found; running %s",
+            self.plan.describe(),
+            self.plan.ranks,
+            num_ranks,
+            decision.plan.name,
         )
-        return plan
+        return decision
 
-    def _automatic(self, num_heads: int) -> ParallelPlan:
-        plan = auto_plan(len(self.selection.devices), num_heads)
-        if plan.ranks == 1 and self.weights == "sharded" and self._may_shrink():
-            log.warning("weights=sharded needs two devices, one found; the weights are replicated")
-            return plan
-        return replace(plan, weights=self.weights)
+    def _automatic(self, model: ModelShape, work: Work) -> Decision:
+        weights = self.weights
+        if len(self.selection.devices) == 1 and weights == "sharded" and self._may_shrink():
+            log.warning("weights=sharded needs two devices, one found; weights are chosen as for replicated")
+            weights = WEIGHTS[0]
+        return decide(model, work, self.selection.devices, weights)
 
     def _may_shrink(self) -> bool:
         """`all`, and a count that had to shrink: a workflow saved for eight devices runs on one."""
@@ -91,7 +106,7 @@ class SPConfig(io.ComfyNode):
                     "mode",
                     options=["auto", "manual"],
                     default="auto",
-                    tooltip="auto picks the degrees for the devices and the model; manual takes those below.",
+                    tooltip="auto takes the plan predicted to be quickest and says why; manual takes those below.",
                 ),
                 io.String.Input(
                     "devices",
@@ -114,7 +129,8 @@ class SPConfig(io.ComfyNode):
                     options=list(WEIGHTS),
                     default=WEIGHTS[0],
                     optional=True,
-                    tooltip="replicated: all on every device. sharded: a part on each. offloaded: in host memory.",
+                    tooltip="replicated: all on every device; auto changes it if it does not fit. sharded: a part on "
+                    "each. offloaded: in host memory.",
                 ),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],

@@ -8,7 +8,6 @@ from .host.files import diffusion_model_path, diffusion_models, file_identity
 from .host.patcher import remote_patcher
 from .host.pools import POOLS
 from .host.progress import NodeText
-from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket
 
 
@@ -51,5 +50,5 @@ class ParallelFluxLoader(io.ComfyNode):
             choose_plan=sp_config.plan_for,
             side_branch=sp_config.side_branch,
         )
-        NodeText().say("\n".join([model.plan.name, *roles(model.plan, sp_config.selection.devices)]))
+        NodeText().say("\n".join(sp_config.told(model.decision)))
         return io.NodeOutput(model)

@@ -8,7 +8,6 @@ from .config import ParallelChoice
 from .host.adoption import parallelized
 from .host.pools import POOLS
 from .host.progress import NodeText
-from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket
 
 log = logging.getLogger(__name__)
@@ -42,5 +41,5 @@ class ParallelizeModel(io.ComfyNode):
             log.info("Parallelize Model: one device (%s), nothing to share; the model stays as it is", devices[0])
             return io.NodeOutput(model)
         ours = parallelized(model, devices, sp_config.plan_for, side_branch=sp_config.side_branch)
-        NodeText().say("\n".join([ours.plan.name, *roles(ours.plan, devices)]))
+        NodeText().say("\n".join(sp_config.told(ours.decision)))
         return io.NodeOutput(ours)

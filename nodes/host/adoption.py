@@ -13,7 +13,8 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.checkpoint import COMPUTE_DTYPES
-from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.planner.automatic import Decision
+from ...parallel_runtime.planner.shapes import ModelShape, Work
 from .patcher import RemotePatcher, remote_patcher
 from .pools import Devices
 from .refusals import COMPILED, check_transformer_options, refuse_in
@@ -25,11 +26,12 @@ LOADERS = ("load_diffusion_model", "load_checkpoint_guess_config", "load_checkpo
 
 
 def parallelized(
-    model: ModelPatcher, devices: Devices, choose_plan: Callable[[int], ParallelPlan], *, side_branch: bool
+    model: ModelPatcher, devices: Devices, choose_plan: Callable[[ModelShape, Work], Decision], *, side_branch: bool
 ) -> RemotePatcher:
-    """The same MODEL over `devices`; `choose_plan` takes the number of heads, `side_branch` runs LoRAs beside weights.
+    """The same MODEL over `devices`; `choose_plan` takes its shape and a usual work.
 
-    LoRAs, model sampling, wrappers and options come along. Raises `ValueError` for a MODEL that cannot be taken.
+    `side_branch` runs LoRAs beside the weights. LoRAs, model sampling, wrappers and options come along. Raises
+    `ValueError` for a MODEL that cannot be taken.
     """
     if isinstance(model, RemotePatcher):
         raise ValueError(f"{NODE}: this MODEL is parallel already; remove {NODE}, and change SP Config instead")

@@ -16,7 +16,8 @@ from comfy.hooks import WeightHook
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from ...parallel_runtime.patch import PatchSet
-from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.planner.automatic import Decision
+from ...parallel_runtime.planner.shapes import ModelShape, Work
 from .cond_lanes import LANES_KEY, calc_in_lanes
 from .measures import unequal
 from .pooled_model import PooledModel
@@ -37,6 +38,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def __init__(self, model: RemoteFlux, *where: object, **settings: object) -> None:
         super().__init__(model, *where, **settings)
         self.plan = model.pooled.plan
+        self.decision = Decision(plan=self.plan)  # why the MODEL got its first plan; a benchmark may change `plan`
         self.side_branch = False
 
     def clone(self, *args: object, **kwargs: object) -> "RemotePatcher":
@@ -46,7 +48,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """
         copy = super().clone(*args, **kwargs)
         copy.parent = self.parent or self
-        copy.plan, copy.side_branch = self.plan, self.side_branch
+        copy.plan, copy.decision, copy.side_branch = self.plan, self.decision, self.side_branch
         return copy
 
     # What ComfyUI's memory manager asks
@@ -221,18 +223,18 @@ def remote_patcher(
     weight_dtype: str,
     *,
     devices: Devices,
-    choose_plan: Callable[[int], ParallelPlan],
+    choose_plan: Callable[[ModelShape, Work], Decision],
     side_branch: bool,
 ) -> RemotePatcher:
-    """The MODEL for the file at `path`, over `devices`; `choose_plan` takes the number of heads.
+    """The MODEL for the file at `path`, over `devices`; `choose_plan` takes its shape and a usual work.
 
     `side_branch` runs LoRAs beside the weights.
 
     Raises `ValueError` when the file cannot be used, or the plan does not fit it.
     """
     source = read_source(path, weight_dtype, devices)
-    plan = choose_plan(source.config.num_heads)
-    pooled = PooledModel(devices, source.spec, plan, sizes=source.sizes, num_heads=source.config.num_heads)
+    decision = choose_plan(source.shape, source.work)
+    pooled = PooledModel(devices, source.spec, decision.plan, sizes=source.sizes, num_heads=source.config.num_heads)
 
     def make() -> RemotePatcher:
         management = comfy.model_management
@@ -243,5 +245,5 @@ def remote_patcher(
         return root
 
     patcher = POOLS.root(pooled.weights, make).clone()
-    patcher.plan, patcher.side_branch = plan, side_branch
+    patcher.plan, patcher.decision, patcher.side_branch = decision.plan, decision, side_branch
     return patcher

@@ -4,6 +4,7 @@ Patchify, padding, reference ids, prediction type and all wrappers stay ComfyUI'
 """
 
 import inspect
+import os
 from collections import Counter
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from comfy.supported_models_base import BASE
 from ...parallel_runtime.adapters.flux_config import FluxConfig
 from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
+from ...parallel_runtime.planner.automatic import usual_work
+from ...parallel_runtime.planner.shapes import ModelShape, Work
 from ...parallel_runtime.rank.weights import file_names, weight_bytes
 from .conditioning import ForwardArguments, step_tensors
 from .pooled_model import PooledModel, WeightSizes
@@ -108,6 +111,18 @@ class Source:
     model_config: BASE
     spec: ModelSpec
     sizes: WeightSizes
+
+    @property
+    def shape(self) -> ModelShape:
+        """The sizes as the planner takes them."""
+        return ModelShape.of(self.config, os.path.basename(self.spec.path))
+
+    @property
+    def work(self) -> Work:
+        """The image a plan is chosen for, in the dtype the workers compute in, with weights as a rank keeps them."""
+        computed_in: torch.dtype = getattr(torch, self.spec.dtype)
+        weight_bytes = max(1, round(self.sizes.total / self.shape.params))
+        return usual_work(element_bytes=computed_in.itemsize, weight_bytes=weight_bytes)
 
 
 def read_source(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> Source:

@@ -31,12 +31,17 @@ def look(
     devices: Sequence[Device], *, link: str | None = None, compiled: bool = False
 ) -> tuple[Calibration, list[int]]:
     """(constants, free bytes of each device). Raises `ValueError` for a device neither known nor calibrated."""
+    return constants(devices, link=link, compiled=compiled), free_bytes(devices)
+
+
+def constants(devices: Sequence[Device], *, link: str | None = None, compiled: bool = False) -> Calibration:
+    """The devices' constants, measured or known. Raises `ValueError` for a device that is neither."""
     found = CalibrationStore(calibration_path()).load(device_set(devices)) if link is None else None
     if found is None:
         kind = devices[0].kind
         name = kind if kind == "cpu" else torch.cuda.get_device_name(devices[0].index)
         found = known_calibration(name, link, compiled=compiled)
-    return found, free_bytes(devices)
+    return found
 
 
 def free_bytes(devices: Sequence[Device]) -> list[int]:
@@ -45,5 +50,15 @@ def free_bytes(devices: Sequence[Device]) -> list[int]:
         torch.cuda.mem_get_info(device.index)[0]
         if device.kind == "cuda"
         else psutil.virtual_memory().available // len(devices)
+        for device in devices
+    ]
+
+
+def whole_bytes(devices: Sequence[Device]) -> list[int]:
+    """All memory of each device. Unlike `free_bytes`, makes no CUDA context, which takes some of every device asked."""
+    return [
+        torch.cuda.get_device_properties(device.index).total_memory
+        if device.kind == "cuda"
+        else psutil.virtual_memory().total // len(devices)
         for device in devices
     ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..plan import ParallelPlan
-from .candidates import Candidate, candidates
+from .candidates import WEIGHTS, Candidate, candidates
 from .cost import Cost, step_cost
 from .hardware import GIB, Calibration
 from .memory import Memory, memory_of
@@ -56,17 +56,19 @@ def choose_plan(
     *,
     every_plan: bool = False,
     stale: bool = False,
+    weights: Sequence[str] = WEIGHTS,
 ) -> Choice:
     """The best plan of `model` for `work` on `devices`, given as free bytes of each, in rank order.
 
     `every_plan` also shows what this version cannot run, which is never taken; `stale` also takes PipeFusion, whose
-    result differs from one process's. Raises `ValueError` without devices.
+    result differs from one process's. `weights`: the kinds that are weighed. Raises `ValueError` without devices.
     """
     if not devices:
         raise ValueError("no devices to plan for; give at least one")
+    everything = predictions(model, work, devices, calibration, every_plan=every_plan, stale=stale)
     table = tuple(
         sorted(
-            predictions(model, work, devices, calibration, every_plan=every_plan, stale=stale),
+            (row for row in everything if row.candidate.weights in weights),
             key=lambda row: (row.run_s, row.candidate.ranks),
         )
     )
@@ -147,7 +149,7 @@ def _reasons(chosen: Prediction, table: Sequence[Prediction], devices: Sequence[
     unused = len(devices) - chosen.candidate.ranks
     if unused and chosen.candidate.ranks > 1:
         reasons.append(f"{unused} of {len(devices)} devices stay unused: with them it would not be faster")
-    if chosen.candidate.weights != "replicated":
+    if chosen.candidate.weights != "replicated" and any(row.candidate.weights == "replicated" for row in table):
         reasons.append(_why_not_replicated(chosen, table, devices))
     return tuple(reasons)
 

@@ -1,0 +1,26 @@
+"""Auto's look at the machine, and the decision with it. Starts no worker; the rule is the planner's.
+
+Free memory is counted as all of a device's: ComfyUI gives up its own models for ours, our weights of an earlier prompt
+must not count against themselves, and asking a device for what is free would take a CUDA context's worth of it. What
+other programs hold is therefore not seen.
+"""
+
+from collections.abc import Sequence
+
+from ..parallel_runtime.cli.machine import constants, whole_bytes
+from ..parallel_runtime.devices import Device
+from ..parallel_runtime.planner.automatic import Decision, automatic_plan
+from ..parallel_runtime.planner.hardware import Calibration
+from ..parallel_runtime.planner.shapes import ModelShape, Work
+
+
+def decide(model: ModelShape, work: Work, devices: Sequence[Device], weights: str) -> Decision:
+    """The automatic plan on these devices of this machine. Raises `ValueError` when one device is asked to shard."""
+    return automatic_plan(model, work, devices, whole_bytes(devices), _constants(devices), weights=weights)
+
+
+def _constants(devices: Sequence[Device]) -> Calibration | None:
+    try:
+        return constants(devices)
+    except ValueError:  # neither calibrated nor in the table
+        return None

@@ -1,0 +1,91 @@
+"""What SP Config's auto mode runs: the planner's choice for one usual image, and the rule where it has nothing to say.
+
+Owns auto's rule. The devices are what the user offers. GPUs: the plan predicted quickest for `usual_work` among those
+that fit, on as many of them as make it quicker; the others sleep, and the reasons say why. GPUs of unknown speed: all
+of them (`auto_plan`), with the first kind of weights that fits. Ranks on the CPU: all of them, for nobody names several
+by accident; weights as asked. Pure: devices, free memory and constants are given, nothing is asked or started.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..devices import Device
+from ..plan import WEIGHTS, ParallelPlan, auto_plan
+from .candidates import Candidate
+from .choose import HEADROOM, choose_plan
+from .hardware import GIB, Calibration, known_rates
+from .memory import memory_of
+from .shapes import ModelShape, Work, image_tokens
+
+PIXELS, TEXT_TOKENS = 1024, 512
+ANY_GPU = "H100"  # of a device's rates, its memory use asks only whether it runs ahead of the host, as every GPU does
+FORCING = "mode=manual forces another plan"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A plan, and why it was taken; a plan that the user wrote needs no reasons."""
+
+    plan: ParallelPlan
+    reasons: tuple[str, ...] = ()
+
+
+def usual_work(*, element_bytes: int = 2, weight_bytes: int = 2) -> Work:
+    """What a plan is chosen for before anybody knows the image: 1024 x 1024, 512 text tokens, cfg 1, batch 1."""
+    return Work(
+        image_tokens=image_tokens(PIXELS, PIXELS),
+        text_tokens=TEXT_TOKENS,
+        element_bytes=element_bytes,
+        weight_bytes=weight_bytes,
+    )
+
+
+def automatic_plan(
+    model: ModelShape,
+    work: Work,
+    devices: Sequence[Device],
+    free: Sequence[int],
+    calibration: Calibration | None,
+    *,
+    weights: str = WEIGHTS[0],
+) -> Decision:
+    """The plan of `model` for `work` on these devices, `free` bytes on each, None as `calibration` of unknown ones.
+
+    `weights` other than replicated are kept; replicated ones become sharded or offloaded where they do not fit.
+    Raises `ValueError` when one device is asked to shard, or there are more devices than a pool has.
+    """
+    everything = replace(auto_plan(len(devices), model.heads), weights=weights)
+    if devices[0].kind == "cpu":
+        return Decision(plan=everything, reasons=_on_cpu(everything))
+    allowed = WEIGHTS if weights == WEIGHTS[0] else (weights,)
+    if calibration is None:
+        return _unknown(model, work, everything, min(free), allowed)
+    choice = choose_plan(model, work, free, calibration, weights=allowed)
+    if choice.plan is None:
+        plan = replace(everything, weights="offloaded" if len(allowed) > 1 else weights)
+        return Decision(plan=plan, reasons=(*choice.reasons, f"trying {plan.describe()}, as this is a prediction"))
+    kept = () if len(allowed) > 1 else (f"weights={weights} as asked",)
+    chosen_for = f"chosen for {PIXELS} x {PIXELS} pixels, {TEXT_TOKENS} text tokens, cfg 1, one image; {FORCING}"
+    return Decision(plan=choice.plan, reasons=(*choice.reasons, *kept, chosen_for))
+
+
+def _on_cpu(plan: ParallelPlan) -> tuple[str, ...]:
+    if plan.ranks == 1:
+        return ("one CPU rank, nothing to choose",)
+    return (f"all {plan.ranks} CPU ranks are used, as named; `plan` predicts whether fewer are quicker",)
+
+
+def _unknown(model: ModelShape, work: Work, everything: ParallelPlan, free: int, allowed: Sequence[str]) -> Decision:
+    """All devices, with the first kind of weights that fits, the last of them where none does."""
+    rates = known_rates(ANY_GPU)
+    usable = [kind for kind in allowed if kind != "sharded" or everything.ranks > 1]
+    degrees = {"ring": everything.ring, "ulysses": everything.ulysses}
+    needs = {kind: memory_of(model, work, Candidate(weights=kind, **degrees), rates).total for kind in usable}
+    taken = next((kind for kind in usable if needs[kind] <= HEADROOM * free), usable[-1])
+    reasons = [
+        f"all {everything.ranks} device(s) are used: how fast they are is unknown; `doctor --calibrate` measures"
+    ]
+    if taken != allowed[0]:
+        first = needs[allowed[0]] / GIB
+        reasons.append(f"does not fit with {allowed[0]} weights: {first:.1f} GiB a rank, {free / GIB:.1f} GiB free")
+    return Decision(plan=replace(everything, weights=taken), reasons=(*reasons, FORCING))

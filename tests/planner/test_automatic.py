@@ -1,0 +1,145 @@
+"""Auto's rule: the planner's plan on GPUs, all ranks on the CPU and on GPUs nobody knows, and reasons each time."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_runtime.cli.machine import constants, whole_bytes
+from parallel_runtime.devices import Device, parse_devices
+from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
+from parallel_runtime.planner.automatic import Decision, automatic_plan, usual_work
+from parallel_runtime.planner.choose import choose_plan
+from parallel_runtime.planner.hardware import GIB, Calibration, known_calibration
+from parallel_runtime.planner.shapes import ModelShape, image_tokens, named_shape
+
+FLUX = named_shape("flux1-dev")
+H100 = known_calibration("H100")
+
+
+def gpus(count: int) -> list[Device]:
+    return [Device("cuda", index) for index in range(count)]
+
+
+def on_gpus(
+    count: int, gib: int, calibration: Calibration | None = H100, *, weight_bytes: int = 2, **settings: str
+) -> Decision:
+    work = usual_work(weight_bytes=weight_bytes)
+    return automatic_plan(FLUX, work, gpus(count), [gib * GIB] * count, calibration, **settings)
+
+
+def test_the_usual_work_is_one_image_of_1024_pixels_without_cfg() -> None:
+    work = usual_work()
+    assert (work.image_tokens, work.text_tokens, work.rows) == (image_tokens(1024, 1024), 512, 1)
+    assert any("1024 x 1024 pixels, 512 text tokens, cfg 1, one image" in why for why in on_gpus(2, 80).reasons)
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_known_gpus_get_the_planners_plan_and_its_reasons(count: int) -> None:
+    decision = on_gpus(count, 80)
+    choice = choose_plan(FLUX, usual_work(), [80 * GIB] * count, H100)
+    assert decision.plan == choice.plan
+    assert decision.reasons[: len(choice.reasons)] == choice.reasons
+    assert decision.plan.weights == "replicated"
+
+
+def test_a_slow_link_leaves_the_second_gpu_asleep_and_says_that_one_is_better() -> None:
+    slow = replace(H100, link=replace(H100.link, bandwidth=1e9, contention=0.0))
+    decision = on_gpus(2, 80, slow)
+    assert decision.plan == ParallelPlan()
+    assert any(why.startswith("one device is better here") for why in decision.reasons)
+    assert any("mode=manual forces" in why for why in decision.reasons)
+    quick = replace(slow, link=replace(slow.link, bandwidth=400e9, latency_s=1e-6))
+    quick = replace(quick, software=replace(quick.software, exchange_s=0.0))
+    assert on_gpus(2, 80, quick).plan == ParallelPlan(ulysses=2)  # or the link would decide nothing
+
+
+def test_weights_that_do_not_fit_are_shared_out_and_the_reason_names_both_sizes() -> None:
+    rtx = known_calibration("RTX 4090")
+    decision = on_gpus(2, 24, rtx)
+    assert decision.plan.weights in ("sharded", "offloaded")
+    assert any(
+        why.startswith("does not fit with replicated weights") and "GiB a rank" in why for why in decision.reasons
+    )
+    assert on_gpus(2, 24, rtx, weight_bytes=1).plan.weights == "replicated"  # fp8
+
+
+def test_where_nothing_fits_the_plan_that_needs_least_is_tried_and_said() -> None:
+    decision = on_gpus(2, 1, known_calibration("RTX 4090"))
+    assert decision.plan == ParallelPlan(ulysses=2, weights="offloaded")
+    assert decision.reasons[0].startswith("does not fit: ")
+    assert "trying ulysses=2,weights=offloaded" in decision.reasons[-1]
+
+
+@pytest.mark.parametrize("weights", ["sharded", "offloaded"])
+def test_weights_that_the_user_chose_are_kept(weights: str) -> None:
+    decision = on_gpus(2, 80, weights=weights)
+    assert decision.plan.weights == weights
+    assert f"weights={weights} as asked" in decision.reasons
+    assert not any("does not fit" in why for why in decision.reasons)
+    assert on_gpus(2, 80, None, weights=weights).plan == ParallelPlan(ulysses=2, weights=weights)
+
+
+def test_one_device_cannot_shard() -> None:
+    with pytest.raises(ValueError, match="weights=sharded has one rank"):
+        on_gpus(1, 80, weights="sharded")
+
+
+@given(st.integers(1, MAX_RANKS), st.sampled_from([2, 3, 24]), st.sampled_from(["replicated", "offloaded"]))
+def test_cpu_ranks_are_all_used_whatever_the_planner_would_predict(ranks: int, heads: int, weights: str) -> None:
+    devices = [Device("cpu", index) for index in range(ranks)]
+    model = replace(FLUX, heads=heads)
+    for free in (0, GIB):
+        decision = automatic_plan(
+            model, usual_work(), devices, [free] * ranks, known_calibration("cpu"), weights=weights
+        )
+        assert decision.plan == replace(auto_plan(ranks, heads), weights=weights)
+        assert decision.reasons
+
+
+@pytest.mark.parametrize(("gib", "weights"), [(80, "replicated"), (20, "sharded"), (8, "offloaded"), (1, "offloaded")])
+def test_gpus_of_unknown_speed_are_all_used_with_the_first_weights_that_fit(gib: int, weights: str) -> None:
+    decision = on_gpus(4, gib, None)
+    assert decision.plan == ParallelPlan(ulysses=4, weights=weights)
+    assert "doctor --calibrate" in decision.reasons[0]
+    assert any("does not fit" in why for why in decision.reasons) == (weights != "replicated")
+    assert on_gpus(1, gib, None).plan.weights == ("replicated" if gib == 80 else "offloaded")
+
+
+@given(st.integers(1, MAX_RANKS), st.integers(1, 200), st.sampled_from([1, 2, 3, 24]), st.sampled_from(WEIGHTS))
+def test_an_automatic_plan_never_asks_for_more_than_is_offered(ranks: int, gib: int, heads: int, weights: str) -> None:
+    if weights == "sharded":
+        ranks = max(ranks, 2)
+    for calibration in (H100, known_calibration("RTX 4090"), None):
+        free = [gib * GIB] * ranks
+        model = replace(FLUX, heads=heads)
+        plan = automatic_plan(model, usual_work(), gpus(ranks), free, calibration, weights=weights).plan
+        assert plan.ranks <= ranks and heads % plan.ulysses == 0
+        assert weights in ("replicated", plan.weights)
+
+
+def test_deciding_for_eight_gpus_takes_less_than_50_ms_and_always_says_the_same() -> None:
+    taken, found = [], []
+    for _ in range(5):
+        began = time.perf_counter()
+        found.append(on_gpus(8, 80))
+        taken.append(time.perf_counter() - began)
+    assert min(taken) < 0.05  # the quickest of five, so that a busy machine does not fail it
+    assert all(each == found[0] for each in found)
+
+
+def test_looking_at_cpu_ranks_gives_constants_and_a_share_of_the_memory(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no calibration of this machine
+    devices = parse_devices("cpu:2").devices
+    assert constants(devices) == known_calibration("cpu")
+    assert sum(whole_bytes(devices)) > GIB and len(set(whole_bytes(devices))) == 1
+
+
+def test_the_shape_given_decides_and_not_the_usual_one() -> None:
+    """A model of two heads cannot be split over three ranks by heads."""
+    small: ModelShape = replace(FLUX, heads=2)
+    devices = [Device("cpu", index) for index in range(3)]
+    decision = automatic_plan(small, usual_work(), devices, [GIB] * 3, None)
+    assert decision.plan == ParallelPlan(ring=3)

@@ -1,0 +1,50 @@
+"""SP Config's auto mode in a real server: the plan, and why it was taken, on the nodes and once in the log."""
+
+from __future__ import annotations
+
+from host import workflows
+from host.client import ComfyClient
+from host.pack_workflows import latent_of, parallel, relative_error, to_latent
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+
+LOGGED = "SP Config: auto takes uly2: all 2 CPU ranks are used, as named"
+
+
+def test_auto_says_on_both_nodes_and_once_in_the_log_why_it_took_its_plan(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    before = comfy_server.log.count(LOGGED)
+    stock = workflows.text_to_image(tiny_models, steps=2, width=96, height=80, seed=61)
+    result = client.queue(to_latent(parallel(stock))).require_success()
+    (shown,) = result.outputs["config"]["parallel_dit"]
+    assert shown["text"][:3] == ["uly2", "cpu:0: head group 0/2", "cpu:1: head group 1/2"]
+    assert shown["text"][3].startswith("all 2 CPU ranks are used, as named")
+    told = [text for node, text in result.texts if node == "model"]
+    assert told and all("\n".join(shown["text"]) == text for text in told)
+    assert comfy_server.log.count(LOGGED) == before + 1
+
+    again = parallel(workflows.text_to_image(tiny_models, steps=2, width=96, height=80, seed=62))
+    client.queue(to_latent(again)).require_success()
+    assert comfy_server.log.count(LOGGED) == before + 1  # the same MODEL, so nothing was decided again
+
+
+def test_a_plan_written_by_hand_needs_no_reasons(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    before = comfy_server.log.count("auto takes")
+    graph = workflows.text_to_image(tiny_models, steps=2, width=96, height=80, seed=63)
+    result = client.queue(to_latent(parallel(graph, mode="manual", ring=2))).require_success()
+    assert result.outputs["config"]["parallel_dit"][0]["text"] == [
+        "ring2",
+        "cpu:0: ring part 0/2",
+        "cpu:1: ring part 1/2",
+    ]
+    assert comfy_server.log.count("auto takes") == before
+
+
+def test_auto_is_no_other_plan_than_the_one_it_names(client: ComfyClient, tiny_models: TinyModels) -> None:
+    stock = workflows.text_to_image(tiny_models, steps=2, width=96, height=80, seed=64)
+    automatic = latent_of(client, parallel(stock))
+    by_hand = latent_of(client, parallel(stock, mode="manual", ulysses=2))
+    assert relative_error(automatic, by_hand) == 0.0

@@ -116,7 +116,7 @@ def test_an_automatic_plan_never_asks_for_more_than_is_offered(ranks: int, gib: 
         free = [gib * GIB] * ranks
         model = replace(FLUX, heads=heads)
         plan = automatic_plan(model, usual_work(), gpus(ranks), free, calibration, weights=weights).plan
-        assert plan.ranks <= ranks and heads % plan.ulysses == 0
+        assert plan.ranks <= ranks and heads % plan.ulysses == 0 and plan.pipefusion == 1
         assert weights in ("replicated", plan.weights)
 
 

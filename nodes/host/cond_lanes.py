@@ -139,11 +139,12 @@ def tell_idle(pooled: PooledModel, rows: int) -> None:
     plan = pooled.plan
     lanes = plan.cfg if inside_a_lane() else plan.lanes
     if rows < lanes and TOLD_IDLE.first_time():
-        idle = (lanes - rows) * plan.parts
+        ranks_a_lane = plan.ranks // plan.lanes
+        idle = (lanes - rows) * ranks_a_lane
         better = _better(plan, rows, pooled.num_heads).describe()
         message = (
             f"{plan.describe()}: a step has {rows} row(s) for {lanes} lanes (cfg scale 1 takes one conditioning), so "
-            f"{idle} of {lanes * plan.parts} ranks idle; use {better} in SP Config, or a bigger batch"
+            f"{idle} of {lanes * ranks_a_lane} ranks idle; use {better} in SP Config, or a bigger batch"
         )
         log.warning(message)
         NodeText().say(message)

@@ -6,6 +6,7 @@ a model, so every partial request is answered in full.
 
 import logging
 import os
+import uuid
 from collections.abc import Callable
 from functools import partial
 
@@ -115,6 +116,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Before the first step: our plan, our patches, and none of the blocks that came into the options directly."""
         check_transformer_options(self.model_options["transformer_options"])
         self.model.pooled.plan = self.plan
+        self.model.pooled.run = uuid.uuid4().hex
         self.model.pooled.patches = self.patch_set()
         super().pre_run()
 

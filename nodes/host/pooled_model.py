@@ -104,6 +104,7 @@ class PooledModel:
         self.sizes = sizes
         self.num_heads = num_heads
         self.patches = PRISTINE
+        self.run = ""  # the sampling run under way, by a name of its own
 
     @property
     def pool(self) -> Pool:
@@ -134,7 +135,7 @@ class PooledModel:
         layout = plan.layout
         if layout.offloaded and device.type != "cpu":
             return 0  # they lie in host memory; the blocks that visit are `visiting_bytes`
-        return -(-self.sizes.total // layout.shards) * self.ranks_on(device, plan)
+        return -(-self.sizes.total // (layout.shards * layout.stages)) * self.ranks_on(device, plan)
 
     def ranks_on(self, device: torch.device, plan: ParallelPlan) -> int:
         """How many of the plan's ranks compute on `device`."""
@@ -178,6 +179,7 @@ class PooledModel:
         out_channels: int,
         options: Mapping[str, object],
         check_cancelled: Callable[[], None],
+        place: str | None = None,
     ) -> torch.Tensor:
         """One call of the transformer; `tensors` as `conditioning.step_tensors` makes them. In a lane, others go first.
 
@@ -187,6 +189,8 @@ class PooledModel:
         img = tensors["img"]
         batch, image_tokens, _ = img.shape
         plan, patches = self.plan, self.patches
+        if plan.pipefusion > 1 and place is not None:
+            options = {**options, "pipeline": {"run": self.run, "key": place}}
 
         def send(calls: list[ModelCall]) -> list[torch.Tensor]:
             result = self.pool.run(self.spec, plan, calls, patches=patches, check_cancelled=check_cancelled)

@@ -59,7 +59,8 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
         """
         inputs = dict(BODY.bind(self, *arguments, **named).arguments)
         inputs.pop("self")
-        check_transformer_options(inputs.pop("transformer_options", {}))
+        transformer_options = inputs.pop("transformer_options", {})
+        check_transformer_options(transformer_options)
         known = {ours: inputs.pop(theirs, None) for theirs, ours in BODY_INPUTS.items()}
         for what, value in inputs.items():
             if value is not None:
@@ -70,6 +71,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
             tensors,
             out_channels=self.out_channels,
             options=options,
+            place=_place(transformer_options),
             check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
         )
         return out.to(given.img.device)
@@ -101,6 +103,12 @@ class RemoteFlux(comfy.model_base.Flux):
         whole = super().memory_required([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
         ranks = max(1, self.pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
         return ranks * (whole / plan.parts + self.pooled.visiting_bytes(plan))
+
+
+def _place(transformer_options: dict) -> str | None:
+    """What tells a call from the others of its step: the conditionings in it, which have new names in every run."""
+    names = transformer_options.get("uuids")
+    return " ".join(map(str, names)) if names else None
 
 
 @dataclass(frozen=True, kw_only=True)

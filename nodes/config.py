@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from comfy_api.latest import io
 
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices
-from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error
+from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
 from ..parallel_runtime.planner.shapes import ModelShape, Work, named_shape
 from .automatic import decide
@@ -38,7 +38,10 @@ class ParallelChoice:
         Raises `ValueError` when the degrees fit neither the devices nor the heads.
         """
         decision = self._fitting(model, work)
-        error = heads_error(decision.plan.ulysses, model.heads)
+        plan = decision.plan
+        error = heads_error(plan.ulysses, model.heads) or stages_error(
+            plan.pipefusion, model.double_blocks + model.single_blocks
+        )
         if error is not None:
             raise ValueError(error)
         if decision.reasons:
@@ -132,6 +135,27 @@ class SPConfig(io.ComfyNode):
                     tooltip="replicated: all on every device; auto changes it if it does not fit. sharded: a part on "
                     "each. offloaded: in host memory.",
                 ),
+                _degree(
+                    "pipefusion",
+                    "Manual only: stages that each hold some blocks; a step late after warm-up.",
+                    added=True,
+                ),
+                io.Int.Input(
+                    "patches",
+                    default=0,
+                    min=0,
+                    max=64,
+                    optional=True,
+                    tooltip="PipeFusion only: parts of the image in the pipeline; 0 makes as many as stages.",
+                ),
+                io.Int.Input(
+                    "warmup_steps",
+                    default=1,
+                    min=1,
+                    max=10000,
+                    optional=True,
+                    tooltip="PipeFusion only: first steps, which are exact; with more the picture is closer to it.",
+                ),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
@@ -147,12 +171,18 @@ class SPConfig(io.ComfyNode):
         data: int = 1,
         cfg: int = 1,
         weights: str = WEIGHTS[0],
+        pipefusion: int = 1,
+        patches: int = 0,
+        warmup_steps: int = 1,
     ) -> io.NodeOutput:
         """Check the devices and the degrees here, so that the error is drawn on this node."""
         if (missing := missing_system()) is not None:
             raise ValueError(f"{missing}; {STOCK_NODES}")
-        degrees = {"data": data, "cfg": cfg, "ring": ring, "ulysses": ulysses}
-        plan = ParallelPlan(**degrees, weights=weights) if mode == "manual" else None
+        plan = None
+        if mode == "manual":
+            degrees = {"data": data, "cfg": cfg, "pipefusion": pipefusion, "ring": ring, "ulysses": ulysses}
+            pipeline = {"patches": patches, "warmup_steps": warmup_steps} if pipefusion > 1 else {}
+            plan = ParallelPlan(**degrees, **pipeline, weights=weights)
         selection = parse_devices(devices)
         for warning in selection.warnings:
             log.warning("SP Config: %s", warning)

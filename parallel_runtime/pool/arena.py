@@ -1,10 +1,17 @@
 """Where a request's tensors lie: one after another in the generation's segment, in a further one when they do not fit.
 
-Owns the layout of shared memory on the parent's side. Does not own the memory itself (wire/channel.py), nor who may
-write it when: a request's area is written again only after all ranks have answered it (crew.py).
+A tensor that lies where the last request left the very same bytes stays there: it is compared and not copied, and keeps
+the number of its content. A number stands for one copy's bytes for ever, so a rank that knows it has those bytes, and
+one that does not reads them where they lie. Nothing is ever taken for the same by name, address or `id()`.
+
+Owns the layout of shared memory on the parent's side and what lies there. Does not own the memory itself
+(wire/channel.py), what ranks keep (rank/repeated.py), nor who may write it when: a request's area is written again only
+after all ranks have answered it (crew.py).
 """
 
 import ctypes
+import functools
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +25,10 @@ from .failure import system_error
 OUT = "out"
 # A further segment is a multiple of this, so that sizes that creep up do not each need a new one.
 GROWTH_BYTES = 1 << 24
+# Of inputs that do not lie in plain CPU memory, a request's first ones up to this are kept to compare the next with.
+TWIN_BYTES = 64 << 20
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bits compare, where NaNs would not
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,22 @@ class Extent:
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a request's tensors lie, inputs first, and the content's number of each input that was there before."""
+
+    specs: tuple[TensorSpec, ...]
+    repeated: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What lies in a place: its number, and for a source that is not plain CPU memory a copy of it on its device."""
+
+    number: int
+    twin: torch.Tensor | None
 
 
 class Arena:
@@ -39,9 +66,11 @@ class Arena:
         self._table = table
         self._announce = announce
         self._further = 0  # index of the further segment; 0: none yet. Indices are never used again
+        self._numbers = itertools.count(1)
+        self._contents: dict[TensorSpec, _Content] = {}  # the last request's inputs
 
-    def place(self, tensors: Mapping[str, torch.Tensor], results: Sequence[Extent] = ()) -> tuple[TensorSpec, ...]:
-        """Copy `tensors` into shared memory and leave room for the results, which are the last entries.
+    def place(self, tensors: Mapping[str, torch.Tensor], results: Sequence[Extent] = ()) -> Placed:
+        """Have `tensors` in shared memory and leave room for the results, which are the last entries.
 
         Raises ProtocolError (a ValueError) for what cannot travel, PoolError when there is no memory to be had.
         """
@@ -53,9 +82,25 @@ class Arena:
             if not self._further or end > self._table[self._further].num_bytes:
                 self._replace_further(end)
                 specs, _ = lay_out(extents, segment=self._further, start=0)
-        for spec in specs[: len(tensors)]:
-            _copy(self._table.tensor(spec), tensors[spec.name])
-        return specs
+        return Placed(specs, self._fill(specs[: len(tensors)], tensors))
+
+    def _fill(self, specs: Sequence[TensorSpec], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+        """Copy what is not there yet; the numbers of what is."""
+        # Inputs and results of one request do not overlap, so what the last one's inputs left is whole wherever this
+        # one's are laid out alike. A copy that is interrupted leaves nothing behind that counts as known.
+        before, self._contents = self._contents, {}
+        repeated: dict[str, int] = {}
+        twin_bytes = TWIN_BYTES
+        for spec in specs:
+            source, place, content = tensors[spec.name].detach(), self._table.tensor(spec), before.get(spec)
+            if content is None or not _holds(place, content.twin, source):
+                _copy(place, source)
+                content = _Content(next(self._numbers), _twin(source, at_most=twin_bytes))
+            else:
+                repeated[spec.name] = content.number
+            twin_bytes -= 0 if content.twin is None else content.twin.nbytes
+            self._contents[spec] = content
+        return repeated
 
     def take(self, spec: TensorSpec) -> torch.Tensor:
         """A copy of a tensor, in memory of its own: the next request overwrites the segment."""
@@ -85,10 +130,43 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     By memmove where the source allows it: `copy_` wakes a team of threads for more than 32,768 elements, which takes
     milliseconds while the ranks keep the processors busy, where one thread moves 2 MiB in 0.2 ms.
     """
-    if source.device.type == "cpu" and source.is_contiguous() and not source.is_conj() and not source.is_neg():
+    if _is_plain(source):
         ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
         return target
-    return target.copy_(source.detach())
+    return target.copy_(source)
+
+
+def _holds(place: torch.Tensor, twin: torch.Tensor | None, source: torch.Tensor) -> bool:
+    """Whether the bytes of `place` are those of `source`, of the same dtype and shape.
+
+    Ends at the first difference, so that an input that changes with each step costs next to nothing. In plain memory
+    not by `torch.equal`, which wakes a team of threads as `copy_` does.
+    """
+    if _is_plain(source):
+        return not _memcmp()(place.data_ptr(), source.data_ptr(), place.nbytes)
+    if twin is None or twin.device != source.device:
+        return False
+    bits = _INTEGERS[source.element_size()]
+    return torch.equal(twin.view(bits), source.resolve_neg().view(bits))
+
+
+@functools.cache
+def _memcmp() -> Callable[[int, int, int], int]:
+    """The C library's, which is 0 for equal bytes; loaded late, since this module must import on systems without it."""
+    function = ctypes.CDLL(None).memcmp
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    compare: Callable[[int, int, int], int] = function
+    return compare
+
+
+def _twin(source: torch.Tensor, *, at_most: int) -> torch.Tensor | None:
+    """A copy on its device, to compare the next input with; None where the shared bytes do, or for lack of room."""
+    return None if _is_plain(source) or source.nbytes > at_most else source.clone()
+
+
+def _is_plain(source: torch.Tensor) -> bool:
+    """Whether the tensor's bytes lie on the CPU one after another as they are meant."""
+    return source.device.type == "cpu" and source.is_contiguous() and not source.is_conj() and not source.is_neg()
 
 
 def lay_out(extents: list[Extent], *, segment: int, start: int) -> tuple[tuple[TensorSpec, ...], int]:

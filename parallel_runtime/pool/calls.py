@@ -16,6 +16,7 @@ from .arena import OUT, Extent, dtype_name
 
 TRACE_BYTES = 8 << 20  # gzipped; 57 blocks take about 0.1 MB
 STREAMS = ("img", "txt")  # the inputs whose second dim counts tokens
+CHANGING = ("img", "timesteps", "control_in", "control_out")  # with each step; the others seldom within a prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +85,12 @@ def shape_of(calls: Sequence[ModelCall]) -> Hashable:
 
 
 def inputs_of(calls: Sequence[ModelCall]) -> dict[str, torch.Tensor]:
-    """All tensors of one request: input `img` of call 1 is `1.img`."""
-    return {f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.tensors.items()}
+    """All tensors of one request: input `img` of call 1 is `1.img`.
+
+    Those that last come first, so that they keep their places whatever the size of the others.
+    """
+    found = {f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.tensors.items()}
+    return dict(sorted(found.items(), key=lambda item: item[0].split(".")[1] in CHANGING))
 
 
 def results_of(calls: Sequence[ModelCall]) -> list[Extent]:

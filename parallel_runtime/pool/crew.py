@@ -164,7 +164,7 @@ class Crew:
         batches = list(pack(patches.patches)) or [PatchBatch([], {})]
         for number, batch in enumerate(batches):
             ends = {"first": number == 0, "last": number == len(batches) - 1}
-            specs = self._arena.place(batch.tensors)
+            specs = self._arena.place(batch.tensors).specs
             body = {"model": model.handle, "records": batch.records, "beside": patches.side_branch, **ends}
             request = self._ask(Op.PATCH, body, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
             if any(reply.get("cancelled") for reply in request.replies.values()):
@@ -196,10 +196,11 @@ class Crew:
     ) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
         """Calls of a model, each lane running its pieces: the results in memory of their own, and the reports."""
         options = [dict(call.options) for call in calls]
-        body = {"model": model.handle, "mesh": mesh, "calls": options, "lanes": lanes}
-        body["pipeline"] = self._stale.enter(calls, lanes, plan, model.handle)
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
-        specs = self._arena.place(inputs_of(calls), results)
+        placed = self._arena.place(inputs_of(calls), results)
+        specs, repeated = placed.specs, placed.repeated
+        body = {"model": model.handle, "mesh": mesh, "calls": options, "lanes": lanes, "repeated": repeated}
+        body["pipeline"] = self._stale.enter(calls, lanes, plan, model.handle)
         request = self._ask(Op.STEP, body, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
         self._stale.done()
         outs, traces = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
@@ -224,7 +225,7 @@ class Crew:
         if run.release_modulations:
             model.patches = None  # so that the next request has them made whole
         self._stale.forget()
-        specs = self._arena.place(run.tensors(), run.results())
+        specs = self._arena.place(run.tensors(), run.results()).specs
         places = {spec.name: spec for spec in specs}
         segments = self.generation.segments
 

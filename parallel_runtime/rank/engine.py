@@ -25,6 +25,7 @@ from .measure import free_bytes, measure
 from .mesh import Groups, Mesh
 from .pipeline import PipelinedCalls
 from .pipelined_step import HeldKeys, PipelinedStep
+from .repeated import RepeatedInputs, RequestInputs
 from .resident import Gate, ResidentLoop, WholeCalls
 from .trace import Trace
 
@@ -40,6 +41,7 @@ class Engine:
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
         self.held_keys = HeldKeys()  # of calls that one like them will follow
+        self.repeated = RepeatedInputs(device)
 
     def handle(
         self,
@@ -124,6 +126,7 @@ class Engine:
         return evicted
 
     def _unload(self, body: Mapping) -> dict:
+        self.repeated.clear()
         self.models.pop(body["model"], None)
         self.held_keys.drop()
         self._give_back()
@@ -142,8 +145,9 @@ class Engine:
             return {"member": False, "memory": self._memory()}
         began = time.perf_counter()
         model = self.models[body["model"]]
-        forward = self._forward(model, mesh, timed=_timed(body), beat=beat)
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
+        sent = self.repeated.of_request(tensors, body["repeated"])
+        forward = self._forward(model, mesh, sent, timed=_timed(body), beat=beat)
         lanes = [[Piece(*piece) for piece in lane] for lane in body["lanes"]]
         pieces = lanes[mesh.lane]
         passes = max(len(lanes[lane]) for lane in mesh.replica_lanes)
@@ -193,7 +197,7 @@ class Engine:
         if not mesh.member:
             return {"member": False, "memory": self._memory()}
         model = self.models[body["model"]]
-        forward = self._forward(model, mesh, timed=_timed(body), beat=beat)
+        forward = self._forward(model, mesh, self.repeated.of_request({}, {}), timed=_timed(body), beat=beat)
         shares = [Share(**lane | {"conds": tuple(lane["conds"])}) for lane in body["lanes"]]
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
         program, share = Program.from_dict(body["program"]), shares[mesh.lane]
@@ -218,13 +222,15 @@ class Engine:
             report["released_bytes"] = released
         return report | self._report(model, mesh)
 
-    def _forward(self, model: LoadedModel, mesh: Mesh, *, timed: bool, beat: Callable[[], None]) -> Forward:
+    def _forward(
+        self, model: LoadedModel, mesh: Mesh, sent: RequestInputs, *, timed: bool, beat: Callable[[], None]
+    ) -> Forward:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
         model.weights.refuse_changed_file()
         timer = RegionTimer(self.device, on=timed)
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)
-        return Forward(model.adapter, model.weights, mesh.sequence(), self.device, timer, beat)
+        return Forward(model.adapter, model.weights, mesh.sequence(), self.device, timer, beat, sent)
 
     def _report(self, model: LoadedModel, mesh: Mesh) -> dict:
         """What was counted since `_forward`."""

@@ -17,6 +17,7 @@ from ..strategies.lanes import Piece
 from ..strategies.sequence import LocalAttention, SequenceAttention
 from ..strategies.shard import SequenceShard
 from ..timing import RegionTimer
+from .repeated import RequestInputs
 from .weights import ModelWeights
 
 # Sends what other ranks need first; what it returns gives this rank's part of attention.
@@ -41,6 +42,7 @@ class Forward:
     device: torch.device
     timer: RegionTimer
     beat: Callable[[], None]
+    sent: RequestInputs
 
     def run(self, piece: Piece, whole: Mapping[str, torch.Tensor], options: Mapping) -> None:
         """Run a piece: `whole` holds all inputs of its call, and "out", of which this rank's part is written.
@@ -63,9 +65,9 @@ class Forward:
         return SequenceShard(whole["txt"].shape[1], whole["img"].shape[1], sequence.parts, sequence.index)
 
     def inputs(self, piece: Piece, rows: Rows, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """This rank's part of a call's inputs, on its device. On the CPU they are views of what was sent."""
+        """This rank's part of a call's inputs, on its device. Not to be written to: they may be what was sent."""
         return {
-            name: self._mine(piece, rows, name, tensor).to(self.device)
+            name: self.sent.on_device(tensor, self._mine(piece, rows, name, tensor))
             for name, tensor in whole.items()
             if name != "out"
         }

@@ -90,6 +90,7 @@ class Echo:
         for number, own in enumerate(every_call):
             self.add_up([spec for spec in message.tensors if spec.name.startswith(f"{number}.")], own.get("add", 0))
         report = {"held": len(self.models), "memory": {"rank": self.rank}, "lanes": message.body["lanes"]}
+        report["repeated"] = sorted(message.body["repeated"])
         if "about" in options:
             report |= {"about": about(options["about"])}
         return report | {"step_s": time.perf_counter() - began}

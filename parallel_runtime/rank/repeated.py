@@ -1,0 +1,53 @@
+"""Copies of a step's inputs on the rank's device that serve the next step, where the parent says they are the same.
+
+Owns those copies. Does not own what is the same: the parent compares bytes and gives every content a number that it
+never uses again (pool/arena.py).
+"""
+
+from collections.abc import Hashable, Mapping
+
+import torch
+
+
+class RepeatedInputs:
+    """Keeps this rank's parts of inputs that a request repeats, for as long as requests go on repeating them.
+
+    What is sent for the first time is not kept: a ControlNet's residuals come new with each step and are large.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies: dict[int, dict[Hashable, torch.Tensor]] = {}  # by the content's number, then by the part
+
+    def of_request(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int]) -> "RequestInputs":
+        """The inputs of one request: views of shared memory, and the numbers of those that are repeated.
+
+        What it does not repeat is let go.
+        """
+        self._copies = {number: self._copies.get(number, {}) for number in numbers.values()}
+        at = {tensors[name].data_ptr(): self._copies[number] for name, number in numbers.items()}
+        return RequestInputs(self._device, at)
+
+    def clear(self) -> None:
+        """Let everything go."""
+        self._copies = {}
+
+
+class RequestInputs:
+    """How the parts of one request's inputs come to the device. `kept`: copies of repeated ones, by their address."""
+
+    def __init__(self, device: torch.device, kept: Mapping[int, dict[Hashable, torch.Tensor]]) -> None:
+        self._device, self._kept = device, kept
+
+    def on_device(self, whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        """`part`, rows of the input `whole`, on the device, not to be written to. On the CPU it may be that part.
+
+        Only of a view is it known by its address which part it is; rows that were gathered are not kept.
+        """
+        kept = self._kept.get(whole.data_ptr()) if part.numel() else None
+        if kept is None or part.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+            return part.to(self._device)
+        key = (part.data_ptr() - whole.data_ptr(), part.shape, part.stride(), part.dtype)
+        if key not in kept:
+            kept[key] = part.to(self._device, copy=True)
+        return kept[key]

@@ -176,7 +176,7 @@ def test_stepping_closing_and_asking_for_the_status_at_once_never_blocks(pool_of
         closer = threading.Thread(target=pool.close)
         closer.start()
         while closer.is_alive():
-            assert pool.status()["state"] in ("stopped", "starting", "idle", "busy")
+            assert pool.status()["state"] in ("stopped", "starting", "idle", "loading", "busy")
             closer.join(0.01)
     done.set()
     for thread in askers:

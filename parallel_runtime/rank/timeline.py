@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-MOST_SPANS = 1200  # a message has room for no more
+MOST_SPANS = 500  # beside the times of all steps, a message has room for no more
 
 
 class Timeline:

@@ -10,8 +10,11 @@ from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.resident import MAX_GIVEN, Inpaint, ResidentRun
 from parallel_runtime.program import Program, State
 from parallel_runtime.rank.branches import BlockWeights
-from parallel_runtime.rank.resident import Gate
+from parallel_runtime.rank.resident import MOST_TIMED_STEPS, Gate
+from parallel_runtime.rank.timeline import MOST_SPANS, Timeline
+from parallel_runtime.report.schema import REGIONS
 from parallel_runtime.wire.channel import Segment, SegmentTable
+from parallel_runtime.wire.protocol import Message, Op, encode
 
 SHAPE = (2, 6, 4)
 
@@ -80,6 +83,21 @@ def test_the_size_of_modulations_is_known_before_they_are_made(vectors: int) -> 
         weights = BlockWeights({name: torch.zeros(shape) for name, shape in wanted.items()}, {})
         made = adapter.modulation_rows(block, weights, vec)
         assert adapter.modulation_numbers(block, vec) == sum(part.numel() for part in made)
+
+
+def test_the_longest_report_of_a_run_fits_into_a_message() -> None:
+    timeline = Timeline(torch.device("cpu"), on=True)
+    late_s = 12_345_678.123456  # a machine that is up for months
+    for _ in range(MOST_SPANS + 1):
+        timeline.add(399, range(10, 20), 1, asked_s=late_s, began_s=late_s, ended_s=late_s)
+    body = {
+        "step_s": [12.345678] * MOST_TIMED_STEPS,
+        "began_s": [late_s] * MOST_TIMED_STEPS,
+        "regions": {name: [12.345678] * MOST_TIMED_STEPS for name in REGIONS},
+        **timeline.report(0),
+    }
+    assert body["timeline"]["left_out"] == 1
+    encode(Message(Op.DONE, 0, 1, 1, body))
 
 
 def test_a_rank_that_was_slow_to_look_goes_on_with_the_others() -> None:

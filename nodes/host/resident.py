@@ -17,10 +17,12 @@ import comfy.samplers
 import torch
 from comfy.patcher_extension import WrappersMP
 
+from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.calls import ModelCall
-from ...parallel_runtime.pool.resident import Inpaint, ResidentRun, refuse_long
+from ...parallel_runtime.pool.resident import Inpaint, ResidentRun, refuse_long, shares
+from ...parallel_runtime.program import Program
 from .cond_lanes import LANES_KEY, tell_idle
-from .linear_program import NotLinearError, SamplerRun, given_tensors, trace
+from .linear_program import SamplerRun, given_tensors, trace
 from .pooled_model import PooledModel, capturing
 
 PATCH = 2  # latent pixels a side of one token
@@ -28,6 +30,7 @@ PATCH = 2  # latent pixels a side of one token
 BY_STEP = {
     "area": "a conditioning has an area",
     "mask": "a conditioning has a mask",
+    "strength": "a conditioning has a strength",
     "control": "a ControlNet",
     "hooks": "a conditioning has hooks",
     "gligen": "GLIGEN",
@@ -44,6 +47,10 @@ OPTIONS = {
     "denoise_mask_function": "a node changes the noise mask by step",
     "context_handler": "context windows",
 }
+# What a sampler may raise that does not find the latent or the model it expects.
+UNTRACEABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# Parts of ComfyUI's model that are read before the first step alone, whoever replaced them.
+READ_BEFORE = ("model_sampling", "latent_format", "concat_keys", "diffusion_model.params.")
 # Wrappers around the whole run do not see what happens inside it.
 OUTSIDE = {WrappersMP.OUTER_SAMPLE, WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMPLER_SAMPLE}
 
@@ -74,6 +81,8 @@ def sample_in_pool(
     if type(stock) is not comfy.samplers.KSAMPLER:
         raise HostLoopError(f"the sampler is a {type(stock).__name__}")
     _refuse_guider(guider)
+    _refuse_model(guider)
+    _refuse_conds(guider)
     body = partial(_sampler_body, stock, pooled, options)
     return comfy.samplers.KSAMPLER(body, stock.extra_options, stock.inpaint_options).sample(guider, *arguments)
 
@@ -82,8 +91,6 @@ def _refuse_guider(guider: comfy.samplers.CFGGuider) -> None:
     """Raise `HostLoopError` for what changes from step to step by other hands than the sampler's."""
     if type(guider) is not comfy.samplers.CFGGuider:
         raise HostLoopError(f"the guider is a {type(guider).__name__}")
-    if not isinstance(guider.inner_model.model_sampling, comfy.model_sampling.CONST):
-        raise HostLoopError("the model's sampling is not a flow")
     for name, reason in OPTIONS.items():
         if guider.model_options.get(name):
             raise HostLoopError(reason)
@@ -92,6 +99,20 @@ def _refuse_guider(guider: comfy.samplers.CFGGuider) -> None:
     inside = [key for key in inside if key != LANES_KEY]  # ours, for the host's loop
     if inside:
         raise HostLoopError(f"a node wraps the model's calls ({', '.join(map(str, inside))})")
+
+
+def _refuse_model(guider: comfy.samplers.CFGGuider) -> None:
+    """Raise `HostLoopError` unless the model denoises as Flux does: the latent less sigma times what it says."""
+    flow, sampling = comfy.model_sampling.CONST, type(guider.inner_model.model_sampling)
+    if not issubclass(sampling, flow) or sampling.calculate_denoised is not flow.calculate_denoised:
+        raise HostLoopError("the model's sampling is not a flow's")
+    for name in guider.model_patcher.object_patches:
+        if not name.startswith(READ_BEFORE):
+            raise HostLoopError(f"a node replaces the model's {name}")
+
+
+def _refuse_conds(guider: comfy.samplers.CFGGuider) -> None:
+    """Raise `HostLoopError` for conditionings that are not one and the same at each step and place."""
     for name in _cond_names(guider):
         entries = guider.conds[name] or []
         if len(entries) != 1:
@@ -123,22 +144,14 @@ def _sampler_body(
     """What stands where ComfyUI has its sampler function: (B, C, H, W) noise in, the sampled latent out."""
     guider = model.inner_model
     run = SamplerRun(sampler=stock, guider=guider, sigmas=sigmas, extra_args=extra_args)
-    try:
-        program, sigmas_left = trace(run, guider.inner_model.model_sampling.timestep)
-    except NotLinearError as error:
-        raise HostLoopError(f"the sampler cannot be written as numbers: {error}") from error
-    try:
-        refuse_long(program)
-    except ValueError as error:
-        raise HostLoopError(str(error)) from error
-    if program.num_calls == 0:
-        return x
+    program, sigmas_left = _program(run)
     if x.ndim != 4 or x.shape[2] % PATCH or x.shape[3] % PATCH:
         raise HostLoopError(f"a latent of {tuple(x.shape[2:])} does not divide into tokens of {PATCH}")
     inpaint = _inpaint(model, extra_args["denoise_mask"], x, sigmas)
     conds = tuple(_cond(guider, name, extra_args, x, sigmas[:1]) for name in _cond_names(guider))
     if len({tuple(cond.tensors["img"].shape) for cond in conds}) > 1:
         raise HostLoopError("one conditioning has other reference images than the other")
+    _refuse_idle(pooled.plan, x.shape[0], len(conds))
     tell_idle(pooled, len(conds) * x.shape[0])
     given = given_tensors(run, program, x)
 
@@ -160,6 +173,21 @@ def _sampler_body(
     )
     sigmas.copy_(sigmas_left)
     return from_tokens(result, x.shape).to(device=x.device, dtype=x.dtype)
+
+
+def _program(run: SamplerRun) -> tuple[Program, torch.Tensor]:
+    """The sampler as numbers that fit into a request, and what it makes of its sigmas."""
+    try:
+        program, sigmas_left = trace(run, run.guider.inner_model.model_sampling.timestep)
+    except UNTRACEABLE as error:
+        raise HostLoopError(f"the sampler cannot be written as numbers: {error}") from error
+    try:
+        refuse_long(program)
+    except ValueError as error:
+        raise HostLoopError(str(error)) from error
+    if program.num_calls == 0:
+        raise HostLoopError("the sampler does not call the model")
+    return program, sigmas_left
 
 
 def _cond(
@@ -184,6 +212,15 @@ def _cond(
     ):
         raise HostLoopError("the latent reaches the model changed")
     return call
+
+
+def _refuse_idle(plan: ParallelPlan, images: int, num_conds: int) -> None:
+    """Raise `HostLoopError` where ComfyUI's loop keeps more lanes at work: it may cut a batch between conditionings."""
+    working = sum(bool(share["conds"]) for share in shares(plan, images=images, num_conds=num_conds))
+    if working < min(plan.lanes, images * num_conds):
+        raise HostLoopError(
+            f"{plan.name} shares out {images} image(s) inside the workers, but prompt and negative here; use cfg=2"
+        )
 
 
 def _inpaint(

@@ -14,6 +14,7 @@ from comfy.patcher_extension import WrappersMP
 from .clock import synchronized_s
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel, Request, recording
+from .progress import NodeText
 from .resident import HostLoopError, ResidentOptions, sample_in_pool
 
 log = logging.getLogger(__name__)
@@ -104,13 +105,18 @@ def _loop(record: SamplingRecord, resident: ResidentOptions | None) -> Callable[
     """Runs a sampler's loop, handed over as ComfyUI's wrappers get it: in the workers if asked and possible."""
 
     def run(executor: Callable, *arguments: object) -> torch.Tensor:
-        if resident is None or record.pooled is None:
+        if resident is None:
             return executor(*arguments)
         try:
+            if record.pooled is None:
+                raise HostLoopError("the MODEL is a stock loader's")
+            if executor.wrappers[executor.idx + 1 :]:
+                raise HostLoopError("another node wraps the sampler")
             samples = sample_in_pool(executor.class_obj, record.pooled, resident, *arguments)
         except HostLoopError as reason:
             record.loop_reason = str(reason)
             log.info("Parallel Flux Sampler: the loop stays in ComfyUI: %s", reason)
+            NodeText().say(f"The loop stays in ComfyUI: {reason}")
             return executor(*arguments)
         record.loop = "resident"
         return samples

@@ -8,6 +8,9 @@ from host import workflows
 from host.client import ComfyClient, PromptResult, Workflow
 from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent, to_latent
 from host.tiny_models import TinyModels
+from parity.edits import LONG, guided, on_model, on_positive, reference
+from parity.graphs import of
+from parity.runner import prepare
 
 from .test_nodes_parity import of_file, with_cfg, with_reference
 
@@ -16,6 +19,15 @@ SAMPLERS = (
     *("euler", "euler_ancestral", "heun", "dpmpp_2m", "dpmpp_2m_sde", "dpmpp_sde", "lcm", "ddpm", "uni_pc", "deis"),
     *("res_multistep", "er_sde", "seeds_2"),
 )
+
+ONE_SIDED = of("", "a reference on one side, cfg 3", guided(3.0, negative=LONG), reference("picture_a.png"))
+STRENGTH_0 = of("", "strength 0", on_positive("ConditioningSetAreaStrength", strength=0.0))
+OTHER_FLOW = of("", "another flow", on_model("ModelSamplingDiscrete", sampling="img_to_img_flow", zsnr=False))
+STAYS = {
+    "a flow that is not Flux's": (OTHER_FLOW, "the model's sampling is not a flow's"),
+    "a reference on one side": (ONE_SIDED, "other reference images"),
+    "a strength of 0": (STRENGTH_0, "a conditioning has a strength"),
+}
 
 
 def in_pool(graph: Workflow, *, loop: str = "auto", modulations: str = "keep", **plan: object) -> Workflow:
@@ -115,11 +127,19 @@ def test_a_controlnet_and_an_odd_latent_stay_in_comfyui_and_say_so(
     assert "does not divide into tokens" in compare(client, odd)["loop"]["reason"]
 
 
-def test_a_reference_on_one_side_alone_stays_in_comfyui_and_says_so(
-    client: ComfyClient, tiny_models: TinyModels, hint: str
+@pytest.mark.parametrize("name", STAYS)
+def test_what_the_workers_cannot_do_alone_stays_in_comfyui_and_is_told_on_the_node(
+    client: ComfyClient, tiny_models: TinyModels, name: str
 ) -> None:
-    graph = with_cfg(with_reference(workflows.text_to_image(tiny_models, steps=2), hint), 3.0, negative="blurry")
-    assert "other reference images" in compare(client, graph)["loop"]["reason"]
+    prepare(client, tiny_models)
+    graph, reason = STAYS[name]
+    stock = client.queue(graph.workflow())
+    ours = client.queue(in_pool(graph.workflow()))
+    assert relative_error(saved_latent(client, ours), saved_latent(client, stock)) <= TOLERANCE
+    loop = report_of(ours)["loop"]
+    assert loop["kind"] == "host"
+    assert reason in loop["reason"]
+    assert ("sampler", f"The loop stays in ComfyUI: {loop['reason']}") in ours.texts
 
 
 def test_the_host_loop_can_be_asked_for(client: ComfyClient, tiny_models: TinyModels) -> None:

@@ -1,14 +1,19 @@
 """What a soak asks: tiny models, sizes, plans and LoRAs, and the right answer to each from the unmodified diffusers.
 
+Some are single calls of the model, some whole sampling runs inside the workers.
+
 Owns the files and the references. A LoRA's reference is a file of its own, merged here by the formula, so that the
 workers' way to merge it has nothing to do with it.
 """
 
+import itertools
 import random
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from runtime.resident_runs import host_loop, make_run
 from safetensors.torch import load_file, save_file
 
 from parallel_runtime.adapters.flux_config import FluxConfig
@@ -17,6 +22,9 @@ from parallel_runtime.cli.workload import Workload
 from parallel_runtime.oracle import Oracle
 from parallel_runtime.patch import PRISTINE, PatchSet
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.pool.resident import ResidentRun
 
 from .soak_models import LORA_RANK, lora, write_model
 
@@ -26,24 +34,40 @@ WORKLOADS = (
     Workload(width=128, height=96, text_tokens=3, batch=2),
     Workload(width=448, height=320, text_tokens=33),
 )
+RUNS: tuple[Mapping, ...] = (
+    {"mask": True, "references": 30, "sides": (5,)},
+    {"batch": 3, "sides": (7, 12), "release": True},
+)
+PLANS = (
+    *("ulysses=1", "ulysses=2", "ring=2", "cfg=2", "data=2", "ulysses=2,weights=sharded", "cfg=2,weights=sharded"),
+    *("ring=2,weights=offloaded", "ring=3", "ulysses=2,ring=2", "ulysses=4", "ring=4", "data=2,ring=2"),
+    "data=2,ulysses=2,weights=sharded",
+)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the model and the right answer."""
+    """One call of the model, or one whole run, and the right answer."""
 
     spec: ModelSpec
     patches: PatchSet
-    tensors: dict[str, torch.Tensor]
+    work: ModelCall | ResidentRun
     reference: torch.Tensor
+
+    def ask(self, pool: Pool, plan: ParallelPlan, options: Mapping, check: Callable[[], None] | None) -> torch.Tensor:
+        """The pool's answer; `options` go to every call. Raises PoolError and what `check` raises."""
+        around = {"patches": self.patches, "check_cancelled": check}
+        if isinstance(self.work, ResidentRun):
+            conds = tuple(replace(cond, options=options) for cond in self.work.conds)
+            return pool.sample(self.spec, plan, replace(self.work, conds=conds), **around).out
+        return pool.run(self.spec, plan, [replace(self.work, options=options)], **around).outs[0]
 
 
 class Cases:
     """Every model with every LoRA in every size; the references are made once, here."""
 
     def __init__(self, folder: Path, *, num_ranks: int, num_models: int = 2) -> None:
-        degrees = [(1, 1), (2, 1), (1, 2), (1, 3), (2, 2), (4, 1), (1, 4)]
-        self.plans = [ParallelPlan(ulysses=u, ring=r) for u, r in degrees if u * r <= num_ranks]
+        self.plans = [plan for plan in map(ParallelPlan.parse, PLANS) if plan.ranks <= num_ranks]
         self.models = [write_model(folder / f"model{index}.safetensors", seed=index) for index in range(num_models)]
         self.loras = [PRISTINE, lora("one", seed=1, strength=0.8), lora("two", seed=2, strength=-1.1)]
         self.loras.append(lora("beside", seed=1, strength=0.4, side_branch=True))
@@ -52,6 +76,11 @@ class Cases:
     def pick(self, chance: random.Random) -> tuple[Case, ParallelPlan]:
         """Any of them, under any plan."""
         return chance.choice(self.cases), chance.choice(self.plans)
+
+    def all(self, chance: random.Random) -> list[tuple[Case, ParallelPlan]]:
+        """Each of them under each plan, once, in a random order."""
+        every = list(itertools.product(self.cases, self.plans))
+        return chance.sample(every, k=len(every))
 
 
 def _cases(spec: ModelSpec, changes: PatchSet, folder: Path) -> list[Case]:
@@ -65,6 +94,11 @@ def _cases(spec: ModelSpec, changes: PatchSet, folder: Path) -> list[Case]:
     made = []
     for workload in WORKLOADS:
         tensors = workload.tensors(config)
-        made.append(Case(spec, changes, tensors, judge(tensors)))
+        reference = judge(tensors)
+        call = ModelCall(tensors=tensors, out_shape=tuple(reference.shape), out_dtype=torch.float32)
+        made.append(Case(spec, changes, call, reference))
+    for kind in RUNS:
+        run = make_run(config, **kind)
+        made.append(Case(spec, changes, run, host_loop(judge, run)[0]))
     merged.unlink()
     return made

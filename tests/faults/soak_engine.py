@@ -1,4 +1,4 @@
-"""The real engine, which fails on demand: a step's option `fault` names a rank and what it does in the middle of it.
+"""The real engine, which fails on demand: the option `fault` names a rank and what it does in the middle of it.
 
 A rank finds this module through `python_path`.
 """
@@ -17,7 +17,7 @@ class Failing(Engine):
     """As the real one, but for the fault; "slow" makes every rank take 0.1 s longer."""
 
     def handle(self, message, **callbacks):
-        fault = message.body["calls"][0].get("fault") if message.op is Op.STEP else None
+        fault = message.body["calls"][0].get("fault") if message.op in (Op.STEP, Op.RUN) else None
         if fault == "slow":
             time.sleep(0.1)
         elif fault is not None and fault["rank"] == self.rank:

@@ -28,8 +28,8 @@ def test_faults_in_a_random_order_leave_every_result_right(cases: Cases) -> None
 def test_a_wrong_result_and_another_error_are_seen(cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: another LoRA's reference, and an error that names something else."""
     first, *others = cases.cases
-    wrong = Case(first.spec, others[4].patches, first.tensors, first.reference)
-    assert others[4].patches.name != first.patches.name
+    other = next(case.patches for case in others if case.patches.name != first.patches.name)
+    wrong = Case(first.spec, other, first.work, first.reference)
     monkeypatch.setattr(cases, "cases", [wrong])
     monkeypatch.setattr(cases, "plans", cases.plans[:1])
     soak = Soak(cases, num_ranks=1, seed=1)

@@ -246,7 +246,7 @@ class Soak:
         """Prompts of all kinds without a fault: after a warm-up, nothing may grow by more than 2 %.
 
         malloc's heaps grow until they have held every sequence of sizes that is to come: in 4000 prompts the ranks took
-        up 47 MiB in the first 400, 9 MiB in the next 1000, 0 in the last 1000. So the warm-up is every case under
+        up 47 MiB in the first 400, 7 MiB in the next 1000, 0 in the last 1000. So the warm-up is every case under
         every plan, twice.
         """
         for _ in range(WARM_UP_ROUNDS):

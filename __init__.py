@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from comfy_api.latest import ComfyExtension
 
+WEB_DIRECTORY = "./web"
+
 
 def __getattr__(name: str) -> dict[str, type]:
     """`NODE_CLASS_MAPPINGS`, the first thing any ComfyUI asks a pack for, an age before it knew entrypoints.

@@ -4,9 +4,11 @@ from comfy_api.latest import ComfyExtension, io
 
 from .benchmark import ParallelBenchmark
 from .config import SPConfig
+from .host.routes import add_routes
 from .list_sampler import ParallelFluxListSampler
 from .loader import ParallelFluxLoader
 from .parallelize import ParallelizeModel
+from .plan_check import check_plan
 from .release import ReleaseParallelPool
 from .sampler import ParallelFluxSampler
 from .show_report import ShowTimingReport
@@ -15,6 +17,10 @@ from .vae import TimedVAEDecode
 
 class ParallelDiTExtension(ComfyExtension):
     """What ComfyUI asks for the nodes."""
+
+    async def on_load(self) -> None:
+        """The panel's routes; the server's own are added after all packs are loaded."""
+        add_routes(check_plan)
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """All node classes, in the order of a graph."""

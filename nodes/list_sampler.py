@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from comfy_api.latest import io
 
 from .host.list_sampling import sample_list
+from .host.shelf import published
 from .report import list_report
 from .sampler import sampler_inputs
 from .sockets import CATEGORY, TimingSocket
@@ -37,7 +38,7 @@ class ParallelFluxListSampler(io.ComfyNode):
         runs = sampling_runs(lists)
         latents, record = sample_list(model[0], runs)
         report = list_report(record, latents, runs)
-        return io.NodeOutput(latents, report, ui={"parallel_dit": [report]})
+        return io.NodeOutput(latents, report, ui=published(report))
 
 
 def sampling_runs(lists: Mapping[str, Sequence]) -> list[dict]:

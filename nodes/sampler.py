@@ -4,6 +4,7 @@ from comfy_api.latest import io
 
 from .host.resident import ResidentOptions
 from .host.sampling import sample, sampler_names, scheduler_names
+from .host.shelf import published
 from .report import denoise_report
 from .sockets import CATEGORY, TimingSocket
 
@@ -56,7 +57,7 @@ class ParallelFluxSampler(io.ComfyNode):
         resident = ResidentOptions(release_modulations=modulations == MODULATIONS[1]) if loop == LOOPS[0] else None
         latent, record = sample(model, {"latent": latent_image, **settings}, resident)
         report = denoise_report(record, latent, settings)
-        return io.NodeOutput(latent, report, ui={"parallel_dit": [report]})
+        return io.NodeOutput(latent, report, ui=published(report))
 
 
 def sampler_inputs() -> list[io.Input]:

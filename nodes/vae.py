@@ -3,6 +3,7 @@
 from comfy_api.latest import io
 
 from .host.decoding import decode
+from .host.shelf import published
 from .report import decode_report
 from .sockets import CATEGORY, TimingSocket
 
@@ -27,4 +28,4 @@ class TimedVAEDecode(io.ComfyNode):
         """The report is also the node's `ui`, where headless clients find it in /history."""
         image, record = decode(vae, samples)
         report = decode_report(record)
-        return io.NodeOutput(image, report, ui={"parallel_dit": [report]})
+        return io.NodeOutput(image, report, ui=published(report))

@@ -40,6 +40,10 @@ class PoolRegistry:
         with self._lock:
             return self._pool(devices)
 
+    def all(self) -> list[Pool]:
+        """Every pool there is, with or without workers. Never waits."""
+        return list(self._pools.values())
+
     def is_alive(self, devices: Devices) -> bool:
         """Whether the pool of these devices has workers."""
         return devices in self._pools and self._pools[devices].state in ALIVE

@@ -14,9 +14,8 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -33,10 +32,9 @@ from .failures import Failures
 from .models import LoadResult, Model
 from .process import RankSettings, available_cpus
 from .resident import ResidentResult, ResidentRun, StepDone, refuse_unfit
+from .status import State, describe, first_line
 from .supervisor import Generation
 from .turns import Turns
-
-State = Literal["stopped", "starting", "idle", "loading", "busy", "failed"]
 
 ENGINE = "parallel_runtime.rank.engine:Engine"
 SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have lain
@@ -275,28 +273,14 @@ class Pool:
 
     def status(self) -> dict[str, Any]:
         """What a user interface shows. Never waits; holds no path, only names of files."""
-        crew, failure = self._crew, self._failures.last
-        models = [] if crew is None else list(crew.models)
-        return {
-            "state": self.state,
-            "generation": self.generation,
-            "devices": [str(device) for device in self.devices],
-            "pids": [] if crew is None else [rank.pid for rank in crew.generation.ranks],
-            "models": [
-                {
-                    "name": Path(model.spec.path).name,
-                    "dtype": model.spec.dtype,
-                    "weights": model.layout.name,
-                    "held_by": model.layout.ranks,
-                    "ranks": model.result.ranks,
-                }
-                for model in models
-            ],
-            "meshes": [] if crew is None else [plan.name for plan in list(crew.meshes)],
-            "memory": [] if crew is None else crew.memory,
-            "peer_access": self._settings.peer_access,
-            "last_failure": None if failure is None else _first_line(failure),
-        }
+        return describe(
+            state=self.state,
+            generation=self.generation,
+            devices=self.devices,
+            crew=self._crew,
+            failure=self._failures.last,
+            peer_access=self._settings.peer_access,
+        )
 
     def _layout(self, plan: ParallelPlan | None) -> Layout:
         return Layout(ranks=len(self.devices)) if plan is None else plan.layout
@@ -367,7 +351,7 @@ class Pool:
         try:
             crew.settle(check, deadline_s=self.deadline_s)
         except PoolError as error:  # of a request that its caller gave up: not the failure of the present one
-            _log.warning("parallel workers failed before this request: %s", _first_line(error))
+            _log.warning("parallel workers failed before this request: %s", first_line(error))
             return None
         return crew
 
@@ -377,7 +361,7 @@ class Pool:
             try:
                 generation.bury()
             except PoolError as error:
-                _log.warning("parallel workers failed while idle: %s", _first_line(error))
+                _log.warning("parallel workers failed while idle: %s", first_line(error))
 
     def _note_failure(self, error: PoolError) -> None:
         self._crew = None
@@ -389,10 +373,6 @@ class Pool:
                 f"plan {plan.describe()} needs {plan.ranks} ranks, the pool has {len(self.devices)}; "
                 "name more devices or lower a degree"
             )
-
-
-def _first_line(error: PoolError) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _require_linux() -> None:

@@ -1,0 +1,122 @@
+"""What the panel shows, in one JSON: the pools, the step that runs, which reports there are, what the doctor found.
+
+Owns gathering it and telling every browser tab when it has changed. It is asked of the pools, which never wait, a few
+times a second: so nobody who changes a pool needs to know that there is a panel. Holds no path and no process id.
+"""
+
+import asyncio
+import functools
+import re
+import uuid
+from collections.abc import Mapping
+
+from comfy_api.latest import get_progress_state
+from comfy_execution.progress import NodeState
+from server import PromptServer
+
+from ...parallel_runtime import VERSION
+from ...parallel_runtime.devices import parse_devices
+from ...parallel_runtime.pool.pool import Pool
+from ...parallel_runtime.report.surroundings import describe_devices
+from .pools import POOLS, Devices
+from .shelf import SHELF
+
+EVENT = "parallel_dit.state"
+INTERVAL_S = 0.25
+SHOWN = ("state", "generation", "models", "plans", "peer_access", "last_failure", "failed_rank")
+_PLACE = re.compile(r"""(?<![\w/.])(?:~|[A-Za-z]:)?(?:[/\\][\w.+@-]+)*[/\\]([\w.+@-]+)""")
+
+
+class Board:
+    """The state, its revision, and what runs in the background. `told` are the tabs: `send(event, state)`."""
+
+    def __init__(self) -> None:
+        self.session = uuid.uuid4().hex
+        self.action: str | None = None
+        self.doctor: dict = {"state": "never"}
+        self._revision = 0
+        self._last: dict = {}
+        self._sampling: dict[Devices, tuple[str, str]] = {}
+
+    def state(self) -> dict:
+        """Everything as of now. The revision grows with each change, so that an old answer never hides a newer one."""
+        run = _running_step()
+        state = {
+            "version": VERSION,
+            "devices": _available(),
+            "pools": [self._pool(pool, run) for pool in POOLS.all()],
+            "run": run,
+            "reports": SHELF.entries(),
+            "action": self.action,
+            "doctor": self.doctor,
+        }
+        state = _without_places(state)
+        if state != self._last:
+            self._last = state
+            self._revision += 1
+        return state | {"session": self.session, "revision": self._revision}
+
+    async def watch(self) -> None:
+        """Tell all tabs of each change, for ever."""
+        told = 0
+        while True:
+            state = self.state()
+            if state["revision"] != told:
+                told = state["revision"]
+                PromptServer.instance.send_sync(EVENT, state)
+            await asyncio.sleep(INTERVAL_S)
+
+    def _pool(self, pool: Pool, run: dict | None) -> dict:
+        status = pool.status()
+        shown = {key: status[key] for key in SHOWN}
+        devices = _described(pool.devices)
+        shown["ranks"] = [
+            {"rank": rank, "device": str(device)} | {key: value for key, value in about.items() if key != "name"}
+            for rank, (device, about) in enumerate(zip(pool.devices, devices, strict=True))
+        ]
+        for rank, memory in zip(shown["ranks"], status["memory"], strict=False):
+            if memory:
+                rank["memory"] = {name: value for name, value in memory.items() if name.endswith("_bytes")}
+        shown["sampling"] = self._is_sampling(pool, status["state"], run)
+        return shown
+
+    def _is_sampling(self, pool: Pool, state: str, run: dict | None) -> bool:
+        """Whether the step that runs is this pool's: it has been busy in that run, and may rest between two steps."""
+        if run is None:
+            return False
+        key = (run["prompt"], run["node"])
+        if state == "busy":
+            self._sampling[pool.devices] = key
+        return state in ("busy", "idle") and self._sampling.get(pool.devices) == key
+
+
+def _running_step() -> dict | None:
+    """The step ComfyUI's progress bar is at, of the node that executes; None when there is none of several steps."""
+    registry = get_progress_state()
+    for node, progress in list(registry.nodes.items()):
+        if progress["state"] is NodeState.Running and progress["max"] > 1:
+            step, steps = int(progress["value"]), int(progress["max"])
+            return {"prompt": registry.prompt_id, "node": str(node), "step": step, "steps": steps}
+    return None
+
+
+@functools.cache
+def _described(devices: Devices) -> list[dict]:
+    return describe_devices(devices)
+
+
+@functools.cache
+def _available() -> list[str]:
+    """What `all` means on this machine."""
+    return [str(device) for device in parse_devices("all").devices]
+
+
+def _without_places(value: object) -> object:
+    """The same with the last part alone of every path in its texts: what a page is told goes into screenshots."""
+    if isinstance(value, str):
+        return _PLACE.sub(r"\1", value)
+    if isinstance(value, Mapping):
+        return {key: _without_places(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_places(each) for each in value]
+    return value

@@ -1,0 +1,52 @@
+"""What a user interface is told of a pool. Names of files, never a folder; figures, never a secret. Asks nobody."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ..devices import Device
+from ..errors import PoolError
+from .crew import Crew
+
+State = Literal["stopped", "starting", "idle", "loading", "busy", "failed"]
+
+
+def describe(
+    *,
+    state: State,
+    generation: int,
+    devices: Sequence[Device],
+    crew: Crew | None,
+    failure: PoolError | None,
+    peer_access: bool,
+) -> dict[str, Any]:
+    """Plain values for JSON. `plans` are those that have run since the workers started, oldest first."""
+    models = [] if crew is None else list(crew.models)
+    plans = [] if crew is None else list(crew.meshes)
+    return {
+        "state": state,
+        "generation": generation,
+        "devices": [str(device) for device in devices],
+        "pids": [] if crew is None else [rank.pid for rank in crew.generation.ranks],
+        "models": [
+            {
+                "name": Path(model.spec.path).name,
+                "dtype": model.spec.dtype,
+                "weights": model.layout.name,
+                "held_by": model.layout.ranks,
+                "ranks": model.result.ranks,
+            }
+            for model in models
+        ],
+        "meshes": [plan.name for plan in plans],
+        "plans": [plan.to_dict() for plan in plans],
+        "memory": [] if crew is None else crew.memory,
+        "peer_access": peer_access,
+        "last_failure": None if failure is None else first_line(failure),
+        "failed_rank": None if failure is None else failure.rank,
+    }
+
+
+def first_line(error: PoolError) -> str:
+    """Rank, cause and remedy, without the detail on further lines."""
+    return str(error).partition("\n")[0]

@@ -1,0 +1,150 @@
+"""ComfyUI's page as a user has it before him: loads graphs, queues, opens our tabs.
+
+Owns: what is done to the page. Does not own: the browser and the server (conftest.py), what must hold (the tests).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Locator, Page
+
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+
+READY_MS = 60_000
+RUN_MS = 120_000
+SHOTS = "PARALLEL_DIT_SCREENSHOTS"  # a folder to leave pictures in
+EXAMPLE = "/api/workflow_templates/parallel-dit/{}.json"
+ENDS = ("execution_success", "execution_error", "execution_interrupted")
+TINY = """([graph, files, small]) => {
+  for (const node of graph.nodes) {
+    if (node.type === 'DualCLIPLoader') { node.type = 'TinyDualCLIPLoader'; node.widgets_values = node.widgets_values.slice(0, 3) }
+    node.widgets_values = (node.widgets_values ?? []).map((value) => files[value] ?? value)
+  }
+  return app.loadGraphData(graph, true, true, 'example').then(() => {
+    for (const node of app.graph.nodes) for (const widget of node.widgets ?? [])
+      if (widget.name in small) { widget.value = small[widget.name]; widget.callback?.(widget.value) }
+  })
+}"""
+
+
+class ComfyPage:
+    """One tab. `errors` are the texts of everything that was thrown and not caught in it."""
+
+    def __init__(self, page: Page, server: ComfyServer, tiny: TinyModels, *, nodes2: bool) -> None:
+        self.page, self.server, self.tiny, self.nodes2 = page, server, tiny, nodes2
+        self.errors: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    @property
+    def sidebar(self) -> Locator:
+        """Our sidebar tab."""
+        return self.page.get_by_test_id("pdit-sidebar")
+
+    @property
+    def timeline(self) -> Locator:
+        """Our bottom-panel tab."""
+        return self.page.get_by_test_id("pdit-timeline")
+
+    def open(self) -> None:
+        """ComfyUI's page, until our extension is there."""
+        self.page.goto(self.server.url, wait_until="domcontentloaded")
+        self.wait_ready()
+        self.setting("Comfy.VueNodes.Enabled", self.nodes2)
+        self.page.evaluate("app.graph.clear()")
+
+    def reload(self) -> None:
+        """As F5 does."""
+        self.page.reload(wait_until="domcontentloaded")
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until the frontend has set our extension up."""
+        there = "() => window.app?.extensionManager?.getSidebarTabs?.().some((tab) => tab.id === 'parallel-dit')"
+        self.page.wait_for_function(there, timeout=READY_MS)
+
+    def setting(self, name: str, value: Any) -> None:
+        """Change one of the frontend's settings."""
+        self.page.evaluate("([name, value]) => app.extensionManager.setting.set(name, value)", [name, value])
+
+    def load_example(self, name: str = "flux_parallel", **small: Any) -> None:
+        """An example as the template browser loads it, with the tiny files and these values of widgets."""
+        graph = self.page.evaluate("(path) => fetch(path).then((answer) => answer.json())", EXAMPLE.format(name))
+        tiny = self.tiny
+        files = {
+            "flux1-dev.safetensors": tiny.dev,
+            "clip_l.safetensors": tiny.clip_l,
+            "t5xxl_fp16.safetensors": tiny.t5,
+            "ae.safetensors": tiny.vae,
+        }
+        small = {"width": 256, "height": 256, "devices": "cpu:2", "steps": 3} | small
+        self.page.evaluate(TINY, [graph, files, small])
+
+    def queue(self) -> None:
+        """What the Run button does; its end is kept for `ended`."""
+        self.page.evaluate(
+            """(ends) => { window.ended = null
+              for (const kind of ends) app.api.addEventListener(kind, (e) => { window.ended ??= [kind, e.detail] }, { once: true })
+              app.queuePrompt(0, 1) }""",
+            list(ENDS),
+        )
+
+    def ended(self) -> tuple[str, dict]:
+        """How the prompt ended: the event's name and its data."""
+        self.page.wait_for_function("() => window.ended", timeout=RUN_MS)
+        kind, detail = self.page.evaluate("window.ended")
+        return kind, detail
+
+    def run(self) -> None:
+        """Queue, and wait for a good end."""
+        self.queue()
+        kind, detail = self.ended()
+        assert kind == "execution_success", detail
+
+    def open_sidebar(self) -> Locator:
+        """Our sidebar tab, opened if it is not."""
+        if not self.sidebar.is_visible():
+            self.page.get_by_role("button", name="Parallel DiT").first.click()
+        self.sidebar.wait_for()
+        return self.sidebar
+
+    def open_timeline(self) -> Locator:
+        """Our bottom-panel tab, opened if it is not."""
+        if not self.timeline.is_visible():
+            self.page.evaluate("app.extensionManager.bottomPanel.toggleBottomPanelTab('parallel-dit.timeline')")
+        self.timeline.wait_for()
+        return self.timeline
+
+    def node(self, kind: str) -> str:
+        """A JavaScript expression for the one node of a class."""
+        return f"app.graph.nodes.find((node) => node.comfyClass === '{kind}')"
+
+    def widget(self, kind: str, name: str, value: Any) -> None:
+        """Set a widget of the one node of a class, as a user does."""
+        self.page.evaluate(
+            f"([name, value]) => {{ const node = {self.node(kind)}; const widget = node.widgets.find((w) => w.name === name);"
+            " widget.value = value; widget.callback?.(value) }",
+            [name, value],
+        )
+
+    def shot(self, name: str) -> None:
+        """A picture of the page, where somebody wants to look at it."""
+        folder = os.environ.get(SHOTS)
+        if folder:
+            self.page.screenshot(path=Path(folder) / f"{name}-{'nodes2' if self.nodes2 else 'classic'}.png")
+
+
+def coloured_pixels(canvas: Locator, colour: tuple[int, int, int]) -> int:
+    """How many pixels of a canvas have exactly this colour."""
+    return canvas.evaluate(
+        """(canvas, [r, g, b]) => {
+          const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
+          let count = 0
+          for (let at = 0; at < data.length; at += 4)
+            if (data[at] === r && data[at + 1] === g && data[at + 2] === b && data[at + 3] === 255) count++
+          return count }""",
+        list(colour),
+    )

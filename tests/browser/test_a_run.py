@@ -1,0 +1,108 @@
+"""A user's way: from an example to the finished picture, looking at what it took, cancelling, and what fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from host.workers import worker_pids
+
+from .comfy_page import ComfyPage, coloured_pixels
+
+COMPUTE, COMMUNICATION = (0x4E, 0x79, 0xA7), (0xF2, 0x8E, 0x2B)
+PICTURE = """async (node) => {
+  const query = new URLSearchParams(app.nodeOutputs[node].images[0])
+  const bitmap = await createImageBitmap(await (await fetch(app.api.apiURL(`/view?${query}`))).blob())
+  return [bitmap.width, bitmap.height] }"""
+LONG = 400  # steps: some ten seconds, ended long before
+
+
+def test_from_an_example_to_the_picture_its_figures_and_a_reload(comfy: ComfyPage) -> None:
+    comfy.load_example()
+    comfy.open_sidebar()
+    comfy.run()
+    picture = comfy.page.evaluate(PICTURE, comfy.page.evaluate(f"{comfy.node('SaveImage')}.id"))
+    assert picture == [256, 256]
+    headline = comfy.page.get_by_test_id("pdit-headline")
+    expect(headline).to_contain_text(re.compile(r"\d (m?s|µs) a step .*uly2"))
+    expect(comfy.sidebar).to_contain_text("cpu:1")
+    expect(comfy.sidebar.locator(".pdit-mesh circle")).to_have_count(2)
+    results = comfy.page.get_by_test_id("pdit-result")
+    expect(results.first).to_contain_text("a step")
+    expect(results.last).to_contain_text("decode")
+    comfy.open_timeline()
+    lanes = comfy.page.get_by_test_id("pdit-lanes")
+    expect(lanes).to_have_attribute("data-drawn", "2x3")
+    assert coloured_pixels(lanes, COMPUTE) > 1000
+    assert coloured_pixels(lanes, COMMUNICATION) > 50
+    comfy.shot("run")
+    before = headline.inner_text()
+    comfy.reload()
+    comfy.open_sidebar()
+    expect(comfy.page.get_by_test_id("pdit-headline")).to_have_text(before)
+
+
+def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(comfy: ComfyPage) -> None:
+    comfy.load_example(steps=4)
+    comfy.run()
+    timeline = comfy.open_timeline()
+    lanes = comfy.page.get_by_test_id("pdit-lanes")
+    expect(lanes).to_have_attribute("data-drawn", "2x4")
+    whole = lanes.evaluate("(canvas) => canvas.toDataURL()")
+    timeline.get_by_title("The next step").click()
+    expect(timeline.get_by_label("Step to look at, 0 for all")).to_have_value("1")
+    assert lanes.evaluate("(canvas) => canvas.toDataURL()") != whole
+    lanes.focus()
+    comfy.page.keyboard.press("0")
+    assert lanes.evaluate("(canvas) => canvas.toDataURL()") == whole
+    for name, ending in (("PNG", ".png"), ("JSON", ".json"), ("Trace", ".trace.json")):
+        with comfy.page.expect_download() as found:
+            timeline.get_by_role("button", name=name, exact=True).click()
+        assert found.value.suggested_filename.endswith(ending)
+        assert found.value.path().stat().st_size > 500
+
+
+def test_cancel_ends_the_run_and_the_workers_rest(comfy: ComfyPage) -> None:
+    comfy.load_example(steps=LONG)
+    sidebar = comfy.open_sidebar()
+    comfy.queue()
+    expect(sidebar).to_contain_text(re.compile(rf"step \d+ of {LONG}"), timeout=60_000)
+    comfy.shot("step")
+    comfy.page.evaluate("app.extensionManager.command.execute('Comfy.Interrupt')")
+    assert comfy.ended()[0] == "execution_interrupted"
+    expect(sidebar).to_contain_text(re.compile(r"generation \d+: idle"))
+
+
+def test_a_worker_that_dies_is_told_with_the_remedy(comfy: ComfyPage) -> None:
+    comfy.load_example(steps=LONG)
+    sidebar = comfy.open_sidebar()
+    comfy.queue()
+    expect(sidebar).to_contain_text(re.compile(rf"step \d+ of {LONG}"), timeout=60_000)
+    os.kill(worker_pids(comfy.server)[0], signal.SIGKILL)
+    assert comfy.ended()[0] == "execution_error"
+    toast = comfy.page.locator(".p-toast-message", has_text="Parallel workers failed")
+    expect(toast).to_contain_text("rank 0")
+    expect(sidebar.locator(".pdit-failure")).to_contain_text("rank 0")
+    comfy.shot("failure")
+    comfy.page.keyboard.press("Escape")
+    comfy.load_example()
+    comfy.run()
+    expect(sidebar.locator(".pdit-failure")).to_be_hidden()
+
+
+def test_two_tabs_agree(open_page: Callable[..., ComfyPage]) -> None:
+    first, second = open_page(), open_page()
+    first.load_example()
+    for each in (first, second):
+        each.open_sidebar()
+    first.run()
+    headlines = [each.page.get_by_test_id("pdit-headline") for each in (first, second)]
+    expect(headlines[1]).to_contain_text("a step")
+    expect(headlines[1]).to_have_text(headlines[0].inner_text())
+    second.sidebar.get_by_role("button", name="Release").click()
+    for each in (first, second):
+        expect(each.page.get_by_test_id("pdit-nothing")).to_contain_text("No workers yet", timeout=30_000)

@@ -1,0 +1,176 @@
+"""The panel's routes on a real server: what they tell, to whom, and what their actions do."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from host import workflows
+from host.client import ComfyClient, Event
+from host.pack_workflows import parallel
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+
+STATE = "/parallel_dit/state"
+
+
+def asked(server: ComfyServer, method: str, path: str, **headers: str) -> tuple[int, Any]:
+    """A request with these headers alone, such as another page or another program could send."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
+        for name, value in {"Content-Length": "0", **headers}.items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders()
+        response = connection.getresponse()
+        body = response.read()
+        return response.status, json.loads(body) if body.startswith(b"{") else body
+    finally:
+        connection.close()
+
+
+def settled(client: ComfyClient, done: Callable[[dict], bool], *, within_s: float = 120.0) -> dict:
+    """The state once `done` holds of it."""
+    end_s = time.monotonic() + within_s
+    while not done(state := client.get(STATE)):
+        assert time.monotonic() < end_s, state
+        time.sleep(0.1)
+    return state
+
+
+def run(client: ComfyClient, tiny: TinyModels, *, seed: int, devices: str = "cpu:2", **more: Any) -> Any:
+    """A small image over two ranks."""
+    graph = parallel(workflows.text_to_image(tiny, seed=seed, steps=3), devices=devices, sampler="ParallelFluxSampler")
+    return client.queue(graph, **more)
+
+
+def pool_of(state: dict, devices: int = 2) -> dict:
+    """The pool of so many devices."""
+    (pool,) = [pool for pool in state["pools"] if len(pool["ranks"]) == devices]
+    return pool
+
+
+def test_the_state_tells_of_ranks_plan_memory_and_reports(client: ComfyClient, tiny_models: TinyModels) -> None:
+    run(client, tiny_models, seed=901).require_success()
+    state = client.get(STATE)
+    pool = pool_of(state)
+    assert pool["state"] in ("idle", "busy")
+    assert pool["generation"] >= 1
+    assert [rank["device"] for rank in pool["ranks"]] == ["cpu:0", "cpu:1"]
+    assert all(rank["memory"]["resident_bytes"] > 1e8 and rank["memory_bytes"] > 1e8 for rank in pool["ranks"])
+    assert pool["plans"][-1]["ulysses"] == 2
+    newest = state["reports"][-1]
+    assert newest["kind"] == "denoise"
+    report = client.get(f"/parallel_dit/reports/{newest['number']}")
+    assert report["kind"] == "denoise"
+
+
+def test_the_state_holds_no_path_and_no_process(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
+    run(client, tiny_models, seed=902).require_success()
+    text = json.dumps(client.get(STATE))
+    assert "pids" not in text
+    assert str(comfy_server.base) not in text
+    assert not [word for word in text.replace('"', " ").split() if word.startswith("/")]
+
+
+def test_the_revision_grows_with_a_change_and_only_then(client: ComfyClient, tiny_models: TinyModels) -> None:
+    run(client, tiny_models, seed=903).require_success()
+    before, again = client.get(STATE), client.get(STATE)
+    assert again == before
+    run(client, tiny_models, seed=904).require_success()
+    after = client.get(STATE)
+    assert after["session"] == before["session"]
+    assert after["revision"] > before["revision"]
+
+
+def test_every_tab_is_told_of_changes_while_a_prompt_runs(client: ComfyClient, tiny_models: TinyModels) -> None:
+    events: list[Event] = []
+    client.queue(
+        parallel(workflows.text_to_image(tiny_models, seed=905, steps=40), sampler="ParallelFluxSampler"),
+        on_event=events.append,
+    ).require_success()
+    told = [event.data for event in events if event.type == "parallel_dit.state"]
+    assert [state["revision"] for state in told] == sorted({state["revision"] for state in told})
+    steps = [state["run"]["step"] for state in told if state["run"] is not None and state["run"]["steps"] == 40]
+    assert steps, "no state of a step under way reached the tab"
+    assert any(pool_of(state)["sampling"] for state in told)
+
+
+@pytest.mark.parametrize(
+    ("headers", "what"),
+    [
+        ({"Origin": "http://evil.example"}, "another page"),
+        ({"Origin": "null"}, "a page without an address"),
+        ({"Host": "evil.example:8188", "Origin": "http://evil.example:8188"}, "a name that resolves to this machine"),
+        ({"Host": "evil.example:8188"}, "the same without an origin"),
+        ({"Sec_Fetch_Site": "cross-site"}, "a form of another site"),
+    ],
+)
+@pytest.mark.parametrize(("method", "path"), [("GET", STATE), ("POST", "/parallel_dit/release")])
+def test_a_foreign_page_is_refused(
+    comfy_server: ComfyServer, headers: dict[str, str], what: str, method: str, path: str
+) -> None:
+    status, _ = asked(comfy_server, method, path, **headers)
+    assert status == 403, what
+
+
+def test_the_servers_own_page_is_answered(comfy_server: ComfyServer) -> None:
+    for host in (f"127.0.0.1:{comfy_server.port}", f"localhost:{comfy_server.port}"):
+        status, state = asked(comfy_server, "GET", STATE, Host=host, Origin=f"http://{host}")
+        assert (status, "pools" in state) == (200, True)
+
+
+def test_actions_take_no_get(comfy_server: ComfyServer) -> None:
+    assert asked(comfy_server, "GET", "/parallel_dit/release")[0] in (404, 405)
+
+
+def test_a_report_that_is_not_there_says_so(comfy_server: ComfyServer) -> None:
+    status, body = asked(comfy_server, "GET", "/parallel_dit/reports/999999999")
+    assert (status, body["error"].startswith("this report is not kept")) == (404, True)
+
+
+def test_release_ends_the_workers_and_restart_starts_them_again(client: ComfyClient, tiny_models: TinyModels) -> None:
+    run(client, tiny_models, seed=906).require_success()
+    generation = pool_of(client.get(STATE))["generation"]
+    client.post("/parallel_dit/restart", {})
+    state = settled(client, lambda state: state["action"] is None)
+    assert (pool_of(state)["state"], pool_of(state)["generation"]) == ("idle", generation + 1)
+    client.post("/parallel_dit/release", {})
+    state = settled(client, lambda state: state["action"] is None)
+    assert pool_of(state)["state"] == "stopped"
+    run(client, tiny_models, seed=907).require_success()
+
+
+def test_the_doctor_runs_aside_one_at_a_time(client: ComfyClient, comfy_server: ComfyServer) -> None:
+    assert asked(comfy_server, "POST", "/parallel_dit/doctor")[0] == 202
+    status, body = asked(comfy_server, "POST", "/parallel_dit/doctor")
+    assert (status, body["error"]) == (409, "doctor is under way; wait until it has ended")
+    found = settled(client, lambda state: state["action"] is None)["doctor"]
+    assert (found["state"], found["can_run"]) == ("done", True)
+    assert {"workers", "loopback"} <= {check["name"] for check in found["checks"] if check["ok"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"mode": "auto", "devices": "cpu:2"}, {"plan": "uly2"}),
+        ({"mode": "manual", "devices": "cpu:2", "ulysses": "1", "ring": "2"}, {"plan": "ring2"}),
+        ({"mode": "manual", "devices": "cpu:5", "ulysses": "5"}, {"error": "ulysses=5 does not divide 24 heads"}),
+        ({"mode": "manual", "devices": "cpu:2", "ulysses": "4"}, {"error": "ulysses=4 makes 4 rank(s)"}),
+        ({"mode": "auto", "devices": "cuda:63"}, {"error": "device cuda:63 does not exist"}),
+        ({"mode": "manual", "devices": "cpu:2", "ulysses": "many"}, {"error": "ulysses='many' is not a whole number"}),
+    ],
+)
+def test_a_plan_is_judged_before_it_is_queued(
+    client: ComfyClient, values: dict[str, str], said: dict[str, str]
+) -> None:
+    answer = client.get("/parallel_dit/plan", **values)
+    for key, text in said.items():
+        assert answer[key].startswith(text)

@@ -1,0 +1,134 @@
+/* What is shown on the pack's nodes: the last result, and on SP Config the plan, before anything is queued.
+
+   By addDOMWidget alone, which both renderers draw. */
+
+import { h, setAttribute, setText } from './dom.mjs'
+import { bytes, largest, median } from './figures.mjs'
+import { COLOURS } from './lanes.mjs'
+import { readReport } from './report.mjs'
+import { headline } from './sidebar.mjs'
+
+const MEASURED = new Set(['ParallelFluxSampler', 'ParallelFluxListSampler', 'TimedVAEDecode', 'ParallelBenchmark'])
+const CONFIG = 'SPConfig'
+const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'warmup', 'patches'])
+const ASK_AFTER_MS = 250
+const HEIGHT = 58
+
+/** Give a node of ours what belongs on it; leave every other node alone. */
+export function prepareNode(node, services) {
+  if (MEASURED.has(node.comfyClass)) addResult(node, services)
+  else if (node.comfyClass === CONFIG) addPlan(node, services)
+}
+
+function addResult(node, { t, showResults }) {
+  if (!showResults()) return
+  const text = h('div', { text: t('node.noRun') })
+  const share = h('div', { class: 'pdit-share' })
+  const box = h('div', { class: 'pdit-node', 'data-testid': 'pdit-result', role: 'status' }, text, share)
+  addBox(node, 'parallel_dit_result', box)
+  const before = node.onExecuted
+  node.onExecuted = function (output, ...rest) {
+    before?.call(this, output, ...rest)
+    const [raw] = output?.parallel_dit ?? []
+    if (raw === undefined) return
+    const report = readReport(raw)
+    setText(text, `${headline(report, t)}${memoryText(report, t)}`)
+    drawShare(share, report)
+  }
+}
+
+function addBox(node, name, box) {
+  const options = { serialize: false, hideOnZoom: false, getMinHeight: () => HEIGHT, getMaxHeight: () => HEIGHT * 2 }
+  return node.addDOMWidget(name, name, box, options)
+}
+
+function memoryText(report, t) {
+  const held = report.memory.map((row) => row.allocated_bytes ?? row.resident_bytes).filter(Number.isFinite)
+  if (held.length === 0) return ''
+  return `\n${t('figures.ranks', { ranks: held.length })} · ${bytes(largest(held))}`
+}
+
+/* How rank 0's time divides: the bar under the text. */
+function drawShare(bar, report) {
+  const rank = report.ranks.find((each) => each.begin)
+  const parts = rank ? ['compute', 'communication', 'idle'].map((name) => [name, median(rank[name])]) : []
+  bar.replaceChildren(...parts.filter(([, value]) => value > 0).map(([name, value]) =>
+    h('i', { style: `flex:${value};background:${COLOURS[name]}`, title: name })))
+}
+
+function addPlan(node, { store, t }) {
+  const box = h('div', { class: 'pdit-node', 'data-testid': 'pdit-plan', role: 'status' })
+  addBox(node, 'parallel_dit_plan', box)
+  let timer = 0
+  let asked = 0
+  const ask = async () => {
+    const mine = ++asked
+    try {
+      const answer = await store.plan(values(node))
+      if (mine === asked) tell(node, box, answer, t)
+    } catch {
+      if (mine === asked) tell(node, box, {}, t) // an old server, or none: the node itself will say
+    }
+  }
+  const changed = () => {
+    showNeeded(node)
+    clearTimeout(timer)
+    timer = setTimeout(ask, ASK_AFTER_MS)
+  }
+  for (const widget of node.widgets ?? []) {
+    const before = widget.callback
+    widget.callback = function (...all) {
+      const result = before?.apply(this, all)
+      changed()
+      return result
+    }
+  }
+  const configured = node.onConfigure
+  node.onConfigure = function (...all) {
+    configured?.apply(this, all)
+    changed()
+  }
+  changed()
+}
+
+function values(node) {
+  const given = (node.widgets ?? []).filter((widget) => widget.serialize !== false && widget.options?.serialize !== false)
+  return Object.fromEntries(given.map((widget) => [widget.name, String(widget.value)]))
+}
+
+/* Values that cannot work are marked here, before they are queued, in the words that the node would use. */
+function tell(node, box, answer, t) {
+  const bad = typeof answer.error === 'string'
+  setAttribute(box, 'data-verdict', bad ? 'bad' : null)
+  const lines = bad ? [answer.error] : planLines(answer, t)
+  setText(box, lines.join('\n'))
+  setAttribute(box, 'title', lines.join('\n'))
+  if (node.has_errors !== bad) {
+    node.has_errors = bad
+    node.setDirtyCanvas?.(true, true)
+  }
+}
+
+function planLines(answer, t) {
+  if (!answer.plan) return []
+  const first = t('node.plan', { plan: answer.plan, devices: answer.devices.join(', ') })
+  return [first, ...(answer.reasons ?? []), ...answer.warnings]
+}
+
+/* Both renderers: the classic one asks the widget, Nodes 2.0 its options. Hidden values are kept and saved. */
+function showNeeded(node) {
+  const mode = node.widgets?.find((widget) => widget.name === 'mode')?.value
+  let changed = false
+  for (const widget of node.widgets ?? []) {
+    if (!MANUAL_ONLY.has(widget.name)) continue
+    const hide = mode !== 'manual'
+    if (widget.hidden === hide && widget.options?.hidden === hide) continue
+    widget.hidden = hide
+    widget.options = Object.assign(widget.options ?? {}, { hidden: hide })
+    changed = true
+  }
+  if (!changed) return
+  const [width] = node.size
+  node.setSize([width, node.computeSize()[1]])
+  node.setDirtyCanvas?.(true, true)
+}

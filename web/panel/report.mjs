@@ -1,0 +1,155 @@
+/* From a report of any version to what is drawn. Owns what of a report can be trusted; draws nothing.
+
+   `readReport` never throws: what cannot be read becomes a `problem` in words, what was not measured stays absent. */
+
+import { largest, median } from './figures.mjs'
+
+export const SCHEMA = 'parallel-dit/report/1'
+const MEMORY = ['allocated_bytes', 'reserved_bytes', 'resident_bytes']
+
+/**
+ * { kind, problem, older, plan, ranks, steps, end_s, memory, speedups, headline, raw }
+ *
+ * ranks: [{ rank, device, begin, compute, communication, idle }], seconds by step; a rank without times has none.
+ * steps: seconds of each step. problem: a key of the words, '' when all is well.
+ */
+export function readReport(report) {
+  const empty = { kind: '', problem: '', older: false, ranks: [], steps: [], end_s: 0, memory: [], speedups: [], raw: report }
+  if (report === null || typeof report !== 'object' || Array.isArray(report)) return { ...empty, problem: 'report.none' }
+  const kind = typeof report.kind === 'string' ? report.kind : ''
+  if (report.schema === SCHEMA) return { ...empty, ...readCurrent(report), kind }
+  if (report.schema === 1) return { ...empty, ...readFirst(report), kind, older: true }
+  return { ...empty, kind, problem: 'report.unknown' }
+}
+
+function readCurrent(report) {
+  const contender = fastest(report)
+  const source = Array.isArray(report.ranks) && report.ranks.length ? report.ranks : (contender?.ranks ?? [])
+  const timings = report.timings ?? {}
+  const ranks = source.map(readRank)
+  const steps = numbers(timings.step_s) ?? stepTimes(ranks)
+  return finish({
+    ranks,
+    steps,
+    plan: report.plan ?? contender?.plan,
+    memory: source.map((rank) => readMemory(rank, report.devices)),
+    speedups: readSpeedups(report),
+    headline: {
+      step_s: median(steps),
+      skew: skew(numbers(timings.skew_s), steps),
+      speedup: report.kind === 'benchmark' ? contender?.speedup : undefined,
+      denoise_s: timings.denoise_s,
+      decode_s: report.kind === 'vae' ? report.vae?.decode_s : undefined,
+      loop: report.loop?.kind,
+    },
+    warnings: texts(report.warnings),
+    fromCache: report.from_cache === true,
+  })
+}
+
+/** The first released format: seconds of each call and, of these, in communication; no times of day. */
+function readFirst(report) {
+  const walls = numbers(report.call_s) ?? []
+  const starts = running(walls)
+  const ranks = list(report.ranks).map((rank, index) => {
+    const busy = numbers(rank?.call_s)
+    const communication = numbers(rank?.communication_s) ?? busy?.map(() => 0)
+    const base = { rank: rank?.rank ?? index, device: String(rank?.device ?? '') }
+    if (!busy || busy.length !== walls.length || communication.length !== busy.length) return base
+    const compute = busy.map((value, step) => Math.max(0, value - communication[step]))
+    const idle = busy.map((value, step) => Math.max(0, walls[step] - value))
+    return { ...base, begin: starts, compute, communication, idle }
+  })
+  const steps = numbers(report.step_s) ?? walls
+  return finish({
+    ranks,
+    steps,
+    plan: report.plan && { ...report.plan, name: report.plan_name, degrees: report.plan },
+    memory: list(report.ranks).map((rank) => readMemory(rank, [])),
+    speedups: [],
+    headline: { step_s: median(steps), skew: busySkew(ranks), denoise_s: report.denoise_s, decode_s: report.vae_decode_s },
+    warnings: texts(report.warnings),
+    fromCache: false,
+  })
+}
+
+function finish(view) {
+  const ends = view.ranks.filter((rank) => rank.begin).map((rank) => {
+    const last = rank.begin.length - 1
+    return last < 0 ? 0 : rank.begin[last] + rank.compute[last] + rank.communication[last] + rank.idle[last]
+  })
+  const end_s = largest(ends)
+  return { ...view, end_s, problem: view.ranks.length || view.speedups.length || view.steps.length ? '' : 'report.nothing' }
+}
+
+function readRank(rank, index) {
+  const base = { rank: rank?.rank ?? index, device: String(rank?.device ?? '') }
+  const busy = numbers(rank?.busy_s)
+  if (!busy) return base
+  const communication = numbers(rank.communication_s) ?? busy.map(() => 0)
+  const compute = numbers(rank.compute_s) ?? busy
+  const idle = numbers(rank.idle_s) ?? busy.map(() => 0)
+  const walls = busy.map((value, step) => value + (idle[step] ?? 0))
+  const begin = numbers(rank.begin_s) ?? running(walls)
+  const same = [communication, compute, idle, begin].every((series) => series.length === busy.length)
+  return same ? { ...base, begin, compute, communication, idle } : base
+}
+
+function readMemory(rank, devices) {
+  const found = { rank: rank?.rank, device: String(rank?.device ?? '') }
+  for (const name of MEMORY) if (Number.isFinite(rank?.memory?.[name])) found[name] = rank.memory[name]
+  const device = list(devices).find((each) => each?.name === found.device)
+  if (Number.isFinite(device?.memory_bytes)) found.memory_bytes = device.memory_bytes
+  return found
+}
+
+function readSpeedups(report) {
+  return list(report.contenders)
+    .filter((each) => Number.isFinite(each?.median_s))
+    .map((each) => ({
+      name: String(each.name ?? each.kind ?? ''),
+      kind: each.kind,
+      median_s: each.median_s,
+      speedup: each.kind === 'one_rank' ? 1 : each.speedup,
+      spread_s: each.spread_s,
+    }))
+}
+
+function fastest(report) {
+  const plans = list(report.contenders).filter((each) => each?.kind === 'plan' && Number.isFinite(each.median_s))
+  return plans.sort((a, b) => a.median_s - b.median_s)[0]
+}
+
+function stepTimes(ranks) {
+  const timed = ranks.find((rank) => rank.begin)
+  return timed ? timed.begin.map((_, step) => timed.compute[step] + timed.communication[step] + timed.idle[step]) : []
+}
+
+function skew(skews, steps) {
+  return skews?.length ? median(skews) / median(steps) : undefined
+}
+
+function busySkew(ranks) {
+  const timed = ranks.filter((rank) => rank.begin?.length)
+  if (timed.length < 2) return undefined
+  const busy = timed.map((rank) => median(rank.compute.map((value, step) => value + rank.communication[step])))
+  return (largest(busy) - busy.reduce((least, value) => Math.min(least, value))) / largest(busy)
+}
+
+/** A list of finite numbers, or undefined. */
+function numbers(value) {
+  return Array.isArray(value) && value.every(Number.isFinite) ? value : undefined
+}
+
+function running(walls) {
+  let at = 0
+  return walls.map((wall) => (at += wall) - wall)
+}
+
+function list(value) {
+  return Array.isArray(value) ? value : []
+}
+
+function texts(value) {
+  return list(value).filter((each) => typeof each === 'string')
+}

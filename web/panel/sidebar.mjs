@@ -1,0 +1,146 @@
+/* The sidebar tab: pools, ranks, plan, last run, buttons, the doctor's findings. Updates in place, never rebuilds. */
+
+import { h, keyed, setAttribute, setText } from './dom.mjs'
+import { bytes, percent, seconds, times } from './figures.mjs'
+import { drawMesh } from './mesh.mjs'
+import { readReport } from './report.mjs'
+
+
+/** Put the panel into `element`. `actions.run(name)` does a button's work. Returns what takes it away. */
+export function mountSidebar(element, store, t, actions) {
+  const part = (name, ...children) => h('section', { class: `pdit-${name}` }, ...children)
+  const buttons = ['release', 'restart', 'doctor'].map((name) => actionButton(name, t, actions))
+  const timeline = h('button', { type: 'button', class: 'pdit-button', text: t('panel.timeline'), onclick: () => actions.run('timeline') })
+  const nothing = h('p', { class: 'pdit-quiet', 'data-testid': 'pdit-nothing' })
+  const pools = h('div', { 'data-testid': 'pdit-pools' })
+  const run = part('run', h('h3', { text: t('panel.lastRun') }), h('p', { 'data-testid': 'pdit-headline' }))
+  const doctor = part('doctor', h('h3', { text: t('panel.doctor') }), h('p', { class: 'pdit-quiet' }), h('ul', {}))
+  const root = h('div', { class: 'pdit pdit-sidebar', 'data-testid': 'pdit-sidebar' },
+    h('div', { class: 'pdit-buttons', role: 'toolbar', 'aria-label': t('panel.actions') }, ...buttons, timeline),
+    nothing, pools, run, doctor)
+  element.replaceChildren(root)
+  const view = { root, buttons, nothing, pools, run, doctor, shown: null }
+  const end = store.subscribe(() => update(view, store, t))
+  return () => { end(); root.remove() }
+}
+
+function actionButton(name, t, actions) {
+  return h('button', {
+    type: 'button', class: 'pdit-button', 'data-action': name, title: t(`panel.tips.${name}`), text: t(`panel.${name}`),
+    onclick: () => actions.run(name),
+  })
+}
+
+function update(view, store, t) {
+  const { state, problem } = store
+  const pools = state?.pools ?? []
+  const live = pools.filter((pool) => pool.state !== 'stopped')
+  setText(view.nothing, problem ? t('panel.unreachable', { problem }) : state === null ? t('panel.asking') : live.length ? '' : t('panel.noPool'))
+  view.nothing.hidden = view.nothing.textContent === ''
+  for (const button of view.buttons) {
+    const name = button.dataset.action
+    const useless = state === null || state.action !== null || (name !== 'doctor' && live.length === 0)
+    button.disabled = useless
+    setAttribute(button, 'aria-busy', state?.action === name ? 'true' : null)
+  }
+  keyed(view.pools, live, (pool) => pool.ranks.map((rank) => rank.device).join(), () => makePool(t), (card, pool) => updatePool(card, pool, state, t))
+  updateRun(view, store, t)
+  updateDoctor(view.doctor, state?.doctor ?? { state: 'never' }, t)
+}
+
+function makePool(t) {
+  return h('section', { class: 'pdit-pool' },
+    h('h3', {}), h('p', { class: 'pdit-failure', role: 'alert', hidden: '' }), h('p', { class: 'pdit-quiet' }),
+    h('div', { class: 'pdit-plan' }), h('ul', { class: 'pdit-ranks', 'aria-label': t('panel.ranks') }))
+}
+
+function updatePool(card, pool, state, t) {
+  const [title, failure, models, plan, ranks] = card.children
+  setText(title, t('panel.workers', { generation: pool.generation, state: stateText(pool, state, t) }))
+  failure.hidden = !pool.last_failure
+  setText(failure, pool.last_failure ?? '')
+  setText(models, pool.models.map((model) => `${model.name} · ${model.dtype} · ${model.weights}`).join('\n') || t('panel.noModel'))
+  const newest = pool.plans.at(-1)
+  const drawn = JSON.stringify([newest, pool.ranks.length])
+  if (plan.dataset.drawn !== drawn) {
+    plan.dataset.drawn = drawn
+    plan.replaceChildren(newest ? drawMesh(newest, pool.ranks.length, t) : h('span', {}))
+  }
+  keyed(ranks, pool.ranks, (rank) => rank.rank, makeRank, (row, rank) => updateRank(row, rank, pool, state, t))
+}
+
+function makeRank() {
+  return h('li', { class: 'pdit-rank-row' },
+    h('span', { class: 'pdit-chip' }), h('strong', {}), h('span', { class: 'pdit-model' }), h('span', { class: 'pdit-state' }),
+    h('div', { class: 'pdit-bar', role: 'meter', 'aria-valuemin': 0, 'aria-valuemax': 100 }, h('div', {})),
+    h('span', { class: 'pdit-memory' }))
+}
+
+function updateRank(row, rank, pool, state, t) {
+  const [chip, device, model, status, bar, memory] = row.children
+  const failed = pool.state === 'failed' && (pool.failed_rank === rank.rank || pool.failed_rank === null)
+  setText(chip, String(rank.rank))
+  setAttribute(row, 'data-state', pool.sampling ? 'busy' : pool.state === 'failed' && !failed ? 'ended' : pool.state)
+  setText(device, rank.device)
+  setText(model, rank.model ?? '')
+  setText(status, pool.state === 'failed' && !failed ? t('states.ended') : stateText(pool, state, t))
+  const used = rank.memory?.allocated_bytes ?? rank.memory?.resident_bytes
+  const share = Number.isFinite(used) && rank.memory_bytes > 0 ? Math.min(1, used / rank.memory_bytes) : null
+  bar.firstChild.style.width = share === null ? '0' : `${(share * 100).toFixed(1)}%`
+  setAttribute(bar, 'aria-valuenow', share === null ? null : Math.round(share * 100))
+  setAttribute(bar, 'aria-label', t('panel.memory'))
+  setText(memory, !Number.isFinite(used) ? t('panel.noMemory') : rank.memory_bytes > 0 ? `${bytes(used)} / ${bytes(rank.memory_bytes)}` : bytes(used))
+}
+
+function stateText(pool, state, t) {
+  const run = state?.run
+  if (pool.sampling && run) return t('states.step', { step: Math.min(run.step + 1, run.steps), steps: run.steps })
+  return t(`states.${pool.state}`)
+}
+
+async function updateRun(view, store, t) {
+  const line = view.run.children[1]
+  const entry = store.newest('denoise', 'denoise_list')
+  const benchmark = store.newest('benchmark')
+  const wanted = `${store.state?.session}:${entry?.number}:${benchmark?.number}`
+  if (view.shown === wanted) return
+  view.shown = wanted
+  if (entry === undefined) return setText(line, t('panel.noRun'))
+  try {
+    const report = readReport(await store.report(entry.number))
+    const speedup = benchmark && readReport(await store.report(benchmark.number)).headline?.speedup
+    if (view.shown === wanted) setText(line, headline(report, t, speedup))
+  } catch (error) {
+    if (view.shown === wanted) setText(line, String(error.message ?? error))
+  }
+}
+
+/** A run in one line: what was measured of it, and nothing else. */
+export function headline(report, t, speedup = report.headline?.speedup) {
+  if (report.problem) return t(report.problem)
+  const figures = report.headline ?? {}
+  const parts = []
+  if (Number.isFinite(figures.decode_s)) parts.push(t('figures.decode', { time: seconds(figures.decode_s) }))
+  if (Number.isFinite(figures.step_s)) parts.push(t('figures.step', { time: seconds(figures.step_s) }))
+  if (Number.isFinite(speedup)) parts.push(t('figures.speedup', { factor: times(speedup) }))
+  if (Number.isFinite(figures.skew)) parts.push(t('figures.skew', { share: percent(figures.skew) }))
+  if (Number.isFinite(figures.denoise_s)) parts.push(t('figures.total', { time: seconds(figures.denoise_s), steps: report.steps.length }))
+  if (report.plan?.name) parts.push(report.plan.name)
+  if (report.older) parts.push(t('report.older'))
+  return parts.join(' · ') || t('report.nothing')
+}
+
+function updateDoctor(section, doctor, t) {
+  const [, line, list] = section.children
+  const words = { never: t('doctor.never'), running: t('doctor.running'), failed: doctor.message ?? '', done: t(doctor.can_run ? 'doctor.good' : 'doctor.bad') }
+  setText(line, words[doctor.state] ?? '')
+  const checks = doctor.state === 'done' && Array.isArray(doctor.checks) ? doctor.checks : []
+  const order = [...checks].sort((a, b) => Number(a.ok) - Number(b.ok))
+  keyed(list, order, (check) => check.name, () => h('li', {}, h('b', {}), h('span', {}), h('em', {})), (row, check) => {
+    setAttribute(row, 'data-verdict', check.ok ? 'pass' : check.needed ? 'fail' : 'note')
+    setText(row.children[0], `${t(`doctor.${check.ok ? 'pass' : check.needed ? 'fail' : 'note'}`)} ${check.name}`)
+    setText(row.children[1], check.seen ?? '')
+    setText(row.children[2], check.ok ? '' : (check.remedy ?? ''))
+  })
+}
+

@@ -1,0 +1,72 @@
+/* The state the server told last, and who wants to know. Owns which of two answers is the newer; draws nothing. */
+
+export class Store {
+  /** `request(path, options)` is ComfyUI's fetchApi: it resolves to a Response. */
+  constructor(request) {
+    this._request = request
+    this._listeners = new Set()
+    this._reports = new Map()
+    this.state = null // null until the server has answered once
+    this.problem = '' // why there is no answer; '' when there is one
+  }
+
+  /** Call `listener` now and at every change; returns what ends that. */
+  subscribe(listener) {
+    this._listeners.add(listener)
+    listener(this)
+    return () => this._listeners.delete(listener)
+  }
+
+  /** Ask for the state: at the start, and after a lost connection. */
+  async refresh() {
+    try {
+      this.take(await this._json('/parallel_dit/state'))
+    } catch (error) {
+      this.problem = String(error.message ?? error)
+      this._tell()
+    }
+  }
+
+  /** Take a state from the server unless a newer one is there. */
+  take(state) {
+    if (state === null || typeof state !== 'object' || !Array.isArray(state.pools)) return
+    const known = this.state
+    if (known !== null && known.session === state.session && known.revision > state.revision) return
+    if (known !== null && known.session !== state.session) this._reports.clear() // another server: numbers begin anew
+    this.state = state
+    this.problem = ''
+    this._tell()
+  }
+
+  /** A report by its number; asked for once. */
+  async report(number) {
+    if (!this._reports.has(number)) this._reports.set(number, await this._json(`/parallel_dit/reports/${number}`))
+    return this._reports.get(number)
+  }
+
+  /** The newest entry of a kind, or undefined. */
+  newest(...kinds) {
+    return (this.state?.reports ?? []).filter((entry) => kinds.includes(entry.kind)).at(-1)
+  }
+
+  /** Do `release`, `restart` or `doctor`. Rejects with the server's own words when it refuses. */
+  async act(name) {
+    this.take(await this._json(`/parallel_dit/${name}`, { method: 'POST' }))
+  }
+
+  /** What SP Config with these values would do. */
+  plan(values) {
+    return this._json(`/parallel_dit/plan?${new URLSearchParams(values)}`)
+  }
+
+  async _json(path, options) {
+    const response = await this._request(path, options)
+    const body = await response.json().catch(() => ({}))
+    if (!response.ok) throw new Error(body.error ?? `${response.status} ${response.statusText}`)
+    return body
+  }
+
+  _tell() {
+    this._listeners.forEach((listener) => listener(this))
+  }
+}

@@ -1,0 +1,252 @@
+/* The bottom-panel tab: which run, its timeline, the charts beside it, and what can be taken away as a file. */
+
+import { Charts } from './charts.mjs'
+import { h, keyed, onThemeChange, setText, themeColour } from './dom.mjs'
+import { COLOURS, drawLanes, lanesHeight, stepSpan, timeAt } from './lanes.mjs'
+import { chromeTrace, download, jsonBlob, openInPerfetto, pngOf } from './exports.mjs'
+import { readReport } from './report.mjs'
+import { headline } from './sidebar.mjs'
+
+const ZOOM = 1.6
+
+/** Put the tab into `element`; `toast(severity, text)` tells the user something. Returns what takes it away. */
+export function mountTimeline(element, store, t, toast) {
+  const view = new TimelineView(store, t, toast)
+  element.replaceChildren(view.root)
+  view.begin()
+  return () => view.end()
+}
+
+class TimelineView {
+  constructor(store, t, toast) {
+    Object.assign(this, { store, t, toast, charts: new Charts(), report: readReport(null), chosen: null, span: [0, 1], ends: [] })
+    this._build()
+  }
+
+  begin() {
+    this.ends.push(this.store.subscribe(() => this._storeChanged()))
+    this.ends.push(onThemeChange(() => this._draw()))
+    const observer = new ResizeObserver(() => this._drawLanes())
+    observer.observe(this.root)
+    this.ends.push(() => observer.disconnect())
+  }
+
+  end() {
+    this.ends.forEach((end) => end())
+    this.charts.destroy()
+    this.root.remove()
+  }
+
+  _build() {
+    const { t } = this
+    const button = (key, onclick) => h('button', { type: 'button', class: 'pdit-button', 'data-export': key, text: t(`timeline.${key}`), title: t(`timeline.tips.${key}`), onclick })
+    this.pick = h('select', { 'aria-label': t('timeline.run'), onchange: () => this._choose(this.pick.value) })
+    this.step = h('input', { type: 'number', min: 0, value: 0, 'aria-label': t('timeline.step'), onchange: () => this._zoomToStep(Number(this.step.value)) })
+    this.file = h('input', { type: 'file', accept: 'application/json,.json', hidden: '', onchange: () => this._open() })
+    this.note = h('p', { class: 'pdit-quiet', role: 'status', 'data-testid': 'pdit-timeline-note' })
+    this.lanes = h('canvas', {
+      class: 'pdit-lanes', tabindex: 0, role: 'img', 'aria-label': t('timeline.keys'), 'data-testid': 'pdit-lanes',
+      onwheel: (event) => this._wheel(event), onclick: (event) => this._click(event), onkeydown: (event) => this._key(event),
+    })
+    const chart = (name) => h('figure', { 'data-chart': name }, h('figcaption', { text: t(`charts.${name}`) }), h('div', {}, h('canvas', { role: 'img', 'aria-label': t(`charts.${name}`) })))
+    this.figures = ['steps', 'speedups', 'memory'].map(chart)
+    this.matrix = h('table', {})
+    this.links = h('figure', { 'data-chart': 'links' }, h('figcaption', { text: t('charts.links') }), this.matrix)
+    const legend = h('span', { class: 'pdit-legend' }, ...Object.entries(COLOURS).map(([name, colour]) =>
+      h('span', {}, h('i', { style: `background:${colour}` }), t(`charts.${name}`))))
+    this.zoom = [button('fit', () => this._fit()), button('before', () => this._zoomToStep(Number(this.step.value) - 1)), this.step,
+      button('after', () => this._zoomToStep(Number(this.step.value) + 1)), legend]
+    const tools = h('div', { class: 'pdit-buttons', role: 'toolbar', 'aria-label': t('timeline.tools') },
+      this.pick, ...this.zoom, h('span', { class: 'pdit-space' }),
+      button('png', () => this._png()), button('json', () => this._json()), button('trace', () => this._trace()),
+      button('perfetto', () => this._perfetto()), button('open', () => this.file.click()), this.file)
+    this.root = h('div', { class: 'pdit pdit-timeline', 'data-testid': 'pdit-timeline' }, tools, this.note,
+      h('div', { class: 'pdit-main' }, h('div', { class: 'pdit-scroll' }, this.lanes), this.figures[0]),
+      h('div', { class: 'pdit-side' }, ...this.figures.slice(1), this.links))
+  }
+
+  _storeChanged() {
+    const entries = (this.store.state?.reports ?? []).slice().reverse()
+    const newest = entries.find((entry) => entry.kind !== 'vae' && entry.kind !== 'vae_decode') ?? entries[0]
+    keyed(this.pick, entries, (entry) => entry.number, (entry) => h('option', { value: entry.number }),
+      (option, entry) => setText(option, this.t('timeline.entry', { number: entry.number, kind: this.t(`kinds.${entry.kind}`) })))
+    this.pick.hidden = entries.length === 0
+    this._drawMatrix()
+    if (newest === undefined) {
+      if (this.chosen !== 'file') this._show(readReport(null))
+    } else if (newest.number !== this.newest) {
+      this.newest = newest.number
+      this.pick.value = String(newest.number)
+      this._choose(newest.number)
+    }
+  }
+
+  async _choose(number) {
+    this.chosen = String(number)
+    try {
+      const raw = await this.store.report(Number(number))
+      const benchmark = raw.kind === 'benchmark' ? undefined : this.store.newest('benchmark')
+      this.benchmark = benchmark ? readReport(await this.store.report(benchmark.number)) : undefined
+      if (this.chosen === String(number)) this._show(readReport(raw))
+    } catch (error) {
+      setText(this.note, String(error.message ?? error))
+    }
+  }
+
+  async _open() {
+    const [file] = this.file.files
+    if (!file) return
+    let raw = null
+    try {
+      raw = JSON.parse(await file.text())
+    } catch {
+      return this.toast('error', this.t('timeline.noJson', { name: file.name }))
+    }
+    this.chosen = 'file'
+    this.benchmark = undefined
+    this._show(readReport(Array.isArray(raw) ? raw[0] : raw))
+  }
+
+  async _show(report) {
+    this.report = report
+    const timed = report.ranks.find((rank) => rank.begin)
+    this.step.max = timed ? timed.begin.length : 0
+    this.step.value = 0
+    const warnings = report.warnings?.length ? ` — ${report.warnings.join('; ')}` : ''
+    setText(this.note, (report.problem ? this.t(report.problem) : headline(report, this.t)) + warnings)
+    this.lanes.hidden = timed === undefined
+    this.zoom.forEach((tool) => (tool.hidden = timed === undefined))
+    this.lanes.style.height = `${lanesHeight(report.ranks.length)}px`
+    this._fit()
+    await this.charts.load()
+    this._drawCharts()
+  }
+
+  _draw() {
+    this._drawLanes()
+    this._drawCharts()
+  }
+
+  _drawLanes() {
+    if (this.lanes.clientWidth === 0) return
+    drawLanes(this.lanes, this.report.ranks, this.span)
+    this.lanes.dataset.drawn = `${this.report.ranks.length}x${this.report.steps.length}`
+  }
+
+  _drawCharts() {
+    const { report, t } = this
+    const [steps, speedups, memory] = this.figures
+    const bars = report.speedups.length ? report.speedups : (this.benchmark?.speedups ?? [])
+    this._chart(steps, report.steps.length > 0, (canvas) => this.charts.steps(canvas, report.steps, t))
+    this._chart(speedups, bars.some((row) => Number.isFinite(row.speedup)), (canvas) => this.charts.speedups(canvas, bars, t))
+    const held = report.memory.some((row) => Object.keys(row).some((name) => name.endsWith('_bytes') && name !== 'memory_bytes'))
+    this._chart(memory, held, (canvas) => this.charts.memory(canvas, report.memory, t))
+  }
+
+  _chart(figure, there, draw) {
+    const canvas = figure.querySelector('canvas')
+    figure.hidden = !there
+    if (there && this.charts._Chart) draw(canvas)
+    else this.charts.clear(canvas)
+  }
+
+  _drawMatrix() {
+    const doctor = this.store.state?.doctor ?? {}
+    const pairs = Object.entries(doctor.peer_access ?? {}).map(([pair, reached]) => [pair.split('-'), reached])
+    const names = [...new Set(pairs.flatMap(([pair]) => pair))]
+    this.links.hidden = pairs.length === 0
+    const drawn = JSON.stringify(pairs)
+    if (this.matrix.dataset.drawn === drawn) return
+    this.matrix.dataset.drawn = drawn
+    const reaches = (a, b) => pairs.find(([pair]) => pair[0] === a && pair[1] === b)?.[1]
+    this.matrix.replaceChildren(
+      h('tr', {}, h('th', {}), ...names.map((name) => h('th', { scope: 'col', text: name }))),
+      ...names.map((a) => h('tr', {}, h('th', { scope: 'row', text: a }), ...names.map((b) => this._cell(a, b, reaches(a, b))))))
+  }
+
+  _cell(a, b, reached) {
+    if (a === b) return h('td', { text: '–' })
+    const key = reached === undefined ? 'unknown' : reached ? 'direct' : 'host'
+    return h('td', { 'data-link': key, text: this.t(`links.${key}`) })
+  }
+
+  _fit() {
+    this.step.value = 0
+    this._look([0, Math.max(this.report.end_s, 1e-6)])
+  }
+
+  _zoomToStep(number) {
+    const most = Number(this.step.max)
+    if (most === 0) return
+    const step = Math.min(most, Math.max(0, Math.round(number) || 0))
+    if (step === 0) return this._fit()
+    this.step.value = step
+    this._look(stepSpan(this.report.ranks, step - 1))
+  }
+
+  _look([from_s, to_s]) {
+    const end_s = Math.max(this.report.end_s, 1e-6)
+    const length = Math.min(end_s, Math.max(1e-6, to_s - from_s))
+    const from = Math.min(Math.max(0, from_s), end_s - length)
+    this.span = [from, from + length]
+    this._drawLanes()
+  }
+
+  _zoom(factor, centre_s) {
+    const [from_s, to_s] = this.span
+    const at_s = centre_s ?? (from_s + to_s) / 2
+    this._look([at_s - (at_s - from_s) / factor, at_s + (to_s - at_s) / factor])
+  }
+
+  _wheel(event) {
+    if (this.report.end_s === 0) return
+    event.preventDefault()
+    event.stopPropagation()
+    this._zoom(event.deltaY < 0 ? ZOOM : 1 / ZOOM, timeAt(this.lanes, this.report.ranks, this.span, event.clientX).at_s)
+  }
+
+  _click(event) {
+    this._zoomToStep(timeAt(this.lanes, this.report.ranks, this.span, event.clientX).step + 1)
+  }
+
+  _key(event) {
+    const length = this.span[1] - this.span[0]
+    const does = {
+      '+': () => this._zoom(ZOOM), '=': () => this._zoom(ZOOM), '-': () => this._zoom(1 / ZOOM), 0: () => this._fit(),
+      ArrowLeft: () => this._look(this.span.map((at) => at - length / 4)), ArrowRight: () => this._look(this.span.map((at) => at + length / 4)),
+      Home: () => this._fit(),
+    }[event.key]
+    if (!does) return
+    event.preventDefault()
+    event.stopPropagation()
+    does()
+  }
+
+  get _name() {
+    return `parallel-dit-${this.report.raw?.run_id?.slice(0, 8) ?? this.report.kind ?? 'report'}`
+  }
+
+  async _png() {
+    const background = themeColour(this.root, '--comfy-menu-bg', '#222')
+    const canvases = [this.lanes, ...this.figures.map((figure) => figure.querySelector('canvas'))]
+    download(`${this._name}.png`, await pngOf(canvases, background))
+  }
+
+  _json() {
+    if (this._hasReport()) download(`${this._name}.json`, jsonBlob(this.report.raw))
+  }
+
+  _trace() {
+    if (this._hasReport()) download(`${this._name}.trace.json`, jsonBlob(chromeTrace(this.report)))
+  }
+
+  _perfetto() {
+    if (this._hasReport() && !openInPerfetto(chromeTrace(this.report), this._name)) this.toast('warn', this.t('timeline.blocked'))
+  }
+
+  _hasReport() {
+    if (this.report.raw) return true
+    this.toast('info', this.t('report.none'))
+    return false
+  }
+}

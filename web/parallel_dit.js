@@ -1,0 +1,126 @@
+/* Where ComfyUI's frontend enters the pack: the tabs, commands, settings and what is shown on the nodes.
+
+   ComfyUI loads every .js below web/ as an extension; all else of ours is .mjs and imported from here. */
+
+import { app } from '../../scripts/app.js'
+import { api } from '../../scripts/api.js'
+import { prepareNode } from './panel/nodes.mjs'
+import { Store } from './panel/store.mjs'
+import { mountSidebar } from './panel/sidebar.mjs'
+import { makeWords } from './panel/words.mjs'
+
+const SIDEBAR = 'parallel-dit'
+const TIMELINE = 'parallel-dit.timeline'
+const TOASTS = 'ParallelDiT.Failures.Toasts'
+const RESULTS = 'ParallelDiT.Nodes.Results'
+
+const store = new Store((path, options) => api.fetchApi(path, options))
+let words = makeWords(null, 'en')
+const t = (key, values) => words(key, values)
+
+function toast(severity, detail, summary = t('title')) {
+  app.extensionManager.toast.add({ severity, summary, detail, life: severity === 'error' ? 20000 : 6000 })
+}
+
+async function run(name) {
+  if (name === 'timeline') return app.extensionManager.command.execute('Workspace.ToggleBottomPanelTab.' + TIMELINE)
+  const sampling = store.state?.pools.some((pool) => pool.sampling)
+  if (sampling && name !== 'doctor') {
+    const message = t('panel.confirm')
+    if (!(await app.extensionManager.dialog.confirm({ title: t(`panel.${name}`), message }))) return
+  }
+  try {
+    await store.act(name)
+  } catch (error) {
+    toast('warn', String(error.message ?? error), t('node.refused'))
+  }
+}
+
+/* A failure is told once: not again after a reload, and not for the failures of before this page was there. */
+function tellFailures() {
+  const told = new Map()
+  let session = null
+  store.subscribe(({ state }) => {
+    if (state === null) return
+    for (const pool of state.pools) {
+      const devices = pool.ranks.map((rank) => rank.device).join()
+      const failure = pool.last_failure ? `${pool.generation} ${pool.last_failure}` : ''
+      const isNew = session === state.session && failure !== '' && told.get(devices) !== failure
+      told.set(devices, failure)
+      if (isNew && app.extensionManager.setting.get(TOASTS)) toast('error', pool.last_failure, t('poolFailed'))
+    }
+    session = state.session
+  })
+}
+
+async function learnWords() {
+  const response = await api.fetchApi('/i18n')
+  const translations = response.ok ? await response.json() : null
+  words = makeWords(translations, app.extensionManager.setting.get('Comfy.Locale') ?? 'en')
+}
+
+function addStyle() {
+  const link = document.createElement('link')
+  link.rel = 'stylesheet'
+  link.href = new URL('./panel/style.css', import.meta.url).href
+  document.head.append(link)
+}
+
+/* Tabs are mounted by ComfyUI into an element of its own; what was mounted before is ended first. */
+function tab(mount) {
+  let end = null
+  return {
+    type: 'custom',
+    render: async (element) => {
+      end?.()
+      end = await mount(element)
+    },
+    destroy: () => {
+      end?.()
+      end = null
+    }
+  }
+}
+
+app.registerExtension({
+  name: 'parallel-dit',
+  settings: [
+    { id: TOASTS, name: 'Say when workers fail', type: 'boolean', defaultValue: true, category: ['Parallel DiT', 'Failures', 'Toasts'] },
+    { id: RESULTS, name: 'Show results on sampler and VAE nodes', type: 'boolean', defaultValue: true, category: ['Parallel DiT', 'Nodes', 'Results'] }
+  ],
+  commands: [
+    { id: 'ParallelDiT.Release', label: 'Parallel DiT: release the workers', icon: 'pi pi-eject', function: () => run('release') },
+    { id: 'ParallelDiT.Restart', label: 'Parallel DiT: restart the workers', icon: 'pi pi-refresh', function: () => run('restart') },
+    { id: 'ParallelDiT.Doctor', label: 'Parallel DiT: run the doctor', icon: 'pi pi-heart', function: () => run('doctor') }
+  ],
+  menuCommands: [{ path: ['Extensions', 'Parallel DiT'], commands: ['ParallelDiT.Release', 'ParallelDiT.Restart', 'ParallelDiT.Doctor'] }],
+  bottomPanelTabs: [
+    {
+      id: TIMELINE,
+      title: 'GPU timeline',
+      ...tab(async (element) => {
+        const { mountTimeline } = await import('./panel/timeline.mjs')
+        return mountTimeline(element, store, t, toast)
+      })
+    }
+  ],
+  async setup() {
+    addStyle()
+    await learnWords()
+    api.addEventListener('parallel_dit.state', ({ detail }) => store.take(detail))
+    api.addEventListener('reconnected', () => store.refresh())
+    app.extensionManager.registerSidebarTab({
+      id: SIDEBAR,
+      icon: 'pi pi-server',
+      title: t('title'),
+      tooltip: t('title'),
+      label: t('title'),
+      ...tab((element) => mountSidebar(element, store, t, { run }))
+    })
+    tellFailures()
+    await store.refresh()
+  },
+  nodeCreated(node) {
+    prepareNode(node, { store, t, showResults: () => app.extensionManager.setting.get(RESULTS) !== false })
+  }
+})

@@ -18,10 +18,25 @@ READY_MS = 60_000
 RUN_MS = 120_000
 SHOTS = "PARALLEL_DIT_SCREENSHOTS"  # a folder to leave pictures in
 EXAMPLE = "/api/workflow_templates/parallel-dit/{}.json"
+QUEUE = """(ends) => {
+  window.ended = null
+  const keep = (kind) => (event) => { window.ended ??= [kind, event.detail] }
+  for (const kind of ends) app.api.addEventListener(kind, keep(kind), { once: true })
+  app.queuePrompt(0, 1)
+}"""
+SET = """([kind, name, value]) => {
+  const node = app.graph.nodes.find((each) => each.comfyClass === kind)
+  const widget = node.widgets.find((each) => each.name === name)
+  widget.value = value
+  widget.callback?.(value)
+}"""
 ENDS = ("execution_success", "execution_error", "execution_interrupted")
 TINY = """([graph, files, small]) => {
   for (const node of graph.nodes) {
-    if (node.type === 'DualCLIPLoader') { node.type = 'TinyDualCLIPLoader'; node.widgets_values = node.widgets_values.slice(0, 3) }
+    if (node.type === 'DualCLIPLoader') {
+      node.type = 'TinyDualCLIPLoader'
+      node.widgets_values = node.widgets_values.slice(0, 3)
+    }
     node.widgets_values = (node.widgets_values ?? []).map((value) => files[value] ?? value)
   }
   return app.loadGraphData(graph, true, true, 'example').then(() => {
@@ -85,12 +100,7 @@ class ComfyPage:
 
     def queue(self) -> None:
         """What the Run button does; its end is kept for `ended`."""
-        self.page.evaluate(
-            """(ends) => { window.ended = null
-              for (const kind of ends) app.api.addEventListener(kind, (e) => { window.ended ??= [kind, e.detail] }, { once: true })
-              app.queuePrompt(0, 1) }""",
-            list(ENDS),
-        )
+        self.page.evaluate(QUEUE, list(ENDS))
 
     def ended(self) -> tuple[str, dict]:
         """How the prompt ended: the event's name and its data."""
@@ -124,11 +134,7 @@ class ComfyPage:
 
     def widget(self, kind: str, name: str, value: Any) -> None:
         """Set a widget of the one node of a class, as a user does."""
-        self.page.evaluate(
-            f"([name, value]) => {{ const node = {self.node(kind)}; const widget = node.widgets.find((w) => w.name === name);"
-            " widget.value = value; widget.callback?.(value) }",
-            [name, value],
-        )
+        self.page.evaluate(SET, [kind, name, value])
 
     def shot(self, name: str) -> None:
         """A picture of the page, where somebody wants to look at it."""

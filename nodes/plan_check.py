@@ -4,13 +4,11 @@ from collections.abc import Mapping
 
 from comfy_api.latest import io
 
-from .config import ParallelChoice, SPConfig
-
-FLUX_HEADS = 24  # of every Flux.1 that is published; the plan itself is chosen for the file's
+from .config import FLUX_HEADS, ParallelChoice, SPConfig
 
 
 def check_plan(values: Mapping[str, str]) -> dict:
-    """`plan`, `degrees`, `devices` and `warnings`, or `error` with the text that the node would show.
+    """`plan`, `degrees`, `devices`, `reasons` and `warnings`, or `error` with the text that the node would show.
 
     `values` are the node's inputs by name, as texts; what is missing has its default, what is unknown is ignored.
     """
@@ -43,9 +41,11 @@ def _number(name: str, text: str) -> int:
 
 def _described(choice: ParallelChoice) -> dict:
     plan = choice.plan_for(FLUX_HEADS)
+    _, *roles = choice.describe()
     return {
         "plan": plan.name,
         "degrees": plan.to_dict(),
         "devices": [str(device) for device in choice.selection.devices],
+        "reasons": roles,
         "warnings": list(choice.selection.warnings),
     }

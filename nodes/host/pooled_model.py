@@ -22,6 +22,7 @@ from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.pool.resident import ResidentRun, StepDone
 from .lanes import Handed, hand_over
 from .pools import POOLS, Devices, Weights
+from .progress import STEP_TEXT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +195,7 @@ class PooledModel:
 
         def send(calls: list[ModelCall]) -> list[torch.Tensor]:
             result = self.pool.run(self.spec, plan, calls, patches=patches, check_cancelled=check_cancelled)
+            STEP_TEXT.tell(result.wall_s, result.ranks)
             requests = _RECORD.get()
             if requests is not None:
                 shapes = tuple((*call.out_shape[:2], call.tensors["txt"].shape[1]) for call in calls)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -174,3 +175,10 @@ def test_a_plan_is_judged_before_it_is_queued(
     answer = client.get("/parallel_dit/plan", **values)
     for key, text in said.items():
         assert answer[key].startswith(text)
+
+
+@pytest.mark.parametrize("sampler", ["KSampler", "ParallelFluxSampler"])
+def test_each_step_is_told_on_the_node_that_samples(sampler: str, client: ComfyClient, tiny_models: TinyModels) -> None:
+    result = client.queue(parallel(workflows.text_to_image(tiny_models, seed=908, steps=3), sampler=sampler))
+    told = [text for node, text in result.require_success().texts if node == "sampler" and text.startswith("step ")]
+    assert re.fullmatch(r"step 3/3 · \d+(\.\d+)? m?s · 2 ranks · skew \d+ %", told[-1]), told

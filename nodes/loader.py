@@ -30,7 +30,7 @@ class ParallelFluxLoader(io.ComfyNode):
                     default="default",
                     tooltip="What the workers compute in; default is what Load Diffusion Model would choose.",
                 ),
-                SpConfigSocket.Input("sp_config"),
+                SpConfigSocket.Input("sp_config", tooltip="Of SP Config: devices and plan."),
             ],
             outputs=[io.Model.Output(display_name="model")],
         )

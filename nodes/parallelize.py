@@ -24,7 +24,12 @@ class ParallelizeModel(io.ComfyNode):
             display_name="Parallelize Model",
             category=CATEGORY,
             description="Runs a loaded Flux.1 model in the workers of SP Config; what was applied to it comes along.",
-            inputs=[io.Model.Input("model"), SpConfigSocket.Input("sp_config")],
+            inputs=[
+                io.Model.Input(
+                    "model", tooltip="Of Load Diffusion Model or Load Checkpoint, with what was applied to it."
+                ),
+                SpConfigSocket.Input("sp_config", tooltip="Of SP Config: devices and plan."),
+            ],
             outputs=[io.Model.Output(display_name="model")],
         )
 

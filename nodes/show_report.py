@@ -28,9 +28,14 @@ class ShowTimingReport(io.ComfyNode):
             category=CATEGORY,
             description="Shows timing reports and writes them to the output folder, as JSON and as a chart.",
             inputs=[
-                TimingSocket.Input("timing"),
-                *(TimingSocket.Input(name, optional=True) for name in MORE),
-                io.String.Input("filename_prefix", default="timing/report", optional=True),
+                TimingSocket.Input("timing", tooltip="A report of one of this pack's nodes."),
+                *(TimingSocket.Input(name, optional=True, tooltip="Another one, shown beside it.") for name in MORE),
+                io.String.Input(
+                    "filename_prefix",
+                    default="timing/report",
+                    optional=True,
+                    tooltip="Where in the output folder; a number is added.",
+                ),
                 io.Boolean.Input("chart", default=True, optional=True, tooltip="Draw a PNG too; needs matplotlib."),
             ],
             outputs=[],

@@ -19,7 +19,10 @@ class TimedVAEDecode(io.ComfyNode):
             display_name="Timed VAE Decode",
             category=CATEGORY,
             description="VAE Decode with a report of its time, the device waited for, nothing else counted.",
-            inputs=[io.Latent.Input("samples"), io.Vae.Input("vae")],
+            inputs=[
+                io.Latent.Input("samples", tooltip="What a sampler made."),
+                io.Vae.Input("vae", tooltip="Loaded before the clock starts."),
+            ],
             outputs=[io.Image.Output(display_name="image"), TimingSocket.Output(display_name="timing")],
         )
 

@@ -24,14 +24,14 @@ def a_pool(numbers: int = 2, **changes: Any) -> dict[str, Any]:
     return pool | {"last_failure": None, "failed_rank": None, "sampling": False} | changes
 
 
-def a_report(ranks: int, steps: int, **changes: Any) -> dict[str, Any]:
+def a_report(numbers: int, steps: int, **changes: Any) -> dict[str, Any]:
     """A report of a sampling run, as schema 1 has it."""
     series = [0.4] * steps
     begin = [0.5 * step for step in range(steps)]
     times = {"begin_s": begin, "busy_s": series, "compute_s": [0.3] * steps, "communication_s": [0.1] * steps}
     times["idle_s"] = times["communication_s"]
     report = {"schema": "parallel-dit/report/1", "kind": "denoise", "timings": {"step_s": [0.5] * steps}}
-    report["ranks"] = [{"rank": rank, "device": f"cuda:{rank}", **times} for rank in range(ranks)]
+    report["ranks"] = [{"rank": rank, "device": f"cuda:{rank}", **times} for rank in range(numbers)]
     return report | changes
 
 

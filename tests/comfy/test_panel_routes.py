@@ -182,3 +182,23 @@ def test_each_step_is_told_on_the_node_that_samples(sampler: str, client: ComfyC
     result = client.queue(parallel(workflows.text_to_image(tiny_models, seed=908, steps=3), sampler=sampler))
     told = [text for node, text in result.require_success().texts if node == "sampler" and text.startswith("step ")]
     assert re.fullmatch(r"step 3/3 · \d+(\.\d+)? m?s · 2 ranks · skew \d+ %", told[-1]), told
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_server_has_words_for_every_input_of_every_node(language: str, client: ComfyClient) -> None:
+    texts = client.get("/i18n")[language]["nodeDefs"]
+    ours = {
+        name: info
+        for name, info in client.object_info().items()
+        if info["python_module"] == "custom_nodes.parallel-dit"
+    }
+    missing = [name for name in ours if name not in texts]
+    for name, info in ours.items():
+        inputs = [*info["input"].get("required", {}), *info["input"].get("optional", {})]
+        missing += [f"{name}.{each}" for each in inputs if not texts.get(name, {}).get("inputs", {}).get(each)]
+    assert missing == []
+
+
+def test_the_server_serves_the_panel_and_the_help(client: ComfyClient) -> None:
+    for path in ("parallel_dit.js", "panel/store.mjs", "panel/style.css", "vendor/chart.mjs", "docs/SPConfig.md"):
+        assert client.get_bytes(f"/extensions/parallel-dit/{path}")

@@ -15,7 +15,7 @@ from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels
 
 CLIENT = PACK_ROOT / "examples" / "headless_client.py"
-WORKFLOW = PACK_ROOT / "example_workflows" / "flux_parallel.json"
+WORKFLOW = PACK_ROOT / "examples" / "flux_parallel.json"
 
 
 def tiny_workflow(tiny: TinyModels, folder: Path) -> Path:

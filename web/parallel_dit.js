@@ -44,7 +44,7 @@ function tellFailures() {
     if (state === null) return
     for (const pool of state.pools) {
       const devices = pool.ranks.map((rank) => rank.device).join()
-      const failure = pool.last_failure ? `${pool.generation} ${pool.last_failure}` : ''
+      const failure = pool.state === 'failed' ? `${pool.generation} ${pool.last_failure}` : ''
       const isNew = session === state.session && failure !== '' && told.get(devices) !== failure
       told.set(devices, failure)
       if (isNew && app.extensionManager.setting.get(TOASTS)) toast('error', pool.last_failure, t('poolFailed'))

@@ -92,6 +92,8 @@ class Board:
 
 def _running_step() -> dict | None:
     """The step ComfyUI's progress bar is at, of the node that executes; None when there is none of several steps."""
+    if not PromptServer.instance.prompt_queue.currently_running:
+        return None  # a cancelled node stays marked as running
     registry = get_progress_state()
     for node, progress in list(registry.nodes.items()):
         if progress["state"] is NodeState.Running and progress["max"] > 1:

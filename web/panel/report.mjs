@@ -79,7 +79,8 @@ function finish(view) {
     return last < 0 ? 0 : rank.begin[last] + rank.compute[last] + rank.communication[last] + rank.idle[last]
   })
   const end_s = largest(ends)
-  return { ...view, end_s, problem: view.ranks.length || view.speedups.length || view.steps.length ? '' : 'report.nothing' }
+  const told = view.ranks.length || view.speedups.length || view.steps.length || Number.isFinite(view.headline.decode_s)
+  return { ...view, end_s, problem: told ? '' : 'report.nothing' }
 }
 
 function readRank(rank, index) {

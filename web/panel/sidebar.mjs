@@ -57,8 +57,9 @@ function makePool(t) {
 function updatePool(card, pool, state, t) {
   const [title, failure, models, plan, ranks] = card.children
   setText(title, t('panel.workers', { generation: pool.generation, state: stateText(pool, state, t) }))
-  failure.hidden = !pool.last_failure
-  setText(failure, pool.last_failure ?? '')
+  const failed = pool.state === 'failed' && typeof pool.last_failure === 'string' // else it is of workers of before
+  failure.hidden = !failed
+  setText(failure, failed ? pool.last_failure : '')
   setText(models, pool.models.map((model) => `${model.name} · ${model.dtype} · ${model.weights}`).join('\n') || t('panel.noModel'))
   const newest = pool.plans.at(-1)
   const drawn = JSON.stringify([newest, pool.ranks.length])

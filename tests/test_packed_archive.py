@@ -1,0 +1,109 @@
+"""What the registry would hand out: accepted by ComfyUI's own tool, and working alone in a host that has nothing else.
+
+Owns: the archive, its contents and one image made with it. The tool is the published comfy-cli, in an environment of
+its own (the Makefile makes it), because it brings many packages that no test needs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from host.client import ComfyClient
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+
+ROOT = Path(__file__).resolve().parents[1]
+COMFY = ROOT / "build" / "registry" / "bin" / "comfy"
+NEEDED = {"__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "README.md", "web/parallel_dit.js"}
+NEEDED |= {
+    "web/vendor/chart.mjs",
+    "locales/en/main.json",
+    "locales/zh/main.json",
+    "example_workflows/flux_parallel.json",
+}
+LEFT_OUT = ("tests/", "benchmarks/", "demo/", ".ci/", ".git/", ".venv/", "build/")
+MOST_BYTES = 3_000_000
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git in a folder; returns what it printed."""
+    command = [shutil.which("git") or "git", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def comfy(folder: Path, *arguments: str) -> str:
+    """Run the tool in a folder, asking nothing and reporting nothing; returns what it printed."""
+    command = [str(COMFY), "--skip-prompt", "--no-enable-telemetry", "node", *arguments]
+    run = subprocess.run(
+        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that git knows, as they are now, in a repository of their own: the tool packs what git tracks."""
+    folder = tmp_path_factory.mktemp("pack") / "parallel-dit"
+    for name in filter(None, git(ROOT, "ls-files", "-z").split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def archive(checkout: Path) -> Path:
+    """What `comfy node pack` makes."""
+    comfy(checkout, "pack")
+    return checkout / "node.zip"
+
+
+def test_the_registrys_tool_finds_nothing_wrong(checkout: Path) -> None:
+    assert "All validation checks passed" in comfy(checkout, "validate")
+
+
+def test_a_pack_with_dangerous_code_would_be_found(checkout: Path) -> None:
+    bad = checkout / "nodes" / "bad.py"
+    bad.write_text("def run(text: str) -> object:\n    return eval(text)\n")
+    command = [str(COMFY), "--skip-prompt", "--no-enable-telemetry", "node", "validate"]
+    run = subprocess.run(command, cwd=checkout, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    bad.unlink()
+    assert "All validation checks passed" not in run.stdout
+
+
+def test_the_archive_holds_what_a_user_needs_and_nothing_else(archive: Path) -> None:
+    with zipfile.ZipFile(archive) as packed:
+        names = set(packed.namelist())
+    assert names >= NEEDED
+    assert [name for name in names if name.startswith(LEFT_OUT)] == []
+    assert archive.stat().st_size < MOST_BYTES
+
+
+def test_the_archive_alone_makes_an_image_in_a_fresh_host(
+    archive: Path, tiny_models: TinyModels, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(tmp_path / "custom_nodes" / "parallel-dit")
+    graph = json.loads((tmp_path / "custom_nodes" / "parallel-dit" / "examples" / "flux_parallel.json").read_text())
+    graph["model"]["inputs"]["unet_name"] = tiny_models.dev
+    graph["clip"]["class_type"] = "TinyDualCLIPLoader"
+    graph["clip"]["inputs"] |= {"clip_name1": tiny_models.clip_l, "clip_name2": tiny_models.t5}
+    graph["vae"]["inputs"]["vae_name"] = tiny_models.vae
+    graph["config"]["inputs"]["devices"] = "cpu:2"
+    graph["latent"]["inputs"] |= {"width": 128, "height": 96}
+    graph["sampler"]["inputs"]["steps"] = 1
+    with ComfyServer(tmp_path, models=tiny_models.models, pack=False) as server:
+        client = ComfyClient(server.url)
+        result = client.queue(graph).require_success()
+        assert client.image(result.images()[0]).size == (128, 96)
+        assert client.get("/parallel_dit/state")["pools"][0]["ranks"][1]["device"] == "cpu:1"
+        assert client.get_bytes("/extensions/parallel-dit/parallel_dit.js")

@@ -22,6 +22,7 @@ from .host.contenders import (
 )
 from .host.decoding import decode
 from .host.progress import NodeText
+from .host.shelf import published
 from .report import benchmark_report, steps_of
 from .sampler import sampler_inputs
 from .sockets import CATEGORY, TimingSocket
@@ -46,8 +47,8 @@ class ParallelBenchmark(io.ComfyNode):
                     default="",
                     tooltip="One a line, such as ulysses=2 or ring=2,cfg=2. Empty: the MODEL's own plan.",
                 ),
-                io.Int.Input("warmup", default=5, min=0, max=100),
-                io.Int.Input("runs", default=5, min=1, max=100),
+                io.Int.Input("warmup", default=5, min=0, max=100, tooltip="Runs of each that are thrown away."),
+                io.Int.Input("runs", default=5, min=1, max=100, tooltip="Runs of each that count."),
                 io.Boolean.Input(
                     "stock",
                     default=True,
@@ -103,7 +104,7 @@ class ParallelBenchmark(io.ComfyNode):
             decodes=decodes,
             traces=[item["filename"] for item in files],
         )
-        return io.NodeOutput(report, ui={"parallel_dit": [report]} | ({"files": files} if files else {}))
+        return io.NodeOutput(report, ui=published(report) | ({"files": files} if files else {}))
 
 
 class Field:

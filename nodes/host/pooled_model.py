@@ -195,7 +195,7 @@ class PooledModel:
 
         def send(calls: list[ModelCall]) -> list[torch.Tensor]:
             result = self.pool.run(self.spec, plan, calls, patches=patches, check_cancelled=check_cancelled)
-            STEP_TEXT.tell(result.wall_s, result.ranks)
+            STEP_TEXT.request(result.wall_s, result.ranks)
             requests = _RECORD.get()
             if requests is not None:
                 shapes = tuple((*call.out_shape[:2], call.tensors["txt"].shape[1]) for call in calls)
@@ -219,9 +219,15 @@ class PooledModel:
 
     def sample(self, run: ResidentRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> torch.Tensor:
         """A whole sampling run in the workers; its latent (B, S, C) fp32 on the CPU. Raises as `step`."""
+
+        def told(step: int, denoised: torch.Tensor) -> None:
+            STEP_TEXT.resident_step(self.plan.ranks)
+            on_step(step, denoised)
+
         began_s = time.perf_counter()
+        STEP_TEXT.resident_began()
         result = self.pool.sample(
-            self.spec, self.plan, run, patches=self.patches, on_step=on_step, check_cancelled=check_cancelled
+            self.spec, self.plan, run, patches=self.patches, on_step=told, check_cancelled=check_cancelled
         )
         requests = _RECORD.get()
         if requests is not None:

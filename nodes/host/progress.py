@@ -55,12 +55,26 @@ class StepText:
 
     def __init__(self) -> None:
         self._next_s = 0.0
+        self._told_s = 0.0
 
-    def tell(self, wall_s: float, ranks: Sequence[Mapping]) -> None:
-        """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`. Outside a sampler's loop, nothing.
+    def request(self, wall_s: float, ranks: Sequence[Mapping]) -> None:
+        """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`. Outside a sampler's loop, nothing."""
+        members = [rank for rank in ranks if rank.get("member", True)]
+        ends = [rank["began_s"] + rank["step_s"] for rank in members if "began_s" in rank and "step_s" in rank]
+        known = len(ends) == len(members) > 1 and wall_s > 0
+        self._tell(wall_s, len(members), f"skew {(max(ends) - min(ends)) / wall_s * 100:.0f} %" if known else "")
 
-        ComfyUI's progress bar knows how many steps there are; the one that ends now is not counted in it yet.
-        """
+    def resident_began(self) -> None:
+        """A loop inside the workers begins: its first step counts from here."""
+        self._told_s = time.perf_counter()
+
+    def resident_step(self, num_ranks: int) -> None:
+        """A step of a loop inside the workers, whose ranks report at its end."""
+        began_s, self._told_s = self._told_s, time.perf_counter()
+        self._tell(self._told_s - began_s, num_ranks, "")
+
+    def _tell(self, wall_s: float, num_ranks: int, more: str) -> None:
+        """ComfyUI's progress bar knows how many steps there are; the one that ends now is not counted in it yet."""
         context = get_executing_context()
         progress = None if context is None else get_progress_state().nodes.get(context.node_id)
         if progress is None or progress["max"] <= 1:
@@ -70,18 +84,9 @@ class StepText:
         if now_s < self._next_s and step < steps:
             return
         self._next_s = now_s + INTERVAL_S
-        NodeText().say(f"step {step}/{steps} · " + " · ".join(step_words(wall_s, ranks)))
-
-
-def step_words(wall_s: float, ranks: Sequence[Mapping]) -> list[str]:
-    """Seconds, ranks that took part, and how far apart they ended, as a share of the step; what was measured of it."""
-    members = [rank for rank in ranks if rank.get("member", True)]
-    words = [f"{wall_s:.2f} s" if wall_s >= 0.1 else f"{wall_s * 1000:.0f} ms"]
-    words.append(f"{len(members)} rank{'s' if len(members) != 1 else ''}")
-    ends = [rank["began_s"] + rank["step_s"] for rank in members if "began_s" in rank and "step_s" in rank]
-    if len(ends) == len(members) > 1 and wall_s > 0:
-        words.append(f"skew {(max(ends) - min(ends)) / wall_s:.0%}".replace("%", " %"))
-    return words
+        took = f"{wall_s:.2f} s" if wall_s >= 0.1 else f"{wall_s * 1000:.0f} ms"
+        ranks = f"{num_ranks} rank{'s' if num_ranks != 1 else ''}"
+        NodeText().say(" · ".join(word for word in (f"step {step}/{steps}", took, ranks, more) if word))
 
 
 STEP_TEXT = StepText()  # the one of this process; never rebound

@@ -5,7 +5,9 @@ Owns: what is done to the page. Does not own: the browser and the server (confte
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ class ComfyPage:
     def __init__(self, page: Page, server: ComfyServer, tiny: TinyModels, *, nodes2: bool) -> None:
         self.page, self.server, self.tiny, self.nodes2 = page, server, tiny, nodes2
         self.errors: list[str] = []
+        self._seeds = itertools.count(time.time_ns() % 2**40)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
 
     @property
@@ -94,8 +97,13 @@ class ComfyPage:
             "clip_l.safetensors": tiny.clip_l,
             "t5xxl_fp16.safetensors": tiny.t5,
             "ae.safetensors": tiny.vae,
+            "flux_lora.safetensors": tiny.lora_fused,
+            "flux1-dev-controlnet-union.safetensors": tiny.controlnet_union,
+            "flux1-fill-dev.safetensors": tiny.fill,
+            "flux1-dev-kontext_fp8_scaled.safetensors": tiny.dev,
         }
-        small = {"width": 256, "height": 256, "devices": "cpu:2", "steps": 3} | small
+        seed = next(self._seeds)  # another one each time: what ComfyUI has in its cache says nothing of a run
+        small = {"width": 256, "height": 256, "devices": "cpu:2", "steps": 3, "seed": seed} | small
         self.page.evaluate(TINY, [graph, files, small])
 
     def queue(self) -> None:

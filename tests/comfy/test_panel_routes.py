@@ -181,7 +181,8 @@ def test_a_plan_is_judged_before_it_is_queued(
 def test_each_step_is_told_on_the_node_that_samples(sampler: str, client: ComfyClient, tiny_models: TinyModels) -> None:
     result = client.queue(parallel(workflows.text_to_image(tiny_models, seed=908, steps=3), sampler=sampler))
     told = [text for node, text in result.require_success().texts if node == "sampler" and text.startswith("step ")]
-    assert re.fullmatch(r"step 3/3 · \d+(\.\d+)? m?s · 2 ranks · skew \d+ %", told[-1]), told
+    skew = r" · skew \d+ %" if sampler == "KSampler" else ""  # ranks of a loop of their own report at its end
+    assert re.fullmatch(rf"step 3/3 · \d+(\.\d+)? m?s · 2 ranks{skew}", told[-1]), told
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

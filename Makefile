@@ -10,6 +10,10 @@ APT := DEBIAN_FRONTEND=noninteractive timeout 600 apt-get -qq -o DPkg::Lock::Tim
 ENSURE_VENV_MODULE = $(PYTHON) -c "import ensurepip" 2>/dev/null || \
 	{ test "$$(id -u)" = 0 && $(APT) update </dev/null && $(APT) install -y python3-venv </dev/null; } || \
 	{ echo "$(PYTHON) cannot make environments; install its venv module (apt install python3-venv)" >&2; exit 1; }
+# The browser of the browser tests: Debian's own, nothing downloaded by hand. CHROMIUM_PATH names another one.
+ENSURE_CHROMIUM = test -n "$$CHROMIUM_PATH" || command -v chromium chromium-browser google-chrome >/dev/null || \
+	{ test "$$(id -u)" = 0 && $(APT) update </dev/null && $(APT) install -y --no-install-recommends chromium </dev/null; } || \
+	{ echo "the browser tests need Chromium; apt install chromium, or set CHROMIUM_PATH" >&2; exit 1; }
 
 # Two ranks on a CPU; GPUs where there are any: make demo DEMO_FLAGS="--devices cuda:0,cuda:1"
 DEMO_FLAGS ?=
@@ -18,13 +22,14 @@ PARITY_FLAGS ?=
 PEERS_FLAGS ?=
 TARGETS_FLAGS ?=
 PEERS := build/peers
+REGISTRY := build/registry
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 
-.PHONY: help venv test parity refusals plans endurance soak fuzz demo lint format types imports peers targets clean
+.PHONY: help venv test parity refusals plans endurance soak fuzz demo lint format types imports peers targets chromium pack clean
 
 help:
-	@echo "make venv | test | parity | refusals | plans | endurance | soak | fuzz | demo | lint | format | types | imports | peers | targets | clean"
+	@echo "make venv | test | parity | refusals | plans | endurance | soak | fuzz | demo | lint | format | types | imports | peers | targets | chromium | pack | clean"
 
 venv: $(STAMP)
 
@@ -34,7 +39,7 @@ $(STAMP): pyproject.toml requirements.txt constraints.txt tests/host/install.py 
 	PIP_NO_INPUT=1 $(RUN) -m host.install </dev/null
 	touch $@
 
-test: venv
+test: venv chromium $(REGISTRY)/.installed
 	$(RUN) -m pytest $(PYTEST_FLAGS)
 
 # Every kind of graph with the stock loader and with ours, under every kind of plan; writes docs/parity.md.
@@ -93,6 +98,20 @@ targets: venv
 $(PEERS)/.installed: pyproject.toml constraints.txt benchmarks/peers/install.py
 	$(VENV)/bin/python -m venv --clear $(PEERS)
 	PYTHONPATH=tests PIP_NO_INPUT=1 $(PEERS)/bin/python -m benchmarks.peers.install </dev/null
+	touch $@
+
+# What the registry would be given: judged by its own tool, and packed into node.zip.
+pack: venv $(REGISTRY)/.installed
+	$(REGISTRY)/bin/comfy --skip-prompt --no-enable-telemetry node validate </dev/null
+	$(REGISTRY)/bin/comfy --skip-prompt --no-enable-telemetry node pack </dev/null
+
+chromium:
+	@$(ENSURE_CHROMIUM)
+
+# The tool brings many packages that nothing else needs, so it has an environment of its own.
+$(REGISTRY)/.installed: constraints.txt | venv
+	$(VENV)/bin/python -m venv --clear $(REGISTRY)
+	PIP_NO_INPUT=1 $(REGISTRY)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt comfy-cli </dev/null
 	touch $@
 
 clean:

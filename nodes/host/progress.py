@@ -58,7 +58,7 @@ class StepText:
         self._told_s = 0.0
 
     def request(self, wall_s: float, ranks: Sequence[Mapping]) -> None:
-        """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`. Nothing outside a sampler's loop."""
+        """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`; nothing where nobody samples."""
         members = [rank for rank in ranks if rank.get("member", True)]
         ends = [rank["began_s"] + rank["step_s"] for rank in members if "began_s" in rank and "step_s" in rank]
         known = len(ends) == len(members) > 1 and wall_s > 0

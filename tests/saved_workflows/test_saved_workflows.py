@@ -78,7 +78,7 @@ def by_title(graph: Workflow) -> dict[str, Any]:
 @pytest.mark.parametrize("name", SAVED)
 def test_a_saved_workflow_runs(name: str, client: ComfyClient, tiny_models: TinyModels) -> None:
     result = client.queue(tiny(read(FOLDER / name, client), tiny_models)).require_success()
-    assert len(result.images()) == 1
+    assert result.images()
 
 
 def test_every_released_node_is_in_a_saved_workflow(client: ComfyClient) -> None:

@@ -68,6 +68,8 @@ class Board:
 
     def _pool(self, pool: Pool, run: dict | None) -> dict:
         status = pool.status()
+        if status["state"] == "busy" and not _executing():
+            status["state"] = "idle"  # a cancelled request is settled by the next one, and until then not forgotten
         shown = {key: status[key] for key in SHOWN}
         devices = _described(pool.devices)
         shown["ranks"] = [
@@ -90,9 +92,13 @@ class Board:
         return state in ("busy", "idle") and self._sampling.get(pool.devices) == key
 
 
+def _executing() -> bool:
+    return bool(PromptServer.instance.prompt_queue.currently_running)
+
+
 def _running_step() -> dict | None:
     """The step ComfyUI's progress bar is at, of the node that executes; None when there is none of several steps."""
-    if not PromptServer.instance.prompt_queue.currently_running:
+    if not _executing():
         return None  # a cancelled node stays marked as running
     registry = get_progress_state()
     for node, progress in list(registry.nodes.items()):

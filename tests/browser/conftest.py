@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
@@ -38,10 +38,13 @@ def chromium() -> str:
     return found
 
 
-@pytest.fixture(scope="session")
-def browser_type_launch_args(browser_type_launch_args: dict) -> dict:
-    """What pytest-playwright starts the browser with."""
-    return {**browser_type_launch_args, "executable_path": chromium(), "headless": True, "args": FLAGS}
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """One browser for this folder. Not for the session: while it runs, nobody else in this thread may run asyncio."""
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium(), headless=True, args=FLAGS)
+        yield started
+        started.close()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page, Route, expect
 
 from .comfy_page import ComfyPage, coloured_pixels
@@ -30,7 +29,11 @@ def a_report(numbers: int, steps: int, **changes: Any) -> dict[str, Any]:
     begin = [0.5 * step for step in range(steps)]
     times = {"begin_s": begin, "busy_s": series, "compute_s": [0.3] * steps, "communication_s": [0.1] * steps}
     times["idle_s"] = times["communication_s"]
-    report = {"schema": "parallel-dit/report/1", "kind": "denoise", "timings": {"step_s": [0.5] * steps}}
+    report = {
+        "schema": "parallel-dit/report/1",
+        "kind": "denoise",
+        "timings": {"step_s": [0.5] * steps, "denoise_s": 0.5 * steps},
+    }
     report["ranks"] = [{"rank": rank, "device": f"cuda:{rank}", **times} for rank in range(numbers)]
     return report | changes
 
@@ -62,10 +65,27 @@ SHOWN = [
 ]
 
 
-@pytest.mark.parametrize(("state", "text"), SHOWN, ids=lambda value: value if isinstance(value, str) else None)
-def test_every_state_is_shown_plainly(state: dict, text: str, open_page: Callable[..., ComfyPage]) -> None:
-    comfy = open_page(before=lambda page: serve(page, state, {}))
-    expect(comfy.open_sidebar()).to_contain_text(text)
+def tell(comfy: ComfyPage, revision: int, **state: Any) -> None:
+    """Let the page hear this from the server, as any change is told."""
+    state = {"session": "made up", "revision": revision, "run": None, "reports": [], "action": None} | state
+    state = {"pools": [], "doctor": {"state": "never"}} | state
+    comfy.page.evaluate("(state) => app.api.dispatchCustomEvent('parallel_dit.state', state)", state)
+
+
+def test_every_state_is_shown_plainly(open_page: Callable[..., ComfyPage]) -> None:
+    comfy = open_page(before=lambda page: serve(page, {"pools": []}, {}))
+    sidebar = comfy.open_sidebar()
+    for revision, (state, text) in enumerate(SHOWN, start=2):
+        tell(comfy, revision, **state)
+        expect(sidebar).to_contain_text(text)
+
+
+def test_an_older_state_never_replaces_a_newer_one(open_page: Callable[..., ComfyPage]) -> None:
+    comfy = open_page(before=lambda page: serve(page, {"pools": []}, {}))
+    sidebar = comfy.open_sidebar()
+    tell(comfy, 5, pools=[a_pool(generation=5)])
+    tell(comfy, 4, pools=[a_pool(generation=4)])
+    expect(sidebar).to_contain_text("generation 5")
 
 
 REPORTS = [
@@ -77,19 +97,23 @@ REPORTS = [
     ),
     (a_report(2, 3, ranks=[{"rank": 0, "device": "cpu:0", "busy_s": "soon"}]), "0.50 s a step"),
     (a_report(2, 3, timings=[], ranks={"rank": 0}), "nothing to draw"),
-    (a_report(64, 500), "0.50 s a step"),
-    (a_report(2, 10_000), "0.50 s a step"),
+    (a_report(64, 500), "for 500 steps"),
+    (a_report(2, 10_000), "for 10000 steps"),
 ]
-NAMES = ["none", "unknown", "older", "odd ranks", "odd everything", "64 ranks", "10000 steps"]
 
 
-@pytest.mark.parametrize(("report", "text"), REPORTS, ids=NAMES)
-def test_every_report_is_shown_plainly(report: Any, text: str, open_page: Callable[..., ComfyPage]) -> None:
-    reports = {} if report is None else {1: report}
-    comfy = open_page(before=lambda page: serve(page, {"pools": [a_pool()]}, reports))
-    expect(comfy.open_timeline()).to_contain_text(text, timeout=20_000)
-    if text == "0.50 s a step" and len(report["ranks"]) > 1:
-        assert coloured_pixels(comfy.page.get_by_test_id("pdit-lanes"), COMPUTE) > 1000
+def test_every_report_is_shown_plainly(open_page: Callable[..., ComfyPage]) -> None:
+    reports = {number: report for number, (report, _) in enumerate(REPORTS) if report is not None}
+    comfy = open_page(before=lambda page: serve(page, {"pools": []}, reports))
+    timeline = comfy.open_timeline()
+    for number, (report, text) in enumerate(REPORTS):
+        entries = [] if report is None else [{"number": number, "kind": "denoise"}]
+        tell(comfy, number + 2, pools=[a_pool()], reports=entries)
+        expect(timeline).to_contain_text(text, timeout=20_000)
+        if text.startswith("for "):
+            lanes = comfy.page.get_by_test_id("pdit-lanes")
+            expect(lanes).to_have_attribute("data-drawn", f"{len(report['ranks'])}x{len(report['timings']['step_s'])}")
+            assert coloured_pixels(lanes, COMPUTE) > 1000
 
 
 def test_a_server_that_does_not_answer_is_said(open_page: Callable[..., ComfyPage]) -> None:

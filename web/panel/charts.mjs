@@ -63,7 +63,7 @@ export class Charts {
       ...(kind ? { type: kind } : {}),
       beginAtZero: zero === true,
       title: { display: title !== undefined, text: title, color: colour },
-      ticks: { color: colour, maxTicksLimit: 8, font: { size: 10 }, ...(format ? { callback: (value) => format(Number(value)) } : {}) },
+      ticks: { color: colour, maxTicksLimit: 8, ...(kind ? { precision: 0 } : {}), font: { size: 10 }, ...(format ? { callback: (value) => format(Number(value)) } : {}) },
       grid: { color: 'rgba(128,128,128,0.2)' },
     })
     const options = {

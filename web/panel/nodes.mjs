@@ -12,7 +12,7 @@ const MEASURED = new Set(['ParallelFluxSampler', 'ParallelFluxListSampler', 'Tim
 const CONFIG = 'SPConfig'
 const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'warmup', 'patches'])
 const ASK_AFTER_MS = 250
-const HEIGHT = 58
+const HEIGHT = 76
 
 /** Give a node of ours what belongs on it; leave every other node alone. */
 export function prepareNode(node, services) {
@@ -38,7 +38,7 @@ function addResult(node, { t, showResults }) {
 }
 
 function addBox(node, name, box) {
-  const options = { serialize: false, hideOnZoom: false, getMinHeight: () => HEIGHT, getMaxHeight: () => HEIGHT * 2 }
+  const options = { serialize: false, hideOnZoom: false, getMinHeight: () => HEIGHT, getMaxHeight: () => HEIGHT * 1.5 }
   return node.addDOMWidget(name, name, box, options)
 }
 

@@ -64,6 +64,10 @@ def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(comfy: ComfyPage) 
             timeline.get_by_role("button", name=name, exact=True).click()
         assert found.value.suggested_filename.endswith(ending)
         assert found.value.path().stat().st_size > 500
+    comfy.page.evaluate("window.open = (address) => { window.asked = address; return null }")  # a browser that blocks
+    timeline.get_by_role("button", name="Perfetto").click()
+    assert comfy.page.evaluate("window.asked") == "https://ui.perfetto.dev"
+    expect(comfy.page.locator(".p-toast-message", has_text="blocked the new tab")).to_be_visible()
 
 
 def test_cancel_ends_the_run_and_the_workers_rest(comfy: ComfyPage) -> None:

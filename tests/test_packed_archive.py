@@ -45,8 +45,9 @@ def comfy(folder: Path, *arguments: str) -> str:
     run = subprocess.run(
         command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
     )
-    assert run.returncode == 0, run.stdout + run.stderr
-    return run.stdout
+    said = run.stdout + run.stderr  # its verdict is on either
+    assert run.returncode == 0, said
+    return said
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +77,9 @@ def test_the_registrys_tool_finds_nothing_wrong(checkout: Path) -> None:
 def test_a_pack_with_dangerous_code_would_be_found(checkout: Path) -> None:
     bad = checkout / "nodes" / "bad.py"
     bad.write_text("def run(text: str) -> object:\n    return eval(text)\n")
-    command = [str(COMFY), "--skip-prompt", "--no-enable-telemetry", "node", "validate"]
-    run = subprocess.run(command, cwd=checkout, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    found = comfy(checkout, "validate")
     bad.unlink()
-    assert "All validation checks passed" not in run.stdout
+    assert "Security warnings found" in found
 
 
 def test_the_archive_holds_what_a_user_needs_and_nothing_else(archive: Path) -> None:

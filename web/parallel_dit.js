@@ -85,15 +85,47 @@ function tab(mount) {
 app.registerExtension({
   name: 'parallel-dit',
   settings: [
-    { id: TOASTS, name: 'Say when workers fail', type: 'boolean', defaultValue: true, category: ['Parallel DiT', 'Failures', 'Toasts'] },
-    { id: RESULTS, name: 'Show results on sampler and VAE nodes', type: 'boolean', defaultValue: true, category: ['Parallel DiT', 'Nodes', 'Results'] }
+    {
+      id: TOASTS,
+      name: 'Say when workers fail',
+      type: 'boolean',
+      defaultValue: true,
+      category: ['Parallel DiT', 'Failures', 'Toasts']
+    },
+    {
+      id: RESULTS,
+      name: 'Show results on sampler and VAE nodes',
+      type: 'boolean',
+      defaultValue: true,
+      category: ['Parallel DiT', 'Nodes', 'Results']
+    }
   ],
   commands: [
-    { id: 'ParallelDiT.Release', label: 'Parallel DiT: release the workers', icon: 'pi pi-eject', function: () => run('release') },
-    { id: 'ParallelDiT.Restart', label: 'Parallel DiT: restart the workers', icon: 'pi pi-refresh', function: () => run('restart') },
-    { id: 'ParallelDiT.Doctor', label: 'Parallel DiT: run the doctor', icon: 'pi pi-heart', function: () => run('doctor') }
+    {
+      id: 'ParallelDiT.Release',
+      label: 'Parallel DiT: release the workers',
+      icon: 'pi pi-eject',
+      function: () => run('release')
+    },
+    {
+      id: 'ParallelDiT.Restart',
+      label: 'Parallel DiT: restart the workers',
+      icon: 'pi pi-refresh',
+      function: () => run('restart')
+    },
+    {
+      id: 'ParallelDiT.Doctor',
+      label: 'Parallel DiT: run the doctor',
+      icon: 'pi pi-heart',
+      function: () => run('doctor')
+    }
   ],
-  menuCommands: [{ path: ['Extensions', 'Parallel DiT'], commands: ['ParallelDiT.Release', 'ParallelDiT.Restart', 'ParallelDiT.Doctor'] }],
+  menuCommands: [
+    {
+      path: ['Extensions', 'Parallel DiT'],
+      commands: ['ParallelDiT.Release', 'ParallelDiT.Restart', 'ParallelDiT.Doctor']
+    }
+  ],
   bottomPanelTabs: [
     {
       id: TIMELINE,

@@ -20,29 +20,66 @@ export class Charts {
   steps(canvas, steps, t) {
     const every = Math.max(1, Math.ceil(steps.length / MOST_POINTS))
     const points = []
-    for (let at = 0; at < steps.length; at += every) points.push({ x: at + 1, y: Math.max(...steps.slice(at, at + every)) })
-    this._draw(canvas, 'line', {
-      datasets: [{ label: t('charts.step'), data: points, borderColor: BAR.compute, backgroundColor: BAR.compute, borderWidth: 1.5, pointRadius: points.length > 60 ? 0 : 2 }],
-    }, { x: { type: 'linear', title: t('charts.stepNumber') }, y: { format: seconds, zero: true } })
+    for (let at = 0; at < steps.length; at += every)
+      points.push({ x: at + 1, y: Math.max(...steps.slice(at, at + every)) })
+    this._draw(
+      canvas,
+      'line',
+      {
+        datasets: [
+          {
+            label: t('charts.step'),
+            data: points,
+            borderColor: BAR.compute,
+            backgroundColor: BAR.compute,
+            borderWidth: 1.5,
+            pointRadius: points.length > 60 ? 0 : 2
+          }
+        ]
+      },
+      { x: { type: 'linear', title: t('charts.stepNumber') }, y: { format: seconds, zero: true } }
+    )
   }
 
   /** How many times faster than one rank each contender is. */
   speedups(canvas, rows, t) {
     const measured = rows.filter((row) => Number.isFinite(row.speedup))
-    this._draw(canvas, 'bar', {
-      labels: measured.map((row) => row.name),
-      datasets: [{ label: t('charts.speedup'), data: measured.map((row) => row.speedup), backgroundColor: measured.map((row) => (row.speedup >= 1 ? BAR.good : BAR.bad)) }],
-    }, { y: { format: times, zero: true } })
+    this._draw(
+      canvas,
+      'bar',
+      {
+        labels: measured.map((row) => row.name),
+        datasets: [
+          {
+            label: t('charts.speedup'),
+            data: measured.map((row) => row.speedup),
+            backgroundColor: measured.map((row) => (row.speedup >= 1 ? BAR.good : BAR.bad))
+          }
+        ]
+      },
+      { y: { format: times, zero: true } }
+    )
   }
 
   /** Memory of each rank, as far as it was measured. */
   memory(canvas, rows, t) {
-    const names = ['allocated_bytes', 'reserved_bytes', 'resident_bytes'].filter((name) => rows.some((row) => Number.isFinite(row[name])))
+    const names = ['allocated_bytes', 'reserved_bytes', 'resident_bytes'].filter((name) =>
+      rows.some((row) => Number.isFinite(row[name]))
+    )
     const colours = [BAR.compute, BAR.other, BAR.spare]
-    this._draw(canvas, 'bar', {
-      labels: rows.map((row) => `${row.rank} ${row.device}`),
-      datasets: names.map((name, index) => ({ label: t(`charts.${name}`), data: rows.map((row) => row[name] ?? null), backgroundColor: colours[index] })),
-    }, { y: { format: bytes, zero: true } })
+    this._draw(
+      canvas,
+      'bar',
+      {
+        labels: rows.map((row) => `${row.rank} ${row.device}`),
+        datasets: names.map((name, index) => ({
+          label: t(`charts.${name}`),
+          data: rows.map((row) => row[name] ?? null),
+          backgroundColor: colours[index]
+        }))
+      },
+      { y: { format: bytes, zero: true } }
+    )
   }
 
   /** Take the chart of a canvas away. */
@@ -63,13 +100,24 @@ export class Charts {
       ...(kind ? { type: kind } : {}),
       beginAtZero: zero === true,
       title: { display: title !== undefined, text: title, color: colour },
-      ticks: { color: colour, maxTicksLimit: 8, ...(kind ? { precision: 0 } : {}), font: { size: 10 }, ...(format ? { callback: (value) => format(Number(value)) } : {}) },
-      grid: { color: 'rgba(128,128,128,0.2)' },
+      ticks: {
+        color: colour,
+        maxTicksLimit: 8,
+        ...(kind ? { precision: 0 } : {}),
+        font: { size: 10 },
+        ...(format ? { callback: (value) => format(Number(value)) } : {})
+      },
+      grid: { color: 'rgba(128,128,128,0.2)' }
     })
     const options = {
-      responsive: true, maintainAspectRatio: false, animation: false, normalized: true,
-      plugins: { legend: { display: data.datasets.length > 1, labels: { color: colour, boxWidth: 10, font: { size: 10 } } } },
-      scales: { x: scale(axes.x), y: scale(axes.y) },
+      responsive: true,
+      maintainAspectRatio: false,
+      animation: false,
+      normalized: true,
+      plugins: {
+        legend: { display: data.datasets.length > 1, labels: { color: colour, boxWidth: 10, font: { size: 10 } } }
+      },
+      scales: { x: scale(axes.x), y: scale(axes.y) }
     }
     const old = this._charts.get(canvas)
     if (old && old.config.type === type) {

@@ -35,7 +35,8 @@ export function drawLanes(canvas, ranks, [from_s, to_s]) {
     brush.fillStyle = text
     brush.font = '11px sans-serif'
     brush.textBaseline = 'middle'
-    if (row >= 11 || index % Math.ceil(11 / row) === 0) brush.fillText(`${rank.rank}  ${rank.device}`, 4, y + row / 2, LEFT - 8)
+    if (row >= 11 || index % Math.ceil(11 / row) === 0)
+      brush.fillText(`${rank.rank}  ${rank.device}`, 4, y + row / 2, LEFT - 8)
     if (rank.begin) drawRank(frame, rank, y + row * 0.12, row * 0.76)
   })
 }

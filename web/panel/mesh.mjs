@@ -9,7 +9,9 @@ const PAD = 12
 /** The degrees of a plan; 1 for every axis that is not a whole number from 1 on. */
 export function degreesOf(plan) {
   const given = plan?.degrees ?? plan ?? {}
-  return Object.fromEntries(AXES.map((axis) => [axis, Number.isInteger(given[axis]) && given[axis] > 0 ? given[axis] : 1]))
+  return Object.fromEntries(
+    AXES.map((axis) => [axis, Number.isInteger(given[axis]) && given[axis] > 0 ? given[axis] : 1])
+  )
 }
 
 /** An SVG of the plan over so many ranks. Ranks beyond the plan are drawn apart, without links. */
@@ -25,8 +27,11 @@ export function drawMesh(plan, numRanks, t) {
   const height = Math.ceil(lanes / perRow) * (box.height + PAD) + PAD + Math.ceil(spare / 8) * CELL
   const label = AXES.filter((axis) => degrees[axis] > 1).map((axis) => `${t(`axes.${axis}`)} ${degrees[axis]}`)
   const svg = h('svg', {
-    viewBox: `0 0 ${width} ${height}`, class: 'pdit-mesh', role: 'img',
-    'aria-label': label.join(' × ') || t('panel.oneRank'), style: `max-width:${width}px`,
+    viewBox: `0 0 ${width} ${height}`,
+    class: 'pdit-mesh',
+    role: 'img',
+    'aria-label': label.join(' × ') || t('panel.oneRank'),
+    style: `max-width:${width}px`
   })
   for (let lane = 0; lane < lanes; lane++) {
     const x = PAD + (lane % perRow) * (box.width + PAD)
@@ -35,7 +40,14 @@ export function drawMesh(plan, numRanks, t) {
   }
   for (let rank = needed; rank < numRanks; rank++) {
     const index = rank - needed
-    svg.append(dot(PAD + (index % 8) * CELL + CELL / 2, height - CELL * (Math.ceil(spare / 8) - Math.floor(index / 8)) + CELL / 2 - PAD / 2, rank, true))
+    svg.append(
+      dot(
+        PAD + (index % 8) * CELL + CELL / 2,
+        height - CELL * (Math.ceil(spare / 8) - Math.floor(index / 8)) + CELL / 2 - PAD / 2,
+        rank,
+        true
+      )
+    )
   }
   return svg
 }
@@ -43,7 +55,11 @@ export function drawMesh(plan, numRanks, t) {
 function drawLane(lane, box, degrees, t) {
   const stages = degrees.pipefusion
   const rows = stages * degrees.ring
-  const group = h('g', {}, h('rect', { x: box.x, y: box.y, width: box.width, height: box.height, rx: 8, class: 'pdit-lane' }))
+  const group = h(
+    'g',
+    {},
+    h('rect', { x: box.x, y: box.y, width: box.width, height: box.height, rx: 8, class: 'pdit-lane' })
+  )
   const title = []
   if (degrees.data > 1) title.push(`${t('axes.data')} ${Math.floor(lane / degrees.cfg)}`)
   if (degrees.cfg > 1) title.push(`${t('axes.cfg')} ${lane % degrees.cfg}`)
@@ -74,11 +90,17 @@ function drawLane(lane, box, degrees, t) {
 
 function ringPath([x, top], [, bottom]) {
   const bend = x - CELL * 0.42
-  return h('path', { d: `M${x} ${top} L${x} ${bottom} C${bend} ${bottom} ${bend} ${top} ${x} ${top}`, class: 'pdit-ring' })
+  return h('path', {
+    d: `M${x} ${top} L${x} ${bottom} C${bend} ${bottom} ${bend} ${top} ${x} ${top}`,
+    class: 'pdit-ring'
+  })
 }
 
 function dot(x, y, rank, spare) {
-  return h('g', { class: spare ? 'pdit-spare' : 'pdit-rank', 'data-rank': rank },
+  return h(
+    'g',
+    { class: spare ? 'pdit-spare' : 'pdit-rank', 'data-rank': rank },
     h('circle', { cx: x, cy: y, r: 11 }),
-    h('text', { x, y: y + 4, 'text-anchor': 'middle', text: String(rank) }))
+    h('text', { x, y: y + 4, 'text-anchor': 'middle', text: String(rank) })
+  )
 }

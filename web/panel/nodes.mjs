@@ -52,8 +52,11 @@ function memoryText(report, t) {
 function drawShare(bar, report) {
   const rank = report.ranks.find((each) => each.begin)
   const parts = rank ? ['compute', 'communication', 'idle'].map((name) => [name, median(rank[name])]) : []
-  bar.replaceChildren(...parts.filter(([, value]) => value > 0).map(([name, value]) =>
-    h('i', { style: `flex:${value};background:${COLOURS[name]}`, title: name })))
+  bar.replaceChildren(
+    ...parts
+      .filter(([, value]) => value > 0)
+      .map(([name, value]) => h('i', { style: `flex:${value};background:${COLOURS[name]}`, title: name }))
+  )
 }
 
 function addPlan(node, { store, t }) {
@@ -92,7 +95,9 @@ function addPlan(node, { store, t }) {
 }
 
 function values(node) {
-  const given = (node.widgets ?? []).filter((widget) => widget.serialize !== false && widget.options?.serialize !== false)
+  const given = (node.widgets ?? []).filter(
+    (widget) => widget.serialize !== false && widget.options?.serialize !== false
+  )
   return Object.fromEntries(given.map((widget) => [widget.name, String(widget.value)]))
 }
 

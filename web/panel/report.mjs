@@ -14,8 +14,19 @@ const MEMORY = ['allocated_bytes', 'reserved_bytes', 'resident_bytes']
  * steps: seconds of each step. problem: a key of the words, '' when all is well.
  */
 export function readReport(report) {
-  const empty = { kind: '', problem: '', older: false, ranks: [], steps: [], end_s: 0, memory: [], speedups: [], raw: report }
-  if (report === null || typeof report !== 'object' || Array.isArray(report)) return { ...empty, problem: 'report.none' }
+  const empty = {
+    kind: '',
+    problem: '',
+    older: false,
+    ranks: [],
+    steps: [],
+    end_s: 0,
+    memory: [],
+    speedups: [],
+    raw: report
+  }
+  if (report === null || typeof report !== 'object' || Array.isArray(report))
+    return { ...empty, problem: 'report.none' }
   const kind = typeof report.kind === 'string' ? report.kind : ''
   if (report.schema === SCHEMA) return { ...empty, ...readCurrent(report), kind }
   if (report.schema === 1) return { ...empty, ...readFirst(report), kind, older: true }
@@ -40,10 +51,10 @@ function readCurrent(report) {
       speedup: report.kind === 'benchmark' ? contender?.speedup : undefined,
       denoise_s: timings.denoise_s,
       decode_s: report.kind === 'vae' ? report.vae?.decode_s : undefined,
-      loop: report.loop?.kind,
+      loop: report.loop?.kind
     },
     warnings: texts(report.warnings),
-    fromCache: report.from_cache === true,
+    fromCache: report.from_cache === true
   })
 }
 
@@ -67,17 +78,24 @@ function readFirst(report) {
     plan: report.plan && { ...report.plan, name: report.plan_name, degrees: report.plan },
     memory: list(report.ranks).map((rank) => readMemory(rank, [])),
     speedups: [],
-    headline: { step_s: median(steps), skew: busySkew(ranks), denoise_s: report.denoise_s, decode_s: report.vae_decode_s },
+    headline: {
+      step_s: median(steps),
+      skew: busySkew(ranks),
+      denoise_s: report.denoise_s,
+      decode_s: report.vae_decode_s
+    },
     warnings: texts(report.warnings),
-    fromCache: false,
+    fromCache: false
   })
 }
 
 function finish(view) {
-  const ends = view.ranks.filter((rank) => rank.begin).map((rank) => {
-    const last = rank.begin.length - 1
-    return last < 0 ? 0 : rank.begin[last] + rank.compute[last] + rank.communication[last] + rank.idle[last]
-  })
+  const ends = view.ranks
+    .filter((rank) => rank.begin)
+    .map((rank) => {
+      const last = rank.begin.length - 1
+      return last < 0 ? 0 : rank.begin[last] + rank.compute[last] + rank.communication[last] + rank.idle[last]
+    })
   const end_s = largest(ends)
   const told = view.ranks.length || view.speedups.length || view.steps.length || Number.isFinite(view.headline.decode_s)
   return { ...view, end_s, problem: told ? '' : 'report.nothing' }
@@ -112,7 +130,7 @@ function readSpeedups(report) {
       kind: each.kind,
       median_s: each.median_s,
       speedup: each.kind === 'one_rank' ? 1 : each.speedup,
-      spread_s: each.spread_s,
+      spread_s: each.spread_s
     }))
 }
 

@@ -5,29 +5,46 @@ import { bytes, percent, seconds, times } from './figures.mjs'
 import { drawMesh } from './mesh.mjs'
 import { readReport } from './report.mjs'
 
-
 /** Put the panel into `element`. `actions.run(name)` does a button's work. Returns what takes it away. */
 export function mountSidebar(element, store, t, actions) {
   const part = (name, ...children) => h('section', { class: `pdit-${name}` }, ...children)
   const buttons = ['release', 'restart', 'doctor'].map((name) => actionButton(name, t, actions))
-  const timeline = h('button', { type: 'button', class: 'pdit-button', text: t('panel.timeline'), onclick: () => actions.run('timeline') })
+  const timeline = h('button', {
+    type: 'button',
+    class: 'pdit-button',
+    text: t('panel.timeline'),
+    onclick: () => actions.run('timeline')
+  })
   const nothing = h('p', { class: 'pdit-quiet', 'data-testid': 'pdit-nothing' })
   const pools = h('div', { 'data-testid': 'pdit-pools' })
   const run = part('run', h('h3', { text: t('panel.lastRun') }), h('p', { 'data-testid': 'pdit-headline' }))
   const doctor = part('doctor', h('h3', { text: t('panel.doctor') }), h('p', { class: 'pdit-quiet' }), h('ul', {}))
-  const root = h('div', { class: 'pdit pdit-sidebar', 'data-testid': 'pdit-sidebar' },
+  const root = h(
+    'div',
+    { class: 'pdit pdit-sidebar', 'data-testid': 'pdit-sidebar' },
     h('div', { class: 'pdit-buttons', role: 'toolbar', 'aria-label': t('panel.actions') }, ...buttons, timeline),
-    nothing, pools, run, doctor)
+    nothing,
+    pools,
+    run,
+    doctor
+  )
   element.replaceChildren(root)
   const view = { root, buttons, nothing, pools, run, doctor, shown: null }
   const end = store.subscribe(() => update(view, store, t))
-  return () => { end(); root.remove() }
+  return () => {
+    end()
+    root.remove()
+  }
 }
 
 function actionButton(name, t, actions) {
   return h('button', {
-    type: 'button', class: 'pdit-button', 'data-action': name, title: t(`panel.tips.${name}`), text: t(`panel.${name}`),
-    onclick: () => actions.run(name),
+    type: 'button',
+    class: 'pdit-button',
+    'data-action': name,
+    title: t(`panel.tips.${name}`),
+    text: t(`panel.${name}`),
+    onclick: () => actions.run(name)
   })
 }
 
@@ -35,7 +52,16 @@ function update(view, store, t) {
   const { state, problem } = store
   const pools = state?.pools ?? []
   const live = pools.filter((pool) => pool.state !== 'stopped')
-  setText(view.nothing, problem ? t('panel.unreachable', { problem }) : state === null ? t('panel.asking') : live.length ? '' : t('panel.noPool'))
+  setText(
+    view.nothing,
+    problem
+      ? t('panel.unreachable', { problem })
+      : state === null
+        ? t('panel.asking')
+        : live.length
+          ? ''
+          : t('panel.noPool')
+  )
   view.nothing.hidden = view.nothing.textContent === ''
   for (const button of view.buttons) {
     const name = button.dataset.action
@@ -43,15 +69,27 @@ function update(view, store, t) {
     button.disabled = useless
     setAttribute(button, 'aria-busy', state?.action === name ? 'true' : null)
   }
-  keyed(view.pools, live, (pool) => pool.ranks.map((rank) => rank.device).join(), () => makePool(t), (card, pool) => updatePool(card, pool, state, t))
+  keyed(
+    view.pools,
+    live,
+    (pool) => pool.ranks.map((rank) => rank.device).join(),
+    () => makePool(t),
+    (card, pool) => updatePool(card, pool, state, t)
+  )
   updateRun(view, store, t)
   updateDoctor(view.doctor, state?.doctor ?? { state: 'never' }, t)
 }
 
 function makePool(t) {
-  return h('section', { class: 'pdit-pool' },
-    h('h3', {}), h('p', { class: 'pdit-failure', role: 'alert', hidden: '' }), h('p', { class: 'pdit-quiet' }),
-    h('div', { class: 'pdit-plan' }), h('ul', { class: 'pdit-ranks', 'aria-label': t('panel.ranks') }))
+  return h(
+    'section',
+    { class: 'pdit-pool' },
+    h('h3', {}),
+    h('p', { class: 'pdit-failure', role: 'alert', hidden: '' }),
+    h('p', { class: 'pdit-quiet' }),
+    h('div', { class: 'pdit-plan' }),
+    h('ul', { class: 'pdit-ranks', 'aria-label': t('panel.ranks') })
+  )
 }
 
 function updatePool(card, pool, state, t) {
@@ -60,21 +98,36 @@ function updatePool(card, pool, state, t) {
   const failed = pool.state === 'failed' && typeof pool.last_failure === 'string' // else it is of workers of before
   failure.hidden = !failed
   setText(failure, failed ? pool.last_failure : '')
-  setText(models, pool.models.map((model) => `${model.name} · ${model.dtype} · ${model.weights}`).join('\n') || t('panel.noModel'))
+  setText(
+    models,
+    pool.models.map((model) => `${model.name} · ${model.dtype} · ${model.weights}`).join('\n') || t('panel.noModel')
+  )
   const newest = pool.plans.at(-1)
   const drawn = JSON.stringify([newest, pool.ranks.length])
   if (plan.dataset.drawn !== drawn) {
     plan.dataset.drawn = drawn
     plan.replaceChildren(newest ? drawMesh(newest, pool.ranks.length, t) : h('span', {}))
   }
-  keyed(ranks, pool.ranks, (rank) => rank.rank, makeRank, (row, rank) => updateRank(row, rank, pool, state, t))
+  keyed(
+    ranks,
+    pool.ranks,
+    (rank) => rank.rank,
+    makeRank,
+    (row, rank) => updateRank(row, rank, pool, state, t)
+  )
 }
 
 function makeRank() {
-  return h('li', { class: 'pdit-rank-row' },
-    h('span', { class: 'pdit-chip' }), h('strong', {}), h('span', { class: 'pdit-model' }), h('span', { class: 'pdit-state' }),
+  return h(
+    'li',
+    { class: 'pdit-rank-row' },
+    h('span', { class: 'pdit-chip' }),
+    h('strong', {}),
+    h('span', { class: 'pdit-model' }),
+    h('span', { class: 'pdit-state' }),
     h('div', { class: 'pdit-bar', role: 'meter', 'aria-valuemin': 0, 'aria-valuemax': 100 }, h('div', {})),
-    h('span', { class: 'pdit-memory' }))
+    h('span', { class: 'pdit-memory' })
+  )
 }
 
 function updateRank(row, rank, pool, state, t) {
@@ -90,7 +143,14 @@ function updateRank(row, rank, pool, state, t) {
   bar.firstChild.style.width = share === null ? '0' : `${(share * 100).toFixed(1)}%`
   setAttribute(bar, 'aria-valuenow', share === null ? null : Math.round(share * 100))
   setAttribute(bar, 'aria-label', t('panel.memory'))
-  setText(memory, !Number.isFinite(used) ? t('panel.noMemory') : rank.memory_bytes > 0 ? `${bytes(used)} / ${bytes(rank.memory_bytes)}` : bytes(used))
+  setText(
+    memory,
+    !Number.isFinite(used)
+      ? t('panel.noMemory')
+      : rank.memory_bytes > 0
+        ? `${bytes(used)} / ${bytes(rank.memory_bytes)}`
+        : bytes(used)
+  )
 }
 
 function stateText(pool, state, t) {
@@ -125,7 +185,8 @@ export function headline(report, t, speedup = report.headline?.speedup) {
   if (Number.isFinite(figures.step_s)) parts.push(t('figures.step', { time: seconds(figures.step_s) }))
   if (Number.isFinite(speedup)) parts.push(t('figures.speedup', { factor: times(speedup) }))
   if (Number.isFinite(figures.skew)) parts.push(t('figures.skew', { share: percent(figures.skew) }))
-  if (Number.isFinite(figures.denoise_s)) parts.push(t('figures.total', { time: seconds(figures.denoise_s), steps: report.steps.length }))
+  if (Number.isFinite(figures.denoise_s))
+    parts.push(t('figures.total', { time: seconds(figures.denoise_s), steps: report.steps.length }))
   if (report.plan?.name) parts.push(report.plan.name)
   if (report.older) parts.push(t('report.older'))
   return parts.join(' · ') || t('report.nothing')
@@ -133,15 +194,25 @@ export function headline(report, t, speedup = report.headline?.speedup) {
 
 function updateDoctor(section, doctor, t) {
   const [, line, list] = section.children
-  const words = { never: t('doctor.never'), running: t('doctor.running'), failed: doctor.message ?? '', done: t(doctor.can_run ? 'doctor.good' : 'doctor.bad') }
+  const words = {
+    never: t('doctor.never'),
+    running: t('doctor.running'),
+    failed: doctor.message ?? '',
+    done: t(doctor.can_run ? 'doctor.good' : 'doctor.bad')
+  }
   setText(line, words[doctor.state] ?? '')
   const checks = doctor.state === 'done' && Array.isArray(doctor.checks) ? doctor.checks : []
   const order = [...checks].sort((a, b) => Number(a.ok) - Number(b.ok))
-  keyed(list, order, (check) => check.name, () => h('li', {}, h('b', {}), h('span', {}), h('em', {})), (row, check) => {
-    setAttribute(row, 'data-verdict', check.ok ? 'pass' : check.needed ? 'fail' : 'note')
-    setText(row.children[0], `${t(`doctor.${check.ok ? 'pass' : check.needed ? 'fail' : 'note'}`)} ${check.name}`)
-    setText(row.children[1], check.seen ?? '')
-    setText(row.children[2], check.ok ? '' : (check.remedy ?? ''))
-  })
+  keyed(
+    list,
+    order,
+    (check) => check.name,
+    () => h('li', {}, h('b', {}), h('span', {}), h('em', {})),
+    (row, check) => {
+      setAttribute(row, 'data-verdict', check.ok ? 'pass' : check.needed ? 'fail' : 'note')
+      setText(row.children[0], `${t(`doctor.${check.ok ? 'pass' : check.needed ? 'fail' : 'note'}`)} ${check.name}`)
+      setText(row.children[1], check.seen ?? '')
+      setText(row.children[2], check.ok ? '' : (check.remedy ?? ''))
+    }
+  )
 }
-

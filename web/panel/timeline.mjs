@@ -19,7 +19,16 @@ export function mountTimeline(element, store, t, toast) {
 
 class TimelineView {
   constructor(store, t, toast) {
-    Object.assign(this, { store, t, toast, charts: new Charts(), report: readReport(null), chosen: null, span: [0, 1], ends: [] })
+    Object.assign(this, {
+      store,
+      t,
+      toast,
+      charts: new Charts(),
+      report: readReport(null),
+      chosen: null,
+      span: [0, 1],
+      ends: []
+    })
     this._build()
   }
 
@@ -39,37 +48,93 @@ class TimelineView {
 
   _build() {
     const { t } = this
-    const button = (key, onclick) => h('button', { type: 'button', class: 'pdit-button', 'data-export': key, text: t(`timeline.${key}`), title: t(`timeline.tips.${key}`), onclick })
+    const button = (key, onclick) =>
+      h('button', {
+        type: 'button',
+        class: 'pdit-button',
+        'data-export': key,
+        text: t(`timeline.${key}`),
+        title: t(`timeline.tips.${key}`),
+        onclick
+      })
     this.pick = h('select', { 'aria-label': t('timeline.run'), onchange: () => this._choose(this.pick.value) })
-    this.step = h('input', { type: 'number', min: 0, value: 0, 'aria-label': t('timeline.step'), onchange: () => this._zoomToStep(Number(this.step.value)) })
+    this.step = h('input', {
+      type: 'number',
+      min: 0,
+      value: 0,
+      'aria-label': t('timeline.step'),
+      onchange: () => this._zoomToStep(Number(this.step.value))
+    })
     this.file = h('input', { type: 'file', accept: 'application/json,.json', hidden: '', onchange: () => this._open() })
     this.note = h('p', { class: 'pdit-quiet', role: 'status', 'data-testid': 'pdit-timeline-note' })
     this.lanes = h('canvas', {
-      class: 'pdit-lanes', tabindex: 0, role: 'img', 'aria-label': t('timeline.keys'), 'data-testid': 'pdit-lanes',
-      onwheel: (event) => this._wheel(event), onclick: (event) => this._click(event), onkeydown: (event) => this._key(event),
+      class: 'pdit-lanes',
+      tabindex: 0,
+      role: 'img',
+      'aria-label': t('timeline.keys'),
+      'data-testid': 'pdit-lanes',
+      onwheel: (event) => this._wheel(event),
+      onclick: (event) => this._click(event),
+      onkeydown: (event) => this._key(event)
     })
-    const chart = (name) => h('figure', { 'data-chart': name }, h('figcaption', { text: t(`charts.${name}`) }), h('div', {}, h('canvas', { role: 'img', 'aria-label': t(`charts.${name}`) })))
+    const chart = (name) =>
+      h(
+        'figure',
+        { 'data-chart': name },
+        h('figcaption', { text: t(`charts.${name}`) }),
+        h('div', {}, h('canvas', { role: 'img', 'aria-label': t(`charts.${name}`) }))
+      )
     this.figures = ['steps', 'speedups', 'memory'].map(chart)
     this.matrix = h('table', {})
     this.links = h('figure', { 'data-chart': 'links' }, h('figcaption', { text: t('charts.links') }), this.matrix)
-    const legend = h('span', { class: 'pdit-legend' }, ...Object.entries(COLOURS).map(([name, colour]) =>
-      h('span', {}, h('i', { style: `background:${colour}` }), t(`charts.${name}`))))
-    this.zoom = [button('fit', () => this._fit()), button('before', () => this._zoomToStep(Number(this.step.value) - 1)), this.step,
-      button('after', () => this._zoomToStep(Number(this.step.value) + 1)), legend]
-    const tools = h('div', { class: 'pdit-buttons', role: 'toolbar', 'aria-label': t('timeline.tools') },
-      this.pick, ...this.zoom, h('span', { class: 'pdit-space' }),
-      button('png', () => this._png()), button('json', () => this._json()), button('trace', () => this._trace()),
-      button('perfetto', () => this._perfetto()), button('open', () => this.file.click()), this.file)
-    this.root = h('div', { class: 'pdit pdit-timeline', 'data-testid': 'pdit-timeline' }, tools, this.note,
+    const legend = h(
+      'span',
+      { class: 'pdit-legend' },
+      ...Object.entries(COLOURS).map(([name, colour]) =>
+        h('span', {}, h('i', { style: `background:${colour}` }), t(`charts.${name}`))
+      )
+    )
+    this.zoom = [
+      button('fit', () => this._fit()),
+      button('before', () => this._zoomToStep(Number(this.step.value) - 1)),
+      this.step,
+      button('after', () => this._zoomToStep(Number(this.step.value) + 1)),
+      legend
+    ]
+    const tools = h(
+      'div',
+      { class: 'pdit-buttons', role: 'toolbar', 'aria-label': t('timeline.tools') },
+      this.pick,
+      ...this.zoom,
+      h('span', { class: 'pdit-space' }),
+      button('png', () => this._png()),
+      button('json', () => this._json()),
+      button('trace', () => this._trace()),
+      button('perfetto', () => this._perfetto()),
+      button('open', () => this.file.click()),
+      this.file
+    )
+    this.root = h(
+      'div',
+      { class: 'pdit pdit-timeline', 'data-testid': 'pdit-timeline' },
+      tools,
+      this.note,
       h('div', { class: 'pdit-main' }, h('div', { class: 'pdit-scroll' }, this.lanes), this.figures[0]),
-      h('div', { class: 'pdit-side' }, ...this.figures.slice(1), this.links))
+      h('div', { class: 'pdit-side' }, ...this.figures.slice(1), this.links)
+    )
   }
 
   _storeChanged() {
     const entries = (this.store.state?.reports ?? []).slice().reverse()
     const newest = entries.find((entry) => entry.kind !== 'vae' && entry.kind !== 'vae_decode') ?? entries[0]
-    keyed(this.pick, entries, (entry) => entry.number, (entry) => h('option', { value: entry.number }),
-      (option, entry) => setText(option, this.t('timeline.entry', { number: entry.number, kind: this.t(`kinds.${entry.kind}`) })))
+    keyed(
+      this.pick,
+      entries,
+      (entry) => entry.number,
+      (entry) => h('option', { value: entry.number }),
+      (option, entry) =>
+        setText(option, this.t('timeline.entry', { number: entry.number, kind: this.t(`kinds.${entry.kind}`) }))
+    )
     this.pick.hidden = entries.length === 0
     this._drawMatrix()
     if (newest === undefined) {
@@ -138,8 +203,14 @@ class TimelineView {
     const [steps, speedups, memory] = this.figures
     const bars = report.speedups.length ? report.speedups : (this.benchmark?.speedups ?? [])
     this._chart(steps, report.steps.length > 0, (canvas) => this.charts.steps(canvas, report.steps, t))
-    this._chart(speedups, bars.some((row) => Number.isFinite(row.speedup)), (canvas) => this.charts.speedups(canvas, bars, t))
-    const held = report.memory.some((row) => Object.keys(row).some((name) => name.endsWith('_bytes') && name !== 'memory_bytes'))
+    this._chart(
+      speedups,
+      bars.some((row) => Number.isFinite(row.speedup)),
+      (canvas) => this.charts.speedups(canvas, bars, t)
+    )
+    const held = report.memory.some((row) =>
+      Object.keys(row).some((name) => name.endsWith('_bytes') && name !== 'memory_bytes')
+    )
     this._chart(memory, held, (canvas) => this.charts.memory(canvas, report.memory, t))
   }
 
@@ -161,7 +232,10 @@ class TimelineView {
     const reaches = (a, b) => pairs.find(([pair]) => pair[0] === a && pair[1] === b)?.[1]
     this.matrix.replaceChildren(
       h('tr', {}, h('th', {}), ...names.map((name) => h('th', { scope: 'col', text: name }))),
-      ...names.map((a) => h('tr', {}, h('th', { scope: 'row', text: a }), ...names.map((b) => this._cell(a, b, reaches(a, b))))))
+      ...names.map((a) =>
+        h('tr', {}, h('th', { scope: 'row', text: a }), ...names.map((b) => this._cell(a, b, reaches(a, b))))
+      )
+    )
   }
 
   _cell(a, b, reached) {
@@ -212,9 +286,13 @@ class TimelineView {
   _key(event) {
     const length = this.span[1] - this.span[0]
     const does = {
-      '+': () => this._zoom(ZOOM), '=': () => this._zoom(ZOOM), '-': () => this._zoom(1 / ZOOM), 0: () => this._fit(),
-      ArrowLeft: () => this._look(this.span.map((at) => at - length / 4)), ArrowRight: () => this._look(this.span.map((at) => at + length / 4)),
-      Home: () => this._fit(),
+      '+': () => this._zoom(ZOOM),
+      '=': () => this._zoom(ZOOM),
+      '-': () => this._zoom(1 / ZOOM),
+      0: () => this._fit(),
+      ArrowLeft: () => this._look(this.span.map((at) => at - length / 4)),
+      ArrowRight: () => this._look(this.span.map((at) => at + length / 4)),
+      Home: () => this._fit()
     }[event.key]
     if (!does) return
     event.preventDefault()
@@ -241,7 +319,8 @@ class TimelineView {
   }
 
   _perfetto() {
-    if (this._hasReport() && !openInPerfetto(chromeTrace(this.report), this._name)) this.toast('warn', this.t('timeline.blocked'))
+    if (this._hasReport() && !openInPerfetto(chromeTrace(this.report), this._name))
+      this.toast('warn', this.t('timeline.blocked'))
   }
 
   _hasReport() {

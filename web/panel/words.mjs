@@ -2,7 +2,7 @@
 
 const OWN = 'parallelDit'
 
-/** `t(key, values)`: the text of a dotted key, `{name}` replaced by `values.name`. A key without text is shown as is. */
+/** `t(key, values)`: the text of a dotted key, `{name}` replaced by `values.name`. A key without text stays as it is. */
 export function makeWords(translations, language) {
   const own = [translations?.[language], translations?.[language?.split('-')[0]], translations?.en]
     .map((each) => each?.[OWN])

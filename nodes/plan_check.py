@@ -4,7 +4,9 @@ from collections.abc import Mapping
 
 from comfy_api.latest import io
 
-from .config import FLUX_HEADS, ParallelChoice, SPConfig
+from ..parallel_runtime.planner.automatic import usual_work
+from ..parallel_runtime.planner.shapes import named_shape
+from .config import USUAL_MODEL, ParallelChoice, SPConfig
 
 
 def check_plan(values: Mapping[str, str]) -> dict:
@@ -40,12 +42,13 @@ def _number(name: str, text: str) -> int:
 
 
 def _described(choice: ParallelChoice) -> dict:
-    plan = choice.plan_for(FLUX_HEADS)
-    _, *roles = choice.describe()
+    decision = choice.plan_for(named_shape(USUAL_MODEL), usual_work())
+    plan = decision.plan
+    _, *reasons = choice.told(decision)
     return {
         "plan": plan.name,
         "degrees": plan.to_dict(),
         "devices": [str(device) for device in choice.selection.devices],
-        "reasons": roles,
+        "reasons": reasons,
         "warnings": list(choice.selection.warnings),
     }

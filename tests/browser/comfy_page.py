@@ -103,7 +103,8 @@ class ComfyPage:
             "flux1-dev-kontext_fp8_scaled.safetensors": tiny.dev,
         }
         seed = next(self._seeds)  # another one each time: what ComfyUI has in its cache says nothing of a run
-        small = {"width": 256, "height": 256, "devices": "cpu:2", "steps": 3, "seed": seed} | small
+        small = {"width": 256, "height": 256, "steps": 3, "seed": seed} | small
+        small = {"mode": "manual", "ulysses": 2, "devices": "cpu:2"} | small
         self.page.evaluate(TINY, [graph, files, small])
 
     def queue(self) -> None:

@@ -122,13 +122,16 @@ def test_a_server_that_does_not_answer_is_said(open_page: Callable[..., ComfyPag
 
 
 def test_sp_config_shows_what_its_mode_needs_and_marks_what_cannot_work(comfy: ComfyPage) -> None:
-    comfy.load_example()
+    comfy.load_example(mode="auto")
     hidden = f"{comfy.node('SPConfig')}.widgets.filter((w) => w.hidden).map((w) => w.name)"
     assert {"ulysses", "ring"} <= set(comfy.page.evaluate(hidden))
     plan = comfy.page.get_by_test_id("pdit-plan")
-    expect(plan).to_contain_text("uly2 on cpu:0, cpu:1")
+    expect(plan).to_contain_text("on cpu:0, cpu:1")
     comfy.widget("SPConfig", "mode", "manual")
+    assert set(comfy.page.evaluate(hidden)) == {"patches", "warmup_steps"}
+    comfy.widget("SPConfig", "pipefusion", 2)
     assert comfy.page.evaluate(hidden) == []
+    comfy.widget("SPConfig", "pipefusion", 1)
     comfy.widget("SPConfig", "ulysses", 5)
     expect(plan).to_have_attribute("data-verdict", "bad")
     expect(plan).to_contain_text("ulysses=5")

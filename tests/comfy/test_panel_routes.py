@@ -46,7 +46,8 @@ def settled(client: ComfyClient, done: Callable[[dict], bool], *, within_s: floa
 
 def run(client: ComfyClient, tiny: TinyModels, *, seed: int, devices: str = "cpu:2", **more: Any) -> Any:
     """A small image over two ranks."""
-    graph = parallel(workflows.text_to_image(tiny, seed=seed, steps=3), devices=devices, sampler="ParallelFluxSampler")
+    graph = workflows.text_to_image(tiny, seed=seed, steps=3)
+    graph = parallel(graph, devices=devices, mode="manual", ulysses=2, sampler="ParallelFluxSampler")
     return client.queue(graph, **more)
 
 
@@ -94,7 +95,12 @@ def test_the_revision_grows_with_a_change_and_only_then(client: ComfyClient, tin
 def test_every_tab_is_told_of_changes_while_a_prompt_runs(client: ComfyClient, tiny_models: TinyModels) -> None:
     events: list[Event] = []
     client.queue(
-        parallel(workflows.text_to_image(tiny_models, seed=905, steps=40), sampler="ParallelFluxSampler"),
+        parallel(
+            workflows.text_to_image(tiny_models, seed=905, steps=40),
+            mode="manual",
+            ulysses=2,
+            sampler="ParallelFluxSampler",
+        ),
         on_event=events.append,
     ).require_success()
     told = [event.data for event in events if event.type == "parallel_dit.state"]
@@ -161,7 +167,7 @@ def test_the_doctor_runs_aside_one_at_a_time(client: ComfyClient, comfy_server: 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"mode": "auto", "devices": "cpu:2"}, {"plan": "uly2"}),
+        ({"mode": "auto", "devices": "cpu:1"}, {"plan": "single"}),
         ({"mode": "manual", "devices": "cpu:2", "ulysses": "1", "ring": "2"}, {"plan": "ring2"}),
         ({"mode": "manual", "devices": "cpu:5", "ulysses": "5"}, {"error": "ulysses=5 does not divide 24 heads"}),
         ({"mode": "manual", "devices": "cpu:2", "ulysses": "4"}, {"error": "ulysses=4 makes 4 rank(s)"}),
@@ -179,7 +185,8 @@ def test_a_plan_is_judged_before_it_is_queued(
 
 @pytest.mark.parametrize("sampler", ["KSampler", "ParallelFluxSampler"])
 def test_each_step_is_told_on_the_node_that_samples(sampler: str, client: ComfyClient, tiny_models: TinyModels) -> None:
-    result = client.queue(parallel(workflows.text_to_image(tiny_models, seed=908, steps=3), sampler=sampler))
+    graph = workflows.text_to_image(tiny_models, seed=908, steps=3)
+    result = client.queue(parallel(graph, mode="manual", ulysses=2, sampler=sampler))
     told = [text for node, text in result.require_success().texts if node == "sampler" and text.startswith("step ")]
     skew = r" · skew \d+ %" if sampler == "KSampler" else ""  # ranks of a loop of their own report at its end
     assert re.fullmatch(rf"step 3/3 · \d+(\.\d+)? m?s · 2 ranks{skew}", told[-1]), told

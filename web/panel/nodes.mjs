@@ -10,7 +10,8 @@ import { headline } from './sidebar.mjs'
 
 const MEASURED = new Set(['ParallelFluxSampler', 'ParallelFluxListSampler', 'TimedVAEDecode', 'ParallelBenchmark'])
 const CONFIG = 'SPConfig'
-const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'warmup', 'patches'])
+const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'patches', 'warmup_steps'])
+const STAGES_ONLY = new Set(['patches', 'warmup_steps'])
 const ASK_AFTER_MS = 250
 const HEIGHT = 76
 
@@ -122,11 +123,13 @@ function planLines(answer, t) {
 
 /* Both renderers: the classic one asks the widget, Nodes 2.0 its options. Hidden values are kept and saved. */
 function showNeeded(node) {
-  const mode = node.widgets?.find((widget) => widget.name === 'mode')?.value
+  const value = (name) => node.widgets?.find((widget) => widget.name === name)?.value
+  const manual = value('mode') === 'manual'
+  const stages = manual && value('pipefusion') > 1
   let changed = false
   for (const widget of node.widgets ?? []) {
     if (!MANUAL_ONLY.has(widget.name)) continue
-    const hide = mode !== 'manual'
+    const hide = STAGES_ONLY.has(widget.name) ? !stages : !manual
     if (widget.hidden === hide && widget.options?.hidden === hide) continue
     widget.hidden = hide
     widget.options = Object.assign(widget.options ?? {}, { hidden: hide })

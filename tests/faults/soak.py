@@ -189,6 +189,8 @@ class Soak:
         """The caller cancels at a random moment and is let go at once; ranks stay, and the next result is right."""
         if start:
             self.pool.close()
+        else:
+            self.pool.start()  # as the first fault of all it would find no workers that could live on
         generation = self.pool.generation + start
         for _ in range(1 if start else CANCELS):
             if load:

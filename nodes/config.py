@@ -135,27 +135,7 @@ class SPConfig(io.ComfyNode):
                     tooltip="replicated: all on every device; auto changes it if it does not fit. sharded: a part on "
                     "each. offloaded: in host memory.",
                 ),
-                _degree(
-                    "pipefusion",
-                    "Manual only: stages that each hold some blocks; a step late after warm-up.",
-                    added=True,
-                ),
-                io.Int.Input(
-                    "patches",
-                    default=0,
-                    min=0,
-                    max=64,
-                    optional=True,
-                    tooltip="PipeFusion only: parts of the image in the pipeline; 0 makes as many as stages.",
-                ),
-                io.Int.Input(
-                    "warmup_steps",
-                    default=1,
-                    min=1,
-                    max=10000,
-                    optional=True,
-                    tooltip="PipeFusion only: first steps, which are exact; with more the picture is closer to it.",
-                ),
+                *_pipeline_inputs(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
@@ -204,3 +184,30 @@ class SPConfig(io.ComfyNode):
 def _degree(name: str, tooltip: str, *, added: bool = False) -> io.Input:
     """A degree's input; `added` ones came after the first release, and saved workflows lack them."""
     return io.Int.Input(name, default=1, min=1, max=MAX_RANKS, optional=added, tooltip=tooltip)
+
+
+def _pipeline_inputs() -> list[io.Input]:
+    """PipeFusion's, all added since the first release."""
+    return [
+        _degree(
+            "pipefusion",
+            "Manual only: stages that each hold some blocks; a step late after warm-up.",
+            added=True,
+        ),
+        io.Int.Input(
+            "patches",
+            default=0,
+            min=0,
+            max=64,
+            optional=True,
+            tooltip="PipeFusion only: parts of the image in the pipeline; 0 makes as many as stages.",
+        ),
+        io.Int.Input(
+            "warmup_steps",
+            default=1,
+            min=1,
+            max=10000,
+            optional=True,
+            tooltip="PipeFusion only: first steps, which are exact; with more the picture is closer to it.",
+        ),
+    ]

@@ -8,8 +8,8 @@ Every sampler whose update is linear in latents, denoised latents and noise is, 
 whose numbers depend on nothing that a model says. X_0 is G_0, and noise that a sampler adds is in the other G. The last
 state is the result. A recurrence works token by token, so ranks that hold different tokens each run it on their own.
 
-Owns the recurrence and how it is run. Does not own where its numbers come from (nodes/host/linear_program.py) nor the
-model (rank/).
+Owns the recurrence, how it is run, and the numbers on which both ends of a run agree. Does not own where its numbers
+come from (nodes/host/linear_program.py) nor the model (rank/).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+NUM_SIDES = 2  # of cfg: the positive conditioning, the negative one
+PREVIEW_SLOTS = 2  # a step's preview is read before the step after the next may start
 
 
 @dataclass(frozen=True, kw_only=True)

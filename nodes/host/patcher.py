@@ -23,7 +23,7 @@ from .cond_lanes import LANES_KEY, calc_in_lanes
 from .measures import unequal
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
-from .progress import NodeText
+from .progress import NodeText, StepText
 from .refusals import COMPILED, block_patches, check_transformer_options, refuse, refuse_in
 from .remote_model import RemoteFlux, read_source
 from .weight_patches import patch_set
@@ -236,7 +236,14 @@ def remote_patcher(
     """
     source = read_source(path, weight_dtype, devices)
     decision = choose_plan(source.shape, source.work)
-    pooled = PooledModel(devices, source.spec, decision.plan, sizes=source.sizes, num_heads=source.config.num_heads)
+    pooled = PooledModel(
+        devices,
+        source.spec,
+        decision.plan,
+        sizes=source.sizes,
+        num_heads=source.config.num_heads,
+        listener=StepText(),
+    )
 
     def make() -> RemotePatcher:
         management = comfy.model_management

@@ -5,7 +5,7 @@ there is the pool's to say. Knows nothing of ComfyUI's model classes.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,7 +22,6 @@ from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.pool.resident import ResidentRun, StepDone
 from .lanes import Handed, hand_over
 from .pools import POOLS, Devices, Weights
-from .progress import STEP_TEXT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +89,19 @@ class WeightSizes:
     biggest_block: int
 
 
+class StepListener:
+    """What hears of steps as they end; this one does nothing with them."""
+
+    def request(self, wall_s: float, ranks: Sequence[Mapping]) -> None:
+        """One exchange with the workers took `wall_s`; `ranks` are their reports, by rank."""
+
+    def resident_began(self) -> None:
+        """A loop inside the workers begins."""
+
+    def resident_step(self, num_ranks: int) -> None:
+        """A step of a loop inside the workers ends; they report at the end of the loop."""
+
+
 class PooledModel:
     """A handle on weights in a pool, and the plan and patches of the run that uses them now.
 
@@ -97,8 +109,16 @@ class PooledModel:
     """
 
     def __init__(
-        self, devices: Devices, spec: ModelSpec, plan: ParallelPlan, *, sizes: WeightSizes, num_heads: int
+        self,
+        devices: Devices,
+        spec: ModelSpec,
+        plan: ParallelPlan,
+        *,
+        sizes: WeightSizes,
+        num_heads: int,
+        listener: StepListener,
     ) -> None:
+        self._listener = listener
         self.devices = devices
         self.spec = spec
         self.plan = plan
@@ -195,7 +215,7 @@ class PooledModel:
 
         def send(calls: list[ModelCall]) -> list[torch.Tensor]:
             result = self.pool.run(self.spec, plan, calls, patches=patches, check_cancelled=check_cancelled)
-            STEP_TEXT.request(result.wall_s, result.ranks)
+            self._listener.request(result.wall_s, result.ranks)
             requests = _RECORD.get()
             if requests is not None:
                 shapes = tuple((*call.out_shape[:2], call.tensors["txt"].shape[1]) for call in calls)
@@ -221,11 +241,11 @@ class PooledModel:
         """A whole sampling run in the workers; its latent (B, S, C) fp32 on the CPU. Raises as `step`."""
 
         def told(step: int, denoised: torch.Tensor) -> None:
-            STEP_TEXT.resident_step(self.plan.ranks)
+            self._listener.resident_step(self.plan.ranks)
             on_step(step, denoised)
 
         began_s = time.perf_counter()
-        STEP_TEXT.resident_began()
+        self._listener.resident_began()
         result = self.pool.sample(
             self.spec, self.plan, run, patches=self.patches, on_step=told, check_cancelled=check_cancelled
         )

@@ -19,7 +19,7 @@ from ...parallel_runtime.pool.deadlines import deadline_from
 from ...parallel_runtime.pool.pool import Pool
 
 Devices: TypeAlias = tuple[Device, ...]
-Weights: TypeAlias = tuple[Devices, ModelSpec, tuple[int, bool]]  # the last is the `kind` of a plan's layout
+Weights: TypeAlias = tuple[Devices, ModelSpec, tuple[int, bool, int, int]]  # the last is the `kind` of a plan's layout
 ALIVE = ("starting", "idle", "loading", "busy")
 
 

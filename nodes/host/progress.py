@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from comfy_api.latest import get_executing_context, get_progress_state
 from server import PromptServer
 
+from .pooled_model import StepListener
+
 INTERVAL_S = 0.2
 
 
@@ -50,7 +52,7 @@ class OncePerPrompt:
         return first
 
 
-class StepText:
+class StepText(StepListener):
     """What a step took, written on the node that samples, at most every `INTERVAL_S` and after the last one."""
 
     def __init__(self) -> None:
@@ -87,6 +89,3 @@ class StepText:
         took = f"{wall_s:.2f} s" if wall_s >= 0.1 else f"{wall_s * 1000:.0f} ms"
         ranks = f"{num_ranks} rank{'s' if num_ranks != 1 else ''}"
         NodeText().say(" · ".join(word for word in (f"step {step}/{steps}", took, ranks, more) if word))
-
-
-STEP_TEXT = StepText()  # the one of this process; never rebound

@@ -19,7 +19,7 @@ computed again with every patch; the first step is synchronous.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..strategies.traffic import AttentionShape, predict
 from .candidates import Candidate
@@ -124,11 +124,10 @@ def _block(
     shape: ModelShape, work: Work, candidate: Candidate, calibration: Calibration, *, rows: int, fraction: float
 ) -> _Block:
     rates, software = calibration.rates, calibration.software
-    longest = max(work.lengths(candidate.parts)) / work.tokens
-    queries = work.text_tokens + fraction * work.image_tokens  # of one row, over all ranks
-    mine = rows * queries * longest
+    patch = replace(work, image_tokens=math.ceil(fraction * work.image_tokens))  # the text goes with every patch
+    mine = rows * max(patch.lengths(candidate.parts))
     weights = shape.block_params / shape.blocks * work.weight_bytes
-    attention = 4 * rows * queries * longest * work.tokens * shape.hidden / rates.attention_flops
+    attention = 4 * mine * work.tokens * shape.hidden / rates.attention_flops
     merges = software.merge_passes * (candidate.ring - 1) * mine * shape.hidden * 4  # fp32
     moved = weights + software.passes * mine * shape.hidden * work.element_bytes + merges
     compute = 2 * mine * shape.token_params / rates.matmul_flops + attention + moved / rates.memory_bandwidth

@@ -14,14 +14,12 @@ from typing import Any
 import torch
 
 from ..plan import ParallelPlan
-from ..program import Program
+from ..program import NUM_SIDES, PREVIEW_SLOTS, Program
 from ..strategies.shard import split_lengths
 from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES
 from .arena import Extent
 from .calls import ModelCall, inputs_of
 
-NUM_SIDES = 2  # of cfg
-PREVIEW_SLOTS = 2
 CREDIT_AHEAD = 2  # steps that ranks may be ahead of what the parent has taken in
 MODULATION_BYTES = 1 << 30
 MAX_PROGRAM_BYTES = MAX_TEXT_BYTES - 16 * 1024  # the rest of a message is for options and lanes

@@ -171,8 +171,7 @@ class Engine:
             report["trace_bytes"] = self._traced(run, room)
         report["step_s"] = time.perf_counter() - began
         if forward.timer.on:
-            report["regions"] = regions = forward.timer.seconds()
-            report["communication_s"] = regions.get("communication_s", 0.0)
+            report["regions"] = forward.timer.seconds()
         return report | self._report(model, mesh)
 
     def _traced(self, run: Callable[[], None], room: torch.Tensor) -> int:

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..program import Program, Trajectory
+from ..program import NUM_SIDES, PREVIEW_SLOTS, Program, Trajectory
 from ..strategies.collectives import Axis
 from ..strategies.shard import SequenceShard
 
 INPAINT = ("mask", "noise", "latent")
-NUM_SIDES = 2  # of cfg: the positive conditioning, the negative one
-PREVIEW_SLOTS = 2  # a step's preview is read before the step after the next may start
 
 
 @dataclass(frozen=True, kw_only=True)

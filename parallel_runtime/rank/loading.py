@@ -17,6 +17,7 @@ from ..plan import Layout
 from ..strategies.collectives import Axis
 from .changes import WeightChanges
 from .mapped_file import MappedFile
+from .model_file import ModelFile
 from .sharded import ShardedWeights
 from .stages import stage_blocks, stage_weights
 from .weights import ModelWeights, ReplicatedWeights, compute_dtype, file_names, file_scales, weight_bytes
@@ -52,20 +53,20 @@ def open_model(body: Mapping[str, Any], layout: Layout, *, rank: int, device: to
     stage = layout.stage_of(rank)
     held = stage_weights(adapter, whole, stages=layout.stages, stage=stage)
     names = {name: there for name, there in whole.items() if name in held}
-    described: dict[str, Any] = {
-        "file": MappedFile(spec),
-        "names": names,
-        "scales": file_scales(header, names),
-        "prefixes": tuple(block.prefix for block in stage_blocks(adapter, stages=layout.stages, stage=stage)),
-        "elsewhere": whole.keys() - held,
-        "dtype": dtype,
-        "device": device,
-    }
+    file = ModelFile(
+        header,
+        file=MappedFile(spec),
+        names=names,
+        scales=file_scales(header, names),
+        prefixes=tuple(block.prefix for block in stage_blocks(adapter, stages=layout.stages, stage=stage)),
+        elsewhere=whole.keys() - held,
+        dtype=dtype,
+    )
     weights: ModelWeights
     if layout.shards == 1 and not layout.offloaded:
-        weights = ReplicatedWeights(header, **described)
+        weights = ReplicatedWeights(file, device=device)
         needed = weight_bytes(header, names, dtype)
     else:
-        weights = ShardedWeights(header, **described, group=group, offloaded=layout.offloaded)
+        weights = ShardedWeights(file, device=device, group=group, offloaded=layout.offloaded)
         needed = weights.needed_bytes
     return OpenedModel(LoadedModel(adapter, weights, group, WeightChanges(weights)), needed)

@@ -11,12 +11,10 @@ from contextlib import contextmanager
 
 import torch
 
-from ..checkpoint import CheckpointHeader
 from ..errors import RequestCancelledError
 from ..patch import Patch
 from .branches import BlockWeights, Branch
 from .host_memory import host_bytes
-from .mapped_file import MappedFile
 from .model_file import ModelFile, SideBranches
 from .patches import merge
 from .unit_feed import ShardGroup, UnitFeed
@@ -30,25 +28,10 @@ class ShardedWeights:
     after: every rank of the group does the same.
     """
 
-    def __init__(
-        self,
-        header: CheckpointHeader,
-        *,
-        file: MappedFile,
-        names: Mapping[str, str],
-        scales: Mapping[str, str],
-        prefixes: tuple[str, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        group: ShardGroup,
-        offloaded: bool = False,
-        elsewhere: Collection[str] = (),
-    ) -> None:
-        """`group` has the ranks to share with; `offloaded` keeps the shards on the host; the rest is `ModelFile`'s."""
-        self._file = ModelFile(
-            header, file=file, names=names, scales=scales, prefixes=prefixes, dtype=dtype, elsewhere=elsewhere
-        )
-        self.dtype = dtype
+    def __init__(self, file: ModelFile, *, device: torch.device, group: ShardGroup, offloaded: bool = False) -> None:
+        """`group` has the ranks to share with; `offloaded` keeps the shards on the host."""
+        self._file = file
+        self.dtype = file.dtype
         self.device = device
         self.offloaded = offloaded
         self._group = group

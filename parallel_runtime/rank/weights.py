@@ -18,7 +18,6 @@ from ..checkpoint import CheckpointHeader
 from ..errors import RequestCancelledError
 from ..patch import Patch
 from .branches import BlockWeights, Branch
-from .mapped_file import MappedFile
 from .model_file import FLOAT8, ModelFile, SideBranches
 from .patches import merge
 
@@ -110,23 +109,9 @@ class ModelWeights(Protocol):
 class ReplicatedWeights:
     """Every weight of the model on this rank, grouped by block: a `ModelWeights`. Nothing is read before `load`."""
 
-    def __init__(
-        self,
-        header: CheckpointHeader,
-        *,
-        file: MappedFile,
-        names: Mapping[str, str],
-        scales: Mapping[str, str],
-        prefixes: tuple[str, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        elsewhere: Collection[str] = (),
-    ) -> None:
-        """All but `device` is `ModelFile`'s."""
-        self._file = ModelFile(
-            header, file=file, names=names, scales=scales, prefixes=prefixes, dtype=dtype, elsewhere=elsewhere
-        )
-        self.dtype = dtype
+    def __init__(self, file: ModelFile, *, device: torch.device) -> None:
+        self._file = file
+        self.dtype = file.dtype
         self.device = device
         self._groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in self._file.units}
         self._branches = SideBranches(self._file)

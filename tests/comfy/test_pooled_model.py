@@ -34,7 +34,9 @@ def made(module_of_pack, pooled_model, plan_of) -> Any:
     def make(kind: str, plan: str) -> Any:
         sizes = pooled_model.WeightSizes(total=TOTAL, biggest_block=BIGGEST)
         devices = tuple(device(kind, index) for index in range(4))
-        return pooled_model.PooledModel(devices, spec, plan_of(plan), sizes=sizes, num_heads=24)
+        return pooled_model.PooledModel(
+            devices, spec, plan_of(plan), sizes=sizes, num_heads=24, listener=pooled_model.StepListener()
+        )
 
     return make
 

@@ -10,6 +10,8 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 NAME = "pack_in_a_comfyui"
@@ -17,7 +19,7 @@ CASES = {"simple 12": ("simple", 12, 1.0), "karras 6 of 10": ("karras", 10, 0.6)
 SHAPE = (2, 4, 6, 10)
 
 
-def load(comfyui: str) -> object:
+def load(comfyui: str) -> Any:
     """ComfyUI's modules on the CPU, and our tracer."""
     sys.path.insert(0, comfyui)
     sys.argv = ["trace_samplers", "--cpu"]
@@ -30,81 +32,85 @@ def load(comfyui: str) -> object:
     return importlib.import_module(f"{NAME}.nodes.host.linear_program")
 
 
+class Bench:
+    """ComfyUI's samplers, a guider with what they look at, and a small model to sample with."""
+
+    def __init__(self, tracer: Any) -> None:
+        import comfy.model_sampling
+        import comfy.samplers
+        import torch
+
+        torch.set_num_threads(1)  # tensors of a few hundred numbers
+        self.tracer, self.samplers, self.torch = tracer, comfy.samplers, torch
+        kinds = (comfy.model_sampling.ModelSamplingFlux, comfy.model_sampling.CONST)
+        self.sampling = sampling = type("Sampling", kinds, {})()
+        self.guider = guider = object.__new__(comfy.samplers.CFGGuider)
+        guider.model_options, guider.cfg = {"transformer_options": {}}, 1.0
+        guider.inner_model = SimpleNamespace(model_sampling=sampling)
+        guider.model_patcher = SimpleNamespace(get_model_object=lambda _: sampling)
+        self.mix = torch.randn(4, 4, generator=torch.Generator().manual_seed(3)) * 0.3
+
+    def denoise(self, x: Any, sigma: float) -> Any:
+        """What the model makes of a latent."""
+        return self.torch.einsum("ij,bjhw->bihw", self.mix, self.torch.tanh(x)) + 0.1 * sigma
+
+    def sampled(self, run: Any, x: Any) -> tuple[Any, Any]:
+        """What the sampler itself makes of `x`, and of its sigmas."""
+        sigmas, denoise = run.sigmas.clone(), self.denoise
+
+        class Model(self.samplers.KSamplerX0Inpaint):
+            """What a sampler calls."""
+
+            def __call__(self, x: Any, sigma: Any, **_: object) -> Any:
+                return denoise(x, float(sigma[0]))
+
+        function, extra = run.sampler.sampler_function, dict(run.extra_args)
+        settings = {"callback": lambda _: None, "disable": True, **run.sampler.extra_options}
+        return function(Model(self.guider, sigmas), x.clone(), sigmas, extra_args=extra, **settings), sigmas
+
+    def compare(self, name: str, scheduler: str, steps: int, part: float) -> dict[str, Any]:
+        """A sampler beside its program: the relative error and what else must agree; or the reason for none."""
+        torch = self.torch
+        sigmas = self.samplers.calculate_sigmas(self.sampling, scheduler, steps)[-(round(steps * part) + 1) :]
+        run = self.tracer.SamplerRun(
+            sampler=self.samplers.sampler_object(name),
+            guider=self.guider,
+            sigmas=sigmas,
+            extra_args={"model_options": self.guider.model_options, "seed": 5, "denoise_mask": None},
+        )
+        torch.manual_seed(77)
+        state = torch.get_rng_state()
+        try:
+            program, sigmas_left = self.tracer.trace(run, self.sampling.timestep)
+        except self.tracer.NotLinearError as error:
+            return {"reason": str(error)}
+        kept = torch.equal(state, torch.get_rng_state())
+        x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(9))
+        given = self.tracer.given_tensors(run, program, x)
+        after = torch.get_rng_state()
+        result = program.run(given.__getitem__, lambda e, latent: self.denoise(latent, program.states[e].sigma))
+        torch.manual_seed(77)
+        wanted, own_sigmas = self.sampled(run, x)
+        return {
+            "error": float((result - wanted).norm() / wanted.norm()),
+            "calls": program.num_calls,
+            "steps": len(program.step_ends),
+            "json_bytes": len(json.dumps(program.to_dict())),
+            "sigmas_as_sampler": torch.equal(sigmas_left, own_sigmas),
+            "noisy": program.given != (0,),
+            "random_state_kept": kept,
+            "random_state_as_sampler": torch.equal(after, torch.get_rng_state()),
+        }
+
+
 def main() -> None:
-    """One line of JSON: for each sampler and case the relative error and the number of calls, or the reason."""
-    tracer = load(sys.argv[1])
-    import comfy.model_sampling
-    import comfy.samplers
-    import torch
-
-    torch.set_num_threads(1)  # tensors of a few hundred numbers
-
-    class Sampling(comfy.model_sampling.ModelSamplingFlux, comfy.model_sampling.CONST):
-        """Flux's own."""
-
-    sampling = Sampling()
-
-    class Guider(comfy.samplers.CFGGuider):
-        """A guider without a model, with what samplers look at."""
-
-        def __init__(self) -> None:
-            self.model_options = {"transformer_options": {}}
-            self.cfg = 1.0
-            self.inner_model = type("Inner", (), {"model_sampling": sampling})()
-            self.model_patcher = type("Patcher", (), {"get_model_object": lambda _, __: sampling})()
-
-    mix = torch.randn(4, 4, generator=torch.Generator().manual_seed(3)) * 0.3
-
-    def denoise(x: torch.Tensor, sigma: float) -> torch.Tensor:
-        return torch.einsum("ij,bjhw->bihw", mix, torch.tanh(x)) + 0.1 * sigma
-
-    class Model(comfy.samplers.KSamplerX0Inpaint):
-        """What a sampler calls."""
-
-        def __call__(self, x: torch.Tensor, sigma: torch.Tensor, **_: object) -> torch.Tensor:
-            return denoise(x, float(sigma[0]))
-
-    guider = Guider()
-    found: dict[str, dict] = {}
-    for name in comfy.samplers.SAMPLER_NAMES:
-        for case, (scheduler, steps, part) in CASES.items():
-            sampler = comfy.samplers.sampler_object(name)
-            sigmas = comfy.samplers.calculate_sigmas(sampling, scheduler, steps)[-(round(steps * part) + 1) :]
-            extra = {"model_options": guider.model_options, "seed": 5, "denoise_mask": None}
-            run = tracer.SamplerRun(sampler=sampler, guider=guider, sigmas=sigmas, extra_args=extra)
-            torch.manual_seed(77)
-            state = torch.get_rng_state()
-            try:
-                program, sigmas_left = tracer.trace(run, sampling.timestep)
-            except tracer.NotLinearError as error:
-                found[f"{name}, {case}"] = {"reason": str(error)}
-                continue
-            x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(9))
-            untouched = torch.equal(state, torch.get_rng_state())
-            given = tracer.given_tensors(run, program, x)
-            after = torch.get_rng_state()
-            result = program.run(given.__getitem__, lambda e, latent, p=program: denoise(latent, p.states[e].sigma))
-            torch.manual_seed(77)
-            own_sigmas = sigmas.clone()
-            wanted = sampler.sampler_function(
-                Model(guider, own_sigmas),
-                x.clone(),
-                own_sigmas,
-                extra_args=dict(extra),
-                callback=lambda _: None,
-                disable=True,
-                **sampler.extra_options,
-            )
-            found[f"{name}, {case}"] = {
-                "error": float((result - wanted).norm() / wanted.norm()),
-                "calls": program.num_calls,
-                "steps": len(program.step_ends),
-                "json_bytes": len(json.dumps(program.to_dict())),
-                "sigmas_as_sampler": torch.equal(sigmas_left, own_sigmas),
-                "noisy": program.given != (0,),
-                "random_state_kept": untouched,
-                "random_state_as_sampler": torch.equal(after, torch.get_rng_state()),
-            }
+    """One line of JSON: for each sampler and case what `Bench.compare` finds."""
+    bench = Bench(load(sys.argv[1]))
+    found = {
+        f"{name}, {case}": bench.compare(name, *settings)
+        for name in bench.samplers.SAMPLER_NAMES
+        for case, settings in CASES.items()
+    }
     print(json.dumps(found))  # noqa: T201
 
 

@@ -21,6 +21,14 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 
 
 @pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """A model of two double and two single blocks: up to four stages."""
+    path = tmp_path_factory.mktemp("deep") / "deep.safetensors"
+    write_sample(path, sample_config(heads=12, depth=2, depth_single=2))
+    return ModelSpec.of(path)
+
+
+@pytest.fixture(scope="session")
 def judge(sample: ModelSpec) -> Oracle:
     """The unmodified diffusers model of the same file."""
     return Oracle(sample.path, dtype=torch.float32)

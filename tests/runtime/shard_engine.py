@@ -14,6 +14,7 @@ from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.patch import Patch
 from parallel_runtime.rank.branches import Branch
 from parallel_runtime.rank.mapped_file import MappedFile
+from parallel_runtime.rank.model_file import ModelFile
 from parallel_runtime.rank.sharded import ShardedWeights
 from parallel_runtime.rank.weights import ReplicatedWeights, compute_dtype, file_names, file_scales, weight_bytes
 from parallel_runtime.strategies.collectives import Axis
@@ -22,6 +23,8 @@ from parallel_runtime.wire.protocol import Op
 
 LORA, LOHA, DORA = "double_blocks.0.img_attn.qkv.weight", "double_blocks.1.img_mlp.0.weight", "img_in.weight"
 BIAS, SECOND = "single_blocks.1.linear2.bias", "single_blocks.0.linear1.weight"
+
+CPU = torch.device("cpu")
 
 
 class ShardEngine:
@@ -46,12 +49,12 @@ class ShardEngine:
 
 def sharded(path, axis, *, dtype="default", offloaded=False):
     """This rank's part of the file's weights, not loaded."""
-    return ShardedWeights(**described(path, dtype), group=axis, offloaded=offloaded)
+    return ShardedWeights(described(path, dtype), device=CPU, group=axis, offloaded=offloaded)
 
 
 def replicated(path, *, dtype="default"):
     """All the file's weights, loaded."""
-    weights = ReplicatedWeights(**described(path, dtype))
+    weights = ReplicatedWeights(described(path, dtype), device=CPU)
     load(weights)
     return weights
 
@@ -60,15 +63,14 @@ def described(path, dtype):
     header = read_header(path)
     config = FluxConfig.from_header(header)
     names = file_names(header, config.prefix, config.expected_shapes())
-    return {
-        "header": header,
-        "file": MappedFile(ModelSpec.of(path, dtype)),
-        "names": names,
-        "scales": file_scales(header, names),
-        "prefixes": tuple(block.prefix for block in FluxAdapter(config).blocks),
-        "dtype": compute_dtype(header, names, dtype),
-        "device": torch.device("cpu"),
-    }
+    return ModelFile(
+        header,
+        file=MappedFile(ModelSpec.of(path, dtype)),
+        names=names,
+        scales=file_scales(header, names),
+        prefixes=tuple(block.prefix for block in FluxAdapter(config).blocks),
+        dtype=compute_dtype(header, names, dtype),
+    )
 
 
 def load(weights, *, progress=lambda done, total: None, cancelled=lambda: False):
@@ -303,15 +305,15 @@ def check_corrupted(axis, *, path, spoilt):
 def check_small(axis, *, path):
     """A unit of four bytes and one of none over every rank."""
     header = read_header(path)
-    given = {
-        "scales": {},
-        "dtype": torch.float32,
-        "device": torch.device("cpu"),
-        "header": header,
-        "file": MappedFile(ModelSpec.of(path)),
-    }
-    given |= {"names": {name: name for name in header.tensors}, "prefixes": ("b.0.", "b.1.")}
-    ours = ShardedWeights(**given, group=axis)
+    file = ModelFile(
+        header,
+        file=MappedFile(ModelSpec.of(path)),
+        names={name: name for name in header.tensors},
+        scales={},
+        prefixes=("b.0.", "b.1."),
+        dtype=torch.float32,
+    )
+    ours = ShardedWeights(file, device=CPU, group=axis)
     load(ours)
     ours.begin(1)
     with ours.block("") as w:

@@ -8,7 +8,6 @@ import torch
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.adapters.flux_inputs import check_plan
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.oracle import Oracle
@@ -42,14 +41,6 @@ PLANS = (
     "pipefusion=2,cfg=3",
     "pipefusion=2,data=2,cfg=2",
 )
-
-
-@pytest.fixture(scope="module")
-def deep(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    """A model of two double and two single blocks: up to four stages."""
-    path = tmp_path_factory.mktemp("deep") / "deep.safetensors"
-    write_sample(path, sample_config(heads=12, depth=2, depth_single=2))
-    return ModelSpec.of(path)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import torch
 
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.patch import PRISTINE, Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
@@ -25,14 +24,6 @@ CUTS = {
 }
 EVERYWHERE = "time_in vector_in guidance_in"
 PADDING = 2**13  # at most, of all units of a rank
-
-
-@pytest.fixture(scope="module")
-def deep(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    """A model of two double and two single blocks."""
-    path = tmp_path_factory.mktemp("deep") / "deep.safetensors"
-    write_sample(path, sample_config(heads=12, depth=2, depth_single=2))
-    return ModelSpec.of(path)
 
 
 @pytest.fixture(scope="module")

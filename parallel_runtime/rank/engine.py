@@ -19,6 +19,7 @@ from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, Op, TensorSpec
 from .forward import Forward
+from .host_memory import give_back_heap
 from .latent import LatentRows, Share, call_tensors
 from .loading import LoadedModel, open_model
 from .measure import free_bytes, measure
@@ -101,6 +102,7 @@ class Engine:
         try:
             opened.model.weights.load(progress=report, cancelled=cancelled)
         except RequestCancelledError:  # what had to go for it is gone all the same, and the parent must know
+            self._give_back()
             return {"cancelled": True, "evicted": evicted}
         self.models[body["model"]] = opened.model
         return {
@@ -243,7 +245,8 @@ class Engine:
         }
 
     def _give_back(self) -> None:
-        """Memory that torch keeps for later goes back to the device, where ComfyUI or another rank may want it."""
+        """Memory kept for later goes back to the host and the device, where ComfyUI or another rank may want it."""
+        give_back_heap()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

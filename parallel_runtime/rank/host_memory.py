@@ -1,11 +1,13 @@
-"""Memory of the host that a GPU may read by itself while the processor goes on. Owns how it is had.
+"""Memory of the host: pages that a GPU may read by itself while the processor goes on, and how pages are given back.
 
 torch's own pinned allocator rounds every tensor up to a power of two, a third more on average; shards are too big for
 that. Pages of our own, registered with CUDA, are exact and go back to the system with the tensor.
 """
 
+import ctypes
 import mmap
 import weakref
+from contextlib import suppress
 
 import torch
 
@@ -20,6 +22,12 @@ def host_bytes(num_bytes: int, *, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
         _pin(held)
     return held
+
+
+def give_back_heap() -> None:
+    """Return the heap's free pages to the system, as glibc alone does only for those at its top (malloc_trim(3))."""
+    with suppress(AttributeError):  # other C libraries have no such call
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _pin(held: torch.Tensor) -> None:

@@ -333,8 +333,9 @@ def check_load(axis, *, path, dtype, offloaded):
     load(ours)
     ours.begin(1)
     ours.idle_pass(lambda: None)
-    names = described(path, dtype)["names"].values()
-    whole = weight_bytes(read_header(path), dict(zip(names, names, strict=True)), ours.dtype)
+    header = read_header(path)
+    config = FluxConfig.from_header(header)
+    whole = weight_bytes(header, file_names(header, config.prefix, config.expected_shapes()), ours.dtype)
     return {"shard": ours.parameter_bytes, "buffers": ours.buffer_bytes, "whole": whole}
 
 

@@ -1,7 +1,7 @@
 """How long a request may show no sign of life before its ranks are ended.
 
 Owns the numbers and what steps have taken so far. Does not watch anybody (supervisor.py): a sign of life is a message
-or a heartbeat, which ranks give with every block of a step, every piece of a file and every weight that is changed.
+or a heartbeat of any rank, given with every block of a step, every piece of a file and every weight that is changed.
 
 Starting and loading have deadlines of their own: importing torch and the first bytes of a file may hang on a disk or a
 network for minutes and be well. A step has the greater of the deadline and ten times the slowest of the last steps of

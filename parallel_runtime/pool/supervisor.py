@@ -8,10 +8,15 @@ What a rank can do wrong, and how and when it is seen::
     dies                 its pidfd                     at once
     raises               its ERROR message             at once
     breaks the protocol  its message                   at once
-    stops answering      heartbeat word and messages   after the request's deadline
+    stops answering      nobody's heart beats, and     after the request's deadline
+                         nobody says anything
 
 Any of these ends the generation: the other ranks may wait for the failed one in a collective that never ends, and an
 exception in the middle of one leaves sends in flight that would spoil the next.
+
+A rank that waits for others is silent however well it is, and on a GPU nobody can tell it from one that computes. So
+silence is that of all ranks together: while one of them gets on, the others may wait for it. One that hangs brings
+every other to its end or to a wait, and then nobody gets on.
 """
 
 import logging
@@ -52,6 +57,7 @@ class Request:
     progress: dict[int, dict[str, Any]] = field(default_factory=dict)
     replies: dict[int, dict[str, Any]] = field(default_factory=dict)
     has_news: bool = False
+    listened_s: float = field(default_factory=time.monotonic)  # when we were last busy with something else
 
     def ranked(self) -> list[dict[str, Any]]:
         """The replies in rank order."""
@@ -146,6 +152,7 @@ class Generation:
             if request.has_news:
                 request.has_news = False
                 request.on_progress(request)
+                request.listened_s = time.monotonic()  # ranks may have waited for what was done there
             if time.monotonic() >= next_tick:
                 next_tick = time.monotonic() + TICK_S
                 self._refuse_silence(request)
@@ -271,18 +278,23 @@ class Generation:
             self._signs.append(Failure(rank.rank, rank.end_text()))
 
     def _refuse_silence(self, request: Request) -> None:
-        """Raise PoolError when a rank that owes an answer has shown no life for the request's deadline."""
+        """Raise PoolError when no rank has shown life for the request's deadline."""
         now = time.monotonic()
-        owing = [rank for rank in self.ranks if rank.rank not in request.replies]
-        for rank in owing:
+        for rank in self.ranks:
             beats = self.segments.beats(rank.rank)
             if beats != rank.last_beats:
                 rank.last_beats, rank.last_heard_s = beats, now
-        if any(now - rank.last_heard_s > request.deadline_s for rank in owing):
-            # The others wait for the one that hangs. One that a signal holds is surely it; else the longest silent.
-            culprit = min(owing, key=lambda rank: (not rank.is_stopped(), rank.last_heard_s))
-            self._signs.append(silence(culprit, request.op.name, now=now, deadline_s=request.deadline_s))
+        if now - max(request.listened_s, *(rank.last_heard_s for rank in self.ranks)) > request.deadline_s:
+            self._signs.append(silence(self._silent(request), request.op.name, now=now, deadline_s=request.deadline_s))
             raise self._failed()
+
+    def _silent(self, request: Request) -> RankProcess:
+        """Of the ranks that owe an answer, the one that the others most likely wait for.
+
+        One that a signal holds is surely it; else one that does not wait itself; else the longest silent.
+        """
+        owing = [rank for rank in self.ranks if rank.rank not in request.replies]
+        return min(owing, key=lambda rank: (not rank.is_stopped(), self.segments.waits(rank.rank), rank.last_heard_s))
 
     def _failed(self) -> PoolError:
         """End the generation; the error to raise. Weak signs get a moment for their cause to show."""

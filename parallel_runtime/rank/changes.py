@@ -49,7 +49,7 @@ class WeightChanges:
             beat()
         if body["last"]:
             self._weights.set_beside(self._branches)
-            self._weights.restore_all_but(self._merged)
+            self._weights.restore_all_but(self._merged, beat)
         return {}
 
     def _put_beside(self, name: str, patches: Sequence[Patch]) -> None:

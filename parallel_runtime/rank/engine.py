@@ -6,6 +6,7 @@ blocks is forward.py's. Knows no ComfyUI, no socket, and no arithmetic of a mode
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import psutil
 import torch
@@ -43,6 +44,7 @@ class Engine:
         self.groups = Groups()
         self.held_keys = HeldKeys()  # of calls that one like them will follow
         self.repeated = RepeatedInputs(device)
+        self._show_waiting = partial(segments.show_waiting, rank)
 
     def handle(
         self,
@@ -61,13 +63,15 @@ class Engine:
             return self._patch(message, cancelled=cancelled, beat=beat)
         if message.op is Op.MESH:
             plan = ParallelPlan.from_dict(message.body["plan"])
-            self.meshes[message.body["mesh"]] = Mesh(plan, device=self.device, groups=self.groups)
+            self.meshes[message.body["mesh"]] = Mesh(
+                plan, device=self.device, groups=self.groups, show_waiting=self._show_waiting
+            )
             return {}
         if message.op is Op.STEP:
             with torch.inference_mode():
                 return self._step(message.body, message.tensors, beat=beat)
         if message.op is Op.RUN:
-            gate = Gate(self.segments, cancelled=cancelled, beat=beat)
+            gate = Gate(self.segments, cancelled=cancelled, show_waiting=self._show_waiting)
             with torch.inference_mode():
                 return self._run(message.body, message.tensors, gate=gate, progress=progress, beat=beat)
         if message.op is Op.CHECK:

@@ -5,6 +5,8 @@ plan's product are in no group and sleep. Replicas exchange nothing, so the data
 group; the two sides of cfg meet in whole sampling runs.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -49,9 +51,12 @@ class Mesh:
     `shard_axis` is over the ranks that hold sharded weights together, of size one when each rank holds all of them.
     """
 
-    def __init__(self, plan: ParallelPlan, *, device: torch.device, groups: Groups) -> None:
+    def __init__(
+        self, plan: ParallelPlan, *, device: torch.device, groups: Groups, show_waiting: Callable[[bool], None]
+    ) -> None:
+        """`show_waiting` is told when this rank begins and ends to wait for others."""
         self.plan = plan
-        self.traffic = Traffic()
+        self.traffic = Traffic(show_waiting=show_waiting)
         rank = dist.get_rank() if dist.is_initialized() else 0
         self.member = rank < plan.ranks
         # An axis of one needs no group; gloo has no collectives for device memory.
@@ -70,7 +75,8 @@ class Mesh:
         shards = plan.layout.shards
         sharing = _ranks_that_share(plan)
         index = next((ranks.index(rank) for ranks in sharing if rank in ranks), 0)
-        self.shard_axis = Axis("shards", shards, index, None, Traffic(region="weights"), self._staged)
+        weights = Traffic(region="weights", show_waiting=show_waiting)
+        self.shard_axis = Axis("shards", shards, index, None, weights, self._staged)
         if shards > 1:
             self.shard_axis.group = groups.join(WEIGHTS, sharing)
 

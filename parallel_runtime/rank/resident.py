@@ -32,8 +32,10 @@ class Gate:
     The parent raises the credit and stops raising it to cancel, so ranks that wait all wait at the same step.
     """
 
-    def __init__(self, segments: SegmentTable, *, cancelled: Callable[[], bool], beat: Callable[[], None]) -> None:
-        self._segments, self._cancelled, self._beat = segments, cancelled, beat
+    def __init__(
+        self, segments: SegmentTable, *, cancelled: Callable[[], bool], show_waiting: Callable[[bool], None]
+    ) -> None:
+        self._segments, self._cancelled, self._show_waiting = segments, cancelled, show_waiting
 
     def open(self, step: int) -> bool:
         """Whether `step` may start. Once it may, every rank will start it."""
@@ -42,12 +44,15 @@ class Gate:
     def wait(self, step: int) -> float:
         """Return, with the seconds waited, when `step` may start. Raises `RequestCancelledError`."""
         began = time.perf_counter()
-        while not self.open(step):
-            # Looked at again: leave may have come after the first look, and then other ranks go on.
-            if self._cancelled() and not self.open(step):
-                raise RequestCancelledError(f"sampling was cancelled before step {step}")
-            self._beat()
-            time.sleep(CREDIT_WAIT_S)
+        self._show_waiting(True)  # for the ranks behind; their hearts beat
+        try:
+            while not self.open(step):
+                # Looked at again: leave may have come after the first look, and then other ranks go on.
+                if self._cancelled() and not self.open(step):
+                    raise RequestCancelledError(f"sampling was cancelled before step {step}")
+                time.sleep(CREDIT_WAIT_S)
+        finally:
+            self._show_waiting(False)
         return time.perf_counter() - began
 
 

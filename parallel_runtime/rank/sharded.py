@@ -146,9 +146,10 @@ class ShardedWeights:
         """As `ModelWeights.set_beside`: every rank holds all of them."""
         self._branches.set(branches)
 
-    def restore_all_but(self, names: Collection[str]) -> None:
-        """As `ModelWeights.restore_all_but`."""
+    def restore_all_but(self, names: Collection[str], beat: Callable[[], None]) -> None:
+        """As `ModelWeights.restore_all_but`, the pieces being units and weights."""
         for prefix, patched in self._patched.items():
+            beat()
             gone = patched - set(names)
             if gone:
                 self._file.mapped.refuse_changed()
@@ -157,6 +158,7 @@ class ShardedWeights:
                 continue
             for name in sorted(gone):
                 self._read_all([name])
+                beat()
         self._fit_buffers()
 
     def _layout(self, prefix: str, *, patched: bool) -> UnitLayout:

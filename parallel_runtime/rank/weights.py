@@ -101,8 +101,8 @@ class ModelWeights(Protocol):
         """Run these LoRAs beside the weights they are for, by canonical name, and no others."""
         ...
 
-    def restore_all_but(self, names: Collection[str]) -> None:
-        """Make every patched weight that is not in `names` what the file says, bit for bit."""
+    def restore_all_but(self, names: Collection[str], beat: Callable[[], None]) -> None:
+        """Make every patched weight that is not in `names` what the file says, bit for bit; `beat` after each piece."""
         ...
 
 
@@ -193,12 +193,12 @@ class ReplicatedWeights:
         """As `ModelWeights.set_beside`."""
         self._branches.set(branches)
 
-    def restore_all_but(self, names: Collection[str]) -> None:
+    def restore_all_but(self, names: Collection[str], beat: Callable[[], None]) -> None:
         """As `ModelWeights.restore_all_but`."""
         for name in sorted(self._patched - set(names)):
             self._file.mapped.refuse_changed()
             for _ in self._read(name):
-                pass
+                beat()
             self._patched.discard(name)
 
     def _read(self, name: str) -> Iterator[int]:

@@ -5,6 +5,7 @@ Owns the calls into torch.distributed, for activations and for weights, and the 
 """
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -22,14 +23,39 @@ def _off() -> RegionTimer:
     return RegionTimer(torch.device("cpu"), on=False)
 
 
+def _tell_nobody(_: bool) -> None:
+    """Whom a rank tells that it waits when nobody watches it."""
+
+
+class Waiting:
+    """Tells `show` that the rank waits, and times it, for as long as it is entered. Hundreds of them in a step."""
+
+    __slots__ = ("_show", "_region")
+
+    def __init__(self, show: Callable[[bool], None], region: AbstractContextManager[None]) -> None:
+        self._show, self._region = show, region
+
+    def __enter__(self) -> None:
+        self._show(True)
+        self._region.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._region.__exit__(None, None, None)
+        self._show(False)
+
+
 @dataclass
 class Traffic:
-    """What one rank sent to other ranks since `reset`; what it waits in collectives goes to a timer's `region`."""
+    """What one rank sent to other ranks since `reset`; what it waits in collectives goes to a timer's `region`.
+
+    `show_waiting` is called as the rank begins and ends to wait for others.
+    """
 
     calls: int = 0
     num_bytes: int = 0
     region: str = "communication"
     timer: RegionTimer = field(default_factory=_off)
+    show_waiting: Callable[[bool], None] = _tell_nobody
 
     def reset(self, timer: RegionTimer | None = None) -> None:
         """Start counting anew, and time with `timer`, where there is one."""
@@ -41,9 +67,9 @@ class Traffic:
         self.calls += 1
         self.num_bytes += num_bytes
 
-    def waiting(self) -> AbstractContextManager[None]:
+    def waiting(self) -> "Waiting":
         """Around whatever keeps the rank, or the device's stream, until others have done their part."""
-        return self.timer.region(self.region)
+        return Waiting(self.show_waiting, self.timer.region(self.region))
 
 
 @dataclass

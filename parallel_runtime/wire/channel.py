@@ -9,14 +9,15 @@ its last view.
 
 Segment 0 of a generation starts with the control page, which ranks and parent read and write without a message::
 
-    byte 0       64            128       64 * (1 + rank)             64 * 33        4096
-         +--------+-------------+-------------+----+---------------------+--------+----+---
-         | cancel | heartbeat 0 | heartbeat 1 | .. | heartbeat of `rank` | credit | .. | tensors
-         |  u64   |    u64      |    u64      |    |         u64         |  u64   |    |
-         +--------+-------------+-------------+----+---------------------+--------+----+---
+    byte 0       64           128          64 * (1 + rank)            64 * 33        4096
+         +--------+------------+------------+----+--------------------+--------+----+---
+         | cancel | signs of 0 | signs of 1 | .. | signs of `rank`    | credit | .. | tensors
+         |  u64   |  u64  u64  |  u64  u64  |    |      u64  u64      |  u64   |    |
+         +--------+------------+------------+----+--------------------+--------+----+---
 
 `cancel` is the id of the request that the parent wants given up (0: none); `credit` is how many steps of a run ranks
-may start. Each word has a cache line and one writer.
+may start. A rank's signs are how often its heart beat, and whether it waits for others (1) or not (0). Each cache line
+has one writer.
 """
 
 from __future__ import annotations
@@ -174,6 +175,17 @@ class SegmentTable:
     def beats(self, rank: int) -> int:
         """How often `rank` has called `beat`."""
         return self._words[(1 + rank) * _WORD_STRIDE]
+
+    def show_waiting(self, rank: int, waits: bool) -> None:
+        """Say that `rank` goes on only once others have done their part, or that it is getting on again by itself.
+
+        Only that rank calls this.
+        """
+        self._words[(1 + rank) * _WORD_STRIDE + 1] = waits
+
+    def waits(self, rank: int) -> bool:
+        """Whether `rank` said last that it waits for others."""
+        return bool(self._words[(1 + rank) * _WORD_STRIDE + 1])
 
 
 class Channel:

@@ -9,8 +9,27 @@ from pool.echo_pool import failure, first_line, make_pool, make_spec, run_step
 from parallel_runtime.pool.deadlines import REMEMBERED_SHAPES, REMEMBERED_STEPS, VARIABLE, Pace, deadline_from
 
 
-def test_a_stopped_rank_is_found_by_its_silence(pool_of):
-    pool = pool_of(deadline_s=1.0)
+@pytest.fixture
+def impatient(pool):
+    """Two ranks that may be silent for a second."""
+    yield from with_deadline(pool, 1.0)
+
+
+@pytest.fixture
+def lone(lone_rank):
+    """A rank that may be silent for half a second."""
+    yield from with_deadline(lone_rank, 0.5)
+
+
+def with_deadline(pool, seconds):
+    """The pool with that deadline of a request for the length of a test."""
+    before, pool.deadline_s = pool.deadline_s, seconds
+    yield pool
+    pool.deadline_s = before
+
+
+def test_a_stopped_rank_is_found_by_its_silence(impatient):
+    pool = impatient
     run_step(pool)
     error, seconds = failure(pool, faults={1: [["sleep", 0.2], ["send_signal", "SIGSTOP"]]})
     assert first_line(error).startswith("rank 1: no answer to STEP and no heartbeat for 1.")
@@ -18,32 +37,34 @@ def test_a_stopped_rank_is_found_by_its_silence(pool_of):
     assert seconds < 2.0
 
 
-def test_a_rank_that_shows_life_may_take_longer_than_the_deadline(pool_of):
-    pool = pool_of(1, deadline_s=0.5)
-    assert torch.equal(run_step(pool, faults={0: [["work", 1.2]]}).out, torch.arange(10.0))
+def test_ranks_that_wait_for_each_other_for_ever_are_ended(impatient):
+    error, seconds = failure(impatient, faults={rank: [["receive"]] for rank in range(2)})
+    assert "no answer to STEP and no heartbeat for 1." in first_line(error)
+    assert seconds < 3.0
 
 
-def test_a_rank_whose_interpreter_never_returns_is_found_too(pool_of):
-    pool = pool_of(1, deadline_s=0.5)
-    run_step(pool)
-    error, seconds = failure(pool, faults={0: [["hold_the_interpreter"]]})
+def test_a_rank_that_shows_life_may_take_longer_than_the_deadline(lone):
+    assert torch.equal(run_step(lone, torch.ones(7), faults={0: [["work", 1.2]]}).out, torch.ones(7))
+
+
+def test_a_rank_whose_interpreter_never_returns_is_found_too(lone):
+    run_step(lone)
+    error, seconds = failure(lone, faults={0: [["hold_the_interpreter"]]})
     assert first_line(error).startswith("rank 0: no answer to STEP and no heartbeat for 0.")
     assert seconds < 1.5
-    assert torch.equal(run_step(pool).out, torch.arange(10.0))
+    assert torch.equal(run_step(lone).out, torch.arange(10.0))
 
 
-def test_steps_of_a_slow_shape_get_ten_times_as_long_as_the_slowest_of_them(pool_of):
-    pool = pool_of(1, deadline_s=0.3)
+def test_steps_of_a_slow_shape_get_ten_times_as_long_as_the_slowest_of_them(lone):
     slow = torch.ones(77)
-    run_step(pool, slow, faults={0: [["work", 0.2]]})
-    assert torch.equal(run_step(pool, slow, faults={0: [["sleep", 0.8]]}).out, slow)
-    error, _ = failure(pool, faults={0: [["sleep", 0.8]]})
-    assert "the deadline is 0.3 s" in first_line(error)
+    run_step(lone, slow, faults={0: [["work", 0.2]]})
+    assert torch.equal(run_step(lone, slow, faults={0: [["sleep", 1.0]]}).out, slow)
+    error, _ = failure(lone, faults={0: [["sleep", 1.0]]})
+    assert "the deadline is 0.5 s" in first_line(error)
 
 
-def test_loading_is_a_state_of_its_own_with_a_deadline_of_its_own(pool_of):
-    pool = pool_of(1, deadline_s=0.3, load_deadline_s=5.0)
-    states = []
+def test_loading_is_a_state_of_its_own_with_a_deadline_of_its_own(lone):
+    pool, states = lone, []
     loading = threading.Thread(target=pool.load, args=(make_spec("quiet0"),))
     run_step(pool)
     loading.start()

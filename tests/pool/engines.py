@@ -172,6 +172,11 @@ def exchange(_message, _beat, num_bytes, seconds):
         dist.all_to_all_single(taken, given)
 
 
+def receive(message, _beat):
+    """Wait for what the next rank never sends."""
+    dist.recv(torch.empty(1), (message.rank + 1) % dist.get_world_size())
+
+
 def hold_the_interpreter(_message, _beat):
     """Never return to the interpreter loop: no other thread of this process runs Python again."""
     re.match("(a+)+$", "a" * 60 + "b")
@@ -206,6 +211,6 @@ ACTIONS = {
     action.__name__: action
     for action in (
         *(fail, sleep, work, send_signal, leave, say, start_child, exchange, allocate),
-        *(hold_the_interpreter, speak_out_of_turn, send_garbage, close_channel),
+        *(receive, hold_the_interpreter, speak_out_of_turn, send_garbage, close_channel),
     )
 }

@@ -1,0 +1,68 @@
+"""Ranks that wait for others are silent and well; who is to blame is the one that they wait for."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from runtime.resident_runs import make_run
+
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.sample_model import sample_config, write_sample
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.errors import PoolError
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.pool.resident import ResidentRun
+
+PATIENCE_S, DEADLINE_S = 60.0, 1.2  # fresh ranks are slow the first time
+BLOCKS = 8  # a stage of two has four: together longer than the deadline, each far shorter
+SLOWLY = ["sleep", 0.4, 4]
+STAGES, LANES = ParallelPlan.parse("pipefusion=2,warmup_steps=3"), ParallelPlan(cfg=3)
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    path = tmp_path_factory.mktemp("waiting") / "many_blocks.safetensors"
+    write_sample(path, sample_config(heads=2, depth=BLOCKS // 2, depth_single=BLOCKS // 2))
+    return ModelSpec.of(path)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(
+        parse_devices("cpu:3").devices,
+        threads_per_rank=1,
+        engine="waiting_engine:Unhurried",
+        python_path=(str(Path(__file__).parent),),
+    ) as three_ranks:
+        yield three_ranks
+
+
+def sample(pool: Pool, spec: ModelSpec, plan: ParallelPlan, **between_blocks: list) -> torch.Tensor:
+    """A whole run in which rank 0 or 1 does that between its blocks."""
+    pool.deadline_s = DEADLINE_S if between_blocks else PATIENCE_S
+    run: ResidentRun = make_run(FluxConfig.from_header(read_header(spec.path)), sides=(5, 7))
+    options = {"between_blocks": {name.removeprefix("rank"): asked for name, asked in between_blocks.items()}}
+    return pool.sample(spec, plan, replace(run, conds=tuple(replace(cond, options=options) for cond in run.conds))).out
+
+
+def test_a_stage_and_an_idle_lane_may_wait_longer_than_the_deadline(pool: Pool, spec: ModelSpec) -> None:
+    """Stage 1 has nothing to do while stage 0 computes, nor has the third lane, which has no conditioning."""
+    for plan in (STAGES, LANES):
+        right = sample(pool, spec, plan)
+        assert torch.equal(sample(pool, spec, plan, rank0=SLOWLY), right)
+    assert pool.generation == 1
+
+
+@pytest.mark.parametrize(("plan", "fault"), [(STAGES, "hang"), (LANES, "stop")])
+def test_the_rank_that_the_others_wait_for_is_named(
+    pool: Pool, spec: ModelSpec, plan: ParallelPlan, fault: str
+) -> None:
+    """Those that wait have been silent for longer."""
+    sample(pool, spec, plan)
+    with pytest.raises(PoolError, match=r"^rank 1: no answer to RUN and no heartbeat for \d") as caught:
+        sample(pool, spec, plan, rank1=[fault, 0.06, 6])
+    assert ("held by a signal" in str(caught.value)) == (fault == "stop")

@@ -1,0 +1,33 @@
+"""The real engine, whose ranks take their time between blocks: the option `between_blocks` says by rank how.
+
+A rank finds this module through `python_path`.
+"""
+
+import os
+import signal
+import time
+
+from parallel_runtime.rank.engine import Engine
+from parallel_runtime.wire.protocol import Op
+
+
+class Unhurried(Engine):
+    """As the real one; [action, seconds, times]: so many blocks take longer, then it goes on, hangs or is stopped."""
+
+    def handle(self, message, *, beat, **callbacks):
+        options = message.body["calls"][0] if message.op in (Op.STEP, Op.RUN) else {}
+        action, seconds, times = options.get("between_blocks", {}).get(str(self.rank), ["sleep", 0.0, 0])
+        blocks = 0
+
+        def slowly():
+            nonlocal blocks
+            beat()
+            blocks += 1
+            if blocks <= times:
+                time.sleep(seconds)
+            elif action == "hang":
+                time.sleep(600)
+            elif action == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        return super().handle(message, beat=slowly, **callbacks)

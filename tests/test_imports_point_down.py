@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/report",),
     ("runtime/checkpoint", "runtime/devices", "runtime/patch", "runtime/program", "runtime/timing"),
     ("runtime/plan",),
-    ("runtime/errors",),
+    ("runtime/errors", "runtime/places"),
     ("runtime/__init__",),
 )
 COMFY_PUBLIC = {"comfy_api", "folder_paths"}

@@ -15,6 +15,7 @@ import nodes as comfy_nodes
 from server import PromptServer
 
 from ...parallel_runtime.errors import PoolError
+from ...parallel_runtime.pool.status import first_line
 from .board import Board
 from .pools import ALIVE, POOLS
 
@@ -76,7 +77,7 @@ def _restart() -> None:
         try:
             pool.start()
         except PoolError as error:  # the pool remembers it, and the board shows it
-            log.warning("restart: %s", str(error).partition("\n")[0])
+            log.warning("restart: %s", first_line(error))
 
 
 def _cancel_prompt() -> None:

@@ -6,7 +6,6 @@ times a second: so nobody who changes a pool needs to know that there is a panel
 
 import asyncio
 import functools
-import re
 import uuid
 from collections.abc import Mapping
 
@@ -16,6 +15,7 @@ from server import PromptServer
 
 from ...parallel_runtime import VERSION
 from ...parallel_runtime.devices import parse_devices
+from ...parallel_runtime.places import without_places
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.report.surroundings import describe_devices
 from .pools import POOLS, Devices
@@ -24,7 +24,6 @@ from .shelf import SHELF
 EVENT = "parallel_dit.state"
 INTERVAL_S = 0.25
 SHOWN = ("state", "generation", "models", "plans", "peer_access", "last_failure", "failed_rank")
-_PLACE = re.compile(r"""(?<![\w/.])(?:~|[A-Za-z]:)?(?:[/\\][\w.+@-]+)*[/\\]([\w.+@-]+)""")
 
 
 class Board:
@@ -122,7 +121,7 @@ def _available() -> list[str]:
 def _without_places(value: object) -> object:
     """The same with the last part alone of every path in its texts: what a page is told goes into screenshots."""
     if isinstance(value, str):
-        return _PLACE.sub(r"\1", value)
+        return without_places(value)
     if isinstance(value, Mapping):
         return {key: _without_places(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,5 +1,6 @@
 """Starting, loading and each step, told on the node that waits for it. Text, not the bar: its events count steps."""
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 
@@ -12,9 +13,9 @@ INTERVAL_S = 0.2
 
 
 def prompt_id() -> str:
-    """ComfyUI's id of the prompt that executes now; "" outside of one."""
+    """ComfyUI's id of the prompt that executes now, _ for the slashes that a client may give it; "" outside of one."""
     context = get_executing_context()
-    return "" if context is None else context.prompt_id
+    return "" if context is None else re.sub(r"[/\\]", "_", context.prompt_id)
 
 
 class NodeText:

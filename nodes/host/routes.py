@@ -91,16 +91,23 @@ def foreign(headers: Mapping[str, str], *, listens_beyond_loopback: bool) -> str
     A name that its owner lets resolve to 127.0.0.1 makes his page look like ours; an address cannot. So a server that
     only this machine can reach is asked by an address or as localhost.
     """
-    host = headers.get("Host", "").lower()
+    host, origin = headers.get("Host", "").lower(), headers.get("Origin")
     if headers.get("Sec-Fetch-Site", "").lower() == "cross-site":
         return "this request comes from a page of another site"
-    origin = headers.get("Origin")
-    if origin is not None and urllib.parse.urlsplit(origin).netloc.lower() != host:
+    if origin is not None and _parts(origin).netloc.lower() != host:
         return f"the page of {origin} is not of {host}; open ComfyUI under the address it is asked by"
-    name = urllib.parse.urlsplit(f"//{host}").hostname or ""
+    name = _parts(f"//{host}").hostname or ""
     if not listens_beyond_loopback and not _is_loopback(name):
         return f"{name or 'no name'} is not this machine; open ComfyUI as localhost, or start it with --listen"
     return ""
+
+
+def _parts(address: str) -> urllib.parse.SplitResult:
+    """An address in its parts; all of them empty for one that is none."""
+    try:
+        return urllib.parse.urlsplit(address)
+    except ValueError:
+        return urllib.parse.urlsplit("")
 
 
 def _loopback_only(listen: str) -> bool:

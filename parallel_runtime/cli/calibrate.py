@@ -15,6 +15,7 @@ from pathlib import Path
 from ..adapters.flux_config import FluxConfig
 from ..checkpoint import ModelSpec
 from ..devices import Device
+from ..places import with_short_home
 from ..plan import ParallelPlan
 from ..planner.candidates import Candidate
 from ..planner.cost import step_cost
@@ -80,7 +81,7 @@ def keep_calibration(devices: tuple[Device, ...]) -> dict[str, object]:
         raise ValueError(f"{store.path} cannot be written ({error.strerror}); {remedy}") from error
     return {
         "devices": device_set(devices),
-        "file": str(store.path),
+        "file": with_short_home(str(store.path)),
         "wall_s": time.perf_counter() - began,
         "constants": asdict(found),
     }

@@ -164,7 +164,7 @@ def _check_descriptors() -> Check:
 
 
 def _check_temporary() -> Check:
-    remedy = "free some space there, or set TMPDIR to a folder with 64 MiB"
+    remedy = "free some space in the temporary folder, or set TMPDIR to a folder with 64 MiB"
     try:
         folder = tempfile.gettempdir()
     except FileNotFoundError as error:  # it has tried to write to each
@@ -173,7 +173,7 @@ def _check_temporary() -> Check:
     return Check(
         name="temporary folder",
         ok=os.access(folder, os.W_OK) and free >= FREE_BYTES,
-        seen=f"{folder}, {free / 2**20:,.0f} MiB free",
+        seen=f"{free / 2**20:,.0f} MiB free",  # not where: people show this to others
         remedy=remedy,
     )
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from ..devices import Device
 from ..errors import PoolError
+from ..places import without_places
 from .crew import Crew
 
 State = Literal["stopped", "starting", "idle", "loading", "busy", "failed"]
@@ -48,5 +49,5 @@ def describe(
 
 
 def first_line(error: PoolError) -> str:
-    """Rank, cause and remedy, without the detail on further lines."""
-    return str(error).partition("\n")[0]
+    """Rank, cause and remedy, without the detail on further lines and without the folders of files."""
+    return without_places(str(error).partition("\n")[0])

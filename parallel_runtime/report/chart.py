@@ -31,6 +31,7 @@ STYLE = {
     "ytick.color": INK,
     "legend.frameon": False,
     "legend.fontsize": 9.5,
+    "text.parse_math": False,  # a file may have dollars in its name
 }
 Panel: TypeAlias = Callable[["Axes"], None]
 

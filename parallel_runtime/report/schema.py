@@ -191,7 +191,7 @@ REPORT = {
     "pool": _object({"generation": _needed(_count)}),
     "sampling": _object(
         {name: Field(_count) for name in ("steps", "seed", "at_once")}
-        | {name: Field(_name) for name in ("sampler", "scheduler")}
+        | {name: Field(_text) for name in ("sampler", "scheduler")}
         | {name: Field(_number) for name in ("cfg", "denoise")}
     ),
     "loop": _object({"kind": _needed(_one_of(*LOOPS)), "reason": Field(_text)}),

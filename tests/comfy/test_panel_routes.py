@@ -117,6 +117,7 @@ def test_every_tab_is_told_of_changes_while_a_prompt_runs(client: ComfyClient, t
         ({"Origin": "null"}, "a page without an address"),
         ({"Host": "evil.example:8188", "Origin": "http://evil.example:8188"}, "a name that resolves to this machine"),
         ({"Host": "evil.example:8188"}, "the same without an origin"),
+        ({"Host": "[127.0.0.1"}, "a name that is none"),
         ({"Sec_Fetch_Site": "cross-site"}, "a form of another site"),
     ],
 )

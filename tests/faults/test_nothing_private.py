@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from faults.soak_models import lora, write_model
 from host import workflows
 from host.client import ComfyClient
@@ -18,6 +20,7 @@ from parallel_runtime.checkpoint import read_header
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import Device
+from parallel_runtime.places import with_short_home, without_places
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
@@ -46,6 +49,33 @@ def private(text: str) -> bool:
 def test_what_is_private_is_recognised() -> None:
     assert all(map(private, ["/home/me/models/x", "in '/tmp/a/b'", f"for {PROMPT}", getpass.getuser(), r"C:\me/x"]))
     assert not any(map(private, ["flux_dev.safetensors", "cpu:0", "uly2-ring2", "1/2 of it", "s/step"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("rank 0: ValueError: /home/John Doe/models/x.safetensors was changed; again", "x.safetensors was changed; "),
+        ("[Errno 2] No such file: '/media/My Disk/a (1)/c d.safetensors'", "No such file: 'c d.safetensors'"),
+        ("~/me/x, C:\\Users\\John Doe\\x.st and /me/b=/me/c", "x, x.st and b=c"),
+        (
+            "2 s/step of cpu:0/cuda:1, see https://example.org/a/b",
+            "2 s/step of cpu:0/cuda:1, see https://example.org/a/b",
+        ),
+        ("models/diffusion_models/x does not exist", "models/diffusion_models/x does not exist"),
+    ],
+)
+def test_of_a_path_only_the_files_name_is_left(text: str, left: str) -> None:
+    assert left in without_places(text)
+    assert not private(without_places(text))
+    assert "John" not in without_places(text)
+
+
+def test_this_users_own_folder_is_left_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert without_places("no space in /home/somebody") == "no space in ~"
+    assert with_short_home("kept in /home/somebody/.cache/x, not /home/somebodyelse") == (
+        "kept in ~/.cache/x, not /home/somebodyelse"
+    )
 
 
 def test_reports_of_a_real_run_hold_nothing_private(client: ComfyClient, tiny_models: TinyModels) -> None:

@@ -71,11 +71,13 @@ def test_a_rank_that_fails_after_its_step_was_cancelled_does_not_fail_the_next_o
 
     caplog.set_level(logging.WARNING)
     generation = pool.generation
+    late = ["fail", "ValueError", "'/home/some body/a model.safetensors' is too late"]
     with pytest.raises(Cancelled):
-        run_step(pool, check_cancelled=cancel, faults={1: [["sleep", 0.3], ["fail", "ValueError", "too late"]]})
+        run_step(pool, check_cancelled=cancel, faults={1: [["sleep", 0.3], late]})
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
     assert pool.generation == generation + 1
-    assert "rank 1: ValueError: too late" in caplog.text
+    for told in (caplog.text, pool.status()["last_failure"]):
+        assert "rank 1: ValueError: 'a model.safetensors' is too late" in told, "a folder is nobody's business"
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,15 @@ def ranks() -> list[dict]:
 def denoise() -> dict:
     timings = {"denoise_s": 3.0, "step_s": [1.0] * 3, "first_step_s": 1.0, **span_timings(ranks())}
     plan = plan_part(ParallelPlan(ring=2))
-    return new_report("denoise", devices=DEVICES, plan=plan, sampling={"steps": 3}, timings=timings, ranks=ranks())
+    return new_report(
+        "denoise",
+        devices=DEVICES,
+        model={"file": "no $formula_$ at all.safetensors", "dtype": "float32"},
+        plan=plan,
+        sampling={"steps": 3},
+        timings=timings,
+        ranks=ranks(),
+    )
 
 
 def benchmark() -> dict:

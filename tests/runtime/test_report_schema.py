@@ -40,7 +40,7 @@ def denoise() -> dict:
         comfyui="0.30.0",
         prompt_id="0b1c",
         plan=plan_part(ParallelPlan(ulysses=2)),
-        sampling={"steps": 2, "seed": 2**64 - 1, "sampler": "euler", "scheduler": "simple"},
+        sampling={"steps": 2, "seed": 2**64 - 1, "sampler": "multistep/euler", "scheduler": "simple"},
         timings=timings,
         ranks=ranks,
     )
@@ -141,7 +141,7 @@ def broken(path: str, value: object) -> dict:
         ("ranks.1.regions.attention_s", [1.0, 2.0, 3.0], "different lengths"),
         ("ranks.1.utilisation", 57, "0 to 1"),
         ("sampling.steps", True, "whole number"),
-        ("sampling.sampler", "samplers/euler", "without slashes"),
+        ("sampling.sampler", "/samplers/euler", "without the path"),
         ("warnings", ["see /home/me/log"], "without the path"),
         ("versions.torch", "~/torch", "without the path"),
         ("devices", {}, "use a list"),

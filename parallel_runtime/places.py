@@ -1,0 +1,28 @@
+"""Texts without the folders of this machine: what goes to logs, panels and screenshots names files alone.
+
+Owns the search for paths in texts that others wrote, such as an error's. It would rather take a word too many than
+leave a folder: a path may have blanks, and texts say where it ends only when it stands in quotes.
+"""
+
+import os
+import re
+
+_START = r"(?:~|[A-Za-z]:)?"
+_QUOTED = re.compile(rf"""(?P<quote>['"`])(?P<path>{_START}[/\\][^'"`\n]*)(?P=quote)""")
+_BARE = re.compile(rf"""(?<![\w/.\\~]){_START}(?:[/\\][^/\\\n'"`;:,<>|=]*[^/\\\s'"`;:,<>|=])*[/\\]([\w.+@-]+)""")
+
+
+def without_places(text: str) -> str:
+    """`text` with the last part alone of every path in it, and ~ for this user's own folder."""
+    return _BARE.sub(r"\1", _QUOTED.sub(_last_part, with_short_home(text)))
+
+
+def with_short_home(text: str) -> str:
+    """`text` with ~ for this user's own folder."""
+    home = os.path.expanduser("~").rstrip("/\\")
+    return re.sub(rf"(?<![\w.]){re.escape(home)}(?![\w.+@-])", "~", text) if home not in ("", "~") else text
+
+
+def _last_part(found: re.Match[str]) -> str:
+    parts = [part for part in re.split(r"[/\\]", found["path"]) if part]
+    return f"{found['quote']}{parts[-1] if parts else '/'}{found['quote']}"

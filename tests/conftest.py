@@ -1,4 +1,4 @@
-"""Fixtures all tests share: tiny models and real ComfyUI servers, each made once a session.
+"""Fixtures all tests share: tiny models and real ComfyUI servers, each made once a session; how hypothesis runs.
 
 Owns: what is started once and stopped at the end. Does not own: how (host/).
 """
@@ -8,11 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from host.client import ComfyClient
 from host.server import ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
+
+# A busy machine is no failure, nothing is kept between runs, and a failure says how to see it again.
+quiet = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
+hypothesis.settings.register_profile(
+    "quiet", deadline=None, database=None, print_blob=True, suppress_health_check=quiet
+)
+hypothesis.settings.load_profile("quiet")
 
 
 @pytest.fixture(scope="session")

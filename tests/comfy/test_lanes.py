@@ -27,7 +27,7 @@ def surroundings(module_of_pack) -> ModuleType:
 def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 class Requests:

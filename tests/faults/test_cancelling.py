@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from pool.echo_pool import make_spec, run_step
+from pool.echo_pool import in_time, make_spec, run_step
 
 from parallel_runtime.patch import Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
@@ -30,13 +30,19 @@ def after(seconds):
 def test_a_cancelled_step_returns_at_once_and_the_next_one_is_right(pool):
     run_step(pool)
     generation = pool.generation
-    began = time.monotonic()
-    with pytest.raises(Cancelled):
-        run_step(pool, torch.ones(9), check_cancelled=after(0.1), faults={0: [["sleep", 1.0]]})
-    assert time.monotonic() - began < 0.7
-    assert pool.state == "busy"  # the ranks are left to finish
-    assert torch.equal(run_step(pool, torch.zeros(9), add=2).out, torch.full((9,), 2.0))
-    assert time.monotonic() - began > 1.0
+
+    def returned():
+        began = time.monotonic()
+        with pytest.raises(Cancelled):
+            run_step(pool, torch.ones(9), check_cancelled=after(0.1), faults={0: [["sleep", 1.0]]})
+        seconds, state = time.monotonic() - began, pool.state
+        assert torch.equal(run_step(pool, torch.zeros(9), add=2).out, torch.full((9,), 2.0))
+        assert time.monotonic() - began > 1.0
+        if seconds < 0.7:
+            assert state == "busy", "the ranks are left to finish"
+        return seconds
+
+    in_time(returned, 0.7)
     assert pool.generation == generation
 
 
@@ -51,26 +57,35 @@ def test_the_memory_of_a_cancelled_step_is_not_written_before_it_has_ended(pool,
 
 
 def test_a_request_waiting_for_a_cancelled_one_can_be_cancelled_too(pool):
-    with pytest.raises(Cancelled):
-        run_step(pool, check_cancelled=after(0.01), faults={0: [["sleep", 1.0]]})
-    for _ in range(2):
-        began = time.monotonic()
+
+    def returned():
         with pytest.raises(Cancelled):
-            run_step(pool, check_cancelled=after(0.1))
-        assert time.monotonic() - began < 0.5
-    assert torch.equal(run_step(pool).out, torch.arange(10.0))
+            run_step(pool, check_cancelled=after(0.01), faults={0: [["sleep", 1.0]]})
+        began = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(Cancelled):
+                run_step(pool, check_cancelled=after(0.1))
+        seconds = time.monotonic() - began
+        assert torch.equal(run_step(pool).out, torch.arange(10.0))
+        return seconds
+
+    in_time(returned, 0.7)
 
 
 def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool):
     """Rank 0 has the whole model when rank 1 is told to stop."""
     before = [rank["held"] for rank in run_step(pool).ranks]
-    began = time.monotonic()
-    with pytest.raises(Cancelled):
-        pool.load(make_spec("slow1"), check_cancelled=after(0.1))
-    assert "slow1" not in [model["name"] for model in pool.status()["models"]]
-    after_cancel = run_step(pool)
-    assert time.monotonic() - began < 1.5  # of 2.2 s that the whole load takes
-    assert [rank["held"] for rank in after_cancel.ranks] == before
+
+    def returned():
+        began = time.monotonic()
+        with pytest.raises(Cancelled):
+            pool.load(make_spec("slow1"), check_cancelled=after(0.1))
+        assert "slow1" not in [model["name"] for model in pool.status()["models"]]
+        after_cancel = run_step(pool)
+        assert [rank["held"] for rank in after_cancel.ranks] == before
+        return time.monotonic() - began
+
+    in_time(returned, 1.5)  # of 2.2 s that the whole load takes
     assert [rank["held"] for rank in pool.load(make_spec("slow1")).ranks] == [count + 1 for count in before]
     pool.unload(make_spec("slow1"))
 
@@ -79,11 +94,15 @@ def test_a_cancelled_change_of_weights_stops_early_and_is_made_whole_by_the_next
     change = PatchSet("slow", tuple(Patch(key="x", kind="diff", strength=1.0, values=(None,)) for _ in range(30)))
     pool.patch(make_spec(), PatchSet("quick", change.patches[:1]))
     memory = pool.status()["memory"]
-    began = time.monotonic()
-    with pytest.raises(Cancelled):
-        pool.patch(make_spec(), change, check_cancelled=after(0.1))
-    pool.load(make_spec())
-    assert time.monotonic() - began < 1.5  # of 3 s that the whole change takes
+
+    def returned():
+        began = time.monotonic()
+        with pytest.raises(Cancelled):
+            pool.patch(make_spec(), change, check_cancelled=after(0.1))
+        pool.load(make_spec())
+        return time.monotonic() - began
+
+    in_time(returned, 1.5)  # of 3 s that the whole change takes
     assert pool.status()["memory"] == memory
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from pool.echo_pool import FRESH, failure, first_line, is_alive, make_spec, run_step, wait_until
+from pool.echo_pool import FRESH, failure, first_line, in_time, is_alive, make_spec, run_step, wait_until
 
 from parallel_runtime.errors import PoolError
 
@@ -16,44 +16,63 @@ from parallel_runtime.errors import PoolError
 def test_a_rank_killed_in_the_middle_of_an_exchange(pool, num_mib):
     """The other rank's "connection closed by peer" must not be taken for the cause."""
     exchange = ["exchange", num_mib << 20, 30.0]
-    victim, generation = pool.status()["pids"][1], pool.generation
-    killed = []
 
-    def kill():
-        if not killed and time.monotonic() - began > 0.5:
-            killed.append(time.monotonic())
-            os.kill(victim, signal.SIGKILL)
+    def noticed():
+        pool.start()
+        victim, generation = pool.status()["pids"][1], pool.generation
+        killed = []
 
-    began = time.monotonic()
-    error, _ = failure(pool, check_cancelled=kill, faults={0: [exchange], 1: [exchange]})
-    assert time.monotonic() - killed[0] < 1.0
-    assert first_line(error) == f"rank 1: killed by SIGKILL; {FRESH}"
-    assert error.rank == 1
-    assert (pool.generation, pool.status()["pids"]) == (generation, []), "something was started again by itself"
-    assert torch.equal(run_step(pool).out, torch.arange(10.0))
-    assert pool.generation == generation + 1
+        def kill():
+            if not killed and time.monotonic() - began > 0.5:
+                killed.append(time.monotonic())
+                os.kill(victim, signal.SIGKILL)
+
+        began = time.monotonic()
+        error, _ = failure(pool, check_cancelled=kill, faults={0: [exchange], 1: [exchange]})
+        seconds = time.monotonic() - killed[0]
+        assert first_line(error) == f"rank 1: killed by SIGKILL; {FRESH}"
+        assert error.rank == 1
+        assert (pool.generation, pool.status()["pids"]) == (generation, []), "something was started again by itself"
+        assert torch.equal(run_step(pool).out, torch.arange(10.0))
+        assert pool.generation == generation + 1
+        return seconds
+
+    in_time(noticed)
 
 
 def test_a_rank_killed_while_it_loads(pool):
     """The other rank has the whole model by then, or not; the next prompt loads it anew in both."""
-    pids = pool.status()["pids"]
-    began = time.monotonic()
-    with pytest.raises(PoolError, match="^rank 1: killed by SIGKILL; the next prompt starts fresh workers"):
-        pool.load(make_spec("die1"))
-    assert time.monotonic() - began < 1.0
-    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
-    assert [rank["held"] for rank in run_step(pool).ranks] == [1, 1]
+
+    def noticed():
+        pool.start()
+        pids = pool.status()["pids"]
+        began = time.monotonic()
+        with pytest.raises(PoolError, match="^rank 1: killed by SIGKILL; the next prompt starts fresh workers"):
+            pool.load(make_spec("die1"))
+        seconds = time.monotonic() - began
+        assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+        assert [rank["held"] for rank in run_step(pool).ranks] == [1, 1]
+        return seconds
+
+    in_time(noticed)
 
 
 def test_a_rank_that_dies_while_idle_takes_the_others_along_and_the_next_prompt_works(pool, caplog):
     caplog.set_level(logging.WARNING)
-    pids = pool.status()["pids"]
-    began = time.monotonic()
-    os.kill(pids[1], signal.SIGKILL)
-    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
-    assert time.monotonic() - began < 1.0
-    assert pool.state == "failed"
-    assert torch.equal(run_step(pool).out, torch.arange(10.0))
+
+    def noticed():
+        caplog.clear()
+        pool.start()
+        pids = pool.status()["pids"]
+        began = time.monotonic()
+        os.kill(pids[1], signal.SIGKILL)
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+        seconds = time.monotonic() - began
+        wait_until(lambda: pool.state == "failed")
+        assert torch.equal(run_step(pool).out, torch.arange(10.0))
+        return seconds
+
+    in_time(noticed)
     assert [record.getMessage() for record in caplog.records] == [
         f"parallel workers failed while idle: rank 1: killed by SIGKILL; {FRESH}"
     ]

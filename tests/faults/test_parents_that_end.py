@@ -1,6 +1,7 @@
 """Ranks end with the process that owns them, however it ends, and leave nothing; they do not end with its threads."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pool.echo_pool import is_alive
+from pool.echo_pool import in_time, is_alive, wait_until
 
 from faults.sockets import LISTENING, sockets_of
 
@@ -30,10 +31,14 @@ class Parent:
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True, cwd=folder)
         self.ranks = [int(word) for word in self.process.stdout.readline().split()]
         assert len(self.ranks) == ranks
-        started = [child.pid for rank in self.ranks for child in psutil.Process(rank).children(recursive=True)]
-        assert len(started) == (ranks if when == "holding" else 0)
-        self.processes = self.ranks + started
+        expected = ranks if when == "holding" else 0
+        wait_until(lambda: len(self.started()) == expected)
+        self.processes = self.ranks + self.started()
         assert self.living() == self.processes
+
+    def started(self):
+        """What the ranks have started."""
+        return [child.pid for rank in self.ranks for child in psutil.Process(rank).children(recursive=True)]
 
     def tell(self, line):
         """Have it do something; what it answers."""
@@ -48,7 +53,7 @@ class Parent:
     def seconds_until_ranks_are_gone(self):
         began = time.monotonic()
         while self.living():
-            assert time.monotonic() - began < 5.0, f"{self.living()} live on"
+            assert time.monotonic() - began < 30.0, f"{self.living()} live on"
             time.sleep(0.005)
         return time.monotonic() - began
 
@@ -71,46 +76,67 @@ def parent_of(tmp_path):
 
 @pytest.mark.parametrize("when", ["starting", "stepping", "holding", "leaked"])
 def test_ranks_end_within_a_second_of_their_killed_parent_and_leave_nothing(parent_of, tmp_path, when):
-    shared = sorted(os.listdir("/dev/shm"))  # noqa: S108
-    parent = parent_of(when=when)
-    os.kill(parent.process.pid, signal.SIGKILL)
-    assert parent.seconds_until_ranks_are_gone() < 1.0
-    assert list(tmp_path.iterdir()) == []
-    assert sorted(os.listdir("/dev/shm")) == shared  # noqa: S108
+    def ended():
+        parent = parent_of(when=when)
+        owners = {str(pid) for pid in (parent.process.pid, *parent.processes)}
+        os.kill(parent.process.pid, signal.SIGKILL)
+        seconds = parent.seconds_until_ranks_are_gone()
+        assert list(tmp_path.iterdir()) == []
+        # Others come and go there too. What torch and its like put there has the number of its process in its name.
+        left = [name for name in os.listdir("/dev/shm") if owners & set(re.findall(r"\d+", name))]  # noqa: S108
+        assert left == []
+        return seconds
+
+    in_time(ended)
 
 
 def test_ranks_end_when_their_parent_replaces_itself(parent_of):
     """As ComfyUI does when its manager restarts it: the same process goes on as another program."""
-    parent = parent_of(when="stepping")
-    assert parent.tell("exec") == "replaced"
-    assert parent.seconds_until_ranks_are_gone() < 1.0
-    assert is_alive(parent.process.pid)
+
+    def ended():
+        parent = parent_of(when="stepping")
+        assert parent.tell("exec") == "replaced"
+        seconds = parent.seconds_until_ranks_are_gone()
+        assert is_alive(parent.process.pid)
+        return seconds
+
+    in_time(ended)
 
 
 def test_ranks_end_with_a_parent_that_crashes_with_the_interpreters_lock_held(parent_of, tmp_path):
     """No thread of its can say goodbye. Sockets go with the processes that hold them."""
-    parent = parent_of(when="stepping")
-    listening = {socket for rank in parent.ranks for socket in sockets_of(rank)}
-    assert LISTENING in {state for _, state in listening}
-    assert parent.tell("crash") == ""
-    assert parent.process.wait(5) == -signal.SIGABRT
-    assert parent.seconds_until_ranks_are_gone() < 1.0
+
+    def ended():
+        parent = parent_of(when="stepping")
+        listening = {socket for rank in parent.ranks for socket in sockets_of(rank)}
+        assert LISTENING in {state for _, state in listening}
+        assert parent.tell("crash") == ""
+        assert parent.process.wait(60) == -signal.SIGABRT
+        return parent.seconds_until_ranks_are_gone()
+
+    in_time(ended)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_ranks_end_with_a_killed_parent_that_never_gave_the_interpreters_lock_back(parent_of, tmp_path):
-    parent = parent_of(when="idle")
-    assert parent.tell("hold") == "holding"
-    os.kill(parent.process.pid, signal.SIGKILL)
-    assert parent.seconds_until_ranks_are_gone() < 1.0
+    def ended():
+        parent = parent_of(when="idle")
+        assert parent.tell("hold") == "holding"
+        os.kill(parent.process.pid, signal.SIGKILL)
+        return parent.seconds_until_ranks_are_gone()
+
+    in_time(ended)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_ranks_end_with_a_parent_that_just_returns(parent_of):
-    parent = parent_of(when="idle")
-    parent.process.stdin.close()
-    assert parent.process.wait(5) == 0
-    assert parent.seconds_until_ranks_are_gone() < 1.0
+    def ended():
+        parent = parent_of(when="idle")
+        parent.process.stdin.close()
+        assert parent.process.wait(60) == 0
+        return parent.seconds_until_ranks_are_gone()
+
+    in_time(ended)
 
 
 def test_ranks_do_not_end_with_the_thread_that_made_them(parent_of):

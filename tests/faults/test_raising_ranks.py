@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from pool.echo_pool import FRESH, failure, first_line, make_spec, run_step
+from pool.echo_pool import FRESH, failure, failure_in_time, first_line, make_spec, run_step
 
 from parallel_runtime.errors import PoolError
 
@@ -12,11 +12,10 @@ from parallel_runtime.errors import PoolError
 def test_a_rank_that_raises_while_the_others_wait_for_it(pool):
     text = "rank 0 says no\nand why"
     pids = pool.status()["pids"]
-    error, seconds = failure(pool, faults={0: [["fail", "ValueError", text]], 1: [["exchange", 1 << 20, 30.0]]})
+    error = failure_in_time(pool, faults={0: [["fail", "ValueError", text]], 1: [["exchange", 1 << 20, 30.0]]})
     assert first_line(error) == f"rank 0: ValueError: rank 0 says no; {FRESH}"
     assert "in fail\n" in error.detail
     assert "and why" in error.detail
-    assert seconds < 1.0
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
     assert set(pool.status()["pids"]).isdisjoint(pids), "a rank was kept"
 
@@ -28,11 +27,10 @@ def test_running_out_of_memory_has_a_remedy_of_its_own(lone_rank):
 
 
 def test_the_cpus_own_words_for_it_have_the_same_remedy(lone_rank):
-    error, seconds = failure(lone_rank, faults={0: [["allocate", 1 << 60]]})
+    error = failure_in_time(lone_rank, faults={0: [["allocate", 1 << 60]]})
     assert first_line(error).startswith("rank 0: RuntimeError: ")
     assert "can't allocate memory" in first_line(error)
     assert "; use a smaller image, more ranks" in first_line(error)
-    assert seconds < 1.0
 
 
 def test_the_cause_is_preferred_to_an_earlier_consequence(pool):
@@ -45,9 +43,8 @@ def test_the_cause_is_preferred_to_an_earlier_consequence(pool):
 
 def test_a_consequence_without_a_cause_is_reported_all_the_same(pool):
     peer = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
-    error, seconds = failure(pool, faults={0: [["fail", "RuntimeError", peer]], 1: [["sleep", 30]]})
+    error = failure_in_time(pool, faults={0: [["fail", "RuntimeError", peer]], 1: [["sleep", 30]]})
     assert first_line(error) == f"rank 0: RuntimeError: {peer}; {FRESH}"
-    assert seconds < 1.0
 
 
 def test_an_error_text_that_no_message_can_hold_is_cut(lone_rank):
@@ -73,7 +70,7 @@ def test_a_rank_that_fails_after_its_step_was_cancelled_does_not_fail_the_next_o
     generation = pool.generation
     late = ["fail", "ValueError", "'/home/some body/a model.safetensors' is too late"]
     with pytest.raises(Cancelled):
-        run_step(pool, check_cancelled=cancel, faults={1: [["sleep", 0.3], late]})
+        run_step(pool, check_cancelled=cancel, faults={1: [["sleep", 0.8], late]})
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
     assert pool.generation == generation + 1
     for told in (caplog.text, pool.status()["last_failure"]):

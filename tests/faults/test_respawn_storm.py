@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from pool.echo_pool import in_time
 
 from parallel_runtime.errors import PoolError
 
@@ -18,11 +19,14 @@ def test_a_torch_that_cannot_be_imported_says_so_and_after_three_times_the_user_
         ) as e:
             pool.start()
         assert "torch/__init__.py" in e.value.detail
-    began = time.monotonic()
-    for _ in range(2):
+
+    def refused():
+        began = time.monotonic()
         with pytest.raises(PoolError, match="failed 3 times in .* last with: ImportError.*; use Release Parallel Pool"):
             pool.start()
-    assert time.monotonic() - began < 0.1
+        return time.monotonic() - began
+
+    in_time(refused, 0.1)  # a start takes a second
     assert (pool.generation, pool.state) == (3, "failed")
     pool.close()
     assert pool.state == "stopped"

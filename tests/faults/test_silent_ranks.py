@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from pool.echo_pool import failure, first_line, make_pool, make_spec, run_step
+from pool.echo_pool import failure, failure_in_time, first_line, make_pool, make_spec, run_step
 
 from parallel_runtime.pool.deadlines import REMEMBERED_SHAPES, REMEMBERED_STEPS, VARIABLE, Pace, deadline_from
 
@@ -31,16 +31,14 @@ def with_deadline(pool, seconds):
 def test_a_stopped_rank_is_found_by_its_silence(impatient):
     pool = impatient
     run_step(pool)
-    error, seconds = failure(pool, faults={1: [["sleep", 0.2], ["send_signal", "SIGSTOP"]]})
+    error = failure_in_time(pool, 2.0, faults={1: [["sleep", 0.2], ["send_signal", "SIGSTOP"]]})
     assert first_line(error).startswith("rank 1: no answer to STEP and no heartbeat for 1.")
     assert "held by a signal; the deadline is 1 s" in first_line(error)
-    assert seconds < 2.0
 
 
 def test_ranks_that_wait_for_each_other_for_ever_are_ended(impatient):
-    error, seconds = failure(impatient, faults={rank: [["receive"]] for rank in range(2)})
+    error = failure_in_time(impatient, 2.0, faults={rank: [["receive"]] for rank in range(2)})
     assert "no answer to STEP and no heartbeat for 1." in first_line(error)
-    assert seconds < 3.0
 
 
 def test_a_rank_that_shows_life_may_take_longer_than_the_deadline(lone):
@@ -49,9 +47,8 @@ def test_a_rank_that_shows_life_may_take_longer_than_the_deadline(lone):
 
 def test_a_rank_whose_interpreter_never_returns_is_found_too(lone):
     run_step(lone)
-    error, seconds = failure(lone, faults={0: [["hold_the_interpreter"]]})
-    assert first_line(error).startswith("rank 0: no answer to STEP and no heartbeat for 0.")
-    assert seconds < 1.5
+    error = failure_in_time(lone, 1.5, faults={0: [["hold_the_interpreter"]]})
+    assert first_line(error).startswith("rank 0: no answer to STEP and no heartbeat for ")
     assert torch.equal(run_step(lone).out, torch.arange(10.0))
 
 

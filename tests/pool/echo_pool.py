@@ -15,6 +15,7 @@ from parallel_runtime.pool.pool import Pool
 
 HERE = str(Path(__file__).parent)
 FRESH = "the next prompt starts fresh workers"
+TRIES = 3  # a machine may stand still for a moment; it does not do so at the same place again and again
 
 
 def make_pool(num_ranks=2, **settings):
@@ -65,12 +66,38 @@ def failure(pool, **options):
     return caught.value, seconds
 
 
+def in_time(measured, within_s=1.0):
+    """Have `measured()`, the seconds that something took, below `within_s`: at once, or in one of two more tries."""
+    taken = []
+    while not taken or taken[-1] >= within_s:
+        assert len(taken) < TRIES, f"took {taken} s, each time more than {within_s} s"
+        taken.append(measured())
+
+
+def failure_in_time(pool, within_s=1.0, **options):
+    """The error of a step that fails, which must come `in_time`."""
+    errors = []
+
+    def seconds():
+        pool.start()
+        error, taken = failure(pool, **options)
+        errors.append(error)
+        return taken
+
+    try:
+        in_time(seconds, within_s)
+    finally:
+        if len(errors) > 1:
+            pool.close()  # or these failures would count for what comes next
+    return errors[-1]
+
+
 def first_line(error):
     """What most clients show of an error."""
     return str(error).partition("\n")[0]
 
 
-def wait_until(condition, timeout_s=5.0):
+def wait_until(condition, timeout_s=30.0):
     """Wait for it, and fail when it does not come."""
     until = time.monotonic() + timeout_s
     while not condition():

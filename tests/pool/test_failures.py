@@ -2,7 +2,7 @@
 
 import pytest
 
-from pool.echo_pool import FRESH, failure, first_line
+from pool.echo_pool import FRESH, failure, failure_in_time, first_line
 
 
 def test_an_exit_names_the_code_and_shows_what_was_printed_last(lone_rank):
@@ -22,6 +22,5 @@ def test_an_exit_names_the_code_and_shows_what_was_printed_last(lone_rank):
     ],
 )
 def test_a_rank_that_breaks_the_protocol_is_ended(lone_rank, action, cause):
-    error, seconds = failure(lone_rank, faults={0: [action]})
+    error = failure_in_time(lone_rank, faults={0: [action]})
     assert first_line(error).startswith(f"rank 0: {cause}")
-    assert seconds < 1.0

@@ -9,7 +9,7 @@ import torch
 from parallel_runtime.patch import Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
-from pool.echo_pool import make_spec, run_step
+from pool.echo_pool import in_time, make_spec, run_step
 
 ONE, TWO = ParallelPlan(), ParallelPlan(ulysses=2)
 
@@ -80,13 +80,15 @@ def test_a_cancelled_load_of_further_ranks_leaves_no_part_of_the_model(pool):
 def test_weights_changed_on_one_rank_are_changed_on_a_rank_that_joins(pool):
     spec = make_spec("changed")
     change = PatchSet("change", (Patch(key="x", kind="diff", strength=1.0, values=(None,)),))
-    pool.patch(spec, change, ONE)
-    began = time.monotonic()
-    pool.patch(spec, change, ONE)
-    assert time.monotonic() - began < 0.1, "the same change costs nothing"
-    began = time.monotonic()
-    pool.patch(spec, change, TWO)
-    assert time.monotonic() - began >= 0.1, "each change takes 0.1 s in this engine"
+
+    def seconds(plan):
+        began = time.monotonic()
+        pool.patch(spec, change, plan)
+        return time.monotonic() - began
+
+    assert seconds(ONE) >= 0.1, "each change takes 0.1 s in this engine"
+    in_time(lambda: seconds(ONE), 0.1)  # the same change costs nothing
+    assert seconds(TWO) >= 0.1
     pool.unload(spec)
 
 

@@ -4,7 +4,7 @@ import json
 import struct
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_runtime.wire.protocol import (
@@ -23,9 +23,6 @@ from parallel_runtime.wire.protocol import (
     decode,
     encode,
 )
-
-# A busy machine is no failure, and nothing is kept between runs.
-quietly = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
 
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789_.", min_size=1, max_size=24)
 specs = st.builds(
@@ -66,13 +63,12 @@ def with_text(text: bytes) -> bytes:
 
 
 @given(messages)
-@quietly
 def test_a_message_comes_back_as_it_was_sent(message):
     assert decode(encode(message)) == message
 
 
 @given(st.binary(max_size=400))
-@settings(quietly, max_examples=500)
+@settings(max_examples=500)
 def test_random_bytes_are_refused_or_are_a_message(data):
     try:
         message = decode(data)
@@ -82,7 +78,7 @@ def test_random_bytes_are_refused_or_are_a_message(data):
 
 
 @given(messages, st.data())
-@settings(quietly, max_examples=1000)
+@settings(max_examples=1000)
 def test_a_damaged_message_is_refused_or_is_another_sound_message(message, data):
     damaged = bytearray(encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -95,7 +91,6 @@ def test_a_damaged_message_is_refused_or_is_another_sound_message(message, data)
 
 
 @given(messages, st.data())
-@quietly
 def test_every_truncation_and_every_trailing_byte_is_refused(message, data):
     whole = encode(message)
     with pytest.raises(ProtocolError):

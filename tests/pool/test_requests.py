@@ -191,6 +191,7 @@ def test_the_state_follows_what_happens(pool_of):
     states = [pool.state]
     pool.start(check_cancelled=lambda: states.append(pool.state))
     states.append(pool.state)
+    run_step(pool)  # the model is loaded by now, however long that took
     run_step(pool, check_cancelled=lambda: states.append(pool.state), faults={0: [["sleep", 0.2]]})
     states.append(pool.state)
     pool.close()

@@ -96,17 +96,20 @@ def test_a_lying_header_is_refused_in_one_line(tmp_path: Path, header: object, d
 def test_a_header_made_to_exhaust_us_is_refused_in_bounded_time_and_memory(
     tmp_path: Path, header: bytes, words: str
 ) -> None:
-    """Measured in a process of its own: 16 MiB of header may cost at most 12 times as much, and a few seconds."""
+    """Measured in a process of its own: 16 MiB of header may cost at most 12 times as much, and a few seconds.
+
+    Not by `ru_maxrss`, which begins with what the process that started this one had.
+    """
     path = write(tmp_path / "a.safetensors", header)
     script = (
-        "import resource, sys, time\n"
+        "import re, sys, time\n"
         "from parallel_runtime.checkpoint import read_header\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "before, began = peak(), time.perf_counter()\n"
+        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1])\n"
+        "before, began = peak(), time.process_time()\n"
         "try:\n"
         "    read_header(sys.argv[1])\n"
         "except ValueError as error:\n"
-        "    print(peak() - before, time.perf_counter() - began, error)\n"
+        "    print(peak() - before, time.process_time() - began, error)\n"
     )
     command = [sys.executable, "-c", script, str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
@@ -136,7 +139,7 @@ def test_lengths_beyond_the_file_are_refused_without_reading_them(tmp_path: Path
         read_header(path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused_and_nothing_else(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "a.safetensors"

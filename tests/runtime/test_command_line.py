@@ -148,7 +148,8 @@ def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(sample: ModelSpec) -> None
         finally:
             process.kill()
     assert (process.returncode, said, complaint) == (130, "", "bench: interrupted\n")
-    assert not [rank for rank in ranks if rank.is_running()]
+    _, living = psutil.wait_procs(ranks, timeout=10)
+    assert living == []
 
 
 def wait_for_ranks(parent: int, *, count: int) -> list[psutil.Process]:

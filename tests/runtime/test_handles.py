@@ -85,7 +85,7 @@ def test_evicting_gives_the_memory_back(room_for_two: Pool, files: list[ModelSpe
         run(room_for_two, half, ParallelPlan(ulysses=2))
         resident.append(room_for_two.status()["memory"][0]["resident_bytes"])
     assert len(names(room_for_two)) <= 4  # bf16 models are half the size
-    assert resident[-1] - resident[5] < 16 * 2**20
+    assert resident[-1] - resident[5] < 6 * 2**20, resident  # six models that stayed would be 12 MiB
 
 
 def test_a_model_bigger_than_the_budget_runs_alone(files: list[ModelSpec], model_bytes: int) -> None:
@@ -120,4 +120,4 @@ def test_a_plan_makes_no_group_for_an_axis_of_one_rank() -> None:
             assert pool.exchange_pattern(plan) == [0, 0]
         after = [len(list((rank / "task").iterdir())) for rank in ranks]
     # the world's own group serves a plan of one axis over all ranks; one thread a plan is torch's to add
-    assert all(now - then <= len(plans) for now, then in zip(after, before, strict=True))
+    assert all(now - then <= len(plans) for now, then in zip(after, before, strict=True)), (before, after)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_runtime.adapters.flux_config import FluxConfig
@@ -134,7 +134,7 @@ def test_lanes_that_run_the_first_row_for_theirs_are_wrong(
     assert max(errors(result, [judge(tensors) for tensors in inputs])) > 0.05
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(
     plan=st.sampled_from(LANE_PLANS),
     shapes=st.lists(

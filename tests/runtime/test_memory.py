@@ -34,7 +34,7 @@ def test_loading_grows_a_rank_by_its_weights_and_a_little(large: Path, dtype: st
         pool.close()
     for grown, shard in zip(growth, loaded.parameter_bytes, strict=True):
         assert shard >= 2 * 2**30 * 0.99
-        assert grown < shard + ALLOWANCE
+        assert grown < shard + ALLOWANCE, (growth, loaded.parameter_bytes)
     assert len(seen) > 5, "loading shows its progress"
     assert seen[-1][0] == seen[-1][1]
     assert seen == sorted(seen)
@@ -47,7 +47,8 @@ def test_weights_in_the_files_own_dtype_are_shared_pages_not_copies(large: Path)
         pids = pool.status()["pids"]
         before = [anonymous_bytes(pid) for pid in pids]
         pool.load(ModelSpec.of(large))
-        assert all(anonymous_bytes(pid) - old < ALLOWANCE for pid, old in zip(pids, before, strict=True))
+        grown = [anonymous_bytes(pid) - old for pid, old in zip(pids, before, strict=True)]
+        assert max(grown) < ALLOWANCE, grown
     finally:
         pool.close()
 

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.pipeline_timeline import bubble, ideal_bubble
@@ -15,7 +15,6 @@ from parallel_runtime.rank.stages import stage_blocks
 from parallel_runtime.strategies.pipefusion import PatchedSequence, balanced_stages
 
 
-@settings(deadline=None)  # a busy machine is no defect
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.data())
 def test_no_other_cut_has_a_cheaper_most_costly_stage(costs: list[int], data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, len(costs)))
@@ -51,7 +50,6 @@ def test_the_stages_of_a_flux_are_even(stages: int) -> None:
     assert max(map(len, runs)) - min(map(len, runs)) <= 1
 
 
-@settings(deadline=None)
 @given(st.integers(0, 9), st.integers(1, 40), st.integers(1, 7), st.integers(1, 4))
 def test_every_token_has_one_place_and_every_chunk_finds_its_own(
     num_text: int, num_image: int, num_patches: int, parts: int

@@ -2,21 +2,46 @@
 
     python -m benchmarks.pipeline_timeline --stages 2 --patches 2 4 --steps 6 --png timeline.png
 
-The *bubble* is the share of the stages' time after the warm-up in which they compute nothing, from the first patch that
-comes to the last stage's last. The *ideal* one is that of the same run on stages that compute what these did, median
-by stage, with messages that take no time: what remains is filling, draining and uneven stages. Also counted: bytes a
-step beside ulysses and ring on as many ranks, and each rank's weights. Without --model, a small one of random weights.
+Owns the runs. What a bubble is, and schedules and pictures, are pipeline_schedule.py's. Four bubbles are told, all of
+the steps after the warm-up:
+
+- *clock*: of this run, as the ranks saw it. On fewer cores than stages it is the cores that wait, not the pipeline.
+- *measured costs*: of the order that the stages kept to and of what waits for what, each patch taking the median of
+  what it took here, messages no time. What remains is filling, draining, and stages and patches that differ.
+- *counted costs*: the same, each patch taking the operations of its tokens in the stage's blocks. Needs no clock.
+- *even*: of as many stages and patches that are all alike: nothing but filling and draining.
+
+Also counted: bytes a step beside ulysses and ring on as many ranks, and each rank's weights. Without --model, a small
+one of random weights.
 """
 
 import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from benchmarks.pipeline_schedule import (
+    BEGAN,
+    ENDED,
+    FIRST,
+    Cost,
+    Span,
+    bubble,
+    counted_cost,
+    draw,
+    even_order,
+    ideal_bubble,
+    orders_of,
+    picture,
+    scaled,
+    schedule,
+    steady,
+)
+from parallel_runtime.adapters.flux import FluxAdapter
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.adapters.flux_inputs import check_plan
 from parallel_runtime.checkpoint import ModelSpec, read_header
@@ -28,9 +53,7 @@ from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.resident import ResidentRun
 from parallel_runtime.program import Program, State
-
-CALL, FIRST, _, _, ASKED, BEGAN, ENDED = range(7)
-Span = Sequence[float]
+from parallel_runtime.strategies.pipefusion import PatchedSequence
 
 
 def euler_run(config: FluxConfig, workload: Workload, *, steps: int) -> ResidentRun:
@@ -49,84 +72,91 @@ def euler_run(config: FluxConfig, workload: Workload, *, steps: int) -> Resident
     return ResidentRun(program=program, conds=(call,), cfg=1.0, given={0: noise}, timeline=True)
 
 
-def steady(spans: Sequence[Span], warm_calls: int) -> list[Span]:
-    """The spans after the warm-up."""
-    return [span for span in spans if span[CALL] >= warm_calls]
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A plan's run: bytes sent a step by all ranks, bytes of weights by rank, seconds of a step and when what was done.
 
+    `stages` are the spans of each stage, `after` those after the warm-up; none without a pipeline.
+    """
 
-def bubble(stages: Sequence[Sequence[Span]]) -> float:
-    """The share of the stages' time in which they compute nothing, from the first begin to the last end."""
-    begin = min(spans[0][BEGAN] for spans in stages)
-    end = max(spans[-1][ENDED] for spans in stages)
-    busy = sum(span[ENDED] - span[BEGAN] for spans in stages for span in spans)
-    return 1 - busy / ((end - begin) * len(stages))
+    plan: ParallelPlan
+    sent_bytes: float
+    held_bytes: list[int]
+    step_s: float
+    stages: list[list[Span]]
+    after: list[list[Span]]
+    counted: Cost
 
-
-def ideal_bubble(costs: Sequence[float], *, patches: int, calls: int) -> float:
-    """`bubble` of stages that take `costs` a patch and of messages that take no time."""
-    done: dict[tuple[int, int, int], float] = {}
-    free = [0.0] * len(costs)
-    for call in range(calls):
-        for patch in range(patches):
-            came = done.get((len(costs) - 1, call - 1, patch), 0.0)
-            for stage, cost in enumerate(costs):
-                came = free[stage] = done[stage, call, patch] = max(came, free[stage]) + cost
-    return 1 - sum(costs) * patches * calls / (max(free) * len(costs))
-
-
-def picture(stages: Sequence[Sequence[Span]], *, width: int = 110) -> str:
-    """A line a stage: the patch's number while it computes (`#` all of them), a dot while it waits."""
-    begin = min(spans[0][BEGAN] for spans in stages)
-    end = max(spans[-1][ENDED] for spans in stages)
-    lines = []
-    for stage, spans in enumerate(stages):
-        line = ["."] * width
-        for span in spans:
-            left, right = (int((span[at] - begin) / (end - begin) * (width - 1)) for at in (BEGAN, ENDED))
-            mark = "#" if span[2] - span[FIRST] > 1 else str(int(span[FIRST]))
-            line[left : right + 1] = [mark] * (right + 1 - left)
-        lines.append(f"stage {stage} |{''.join(line)}|")
-    return "\n".join(lines)
-
-
-def draw(runs: Sequence[tuple[str, Sequence[Sequence[Span]]]], path: str) -> None:
-    """The timelines as a PNG, one below the other; a colour a patch, time in ms. Needs matplotlib."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 1 + 1.6 * len(runs)), layout="constrained")
-    for place, (title, stages) in enumerate(runs, 1):
-        axes = figure.add_subplot(len(runs), 1, place)
-        begin = min(spans[0][BEGAN] for spans in stages)
-        for stage, spans in enumerate(stages):
+    @property
+    def measured_cost(self) -> Cost:
+        """What each stage's patches took, median over the steps."""
+        took: dict[tuple[int, int], list[float]] = {}
+        for stage, spans in enumerate(self.after):
             for span in spans:
-                whole = span[2] - span[FIRST] > 1
-                colour = "0.6" if whole else f"C{int(span[FIRST])}"
-                left, length = (span[BEGAN] - begin) * 1000, (span[ENDED] - span[BEGAN]) * 1000
-                axes.barh(stage, length, left=left, color=colour, edgecolor="white", linewidth=0.5)
-        axes.set_yticks(range(len(stages)), [f"stage {stage}" for stage in range(len(stages))])
-        axes.invert_yaxis()
-        axes.set_title(title, fontsize=9, loc="left")
-    axes.set_xlabel("ms")
-    figure.savefig(path, dpi=120)
+                took.setdefault((stage, int(span[FIRST])), []).append(span[ENDED] - span[BEGAN])
+        medians = {place: statistics.median(seconds) for place, seconds in took.items()}
+        return lambda stage, patch: medians[stage, patch]
+
+    def scheduled(self, cost: Cost) -> list[list[Span]]:
+        """The order of this run after its warm-up, on stages that take `cost`."""
+        return schedule(orders_of(self.after), cost)
+
+    def bubbles(self) -> dict[str, float]:
+        """By the names that the file's docstring explains."""
+        patches, stages = self.plan.num_patches, len(self.after)
+        return {
+            "clock": bubble(self.after),
+            "measured costs": bubble(self.scheduled(self.measured_cost)),
+            "counted costs": bubble(self.scheduled(self.counted)),
+            "even": ideal_bubble([1.0] * stages, patches=patches, calls=len(self.after[0]) // patches),
+        }
+
+    def bubble_within_a_step(self) -> float:
+        """Of counted costs, when each step begins and ends with an empty pipeline, as in the host's loop."""
+        orders = even_order(len(self.after), patches=self.plan.num_patches, calls=1)
+        return bubble(schedule(orders, self.counted))
+
+    def describe(self) -> str:
+        """A line."""
+        held = ", ".join(f"{part / 1e6:.1f}" for part in self.held_bytes)
+        line = f"{self.plan.describe()}: {self.sent_bytes / 1e6:.2f} MB a step, weights {held} MB"
+        told = [f"{name} {share:.1%}" for name, share in self.bubbles().items()] if self.after else []
+        return f"{line}, bubble: {', '.join(told)}" if told else line
 
 
-def measure(pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: ResidentRun) -> tuple[str, list[list[Span]]]:
-    """A line about the plan, and its ranks' spans, after one run to warm the machine up."""
+def measure(pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: ResidentRun) -> Measured:
+    """One run, after one to warm the machine up."""
     pool.sample(spec, plan, run)
     ranks = pool.sample(spec, plan, run).ranks[: plan.ranks]
-    steps = len(run.program.step_ends)
-    sent = sum(rank["bytes"] for rank in ranks) / steps
-    held = pool.load(spec, plan).parameter_bytes[: plan.ranks]
-    line = (
-        f"{plan.describe()}: {sent / 1e6:.2f} MB a step, weights {', '.join(f'{part / 1e6:.1f}' for part in held)} MB"
+    steps, tokens = len(run.program.step_ends), run.conds[0].tensors
+    adapter = FluxAdapter(FluxConfig.from_header(read_header(spec.path)))
+    sequence = PatchedSequence(tokens["txt"].shape[1], tokens["img"].shape[1], plan.num_patches, plan.parts)
+    stages = [rank["timeline"]["spans"] for rank in ranks[:: plan.parts]] if plan.pipefusion > 1 else []
+    return Measured(
+        plan=plan,
+        sent_bytes=sum(rank["bytes"] for rank in ranks) / steps,
+        held_bytes=pool.load(spec, plan).parameter_bytes[: plan.ranks],
+        step_s=max(statistics.median(rank["step_s"][1:]) for rank in ranks),
+        stages=stages,
+        after=[steady(spans, plan.warmup_steps) for spans in stages],
+        counted=counted_cost(adapter, sequence, stages=plan.pipefusion),
     )
-    if plan.pipefusion == 1:
-        return line, []
-    stages = [rank["timeline"]["spans"] for rank in ranks[:: plan.parts]]
-    after = [steady(spans, plan.warmup_steps) for spans in stages]
-    costs = [statistics.median(span[ENDED] - span[BEGAN] for span in spans) for spans in after]
-    ideal = ideal_bubble(costs, patches=plan.num_patches, calls=steps - plan.warmup_steps)
-    return f"{line}, bubble {bubble(after):.1%}, ideal {ideal:.1%}", stages
+
+
+def pictures(measured: Measured) -> str:
+    """The run as text, and its order after the warm-up on stages that take counted costs."""
+    ideal = measured.scheduled(measured.counted)
+    return f"by the clock:\n{picture(measured.stages)}\nby counted costs, after the warm-up:\n{picture(ideal)}"
+
+
+def rows_of(measured: Measured) -> list[tuple[str, list[list[Span]], str]]:
+    """The same for `draw`."""
+    name, shares, ideal = measured.plan.describe(), measured.bubbles(), measured.scheduled(measured.counted)
+    told = f"{name}, the same order after the warm-up by counted costs: bubble {shares['counted costs']:.1%}"
+    return [
+        (f"{name}, by the clock: bubble {shares['clock']:.1%}", scaled(measured.stages, 1000), "ms"),
+        (told, scaled(ideal, 1e-9), "10^9 operations"),
+    ]
 
 
 def main() -> None:
@@ -157,11 +187,11 @@ def main() -> None:
         drawn = []
         with Pool(devices) as pool:
             for plan in (*plans, *others):
-                line, stages = measure(pool, spec, plan, run)
-                sys.stdout.write(f"{line}\n")
-                if stages:
-                    drawn.append((line, stages))
-                    sys.stdout.write(f"{picture(stages)}\n")
+                measured = measure(pool, spec, plan, run)
+                sys.stdout.write(f"{measured.describe()}\n")
+                if measured.stages:
+                    drawn += rows_of(measured)
+                    sys.stdout.write(f"{pictures(measured)}\n")
     if arguments.png:
         draw(drawn, arguments.png)
 

@@ -252,6 +252,7 @@ class PooledModel:
         requests = _RECORD.get()
         if requests is not None:
             shapes = tuple((*call.out_shape[:2], call.tensors["txt"].shape[1]) for call in run.conds)
+            shapes *= run.program.num_calls
             requests.append(Request(calls=shapes, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks))
         return result.out
 

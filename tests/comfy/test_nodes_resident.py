@@ -58,6 +58,7 @@ def test_samplers_run_in_the_workers(client: ComfyClient, tiny_models: TinyModel
     assert len(report["timings"]["step_s"]) == report["sampling"]["steps"] == 4
     assert all(len(rank["busy_s"]) == 4 for rank in report["ranks"])
     assert report["timings"]["prepare_s"] > 0
+    assert report["timings"]["calls"] == [7 if sampler == "heun" else 4], "one request, with all calls of the model"
 
 
 @pytest.mark.parametrize(

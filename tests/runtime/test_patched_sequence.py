@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.pipeline_timeline import bubble, ideal_bubble
+from benchmarks.pipeline_schedule import DIGITS, bubble, even_order, ideal_bubble, picture, schedule
 from parallel_runtime.adapters.flux import FluxAdapter
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.cli.sample_model import sample_config
@@ -95,3 +95,22 @@ def test_the_bubble_is_the_time_in_which_stages_compute_nothing() -> None:
     first = [[0, 0, 1, 0, 0.0, 0.0, 1.0], [0, 1, 2, 0, 1.0, 1.0, 2.0]]
     second = [[0, 0, 1, 0, 0.0, 1.0, 2.0], [0, 1, 2, 0, 2.0, 2.0, 3.0]]
     assert bubble([first, second]) == pytest.approx(1 / 3)
+
+
+def test_a_schedule_waits_for_the_stage_before_and_for_the_last_stage_of_the_call_before() -> None:
+    """The text goes with patch 0, which takes twice as long."""
+    spans = schedule(even_order(2, patches=2, calls=2), lambda _, patch: 2.0 - patch)
+    times = [[(call, patch, began, ended) for call, patch, _, _, _, began, ended in stage] for stage in spans]
+    assert times == [
+        [(0, 0, 0, 2), (0, 1, 2, 3), (1, 0, 4, 6), (1, 1, 6, 7)],  # call 1 begins when stage 1 has patch 0 of call 0
+        [(0, 0, 2, 4), (0, 1, 4, 5), (1, 0, 6, 8), (1, 1, 8, 9)],
+    ]
+    with pytest.raises(ValueError, match="wait for each other"):
+        schedule([[(0, 0), (0, 1)], [(0, 2)]], lambda _, __: 1.0)
+
+
+def test_a_picture_of_many_patches_keeps_its_columns() -> None:
+    spans = schedule(even_order(3, patches=16, calls=3), lambda _, __: 1.0)
+    lines = [line.partition("|")[2] for line in picture(spans, width=100).splitlines()]
+    assert {len(line) for line in lines} == {101}
+    assert set(DIGITS[:16]) < set(lines[0])

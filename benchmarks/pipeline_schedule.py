@@ -1,0 +1,158 @@
+"""When the stages of a pipeline compute which patch: its bubble by the clock, and by the schedule that it kept to.
+
+Owns the arithmetic of schedules and how they are drawn, as text and as a picture. Runs nothing (pipeline_timeline.py).
+
+The *bubble* is the share of the stages' time after the warm-up in which they compute nothing, from the first patch that
+comes to the last stage's last. A span is [call, first patch, patch after the last, conditioning, asked_s, began_s,
+ended_s], as rank/timeline.py has it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from parallel_runtime.adapters.flux import FluxAdapter
+from parallel_runtime.rank.stages import stage_blocks
+from parallel_runtime.strategies.pipefusion import PatchedSequence
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CALL, FIRST, STOP, _, ASKED, BEGAN, ENDED = range(7)
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a patch is one character wide
+COLOURS = 10
+Span = Sequence[float]
+# What a stage takes for a patch of these numbers.
+Cost = Callable[[int, int], float]
+
+
+def steady(spans: Sequence[Span], warm_calls: int) -> list[Span]:
+    """The spans after the warm-up."""
+    return [span for span in spans if span[CALL] >= warm_calls]
+
+
+def bubble(stages: Sequence[Sequence[Span]]) -> float:
+    """The share of the stages' time in which they compute nothing, from the first begin to the last end."""
+    begin = min(spans[0][BEGAN] for spans in stages)
+    end = max(spans[-1][ENDED] for spans in stages)
+    busy = sum(span[ENDED] - span[BEGAN] for spans in stages for span in spans)
+    return 1 - busy / ((end - begin) * len(stages))
+
+
+def schedule(orders: Sequence[Sequence[tuple[int, int]]], cost: Cost) -> list[list[Span]]:
+    """When each stage would compute the (call, patch) of its order, messages taking no time.
+
+    A patch comes from the stage before, and to the first stage from the last one's same patch of the call before; a
+    stage takes them in its order, one at a time. Raises `ValueError` when the orders wait for each other.
+    """
+    done: dict[tuple[int, int, int], float] = {}
+    spans: list[list[Span]] = [[] for _ in orders]
+    left = [list(order) for order in orders]
+    while any(left):
+        moved = False
+        for stage, order in enumerate(left):
+            while order:
+                call, patch = order[0]
+                before = (stage - 1, call, patch) if stage else (len(orders) - 1, call - 1, patch)
+                if before not in done and (stage or (call - 1, patch) in orders[-1]):
+                    break
+                free = spans[stage][-1][ENDED] if spans[stage] else 0.0
+                began = max(free, done.get(before, 0.0))
+                done[stage, call, patch] = began + cost(stage, patch)
+                spans[stage].append([call, patch, patch + 1, 0, free, began, done[stage, call, patch]])
+                order.pop(0)
+                moved = True
+        if not moved:
+            raise ValueError(f"the stages wait for each other at {[order[:1] for order in left]}")
+    return spans
+
+
+def scaled(stages: Sequence[Sequence[Span]], factor: float) -> list[list[Span]]:
+    """The same spans with their times in another unit."""
+    return [[[*span[:ASKED], *(moment * factor for moment in span[ASKED:])] for span in spans] for spans in stages]
+
+
+def orders_of(stages: Sequence[Sequence[Span]]) -> list[list[tuple[int, int]]]:
+    """The calls and patches of each stage, in the order in which it computed them."""
+    return [[(int(span[CALL]), int(span[FIRST])) for span in spans] for spans in stages]
+
+
+def even_order(stages: int, *, patches: int, calls: int) -> list[list[tuple[int, int]]]:
+    """All patches of a call, then those of the next, on every stage."""
+    return [[(call, patch) for call in range(calls) for patch in range(patches)] for _ in range(stages)]
+
+
+def ideal_bubble(costs: Sequence[float], *, patches: int, calls: int) -> float:
+    """`bubble` of stages that take `costs` a patch, across the calls of a run, and of messages that take no time."""
+    orders = even_order(len(costs), patches=patches, calls=calls)
+    return bubble(schedule(orders, lambda stage, _: costs[stage]))
+
+
+def counted_cost(adapter: FluxAdapter, sequence: PatchedSequence, *, stages: int) -> Cost:
+    """A patch's operations in a stage's blocks: products of its tokens, and their attention to all tokens.
+
+    The text goes with patch 0, so that one costs more. What is outside the blocks is left out.
+    """
+    config, every = adapter.config, sum(sequence.lengths(sequence.whole))
+    matrices = 4 * config.hidden_size**2 + 2 * config.hidden_size * config.mlp_hidden  # of either kind of block
+    blocks = [len(stage_blocks(adapter, stages=stages, stage=stage)) for stage in range(stages)]
+
+    def cost(stage: int, patch: int) -> float:
+        tokens = sum(sequence.lengths(range(patch, patch + 1)))
+        return blocks[stage] * tokens * (2.0 * matrices + 4.0 * every * config.hidden_size)
+
+    return cost
+
+
+def picture(stages: Sequence[Sequence[Span]], *, width: int = 110) -> str:
+    """A line a stage: the patch's number while it computes (`#` all of them), a dot while it waits.
+
+    Numbers are of one character: after 9 comes a. The last patch that has begun in a column is what stands there.
+    """
+    begin = min(spans[0][BEGAN] for spans in stages)
+    end = max(spans[-1][ENDED] for spans in stages)
+    lines = []
+    for stage, spans in enumerate(stages):
+        line = ["."] * width
+        for span in spans:
+            left, right = (round((span[at] - begin) / (end - begin) * width) for at in (BEGAN, ENDED))
+            mark = "#" if span[STOP] - span[FIRST] > 1 else DIGITS[int(span[FIRST]) % len(DIGITS)]
+            for column in range(left, max(right, left + 1)):
+                line[min(column, width - 1)] = mark
+        lines.append(f"stage {stage} |{''.join(line)}|")
+    return "\n".join(lines)
+
+
+def draw(runs: Sequence[tuple[str, Sequence[Sequence[Span]], str]], path: str) -> None:
+    """The timelines as a PNG, one below the other; a colour a patch, grey the warm-up. Needs matplotlib.
+
+    Each is a title, the stages' spans and what its axis counts.
+    """
+    from matplotlib.figure import Figure
+
+    heights = [1.2 + 0.45 * len(stages) for _, stages, _ in runs]
+    figure = Figure(figsize=(12, sum(heights)), layout="constrained")
+    axes = figure.subplots(len(runs), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for place, (title, stages, unit) in zip(axes, runs, strict=True):
+        _draw_run(place, stages)
+        place.set_title(title, fontsize=10, loc="left")
+        place.set_xlabel(unit, fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+def _draw_run(axes: "Axes", stages: Sequence[Sequence[Span]]) -> None:
+    """One timeline, a row a stage, the first stage on top."""
+    begin = min(spans[0][BEGAN] for spans in stages)
+    end = max(spans[-1][ENDED] for spans in stages)
+    for stage, spans in enumerate(stages):
+        for span in spans:
+            left, length = span[BEGAN] - begin, span[ENDED] - span[BEGAN]
+            whole = span[STOP] - span[FIRST] > 1
+            colour = "0.7" if whole else f"C{int(span[FIRST]) % COLOURS}"
+            axes.barh(stage, length, left=left, height=0.82, color=colour, edgecolor="white", linewidth=0.6)
+            if length > 0.012 * (end - begin):
+                mark = "all" if whole else str(int(span[FIRST]))
+                axes.text(left + length / 2, stage, mark, ha="center", va="center", fontsize=7, color="white")
+    axes.set_yticks(range(len(stages)), [f"stage {stage}" for stage in range(len(stages))], fontsize=9)
+    axes.set_xlim(0, end - begin)
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)

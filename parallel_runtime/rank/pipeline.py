@@ -61,10 +61,12 @@ class PipelinedCalls:
         self._options, self._gate, self._passes_a_chunk = options, gate, passes_a_chunk
         self._stage = stage = Stage(forward, mesh)
         self._warmup_steps, self._starts = mesh.plan.warmup_steps, step_starts(program)
-        self._sequences = {cond: stage.sequence(call_tensors(tensors, cond)) for cond in share.conds}
+        sides = [call_tensors(tensors, cond) for cond in range(len(options))]
+        longest = max(side["txt"].shape[1] for side in sides)  # sides share the latent, so its patches are the same
+        self._sequences = {cond: stage.sequence(sides[cond], longest_text=longest) for cond in share.conds}
         self._ready: dict[int, Prepared] = {}
         self._sides: dict[int, Side] = {}
-        self._image = stage.sequence(call_tensors(tensors, 0))  # of its text nothing is used
+        self._image = stage.sequence(sides[0], longest_text=longest)  # of its text nothing is used
         patches = [self._image.shard(stage.part, patch) for patch in self._image.whole]
         self._latent_rows = [len(shard.take(tensors["given.0"][0], stream="image", dim=0)) for shard in patches]
         self._outbox = Outbox(

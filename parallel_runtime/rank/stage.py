@@ -61,10 +61,10 @@ class Stage:
         self.blocks = stage_blocks(forward.adapter, stages=self.size, stage=self.index)
         self.first, self.last = self.index == 0, self.index == self.size - 1
 
-    def sequence(self, whole: Mapping[str, torch.Tensor]) -> PatchedSequence:
-        """The patches of a call's tokens."""
+    def sequence(self, whole: Mapping[str, torch.Tensor], *, longest_text: int | None = None) -> PatchedSequence:
+        """The patches of a call's tokens; `longest_text` where other calls have the same patches of the image."""
         tokens = whole["txt"].shape[1], whole["img"].shape[1]
-        return PatchedSequence(*tokens, self._plan.num_patches, self._attention.parts)
+        return PatchedSequence(*tokens, self._plan.num_patches, self._attention.parts, longest_text)
 
     def side(
         self,

@@ -3,7 +3,8 @@
 Letters: `N` stages, `M` patches, `P` parts (the ranks of a stage). Source: PipeFusion (arXiv 2405.14430, section 4).
 Blocks are cut into N runs, the image into M runs of rows. A patch goes through the stages one after another while other
 patches are in the others. Its attention sees fresh keys of itself and of the patches before it, and for the patches
-after it those of the step before, which are nearly the same. The text goes with patch 0, once a step.
+after it those of the step before, which are nearly the same. The text goes with patch 0, once a step, and patch 0 has
+so much less of the image: with as many patches as stages, every stage would wait for a patch that is longer.
 
 Each patch is split over the parts of a stage by itself, so that a rank has the same rows in a step that goes through
 whole. Keys and values stand part by part, within a part patch by patch:
@@ -46,17 +47,30 @@ def balanced_stages(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     return tuple(range(begin, end) for begin, end in zip(cuts[:-1], cuts[1:], strict=True))
 
 
+def patch_lengths(num_image: int, patches: int, *, num_text: int) -> tuple[int, ...]:
+    """Image tokens of each patch, patch 0 being as long as the others with `num_text` of text before it.
+
+    Where the text alone is longer than that, patch 0 has one row. None is empty, given a token for each.
+    """
+    if patches == 1:
+        return (num_image,)
+    first = max(1, -(-(num_text + num_image) // patches) - num_text)
+    return first, *split_lengths(num_image - first, patches - 1)
+
+
 @dataclass(frozen=True)
 class PatchedSequence:
     """The tokens of one conditioning's sequence, cut into patches and those into parts. A *chunk* is a run of patches.
 
-    Chunks are `range`s of patches: one patch, or all of them.
+    Chunks are `range`s of patches: one patch, or all of them. `longest_text` is the most text tokens of any
+    conditioning that has the same patches of the image, by default this one's.
     """
 
     num_text: int
     num_image: int
     num_patches: int
     parts: int
+    longest_text: int | None = None
 
     @property
     def whole(self) -> range:
@@ -70,7 +84,8 @@ class PatchedSequence:
     @cached_property
     def _shards(self) -> tuple[tuple[SequenceShard, ...], ...]:
         """By part, then by patch."""
-        lengths = split_lengths(self.num_image, self.num_patches)
+        longest = self.num_text if self.longest_text is None else self.longest_text
+        lengths = patch_lengths(self.num_image, self.num_patches, num_text=longest)
         return tuple(
             tuple(
                 SequenceShard(0 if patch else self.num_text, length, self.parts, part, sum(lengths[:patch]))

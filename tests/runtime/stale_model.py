@@ -58,10 +58,16 @@ class StaleAttention:
 
 
 class StaleModel:
-    """The model of a file, called for `sides` conditionings in turn, the first `warm_calls` calls of each whole."""
+    """The model of a file, called for `sides` conditionings in turn, the first `warm_calls` calls of each whole.
 
-    def __init__(self, path: str, *, patches: int, warm_calls: int, sides: int = 1) -> None:
+    Patches are of one length, patch 0 with the text, or with `longest_text` where sides share their patches.
+    """
+
+    def __init__(
+        self, path: str, *, patches: int, warm_calls: int, sides: int = 1, longest_text: int | None = None
+    ) -> None:
         self.oracle = Oracle(path, dtype=torch.float32)
+        self.longest_text = longest_text
         self.patches, self.warm_calls, self.sides = patches, warm_calls, sides
         self.attention = [StaleAttention() for _ in range(sides)]
         self.count = 0
@@ -74,8 +80,16 @@ class StaleModel:
         self.oracle.model.set_attn_processor(attention)
         num_text, num_image = tensors["txt"].shape[1], tensors["img"].shape[1]
         attention.num_tokens = num_text + num_image
-        patches = torch.arange(num_image).tensor_split(1 if call < self.warm_calls else self.patches)
+        patches = (torch.arange(num_image),) if call < self.warm_calls else self._patches(num_text, num_image)
         return torch.cat([self._patch(attention, tensors, rows, text=not n) for n, rows in enumerate(patches)], 1)
+
+    def _patches(self, num_text: int, num_image: int) -> tuple[torch.Tensor, ...]:
+        """The image's tokens by patch."""
+        text = num_text if self.longest_text is None else self.longest_text
+        even = torch.arange(text + num_image).tensor_split(self.patches)[0]
+        first = max(1, len(even) - text)
+        others = torch.arange(first, num_image).tensor_split(self.patches - 1)
+        return torch.arange(first), *others
 
     def _patch(
         self, attention: StaleAttention, tensors: Mapping[str, torch.Tensor], rows: torch.Tensor, *, text: bool

@@ -12,7 +12,7 @@ from parallel_runtime.adapters.flux import FluxAdapter
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.cli.sample_model import sample_config
 from parallel_runtime.rank.stages import stage_blocks
-from parallel_runtime.strategies.pipefusion import PatchedSequence, balanced_stages
+from parallel_runtime.strategies.pipefusion import PatchedSequence, balanced_stages, patch_lengths
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.data())
@@ -50,11 +50,11 @@ def test_the_stages_of_a_flux_are_even(stages: int) -> None:
     assert max(map(len, runs)) - min(map(len, runs)) <= 1
 
 
-@given(st.integers(0, 9), st.integers(1, 40), st.integers(1, 7), st.integers(1, 4))
+@given(st.integers(0, 9), st.integers(1, 40), st.integers(1, 7), st.integers(1, 4), st.integers(0, 9))
 def test_every_token_has_one_place_and_every_chunk_finds_its_own(
-    num_text: int, num_image: int, num_patches: int, parts: int
+    num_text: int, num_image: int, num_patches: int, parts: int, more_text: int
 ) -> None:
-    sequence = PatchedSequence(num_text, num_image, min(num_patches, num_image), parts)
+    sequence = PatchedSequence(num_text, num_image, min(num_patches, num_image), parts, num_text + more_text)
     assert sorted(sequence.order) == list(range(num_text + num_image))
     places = [
         place
@@ -72,6 +72,23 @@ def test_every_token_has_one_place_and_every_chunk_finds_its_own(
         for patch, chunk in enumerate(sequence.chunks(warm=False)):
             own = sequence.shard(part, patch).take(whole, stream="image", dim=0)
             assert torch.equal(mine[sequence.image_rows(part, chunk)], own)
+
+
+@pytest.mark.parametrize(
+    ("num_text", "num_image", "patches", "expected"),
+    [
+        (512, 4096, 4, (640, 1152, 1152, 1152)),  # Flux.1 at 1024 x 1024: every patch has 1,152 tokens
+        (7, 72, 3, (20, 26, 26)),
+        (0, 7, 3, (3, 2, 2)),
+        (300, 64, 4, (1, 21, 21, 21)),  # the text alone is longer than an even patch
+        (9, 3, 3, (1, 1, 1)),
+        (9, 5, 1, (5,)),
+    ],
+)
+def test_patches_are_as_long_as_each_other_with_the_text_before_the_first(
+    num_text: int, num_image: int, patches: int, expected: tuple[int, ...]
+) -> None:
+    assert patch_lengths(num_image, patches, num_text=num_text) == expected
 
 
 @pytest.mark.parametrize(

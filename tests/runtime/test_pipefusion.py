@@ -59,6 +59,12 @@ def sample(
     return result.out, tuple(seen.values())
 
 
+def stale_model(spec: ModelSpec, run: ResidentRun, *, patches: int, warm_calls: int = 1) -> StaleModel:
+    """The judge of a run whose sides share the latent and so its patches."""
+    longest = max(cond.tensors["txt"].shape[1] for cond in run.conds)
+    return StaleModel(spec.path, patches=patches, warm_calls=warm_calls, sides=len(run.conds), longest_text=longest)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pipeline_in_warm_up_equals_one_process(
     eight_ranks: Pool, deep: ModelSpec, config: FluxConfig, kind: str
@@ -82,7 +88,7 @@ def test_after_the_warm_up_it_is_as_stale_as_the_same_in_one_process(
     errors, differences = {}, {}
     plans = [ParallelPlan.parse(name) for name in PLANS]
     for patches in sorted({plan.num_patches for plan in plans}):
-        stale = StaleModel(deep.path, patches=patches, warm_calls=1, sides=len(run.conds))
+        stale = stale_model(deep, run, patches=patches)
         expected, previews = host_loop(stale, run)
         for plan in plans:
             if plan.num_patches == patches:
@@ -98,7 +104,7 @@ def test_after_the_warm_up_it_is_as_stale_as_the_same_in_one_process(
 def test_another_length_of_warm_up_is_another_result(eight_ranks: Pool, deep: ModelSpec, config: FluxConfig) -> None:
     run, outs = make_run(config), []
     for warmup_steps, warm_calls in ((1, 1), (2, 2)):  # of the program's four calls, the last two are one step
-        stale = StaleModel(deep.path, patches=2, warm_calls=warm_calls)
+        stale = stale_model(deep, run, patches=2, warm_calls=warm_calls)
         plan = ParallelPlan(pipefusion=2, warmup_steps=warmup_steps)
         outs.append(sample(eight_ranks, deep, plan, run)[0])
         assert relative_error(outs[-1], host_loop(stale, run)[0]) <= TOLERANCE
@@ -135,7 +141,7 @@ def test_without_the_exchange_the_latent_is_wrong(
 ) -> None:
     run = make_run(config, sides=(7, 7))
     alone = tuple(replace(cond, options={"local_attention": True}) for cond in run.conds)
-    stale = StaleModel(deep.path, patches=2, warm_calls=1, sides=2)
+    stale = stale_model(deep, run, patches=2)
     out, _ = sample(eight_ranks, deep, ParallelPlan.parse(plan), replace(run, conds=alone))
     assert relative_error(out, host_loop(stale, run)[0]) > 0.01
 
@@ -157,7 +163,7 @@ def test_a_cancelled_pipeline_leaves_nothing_in_flight(eight_ranks: Pool, deep: 
         with pytest.raises(RequestCancelledError):
             eight_ranks.sample(deep, plan, long, on_step=stop)
         assert seen == [0, 1, 2, 3]
-        stale = StaleModel(deep.path, patches=plan.num_patches, warm_calls=1, sides=2)
+        stale = stale_model(deep, one, patches=plan.num_patches)
         assert relative_error(sample(eight_ranks, deep, plan, one)[0], host_loop(stale, one)[0]) <= TOLERANCE
     assert eight_ranks.generation == 1
 

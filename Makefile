@@ -21,15 +21,16 @@ PYTEST_FLAGS ?=
 PARITY_FLAGS ?=
 PEERS_FLAGS ?=
 TARGETS_FLAGS ?=
+RESIDENT_FLAGS ?=
 PEERS := build/peers
 REGISTRY := build/registry
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 
-.PHONY: help venv test parity refusals plans endurance soak fuzz demo lint format types imports peers targets chromium pack clean
+.PHONY: help venv test parity refusals plans endurance soak fuzz demo lint format types imports peers targets resident modulations pipefusion chromium pack clean
 
 help:
-	@echo "make venv | test | parity | refusals | plans | endurance | soak | fuzz | demo | lint | format | types | imports | peers | targets | chromium | pack | clean"
+	@echo "make venv | test | parity | refusals | plans | endurance | soak | fuzz | demo | lint | format | types | imports | peers | targets | resident | modulations | pipefusion | chromium | pack | clean"
 
 venv: $(STAMP)
 
@@ -94,6 +95,19 @@ peers: venv $(PEERS)/.installed
 # Hand-over, cold start, memory, and a step against stock ComfyUI's: make targets TARGETS_FLAGS="hand_over stock"
 targets: venv
 	$(RUN) -m benchmarks.targets $(TARGETS_FLAGS)
+
+# Every sampler with its loop in the workers and in ComfyUI; writes benchmarks/resident.md.
+# Some of them: make resident RESIDENT_FLAGS="--only euler heun --output /dev/stdout"
+resident: venv
+	$(RUN) -m benchmarks.resident $(RESIDENT_FLAGS)
+
+# What a rank keeps with modulations kept and released; writes benchmarks/modulations.md.
+modulations: venv
+	$(VENV)/bin/python -m benchmarks.modulations
+
+# What PipeFusion sends, its bubbles and timelines; writes benchmarks/pipefusion.md and its picture.
+pipefusion: venv
+	$(VENV)/bin/python -m benchmarks.pipefusion
 
 $(PEERS)/.installed: pyproject.toml constraints.txt benchmarks/peers/install.py
 	$(VENV)/bin/python -m venv --clear $(PEERS)

@@ -124,9 +124,10 @@ class Measured:
         return f"{line}, bubble: {', '.join(told)}" if told else line
 
 
-def measure(pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: ResidentRun) -> Measured:
-    """One run, after one to warm the machine up."""
-    pool.sample(spec, plan, run)
+def measure(pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: ResidentRun, *, warm: bool = True) -> Measured:
+    """One run, after one to `warm` the machine up."""
+    if warm:
+        pool.sample(spec, plan, run)
     ranks = pool.sample(spec, plan, run).ranks[: plan.ranks]
     steps, tokens = len(run.program.step_ends), run.conds[0].tensors
     adapter = FluxAdapter(FluxConfig.from_header(read_header(spec.path)))

@@ -204,7 +204,7 @@ def about(shape: Shape, found: dict[str, Found]) -> str:
     )
 
 
-HOW_TO_READ = """- *error*: relative, of the latent against that of ComfyUI's loop with the same seed, in the worst round.
+HOW_TO_READ = """- *error*: relative, of the latent against that of ComfyUI's loop with the same seed; the worst round.
 - *calls*: of the model. *requests*: exchanges with the workers; the loop in the workers needs one for the whole run.
 - *ms*: the sampler's whole loop at its caller, median of the rounds; in the workers with all that is computed ahead.
 - *ratio*: median of each round's own ratio, in the workers over host; below 1 the loop in the workers is faster.

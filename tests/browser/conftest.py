@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
@@ -41,6 +41,7 @@ def chromium() -> str:
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """One browser for this folder. Not for the session: while it runs, nobody else in this thread may run asyncio."""
+    expect.set_options(timeout=30_000)  # five seconds are few where others want the processor too
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium(), headless=True, args=FLAGS)
         yield started

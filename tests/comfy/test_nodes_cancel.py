@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -12,6 +13,8 @@ from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, 
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from host.workers import worker_pids
+
+LONG = 400  # steps, of which all but a few are cancelled, however quick the machine is
 
 
 def cancelled(client: ComfyClient, graph: Workflow, *, at_step: int) -> PromptResult:
@@ -32,10 +35,10 @@ def test_cancel_in_the_middle_of_sampling_keeps_the_workers_and_the_next_prompt_
     right = latent_of(client, graph)
     latent_of(client, parallel(graph, sampler=sampler))
     pids = worker_pids(comfy_server)
-    long = parallel(workflows.text_to_image(tiny_models, steps=60, seed=52), sampler=sampler)
+    long = parallel(workflows.text_to_image(tiny_models, steps=LONG, seed=52), sampler=sampler)
     result = cancelled(client, long, at_step=3)
     assert result.status == "interrupted"
-    assert 3 <= result.progress[-1].value < 60
+    assert 3 <= result.progress[-1].value < LONG
     again = workflows.text_to_image(tiny_models, seed=51)
     again["positive"]["inputs"]["text"] += " "  # another text, same tokens: nothing comes from a cache
     assert relative_error(latent_of(client, parallel(again, sampler=sampler)), right) <= TOLERANCE
@@ -50,7 +53,7 @@ def test_many_cancels_in_a_row_leave_nothing_behind(
     latent_of(client, parallel(graph))
     pids = worker_pids(comfy_server)
     for turn, step in enumerate((1, 2, 3, 1, 2)):
-        long = parallel(workflows.text_to_image(tiny_models, steps=60, seed=54 + turn))
+        long = parallel(workflows.text_to_image(tiny_models, steps=LONG, seed=54 + turn))
         result = cancelled(client, long, at_step=step)
         assert result.status == "interrupted"
     client.free()  # so that the first prompt runs again
@@ -67,11 +70,21 @@ def test_cancel_while_workers_start_leaves_a_server_that_samples(
     client.queue({"end": release}).require_success()
     assert worker_pids(comfy_server) == []
 
+    def interrupt_the_start() -> None:
+        until = time.monotonic() + 60
+        while not worker_pids(comfy_server):  # the first has just been started: importing torch alone takes it longer
+            assert time.monotonic() < until, "no worker was started"
+            time.sleep(0.01)
+        client.interrupt()
+
+    interrupting = threading.Thread(target=interrupt_the_start)
+
     def on_event(event: Event) -> None:
         if event.type == "executing" and event.data["node"] == "sampler":
-            threading.Timer(0.5, client.interrupt).start()  # torch alone takes a worker longer to import
+            interrupting.start()
 
     result = client.queue(to_latent(parallel(graph)), on_event=on_event)
+    interrupting.join()
     assert (result.status, result.progress) == ("interrupted", [])
     assert relative_error(latent_of(client, parallel(graph)), right) <= TOLERANCE
     assert len(worker_pids(comfy_server)) == 2

@@ -20,6 +20,7 @@ from host.tiny_models import TinyModels
 from host.workers import private_bytes, worker_pids, workers
 
 RELEASE: Workflow = {"end": {"class_type": "ReleaseParallelPool", "inputs": {}}}
+LONG = 400  # steps of a prompt that is to fail in the middle, however quick the machine is
 HALF_A_MODEL = 28e6  # bytes: the tiny models have 57 MB of weights in bf16, the allocator keeps some freed pages
 
 
@@ -53,7 +54,7 @@ def weights_left(server: ComfyServer, held: list[int]) -> bool:
     return all(then - now > HALF_A_MODEL for then, now in zip(held, private_bytes(server), strict=True))
 
 
-def soon(happened: Callable[[], bool], *, within_s: float = 20.0) -> bool:
+def soon(happened: Callable[[], bool], *, within_s: float = 60.0) -> bool:
     """Whether it happens in time; ComfyUI frees when it next looks at its queue."""
     until = time.monotonic() + within_s
     while not happened():
@@ -90,7 +91,7 @@ def test_another_plan_or_an_edited_graph_finds_the_weights_still_there(
     assert loading(result) == []
     assert worker_pids(comfy_server) == pids
     grown = [now - then for now, then in zip(private_bytes(comfy_server), held, strict=True)]
-    assert max(grown) < HALF_A_MODEL
+    assert max(grown) < HALF_A_MODEL, grown
 
 
 def test_two_plans_in_one_graph_share_the_weights_and_keep_their_plans(
@@ -182,7 +183,7 @@ def test_a_rank_killed_in_the_middle_is_one_clear_error_and_the_next_prompt_is_r
         if event.type == "progress" and event.data["value"] == 2:
             workers(comfy_server)[1].kill()
 
-    result = client.queue(to_latent(bf16(tiny_models, seed=68, steps=60)), on_event=kill)
+    result = client.queue(to_latent(bf16(tiny_models, seed=68, steps=LONG)), on_event=kill)
     assert (result.status, result.error_node) == ("error", "KSampler")
     first_line = result.error_message.splitlines()[0]
     assert "rank 1" in first_line
@@ -196,11 +197,11 @@ def test_workers_that_keep_dying_are_not_started_again_until_released(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
     def kill(event: Event) -> None:
-        if event.type == "progress":
+        if event.type == "progress" and event.data["value"] == 1:  # once: a step later there may be nobody to kill
             workers(comfy_server)[0].kill()
 
     messages = [
-        client.queue(to_latent(bf16(tiny_models, seed=86 + turn, steps=60)), on_event=kill).error_message
+        client.queue(to_latent(bf16(tiny_models, seed=86 + turn, steps=LONG)), on_event=kill).error_message
         for turn in range(4)
     ]
     assert all("rank 0" in message for message in messages[:3])

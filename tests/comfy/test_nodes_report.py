@@ -13,8 +13,8 @@ from host.pack_workflows import parallel
 from host.tiny_models import TinyModels
 from parallel_runtime.report.schema import SCHEMA, validate
 
-# A client times a node by when it hears of it, which may be a little after the node began.
-CLIENTS_CLOCK_S = 0.2
+# A client times a node by when it hears of it, which may be a little after the node began, on a busy machine a while.
+CLIENTS_CLOCK_S = 1.0
 
 
 def report_of(result: PromptResult, node: str) -> dict[str, Any]:
@@ -54,7 +54,8 @@ def test_the_sampler_reports_each_rank_and_each_step(client: ComfyClient, tiny_m
     timings = report["timings"]
     assert (timings["per"], timings["calls"], timings["first_step_s"]) == ("step", [1, 1, 1], timings["step_s"][0])
     whole_s = timings["load_s"] + timings["denoise_s"]
-    assert sum(timings["step_s"]) <= timings["denoise_s"] < whole_s < result.node_s["sampler"] + CLIENTS_CLOCK_S
+    assert sum(timings["step_s"]) <= timings["denoise_s"] < whole_s < result.wall_s
+    assert whole_s < result.node_s["sampler"] + CLIENTS_CLOCK_S
     assert timings["rank0_s"] == report["ranks"][0]["busy_s"]
     assert all(slow <= step for slow, step in zip(timings["slowest_rank_s"], timings["step_s"], strict=True))
     assert all(0 <= skew <= step for skew, step in zip(timings["skew_s"], timings["step_s"], strict=True))

@@ -198,13 +198,13 @@ class ComfyClient:
         raise ServerGoneError(f"{self.url} closed the connection while prompt {answer['prompt_id']} was running")
 
     async def _with_outputs(self, result: PromptResult) -> PromptResult:
-        for _ in range(200):  # the history is written a moment after the last event
+        for _ in range(1200):  # the history is written a moment after the last event
             history = await asyncio.to_thread(self.history, result.prompt_id)
             if history:
                 result.outputs = history["outputs"]
                 return result
             await asyncio.sleep(0.05)
-        raise ServerGoneError(f"{self.url} has no history of prompt {result.prompt_id} 10 s after its end")
+        raise ServerGoneError(f"{self.url} has no history of prompt {result.prompt_id} a minute after its end")
 
 
 class Recorder:

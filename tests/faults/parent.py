@@ -37,6 +37,8 @@ def main(num_ranks, when):
     if when in ACTIONS:
         asked = {"faults": {rank: ACTIONS[when] for rank in range(num_ranks)}}
         threading.Thread(target=run_step, args=(pool,), kwargs=asked, daemon=True).start()
+        while pool.state != "busy":
+            time.sleep(0.001)
         time.sleep(0.3)
     if when == "leaked":
         leak_descriptors()

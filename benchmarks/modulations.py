@@ -1,6 +1,6 @@
 """What a rank keeps with `modulations` set to keep and to release: weights, private memory, and the time of a step.
 
-    python -m benchmarks.modulations [--steps 8] [--rounds 5]
+    python -m benchmarks.modulations [--steps 6] [--rounds 4]
 
 Owns the plans, the rounds and the page benchmarks/modulations.md. Two CPU ranks of one thread run a random Flux whose
 blocks are cut as Flux.1's are, two single ones to each double one, so that its modulations have the same share. Each
@@ -131,12 +131,12 @@ def modulation_share(path: str, config: FluxConfig) -> float:
 def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--output", type=Path, default=TARGET)
     arguments = parser.parse_args()
-    config = sample_config(heads=12, head_dim=64, depth=4, depth_single=8)
-    workload = Workload(width=256, height=256, text_tokens=64)
+    config = sample_config(heads=8, head_dim=64, depth=4, depth_single=8)
+    workload = Workload(width=192, height=192, text_tokens=32)
     run = euler_run(config, workload, steps=arguments.steps)
     load_before, body = os.getloadavg()[0], []
     with tempfile.TemporaryDirectory() as folder, Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:

@@ -1,6 +1,6 @@
 """PipeFusion by numbers: what it sends, what its stages wait, and when they compute what.
 
-    python -m benchmarks.pipefusion [--steps 7] [--rounds 3]
+    python -m benchmarks.pipefusion [--steps 6] [--rounds 2]
 
 Owns the plans that are compared, benchmarks/pipefusion.md and its picture. How a run is measured is
 pipeline_timeline.py's. Four CPU ranks of one thread, a random Flux in fp32 whose blocks divide into 2, 3 and 4 stages.
@@ -151,12 +151,12 @@ def page(found: dict[ParallelPlan, list[Measured]], about: str) -> str:
 def main() -> None:
     """Measure, draw and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=7)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--output", type=Path, default=TARGET, help="the picture goes beside it")
     arguments = parser.parse_args()
     config = sample_config(heads=12, head_dim=32, depth=4, depth_single=8)
-    image = Workload(width=512, height=512, text_tokens=128)
+    image = Workload(width=384, height=384, text_tokens=72)  # as much text to the image as Flux.1 at 1024 x 1024
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.safetensors")

@@ -37,6 +37,7 @@ from .process import RankProcess, RankSettings, spawn
 from .watcher import Watcher
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
+HELD_UP = 0.5  # of the deadline: a pause of ours, such as a frozen container's or a caller's, and silence starts anew
 SETTLE_S = 0.1  # how long to look for the cause when the first sign may be only a consequence
 STOP_S = 2.0  # how long idle ranks get to end by themselves
 CLOSED = "closed its channel"
@@ -57,7 +58,7 @@ class Request:
     progress: dict[int, dict[str, Any]] = field(default_factory=dict)
     replies: dict[int, dict[str, Any]] = field(default_factory=dict)
     has_news: bool = False
-    listened_s: float = field(default_factory=time.monotonic)  # when we were last busy with something else
+    listened_s: float = field(default_factory=time.monotonic)  # since when nobody was held up but by the ranks
 
     def ranked(self) -> list[dict[str, Any]]:
         """The replies in rank order."""
@@ -146,15 +147,17 @@ class Generation:
         self._take_in(0.0)
         if (request := self.in_flight) is None:
             return
-        next_tick = time.monotonic() + TICK_S
+        looked_s = time.monotonic()
         while len(request.replies) < len(self.ranks):
-            self._take_in(max(0.0, next_tick - time.monotonic()))
+            self._take_in(max(0.0, looked_s + TICK_S - time.monotonic()))
             if request.has_news:
                 request.has_news = False
                 request.on_progress(request)
-                request.listened_s = time.monotonic()  # ranks may have waited for what was done there
-            if time.monotonic() >= next_tick:
-                next_tick = time.monotonic() + TICK_S
+            now = time.monotonic()
+            if now >= looked_s + TICK_S:
+                if now - looked_s > request.deadline_s * HELD_UP:
+                    request.listened_s = now
+                looked_s = now
                 self._refuse_silence(request)
                 tick()
         self.in_flight = None

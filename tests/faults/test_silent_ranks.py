@@ -1,6 +1,7 @@
 """A rank stops answering: the deadline of the request ends it, and the deadline is long enough for what is well."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -50,6 +51,19 @@ def test_a_rank_whose_interpreter_never_returns_is_found_too(lone):
     error = failure_in_time(lone, 1.5, faults={0: [["hold_the_interpreter"]]})
     assert first_line(error).startswith("rank 0: no answer to STEP and no heartbeat for ")
     assert torch.equal(run_step(lone).out, torch.arange(10.0))
+
+
+def test_the_silence_of_a_time_when_nobody_listened_does_not_count(lone):
+    """The caller is busy with something else, or all of us were frozen: the ranks may have been just as well."""
+    given, rests = torch.ones(6), []
+
+    def rest_once():
+        if lone._crew.busy and not rests:
+            rests.append(time.sleep(1.0))
+
+    run_step(lone, given)
+    assert torch.equal(run_step(lone, given, check_cancelled=rest_once, faults={0: [["sleep", 1.3]]}).out, given)
+    assert rests
 
 
 def test_steps_of_a_slow_shape_get_ten_times_as_long_as_the_slowest_of_them(lone):

@@ -15,6 +15,7 @@ from ..checkpoint import CheckpointHeader, shown
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
 TIME_WIDTH = 256  # width of the sinusoids that carry the timestep and the guidance
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+MAX_BLOCKS = 1024  # Flux.1 has 57. What each needs is written out before it is looked for.
 # What ComfyUI calls the scale of an fp8 matrix, today and before: `X.weight_scale` or `X.scale_weight` for `X.weight`.
 SCALE_SUFFIXES = (".weight_scale", ".scale_weight")
 
@@ -113,6 +114,9 @@ class FluxConfig:
             raise ValueError(
                 f"{path}: hidden size {self.hidden_size} with heads of {self.head_dim} is no Flux.1; use a Flux.1 file"
             )
+        blocks = self.depth + self.depth_single
+        if blocks > MAX_BLOCKS:
+            raise ValueError(f"{path} names {blocks} blocks, at most {MAX_BLOCKS} are read; use a Flux.1 file")
         for name, wanted in self.expected_shapes().items():
             found = shapes.get(name)
             if found != wanted:

@@ -93,11 +93,27 @@ def forbidden(source):
     return found
 
 
+def sources():
+    """The pack's own, by name."""
+    paths = [ROOT / "__init__.py", *(ROOT / "nodes").rglob("*.py"), *(ROOT / "parallel_runtime").rglob("*.py")]
+    assert len(paths) > 60
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
+
+
 def test_no_source_of_the_pack_names_what_runs_code_out_of_bytes():
-    sources = [ROOT / "__init__.py", *(ROOT / "nodes").rglob("*.py"), *(ROOT / "parallel_runtime").rglob("*.py")]
-    assert len(sources) > 60
-    found = {str(path.relative_to(ROOT)): forbidden(path.read_text(encoding="utf-8")) for path in sources}
+    found = {path: forbidden(source) for path, source in sources().items()}
     assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+def test_no_source_of_the_pack_needs_assertions():
+    """`python -O` takes them away, and what is under `__debug__`: what must hold of bytes is asked with an if."""
+    found = [
+        f"{path}:{node.lineno}"
+        for path, source in sources().items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.Name) and node.id == "__debug__")
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from faults.namespaces import namespaces
 from faults.programs import run_program
+from faults.soak_models import write_model
 
 # A file system in which nobody can make a file, not even root, whom the mode of a folder does not keep out.
 READ_ONLY = "/proc/fs"
@@ -32,11 +33,18 @@ def test_a_rank_that_cannot_be_started_is_one_clear_error_and_leaks_nothing():
     assert run_program(program) == [expected]
 
 
-def test_a_pool_works_with_256_descriptors_a_read_only_home_and_no_folder_for_files():
-    """ComfyUI itself takes about a hundred."""
+def test_a_pool_works_with_256_descriptors_a_read_only_home_and_no_folder_for_files(tmp_path):
+    """ComfyUI itself takes about a hundred. The real engine, under a plan with all kinds of groups."""
+    spec = write_model(tmp_path / "model.safetensors", seed=1)
     program = """
         import os, resource
-        from echo_pool import make_pool, run_step
+        from parallel_runtime.adapters.flux_config import FluxConfig
+        from parallel_runtime.checkpoint import ModelSpec, read_header
+        from parallel_runtime.cli.verify import PlanRunner
+        from parallel_runtime.cli.workload import Workload
+        from parallel_runtime.devices import parse_devices
+        from parallel_runtime.plan import ParallelPlan
+        from parallel_runtime.pool.pool import Pool
         for folder in (os.environ["HOME"], os.environ["TMPDIR"]):
             try:
                 open(f"{folder}/file", "w")
@@ -44,11 +52,15 @@ def test_a_pool_works_with_256_descriptors_a_read_only_home_and_no_folder_for_fi
                 print("no file")
         held = [os.open("/dev/null", os.O_RDONLY) for _ in range(150)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-        with make_pool(4, threads_per_rank=1, segment_bytes=1 << 16) as pool:
-            print(run_step(pool).out.numel())
+        spec = ModelSpec.of("MODEL")
+        tensors = Workload(width=64, height=64, text_tokens=7).tensors(FluxConfig.from_header(read_header(spec.path)))
+        with Pool(parse_devices("cpu:4").devices, threads_per_rank=1, segment_bytes=1 << 16) as pool:
+            for plan in ("cfg=2,ulysses=2,weights=sharded", "pipefusion=2,ring=2"):
+                out = PlanRunner(pool, spec, ParallelPlan.parse(plan), options={})(tensors)
+                print(bool(out.isfinite().all()))
     """
-    lines = run_program(program, HOME=READ_ONLY, TMPDIR=READ_ONLY)
-    assert lines == ["no file", "no file", "10"]
+    lines = run_program(program.replace("MODEL", spec.path), HOME=READ_ONLY, TMPDIR=READ_ONLY)
+    assert lines == ["no file", "no file", "True", "True"]
 
 
 def test_a_pool_works_on_a_machine_whose_small_disks_are_full(tmp_path):

@@ -234,6 +234,15 @@ def test_what_else_a_file_has_among_the_blocks_is_left_alone(tmp_path: Path) -> 
     assert FluxConfig.from_header(read_header(path)) == config
 
 
+def test_a_file_that_names_blocks_without_end_is_refused_before_they_are_looked_for(tmp_path: Path) -> None:
+    path = tmp_path / "many.safetensors"
+    write_sample(path, sample_config(heads=2))
+    others = {f"double_blocks.{block}.x": torch.zeros(0) for block in range(1, 1100)}
+    save_file({**load_file(path), **others}, path)
+    with pytest.raises(ValueError, match=r"names 1101 blocks, at most 1024 are read; use a Flux\.1 file"):
+        FluxConfig.from_header(read_header(path))
+
+
 @pytest.mark.parametrize("order", ["scale first", "weight first"])
 def test_a_norm_under_both_of_its_names_is_refused_by_name(tmp_path: Path, order: str) -> None:
     path = tmp_path / "both.safetensors"

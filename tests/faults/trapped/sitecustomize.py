@@ -11,7 +11,8 @@ import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import PathFinder
 
-OBJECTS = ("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list", "send_object_list")
+OBJECTS = ("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list")
+OBJECTS += ("send_object_list", "recv_object_list")
 
 
 class TrappedError(BaseException):

@@ -27,10 +27,10 @@ REGISTRY := build/registry
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 
-.PHONY: help venv test parity refusals plans endurance soak fuzz demo lint format types imports peers targets resident modulations pipefusion chromium pack clean
+.PHONY: help venv test parity refusals plans endurance soak recovery fuzz demo lint format types imports peers targets resident modulations pipefusion chromium pack clean
 
 help:
-	@echo "make venv | test | parity | refusals | plans | endurance | soak | fuzz | demo | lint | format | types | imports | peers | targets | resident | modulations | pipefusion | chromium | pack | clean"
+	@echo "make venv | test | parity | refusals | plans | endurance | soak | recovery | fuzz | demo | lint | format | types | imports | peers | targets | resident | modulations | pipefusion | chromium | pack | clean"
 
 venv: $(STAMP)
 
@@ -63,6 +63,10 @@ endurance: venv
 # Faults mixed at random for 10 minutes: make soak SOAK_FLAGS="--minutes 30 --seed 7"
 soak: venv
 	$(RUN) -m faults.soak $(SOAK_FLAGS)
+
+# Each of the soak's thirteen faults three times, and how long recovery took: the table of docs/reliability.md
+recovery: venv
+	$(RUN) -m faults.soak --minutes 0 --steady-prompts 0 --faults 39
 
 # A million inputs for each parser, with assertions and without: make fuzz FUZZ_FLAGS="--inputs 100000"
 fuzz: venv

@@ -11,6 +11,7 @@ import argparse
 import base64
 import json
 import os
+import re
 import socket
 import struct
 import sys
@@ -138,8 +139,8 @@ def save(server: Server, outputs: dict[str, Any], folder: Path, prompt_id: str) 
     """Write images, charts, files and timing reports into `folder`. Returns the number of images and files."""
     folder.mkdir(parents=True, exist_ok=True)
     items = [item for output in outputs.values() for kind in ("images", "files") for item in output.get(kind, [])]
-    for item in items:
-        target = folder / Path(item["filename"]).name
+    for item, name in zip(items, local_names(items), strict=True):
+        target = folder / name
         target.write_bytes(server.get("/view", **{key: item[key] for key in ("filename", "subfolder", "type")}))
         say(f"saved {target}")
     reports = {node: output["parallel_dit"] for node, output in outputs.items() if "parallel_dit" in output}
@@ -151,6 +152,20 @@ def save(server: Server, outputs: dict[str, Any], folder: Path, prompt_id: str) 
         target.write_text(json.dumps(reports, indent=2))
         say(f"saved {target}")
     return len(items)
+
+
+def local_names(items: list[dict[str, str]]) -> list[str]:
+    """A name for each of the server's files, all within one folder: its own, with more to it where two are alike.
+
+    Whatever the server says, a name leads to no other folder.
+    """
+    names = ["timing.json"]
+    for item in items:
+        path = re.split(r"[/\\]", f"{item['subfolder']}/{item['filename']}")
+        parts = [part for part in path if part.strip(".")] or ["unnamed"]
+        choices = (parts[-1], "_".join(parts), f"{len(names)}_{parts[-1]}")
+        names.append(next(name for name in choices if name not in names))
+    return names[1:]
 
 
 def with_settings(workflow: dict[str, Any], settings: list[str]) -> dict[str, Any]:
@@ -168,8 +183,8 @@ def with_settings(workflow: dict[str, Any], settings: list[str]) -> dict[str, An
 
 
 def say(text: str) -> None:
-    """Print at once, so that progress shows through a pipe too."""
-    print(text, flush=True)  # noqa: T201
+    """Print at once, so that progress shows through a pipe too; nothing that would steer the terminal."""
+    print("".join(each if each.isprintable() or each in "\n\t" else "?" for each in text), flush=True)  # noqa: T201
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -77,6 +78,23 @@ def test_the_headless_client_tells_an_error_and_a_refusal_apart(
     refused = headless(comfy_server, workflow, tmp_path, **(small(tiny_models) | {"model__unet_name": "none"}))
     assert refused.returncode == 2
     assert "not in list" in refused.stdout
+
+
+def test_what_a_server_calls_its_files_leads_to_one_folder_and_no_two_are_alike() -> None:
+    spec = importlib.util.spec_from_file_location("headless_client", CLIENT)
+    assert spec is not None and spec.loader is not None
+    client = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(client)
+    said = [
+        ("", "a.png"),
+        ("day", "a.png"),
+        ("", "../../b.png"),
+        ("..", ".."),
+        ("c:\\x", "c:\\d.png"),
+        ("", "timing.json"),
+    ]
+    items = [{"subfolder": subfolder, "filename": filename} for subfolder, filename in said]
+    assert client.local_names(items) == ["a.png", "day_a.png", "b.png", "unnamed", "d.png", "6_timing.json"]
 
 
 def test_the_shipped_workflow_names_the_published_files() -> None:

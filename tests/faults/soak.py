@@ -282,13 +282,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steady-prompts", type=int, default=500)
+    parser.add_argument("--faults", type=int, default=0, help="at least so many; with --minutes 0 exactly")
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.ranks} ranks, {options.minutes:g} minutes", flush=True)  # noqa: T201
     torch.set_num_threads(1)  # two are slower where others want the cores too
     with tempfile.TemporaryDirectory() as folder:
         cases = Cases(Path(folder), num_ranks=options.ranks)
         soak = Soak(cases, num_ranks=options.ranks, seed=options.seed)
-        ledger = soak.run(options.minutes * 60, steady_prompts=options.steady_prompts)
+        ledger = soak.run(options.minutes * 60, steady_prompts=options.steady_prompts, at_least=options.faults)
     print(ledger.table())  # noqa: T201
     return 1 if ledger.wrong else 0
 

@@ -9,6 +9,7 @@ A page of another site gets 403, even where its name was made to resolve to this
 """
 
 import ipaddress
+import re
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
@@ -23,6 +24,7 @@ from .shelf import SHELF
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 PREFIX = "/parallel_dit"
+_HOST = re.compile(r"(\[[0-9a-f.]*:[0-9a-f:.]*\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 ACTIONS = ("release", "restart", "doctor")
 
 
@@ -94,20 +96,21 @@ def foreign(headers: Mapping[str, str], *, listens_beyond_loopback: bool) -> str
     host, origin = headers.get("Host", "").lower(), headers.get("Origin")
     if headers.get("Sec-Fetch-Site", "").lower() == "cross-site":
         return "this request comes from a page of another site"
-    if origin is not None and _parts(origin).netloc.lower() != host:
+    if origin is not None and _asked_of(origin) != host:
         return f"the page of {origin} is not of {host}; open ComfyUI under the address it is asked by"
-    name = _parts(f"//{host}").hostname or ""
+    found = _HOST.fullmatch(host)
+    name = "" if found is None else found[1].strip("[]")
     if not listens_beyond_loopback and not _is_loopback(name):
         return f"{name or 'no name'} is not this machine; open ComfyUI as localhost, or start it with --listen"
     return ""
 
 
-def _parts(address: str) -> urllib.parse.SplitResult:
-    """An address in its parts; all of them empty for one that is none."""
+def _asked_of(origin: str) -> str | None:
+    """The host, with its port, that an origin names; None for one that is none."""
     try:
-        return urllib.parse.urlsplit(address)
+        return urllib.parse.urlsplit(origin).netloc.lower()
     except ValueError:
-        return urllib.parse.urlsplit("")
+        return None
 
 
 def _loopback_only(listen: str) -> bool:

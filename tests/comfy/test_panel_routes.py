@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import re
 import time
+import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from host.server import ComfyServer
 from host.tiny_models import TinyModels
 
 STATE = "/parallel_dit/state"
+LOOPBACK_HOST = r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?"
 LONG = 400  # steps
 
 
@@ -128,6 +131,53 @@ def test_a_foreign_page_is_refused(
 ) -> None:
     status, _ = asked(comfy_server, method, path, **headers)
     assert status == 403, what
+
+
+def test_whatever_a_client_sends_is_answered_or_refused_and_breaks_nothing(comfy_server: ComfyServer) -> None:
+    seed = time.time_ns()
+    chance = random.Random(seed)  # noqa: S311  no secret
+    pieces = [
+        "[",
+        "]",
+        "::1",
+        ":",
+        "@",
+        "127.0.0.1",
+        "localhost",
+        "%",
+        "\xb5",
+        "/",
+        "8188",
+        "evil.example",
+        "#",
+        "?",
+        " ",
+    ]
+    values = [
+        "",
+        "-1",
+        "9" * 1900,
+        "NaN",
+        "cpu:32",
+        "cpu:2",
+        "all",
+        "manual",
+        "sharded",
+        "\0",
+        "[]",
+        "x" * 500,
+        "\u0663",
+    ]
+    names = ["mode", "devices", "ulysses", "ring", "data", "cfg", "weights", "pipefusion", "patches", "lora", "self"]
+    for _ in range(100):
+        host = "".join(chance.choices(pieces, k=chance.randint(0, 5))).strip()
+        status, _ = asked(comfy_server, "GET", STATE, Host=host)
+        assert status in (200, 400, 403), f"seed {seed}: Host {host!r}"
+        assert status != 200 or re.fullmatch(LOOPBACK_HOST, host), f"seed {seed}: Host {host!r}"
+        query = urllib.parse.urlencode({name: chance.choice(values) for name in chance.sample(names, k=4)})
+        status, answer = asked(comfy_server, "GET", f"/parallel_dit/plan?{query}", Host="localhost")
+        assert status in (200, 400), f"seed {seed}: {query[:200]}"
+        assert status == 400 or {"plan", "error"} & answer.keys(), f"seed {seed}: {query[:200]}"
 
 
 def test_the_servers_own_page_is_answered(comfy_server: ComfyServer) -> None:

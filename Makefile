@@ -64,7 +64,7 @@ endurance: venv
 soak: venv
 	$(RUN) -m faults.soak $(SOAK_FLAGS)
 
-# Each of the soak's thirteen faults three times, and how long recovery took: the table of docs/reliability.md
+# Each of the soak's thirteen faults three times, and how long recovery took, in about four minutes
 recovery: venv
 	$(RUN) -m faults.soak --minutes 0 --steady-prompts 0 --faults 39
 

@@ -11,10 +11,12 @@ _START = r"(?:~|[A-Za-z]:)?"
 _QUOTED = re.compile(rf"""(?P<quote>['"`])(?P<path>{_START}[/\\][^'"`\n]*)(?P=quote)""")
 _BARE = re.compile(rf"""(?<![\w/.\\~]){_START}(?:[/\\][^/\\\n'"`;:,<>|=]*[^/\\\s'"`;:,<>|=])*[/\\]([\w.+@-]+)""")
 
+_BEGUN = re.compile(r"""(^|[\s"'=(])(?:~/|[A-Za-z]:\\|/(?=[\w.]))+""")  # a path of nothing but its beginning
+
 
 def without_places(text: str) -> str:
     """`text` with the last part alone of every path in it, and ~ for this user's own folder."""
-    return _BARE.sub(r"\1", _QUOTED.sub(_last_part, with_short_home(text)))
+    return _BEGUN.sub(r"\1", _BARE.sub(r"\1", _QUOTED.sub(_last_part, with_short_home(text))))
 
 
 def with_short_home(text: str) -> str:

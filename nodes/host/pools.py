@@ -50,12 +50,12 @@ class PoolRegistry:
 
     def has_something_to_release(self) -> bool:
         """Whether any pool has workers, or remembers failures that may keep it from starting."""
-        return any(pool.state != "stopped" for pool in self._pools.values())
+        return any(pool.state != "stopped" for pool in self.all())
 
     def lost_generations(self) -> int:
         """How many sets of workers ended by failing, since the process began; a released one is not lost."""
-        started = sum(pool.generation for pool in self._pools.values())
-        return started - self._released - sum(self.is_alive(devices) for devices in self._pools)
+        pools = self.all()
+        return sum(pool.generation for pool in pools) - self._released - sum(pool.state in ALIVE for pool in pools)
 
     def root(self, weights: Weights, make: Callable[[], object]) -> object:
         """The one MODEL that all MODELs on these weights are clones of; made when there is none."""

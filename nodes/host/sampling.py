@@ -11,6 +11,7 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 
+from ...parallel_runtime.places import without_places
 from .clock import synchronized_s
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel, Request, recording
@@ -113,8 +114,8 @@ def _loop(record: SamplingRecord, resident: ResidentOptions | None) -> Callable[
             if executor.wrappers[executor.idx + 1 :]:
                 raise HostLoopError("another node wraps the sampler")
             samples = sample_in_pool(executor.class_obj, record.pooled, resident, *arguments)
-        except HostLoopError as reason:
-            record.loop_reason = str(reason)
+        except HostLoopError as error:
+            reason = record.loop_reason = without_places(str(error))  # the sampler's own words may be part of it
             log.info("Parallel Flux Sampler: the loop stays in ComfyUI: %s", reason)
             NodeText().say(f"The loop stays in ComfyUI: {reason}")
             return executor(*arguments)

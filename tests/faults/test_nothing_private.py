@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from faults.soak_models import lora, write_model
 from host import workflows
@@ -23,6 +25,7 @@ from parallel_runtime.devices import Device
 from parallel_runtime.places import with_short_home, without_places
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.report.schema import REPORT
 
 PROMPT = "a xylophonist nobody may hear of"
 PATH = re.compile(r"(^|[\s\"'(=])(/|~/|[A-Za-z]:\\)[\w.-]+/")
@@ -68,6 +71,14 @@ def test_of_a_path_only_the_files_name_is_left(text: str, left: str) -> None:
     assert left in without_places(text)
     assert not private(without_places(text))
     assert "John" not in without_places(text)
+
+
+@given(
+    st.lists(st.sampled_from(["/", "\\", "~", "C:", " ", "'", '"', "(", "=", ":", "me", "a.st", "/a b/c"]), max_size=9)
+)
+def test_a_report_may_hold_whatever_is_left(pieces: list[str]) -> None:
+    left = without_places("said: " + "".join(pieces))
+    assert "path" not in REPORT["loop"].fields["reason"].check(left)
 
 
 def test_this_users_own_folder_is_left_as_such(monkeypatch: pytest.MonkeyPatch) -> None:

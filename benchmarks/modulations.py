@@ -1,6 +1,6 @@
 """What a rank keeps with `modulations` set to keep and to release: weights, private memory, and the time of a step.
 
-    python -m benchmarks.modulations [--steps 6] [--rounds 4]
+    python -m benchmarks.modulations [--steps 6] [--rounds 3]
 
 Owns the plans, the rounds and the page benchmarks/modulations.md. Two CPU ranks of one thread run a random Flux whose
 blocks are cut as Flux.1's are, two single ones to each double one, so that its modulations have the same share. Each
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 
-import psutil
 import torch
 
 from benchmarks.pipeline_timeline import euler_run
@@ -34,16 +34,16 @@ TARGET = Path(__file__).with_name("modulations.md")
 PLANS = ("ulysses=2", "ulysses=2,weights=sharded", "pipefusion=2,patches=4")
 DTYPES = {
     "bfloat16": "The file is fp32 and computed in bf16: each rank has a copy of its own, as on a GPU.",
-    "default": "The file is computed in its own fp32: on the CPU whole weights are pages of the file, shared by all "
-    "ranks and private to none, so there is no private memory to free.",
+    "default": "The file is computed in its own fp32: on the CPU whole weights are pages of the file, which the system "
+    "shares and takes back as it likes, so there is no private memory to free.",
 }
 MODES = ("keep", "release")
 MIB = 1 << 20
 COLUMNS = ("plan", "modulations", "weights a rank", "released", "private while sampling", "step", "prepared", "run")
 
 HOW_TO_READ = """- *weights a rank*: what the rank with most holds while it samples; *released*: what it does without.
-- *private while sampling*: growth since the workers were ready, before the model came, of the memory that would be
-  free if the process ended; in the middle of the run, activations and the modulations of all steps included.
+- *private while sampling*: growth since the workers were ready, before the model came, of the memory that is the
+  rank's alone and no page of a file; in the middle of the run, with activations and the modulations of all steps.
 - *step*: median but for the first, of the slowest rank. *prepared*: all that is computed before the first step.
 - *run*: the whole request; with release it reads the weights again that the run before gave up.
 - Sharded weights release nothing: their blocks are gathered whole, modulations and all, for every step.
@@ -64,8 +64,9 @@ class Measured:
 
 
 def private_bytes(pids: Sequence[int]) -> list[int]:
-    """What would be free if each of these processes ended."""
-    return [psutil.Process(pid).memory_full_info().uss for pid in pids]
+    """Memory of each process that is its alone and no page of a file: what it allocated and wrote."""
+    rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines() for pid in pids]
+    return [1024 * int(line.split()[1]) for lines in rollups for line in lines if line.startswith("Anonymous:")]
 
 
 def measure_run(
@@ -132,7 +133,7 @@ def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=TARGET)
     arguments = parser.parse_args()
     config = sample_config(heads=8, head_dim=64, depth=4, depth_single=8)
@@ -143,7 +144,7 @@ def main() -> None:
         path = str(Path(folder) / "model.safetensors")
         write_sample(path, config)
         for dtype, told in DTYPES.items():
-            body += [told, "", *(f"| {' | '.join(each)} |" for each in (COLUMNS, ["---"] * len(COLUMNS)))]
+            body += [fill(told, 120), "", *(f"| {' | '.join(each)} |" for each in (COLUMNS, ["---"] * len(COLUMNS)))]
             for plan in map(ParallelPlan.parse, PLANS):
                 rows = measure_plan(pool, ModelSpec.of(path, dtype), plan, run, rounds=arguments.rounds)
                 body += [f"| {' | '.join(each)} |" for each in rows]
@@ -156,7 +157,7 @@ def main() -> None:
         f"{workload.text_tokens} text tokens, {arguments.steps} steps, medians of {arguments.rounds} rounds. torch "
         f"{torch.__version__}, {os.cpu_count()} cores, {loads}."
     )
-    head = ["# Modulations kept and released", "", (__doc__ or "").strip(), "", about, "", HOW_TO_READ]
+    head = ["# Modulations kept and released", "", (__doc__ or "").strip(), "", fill(about, 120), "", HOW_TO_READ]
     arguments.output.write_text("\n".join([*head, *body]), encoding="utf-8")
 
 

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 
 import torch
 
@@ -138,13 +139,13 @@ def page(found: dict[ParallelPlan, list[Measured]], about: str) -> str:
     """All of it."""
     bubbles = ("stages", "patches", "clock", "schedule, measured", "schedule, counted", "even", "each step by itself")
     sent = ("ranks", "plan", "bytes a step", "weights of the fullest rank, bytes", "step, ms")
-    lines = ["# PipeFusion by numbers", "", (__doc__ or "").strip(), "", about, "", BUBBLE]
+    lines = ["# PipeFusion by numbers", "", (__doc__ or "").strip(), "", fill(about, 120), "", BUBBLE]
     lines += [*table(bubbles, bubble_rows(found)), "", SENT, *table(sent, sent_rows(found)), "", FORMULA]
     formula = ("ranks", "Ulysses, MB", "Ring, MB", "PipeFusion, MB", "Ulysses over PipeFusion")
     lines += [*table(formula, formula_rows(FLUX_1, FLUX_1_IMAGE)), "", TIMELINES]
     for name in DRAWN:
         measured = found[ParallelPlan.parse(name)][-1]
-        lines += [f"{measured.describe()}", "", "```", pictures(measured), "```", ""]
+        lines += [fill(measured.describe(), 120), "", "```", pictures(measured), "```", ""]
     return "\n".join([*lines, "![The same as a picture](pipefusion.png)", ""])
 
 
@@ -165,7 +166,7 @@ def main() -> None:
     about = (
         f"{config.depth} double and {config.depth_single} single blocks, hidden size {config.hidden_size}, "
         f"{image.image_tokens} image and {image.text_tokens} text tokens, {arguments.steps} steps of which the first "
-        f"is warm-up, {arguments.rounds} rounds. torch {torch.__version__}, {os.cpu_count()} cores, load average "
+        f"is warm-up, {arguments.rounds} round(s). torch {torch.__version__}, {os.cpu_count()} cores, load average "
         f"{load_before:.1f} before, {os.getloadavg()[0]:.1f} after."
     )
     arguments.output.write_text(page(found, about), encoding="utf-8")

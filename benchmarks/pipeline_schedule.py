@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CALL, FIRST, STOP, _, ASKED, BEGAN, ENDED = range(7)
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a patch is one character wide
-COLOURS = 10
+COLOURS = [f"C{number}" for number in range(10) if number != 7]  # 7 is a grey, which is the warm-up's
 Span = Sequence[float]
 # What a stage takes for a patch of these numbers.
 Cost = Callable[[int, int], float]
@@ -147,7 +147,7 @@ def _draw_run(axes: "Axes", stages: Sequence[Sequence[Span]]) -> None:
         for span in spans:
             left, length = span[BEGAN] - begin, span[ENDED] - span[BEGAN]
             whole = span[STOP] - span[FIRST] > 1
-            colour = "0.7" if whole else f"C{int(span[FIRST]) % COLOURS}"
+            colour = "0.7" if whole else COLOURS[int(span[FIRST]) % len(COLOURS)]
             axes.barh(stage, length, left=left, height=0.82, color=colour, edgecolor="white", linewidth=0.6)
             if length > 0.012 * (end - begin):
                 mark = "all" if whole else str(int(span[FIRST]))

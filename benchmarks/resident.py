@@ -1,6 +1,6 @@
 """Every sampler of ComfyUI with its loop in the workers and in ComfyUI: error, calls of the model, requests, seconds.
 
-    PYTHONPATH=tests python -m benchmarks.resident [--only euler heun] [--rounds 5]
+    PYTHONPATH=tests python -m benchmarks.resident [--only euler heun] [--shapes small big] [--rounds 4] [--minutes 9]
 
 Owns the graphs, the rounds and the page benchmarks/resident.md. Does not own the server, the client and the tiny files
 (tests/host). One ComfyUI runs Parallel Flux Sampler under ulysses 2 on two CPU ranks of one thread, a random Flux in
@@ -13,10 +13,12 @@ import argparse
 import copy
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 
 import torch
 
@@ -35,7 +37,7 @@ POPULAR = ("euler", "heun", "dpmpp_2m", "dpmpp_2m_sde", "lcm", "euler_ancestral"
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A model and an image; `rounds` count, one before them does not."""
+    """A model and an image; at most `rounds` count, one before them does not."""
 
     file: str
     flux: FluxShape
@@ -51,7 +53,7 @@ SMALL = Shape(
     width=256,
     height=256,
     steps=6,
-    rounds=5,
+    rounds=4,
 )
 BIG = Shape(
     file="resident_big.safetensors",
@@ -61,6 +63,7 @@ BIG = Shape(
     steps=4,
     rounds=3,
 )
+SHAPES = {"small": SMALL, "big": BIG}
 
 
 @dataclass(kw_only=True)
@@ -113,10 +116,17 @@ def graph_of(tiny: TinyModels, shape: Shape, *, sampler: str, loop: str, seed: i
     return graph
 
 
-def measure(client: ComfyClient, tiny: TinyModels, shape: Shape, samplers: Sequence[str]) -> dict[str, Found]:
-    """All samplers in every round; round 0 loads, warms up and is left out."""
+def measure(
+    client: ComfyClient, tiny: TinyModels, shape: Shape, samplers: Sequence[str], *, until_s: float
+) -> dict[str, Found]:
+    """All samplers in every round; round 0 loads, warms up and is left out. None but the first starts after `until_s`.
+
+    `until_s` is on `time.monotonic`.
+    """
     found = {sampler: Found() for sampler in samplers}
     for number in range(shape.rounds + 1):
+        if number > 1 and time.monotonic() > until_s:
+            break
         for sampler, values in found.items():
             latents = {}
             for loop in LOOPS if number % 2 else reversed(LOOPS):
@@ -196,11 +206,12 @@ def big_page(found: dict[str, Found]) -> list[str]:
 
 def about(shape: Shape, found: dict[str, Found]) -> str:
     """What was run, in a sentence."""
-    sizes = next(iter(found.values())).reports["host"][0]["sizes"]
+    reports = next(iter(found.values())).reports["host"]
+    sizes, rounds = reports[0]["sizes"], len(reports)
     return (
         f"Hidden size {shape.flux.hidden}, {shape.flux.depth} double and {shape.flux.single} single blocks, "
         f"{sizes['image_tokens']} image and {sizes['text_tokens']} text tokens, {shape.steps} steps, medians of "
-        f"{shape.rounds} rounds."
+        f"{rounds} rounds."
     )
 
 
@@ -209,6 +220,8 @@ HOW_TO_READ = """- *error*: relative, of the latent against that of ComfyUI's lo
 - *ms*: the sampler's whole loop at its caller, median of the rounds; in the workers with all that is computed ahead.
 - *ratio*: median of each round's own ratio, in the workers over host; below 1 the loop in the workers is faster.
 - *host*: Parallel Flux Sampler with `loop` host: ComfyUI's own loop, whose every call goes to the same workers.
+- What the loop in the workers costs ComfyUI is to find the sampler's program, once a run: the sampler is run three
+  times on a handful of numbers. Samplers that draw from a Brownian tree (the names with sde) take longest over that.
 """
 
 
@@ -216,30 +229,48 @@ def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="SAMPLER", help="default: all that KSampler lists")
-    parser.add_argument("--rounds", type=int, help="default: 5, and 3 of the bigger image")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--rounds", type=int, help="at most; default: 4, and 3 of the bigger image")
+    parser.add_argument("--minutes", type=float, default=60.0, help="after which no further round starts")
     parser.add_argument("--output", type=Path, default=TARGET)
     arguments = parser.parse_args()
-    changes = {} if arguments.rounds is None else {"rounds": arguments.rounds}
-    small, big = (replace(shape, **changes) for shape in (SMALL, BIG))
-    load_before = os.getloadavg()[0]
+    until_s = time.monotonic() + 60 * arguments.minutes
+    load_before, body = os.getloadavg()[0], []
     with tempfile.TemporaryDirectory(prefix="resident-") as base:
         tiny = write_tiny_models(Path(base), hidden=256)
-        for shape in (small, big):
+        for shape in SHAPES.values():
             write_layout(tiny.diffusion_model(shape.file), flux(shape.flux), seed=20)
         with ComfyServer(Path(base)) as server:
             client = ComfyClient(server.url)
             listed = arguments.only or stock_samplers(client)
-            found = measure(client, tiny, small, listed)
-            popular = measure(client, tiny, big, [name for name in POPULAR if name in listed])
-    versions = next(iter(found.values())).reports["host"][0]["versions"]
+            for name in arguments.shapes:
+                shape = SHAPES[name] if arguments.rounds is None else replace(SHAPES[name], rounds=arguments.rounds)
+                samplers = listed if shape.file == SMALL.file else [each for each in POPULAR if each in listed]
+                found = measure(client, tiny, shape, samplers, until_s=until_s)
+                body += section(shape, found)
+            about_host = client.get("/system_stats")["system"]
     machine = (
-        f"torch {versions['torch']}, ComfyUI {versions['comfyui']}, {os.cpu_count()} cores, load average "
+        f"torch {torch.__version__}, ComfyUI {about_host['comfyui_version']}, {os.cpu_count()} cores, load average "
         f"{load_before:.1f} before, {os.getloadavg()[0]:.1f} after."
     )
-    head = ["# The loop in the workers, sampler by sampler", "", __doc__.strip(), "", machine, "", HOW_TO_READ]
-    body = ["## All samplers", "", about(small, found), "", *small_page(found)]
-    body += ["## A bigger image", "", about(big, popular), "", *big_page(popular)] if popular else []
+    head = [
+        "# The loop in the workers, sampler by sampler",
+        "",
+        (__doc__ or "").strip(),
+        "",
+        fill(machine, 120),
+        "",
+        HOW_TO_READ,
+    ]
     arguments.output.write_text("\n".join([*head, *body]), encoding="utf-8")
+
+
+def section(shape: Shape, found: dict[str, Found]) -> list[str]:
+    """What the page says of one shape; nothing where no sampler was asked for."""
+    if not found:
+        return []
+    title, rows = ("## All samplers", small_page) if shape.file == SMALL.file else ("## A bigger image", big_page)
+    return [title, "", fill(about(shape, found), 120), "", *rows(found)]
 
 
 if __name__ == "__main__":

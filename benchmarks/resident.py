@@ -32,6 +32,7 @@ from host.tiny_models import TinyModels, write_layout, write_tiny_models
 TARGET = Path(__file__).with_name("resident.md")
 LOOPS = ("auto", "host")
 RESIDENT = "resident"
+FEW = "So few rounds on a busy machine say about how long a step takes, and not which loop is faster."
 POPULAR = ("euler", "heun", "dpmpp_2m", "dpmpp_2m_sde", "lcm", "euler_ancestral")
 
 
@@ -211,7 +212,7 @@ def about(shape: Shape, found: dict[str, Found]) -> str:
     return (
         f"Hidden size {shape.flux.hidden}, {shape.flux.depth} double and {shape.flux.single} single blocks, "
         f"{sizes['image_tokens']} image and {sizes['text_tokens']} text tokens, {shape.steps} steps, medians of "
-        f"{rounds} rounds."
+        f"{rounds} round(s).{' ' + FEW if rounds < 3 else ''}"
     )
 
 
@@ -219,6 +220,8 @@ HOW_TO_READ = """- *error*: relative, of the latent against that of ComfyUI's lo
 - *calls*: of the model. *requests*: exchanges with the workers; the loop in the workers needs one for the whole run.
 - *ms*: the sampler's whole loop at its caller, median of the rounds; in the workers with all that is computed ahead.
 - *ratio*: median of each round's own ratio, in the workers over host; below 1 the loop in the workers is faster.
+- uni_pc and uni_pc_bh2 do the same work, as do dpmpp_2m_sde and dpmpp_2m_sde_gpu on a CPU: how far apart their ratios
+  are is how little a ratio means.
 - *host*: Parallel Flux Sampler with `loop` host: ComfyUI's own loop, whose every call goes to the same workers.
 - What the loop in the workers costs ComfyUI is to find the sampler's program, once a run: the sampler is run three
   times on a handful of numbers. Samplers that draw from a Brownian tree (the names with sde) take longest over that.

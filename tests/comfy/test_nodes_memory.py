@@ -49,6 +49,11 @@ def loading(result: PromptResult) -> list[tuple[str, str]]:
     return [(node, text) for node, text in result.texts if "orkers" in text or text.startswith("Loading")]
 
 
+def pool_states(client: ComfyClient) -> list[str]:
+    """What the panel is told of each pool."""
+    return [pool["state"] for pool in client.get("/parallel_dit/state")["pools"]]
+
+
 def weights_left(server: ComfyServer, held: list[int]) -> bool:
     """Whether every rank holds less than it `held`, by about a model."""
     return all(then - now > HALF_A_MODEL for then, now in zip(held, private_bytes(server), strict=True))
@@ -168,6 +173,7 @@ def test_a_rank_killed_while_idle_is_replaced_and_the_prompt_succeeds(
     first, second = workers(comfy_server)
     second.kill()
     assert soon(lambda: worker_pids(comfy_server) == []), "the other rank outlived the dead one"
+    assert soon(lambda: "failed" in pool_states(client)), pool_states(client)  # a moment after the last has ended
     result = run(client, bf16(tiny_models, seed=66))
     assert "model" not in result.cached, "a MODEL of lost workers came from the cache"
     assert torch.equal(saved_latent(client, result), before)

@@ -17,6 +17,8 @@ from .schema import SCHEMA, validate
 from .surroundings import describe_devices, versions
 
 SUMS = ("step_s", "calls", "bytes", "weight_bytes")
+OF_THE_RUN = ("lane", "released_bytes", "run_sent_bytes", "run_weight_bytes")
+RUN_BYTES = (("sent_bytes", "bytes"), ("weight_bytes", "weight_bytes"))
 WAITING = ("communication_s", "weights_s")  # the regions in which a rank waits for others
 
 
@@ -71,7 +73,7 @@ def rank_parts(
         if last and "memory" in last[-1]:
             part["memory"] = dict(last[-1]["memory"])
         if last:
-            part |= {name: last[-1][name] for name in ("lane", "released_bytes") if name in last[-1]}
+            part |= {name: last[-1][name] for name in OF_THE_RUN if name in last[-1]}
         if utilisation and rank in utilisation:
             part["utilisation"] = utilisation[rank]
         parts.append(part)
@@ -81,7 +83,7 @@ def rank_parts(
 def spans_of_run(ranks: Sequence[Mapping], wall_s: Sequence[float]) -> list[Span]:
     """Spans of a run whose loop was in the workers; `wall_s` of each step, as the parent saw it.
 
-    Each rank's one report has a list in place of each step's value, and counts of the run, which are of no step.
+    Each rank's one report has a list in place of each step's value, and bytes of the whole run, which are of no step.
     """
     return [
         Span(wall_s=seconds, requests=[[_step_of(rank, number) for rank in ranks]])
@@ -93,6 +95,7 @@ def _step_of(rank: Mapping, number: int) -> dict:
     if not rank.get("member", True):
         return dict(rank)
     step = {name: rank[name] for name in ("lane", "memory", "released_bytes") if name in rank}
+    step |= {f"run_{name}": rank[key] for name, key in RUN_BYTES if key in rank}
     step |= {name: rank[name][number] for name in ("step_s", "began_s") if name in rank}
     if "regions" in rank:
         step["regions"] = {name: values[number] for name, values in rank["regions"].items()}

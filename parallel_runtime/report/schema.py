@@ -133,6 +133,8 @@ RANK = {
     "collectives": Field(_count, many=True),
     "sent_bytes": Field(_count, many=True),
     "weight_bytes": Field(_count, many=True),
+    "run_sent_bytes": Field(_count),
+    "run_weight_bytes": Field(_count),
     "pieces": Field(_pieces, many=True),
     "memory": _object({name: Field(_count) for name in ("allocated_bytes", "reserved_bytes", "resident_bytes")}),
     "utilisation": Field(_share),

@@ -92,11 +92,13 @@ def test_a_rank_beyond_the_plan_has_no_times() -> None:
 
 def test_a_run_in_the_workers_reads_like_one_step_after_the_other() -> None:
     told_once = {"member": True, "step_s": [1.0, 0.5], "began_s": [2.0, 3.0], "regions": {"weights_s": [0.25, 0.0]}}
-    spans = spans_of_run([told_once | {"lane": 0, "calls": 8}, {"member": False}], [1.5, 0.75])
+    told_once |= {"lane": 0, "calls": 8, "bytes": 640, "weight_bytes": 0}
+    spans = spans_of_run([told_once, {"member": False}], [1.5, 0.75])
     ranks = rank_parts(spans, DEVICES, began_s=1.0)
     first = {"busy_s": [1.0, 0.5], "compute_s": [0.75, 0.5], "communication_s": [0.25, 0.0], "idle_s": [0.5, 0.25]}
     assert ranks[0].items() >= {**first, "begin_s": [1.0, 2.0], "end_s": [2.0, 2.5], "lane": 0}.items()
-    assert "collectives" not in ranks[0], "a count of the whole run is of no step"
+    assert not {"collectives", "sent_bytes", "weight_bytes"} & set(ranks[0]), "counts of the whole run are of no step"
+    assert (ranks[0]["run_sent_bytes"], ranks[0]["run_weight_bytes"]) == (640, 0)
     assert ranks[1] == {"rank": 1, "device": "cpu:1"}
 
 

@@ -24,13 +24,14 @@ TARGETS_FLAGS ?=
 RESIDENT_FLAGS ?=
 PEERS := build/peers
 REGISTRY := build/registry
+SHOTS := build/pictures
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 
-.PHONY: help venv test parity refusals plans endurance soak recovery fuzz demo lint format types imports peers targets resident modulations pipefusion chromium pack clean
+.PHONY: help venv test parity refusals plans endurance soak recovery fuzz demo lint format types imports peers targets resident modulations pipefusion chromium pictures pack clean
 
 help:
-	@echo "make venv | test | parity | refusals | plans | endurance | soak | recovery | fuzz | demo | lint | format | types | imports | peers | targets | resident | modulations | pipefusion | chromium | pack | clean"
+	@echo "make venv | test | parity | refusals | plans | endurance | soak | recovery | fuzz | demo | lint | format | types | imports | peers | targets | resident | modulations | pipefusion | chromium | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -125,6 +126,13 @@ pack: venv $(REGISTRY)/.installed
 
 chromium:
 	@$(ENSURE_CHROMIUM)
+
+# The help's, the templates' and the README's pictures, from real servers; look at them before they are committed.
+pictures: venv chromium
+	mkdir -p $(SHOTS)
+	PARALLEL_DIT_SCREENSHOTS=$(SHOTS) $(RUN) -m pytest -q tests/browser
+	$(RUN) -m browser.pictures readme $(SHOTS)
+	$(RUN) -m browser.pictures help templates
 
 # The tool brings many packages that nothing else needs, so it has an environment of its own.
 $(REGISTRY)/.installed: constraints.txt | venv

@@ -18,8 +18,8 @@ const store = new Store((path, options) => api.fetchApi(path, options))
 let words = makeWords(null, 'en')
 const t = (key, values) => words(key, values)
 
-function toast(severity, detail, summary = t('title')) {
-  app.extensionManager.toast.add({ severity, summary, detail, life: severity === 'error' ? 20000 : 6000 })
+function toast(severity, detail, summary = t('title'), more = { life: 6000 }) {
+  app.extensionManager.toast.add({ severity, summary, detail, ...more })
 }
 
 async function run(name) {
@@ -36,7 +36,8 @@ async function run(name) {
   }
 }
 
-/* A failure is told once: not again after a reload, and not for the failures of before this page was there. */
+/* A failure is told once: not again after a reload, and not for the failures of before this page was there. It stays
+   until it is closed or the workers are started anew; ComfyUI's own card says that a node failed, and not what to do. */
 function tellFailures() {
   const told = new Map()
   let session = null
@@ -45,12 +46,28 @@ function tellFailures() {
     for (const pool of state.pools) {
       const devices = pool.ranks.map((rank) => rank.device).join()
       const failure = pool.state === 'failed' ? `${pool.generation} ${pool.last_failure}` : ''
-      const isNew = session === state.session && failure !== '' && told.get(devices) !== failure
+      const before = told.get(devices)
       told.set(devices, failure)
-      if (isNew && app.extensionManager.setting.get(TOASTS)) toast('error', pool.last_failure, t('poolFailed'))
+      if (before === failure) continue
+      if (before) app.extensionManager.toast.remove({ id: toastId(devices) })
+      const isNew = session === state.session && failure !== ''
+      if (isNew && app.extensionManager.setting.get(TOASTS)) tellFailure(devices, pool.last_failure)
     }
     session = state.session
+    markTab(state.pools.some((pool) => pool.state === 'failed'))
   })
+}
+
+const toastId = (devices) => `parallel-dit ${devices}`
+
+function tellFailure(devices, text) {
+  toast('error', text, t('poolFailed'), { id: toastId(devices), styleClass: 'pdit-toast' }) // no life: it stays
+}
+
+/* The tab's icon tells of a failure also when its toast was closed or came before this page. */
+function markTab(failed) {
+  const tab = app.extensionManager.getSidebarTabs().find(({ id }) => id === SIDEBAR)
+  if (tab && tab.iconBadge !== (failed ? '!' : '')) tab.iconBadge = failed ? '!' : ''
 }
 
 async function learnWords() {
@@ -147,6 +164,7 @@ app.registerExtension({
       title: t('title'),
       tooltip: t('title'),
       label: t('title'),
+      iconBadge: '',
       ...tab((element) => mountSidebar(element, store, t, { run }))
     })
     tellFailures()

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, expect
 
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 
-READY_MS = 60_000
-RUN_MS = 120_000
+WAIT_MS = 60_000  # of anything that shall be seen: a loaded machine is slow, and who has it sooner goes on sooner
+RUN_MS = 180_000
 SHOTS = "PARALLEL_DIT_SCREENSHOTS"  # a folder to leave pictures in
 EXAMPLE = "/api/workflow_templates/parallel-dit/{}.json"
 QUEUE = """(ends) => {
@@ -32,6 +32,22 @@ SET = """([kind, name, value]) => {
   widget.value = value
   widget.callback?.(value)
 }"""
+TIDY = """async (nodes2) => {
+  const { sidebarTab, bottomPanel, toast, setting } = app.extensionManager
+  app.graph.clear()
+  if (sidebarTab.activeSidebarTabId) sidebarTab.toggleSidebarTab(sidebarTab.activeSidebarTabId)
+  if (bottomPanel.activeBottomPanelTabId === 'parallel-dit.timeline')
+    bottomPanel.toggleBottomPanelTab('parallel-dit.timeline')
+  toast.removeAll()
+  await setting.set('Comfy.VueNodes.Enabled', nodes2)
+  await setting.set('Comfy.ColorPalette', 'dark')
+}"""
+PALETTE = """(name) => {
+  const probe = document.body.appendChild(document.createElement('i'))
+  probe.style.color = 'var(--input-text)'
+  const [red, green, blue] = getComputedStyle(probe).color.match(/\\d+/g).map(Number)
+  probe.remove()
+  return (red + green + blue > 382) === (name === 'dark') }"""
 ENDS = ("execution_success", "execution_error", "execution_interrupted")
 TINY = """([graph, files, small]) => {
   for (const node of graph.nodes) {
@@ -71,8 +87,13 @@ class ComfyPage:
         """ComfyUI's page, until our extension is there."""
         self.page.goto(self.server.url, wait_until="domcontentloaded")
         self.wait_ready()
-        self.setting("Comfy.VueNodes.Enabled", self.nodes2)
-        self.page.evaluate("app.graph.clear()")
+
+    def tidy(self) -> None:
+        """As a test finds it: an empty graph, no panel, no toast, the dark theme."""
+        self.errors.clear()
+        self.page.evaluate(TIDY, self.nodes2)
+        for panel in (self.sidebar, self.timeline):
+            expect(panel).to_have_count(0)
 
     def reload(self) -> None:
         """As F5 does."""
@@ -82,11 +103,17 @@ class ComfyPage:
     def wait_ready(self) -> None:
         """Until the frontend has set our extension up."""
         there = "() => window.app?.extensionManager?.getSidebarTabs?.().some((tab) => tab.id === 'parallel-dit')"
-        self.page.wait_for_function(there, timeout=READY_MS)
+        self.page.wait_for_function(there, timeout=WAIT_MS)
+        self.setting("Comfy.VueNodes.Enabled", self.nodes2)  # the server keeps that of whichever page set it last
 
     def setting(self, name: str, value: Any) -> None:
         """Change one of the frontend's settings."""
         self.page.evaluate("([name, value]) => app.extensionManager.setting.set(name, value)", [name, value])
+
+    def palette(self, name: str) -> None:
+        """Another theme, `light` or `dark`, once the page has it."""
+        self.setting("Comfy.ColorPalette", name)
+        self.page.wait_for_function(PALETTE, arg=name)
 
     def load_example(self, name: str = "flux_parallel", **small: Any) -> None:
         """An example as the template browser loads it, with the tiny files and these values of widgets."""
@@ -145,11 +172,11 @@ class ComfyPage:
         """Set a widget of the one node of a class, as a user does."""
         self.page.evaluate(SET, [kind, name, value])
 
-    def shot(self, name: str) -> None:
-        """A picture of the page, where somebody wants to look at it."""
+    def shot(self, name: str, part: Locator | None = None) -> None:
+        """A picture of the page or of a part of it, where somebody wants to look at it."""
         folder = os.environ.get(SHOTS)
         if folder:
-            self.page.screenshot(path=Path(folder) / f"{name}-{'nodes2' if self.nodes2 else 'classic'}.png")
+            (part or self.page).screenshot(path=Path(folder) / f"{name}-{'nodes2' if self.nodes2 else 'classic'}.png")
 
 
 def coloured_pixels(canvas: Locator, colour: tuple[int, int, int]) -> int:

@@ -1,7 +1,7 @@
-"""A browser on the session's server: Debian's Chromium, no download; a page without errors, in either renderer.
+"""A browser on the session's server: Debian's Chromium, no download; pages without errors, in either renderer.
 
-Owns: starting the browser, opening ComfyUI, and the end-of-test check that no page raised anything. Does not own what
-is done on the page (comfy_page.py).
+Owns: starting the browser, the tabs that tests share, and the check that no page raised anything. Does not own what is
+done on a page (comfy_page.py) nor what a page is made to believe (made_up.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from host.client import ComfyClient
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 
-from .comfy_page import ComfyPage
+from .comfy_page import WAIT_MS, ComfyPage
+from .made_up import MadeUp
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
@@ -28,6 +30,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+FAILED = pytest.StashKey[bool]()
 
 
 def chromium() -> str:
@@ -38,40 +41,101 @@ def chromium() -> str:
     return found
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    """Remember whether a test's body failed: its tab is then closed, and what still runs is ended."""
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
+
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """One browser for this folder. Not for the session: while it runs, nobody else in this thread may run asyncio."""
-    expect.set_options(timeout=30_000)  # five seconds are few where others want the processor too
+    expect.set_options(timeout=WAIT_MS)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium(), headless=True, args=FLAGS)
         yield started
         started.close()
 
 
-@pytest.fixture
-def open_page(
-    browser: Browser, comfy_server: ComfyServer, tiny_models: TinyModels
-) -> Iterator[Callable[..., ComfyPage]]:
-    """Opens further pages, each a browser tab of its own. At the end none may have raised an error."""
-    context = browser.new_context(viewport={"width": 1600, "height": 950})
-    context.route(lambda url: not url.startswith((comfy_server.url, "data:", "blob:")), lambda route: route.abort())
-    pages: list[ComfyPage] = []
-
-    def opened(*, nodes2: bool = False, before: Callable[[Page], None] | None = None) -> ComfyPage:
-        page = context.new_page()
-        pages.append(ComfyPage(page, comfy_server, tiny_models, nodes2=nodes2))
-        if before is not None:
-            before(page)
-        pages[-1].open()
-        return pages[-1]
-
+@pytest.fixture(scope="package")
+def context(browser: Browser, comfy_server: ComfyServer) -> Iterator[BrowserContext]:
+    """One profile for this folder, so that ComfyUI's page is read once. It reaches the server and nothing else."""
+    opened = browser.new_context(viewport={"width": 1600, "height": 950})
+    opened.set_default_timeout(WAIT_MS)
+    opened.route(lambda url: not url.startswith((comfy_server.url, "data:", "blob:")), lambda route: route.abort())
     yield opened
-    errors = [error for page in pages for error in page.errors]
-    context.close()
-    assert errors == []
+    opened.close()
 
 
-@pytest.fixture(params=[False, True], ids=["classic", "nodes2"])
-def comfy(request: pytest.FixtureRequest, open_page: Callable[..., ComfyPage]) -> ComfyPage:
+class Tabs:
+    """The browser tabs that tests share, as to open ComfyUI takes longer than most tests. A failure closes all."""
+
+    def __init__(self, context: BrowserContext, server: ComfyServer, tiny: TinyModels) -> None:
+        self._context, self._server, self._tiny = context, server, tiny
+        self._open: dict[str, ComfyPage] = {}
+
+    def get(self, name: str, *, nodes2: bool = False, before: Callable[[Page], None] | None = None) -> ComfyPage:
+        """The tab of a name as a test finds it: an empty graph, no panel, no toast. `before` is done to a new page."""
+        if name not in self._open:
+            self._open[name] = ComfyPage(self._context.new_page(), self._server, self._tiny, nodes2=nodes2)
+            if before is not None:
+                before(self._open[name].page)
+            self._open[name].open()
+        self._open[name].tidy()
+        return self._open[name]
+
+    def close(self, name: str) -> None:
+        """Close a tab that nobody else can use."""
+        self._open.pop(name).page.close()
+
+    def end_of_test(self, *, failed: bool) -> None:
+        """No tab may have raised an error."""
+        errors = {name: page.errors for name, page in self._open.items() if page.errors}
+        if failed or errors:
+            for page in self._open.values():
+                page.page.close()
+            self._open.clear()
+            client = ComfyClient(self._server.url)
+            client.post("/queue", {"clear": True})
+            client.post("/interrupt", {})
+        assert errors == {}
+
+
+@pytest.fixture(scope="package")
+def all_tabs(context: BrowserContext, comfy_server: ComfyServer, tiny_models: TinyModels) -> Tabs:
+    """The tabs of this folder."""
+    return Tabs(context, comfy_server, tiny_models)
+
+
+@pytest.fixture
+def tabs(request: pytest.FixtureRequest, all_tabs: Tabs) -> Iterator[Tabs]:
+    """Tabs by name. At the end of the test none may have raised an error."""
+    yield all_tabs
+    all_tabs.end_of_test(failed=request.node.stash.get(FAILED, True))
+
+
+@pytest.fixture(params=["classic", "nodes2"])
+def comfy(request: pytest.FixtureRequest, tabs: Tabs) -> ComfyPage:
     """ComfyUI's page in one renderer and then in the other."""
-    return open_page(nodes2=request.param)
+    return tabs.get(request.param, nodes2=request.param == "nodes2")
+
+
+@pytest.fixture
+def made_up(tabs: Tabs) -> MadeUp:
+    """A page that believes whatever a test says of the server's workers and reports."""
+    return MadeUp(tabs)
+
+
+@pytest.fixture
+def plain_page(context: BrowserContext, comfy_server: ComfyServer) -> Iterator[Page]:
+    """A page of the server's address without ComfyUI, for the panel's modules alone. It may raise no error."""
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(f"{comfy_server.url}/extensions/parallel-dit/panel/style.css")
+    yield page
+    page.close()
+    assert errors == []

@@ -5,20 +5,29 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
 
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 from host.workers import worker_pids
 
 from .comfy_page import ComfyPage, coloured_pixels
+from .conftest import Tabs
 
 COMPUTE, COMMUNICATION = (0x4E, 0x79, 0xA7), (0xF2, 0x8E, 0x2B)
 PICTURE = """async (node) => {
   const query = new URLSearchParams(app.nodeOutputs[node].images[0])
   const bitmap = await createImageBitmap(await (await fetch(app.api.apiURL(`/view?${query}`))).blob())
   return [bitmap.width, bitmap.height] }"""
+FIVE = 5  # steps of one test alone, so that its headline is known
 LONG = 400  # steps: some ten seconds, ended long before
+STEP = re.compile(rf"step \d+ of {LONG}")
+IN_FULL_VIEW = """(toast) => {
+  const box = toast.getBoundingClientRect()
+  const card = document.querySelector('[data-testid=error-overlay]')?.getBoundingClientRect()
+  const points = [[0.02, 0.1], [0.5, 0.5], [0.98, 0.9]].map(([x, y]) => [box.x + x * box.width, box.y + y * box.height])
+  const covers = card && box.x < card.right && card.x < box.right && box.y < card.bottom && card.y < box.bottom
+  const whole = Number(getComputedStyle(toast).opacity) === 1 && toast.getAnimations().length === 0
+  return card && whole && !covers && points.every(([x, y]) => toast.contains(document.elementFromPoint(x, y))) }"""
 
 
 def test_from_an_example_to_the_picture_its_figures_and_a_reload(comfy: ComfyPage) -> None:
@@ -59,6 +68,8 @@ def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(comfy: ComfyPage) 
     lanes.focus()
     comfy.page.keyboard.press("0")
     assert lanes.evaluate("(canvas) => canvas.toDataURL()") == whole
+    expect_links(timeline)
+    comfy.shot("timeline", timeline)
     for name, ending in (("PNG", ".png"), ("JSON", ".json"), ("Trace", ".trace.json")):
         with comfy.page.expect_download() as found:
             timeline.get_by_role("button", name=name, exact=True).click()
@@ -70,43 +81,59 @@ def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(comfy: ComfyPage) 
     expect(comfy.page.locator(".p-toast-message", has_text="blocked the new tab")).to_be_visible()
 
 
+def expect_links(timeline: Locator) -> None:
+    """Both ranks sent and waited, and it says how much: bytes were counted in the run, seconds measured."""
+    rows = timeline.locator("[data-chart=links] tr")
+    expect(rows).to_have_count(3)
+    for row in (1, 2):
+        expect(rows.nth(row).locator("[data-axis=ulysses]")).to_have_text("ulysses")
+        for figure, unit in (("sent", r"\d+ [kM]?B"), ("waited", r"[\d.]+ (m?s|µs)"), ("rate", r"[\d.]+ [kMG]?B/s")):
+            expect(rows.nth(row).locator(f"[data-figure={figure}]")).to_have_text(re.compile(f"^{unit}$"))
+
+
 def test_cancel_ends_the_run_and_the_workers_rest(comfy: ComfyPage) -> None:
     comfy.load_example(steps=LONG)
     sidebar = comfy.open_sidebar()
     comfy.queue()
-    expect(sidebar).to_contain_text(re.compile(rf"step \d+ of {LONG}"), timeout=60_000)
+    expect(sidebar).to_contain_text(STEP)
     comfy.shot("step")
     comfy.page.evaluate("app.extensionManager.command.execute('Comfy.Interrupt')")
     assert comfy.ended()[0] == "execution_interrupted"
     expect(sidebar).to_contain_text(re.compile(r"generation \d+: idle"))
 
 
-def test_a_worker_that_dies_is_told_with_the_remedy(comfy: ComfyPage) -> None:
+def test_a_worker_that_dies_is_told_with_the_remedy_in_full_view(comfy: ComfyPage) -> None:
     comfy.load_example(steps=LONG)
     sidebar = comfy.open_sidebar()
     comfy.queue()
-    expect(sidebar).to_contain_text(re.compile(rf"step \d+ of {LONG}"), timeout=60_000)
+    expect(sidebar).to_contain_text(STEP)
     os.kill(worker_pids(comfy.server)[0], signal.SIGKILL)
     assert comfy.ended()[0] == "execution_error"
     toast = comfy.page.locator(".p-toast-message", has_text="Parallel workers failed")
     expect(toast).to_contain_text("rank 0")
+    expect(toast).to_contain_text("the next prompt starts fresh workers")
+    comfy.page.wait_for_function(IN_FULL_VIEW, arg=toast.element_handle())  # beside ComfyUI's own card of the node
     expect(sidebar.locator(".pdit-failure")).to_contain_text("rank 0")
+    badge = comfy.page.locator(".parallel-dit-tab-button .sidebar-icon-badge")
+    expect(badge).to_have_text("!")
     comfy.shot("failure")
-    comfy.page.keyboard.press("Escape")
     comfy.load_example()
     comfy.run()
     expect(sidebar.locator(".pdit-failure")).to_be_hidden()
+    expect(toast).to_have_count(0)
+    expect(badge).to_have_count(0)
 
 
-def test_two_tabs_agree(open_page: Callable[..., ComfyPage]) -> None:
-    first, second = open_page(), open_page()
-    first.load_example()
+def test_two_tabs_agree(tabs: Tabs) -> None:
+    first, second = tabs.get("classic"), tabs.get("nodes2", nodes2=True)
+    first.load_example(steps=FIVE)
     for each in (first, second):
         each.open_sidebar()
     first.run()
     headlines = [each.page.get_by_test_id("pdit-headline") for each in (first, second)]
-    expect(headlines[1]).to_contain_text("a step")
-    expect(headlines[1]).to_have_text(headlines[0].inner_text())
+    for headline in headlines:
+        expect(headline).to_contain_text(f"for {FIVE} steps")
+    assert headlines[0].inner_text() == headlines[1].inner_text()
     second.sidebar.get_by_role("button", name="Release").click()
     for each in (first, second):
-        expect(each.page.get_by_test_id("pdit-nothing")).to_contain_text("No workers yet", timeout=30_000)
+        expect(each.page.get_by_test_id("pdit-nothing")).to_contain_text("No workers yet")

@@ -2,90 +2,89 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from typing import Any
 
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Page, expect
+
+from host.client import ComfyClient
+from host.server import ComfyServer
 
 from .comfy_page import ComfyPage, coloured_pixels
+from .conftest import Tabs
+from .made_up import GB, MadeUp, a_pool, a_report
 
-GB = 10**9
 COMPUTE = (0x4E, 0x79, 0xA7)
-DEGREES = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 1, "ulysses": 2}
-
-
-def a_pool(numbers: int = 2, **changes: Any) -> dict[str, Any]:
-    """A pool as the server tells of it."""
-    ranks = [{"rank": n, "device": f"cuda:{n}", "kind": "cuda", "memory_bytes": 24 * GB} for n in range(numbers)]
-    pool = {"state": "idle", "generation": 1, "models": [], "plans": [DEGREES], "peer_access": True, "ranks": ranks}
-    return pool | {"last_failure": None, "failed_rank": None, "sampling": False} | changes
-
-
-def a_report(numbers: int, steps: int, **changes: Any) -> dict[str, Any]:
-    """A report of a sampling run, as schema 1 has it."""
-    series = [0.4] * steps
-    begin = [0.5 * step for step in range(steps)]
-    times = {"begin_s": begin, "busy_s": series, "compute_s": [0.3] * steps, "communication_s": [0.1] * steps}
-    times["idle_s"] = times["communication_s"]
-    report = {
-        "schema": "parallel-dit/report/1",
-        "kind": "denoise",
-        "timings": {"step_s": [0.5] * steps, "denoise_s": 0.5 * steps},
-    }
-    report["ranks"] = [{"rank": rank, "device": f"cuda:{rank}", **times} for rank in range(numbers)]
-    return report | changes
-
-
-def serve(page: Page, state: dict[str, Any], reports: dict[int, Any]) -> None:
-    """Let the page believe that the server said this."""
-    told = {"version": "0.1.0", "devices": [], "pools": [], "run": None, "reports": [], "action": None}
-    told |= {"doctor": {"state": "never"}, "session": "made up", "revision": 1} | state
-    told["reports"] = [{"number": number, "kind": report.get("kind", "denoise")} for number, report in reports.items()]
-    page.route(re.compile(r"/parallel_dit/state$"), lambda route: route.fulfill(json=told))
-    for number, report in reports.items():
-        page.route(re.compile(rf"/parallel_dit/reports/{number}$"), answer(json.dumps(report)))
-
-
-def answer(body: str) -> Callable[[Route], None]:
-    """A handler that answers with this JSON."""
-    return lambda route: route.fulfill(body=body, content_type="application/json")
-
-
 DIED = "rank 1: killed by signal 9; queue again to start fresh workers"
+MEMORY = {"allocated_bytes": 18 * GB}
+
+
+def remembering(pool: dict[str, Any]) -> dict[str, Any]:
+    """The same pool with the memory of its rank 0 alone."""
+    pool["ranks"][0]["memory"] = MEMORY
+    return pool
+
+
 SHOWN = [
-    ({"pools": []}, "No workers yet"),
-    ({"pools": [a_pool(state="stopped")]}, "No workers yet"),
-    ({"pools": [a_pool(state="starting", plans=[])]}, "generation 1: starting"),
-    ({"pools": [a_pool(state="failed", last_failure=DIED, failed_rank=1)]}, DIED),
-    ({"pools": [a_pool(64)]}, "cuda:63"),
-    ({"pools": [a_pool(2)]}, "memory not reported"),
-    ({"pools": [], "doctor": {"state": "failed", "message": "the doctor said nothing"}}, "the doctor said nothing"),
+    ({"pools": []}, ["No workers yet"]),
+    ({"pools": [a_pool(state="stopped")]}, ["No workers yet"]),
+    ({"pools": [a_pool(state="starting", plans=[])]}, ["generation 1: starting"]),
+    ({"pools": [a_pool(state="failed", last_failure=DIED, failed_rank=1)]}, [DIED, "ended with the others"]),
+    ({"pools": [a_pool(state="failed", last_failure=None, failed_rank=None)]}, ["generation 1: failed"]),
+    ({"pools": [a_pool(64)]}, ["cuda:63"]),
+    ({"pools": [remembering(a_pool(2))]}, ["18.0 GB / 24.0 GB", "memory not reported"]),
+    ({"pools": [a_pool(2), a_pool(1, generation=3)]}, ["generation 1: idle", "generation 3: idle"]),
+    (
+        {"pools": [a_pool(sampling=True, state="busy")], "run": {"step": 6, "steps": 20, "node": "3", "prompt": "p"}},
+        ["step 7 of 20"],
+    ),
+    ({"pools": [a_pool(sampling=True, state="busy")], "run": None}, ["generation 1: busy"]),
+    ({"doctor": {"state": "running"}, "action": "doctor"}, ["this takes up to a minute"]),
+    ({"doctor": {"state": "failed", "message": "the doctor said nothing"}}, ["the doctor said nothing"]),
+    (
+        {
+            "doctor": {
+                "state": "done",
+                "can_run": False,
+                "checks": [
+                    {"name": "torch", "ok": True, "needed": True, "seen": "2.13", "remedy": ""},
+                    {"name": "loopback", "ok": False, "needed": True, "seen": "refused", "remedy": "allow it"},
+                ],
+            }
+        },
+        ["until the problems are mended", "✗ loopback", "allow it", "✓ torch"],
+    ),
 ]
 
 
-def tell(comfy: ComfyPage, revision: int, **state: Any) -> None:
-    """Let the page hear this from the server, as any change is told."""
-    state = {"session": "made up", "revision": revision, "run": None, "reports": [], "action": None} | state
-    state = {"pools": [], "doctor": {"state": "never"}} | state
-    comfy.page.evaluate("(state) => app.api.dispatchCustomEvent('parallel_dit.state', state)", state)
+def test_every_state_is_shown_plainly(made_up: MadeUp) -> None:
+    sidebar = made_up.comfy.open_sidebar()
+    for state, texts in SHOWN:
+        made_up.tell(**state)
+        for text in texts:
+            expect(sidebar).to_contain_text(text)
+        expect(sidebar).not_to_contain_text(re.compile("undefined|null|NaN"))
 
 
-def test_every_state_is_shown_plainly(open_page: Callable[..., ComfyPage]) -> None:
-    comfy = open_page(before=lambda page: serve(page, {"pools": []}, {}))
-    sidebar = comfy.open_sidebar()
-    for revision, (state, text) in enumerate(SHOWN, start=2):
-        tell(comfy, revision, **state)
-        expect(sidebar).to_contain_text(text)
-
-
-def test_an_older_state_never_replaces_a_newer_one(open_page: Callable[..., ComfyPage]) -> None:
-    comfy = open_page(before=lambda page: serve(page, {"pools": []}, {}))
-    sidebar = comfy.open_sidebar()
-    tell(comfy, 5, pools=[a_pool(generation=5)])
-    tell(comfy, 4, pools=[a_pool(generation=4)])
+def test_an_older_state_never_replaces_a_newer_one(made_up: MadeUp) -> None:
+    sidebar = made_up.comfy.open_sidebar()
+    made_up.hear({"pools": [a_pool(generation=5)], "revision": 50})
+    made_up.hear({"pools": [a_pool(generation=4)], "revision": 40})
+    made_up.hear({"pools": [a_pool(generation=5), a_pool(1)], "revision": 51})  # heard after the other two
+    expect(sidebar.locator(".pdit-pool")).to_have_count(2)
     expect(sidebar).to_contain_text("generation 5")
+
+
+def test_a_failure_is_told_once_and_its_toast_goes_with_it(made_up: MadeUp) -> None:
+    failed = a_pool(state="failed", last_failure=DIED, failed_rank=1)
+    toast = made_up.comfy.page.locator(".p-toast-message", has_text=DIED)
+    made_up.tell(pools=[a_pool()])
+    made_up.tell(pools=[failed])
+    expect(toast).to_have_count(1)
+    made_up.tell(pools=[failed], action="doctor")
+    expect(toast).to_have_count(1)
+    made_up.tell(pools=[a_pool(generation=2)])
+    expect(toast).to_have_count(0)
 
 
 REPORTS = [
@@ -97,27 +96,73 @@ REPORTS = [
     ),
     (a_report(2, 3, ranks=[{"rank": 0, "device": "cpu:0", "busy_s": "soon"}]), "0.50 s a step"),
     (a_report(2, 3, timings=[], ranks={"rank": 0}), "nothing to draw"),
+    (a_report(2, 3, ranks=[None, 7, []], devices=None, plan="ring", warnings=[1]), "0.50 s a step"),
     (a_report(64, 500), "for 500 steps"),
     (a_report(2, 10_000), "for 10000 steps"),
 ]
 
 
-def test_every_report_is_shown_plainly(open_page: Callable[..., ComfyPage]) -> None:
-    reports = {number: report for number, (report, _) in enumerate(REPORTS) if report is not None}
-    comfy = open_page(before=lambda page: serve(page, {"pools": []}, reports))
-    timeline = comfy.open_timeline()
+def test_every_report_is_shown_plainly(made_up: MadeUp) -> None:
+    timeline = made_up.comfy.open_timeline()
     for number, (report, text) in enumerate(REPORTS):
-        entries = [] if report is None else [{"number": number, "kind": "denoise"}]
-        tell(comfy, number + 2, pools=[a_pool()], reports=entries)
-        expect(timeline).to_contain_text(text, timeout=20_000)
+        made_up.tell(pools=[a_pool()], reports=[] if report is None else [made_up.report(number, report)])
+        expect(timeline).to_contain_text(text)
         if text.startswith("for "):
-            lanes = comfy.page.get_by_test_id("pdit-lanes")
+            lanes = made_up.comfy.page.get_by_test_id("pdit-lanes")
             expect(lanes).to_have_attribute("data-drawn", f"{len(report['ranks'])}x{len(report['timings']['step_s'])}")
             assert coloured_pixels(lanes, COMPUTE) > 1000
 
 
-def test_a_server_that_does_not_answer_is_said(open_page: Callable[..., ComfyPage]) -> None:
-    comfy = open_page(before=lambda page: page.route(re.compile("/parallel_dit/"), lambda route: route.abort()))
+def test_the_last_runs_speed_up_is_that_of_its_own_plan_model_and_size(made_up: MadeUp) -> None:
+    def measured(number: int, *, width: int = 4096) -> dict[str, Any]:
+        named = {"model": {"file": "flux.safetensors"}, "sizes": {"image_tokens": width}}
+        run = a_report(2, number, plan={"name": "uly2", "degrees": {"ulysses": 2}})
+        return made_up.report(number, run | named)
+
+    rows = [("one rank", "one_rank", {}), ("uly2", "plan", {"speedup": 1.75}), ("ring2", "plan", {"speedup": 1.9})]
+    contenders = [{"name": name, "kind": kind, "median_s": 1.0, **more} for name, kind, more in rows]
+    benchmark = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": contenders}
+    benchmark |= {"model": {"file": "flux.safetensors"}, "sizes": {"image_tokens": 4096}}
+    headline = made_up.comfy.open_sidebar().get_by_test_id("pdit-headline")
+    made_up.tell(reports=[measured(2), made_up.report(50, benchmark)])
+    expect(headline).to_contain_text("1.75× one rank")
+    made_up.tell(reports=[measured(3, width=1024), made_up.report(50, benchmark)])
+    expect(headline).to_contain_text("for 3 steps")
+    expect(headline).not_to_contain_text("one rank")
+
+
+def test_the_link_matrix_shows_what_was_measured_and_says_what_was_not(made_up: MadeUp) -> None:
+    report = a_report(4, 2, plan={"name": "ring2-uly2", "degrees": {"ring": 2, "ulysses": 2}})
+    report["ranks"][0] |= {"sent_bytes": [3_000_000, 5_000_000], "weight_bytes": [0, 0]}
+    report["ranks"][1] |= {"sent_bytes": [0, 0], "communication_s": [0.0, 0.0]}
+    del report["ranks"][2]["communication_s"]
+    doctor = {
+        "state": "done",
+        "can_run": True,
+        "checks": [],
+        "peer_access": {"cuda:0-cuda:1": True, "cuda:0-cuda:2": False},
+    }
+    made_up.tell(pools=[a_pool(4)], reports=[made_up.report(1, report)], doctor=doctor)
+    rows = made_up.comfy.open_timeline().locator("[data-chart=links] tr")
+    expect(rows).to_have_count(5)
+    unknown = ["not measured"]
+    assert [row.locator("th, td").all_inner_texts() for row in rows.all()] == [
+        ["", "0", "1", "2", "3", "sent", "waited", "sent / waited"],
+        ["0 cuda:0", "–", "ulysses, direct", "ring, by host", "", "4 MB", "0.10 s", "40 MB/s"],
+        ["1 cuda:1", "ulysses", "–", "", "ring", "0 B", "0 s", *unknown],
+        ["2 cuda:2", "ring", "", "–", "ulysses", *unknown * 3],
+        ["3 cuda:3", "", "ring", "ulysses", "–", *unknown, "0.10 s", *unknown],
+    ]
+    made_up.tell(pools=[a_pool(64)], reports=[made_up.report(2, a_report(64, 2))])
+    expect(rows).to_have_count(65)
+    expect(rows.last.locator("td")).to_have_count(3)
+
+
+def test_a_server_that_does_not_answer_is_said(tabs: Tabs) -> None:
+    def deaf(page: Page) -> None:
+        page.route(re.compile("/parallel_dit/"), lambda route: route.abort())
+
+    comfy = tabs.get("deaf", before=deaf)
     expect(comfy.open_sidebar()).to_contain_text("The server does not answer")
 
 
@@ -142,41 +187,80 @@ def test_sp_config_shows_what_its_mode_needs_and_marks_what_cannot_work(comfy: C
     assert not comfy.page.evaluate(f"{comfy.node('SPConfig')}.has_errors")
 
 
-def test_every_button_is_reached_by_the_keyboard(open_page: Callable[..., ComfyPage]) -> None:
-    comfy = open_page(before=lambda page: serve(page, {"pools": [a_pool()]}, {1: a_report(2, 3)}))
-    sidebar = comfy.open_sidebar()
-    wanted = [button.inner_text() for button in sidebar.get_by_role("button").all()]
-    assert len(wanted) == 4
-    sidebar.get_by_role("button").first.focus()
-    reached = []
-    for _ in wanted:
-        reached.append(comfy.page.evaluate("document.activeElement.textContent"))
-        comfy.page.keyboard.press("Tab")
-    assert reached == wanted
+def test_every_control_is_reached_by_the_keyboard(made_up: MadeUp) -> None:
+    made_up.tell(pools=[a_pool()], reports=[made_up.report(1, a_report(2, 3))])
+    page, timeline = made_up.comfy.page, made_up.comfy.open_timeline()
+    expect(page.get_by_test_id("pdit-lanes")).to_have_attribute("data-drawn", "2x3")
+    for panel, least in ((made_up.comfy.open_sidebar(), 4), (timeline, 11)):
+        controls = panel.locator("button, select, canvas[tabindex], input:not([hidden])")
+        names = [control.evaluate(NAME) for control in controls.all()]
+        assert len(names) >= least
+        assert all(names), "a control without a name says nothing to a screen reader"
+        controls.first.focus()
+        reached = [page.evaluate(f"({NAME})(document.activeElement)")]
+        for _ in names[1:]:
+            page.keyboard.press("Tab")
+            reached.append(page.evaluate(f"({NAME})(document.activeElement)"))
+        assert reached == names
 
 
-def test_both_themes_can_be_read(comfy: ComfyPage) -> None:
-    sidebar = comfy.open_sidebar()
+NAME = "(element) => element.getAttribute('aria-label') ?? element.textContent.trim()"
+
+
+def test_the_panel_can_be_read_in_both_themes(made_up: MadeUp) -> None:
+    failed = a_pool(4, plan={"cfg": 2, "ring": 2}, state="failed", last_failure=DIED, failed_rank=1)
+    report = made_up.report(1, a_report(4, 6, plan={"name": "cfg2-ring2", "degrees": {"cfg": 2, "ring": 2}}))
+    doctor = next(state["doctor"] for state, _ in SHOWN if "checks" in state.get("doctor", {}))
+    panels = [made_up.comfy.open_sidebar(), made_up.comfy.open_timeline()]
+    made_up.tell(pools=[failed], reports=[report], doctor=doctor)
+    expect(panels[1]).to_contain_text("for 6 steps")
     for palette in ("light", "dark"):
-        comfy.setting("Comfy.ColorPalette", palette)
-        comfy.page.wait_for_timeout(200)
+        made_up.comfy.palette(palette)
+        made_up.comfy.shot(f"panel-{palette}")
+        for panel in panels:
+            assert panel.evaluate(UNREADABLE) == [], palette
+
+
+def test_what_is_on_the_nodes_can_be_read_in_both_themes(comfy: ComfyPage) -> None:
+    comfy.load_example(ulysses=5)
+    for panel in (comfy.open_sidebar(), comfy.open_timeline()):
+        expect(panel).to_be_visible()
+    plan = comfy.page.get_by_test_id("pdit-plan")
+    expect(plan).to_have_attribute("data-verdict", "bad")
+    for palette in ("light", "dark"):
+        comfy.palette(palette)
         comfy.shot(palette)
-        assert sidebar.locator("section").first.evaluate(CONTRAST) > 4.5  # WCAG AA for text
+        for box in (plan, comfy.page.get_by_test_id("pdit-result").first):
+            assert box.evaluate(UNREADABLE) == [], palette
 
 
-CONTRAST = """(element) => {
-  const light = (colour) => { const [r, g, b] = colour.match(/[\\d.]+/g).map((v) => v / 255)
+# Texts whose contrast with what is behind them is below 4.5, WCAG's AA. Colours come as rgb(), rgba() or color(srgb).
+UNREADABLE = """(root) => {
+  const parts = (colour) => {
+    const [r, g, b, alpha = 1] = colour.match(/[\\d.]+/g).map(Number)
+    return colour.startsWith('color') ? [r, g, b, alpha] : [r / 255, g / 255, b / 255, alpha] }
+  const light = (colour) => { const [r, g, b] = parts(colour)
     .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
     return 0.2126 * r + 0.7152 * g + 0.0722 * b }
-  const style = getComputedStyle(element)
-  const [a, b] = [light(style.color), light(style.backgroundColor)].sort((x, y) => y - x)
-  return (a + 0.05) / (b + 0.05) }"""
+  const behind = (each) => { const colour = getComputedStyle(each).backgroundColor
+    return parts(colour)[3] < 0.5 && each.parentElement ? behind(each.parentElement) : colour }
+  const words = (each) => [...each.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim())
+  return [root, ...root.querySelectorAll('*')]
+    .filter((each) => words(each) && !(each instanceof SVGElement) && each.checkVisibility() && !each.disabled)
+    .filter((each) => !each.matches('option, .pdit-chip, :disabled'))
+    .map((each) => {
+      const [a, b] = [light(getComputedStyle(each).color), light(behind(each))].sort((x, y) => y - x)
+      return [(a + 0.05) / (b + 0.05), each.className, each.textContent.slice(0, 40)] })
+    .filter(([contrast]) => contrast < 4.5) }"""
 
 
-def test_the_panel_speaks_the_users_language(open_page: Callable[..., ComfyPage]) -> None:
-    comfy = open_page(before=lambda page: serve(page, {"pools": []}, {}))
-    comfy.setting("Comfy.Locale", "zh")
-    comfy.reload()
-    comfy.page.locator("[class*=parallel-dit], button:has(.pi-server)").first.click()
-    expect(comfy.sidebar).to_contain_text("重启")
-    comfy.setting("Comfy.Locale", "en")
+def test_the_panel_speaks_the_users_language(tabs: Tabs, comfy_server: ComfyServer) -> None:
+    settings = ComfyClient(comfy_server.url)
+    settings.post("/settings", {"Comfy.Locale": "zh"})
+    try:
+        comfy = tabs.get("zh")
+        comfy.page.locator(".parallel-dit-tab-button").click()
+        expect(comfy.sidebar).to_contain_text("重启")
+    finally:
+        settings.post("/settings", {"Comfy.Locale": "en"})
+        tabs.close("zh")

@@ -23,11 +23,12 @@ export function seconds(value) {
   return `${Math.round(value * 1e6)} µs`
 }
 
-/** 512 MB, 23.6 GB; powers of ten, as reports and drivers have them. */
+/** 640 B, 41 kB, 512 MB, 23.6 GB; powers of ten, as reports and drivers have them. */
 export function bytes(value) {
   if (!Number.isFinite(value)) return '–'
   if (value >= 1e9) return `${(value / 1e9).toFixed(value >= 1e11 ? 0 : 1)} GB`
-  return `${Math.round(value / 1e6)} MB`
+  if (value >= 1e6) return `${Math.round(value / 1e6)} MB`
+  return value >= 1e3 ? `${Math.round(value / 1e3)} kB` : `${Math.round(value)} B`
 }
 
 /** 3 %, 0.4 %. */

@@ -53,10 +53,11 @@ function memoryText(report, t) {
 function drawShare(bar, report) {
   const rank = report.ranks.find((each) => each.begin)
   const parts = rank ? ['compute', 'communication', 'idle'].map((name) => [name, median(rank[name])]) : []
+  const whole = parts.reduce((sum, [, value]) => sum + value, 0) // shares of 1 would leave a part of the bar empty
   bar.replaceChildren(
     ...parts
       .filter(([, value]) => value > 0)
-      .map(([name, value]) => h('i', { style: `flex:${value};background:${COLOURS[name]}`, title: name }))
+      .map(([name, value]) => h('i', { style: `flex:${(100 * value) / whole};background:${COLOURS[name]}`, title: name }))
   )
 }
 

@@ -8,9 +8,10 @@ export const SCHEMA = 'parallel-dit/report/1'
 const MEMORY = ['allocated_bytes', 'reserved_bytes', 'resident_bytes']
 
 /**
- * { kind, problem, older, plan, ranks, steps, end_s, memory, speedups, headline, raw }
+ * { kind, problem, older, plan, ranks, steps, end_s, memory, traffic, speedups, headline, raw }
  *
  * ranks: [{ rank, device, begin, compute, communication, idle }], seconds by step; a rank without times has none.
+ * traffic: [{ rank, device, sent_bytes, waited_s, rate }], of a step on average; what was not measured is absent.
  * steps: seconds of each step. problem: a key of the words, '' when all is well.
  */
 export function readReport(report) {
@@ -22,6 +23,7 @@ export function readReport(report) {
     steps: [],
     end_s: 0,
     memory: [],
+    traffic: [],
     speedups: [],
     raw: report
   }
@@ -44,6 +46,7 @@ function readCurrent(report) {
     steps,
     plan: report.plan ?? contender?.plan,
     memory: source.map((rank) => readMemory(rank, report.devices)),
+    traffic: source.map((rank, index) => readTraffic(rank, index)),
     speedups: readSpeedups(report),
     headline: {
       step_s: median(steps),
@@ -122,6 +125,26 @@ function readMemory(rank, devices) {
   return found
 }
 
+/* Bytes of activations and weights that a rank sent, and how long it waited for others: `rate` is the one by the other.
+   A loop inside the workers counts its bytes over the whole run. */
+function readTraffic(rank, index) {
+  const found = { rank: rank?.rank ?? index, device: String(rank?.device ?? '') }
+  const waited = numbers(rank?.communication_s)
+  const numSteps = numbers(rank?.busy_s)?.length ?? 0
+  const sent = totalSent(rank)
+  if (numSteps === 0) return found
+  if (sent !== undefined) found.sent_bytes = sent / numSteps
+  if (waited?.length === numSteps) found.waited_s = sum(waited) / numSteps
+  if (sent !== undefined && found.waited_s > 0) found.rate = sent / sum(waited)
+  return found
+}
+
+function totalSent(rank) {
+  if (Number.isFinite(rank?.run_sent_bytes)) return rank.run_sent_bytes + (rank.run_weight_bytes ?? 0)
+  const sent = numbers(rank?.sent_bytes)
+  return sent && sum(sent) + sum(numbers(rank.weight_bytes) ?? [])
+}
+
 function readSpeedups(report) {
   return list(report.contenders)
     .filter((each) => Number.isFinite(each?.median_s))
@@ -158,6 +181,10 @@ function busySkew(ranks) {
 /** A list of finite numbers, or undefined. */
 function numbers(value) {
   return Array.isArray(value) && value.every(Number.isFinite) ? value : undefined
+}
+
+function sum(values) {
+  return values.reduce((all, value) => all + value, 0)
 }
 
 function running(walls) {

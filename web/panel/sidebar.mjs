@@ -2,7 +2,7 @@
 
 import { h, keyed, setAttribute, setText } from './dom.mjs'
 import { bytes, percent, seconds, times } from './figures.mjs'
-import { drawMesh } from './mesh.mjs'
+import { drawMesh, meshKeys } from './mesh.mjs'
 import { readReport } from './report.mjs'
 
 /** Put the panel into `element`. `actions.run(name)` does a button's work. Returns what takes it away. */
@@ -106,7 +106,7 @@ function updatePool(card, pool, state, t) {
   const drawn = JSON.stringify([newest, pool.ranks.length])
   if (plan.dataset.drawn !== drawn) {
     plan.dataset.drawn = drawn
-    plan.replaceChildren(newest ? drawMesh(newest, pool.ranks.length, t) : h('span', {}))
+    plan.replaceChildren(...(newest ? [drawMesh(newest, pool.ranks.length, t), meshKeys(newest, t)] : []))
   }
   keyed(
     ranks,
@@ -169,11 +169,18 @@ async function updateRun(view, store, t) {
   if (entry === undefined) return setText(line, t('panel.noRun'))
   try {
     const report = readReport(await store.report(entry.number))
-    const speedup = benchmark && readReport(await store.report(benchmark.number)).headline?.speedup
+    const speedup = benchmark && speedupOf(report, readReport(await store.report(benchmark.number)))
     if (view.shown === wanted) setText(line, headline(report, t, speedup))
   } catch (error) {
     if (view.shown === wanted) setText(line, String(error.message ?? error))
   }
+}
+
+/* What the last benchmark measured for this run's plan, model and size; of other ones it says nothing. */
+function speedupOf(run, benchmark) {
+  const same = (read) => read(run.raw) !== undefined && read(run.raw) === read(benchmark.raw)
+  if (!same((raw) => raw.model?.file) || !same((raw) => raw.sizes?.image_tokens)) return undefined
+  return benchmark.speedups.find((row) => row.kind === 'plan' && row.name === run.plan?.name)?.speedup
 }
 
 /** A run in one line: what was measured of it, and nothing else. */

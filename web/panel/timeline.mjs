@@ -3,6 +3,7 @@
 import { Charts } from './charts.mjs'
 import { h, keyed, onThemeChange, setText, themeColour } from './dom.mjs'
 import { COLOURS, drawLanes, lanesHeight, stepSpan, timeAt } from './lanes.mjs'
+import { drawLinks } from './links.mjs'
 import { chromeTrace, download, jsonBlob, openInPerfetto, pngOf } from './exports.mjs'
 import { readReport } from './report.mjs'
 import { headline } from './sidebar.mjs'
@@ -136,7 +137,7 @@ class TimelineView {
         setText(option, this.t('timeline.entry', { number: entry.number, kind: this.t(`kinds.${entry.kind}`) }))
     )
     this.pick.hidden = entries.length === 0
-    this._drawMatrix()
+    this._drawLinks()
     if (newest === undefined) {
       if (this.chosen !== 'file') this._show(readReport(null))
     } else if (newest.number !== this.newest) {
@@ -182,6 +183,7 @@ class TimelineView {
     this.lanes.hidden = timed === undefined
     this.zoom.forEach((tool) => (tool.hidden = timed === undefined))
     this.lanes.style.height = `${lanesHeight(report.ranks.length)}px`
+    this._drawLinks()
     this._fit()
     await this.charts.load()
     this._drawCharts()
@@ -221,27 +223,8 @@ class TimelineView {
     else this.charts.clear(canvas)
   }
 
-  _drawMatrix() {
-    const doctor = this.store.state?.doctor ?? {}
-    const pairs = Object.entries(doctor.peer_access ?? {}).map(([pair, reached]) => [pair.split('-'), reached])
-    const names = [...new Set(pairs.flatMap(([pair]) => pair))]
-    this.links.hidden = pairs.length === 0
-    const drawn = JSON.stringify(pairs)
-    if (this.matrix.dataset.drawn === drawn) return
-    this.matrix.dataset.drawn = drawn
-    const reaches = (a, b) => pairs.find(([pair]) => pair[0] === a && pair[1] === b)?.[1]
-    this.matrix.replaceChildren(
-      h('tr', {}, h('th', {}), ...names.map((name) => h('th', { scope: 'col', text: name }))),
-      ...names.map((a) =>
-        h('tr', {}, h('th', { scope: 'row', text: a }), ...names.map((b) => this._cell(a, b, reaches(a, b))))
-      )
-    )
-  }
-
-  _cell(a, b, reached) {
-    if (a === b) return h('td', { text: '–' })
-    const key = reached === undefined ? 'unknown' : reached ? 'direct' : 'host'
-    return h('td', { 'data-link': key, text: this.t(`links.${key}`) })
+  _drawLinks() {
+    this.links.hidden = !drawLinks(this.matrix, this.report, this.store.state?.doctor, this.t)
   }
 
   _fit() {

@@ -1,0 +1,84 @@
+"""States and reports as the server tells them, made up, and a page that believes them.
+
+Owns: their shapes, and that no word of the real server's workers reaches that page. Does not own what must be seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from playwright.sync_api import Page, Route
+
+if TYPE_CHECKING:
+    from .conftest import Tabs
+
+GB = 10**9
+ONE = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 1, "ulysses": 1}
+SESSIONS = itertools.count(1)
+ONLY_OURS = """() => {
+  const tell = app.api.dispatchCustomEvent.bind(app.api)
+  app.api.dispatchCustomEvent = (kind, state) =>
+    kind === 'parallel_dit.state' && !state.session.startsWith('made up') ? false : tell(kind, state)
+}"""
+TELL = "(state) => app.api.dispatchCustomEvent('parallel_dit.state', state)"
+
+
+def a_pool(numbers: int = 2, *, plan: dict[str, int] | None = None, **changes: Any) -> dict[str, Any]:
+    """A pool as the server tells of it."""
+    ranks = [{"rank": n, "device": f"cuda:{n}", "kind": "cuda", "memory_bytes": 24 * GB} for n in range(numbers)]
+    plans = [ONE | ({"ulysses": 2} if plan is None else plan)]
+    pool = {"state": "idle", "generation": 1, "models": [], "plans": plans, "peer_access": True, "ranks": ranks}
+    return pool | {"last_failure": None, "failed_rank": None, "sampling": False} | changes
+
+
+def a_report(numbers: int, steps: int, **changes: Any) -> dict[str, Any]:
+    """A report of a sampling run, as schema 1 has it."""
+    times = {"begin_s": [0.5 * step for step in range(steps)], "busy_s": [0.4] * steps, "compute_s": [0.3] * steps}
+    times |= {"communication_s": [0.1] * steps, "idle_s": [0.1] * steps}
+    report = {
+        "schema": "parallel-dit/report/1",
+        "kind": "denoise",
+        "timings": {"step_s": [0.5] * steps, "denoise_s": 0.5 * steps},
+    }
+    report["ranks"] = [{"rank": rank, "device": f"cuda:{rank}", **times} for rank in range(numbers)]
+    return report | changes
+
+
+class MadeUp:
+    """The shared tab that believes us; each of these objects is another server to it."""
+
+    def __init__(self, tabs: Tabs) -> None:
+        self._state: dict[str, Any] = {"session": f"made up {next(SESSIONS)}", "revision": 0, "run": None}
+        self._state |= {"version": "0", "devices": [], "pools": [], "reports": [], "action": None}
+        self._state |= {"doctor": {"state": "never"}}
+        self._reports: dict[int, Any] = {}
+        self.comfy = tabs.get("made up", before=self._answer)
+        self._answer(self.comfy.page)  # an earlier test's answers are not ours
+        self.comfy.page.evaluate(ONLY_OURS)
+        self.tell()
+
+    def tell(self, **state: Any) -> None:
+        """Let the page hear this from the server, as any change is told."""
+        self._state["revision"] += 1
+        self.hear(self._state | state)
+
+    def hear(self, state: dict[str, Any]) -> None:
+        """Let the page hear a state of this session as it is, its revision too."""
+        self.comfy.page.evaluate(TELL, self._state | state)
+
+    def report(self, number: int, report: dict[str, Any]) -> dict[str, Any]:
+        """Keep a report under a number, as the server does; returns its entry in a state."""
+        self._reports[number] = report
+        return {"number": number, "kind": report.get("kind", "denoise")}
+
+    def _answer(self, page: Page) -> None:
+        page.unroute_all()
+        page.route(re.compile(r"/parallel_dit/state$"), lambda route: route.fulfill(json=self._state))
+        page.route(re.compile(r"/parallel_dit/reports/\d+$"), self._answer_report)
+
+    def _answer_report(self, route: Route) -> None:
+        report = self._reports[int(route.request.url.rpartition("/")[2])]
+        route.fulfill(body=json.dumps(report), content_type="application/json")

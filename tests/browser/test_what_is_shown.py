@@ -158,6 +158,26 @@ def test_the_link_matrix_shows_what_was_measured_and_says_what_was_not(made_up: 
     expect(rows.last.locator("td")).to_have_count(3)
 
 
+FIGURES = [
+    ("seconds", [0, 41e-6, 0.00041, 0.0123, 0.099999, 0.41, 12.34, 125]),
+    ("bytes", [0, 640, 41_234, 512_000_000, 23.6e9]),
+    ("percent", [0.004, 0.03]),
+    ("times", [1.861]),
+]
+READ = """async (given) => {
+  const figures = await import('/extensions/parallel-dit/panel/figures.mjs')
+  return given.map(([name, values]) => [...values, undefined].map((value) => figures[name](value))) }"""
+
+
+def test_numbers_read_as_people_write_them(plain_page: Page) -> None:
+    assert plain_page.evaluate(READ, FIGURES) == [
+        ["0 s", "41 µs", "0.41 ms", "12 ms", "100 ms", "0.41 s", "12.3 s", "2 min 5 s", "–"],
+        ["0 B", "640 B", "41 kB", "512 MB", "23.6 GB", "–"],
+        ["0.4 %", "3 %", "–"],
+        ["1.86×", "–"],
+    ]
+
+
 def test_a_server_that_does_not_answer_is_said(tabs: Tabs) -> None:
     def deaf(page: Page) -> None:
         page.route(re.compile("/parallel_dit/"), lambda route: route.abort())

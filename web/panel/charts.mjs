@@ -99,6 +99,7 @@ export class Charts {
     const scale = ({ type: kind, title, format, zero } = {}) => ({
       ...(kind ? { type: kind } : {}),
       beginAtZero: zero === true,
+      grace: zero ? '5%' : 0, // the highest bar stands clear of the frame
       title: { display: title !== undefined, text: title, color: colour },
       ticks: {
         color: colour,

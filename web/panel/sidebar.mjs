@@ -140,6 +140,7 @@ function updateRank(row, rank, pool, state, t) {
   setText(status, pool.state === 'failed' && !failed ? t('states.ended') : stateText(pool, state, t))
   const used = rank.memory?.allocated_bytes ?? rank.memory?.resident_bytes
   const share = Number.isFinite(used) && rank.memory_bytes > 0 ? Math.min(1, used / rank.memory_bytes) : null
+  bar.style.visibility = share === null ? 'hidden' : ''
   bar.firstChild.style.width = share === null ? '0' : `${(share * 100).toFixed(1)}%`
   setAttribute(bar, 'aria-valuenow', share === null ? null : Math.round(share * 100))
   setAttribute(bar, 'aria-label', t('panel.memory'))

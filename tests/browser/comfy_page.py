@@ -176,7 +176,8 @@ class ComfyPage:
         """A picture of the page or of a part of it, where somebody wants to look at it."""
         folder = os.environ.get(SHOTS)
         if folder:
-            (part or self.page).screenshot(path=Path(folder) / f"{name}-{'nodes2' if self.nodes2 else 'classic'}.png")
+            path = Path(folder) / f"{name}-{'nodes2' if self.nodes2 else 'classic'}.png"
+            (part or self.page).screenshot(path=path, animations="disabled")
 
 
 def coloured_pixels(canvas: Locator, colour: tuple[int, int, int]) -> int:

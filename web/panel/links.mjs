@@ -32,18 +32,18 @@ function rows(report, devices, peers, t) {
     'tr',
     {},
     h('th', {}),
-    ...others.map((device, rank) => h('th', { scope: 'col', title: device, text: String(rank) })),
     ...figures.map((name) =>
       h('th', { scope: 'col', 'data-figure': name, title: t(`links.tips.${name}`), text: t(`links.${name}`) })
-    )
+    ),
+    ...others.map((device, rank) => h('th', { scope: 'col', title: device, text: String(rank) }))
   )
   const body = devices.map((device, rank) =>
     h(
       'tr',
       {},
       h('th', { scope: 'row', text: `${rank} ${device}` }),
-      ...others.map((_, other) => cell(rank, other, report, devices, peers, t)),
-      ...figures.map((name) => h('td', { 'data-figure': name, text: figureText(name, report.traffic[rank], t) }))
+      ...figures.map((name) => h('td', { 'data-figure': name, text: figureText(name, report.traffic[rank], t) })),
+      ...others.map((_, other) => cell(rank, other, report, devices, peers, t))
     )
   )
   return [head, ...body]

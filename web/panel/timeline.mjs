@@ -87,7 +87,13 @@ class TimelineView {
       )
     this.figures = ['steps', 'speedups', 'memory'].map(chart)
     this.matrix = h('table', {})
-    this.links = h('figure', { 'data-chart': 'links' }, h('figcaption', { text: t('charts.links') }), this.matrix)
+    const caption = t('charts.links')
+    this.links = h(
+      'figure',
+      { 'data-chart': 'links', tabindex: 0, role: 'region', 'aria-label': caption }, // it scrolls: keys must reach it
+      h('figcaption', { text: caption }),
+      this.matrix
+    )
     const legend = h(
       'span',
       { class: 'pdit-legend' },
@@ -120,8 +126,8 @@ class TimelineView {
       { class: 'pdit pdit-timeline', 'data-testid': 'pdit-timeline' },
       tools,
       this.note,
-      h('div', { class: 'pdit-main' }, h('div', { class: 'pdit-scroll' }, this.lanes), this.figures[0]),
-      h('div', { class: 'pdit-side' }, ...this.figures.slice(1), this.links)
+      h('div', { class: 'pdit-main' }, h('div', { class: 'pdit-scroll' }, this.lanes), this.figures[0], this.links),
+      h('div', { class: 'pdit-side' }, ...this.figures.slice(1))
     )
   }
 

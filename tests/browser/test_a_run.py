@@ -19,7 +19,7 @@ PICTURE = """async (node) => {
   const bitmap = await createImageBitmap(await (await fetch(app.api.apiURL(`/view?${query}`))).blob())
   return [bitmap.width, bitmap.height] }"""
 FIVE = 5  # steps of one test alone, so that its headline is known
-LONG = 400  # steps: some ten seconds, ended long before
+LONG = 480  # steps of 384 x 384 pixels: seconds on any machine, ended long before
 STEP = re.compile(rf"step \d+ of {LONG}")
 IN_FULL_VIEW = """(toast) => {
   const box = toast.getBoundingClientRect()
@@ -92,7 +92,7 @@ def expect_links(timeline: Locator) -> None:
 
 
 def test_cancel_ends_the_run_and_the_workers_rest(comfy: ComfyPage) -> None:
-    comfy.load_example(steps=LONG)
+    comfy.load_example(steps=LONG, width=384, height=384)
     sidebar = comfy.open_sidebar()
     comfy.queue()
     expect(sidebar).to_contain_text(STEP)
@@ -103,7 +103,7 @@ def test_cancel_ends_the_run_and_the_workers_rest(comfy: ComfyPage) -> None:
 
 
 def test_a_worker_that_dies_is_told_with_the_remedy_in_full_view(comfy: ComfyPage) -> None:
-    comfy.load_example(steps=LONG)
+    comfy.load_example(steps=LONG, width=384, height=384)
     sidebar = comfy.open_sidebar()
     comfy.queue()
     expect(sidebar).to_contain_text(STEP)

@@ -41,7 +41,8 @@ def test_the_bars_of_a_real_benchmark_are_its_speed_ups(tabs: Tabs) -> None:
     bars = figure.locator("canvas").evaluate(BARS)
     assert [bar["name"] for bar in bars] == list(factors)
     for bar in bars:
-        assert bar["height"] / bars[0]["height"] == pytest.approx(factors[bar["name"]], rel=0.01)  # 1 pixel of 100
+        height = factors[bar["name"]] * bars[0]["height"]
+        assert bar["height"] == pytest.approx(height, abs=1.5)  # of some 60: bars begin and end on whole pixels
         assert bar["inside"] == (GOOD if factors[bar["name"]] >= 1 else BAD), bar["name"]
         assert bar["above"][:3] != bar["inside"][:3], bar["name"]
     quickest = max(factors[name] for name in ("uly2", "ring2"))

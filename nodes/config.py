@@ -4,10 +4,13 @@ Owns the node and what it hands on. Auto's rule is `parallel_runtime/planner/aut
 """
 
 import logging
+import os
 from dataclasses import dataclass
+from typing import TypedDict
 
 from comfy_api.latest import io
 
+from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
@@ -19,7 +22,15 @@ from .sockets import CATEGORY, SpConfigSocket
 
 log = logging.getLogger(__name__)
 LORA_MODES = ("merged", "side branch")
+COMPILED = ("off", "blocks")
 USUAL_MODEL = "flux1-dev"  # shown before a file is known, whose own shape the plan is then chosen for
+
+
+class _Compiling(TypedDict, total=False):
+    """What `ParallelChoice` has of it."""
+
+    compiled: bool
+    remarks: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +42,8 @@ class ParallelChoice:
     plan: ParallelPlan | None = None
     side_branch: bool = False  # LoRAs beside the weights instead of merged into them
     weights: str = WEIGHTS[0]
+    compiled: bool = False  # the blocks run as graphs of torch's compiler
+    remarks: tuple[str, ...] = ()
 
     def plan_for(self, model: ModelShape, work: Work) -> Decision:
         """The plan to run `model` with, an automatic one chosen for `work`; its reasons go to the log.
@@ -57,7 +70,7 @@ class ParallelChoice:
 
     def told(self, decision: Decision) -> list[str]:
         """The decision in lines: the plan's name, what each device will do, and the reasons."""
-        return [decision.plan.name, *roles(decision.plan, self.selection.devices), *decision.reasons]
+        return [decision.plan.name, *roles(decision.plan, self.selection.devices), *decision.reasons, *self.remarks]
 
     def _fitting(self, model: ModelShape, work: Work) -> Decision:
         """The plan, held against the devices: it may leave some out, but not ask for more."""
@@ -136,6 +149,7 @@ class SPConfig(io.ComfyNode):
                     "each. offloaded: in host memory.",
                 ),
                 *_pipeline_inputs(),
+                _compiled_input(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
@@ -154,6 +168,7 @@ class SPConfig(io.ComfyNode):
         pipefusion: int = 1,
         patches: int = 0,
         warmup_steps: int = 1,
+        compiled: str = COMPILED[0],
     ) -> io.NodeOutput:
         """Check the devices and the degrees here, so that the error is drawn on this node."""
         if (missing := missing_system()) is not None:
@@ -172,6 +187,7 @@ class SPConfig(io.ComfyNode):
             plan=plan,
             side_branch=lora == LORA_MODES[1],
             weights=weights,
+            **_compiling(compiled, selection),
         )
         lines = choice.describe()
         for line in lines:
@@ -211,3 +227,25 @@ def _pipeline_inputs() -> list[io.Input]:
             tooltip="PipeFusion only: first steps, which are exact; with more the picture is closer to it.",
         ),
     ]
+
+
+def _compiled_input() -> io.Input:
+    """Added since the first release."""
+    return io.Combo.Input(
+        "compiled",
+        options=list(COMPILED),
+        default=COMPILED[0],
+        optional=True,
+        tooltip="blocks: run as graphs of torch's compiler, made in the first step; benchmark it, it need not pay.",
+    )
+
+
+def _compiling(asked: str, selection: DeviceSelection) -> _Compiling:
+    """Whether blocks are compiled, and why they are not where they were to be: the picture is the same without."""
+    if asked == COMPILED[0]:
+        return {}
+    reason = why_not([device.kind for device in selection.devices], os.environ)
+    if reason is None:
+        return {"compiled": True}
+    log.warning("SP Config: blocks run uncompiled: %s", reason)
+    return {"remarks": (f"blocks run uncompiled: {reason}",)}

@@ -49,6 +49,7 @@ class ParallelFluxLoader(io.ComfyNode):
             devices=sp_config.selection.devices,
             choose_plan=sp_config.plan_for,
             side_branch=sp_config.side_branch,
+            compiled=sp_config.compiled,
         )
         NodeText().say("\n".join(sp_config.told(model.decision)))
         return io.NodeOutput(model)

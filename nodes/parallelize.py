@@ -45,6 +45,12 @@ class ParallelizeModel(io.ComfyNode):
         if len(devices) == 1 and sp_config.weights != "offloaded":
             log.info("Parallelize Model: one device (%s), nothing to share; the model stays as it is", devices[0])
             return io.NodeOutput(model)
-        ours = parallelized(model, devices, sp_config.plan_for, side_branch=sp_config.side_branch)
+        ours = parallelized(
+            model,
+            devices,
+            sp_config.plan_for,
+            side_branch=sp_config.side_branch,
+            compiled=sp_config.compiled,
+        )
         NodeText().say("\n".join(sp_config.told(ours.decision)))
         return io.NodeOutput(ours)

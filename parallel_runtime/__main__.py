@@ -148,6 +148,8 @@ def _add_workload(parser: argparse.ArgumentParser, *, plans: str = "store") -> N
     )
     parser.add_argument("--dtype", default="default", help="float32, bfloat16, float16 (default: the file's)")
     parser.add_argument("--threads-per-rank", type=int, default=1, help="CPU threads of each rank (default 1)")
+    beside = "time every plan with compiled blocks too" if plans == "append" else "compile the blocks"
+    parser.add_argument("--compile", action="store_true", help=f"{beside}; needs g++, or Triton for GPUs")
     parser.add_argument("--json", action="store_true")
 
 

@@ -86,6 +86,15 @@ class RegionTimer:
             region = self.regions[name] = EventRegion(self.device) if cuda else ClockRegion()
         return region
 
+    def spent(self, name: str, seconds: float) -> None:
+        """Count seconds of the host's own time under a name that is no region of the device's."""
+        if self.on:
+            clock = self.regions.setdefault(name, ClockRegion())
+            if not isinstance(clock, ClockRegion):
+                raise ValueError(f"{name} is timed on the device; give the host's time another name")
+            clock.total_s += seconds
+            clock.entries += 1
+
     def seconds(self) -> dict[str, float]:
         """Seconds by region, `NAME_s`. Call it once the device has finished the step; {} when the timer is off."""
         return _seconds(self.regions)

@@ -26,18 +26,28 @@ LOADERS = ("load_diffusion_model", "load_checkpoint_guess_config", "load_checkpo
 
 
 def parallelized(
-    model: ModelPatcher, devices: Devices, choose_plan: Callable[[ModelShape, Work], Decision], *, side_branch: bool
+    model: ModelPatcher,
+    devices: Devices,
+    choose_plan: Callable[[ModelShape, Work], Decision],
+    *,
+    side_branch: bool,
+    compiled: bool = False,
 ) -> RemotePatcher:
     """The same MODEL over `devices`; `choose_plan` takes its shape and a usual work.
 
-    `side_branch` runs LoRAs beside the weights. LoRAs, model sampling, wrappers and options come along. Raises
-    `ValueError` for a MODEL that cannot be taken.
+    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs. LoRAs, model sampling, wrappers and
+    options come along. Raises `ValueError` for a MODEL that cannot be taken.
     """
     if isinstance(model, RemotePatcher):
         raise ValueError(f"{NODE}: this MODEL is parallel already; remove {NODE}, and change SP Config instead")
     path, options = _source(model)
     ours = remote_patcher(
-        path, _compute_dtype(model, options), devices=devices, choose_plan=choose_plan, side_branch=side_branch
+        path,
+        _compute_dtype(model, options),
+        devices=devices,
+        choose_plan=choose_plan,
+        side_branch=side_branch,
+        compiled=compiled,
     )
     _refuse_what_stays_behind(model)
     ours.patches = {name: list(entries) for name, entries in model.patches.items()}

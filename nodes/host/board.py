@@ -24,6 +24,7 @@ from .shelf import SHELF
 EVENT = "parallel_dit.state"
 INTERVAL_S = 0.25
 SHOWN = ("state", "generation", "models", "plans", "peer_access", "last_failure", "failed_rank")
+WORKING = ("busy", "compiling")
 
 
 class Board:
@@ -67,7 +68,7 @@ class Board:
 
     def _pool(self, pool: Pool, run: dict | None) -> dict:
         status = pool.status()
-        if status["state"] == "busy" and not _executing():
+        if status["state"] in WORKING and not _executing():
             status["state"] = "idle"  # a cancelled request is settled by the next one, and until then not forgotten
         shown = {key: status[key] for key in SHOWN}
         devices = _described(pool.devices)
@@ -86,9 +87,9 @@ class Board:
         if run is None:
             return False
         key = (run["prompt"], run["node"])
-        if state == "busy":
+        if state in WORKING:
             self._sampling[pool.devices] = key
-        return state in ("busy", "idle") and self._sampling.get(pool.devices) == key
+        return state in (*WORKING, "idle") and self._sampling.get(pool.devices) == key
 
 
 def _executing() -> bool:

@@ -40,7 +40,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         super().__init__(model, *where, **settings)
         self.plan = model.pooled.plan
         self.decision = Decision(plan=self.plan)  # why the MODEL got its first plan; a benchmark may change `plan`
-        self.side_branch = False
+        self.side_branch = self.compiled = False
 
     def clone(self, *args: object, **kwargs: object) -> "RemotePatcher":
         """As ComfyUI's; the plan belongs to the clone, the weights to all of them.
@@ -49,7 +49,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """
         copy = super().clone(*args, **kwargs)
         copy.parent = self.parent or self
-        copy.plan, copy.decision, copy.side_branch = self.plan, self.decision, self.side_branch
+        copy.plan, copy.decision = self.plan, self.decision
+        copy.side_branch, copy.compiled = self.side_branch, self.compiled
         return copy
 
     # What ComfyUI's memory manager asks
@@ -115,7 +116,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def pre_run(self) -> None:
         """Before the first step: our plan, our patches, and none of the blocks that came into the options directly."""
         check_transformer_options(self.model_options["transformer_options"])
-        self.model.pooled.plan = self.plan
+        self.model.pooled.plan, self.model.pooled.compiled = self.plan, self.compiled
         self.model.pooled.run = uuid.uuid4().hex
         self.model.pooled.patches = self.patch_set()
         super().pre_run()
@@ -227,10 +228,11 @@ def remote_patcher(
     devices: Devices,
     choose_plan: Callable[[ModelShape, Work], Decision],
     side_branch: bool,
+    compiled: bool = False,
 ) -> RemotePatcher:
     """The MODEL for the file at `path`, over `devices`; `choose_plan` takes its shape and a usual work.
 
-    `side_branch` runs LoRAs beside the weights.
+    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs.
 
     Raises `ValueError` when the file cannot be used, or the plan does not fit it.
     """
@@ -254,5 +256,6 @@ def remote_patcher(
         return root
 
     patcher = POOLS.root(pooled.weights, make).clone()
-    patcher.plan, patcher.decision, patcher.side_branch = decision.plan, decision, side_branch
+    patcher.plan, patcher.decision = decision.plan, decision
+    patcher.side_branch, patcher.compiled = side_branch, compiled
     return patcher

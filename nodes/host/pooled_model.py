@@ -95,6 +95,9 @@ class StepListener:
     def request(self, wall_s: float, ranks: Sequence[Mapping]) -> None:
         """One exchange with the workers took `wall_s`; `ranks` are their reports, by rank."""
 
+    def compiling(self) -> None:
+        """The workers make graphs of the blocks; told again and again until they have."""
+
     def resident_began(self) -> None:
         """A loop inside the workers begins."""
 
@@ -125,6 +128,7 @@ class PooledModel:
         self.sizes = sizes
         self.num_heads = num_heads
         self.patches = PRISTINE
+        self.compiled = False
         self.run = ""  # the sampling run under way, by a name of its own
 
     @property
@@ -214,7 +218,9 @@ class PooledModel:
             options = {**options, "pipeline": {"run": self.run, "key": place}}
 
         def send(calls: list[ModelCall]) -> list[torch.Tensor]:
-            result = self.pool.run(self.spec, plan, calls, patches=patches, check_cancelled=check_cancelled)
+            result = self.pool.run(
+                self.spec, plan, calls, patches=patches, check_cancelled=self._checks(check_cancelled)
+            )
             self._listener.request(result.wall_s, result.ranks)
             requests = _RECORD.get()
             if requests is not None:
@@ -227,7 +233,12 @@ class PooledModel:
             tensors=tensors,
             out_shape=(batch, image_tokens, out_channels),
             out_dtype=img.dtype,
-            options={**options, "timed": _RECORD.get() is not None, "trace": _TRACED.get()},
+            options={
+                **options,
+                "timed": _RECORD.get() is not None,
+                "trace": _TRACED.get(),
+                "compiled": self.compiled,
+            },
         )
         captured = _CAPTURE.get()
         if captured is not None:
@@ -247,7 +258,12 @@ class PooledModel:
         began_s = time.perf_counter()
         self._listener.resident_began()
         result = self.pool.sample(
-            self.spec, self.plan, run, patches=self.patches, on_step=told, check_cancelled=check_cancelled
+            self.spec,
+            self.plan,
+            run,
+            patches=self.patches,
+            on_step=told,
+            check_cancelled=self._checks(check_cancelled),
         )
         requests = _RECORD.get()
         if requests is not None:
@@ -255,6 +271,18 @@ class PooledModel:
             shapes *= run.program.num_calls
             requests.append(Request(calls=shapes, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks))
         return result.out
+
+    def _checks(self, check_cancelled: Callable[[], None]) -> Callable[[], None]:
+        """What the pool calls while it waits: whether to go on and, where blocks are compiled, whether they are now."""
+        if not self.compiled:
+            return check_cancelled
+
+        def check() -> None:
+            check_cancelled()
+            if self.pool.state == "compiling":
+                self._listener.compiling()
+
+        return check
 
 
 def _is_on(rank: Device, device: torch.device) -> bool:

@@ -20,7 +20,7 @@ from ...parallel_runtime.pool.pool import Pool
 
 Devices: TypeAlias = tuple[Device, ...]
 Weights: TypeAlias = tuple[Devices, ModelSpec, tuple[int, bool, int, int]]  # the last is the `kind` of a plan's layout
-ALIVE = ("starting", "idle", "loading", "busy")
+ALIVE = ("starting", "idle", "loading", "compiling", "busy")
 
 
 class PoolRegistry:

@@ -67,6 +67,13 @@ class StepText(StepListener):
         known = len(ends) == len(members) > 1 and wall_s > 0
         self._tell(wall_s, len(members), f"skew {(max(ends) - min(ends)) / wall_s * 100:.0f} %" if known else "")
 
+    def compiling(self) -> None:
+        """The workers make graphs of the blocks, which may take a minute; said at most every `INTERVAL_S`."""
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + INTERVAL_S
+            NodeText().say("compiling the blocks; the next steps do without")
+
     def resident_began(self) -> None:
         """A loop inside the workers begins: its first step counts from here."""
         self._told_s = time.perf_counter()

@@ -32,6 +32,10 @@ class Weights(Protocol):
         """x (..., columns) through the linear layer `name`, to (..., rows)."""
         ...
 
+    def plain(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...] | None:
+        """These weights, in this order; None when something runs beside one of them."""
+        ...
+
 
 EPS = 1e-6
 USUAL_TOKENS = 4096 + 512  # of an image of 1024 x 1024 and its text
@@ -193,23 +197,23 @@ class FluxAdapter:
         With rows at timestep zero, those of the image (of all rows in a single block) are (B, rows, C).
         """
         if block.kind == "single":
-            return _by_row(rows[0], tokens.still).chunk(3, -1)
+            return by_row(rows[0], tokens.still).chunk(3, -1)
         still = None if tokens.still is None else tokens.still[tokens.num_text :]
-        return _by_row(rows[0], still).chunk(6, -1) + rows[1].chunk(6, -1)
+        return by_row(rows[0], still).chunk(6, -1) + rows[1].chunk(6, -1)
 
     def qkv(
         self, block: Block, w: Weights, tokens: Tokens, mod: Modulation
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Queries and keys, normed and rotated, and values, each (B, S, H, D); last, what `aside` takes up."""
         if block.kind == "single":
-            fused = w.linear("linear1", _modulate(tokens.x, mod[0], mod[1]))
+            fused = w.linear("linear1", modulated(tokens.x, mod[0], mod[1]))
             packed, carry = fused.split((3 * self.config.hidden_size, self.config.mlp_hidden), -1)
             qkv = self._heads(packed)
             weights: RowWeights = ((_norm_weights(w, "norm"), slice(None)),)
         else:
             text, image = _streams(tokens)
-            text_qkv = w.linear("txt_attn.qkv", _modulate(text, mod[6], mod[7]))
-            image_qkv = w.linear("img_attn.qkv", _modulate(image, mod[0], mod[1]))
+            text_qkv = w.linear("txt_attn.qkv", modulated(text, mod[6], mod[7]))
+            image_qkv = w.linear("img_attn.qkv", modulated(image, mod[0], mod[1]))
             qkv, carry = self._heads(torch.cat((text_qkv, image_qkv), 1)), None
             n = tokens.num_text
             weights = (
@@ -251,6 +255,10 @@ class FluxAdapter:
             _stream_rest(w, "txt", text, attn[:, :n], mod[6:])
             _stream_rest(w, "img", image, attn[:, n:], mod[:6])
         _bound(tokens.x)
+        self.add_residual(tokens, residual)
+
+    def add_residual(self, tokens: Tokens, residual: torch.Tensor | None) -> None:
+        """Add a ControlNet's (B, <= image rows, C) to the image's first rows, in place, where there is one."""
         if residual is not None:
             start = tokens.num_text
             tokens.x[:, start : start + residual.shape[1]] += residual
@@ -258,8 +266,8 @@ class FluxAdapter:
     def head(self, w: Weights, tokens: Tokens) -> torch.Tensor:
         """From the last block to this rank's rows of the velocity, (B, image rows, out channels)."""
         still = None if tokens.still is None else tokens.still[tokens.num_text :]
-        shift, scale = _by_row(w.linear("final_layer.adaLN_modulation.1", tokens.vec), still).chunk(2, -1)
-        return w.linear("final_layer.linear", _modulate(tokens.x[:, tokens.num_text :], shift, 1 + scale))
+        shift, scale = by_row(w.linear("final_layer.adaLN_modulation.1", tokens.vec), still).chunk(2, -1)
+        return w.linear("final_layer.linear", modulated(tokens.x[:, tokens.num_text :], shift, 1 + scale))
 
     def _heads(self, qkv: torch.Tensor) -> torch.Tensor:
         """(B, S, 3 * C) to (B, S, 3, H, D)."""
@@ -319,12 +327,12 @@ def _still(inputs: Mapping[str, torch.Tensor], num_text: int) -> torch.Tensor | 
     return None if rows is None else F.pad(rows.long(), (num_text, 0))
 
 
-def _by_row(values: torch.Tensor, still: torch.Tensor | None) -> torch.Tensor:
+def by_row(values: torch.Tensor, still: torch.Tensor | None) -> torch.Tensor:
     """Modulations (B, 1 or 2, ...) to those of each row (B, S, ...), or as they are when all rows share one."""
     return values if still is None else values[:, still]
 
 
-def _modulate(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def modulated(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Layer norm of x (B, S, C), times `scale`, which has its 1, plus `shift`. One kernel where all rows share them."""
     if shift.shape[:2] == (1, 1):
         return F.layer_norm(x, x.shape[-1:], scale[0, 0], shift[0, 0], EPS)
@@ -338,7 +346,7 @@ def _streams(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
 def _stream_rest(w: Weights, stream: str, x: torch.Tensor, attn: torch.Tensor, mod: Modulation) -> None:
     """Projection and MLP of one stream of a double block, in place on x; `mod` holds its six values."""
     x.addcmul_(mod[2], w.linear(f"{stream}_attn.proj", attn))
-    hidden = F.gelu(w.linear(f"{stream}_mlp.0", _modulate(x, mod[3], mod[4])), approximate="tanh")
+    hidden = F.gelu(w.linear(f"{stream}_mlp.0", modulated(x, mod[3], mod[4])), approximate="tanh")
     x.addcmul_(mod[5], w.linear(f"{stream}_mlp.2", hidden))
 
 

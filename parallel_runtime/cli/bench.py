@@ -8,8 +8,8 @@ one that docs/report.md explains.
 import argparse
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +24,7 @@ from ..report.chart import draw, require_chart
 from ..report.interleave import Contender, Run, interleave, table
 from .judge import load_judge
 from .verify import PlanRunner
-from .workload import Workload, choose_devices, relative_error
+from .workload import Workload, choose_devices, refuse_uncompilable, relative_error
 
 if TYPE_CHECKING:
     from ..oracle import Oracle
@@ -50,6 +50,8 @@ def run(arguments: argparse.Namespace) -> dict:
         check_plan(config, plan)
     spec = ModelSpec.of(arguments.model, arguments.dtype)
     selection = choose_devices(arguments.devices, max(plans, key=lambda plan: plan.ranks))
+    if arguments.compile:
+        refuse_uncompilable(selection.devices)
     with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
         began = time.perf_counter()
         loaded = pool.load(spec)
@@ -58,9 +60,13 @@ def run(arguments: argparse.Namespace) -> dict:
         race = Race(pool, spec, workload.calls(config, sides), arguments.threads_per_rank)
         oracle = judge(spec.path, dtype=getattr(torch, loaded.dtype), device="cpu" if race.on_cpu else "cuda:0")
         contenders = [race.one_rank(), *race.processes(oracle, plans), *map(race.plan, plans)]
+        if arguments.compile:
+            contenders += map(race.compiled, dict.fromkeys((ParallelPlan(), *plans)))
         timed = interleave(contenders, warmup=arguments.warmup, runs=arguments.runs)
         traces = [name for plan in plans for name in race.trace(plan, arguments.trace)] if arguments.trace else []
     rows, warnings = table(timed, error=relative_error)
+    for row in rows:
+        row |= race.graphs.get(row["name"], {})
     report = new_report(
         "benchmark",
         devices=selection.devices,
@@ -86,6 +92,7 @@ class Race:
     spec: ModelSpec
     calls: list[dict[str, torch.Tensor]]  # one for each side of the plans' cfg
     threads_per_rank: int
+    graphs: dict[str, dict] = field(default_factory=dict)  # by contender, what making them took
 
     @property
     def on_cpu(self) -> bool:
@@ -99,6 +106,15 @@ class Race:
     def plan(self, plan: ParallelPlan) -> Contender:
         """The engine under a plan."""
         return self._ours(plan, plan.name, "plan")
+
+    def compiled(self, plan: ParallelPlan) -> Contender:
+        """The engine under a plan with its blocks compiled."""
+        return self._ours(plan, f"{plan.name}, compiled", "plan", compiled=True)
+
+    def _note_graphs(self, name: str, ranks: Sequence[Mapping]) -> None:
+        before = self.graphs.get(name, {"compile_s": 0.0})
+        took = max(rank["compile_s"] for rank in ranks)
+        self.graphs[name] = {"compile_s": before["compile_s"] + took, "graphs": max(rank["graphs"] for rank in ranks)}
 
     def trace(self, plan: ParallelPlan, folder: str) -> list[str]:
         """Write each rank's Chrome trace of one run more, which is not timed. Returns the files' names."""
@@ -121,12 +137,14 @@ class Race:
             for number in numbers
         ]
 
-    def _ours(self, plan: ParallelPlan, name: str, kind: str) -> Contender:
-        runner = PlanRunner(self.pool, self.spec, plan, options={"timed": True})
+    def _ours(self, plan: ParallelPlan, name: str, kind: str, *, compiled: bool = False) -> Contender:
+        runner = PlanRunner(self.pool, self.spec, plan, options={"timed": True, "compiled": compiled})
 
         def run_once() -> Run:
             began = time.perf_counter()
             result = torch.cat(runner.run(self.calls))
+            if compiled:
+                self._note_graphs(name, runner.ranks)
             span = Span(wall_s=time.perf_counter() - began, requests=[runner.ranks])
             return Run(result=result, spans=[span], began_s=began)
 

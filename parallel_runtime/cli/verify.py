@@ -23,7 +23,7 @@ from ..plan import ParallelPlan
 from ..pool.calls import ModelCall
 from ..pool.pool import Pool
 from .judge import load_judge
-from .workload import Workload, choose_devices, euler, piece_errors, relative_error, worst
+from .workload import Workload, choose_devices, euler, piece_errors, refuse_uncompilable, relative_error, worst
 
 FP32_TOLERANCE = 1e-5
 HALF_ALLOWANCE = 1.1
@@ -84,8 +84,11 @@ def run(arguments: argparse.Namespace) -> dict:
     check_plan(config, plan)
     spec = ModelSpec.of(arguments.model, arguments.dtype)
     selection = choose_devices(arguments.devices, plan)
+    if arguments.compile:
+        refuse_uncompilable(selection.devices)
     calls = workload.calls(config, plan.cfg)
     options = _control(plan, workload) if arguments.negative_control else {}
+    options = {**options, "compiled": arguments.compile}
     with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
         loaded = pool.load(spec, plan)
         runner = PlanRunner(pool, spec, plan, options=options)
@@ -107,6 +110,8 @@ def run(arguments: argparse.Namespace) -> dict:
     }
     report |= _plan_report(plan, runner.ranks) | _errors(plan, calls, results, references, runner.ranks)
     report["within_tolerance"] = report["max_rel_err"] <= tolerance
+    if arguments.compile:
+        report["graphs_by_rank"] = [rank["graphs"] for rank in runner.ranks]
     if stale is not None:
         report |= {"warmup_steps": plan.warmup_steps, "patches": plan.num_patches}
         report["stale_difference"] = worst([relative_error(*pair) for pair in zip(stale, references, strict=True)])

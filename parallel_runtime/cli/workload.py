@@ -4,13 +4,15 @@ Owns the step's tensors and how two results are compared. Starts nothing.
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from ..adapters.flux_config import FluxConfig
-from ..devices import DeviceSelection, parse_devices
+from ..compiling import why_not
+from ..devices import Device, DeviceSelection, parse_devices
 from ..plan import ParallelPlan
 from ..strategies.pipefusion import PatchedSequence
 from ..strategies.shard import SequenceShard
@@ -164,3 +166,10 @@ def euler(
         for img, velocity in zip(images, velocities, strict=True):
             img[..., : velocity.shape[2]] += (after - now) * velocity
     return [img[..., :width] for img, width in zip(images, channels, strict=True)]
+
+
+def refuse_uncompilable(devices: Sequence[Device]) -> None:
+    """Raise `ValueError` where blocks cannot be compiled for these devices: what was asked for is to be measured."""
+    reason = why_not([device.kind for device in devices], os.environ)
+    if reason is not None:
+        raise ValueError(f"--compile: {reason}, or leave --compile out")

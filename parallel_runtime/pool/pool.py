@@ -4,9 +4,9 @@ Owns what callers see: starting, loading, stepping, closing; who may ask when; a
 workers. Does not own what a generation holds and is asked (crew.py), nor how its ranks are watched and ended
 (supervisor.py).
 
-States: `stopped` -> `starting` -> `idle` <-> `loading`, `busy`. Any failure leads to `failed`, from which the next
-call starts a fresh generation, until three have failed within a minute. Nothing that failed is ever asked again by the
-pool itself.
+States: `stopped` -> `starting` -> `idle` <-> `loading`, `compiling`, `busy`. Any failure leads to `failed`, from which
+the next call starts a fresh generation, until three have failed within a minute. Nothing that failed is ever asked
+again by the pool itself.
 """
 
 import itertools
@@ -112,6 +112,8 @@ class Pool:
             return "starting"
         if (request := crew.generation.in_flight) is not None and request.op is Op.LOAD:
             return "loading"
+        if request is not None and request.compiling:
+            return "compiling"
         return "busy" if request is not None or self._turns.taken else "idle"
 
     def start(self, *, check_cancelled: Check | None = None) -> None:
@@ -198,7 +200,7 @@ class Pool:
             began = time.perf_counter()
             outs, ranks = crew.run(model, mesh, plan, calls, lanes, check, deadline_s=deadline_s)
             result = RunResult(outs, ranks, time.perf_counter() - began)
-            self._pace.note(shape, result.wall_s)
+            self._pace.note(shape, result.wall_s - max(rank.get("compile_s", 0.0) for rank in ranks))
             return result
 
     def step(

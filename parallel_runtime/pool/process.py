@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..compiling import compile_environment
 from ..devices import Device
 from ..wire.channel import Channel
 
@@ -34,7 +35,7 @@ PASSED_ON = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "NVIDIA_VISIBLE_DEVICES"),
     *("NVIDIA_DRIVER_CAPABILITIES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION"),
     *("NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_CUMEM_ENABLE"),
-    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CC", "CXX"),
 )
 
 
@@ -207,6 +208,7 @@ def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[st
     taken_over = {name: ours[name] for name in PASSED_ON if name in ours}
     return (
         taken_over
+        | compile_environment(taken_over)
         | ({} if settings.peer_access else {"NCCL_P2P_DISABLE": "1"})
         | {
             "PYTHONPATH": os.pathsep.join((str(PACK_ROOT), *settings.python_path)),

@@ -9,7 +9,7 @@ from ..errors import PoolError
 from ..places import without_places
 from .crew import Crew
 
-State = Literal["stopped", "starting", "idle", "loading", "busy", "failed"]
+State = Literal["stopped", "starting", "idle", "loading", "compiling", "busy", "failed"]
 
 
 def describe(

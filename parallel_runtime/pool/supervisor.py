@@ -57,6 +57,7 @@ class Request:
     on_done: Callable[["Request"], None] = lambda _: None
     progress: dict[int, dict[str, Any]] = field(default_factory=dict)
     replies: dict[int, dict[str, Any]] = field(default_factory=dict)
+    compiling: set[int] = field(default_factory=set)  # ranks that make a graph now
     has_news: bool = False
     listened_s: float = field(default_factory=time.monotonic)  # since when nobody was held up but by the ranks
 
@@ -262,7 +263,9 @@ class Generation:
             return False
         if (message.rank, message.generation, message.request) != (rank.rank, self.number, request.number):
             return False
-        if message.op is Op.PROGRESS:
+        if message.op is Op.PROGRESS and "compiling" in message.body:
+            (request.compiling.add if message.body["compiling"] else request.compiling.discard)(rank.rank)
+        elif message.op is Op.PROGRESS:
             request.progress[rank.rank] = message.body
             request.has_news = True
         elif message.op is request.expects:

@@ -66,6 +66,12 @@ class BlockWeights:
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.tensors[name]
 
+    def plain(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...] | None:
+        """These weights, in this order; None when a branch runs beside one of them."""
+        if self.branches and any(self.branches.get(name) for name in names):
+            return None
+        return tuple([self.tensors[name] for name in names])
+
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x (..., I) through the linear layer `name` and its branches, to (..., O)."""
         out = F.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])

@@ -19,6 +19,7 @@ from ..strategies.lanes import Piece
 from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, Op, TensorSpec
+from .compiled import CompiledFlux, Graphs, Watch
 from .forward import Forward
 from .host_memory import give_back_heap
 from .latent import LatentRows, Share, call_tensors
@@ -45,6 +46,7 @@ class Engine:
         self.held_keys = HeldKeys()  # of calls that one like them will follow
         self.repeated = RepeatedInputs(device)
         self._show_waiting = partial(segments.show_waiting, rank)
+        self.graphs = Graphs()
 
     def handle(
         self,
@@ -54,7 +56,22 @@ class Engine:
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
     ) -> dict:
-        """Do what the message asks and return the reply's body. Raises what goes wrong."""
+        """Do what the message asks and return the reply's body. Raises what goes wrong.
+
+        All of it in inference mode, so that every tensor is of one kind: a graph made for weights of the other would
+        not serve these.
+        """
+        with torch.inference_mode():
+            return self._answer(message, progress=progress, cancelled=cancelled, beat=beat)
+
+    def _answer(
+        self,
+        message: Message,
+        *,
+        progress: Callable[[dict], None],
+        cancelled: Callable[[], bool],
+        beat: Callable[[], None],
+    ) -> dict:
         if message.op is Op.LOAD:
             return self._load(message.body, progress=progress, cancelled=cancelled, beat=beat)
         if message.op is Op.UNLOAD:
@@ -68,12 +85,10 @@ class Engine:
             )
             return {}
         if message.op is Op.STEP:
-            with torch.inference_mode():
-                return self._step(message.body, message.tensors, beat=beat)
+            return self._step(message.body, message.tensors, progress=progress, beat=beat)
         if message.op is Op.RUN:
             gate = Gate(self.segments, cancelled=cancelled, show_waiting=self._show_waiting)
-            with torch.inference_mode():
-                return self._run(message.body, message.tensors, gate=gate, progress=progress, beat=beat)
+            return self._run(message.body, message.tensors, gate=gate, progress=progress, beat=beat)
         if message.op is Op.CHECK:
             return {"wrong_bytes": self.meshes[message.body["mesh"]].wrong_bytes(self.device)}
         if message.op is Op.MEASURE:
@@ -145,7 +160,14 @@ class Engine:
         tensors = {spec.name: self.segments.tensor(spec) for spec in message.tensors}
         return model.changes.take(message.body, tensors, cancelled=cancelled, beat=beat) | {"memory": self._memory()}
 
-    def _step(self, body: Mapping, specs: tuple[TensorSpec, ...], *, beat: Callable[[], None]) -> dict:
+    def _step(
+        self,
+        body: Mapping,
+        specs: tuple[TensorSpec, ...],
+        *,
+        progress: Callable[[dict], None],
+        beat: Callable[[], None],
+    ) -> dict:
         mesh = self.meshes[body["mesh"]]
         if not mesh.member:
             return {"member": False, "memory": self._memory()}
@@ -153,7 +175,7 @@ class Engine:
         model = self.models[body["model"]]
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
         sent = self.repeated.of_request(tensors, body["repeated"])
-        forward = self._forward(model, mesh, sent, timed=_timed(body), beat=beat)
+        forward = self._forward(model, mesh, sent, body=body, progress=progress, beat=beat)
         lanes = [[Piece(*piece) for piece in lane] for lane in body["lanes"]]
         pieces = lanes[mesh.lane]
         passes = max(len(lanes[lane]) for lane in mesh.replica_lanes)
@@ -178,7 +200,7 @@ class Engine:
         report["step_s"] = time.perf_counter() - began
         if forward.timer.on:
             report["regions"] = forward.timer.seconds()
-        return report | self._report(model, mesh)
+        return report | self._report(model, mesh, forward)
 
     def _traced(self, run: Callable[[], None], room: torch.Tensor) -> int:
         """Run under the profiler; the trace goes to `room`, (bytes,), as far as that goes. Returns its own length."""
@@ -202,7 +224,8 @@ class Engine:
         if not mesh.member:
             return {"member": False, "memory": self._memory()}
         model = self.models[body["model"]]
-        forward = self._forward(model, mesh, self.repeated.of_request({}, {}), timed=_timed(body), beat=beat)
+        sent = self.repeated.of_request({}, {})
+        forward = self._forward(model, mesh, sent, body=body, progress=progress, beat=beat)
         shares = [Share(**lane | {"conds": tuple(lane["conds"])}) for lane in body["lanes"]]
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
         program, share = Program.from_dict(body["program"]), shares[mesh.lane]
@@ -225,19 +248,29 @@ class Engine:
         report = loop.report() | {"pieces": [[cond, share.start, share.stop] for cond in share.conds]}
         if released:
             report["released_bytes"] = released
-        return report | self._report(model, mesh)
+        return report | self._report(model, mesh, forward)
 
     def _forward(
-        self, model: LoadedModel, mesh: Mesh, sent: RequestInputs, *, timed: bool, beat: Callable[[], None]
+        self,
+        model: LoadedModel,
+        mesh: Mesh,
+        sent: RequestInputs,
+        *,
+        body: Mapping,
+        progress: Callable[[dict], None],
+        beat: Callable[[], None],
     ) -> Forward:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
         model.weights.refuse_changed_file()
-        timer = RegionTimer(self.device, on=timed)
+        timer = RegionTimer(self.device, on=_timed(body))
+        adapter = model.adapter
+        if _compiled(body):
+            adapter = CompiledFlux(adapter.config, self.graphs, Watch(timer, beat, progress))
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)
-        return Forward(model.adapter, model.weights, mesh.sequence(), self.device, timer, beat, sent)
+        return Forward(adapter, model.weights, mesh.sequence(), self.device, timer, beat, sent)
 
-    def _report(self, model: LoadedModel, mesh: Mesh) -> dict:
+    def _report(self, model: LoadedModel, mesh: Mesh, forward: Forward) -> dict:
         """What was counted since `_forward`."""
         return {
             "lane": mesh.lane,
@@ -246,7 +279,7 @@ class Engine:
             "weight_calls": model.group.traffic.calls,
             "weight_bytes": model.group.traffic.num_bytes,
             "memory": self._memory(),
-        }
+        } | (forward.adapter.report() if isinstance(forward.adapter, CompiledFlux) else {})
 
     def _give_back(self) -> None:
         """Memory kept for later goes back to the host and the device, where ComfyUI or another rank may want it."""
@@ -307,3 +340,8 @@ def _calls(
 def _timed(body: Mapping) -> bool:
     """Whether the caller of any of the request's calls wants its regions timed; by default, yes."""
     return any(options.get("timed", True) for options in body["calls"])
+
+
+def _compiled(body: Mapping) -> bool:
+    """Whether the caller of any of the request's calls wants its blocks compiled; by default, no."""
+    return any(options.get("compiled") for options in body["calls"])

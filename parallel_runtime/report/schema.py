@@ -27,6 +27,7 @@ REGIONS = (
     "attention_s",
     "communication_s",
     "weights_s",
+    "compile_s",
     "head_s",
     "gather_s",
 )
@@ -151,6 +152,8 @@ CONTENDER = {
     "max_s": _needed(_seconds),
     "spread_s": Field(_seconds),
     "slowest_rank_s": Field(_seconds),
+    "compile_s": Field(_seconds),
+    "graphs": Field(_count),
     "blocks_s": SERIES,
     "blocks_median_s": Field(_seconds),
     "speedup": Field(_seconds),

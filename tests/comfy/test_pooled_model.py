@@ -94,3 +94,13 @@ def test_others_may_ask_for_their_pools_while_one_loads(module_of_pack, made) ->
 
     registry.load(model.weights, model.plan, load)
     assert answered.is_set()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_every_call_says_whether_its_blocks_are_compiled(compiled: bool, pooled_model, made) -> None:
+    model = made("cpu", "ulysses=4")
+    model.compiled = compiled
+    tensors = {"img": torch.zeros(1, 4, 64), "txt": torch.zeros(1, 2, 64)}
+    with pooled_model.capturing() as calls:
+        model.step(tensors, out_channels=64, options={}, check_cancelled=lambda: None)
+    assert [call.options["compiled"] for call in calls] == [compiled]

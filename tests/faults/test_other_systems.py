@@ -33,7 +33,7 @@ def test_another_system_can_import_the_pool_and_is_told_what_is_missing(system):
     assert lines == [f"workers need Linux, this is {system}; use stock nodes on this system", "stopped"]
 
 
-def test_the_nodes_import_there_and_say_it_on_sp_config(system="win32"):
+def test_the_nodes_import_there_and_say_on_sp_config_what_is_missing(system="win32"):
     """In ComfyUI's own process: its modules are imported first, as on a real machine of that kind."""
     program = """
         import asyncio, importlib.util
@@ -54,7 +54,14 @@ def test_the_nodes_import_there_and_say_it_on_sp_config(system="win32"):
             names["SPConfig"].execute("auto", "cpu:2", 1, 1)
         except ValueError as error:
             print(error)
+        sys.platform, os.environ["PATH"] = "linux", ""
+        choice = names["SPConfig"].execute("manual", "cpu:2", 2, 1, compiled="blocks").args[0]
+        print(choice.compiled, choice.describe()[-1])
     """
     program = program.replace("SYSTEM", system).replace("COMFYUI", str(comfyui_path()))
     lines = run_program(MISSING + program.strip("\n").replace("ROOT", str(ROOT)))
-    assert lines == ["True", f"workers need Linux, this is {system}; use stock nodes on this system"]
+    assert lines == [
+        "True",
+        f"workers need Linux, this is {system}; use stock nodes on this system",
+        "False blocks run uncompiled: compiling needs a C++ compiler, and g++ is not there; install g++",
+    ]

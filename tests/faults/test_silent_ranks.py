@@ -87,6 +87,23 @@ def test_loading_is_a_state_of_its_own_with_a_deadline_of_its_own(lone):
     assert "quiet0" in [model["name"] for model in pool.status()["models"]]
 
 
+def test_compiling_is_a_state_of_its_own(impatient):
+    """The rank that compiles shows life, and the other may wait for it."""
+    given, states = torch.ones(33), set()
+    compiles = [["say_compiling", True], ["work", 1.5], ["say_compiling", False]]
+    result = run_step(impatient, given, faults={0: compiles}, check_cancelled=lambda: states.add(impatient.state))
+    assert torch.equal(result.out, given)
+    assert "compiling" in states
+    assert impatient.state == "idle"
+
+
+def test_a_rank_that_is_stopped_while_it_compiles_is_found_by_its_silence(impatient):
+    run_step(impatient)
+    compiles = [["say_compiling", True], ["send_signal", "SIGSTOP"]]
+    error = failure_in_time(impatient, 2.0, faults={1: compiles})
+    assert first_line(error).startswith("rank 1: no answer to STEP and no heartbeat for 1.")
+
+
 def test_the_pace_keeps_the_slowest_of_the_last_steps_and_forgets_shapes_unused_for_long():
     pace = Pace()
     assert pace.deadline_s("a", least_s=120) == 120

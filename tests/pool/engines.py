@@ -188,6 +188,12 @@ def speak_out_of_turn(message, _beat, request):
     time.sleep(60)
 
 
+def say_compiling(message, _beat, begins):
+    """As a rank does before and after it makes a graph."""
+    body = {"compiling": begins}
+    own_channel().send(Message(Op.PROGRESS, message.rank, message.generation, message.request, body))
+
+
 def send_garbage(_message, _beat, length):
     own_socket().send(b"x" * length)
     time.sleep(60)
@@ -211,6 +217,6 @@ ACTIONS = {
     action.__name__: action
     for action in (
         *(fail, sleep, work, send_signal, leave, say, start_child, exchange, allocate),
-        *(receive, hold_the_interpreter, speak_out_of_turn, send_garbage, close_channel),
+        *(receive, hold_the_interpreter, speak_out_of_turn, say_compiling, send_garbage, close_channel),
     )
 }

@@ -1,0 +1,227 @@
+"""The halves of a block as graphs of torch's compiler, made when they are first needed.
+
+Letters as in adapters/flux_regions.py, whose functions are compiled. Attention, collectives and the gathering of
+weights stay outside, so that a graph is the same under every plan. Owns which calls share a graph, and that others are
+told while one is made. Owns no arithmetic.
+
+A graph is made for a kind of block, its half, a batch of one or of more, and, in double blocks, for text or none; all
+lengths from two on are one graph's. A block runs as it does without a compiler where it has a run of one token, which
+torch would make a graph of its own for, and where a LoRA runs beside one of its weights, whose shapes are anybody's.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from ..adapters import flux_regions
+from ..adapters.flux import Block, FluxAdapter, Modulation, Tokens, Weights
+from ..adapters.flux_config import FluxConfig
+from ..compiling import COMPILE_S
+from ..timing import RegionTimer
+
+BEAT_S = 1.0
+GRAPHS_A_FUNCTION = 8  # torch's own limit, beyond which it would run a function uncompiled
+NAMES = {kind: flux_regions.BEFORE[kind] + flux_regions.AFTER[kind] for kind in ("double", "single")}
+Half: TypeAlias = Callable[..., flux_regions.Values]
+FUNCTIONS: Mapping[str, Half] = {
+    "double_before": flux_regions.double_before,
+    "double_after": flux_regions.double_after,
+    "single_before": flux_regions.single_before,
+    "single_after": flux_regions.single_after,
+}
+Marks: TypeAlias = Sequence[tuple[torch.Tensor, int]]  # dimensions of which a graph must know no number
+
+
+@dataclass
+class Watch:
+    """Who is told of graphs being made: `tell` says so to the parent, `beat` is a sign of life. What they took."""
+
+    timer: RegionTimer
+    beat: Callable[[], None]
+    tell: Callable[[dict], None]
+    compile_s: float = 0.0
+
+
+class Graphs:
+    """All graphs of one rank's process, which torch keeps for it. Imports the compiler on first use."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self._compiled: dict[str, Half] = {}
+        self._known: dict[str, set[object]] = {}
+
+    def call(
+        self, name: str, key: object, marks: Callable[[], Marks], watch: Watch, *arguments: object
+    ) -> flux_regions.Values:
+        """A function's result from its graph for `key`. `marks` is asked when that graph is to be made."""
+        known = self._known.get(name)
+        if known is not None and key in known:
+            return self._compiled[name](*arguments)
+        return self._first_call(name, key, marks(), watch, arguments)
+
+    def _first_call(
+        self, name: str, key: object, marks: Marks, watch: Watch, arguments: tuple[object, ...]
+    ) -> flux_regions.Values:
+        with _making(watch):
+            import torch._dynamo
+            from torch._dynamo.exc import TorchDynamoException
+            from torch.fx.experimental import _config
+
+            _config.use_duck_shape = False  # two lengths that are equal today need not be tomorrow
+            if len(self._known.get(name, ())) >= GRAPHS_A_FUNCTION:
+                torch.compiler.reset()
+                self._known.clear()
+            for tensor, dim in marks:
+                torch._dynamo.mark_dynamic(tensor, dim)
+            if name not in self._compiled:
+                self._compiled[name] = torch.compile(FUNCTIONS[name], backend=self._make)
+            try:
+                result = self._compiled[name](*arguments)
+            except TorchDynamoException as error:
+                said = str(error).strip().partition("\n")[0]
+                raise RuntimeError(f"a block cannot be compiled: {said}; switch compiling off") from error
+        self._known.setdefault(name, set()).add(key)
+        return result
+
+    def _make(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The backend: TorchInductor, counted."""
+        from torch._dynamo import lookup_backend
+
+        self.made += 1
+        return lookup_backend("inductor")(graph, list(inputs))
+
+
+@contextmanager
+def _making(watch: Watch) -> Iterator[None]:
+    """Say that a graph is being made, and show life meanwhile, for as long as making one may take."""
+    began = time.perf_counter()
+    done = threading.Event()
+
+    def show_life() -> None:
+        while not done.wait(BEAT_S) and time.perf_counter() - began < COMPILE_S:
+            watch.beat()
+
+    watch.tell({"compiling": True})
+    thread = threading.Thread(target=show_life, name="compiling", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        watch.compile_s += time.perf_counter() - began
+        watch.timer.spent("compile", time.perf_counter() - began)
+    watch.tell({"compiling": False})
+
+
+class CompiledFlux(FluxAdapter):
+    """A Flux.1 whose blocks run as graphs, for one request. Between `qkv` and `finish` it has one block's weights."""
+
+    def __init__(self, config: FluxConfig, graphs: Graphs, watch: Watch) -> None:
+        super().__init__(config)
+        self.uncompiled_blocks = 0
+        self._graphs, self._watch = graphs, watch
+        self._weights: flux_regions.Values | None = None
+        self._tokens: Tokens | None = None
+        self._key: dict[str, object] = {}
+        self._rope = self._text_rows = torch.empty(0)
+
+    def report(self) -> dict[str, float]:
+        """Graphs that this process has made so far, seconds this request took for its own, blocks without a graph."""
+        counts = {"graphs": self._graphs.made, "uncompiled_blocks": self.uncompiled_blocks}
+        return {**counts, "compile_s": self._watch.compile_s}
+
+    def modulation(self, block: Block, rows: Modulation, tokens: Tokens) -> Modulation:
+        """`rows` as they are: a graph takes them apart."""
+        return rows
+
+    def qkv(
+        self, block: Block, w: Weights, tokens: Tokens, mod: Modulation
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """As `FluxAdapter.qkv`."""
+        self._enter(tokens)
+        self._weights = w.plain(NAMES[block.kind]) if block.kind in self._key else None
+        if self._weights is None:
+            self.uncompiled_blocks += 1
+            return super().qkv(block, w, tokens, super().modulation(block, mod, tokens))
+        weights = self._weights[: len(flux_regions.BEFORE[block.kind])]
+        if block.kind == "double":
+            arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.still, mod, self._rope, weights)
+            q, k, v = self._call(block, "before", mod, (), *arguments)
+            return q, k, v, None
+        arguments = (tokens.x, tokens.still, mod, self._rope, weights)
+        q, k, v, mlp = self._call(block, "before", mod, (), *arguments)
+        return q, k, v, mlp
+
+    def aside(self, carry: torch.Tensor | None) -> torch.Tensor | None:
+        """Nothing for a graph: what there would be to do is part of `finish`'s."""
+        return super().aside(carry) if self._weights is None else carry
+
+    def finish(
+        self,
+        block: Block,
+        w: Weights,
+        tokens: Tokens,
+        attn: torch.Tensor,
+        mod: Modulation,
+        *,
+        carry: torch.Tensor | None,
+        residual: torch.Tensor | None,
+    ) -> None:
+        """As `FluxAdapter.finish`, but for `tokens.x`, which is another tensor then."""
+        if self._weights is None:
+            mod = super().modulation(block, mod, tokens)
+            return super().finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
+        weights, self._weights = self._weights[len(flux_regions.BEFORE[block.kind]) :], None
+        attn = attn.flatten(2).contiguous()  # each strategy has a layout of its own, and a graph just one
+        if carry is None:
+            arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.still, mod, attn, weights)
+            (tokens.x,) = self._call(block, "after", mod, (attn,), *arguments)
+        else:
+            arguments = (tokens.x, tokens.still, mod, attn, carry, weights)
+            (tokens.x,) = self._call(block, "after", mod, (attn, carry), *arguments)
+        self.add_residual(tokens, residual)
+
+    def _enter(self, tokens: Tokens) -> None:
+        """What all blocks of these tokens share: arguments, and by kind the key of their graph, where they have one."""
+        if tokens is self._tokens:
+            return
+        batch, rows, text = tokens.x.shape[0], tokens.x.shape[1], tokens.num_text
+        self._tokens = tokens
+        self._rope = torch.view_as_real(tokens.rope)[0, :, 0]  # (S, D / 2, 2)
+        self._text_rows = tokens.x.new_empty(text)
+        config = self.config
+        key: tuple[object, ...] = (
+            batch > 1,
+            tokens.still is None,
+            tokens.x.dtype,
+            config.hidden_size,
+            config.head_dim,
+            config.mlp_hidden,
+        )
+        self._key = {}
+        if rows >= 2:
+            self._key["single"] = key
+        if rows - text >= 2 and text != 1:
+            self._key["double"] = (*key, text == 0)
+
+    def _call(
+        self, block: Block, half: str, mod: Modulation, own: Sequence[torch.Tensor], *arguments: object
+    ) -> flux_regions.Values:
+        """A half of a block through its graph; `own` are the arguments (B, S, ..) that this half alone takes."""
+
+        def marks() -> Marks:
+            tokens = self._tokens
+            if tokens is None:
+                raise RuntimeError("a block without tokens")
+            by_row = [(tensor, 1) for tensor in (tokens.x, *own)] + [(self._rope, 0), (self._text_rows, 0)]
+            by_row += [] if tokens.still is None else [(tokens.still, 0)]
+            by_image = [(tensor, 0) for tensor in (tokens.x, *own, *mod)]
+            return [(tensor, dim) for tensor, dim in by_row + by_image if tensor.shape[dim] > 1]
+
+        return self._graphs.call(f"{block.kind}_{half}", self._key[block.kind], marks, self._watch, *arguments)

@@ -1,0 +1,251 @@
+"""Compiled blocks give what the same plan gives without, and their graphs outlive every change but that of a batch.
+
+One set of two ranks for all of it, since making the graphs takes seconds; the tests of this file run in order.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from parallel_runtime.__main__ import main
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.sample_model import sample_config, write_sample
+from parallel_runtime.cli.verify import PlanRunner
+from parallel_runtime.cli.workload import Workload, relative_error
+from parallel_runtime.compiling import FOLDER, cache_folder, why_not
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.patch import PRISTINE, Patch, PatchSet
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+from runtime.resident_runs import make_run
+
+# fp32 sums in another order; measured at most 5e-7, on 57 blocks as on four
+TOLERANCE = 2e-6
+GRAPHS = 4  # two halves of two kinds of blocks
+FIRST = Workload(width=256, height=192, text_tokens=77)
+OTHERS = (
+    ("ulysses=1", Workload(width=232, height=136, text_tokens=9)),
+    ("ring=2", Workload(width=640, height=512, text_tokens=300)),
+    ("ulysses=2", Workload(width=64, height=32, text_tokens=4)),
+    ("ulysses=2", Workload(width=64, height=64, text_tokens=16)),  # as many rows of image as of text, and so on
+    ("ulysses=2,weights=sharded", Workload(width=256, height=192, text_tokens=77)),
+    ("ulysses=1,weights=offloaded", Workload(width=128, height=112, text_tokens=12)),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """Two blocks of each kind, so that a graph serves more than the block it was made for."""
+    path = tmp_path_factory.mktemp("compiled") / "model.safetensors"
+    write_sample(path, sample_config(heads=4, depth=2, depth_single=2))
+    return ModelSpec.of(path)
+
+
+@pytest.fixture(scope="module")
+def config(model: ModelSpec) -> FluxConfig:
+    """The model's sizes."""
+    return FluxConfig.from_header(read_header(model.path))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's cache folder, of which these ranks see no other."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def pool(cache: Path) -> Iterator[Pool]:
+    """Two ranks whose deadline is far below what a graph takes."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(cache))
+        patched.delenv(FOLDER, raising=False)
+        with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
+            pool.start()
+            yield pool
+
+
+def both(
+    pool: Pool, model: ModelSpec, plan: str, tensors: dict, *, patches: PatchSet = PRISTINE, **options: object
+) -> tuple[torch.Tensor, torch.Tensor, list[dict]]:
+    """The result without and with compiled blocks, and what the ranks say of the latter."""
+    results = []
+    for compiled in (False, True):
+        runner = PlanRunner(pool, model, ParallelPlan.parse(plan), options={**options, "compiled": compiled})
+        runner.patches = patches
+        results.append(runner(tensors))
+    return results[0], results[1], runner.ranks
+
+
+def lora(model: ModelSpec, *keys: str, side_branch: bool) -> PatchSet:
+    """A LoRA of some layers."""
+    generator = torch.Generator().manual_seed(3)
+    patches = []
+    for key in keys:
+        rows, columns = read_header(model.path).tensors[key].shape
+        up, down = torch.randn(rows, 4, generator=generator), torch.randn(4, columns, generator=generator)
+        patches.append(Patch(key=key, kind="lora", strength=0.3, values=(up, down * columns**-0.5, 4.0, None)))
+    return PatchSet(f"lora {keys} {side_branch}", tuple(patches), side_branch=side_branch)
+
+
+def test_the_first_step_makes_the_graphs_says_so_and_is_right(pool: Pool, model: ModelSpec, config: FluxConfig) -> None:
+    states: list[str] = []
+    runner = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={"compiled": True})
+    eager = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={})
+    tensors = FIRST.tensors(config)
+    expected = eager(tensors)
+    assert not any("compile_s" in rank["regions"] or "graphs" in rank for rank in eager.ranks)
+    step = pool.step(
+        model,
+        runner.plan,
+        tensors,
+        out_shape=tuple(expected.shape),
+        out_dtype=torch.float32,
+        options={"compiled": True},
+        check_cancelled=lambda: states.append(pool.state),
+    )
+    assert "compiling" in states
+    assert relative_error(step.out, expected) <= TOLERANCE
+    for rank in step.ranks:
+        assert (rank["graphs"], rank["uncompiled_blocks"]) == (GRAPHS, 0)
+        assert 0 < rank["regions"]["compile_s"] == pytest.approx(rank["compile_s"])
+        assert rank["compile_s"] < rank["regions"]["double_blocks_s"] + rank["regions"]["single_blocks_s"]
+    runner(tensors)
+    assert all(rank["compile_s"] == 0 and "compile_s" not in rank["regions"] for rank in runner.ranks)
+
+
+@pytest.mark.parametrize(("plan", "workload"), OTHERS, ids=lambda value: str(value)[:60])
+def test_another_plan_size_or_length_of_text_needs_no_other_graph(
+    pool: Pool, model: ModelSpec, config: FluxConfig, plan: str, workload: Workload
+) -> None:
+    expected, result, ranks = both(pool, model, plan, workload.tensors(config))
+    assert relative_error(result, expected) <= TOLERANCE
+    assert not torch.equal(result, expected), "both ran without graphs"
+    assert all((rank["graphs"], rank["uncompiled_blocks"]) == (GRAPHS, 0) for rank in ranks)
+
+
+def test_without_the_exchange_compiled_blocks_are_wrong_too(pool: Pool, model: ModelSpec, config: FluxConfig) -> None:
+    expected, _, _ = both(pool, model, "ulysses=2", FIRST.tensors(config))
+    _, wrong, _ = both(pool, model, "ulysses=2", FIRST.tensors(config), local_attention=True)
+    assert relative_error(wrong, expected) > 0.05
+
+
+def test_a_merged_lora_needs_no_other_graph_and_one_beside_the_weights_runs_its_block_uncompiled(
+    pool: Pool, model: ModelSpec, config: FluxConfig
+) -> None:
+    tensors = FIRST.tensors(config)
+    plain, _, _ = both(pool, model, "ulysses=2", tensors)
+    for side_branch, uncompiled in ((False, 0), (True, 1)):
+        patches = lora(model, "single_blocks.0.linear1.weight", side_branch=side_branch)
+        expected, result, ranks = both(pool, model, "ulysses=2", tensors, patches=patches)
+        assert relative_error(expected, plain) > 1e-3
+        assert relative_error(result, expected) <= TOLERANCE
+        assert all((rank["graphs"], rank["uncompiled_blocks"]) == (GRAPHS, uncompiled) for rank in ranks)
+
+
+def test_scaled_fp8_weights_need_no_other_graph(
+    pool: Pool, model: ModelSpec, config: FluxConfig, tmp_path: Path
+) -> None:
+    weights = load_file(model.path)
+    for name, tensor in weights.items():
+        if "_blocks." in name and tensor.ndim == 2:
+            weights[name] = tensor.to(torch.float8_e4m3fn)
+    save_file(weights, tmp_path / "fp8.safetensors")
+    spec = ModelSpec.of(tmp_path / "fp8.safetensors", "float32")
+    expected, result, ranks = both(pool, spec, "ring=2", FIRST.tensors(config))
+    assert relative_error(result, expected) <= TOLERANCE
+    assert all((rank["graphs"], rank["uncompiled_blocks"]) == (GRAPHS, 0) for rank in ranks)
+
+
+def test_a_run_of_one_token_runs_uncompiled(pool: Pool, model: ModelSpec, config: FluxConfig) -> None:
+    expected, result, ranks = both(
+        pool, model, "ulysses=2", Workload(width=64, height=64, text_tokens=2).tensors(config)
+    )
+    assert relative_error(result, expected) <= TOLERANCE
+    assert all((rank["graphs"], rank["uncompiled_blocks"]) == (GRAPHS, config.depth) for rank in ranks)
+
+
+def test_a_run_inside_the_workers_uses_the_same_graphs(pool: Pool, model: ModelSpec, config: FluxConfig) -> None:
+    run = make_run(config, sides=(7, 12))
+    compiled = tuple(replace(cond, options={**cond.options, "compiled": True}) for cond in run.conds)
+    for plan in (ParallelPlan(ulysses=2), ParallelPlan(cfg=2)):
+        expected = pool.sample(model, plan, run)
+        result = pool.sample(model, plan, replace(run, conds=compiled))
+        assert relative_error(result.out, expected.out) <= 4 * TOLERANCE  # four calls after one another
+        assert [rank["graphs"] for rank in result.ranks] == [GRAPHS] * 2
+        assert "graphs" not in expected.ranks[0]
+
+
+def test_stages_make_graphs_of_patches_without_text_once(pool: Pool, model: ModelSpec, config: FluxConfig) -> None:
+    """The first of two stages has all double blocks here, and text goes with the first patch alone."""
+    graphs = []
+    for width in (256, 320):
+        runs = []
+        for compiled in (False, True):
+            plan = ParallelPlan.parse("pipefusion=2,patches=3")
+            runner = PlanRunner(pool, model, plan, options={"compiled": compiled})
+            runner.sampling_run = f"{compiled} {width}"
+            tensors = Workload(width=width, height=192, text_tokens=33).tensors(config)
+            runs.append([runner(tensors) for _ in range(3)])
+        assert all(relative_error(*pair) <= TOLERANCE for pair in zip(runs[1], runs[0], strict=True))
+        graphs.append([rank["graphs"] for rank in runner.ranks])
+    assert graphs == [[GRAPHS + 2, GRAPHS]] * 2
+
+
+def test_several_images_have_graphs_of_their_own_for_any_number(
+    pool: Pool, model: ModelSpec, config: FluxConfig
+) -> None:
+    """Double blocks run uncompiled, with LoRAs beside them: making graphs for them too would take as long again."""
+    beside = lora(model, *(f"double_blocks.{i}.img_mlp.0.weight" for i in range(config.depth)), side_branch=True)
+    made = []
+    for batch in (2, 3):
+        tensors = Workload(width=128, height=96, text_tokens=9, batch=batch).tensors(config)
+        expected, result, ranks = both(pool, model, "ulysses=1", tensors, patches=beside)
+        assert relative_error(result, expected) <= TOLERANCE
+        assert ranks[0]["uncompiled_blocks"] == config.depth
+        made.append(ranks[0]["graphs"])
+    assert made == [GRAPHS + 2 + 2] * 2
+
+
+def test_what_was_compiled_lies_in_the_users_cache_and_nobody_else_may_write_there(pool: Pool, cache: Path) -> None:
+    folder = cache / "parallel-dit" / "compiled"
+    assert list(folder.rglob("*.so"))
+    assert not folder.stat().st_mode & 0o022
+
+
+def test_the_folder_is_where_the_user_says_in_the_cache_or_among_temporary_files(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert cache_folder({FOLDER: "/there"}) == Path("/there")
+    assert cache_folder({"HOME": str(tmp_path)}) == tmp_path / ".cache" / "parallel-dit" / "compiled"
+    for no_home in ({"HOME": str(tmp_path / "file")}, {}, {"XDG_CACHE_HOME": "relative"}):
+        found = cache_folder({**no_home, "TMPDIR": str(tmp_path)})
+        assert found == tmp_path / f"parallel-dit-compiled-{os.getuid()}"
+
+
+def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
+    here = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    here.pop(FOLDER, None)
+    assert why_not(["cpu"], here) is None
+    missing = "compiling needs a C++ compiler, and {} is not there; install g++"
+    assert why_not(["cpu"], {**here, "PATH": str(tmp_path)}) == missing.format("g++")
+    assert why_not(["cuda"], {**here, "PATH": str(tmp_path)}) == missing.format("gcc or clang")
+    assert why_not(["cpu"], {**here, "CXX": "no-such-compiler"}) == missing.format("no-such-compiler")
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    reason = why_not(["cpu"], {**here, FOLDER: str(tmp_path / "open")})
+    assert reason is not None
+    assert "others can write to" in reason
+
+
+@pytest.mark.parametrize("command", ["verify", "bench"])
+def test_the_command_line_refuses_to_compile_without_a_compiler(
+    model: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, command: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main([command, "--model", model.path, "--plan", "ulysses=1", "--devices", "cpu:1", "--compile"]) == 2
+    assert "--compile: compiling needs a C++ compiler, and g++ is not there" in capsys.readouterr().err

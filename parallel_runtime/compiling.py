@@ -64,7 +64,7 @@ def compile_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _can_be_made(folder: Path) -> bool:
     """Whether the folder can be written, or made."""
-    there = next(each for each in (folder, *folder.parents) if each.exists())
+    there = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 

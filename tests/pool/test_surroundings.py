@@ -32,6 +32,7 @@ def test_a_ranks_environment_is_written_out_not_inherited():
         "NCCL_SOCKET_IFNAME": "eth0",
         "GLOO_SOCKET_IFNAME": "eth0",
         "PYTHONPATH": "/elsewhere",
+        "TORCHINDUCTOR_CACHE_DIR": "/libraries",
     }
     settings = RankSettings(devices=(Device("cpu", 0),), threads=3, engine="a:B", python_path=("/more",))
     assert rank_environment(ours, settings) == {
@@ -42,6 +43,10 @@ def test_a_ranks_environment_is_written_out_not_inherited():
         "OMP_NUM_THREADS": "3",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "=lo",
+        "TORCHINDUCTOR_CACHE_DIR": "/libraries",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
     }
 
 

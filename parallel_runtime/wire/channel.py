@@ -234,11 +234,11 @@ class Channel:
 
         Raises ProtocolError for anything that is no message (descriptors beside it are closed), TimeoutError.
         """
-        space = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
         try:
-            num_bytes, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], space, socket.MSG_CMSG_CLOEXEC)
+            num_bytes, ancillary, flags = self._packet()
         except ConnectionResetError:
-            return None  # the other end went with messages of ours unread
+            # The other end went with messages of ours unread. The kernel says so once, before what that end sent last.
+            num_bytes, ancillary, flags = self._packet()
         fds = _descriptors(ancillary)
         try:
             if num_bytes == 0:
@@ -250,6 +250,12 @@ class Channel:
         except ProtocolError:
             _close_all(fds)
             raise
+
+    def _packet(self) -> tuple[int, list[tuple[int, int, bytes]], int]:
+        """The next packet into the buffer: its length, what came beside it, and the kernel's flags."""
+        space = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
+        num_bytes, ancillary, flags, _ = self._socket.recvmsg_into([self._buffer], space, socket.MSG_CMSG_CLOEXEC)
+        return num_bytes, ancillary, flags
 
     def has_message(self) -> bool:
         """Whether `recv` has something to return, a message or the other end's going."""

@@ -91,6 +91,17 @@ def test_an_end_that_leaves_messages_unread_reads_as_none_too(pair):
         ours.send(HELLO)
 
 
+def test_what_an_end_said_last_is_heard_though_it_left_messages_unread(pair):
+    """A rank that fails at once: it has not looked at what it was sent, and its own words must not be lost."""
+    ours, theirs = pair
+    ours.send(HELLO)
+    last = Message(Op.ERROR, 1, 2, 3, {"text": "why"})
+    theirs.send(last)
+    theirs.close()
+    assert ours.recv() == (last, ())
+    assert ours.recv() is None
+
+
 @pytest.mark.parametrize("packet", [b"x", b"x" * 200, bytes(MAX_MESSAGE_BYTES + 1)])
 def test_a_packet_that_is_no_message_is_refused_without_leaking_its_descriptors(packet):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

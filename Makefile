@@ -127,12 +127,12 @@ pack: venv $(REGISTRY)/.installed
 chromium:
 	@$(ENSURE_CHROMIUM)
 
-# The help's, the templates' and the README's pictures, from real servers; look at them before they are committed.
+# The help's and the README's pictures, from real servers; look at them before they are committed.
 pictures: venv chromium
 	mkdir -p $(SHOTS)
 	PARALLEL_DIT_SCREENSHOTS=$(SHOTS) $(RUN) -m pytest -q tests/browser
 	$(RUN) -m browser.pictures readme $(SHOTS)
-	$(RUN) -m browser.pictures help templates
+	$(RUN) -m browser.pictures
 
 # The tool brings many packages that nothing else needs, so it has an environment of its own.
 $(REGISTRY)/.installed: constraints.txt | venv

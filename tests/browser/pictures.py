@@ -1,7 +1,7 @@
-"""Takes the pictures of the help, of the templates and of the README anew, from a real server in a real browser.
+"""Takes the pictures of the help and of the README anew, from a real server in a real browser.
 
-`PYTHONPATH=tests python -m browser.pictures [help] [templates] [readme FOLDER]`; FOLDER holds what the browser tests
-left there (PARALLEL_DIT_SCREENSHOTS). Owns which picture is of what and how large it is; the page is comfy_page.py's.
+`PYTHONPATH=tests python -m browser.pictures [readme FOLDER]`; FOLDER holds what the browser tests left there
+(PARALLEL_DIT_SCREENSHOTS). Owns which picture is of what and how large it is; the page is comfy_page.py's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image
@@ -22,11 +21,9 @@ from .comfy_page import WAIT_MS, ComfyPage
 from .conftest import FLAGS, chromium
 
 HELP = PACK_ROOT / "web" / "docs" / "images"
-TEMPLATES = PACK_ROOT / "example_workflows"
 README = PACK_ROOT / "docs" / "images"
 SCALE = 1.5  # of a node's picture, beside its size on a page
 COLOURS = 64  # of a node's picture: it has few, and the file is a third
-THUMBNAIL = (640, 400)
 README_WIDTH = 1200
 # An example is run for what its nodes show then; a node that is in none of them is shown alone.
 RUNS = {
@@ -49,14 +46,10 @@ SHOW = """(kind) => {
   app.canvas.ds.offset = [500, 120]
   app.canvas.setDirty(true, true)
   return node.id }"""
-BARE = """.side-tool-bar-container, .p-toast, .minimap-main-container, [data-testid], .actionbar-container, header, nav
-  { visibility: hidden !important }
-  #graph-canvas-container, .graph-canvas-container, #graph-canvas, .lg-node, .lg-node *, .pdit-node, .dom-widget,
-  .dom-widget *, .pdit-node * { visibility: visible !important }"""
 
 
 def main(words: list[str]) -> None:
-    """Take the pictures named."""
+    """Take the help's pictures, or make the README's of what the tests left."""
     if words[:1] == ["readme"]:
         return from_tests(Path(words[1]))
     with tempfile.TemporaryDirectory() as folder:
@@ -64,26 +57,19 @@ def main(words: list[str]) -> None:
         server = ComfyServer(models=tiny.models, flags=("--preview-method", "none"))
         with server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), headless=True, args=FLAGS)
-
-            def opened(*, nodes2: bool, scale: float) -> ComfyPage:
-                context = browser.new_context(viewport={"width": 1600, "height": 1300}, device_scale_factor=scale)
-                context.set_default_timeout(WAIT_MS)
-                page = ComfyPage(context.new_page(), server, tiny, nodes2=nodes2)
-                page.open()
-                page.tidy()
-                return page
-
-            for word, take in (("help", of_nodes), ("templates", of_templates)):
-                if not words or word in words:
-                    take(opened)
+            context = browser.new_context(viewport={"width": 1600, "height": 1300}, device_scale_factor=SCALE)
+            context.set_default_timeout(WAIT_MS)
+            comfy = ComfyPage(context.new_page(), server, tiny, nodes2=True)
+            comfy.open()
+            comfy.tidy()
+            of_nodes(comfy)
             browser.close()
 
 
-def of_nodes(opened: Callable[..., ComfyPage]) -> None:
+def of_nodes(comfy: ComfyPage) -> None:
     """web/docs/images: every node as it looks, after a run where one of the examples has it."""
-    comfy = opened(nodes2=True, scale=SCALE)
     for example, kinds in RUNS.items():
-        comfy.load_example(example, steps=8, plans="ulysses=2\nring=2", warmup=1, runs=2)
+        comfy.load_example(example, steps=8, plans="ulysses=2\nring=2", warmup=1, runs=2, stock=False)
         comfy.run()
         for kind in kinds:
             of_node(comfy.page, kind)
@@ -99,17 +85,6 @@ def of_node(page: Page, kind: str) -> None:
     page.wait_for_timeout(1000)  # text that is asked of the server, pictures that fade in; nothing tells of their end
     picture = Image.open(io.BytesIO(node.screenshot(animations="disabled"))).convert("RGB")
     picture.quantize(COLOURS, dither=Image.Dither.NONE).save(HELP / f"{kind}.png", optimize=True)
-
-
-def of_templates(opened: Callable[..., ComfyPage]) -> None:
-    """example_workflows/*.jpg: the graph of each, as the template browser shows it."""
-    comfy = opened(nodes2=False, scale=1)
-    for path in sorted(TEMPLATES.glob("*.json")):
-        comfy.load_example(path.stem)
-        comfy.page.evaluate("app.extensionManager.command.execute('Comfy.Canvas.FitView')")
-        comfy.page.wait_for_timeout(1500)  # the view glides there
-        picture = Image.open(io.BytesIO(comfy.page.screenshot(clip={"x": 60, "y": 90, "width": 1500, "height": 937.5})))
-        picture.convert("RGB").resize(THUMBNAIL, Image.Resampling.LANCZOS).save(path.with_suffix(".jpg"), quality=80)
 
 
 def from_tests(folder: Path) -> None:

@@ -14,6 +14,10 @@ ENSURE_VENV_MODULE = $(PYTHON) -c "import ensurepip" 2>/dev/null || \
 ENSURE_CHROMIUM = test -n "$$CHROMIUM_PATH" || command -v chromium chromium-browser google-chrome >/dev/null || \
 	{ test "$$(id -u)" = 0 && $(APT) update </dev/null && $(APT) install -y --no-install-recommends chromium </dev/null; } || \
 	{ echo "the browser tests need Chromium; apt install chromium, or set CHROMIUM_PATH" >&2; exit 1; }
+# What torch's compiler calls, in the tests of compiled blocks.
+ENSURE_COMPILER = command -v g++ >/dev/null || \
+	{ test "$$(id -u)" = 0 && $(APT) update </dev/null && $(APT) install -y --no-install-recommends g++ </dev/null; } || \
+	{ echo "the tests of compiled blocks need g++; apt install g++" >&2; exit 1; }
 
 # Two ranks on a CPU; GPUs where there are any: make demo DEMO_FLAGS="--devices cuda:0,cuda:1"
 DEMO_FLAGS ?=
@@ -28,10 +32,10 @@ SHOTS := build/pictures
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 
-.PHONY: help venv test parity refusals plans endurance soak recovery fuzz demo lint format types imports peers targets resident modulations pipefusion chromium pictures pack clean
+.PHONY: help venv test parity refusals plans endurance soak recovery fuzz demo lint format types imports peers targets resident modulations pipefusion chromium compiler pictures pack clean
 
 help:
-	@echo "make venv | test | parity | refusals | plans | endurance | soak | recovery | fuzz | demo | lint | format | types | imports | peers | targets | resident | modulations | pipefusion | chromium | pictures | pack | clean"
+	@echo "make venv | test | parity | refusals | plans | endurance | soak | recovery | fuzz | demo | lint | format | types | imports | peers | targets | resident | modulations | pipefusion | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -41,7 +45,7 @@ $(STAMP): pyproject.toml requirements.txt constraints.txt tests/host/install.py 
 	PIP_NO_INPUT=1 $(RUN) -m host.install </dev/null
 	touch $@
 
-test: venv chromium $(REGISTRY)/.installed
+test: venv chromium compiler $(REGISTRY)/.installed
 	$(RUN) -m pytest $(PYTEST_FLAGS)
 
 # Every kind of graph with the stock loader and with ours, under every kind of plan; writes docs/parity.md.
@@ -126,6 +130,9 @@ pack: venv $(REGISTRY)/.installed
 
 chromium:
 	@$(ENSURE_CHROMIUM)
+
+compiler:
+	@$(ENSURE_COMPILER)
 
 # The help's and the README's pictures, from real servers; look at them before they are committed.
 pictures: venv chromium

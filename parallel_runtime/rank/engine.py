@@ -48,6 +48,7 @@ class Engine:
         self._show_waiting = partial(segments.show_waiting, rank)
         self.graphs = Graphs()
 
+    @torch.inference_mode()
     def handle(
         self,
         message: Message,
@@ -61,17 +62,6 @@ class Engine:
         All of it in inference mode, so that every tensor is of one kind: a graph made for weights of the other would
         not serve these.
         """
-        with torch.inference_mode():
-            return self._answer(message, progress=progress, cancelled=cancelled, beat=beat)
-
-    def _answer(
-        self,
-        message: Message,
-        *,
-        progress: Callable[[dict], None],
-        cancelled: Callable[[], bool],
-        beat: Callable[[], None],
-    ) -> dict:
         if message.op is Op.LOAD:
             return self._load(message.body, progress=progress, cancelled=cancelled, beat=beat)
         if message.op is Op.UNLOAD:

@@ -8,8 +8,9 @@ Source of the arithmetic: black-forest-labs/flux, `modules/layers.py`; rounding 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,6 +20,7 @@ from .flux_config import TIME_WIDTH, FluxConfig
 
 Modulation = tuple[torch.Tensor, ...]
 RowWeights = tuple[tuple[torch.Tensor, slice], ...]  # a weight and the rows that take it
+Rest = Callable[[], torch.Tensor | None]  # what a block can do without its attention, and `finish` takes as `carry`
 
 
 class Weights(Protocol):
@@ -28,8 +30,8 @@ class Weights(Protocol):
         """One weight."""
         ...
 
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """x (..., columns) through the linear layer `name`, to (..., rows)."""
+    def linear(self, name: str, x: torch.Tensor, *, rows: slice | None = None) -> torch.Tensor:
+        """x (..., columns) through the linear layer `name`, or these rows of it, to (..., rows)."""
         ...
 
     def plain(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...] | None:
@@ -202,36 +204,42 @@ class FluxAdapter:
         return by_row(rows[0], still).chunk(6, -1) + rows[1].chunk(6, -1)
 
     def qkv(
-        self, block: Block, w: Weights, tokens: Tokens, mod: Modulation
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Queries and keys, normed and rotated, and values, each (B, S, H, D); last, what `aside` takes up."""
+        self, block: Block, w: Weights, tokens: Tokens, mod: Modulation, *, shared: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Rest]:
+        """Queries and keys, normed and rotated, and values, each (B, S, H, D), and what else can be done meanwhile.
+
+        That is a single block's MLP up to its GELU, (B, S, C + MLP) with C columns free for the attention, which saves
+        a copy. `shared`: q, k and v go to other ranks first, so all of the MLP waits until they are on their way.
+        """
         if block.kind == "single":
-            fused = w.linear("linear1", modulated(tokens.x, mod[0], mod[1]))
-            packed, carry = fused.split((3 * self.config.hidden_size, self.config.mlp_hidden), -1)
+            x, n = modulated(tokens.x, mod[0], mod[1]), 3 * self.config.hidden_size
+            if shared and self._mlp_flops(x) > LAUNCH_FLOPS:  # worth a product of its own
+                packed = w.linear("linear1", x, rows=slice(0, n))
+                rest: Rest = lambda: self._activated(w.linear("linear1", x, rows=slice(n, None)))  # noqa: E731
+            else:
+                packed, mlp = w.linear("linear1", x).split((n, self.config.mlp_hidden), -1)
+                rest = partial(self._activated, mlp)
             qkv = self._heads(packed)
             weights: RowWeights = ((_norm_weights(w, "norm"), slice(None)),)
         else:
             text, image = _streams(tokens)
             text_qkv = w.linear("txt_attn.qkv", modulated(text, mod[6], mod[7]))
             image_qkv = w.linear("img_attn.qkv", modulated(image, mod[0], mod[1]))
-            qkv, carry = self._heads(torch.cat((text_qkv, image_qkv), 1)), None
+            qkv, rest = self._heads(torch.cat((text_qkv, image_qkv), 1)), _nothing
             n = tokens.num_text
             weights = (
                 (_norm_weights(w, "txt_attn.norm"), slice(n)),
                 (_norm_weights(w, "img_attn.norm"), slice(n, None)),
             )
         q, k = _normed_and_rotated(qkv[:, :, :2], weights, tokens.rope).unbind(2)
-        return q, k, qkv[:, :, 2], carry
+        return q, k, qkv[:, :, 2], rest
 
-    def aside(self, carry: torch.Tensor | None) -> torch.Tensor | None:
-        """What a block can do without its attention, from what `qkv` left to what `finish` takes.
+    def _mlp_flops(self, x: torch.Tensor) -> float:
+        return 2.0 * x.numel() * self.config.mlp_hidden
 
-        In a single block the MLP's GELU, (B, S, C + MLP) with C columns free for the attention, which saves a copy.
-        """
-        if carry is None:
-            return None
-        joined = carry.new_empty((*carry.shape[:2], self.config.hidden_size + self.config.mlp_hidden))
-        torch.ops.aten.gelu.out(carry, approximate="tanh", out=joined[..., self.config.hidden_size :])
+    def _activated(self, mlp: torch.Tensor) -> torch.Tensor:
+        joined = mlp.new_empty((*mlp.shape[:2], self.config.hidden_size + self.config.mlp_hidden))
+        torch.ops.aten.gelu.out(mlp, approximate="tanh", out=joined[..., self.config.hidden_size :])
         return joined
 
     def finish(
@@ -272,6 +280,10 @@ class FluxAdapter:
     def _heads(self, qkv: torch.Tensor) -> torch.Tensor:
         """(B, S, 3 * C) to (B, S, 3, H, D)."""
         return qkv.unflatten(-1, (3, self.config.num_heads, self.config.head_dim))
+
+
+def _nothing() -> None:
+    """All of a double block waits for its attention."""
 
 
 def timestep_embedding(t: torch.Tensor) -> torch.Tensor:

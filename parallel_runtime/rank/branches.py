@@ -44,10 +44,14 @@ class Branch:
                 f"{list(shape)}; use one made for this model"
             )
 
-    def add_to(self, out: torch.Tensor, x: torch.Tensor) -> None:
-        """Add the branch's part of the product to `out` (..., O), in place; x (..., I)."""
-        rows = out.narrow(-1, self.first_row, self.up.shape[0])
-        rows.add_(F.linear(F.linear(x, self.down), self.up), alpha=self.strength * self.alpha_over_rank)
+    def add_to(self, out: torch.Tensor, x: torch.Tensor, *, start: int = 0) -> None:
+        """Add the branch's part of the product to `out` (..., rows), in place: rows from `start` on. x (..., I)."""
+        first = max(start, self.first_row)
+        num = min(start + out.shape[-1], self.first_row + self.up.shape[0]) - first
+        if num > 0:
+            up = self.up.narrow(0, first - self.first_row, num)
+            rows = out.narrow(-1, first - start, num)
+            rows.add_(F.linear(F.linear(x, self.down), up), alpha=self.strength * self.alpha_over_rank)
 
 
 def fits_beside(patch: Patch) -> bool:
@@ -72,9 +76,12 @@ class BlockWeights:
             return None
         return tuple([self.tensors[name] for name in names])
 
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """x (..., I) through the linear layer `name` and its branches, to (..., O)."""
-        out = F.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
+    def linear(self, name: str, x: torch.Tensor, *, rows: slice | None = None) -> torch.Tensor:
+        """x (..., I) through the linear layer `name` and its branches, or these rows of it, to (..., rows)."""
+        weight, bias = self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"]
+        if rows is not None:
+            weight, bias = weight[rows], bias[rows]
+        out = F.linear(x, weight, bias)
         for branch in self.branches.get(f"{name}.weight", ()):
-            branch.add_to(out, x)
+            branch.add_to(out, x, start=0 if rows is None else rows.start)
         return out

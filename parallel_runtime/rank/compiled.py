@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..adapters import flux_regions
-from ..adapters.flux import Block, FluxAdapter, Modulation, Tokens, Weights
+from ..adapters.flux import Block, FluxAdapter, Modulation, Rest, Tokens, Weights
 from ..adapters.flux_config import FluxConfig
 from ..compiling import COMPILE_S
 from ..timing import RegionTimer
@@ -141,26 +141,22 @@ class CompiledFlux(FluxAdapter):
         return rows
 
     def qkv(
-        self, block: Block, w: Weights, tokens: Tokens, mod: Modulation
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """As `FluxAdapter.qkv`."""
+        self, block: Block, w: Weights, tokens: Tokens, mod: Modulation, *, shared: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Rest]:
+        """As `FluxAdapter.qkv`; of a graph nothing is left for later but to hand a single block's MLP on."""
         self._enter(tokens)
         self._weights = w.plain(NAMES[block.kind]) if block.kind in self._key else None
         if self._weights is None:
             self.uncompiled_blocks += 1
-            return super().qkv(block, w, tokens, super().modulation(block, mod, tokens))
+            return super().qkv(block, w, tokens, super().modulation(block, mod, tokens), shared=shared)
         weights = self._weights[: len(flux_regions.BEFORE[block.kind])]
         if block.kind == "double":
             arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.still, mod, self._rope, weights)
             q, k, v = self._call(block, "before", mod, (), *arguments)
-            return q, k, v, None
+            return q, k, v, lambda: None
         arguments = (tokens.x, tokens.still, mod, self._rope, weights)
         q, k, v, mlp = self._call(block, "before", mod, (), *arguments)
-        return q, k, v, mlp
-
-    def aside(self, carry: torch.Tensor | None) -> torch.Tensor | None:
-        """Nothing for a graph: what there would be to do is part of `finish`'s."""
-        return super().aside(carry) if self._weights is None else carry
+        return q, k, v, lambda: mlp
 
     def finish(
         self,

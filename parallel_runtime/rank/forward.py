@@ -140,10 +140,10 @@ class Forward:
                     if block.prefix not in modulations:
                         modulations[block.prefix] = adapter.modulation_rows(block, w, tokens.vec)
                     mod = adapter.modulation(block, modulations[block.prefix], tokens)
-                q, k, v, carry = adapter.qkv(block, w, tokens, mod)
+                q, k, v, rest = adapter.qkv(block, w, tokens, mod, shared=self.sequence.parts > 1)
                 with self.timer.region("attention"):
                     finish = begin(block, q, k, v)
-                carry = adapter.aside(carry)  # while keys and values travel
+                carry = rest()  # while keys and values travel
                 with self.timer.region("attention"):
                     attn = finish()
                 residual = _residual(block.kind, block.index, residuals[block.kind], inputs)

@@ -215,7 +215,7 @@ class FluxAdapter:
             x, n = modulated(tokens.x, mod[0], mod[1]), 3 * self.config.hidden_size
             if shared and self._mlp_flops(x) > LAUNCH_FLOPS:  # worth a product of its own
                 packed = w.linear("linear1", x, rows=slice(0, n))
-                rest: Rest = lambda: self._activated(w.linear("linear1", x, rows=slice(n, None)))  # noqa: E731
+                rest: Rest = partial(self._mlp, w, x)
             else:
                 packed, mlp = w.linear("linear1", x).split((n, self.config.mlp_hidden), -1)
                 rest = partial(self._activated, mlp)
@@ -236,6 +236,9 @@ class FluxAdapter:
 
     def _mlp_flops(self, x: torch.Tensor) -> float:
         return 2.0 * x.numel() * self.config.mlp_hidden
+
+    def _mlp(self, w: Weights, x: torch.Tensor) -> torch.Tensor:
+        return self._activated(w.linear("linear1", x, rows=slice(3 * self.config.hidden_size, None)))
 
     def _activated(self, mlp: torch.Tensor) -> torch.Tensor:
         joined = mlp.new_empty((*mlp.shape[:2], self.config.hidden_size + self.config.mlp_hidden))

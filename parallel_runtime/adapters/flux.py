@@ -20,7 +20,6 @@ from .flux_config import TIME_WIDTH, FluxConfig
 
 Modulation = tuple[torch.Tensor, ...]
 RowWeights = tuple[tuple[torch.Tensor, slice], ...]  # a weight and the rows that take it
-Rest = Callable[[], torch.Tensor | None]  # what a block can do without its attention, and `finish` takes as `carry`
 
 
 class Weights(Protocol):
@@ -30,8 +29,12 @@ class Weights(Protocol):
         """One weight."""
         ...
 
-    def linear(self, name: str, x: torch.Tensor, *, rows: slice | None = None) -> torch.Tensor:
-        """x (..., columns) through the linear layer `name`, or these rows of it, to (..., rows)."""
+    def linear(self, name: str, x: torch.Tensor, *, rows: slice = ..., columns: slice = ...) -> torch.Tensor:
+        """x (..., columns) through the linear layer `name`, or these rows and columns of it, to (..., rows)."""
+        ...
+
+    def add_linear(self, out: torch.Tensor, name: str, x: torch.Tensor, *, columns: slice) -> None:
+        """Add to out (..., rows), contiguous, the product of x (..., columns) with these columns, without the bias."""
         ...
 
     def plain(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...] | None:
@@ -101,6 +104,20 @@ class Condition:
     vec: torch.Tensor  # (..., B, 1 or 2, C), already through SiLU: every modulation needs it so
     rope: torch.Tensor  # (1, S, 1, D / 2) complex
     still: torch.Tensor | None = None  # as in Tokens
+
+
+@dataclass
+class Mlp:
+    """How far a single block's MLP has come: activated, then through its part of the last product too.
+
+    `joined` (B, S, C + MLP) has C columns free for the attention, which saves a copy; `product` is (B, S, C).
+    """
+
+    joined: torch.Tensor
+    product: torch.Tensor | None = None
+
+
+Rest = Callable[[], Mlp | None]  # what a block can do without its attention, and `finish` takes as `carry`
 
 
 class FluxAdapter:
@@ -208,8 +225,8 @@ class FluxAdapter:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Rest]:
         """Queries and keys, normed and rotated, and values, each (B, S, H, D), and what else can be done meanwhile.
 
-        That is a single block's MLP up to its GELU, (B, S, C + MLP) with C columns free for the attention, which saves
-        a copy. `shared`: q, k and v go to other ranks first, so all of the MLP waits until they are on their way.
+        That is a single block's MLP up to its GELU. `shared`: q, k and v go to other ranks first, so all of it waits
+        until they are on their way.
         """
         if block.kind == "single":
             x, n = modulated(tokens.x, mod[0], mod[1]), 3 * self.config.hidden_size
@@ -237,13 +254,24 @@ class FluxAdapter:
     def _mlp_flops(self, x: torch.Tensor) -> float:
         return 2.0 * x.numel() * self.config.mlp_hidden
 
-    def _mlp(self, w: Weights, x: torch.Tensor) -> torch.Tensor:
+    def _mlp(self, w: Weights, x: torch.Tensor) -> Mlp:
         return self._activated(w.linear("linear1", x, rows=slice(3 * self.config.hidden_size, None)))
 
-    def _activated(self, mlp: torch.Tensor) -> torch.Tensor:
+    def _activated(self, mlp: torch.Tensor) -> Mlp:
         joined = mlp.new_empty((*mlp.shape[:2], self.config.hidden_size + self.config.mlp_hidden))
         torch.ops.aten.gelu.out(mlp, approximate="tanh", out=joined[..., self.config.hidden_size :])
-        return joined
+        return Mlp(joined)
+
+    def without_attention(self, block: Block, w: Weights, carry: Mlp | None) -> Mlp | None:
+        """What more can be done while the attention's output travels: the MLP's part of a single block's last product.
+
+        `finish` takes it, as it takes what it was made of.
+        """
+        hidden = self.config.hidden_size
+        if carry is None or self._mlp_flops(carry.joined[..., :hidden]) <= LAUNCH_FLOPS:
+            return carry
+        product = w.linear("linear2", carry.joined[..., hidden:], columns=slice(hidden, None))
+        return Mlp(carry.joined, product)
 
     def finish(
         self,
@@ -253,13 +281,15 @@ class FluxAdapter:
         attn: torch.Tensor,
         mod: Modulation,
         *,
-        carry: torch.Tensor | None,
+        carry: Mlp | None,
         residual: torch.Tensor | None,
     ) -> None:
-        """The rest of the block, in place on `tokens.x`. attn (B, S, H, D); `residual` (B, <= image rows, C)."""
+        """The rest of the block, in place on `tokens.x`. `residual` (B, <= image rows, C).
+
+        attn (B, S, H, D), H in one dim or in two, which the copy that it needs anyway makes one.
+        """
         if block.kind == "single" and carry is not None:
-            carry[..., : self.config.hidden_size].unflatten(-1, attn.shape[2:]).copy_(attn)
-            tokens.x.addcmul_(mod[2], w.linear("linear2", carry))
+            tokens.x.addcmul_(mod[2], self._joined_product(w, attn, carry))
         else:
             text, image = _streams(tokens)
             attn, n = attn.flatten(2), tokens.num_text
@@ -267,6 +297,15 @@ class FluxAdapter:
             _stream_rest(w, "img", image, attn[:, n:], mod[:6])
         _bound(tokens.x)
         self.add_residual(tokens, residual)
+
+    def _joined_product(self, w: Weights, attn: torch.Tensor, mlp: Mlp) -> torch.Tensor:
+        """A single block's last product, of its attention and its MLP: (B, S, C)."""
+        attention = slice(0, self.config.hidden_size)
+        if mlp.product is not None:
+            w.add_linear(mlp.product, "linear2", attn.flatten(2), columns=attention)
+            return mlp.product
+        mlp.joined[..., attention].unflatten(-1, attn.shape[2:]).copy_(attn)
+        return w.linear("linear2", mlp.joined)
 
     def add_residual(self, tokens: Tokens, residual: torch.Tensor | None) -> None:
         """Add a ControlNet's (B, <= image rows, C) to the image's first rows, in place, where there is one."""

@@ -21,7 +21,7 @@ computed again with every patch; the first step is synchronous.
 import math
 from dataclasses import dataclass, replace
 
-from ..strategies.traffic import AttentionShape, predict
+from ..strategies.traffic import NEVER, AttentionShape, predict
 from .candidates import Candidate
 from .hardware import Calibration
 from .shapes import ModelShape, Work
@@ -181,7 +181,7 @@ def _bytes_a_block(shape: ModelShape, work: Work, candidate: Candidate, rows: in
     group = max(
         (lengths[start : start + ulysses] for start in range(0, len(lengths), ulysses)), key=lambda part: sum(part)
     )
-    swapped = max(sent for _, sent in predict(attention, lengths=group, ring=1, ulysses=ulysses))
+    swapped = max(sent for _, sent in predict(attention, lengths=group, ring=1, ulysses=ulysses, limit=NEVER))
     hop = 2 * sum(group) * rows * (shape.heads // ulysses) * attention.head_dim * work.element_bytes
     return swapped, hop if ring > 1 else 0.0
 

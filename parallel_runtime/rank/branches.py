@@ -14,6 +14,8 @@ import torch.nn.functional as F
 
 from ..patch import Patch
 
+ALL = slice(None)
+
 
 @dataclass
 class Branch:
@@ -44,14 +46,17 @@ class Branch:
                 f"{list(shape)}; use one made for this model"
             )
 
-    def add_to(self, out: torch.Tensor, x: torch.Tensor, *, start: int = 0) -> None:
-        """Add the branch's part of the product to `out` (..., rows), in place: rows from `start` on. x (..., I)."""
+    def add_to(self, out: torch.Tensor, x: torch.Tensor, *, start: int, columns: slice) -> None:
+        """Add the branch's part of the product to `out` (..., rows), in place: rows from `start` on.
+
+        x (..., I), or (..., columns) of it.
+        """
         first = max(start, self.first_row)
         num = min(start + out.shape[-1], self.first_row + self.up.shape[0]) - first
         if num > 0:
             up = self.up.narrow(0, first - self.first_row, num)
             rows = out.narrow(-1, first - start, num)
-            rows.add_(F.linear(F.linear(x, self.down), up), alpha=self.strength * self.alpha_over_rank)
+            rows.add_(F.linear(F.linear(x, self.down[:, columns]), up), alpha=self.strength * self.alpha_over_rank)
 
 
 def fits_beside(patch: Patch) -> bool:
@@ -76,12 +81,21 @@ class BlockWeights:
             return None
         return tuple([self.tensors[name] for name in names])
 
-    def linear(self, name: str, x: torch.Tensor, *, rows: slice | None = None) -> torch.Tensor:
-        """x (..., I) through the linear layer `name` and its branches, or these rows of it, to (..., rows)."""
+    def linear(self, name: str, x: torch.Tensor, *, rows: slice = ALL, columns: slice = ALL) -> torch.Tensor:
+        """x (..., columns) through the linear layer `name` and its branches, or these rows of it, to (..., rows)."""
         weight, bias = self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"]
-        if rows is not None:
+        if rows is not ALL:
             weight, bias = weight[rows], bias[rows]
-        out = F.linear(x, weight, bias)
-        for branch in self.branches.get(f"{name}.weight", ()):
-            branch.add_to(out, x, start=0 if rows is None else rows.start)
+        out = F.linear(x, weight if columns is ALL else weight[:, columns], bias)
+        self._add_branches(out, name, x, start=rows.start or 0, columns=columns)
         return out
+
+    def add_linear(self, out: torch.Tensor, name: str, x: torch.Tensor, *, columns: slice) -> None:
+        """Add to out (..., O), contiguous, what `linear` of other columns left out: x (..., columns) through these."""
+        weight = self.tensors[f"{name}.weight"][:, columns]
+        out.view(-1, out.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
+        self._add_branches(out, name, x, start=0, columns=columns)
+
+    def _add_branches(self, out: torch.Tensor, name: str, x: torch.Tensor, *, start: int, columns: slice) -> None:
+        for branch in self.branches.get(f"{name}.weight", ()):
+            branch.add_to(out, x, start=start, columns=columns)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ..adapters import flux_regions
-from ..adapters.flux import Block, FluxAdapter, Modulation, Rest, Tokens, Weights
+from ..adapters.flux import Block, FluxAdapter, Mlp, Modulation, Rest, Tokens, Weights
 from ..adapters.flux_config import FluxConfig
 from ..compiling import COMPILE_S
 from ..timing import RegionTimer
@@ -156,7 +156,11 @@ class CompiledFlux(FluxAdapter):
             return q, k, v, lambda: None
         arguments = (tokens.x, tokens.still, mod, self._rope, weights)
         q, k, v, mlp = self._call(block, "before", mod, (), *arguments)
-        return q, k, v, lambda: mlp
+        return q, k, v, lambda: Mlp(mlp)
+
+    def without_attention(self, block: Block, w: Weights, carry: Mlp | None) -> Mlp | None:
+        """As `FluxAdapter.without_attention`; of a graph nothing can be done apart."""
+        return super().without_attention(block, w, carry) if self._weights is None else carry
 
     def finish(
         self,
@@ -166,7 +170,7 @@ class CompiledFlux(FluxAdapter):
         attn: torch.Tensor,
         mod: Modulation,
         *,
-        carry: torch.Tensor | None,
+        carry: Mlp | None,
         residual: torch.Tensor | None,
     ) -> None:
         """As `FluxAdapter.finish`, but for `tokens.x`, which is another tensor then."""
@@ -179,8 +183,8 @@ class CompiledFlux(FluxAdapter):
             arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.still, mod, attn, weights)
             (tokens.x,) = self._call(block, "after", mod, (attn,), *arguments)
         else:
-            arguments = (tokens.x, tokens.still, mod, attn, carry, weights)
-            (tokens.x,) = self._call(block, "after", mod, (attn, carry), *arguments)
+            arguments = (tokens.x, tokens.still, mod, attn, carry.joined, weights)
+            (tokens.x,) = self._call(block, "after", mod, (attn, carry.joined), *arguments)
         self.add_residual(tokens, residual)
 
     def _enter(self, tokens: Tokens) -> None:

@@ -14,14 +14,14 @@ import torch
 from ..adapters.flux import Block, FluxAdapter, Modulation, Tokens
 from ..strategies.kernels import additive_mask
 from ..strategies.lanes import Piece
-from ..strategies.sequence import LocalAttention, SequenceAttention
+from ..strategies.sequence import Arrival, LocalAttention, SequenceAttention
 from ..strategies.shard import SequenceShard
 from ..timing import RegionTimer
 from .repeated import RequestInputs
 from .weights import ModelWeights
 
-# Sends what other ranks need first; what it returns gives this rank's part of attention.
-BeginAttention = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], torch.Tensor]]
+# Sends what other ranks need first; what it returns attends, and gives this rank's part once it has arrived.
+BeginAttention = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], Arrival]]
 
 
 class Rows(Protocol):
@@ -84,10 +84,10 @@ class Forward:
         return tensor if split is None else rows.take(tensor, stream=split.stream, dim=split.dim)
 
     def _strategy(self, options: Mapping) -> SequenceAttention | LocalAttention:
-        """How tokens attend. For tests: `local_attention`, a negative control; `hopping`, a ring that never gathers."""
+        """How tokens attend. For tests: `local_attention`, a negative control; `ungathered`, however few they are."""
         if options.get("local_attention"):
             return LocalAttention()
-        return self.sequence.hopping() if options.get("hopping") else self.sequence
+        return self.sequence.ungathered() if options.get("ungathered") else self.sequence
 
     def velocity(
         self,
@@ -105,7 +105,7 @@ class Forward:
         strategy = self._strategy(options)
         mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
 
-        def begin(_: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
+        def begin(_: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], Arrival]:
             return partial(strategy.begin(q, k, v, lengths=shard.lengths), mask)
 
         self.through(
@@ -145,7 +145,11 @@ class Forward:
                     finish = begin(block, q, k, v)
                 carry = rest()  # while keys and values travel
                 with self.timer.region("attention"):
-                    attn = finish()
+                    arrival = finish()
+                if arrival.under_way:
+                    carry = adapter.without_attention(block, w, carry)
+                with self.timer.region("attention"):
+                    attn = arrival.wait()
                 residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
                 adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
             self.beat()

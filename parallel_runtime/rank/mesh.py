@@ -5,6 +5,7 @@ plan's product are in no group and sleep. Replicas exchange nothing, so the data
 group; the two sides of cfg meet in whole sampling runs.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -69,6 +70,7 @@ class Mesh:
         for axis in GROUPED_AXES:
             if self.axes[axis].size > 1:
                 self.axes[axis].group = groups.join(ACTIVATIONS, _runs_along(plan, axis))
+        self._sequence_axis = self._join_sequence(groups)
         self.back_axis = Axis("pipefusion", plan.pipefusion, self["pipefusion"].index, None, self.traffic, self._staged)
         if plan.pipefusion > 1:
             self.back_axis.group = groups.join(BACK, _runs_along(plan, "pipefusion"))
@@ -94,9 +96,18 @@ class Mesh:
         first = self["data"].index * self["cfg"].size
         return range(first, first + self["cfg"].size)
 
+    def _join_sequence(self, groups: Groups) -> Axis | None:
+        """All ranks that share a sequence as one axis, where neither ring nor ulysses is that. Stages do without."""
+        ring, ulysses = self["ring"], self["ulysses"]
+        if min(ring.size, ulysses.size) == 1 or self.plan.pipefusion > 1:
+            return None
+        size, index = ring.size * ulysses.size, ring.index * ulysses.size + ulysses.index
+        group = groups.join(ACTIVATIONS, _runs_along(self.plan, "ring", "ulysses"))
+        return Axis("sequence", size, index, group, self.traffic, self._staged)
+
     def sequence(self) -> SequenceAttention:
         """The attention of this plan over a sequence that its ring and ulysses ranks share."""
-        return SequenceAttention(ring=self["ring"], ulysses=self["ulysses"])
+        return SequenceAttention(ring=self["ring"], ulysses=self["ulysses"], whole=self._sequence_axis)
 
     def displaced(self) -> DisplacedAttention:
         """As `sequence`, for a plan with stages: the keys of the patches not under way are of the step before."""
@@ -108,14 +119,15 @@ class Mesh:
 
     def wrong_bytes(self, device: torch.device) -> int:
         """Exchange a known pattern over every group; how many bytes of what this rank received are not as sent."""
-        axes = (*self.axes.values(), self.shard_axis)
-        return sum(count_wrong_bytes(axis, device) for axis in axes if axis.group is not None)
+        axes = (*self.axes.values(), self._sequence_axis, self.shard_axis)
+        return sum(count_wrong_bytes(axis, device) for axis in axes if axis is not None and axis.group is not None)
 
 
-def _runs_along(plan: ParallelPlan, axis: str) -> list[tuple[int, ...]]:
-    """The ranks that differ in their place on `axis` alone, run by run."""
-    ranks = torch.arange(plan.ranks).reshape(plan.degrees).movedim(AXES.index(axis), -1)
-    return [tuple(run) for run in ranks.reshape(-1, ranks.shape[-1]).tolist()]
+def _runs_along(plan: ParallelPlan, *axes: str) -> list[tuple[int, ...]]:
+    """The ranks that differ in their place on these axes alone, run by run, the last axis innermost."""
+    dims = [AXES.index(axis) for axis in axes]
+    ranks = torch.arange(plan.ranks).reshape(plan.degrees).movedim(dims, list(range(-len(dims), 0)))
+    return [tuple(run) for run in ranks.reshape(-1, math.prod(plan.degrees[dim] for dim in dims)).tolist()]
 
 
 def _ranks_that_share(plan: ParallelPlan) -> list[tuple[int, ...]]:

@@ -14,8 +14,9 @@ from functools import partial
 import torch
 
 from ..adapters.flux import Block, Condition, Modulation, Tokens
-from ..strategies.kernels import additive_mask, attention
+from ..strategies.kernels import additive_mask
 from ..strategies.pipefusion import PatchedSequence
+from ..strategies.sequence import Arrival, LocalAttention
 from .forward import Forward
 from .mesh import Mesh
 from .stages import stage_blocks
@@ -112,9 +113,9 @@ class Stage:
         """A chunk through this stage's blocks. `options` are its call's; `modulations` as `Forward.through`."""
         there = side.chunks[chunk]
 
-        def begin(block: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
+        def begin(block: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], Arrival]:
             if options.get("local_attention"):
-                return partial(attention, q, k, v)
+                return partial(LocalAttention().begin(q, k, v, lengths=()), None)
             finish = self._attention.begin_displaced(
                 q, k, v, held=side.held[block.prefix], sequence=side.sequence, chunk=chunk
             )

@@ -15,7 +15,7 @@ import torch
 from .collectives import Shift
 from .kernels import attention
 from .pipefusion import PatchedSequence
-from .sequence import Finish, SequenceAttention
+from .sequence import Arrival, Finish, SequenceAttention
 
 
 class DisplacedAttention(SequenceAttention):
@@ -45,7 +45,7 @@ class DisplacedAttention(SequenceAttention):
         """Send what other ranks need of a chunk first. Finishing writes to the buffer, and attends to all in it.
 
         q, k, v (B, S, H, D) of this rank; `held` as `new_buffer` made it. The returned function takes a mask as
-        `mask_rows`, added to the scores, and returns (B, S, H, D).
+        `mask_rows`, added to the scores, and returns as that of `begin`.
         """
         if self.ulysses.size == 1:
             return self._begin_held(q, k, v, held=held, sequence=sequence, chunk=chunk)
@@ -55,7 +55,7 @@ class DisplacedAttention(SequenceAttention):
             self._by_destination(q, k, v), send_lengths=(q.shape[1],) * self.ulysses.size, receive_lengths=mine
         )
 
-        def finish(mask: torch.Tensor | None) -> torch.Tensor:
+        def finish(mask: torch.Tensor | None) -> Arrival:
             received = exchange.wait().permute(1, 2, 0, 3, 4)  # (3, B, T, H/U, D)
             begun = self._begin_held(*received.unbind(0), held=held, sequence=sequence, chunk=chunk)
             return self._tokens_for_heads(begun(mask), lengths=mine)
@@ -76,7 +76,7 @@ class DisplacedAttention(SequenceAttention):
         fresh, groups = torch.stack((k, v)), self._groups_on_the_way()
         shift = self._start_shift(fresh, groups[1], sequence.lengths(chunk)) if len(groups) > 1 else None
 
-        def finish(mask: torch.Tensor | None) -> torch.Tensor:
+        def finish(mask: torch.Tensor | None) -> Arrival:
             nonlocal fresh, shift
             for hop, group in enumerate(groups):
                 self._store(fresh, held, sequence=sequence, chunk=chunk, group=group)
@@ -85,7 +85,7 @@ class DisplacedAttention(SequenceAttention):
                     under_way.wait()
                     more = hop + 2 < len(groups)
                     shift = self._start_shift(fresh, groups[hop + 2], sequence.lengths(chunk)) if more else None
-            return attention(q, held[0], held[1], mask=mask)
+            return Arrival.here(attention(q, held[0], held[1], mask=mask))
 
         return finish
 

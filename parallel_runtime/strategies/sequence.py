@@ -4,32 +4,56 @@ Letters: `B` batch, `S` tokens of this rank, `T` tokens of its ulysses group, `H
 degree, `R` ring degree. Sources: DeepSpeed-Ulysses (arXiv 2309.14509, section 3), Ring Attention (arXiv 2310.01889),
 their product as in USP (arXiv 2405.07719, algorithm 1).
 
+Where all keys and values are few bytes, messages cost by their number: then everybody gets all of them in one, whatever
+the mesh, and attends with all heads.
+
 Owns the exchange of heads against tokens and the ring of keys and values. Attention sees every token once and no
 padding; the order of tokens is that of the ranks, which softmax attention does not notice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from .collectives import Axis, Shift
 from .kernels import attention, attention_with_lse, merge
-from .traffic import GATHER_BYTES, gathers
+from .traffic import GATHER_BYTES, NEVER, gathers
 
-Finish = Callable[[torch.Tensor | None], torch.Tensor]
+
+@dataclass(frozen=True)
+class Arrival:
+    """Attention's output (B, S, H, D), H in one dim or two. `wait` gives it; `under_way`: other ranks send it still."""
+
+    wait: Callable[[], torch.Tensor]
+    under_way: bool = False
+
+    @classmethod
+    def here(cls, out: torch.Tensor) -> "Arrival":
+        """One that nobody waits for."""
+        return cls(lambda: out)
+
+
+Finish = Callable[[torch.Tensor | None], Arrival]
 
 
 class SequenceAttention:
-    """`attend` over tokens that are spread over `ring` x `ulysses` ranks, ulysses the inner axis."""
+    """`attend` over tokens that are spread over `ring` x `ulysses` ranks, ulysses the inner axis.
 
-    def __init__(self, *, ring: Axis, ulysses: Axis, gather_bytes: int = GATHER_BYTES) -> None:
+    `whole` is the axis of all of them; without it, that of the two which is alone.
+    """
+
+    def __init__(
+        self, *, ring: Axis, ulysses: Axis, whole: Axis | None = None, gather_bytes: int = GATHER_BYTES
+    ) -> None:
         self.ring = ring
         self.ulysses = ulysses
+        self.whole = whole or (ring if ulysses.size == 1 else ulysses)
         self.gather_bytes = gather_bytes
 
-    def hopping(self) -> "SequenceAttention":
-        """The same, but for a ring that hops however few the tokens are."""
-        return SequenceAttention(ring=self.ring, ulysses=self.ulysses, gather_bytes=-1)
+    def ungathered(self) -> "SequenceAttention":
+        """The same, but for exchanging heads and hopping however few the tokens are."""
+        return SequenceAttention(ring=self.ring, ulysses=self.ulysses, whole=self.whole, gather_bytes=NEVER)
 
     @property
     def parts(self) -> int:
@@ -55,13 +79,17 @@ class SequenceAttention:
         q, k, v (B, S, H, D) of this rank; `lengths` the S of every part, in part order; `mask` (B or 1, all tokens, all
         tokens), added to the scores, with the tokens in part order too. Returns (B, S, H, D).
         """
-        return self.begin(q, k, v, lengths=lengths)(mask)
+        return self.begin(q, k, v, lengths=lengths)(mask).wait().flatten(2, -2)
 
     def begin(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Finish:
         """Send what other ranks need first, and return: it travels while this rank does something else.
 
-        The arguments and what the returned function takes and returns are those of `attend`.
+        The arguments are those of `attend`. The returned function takes its mask, attends, and begins to send the
+        output to where it belongs.
         """
+        row_bytes = k.element_size() * k.shape[0] * k.shape[2] * k.shape[3]
+        if self.parts > 1 and gathers(sum(lengths), row_bytes=row_bytes, limit=self.gather_bytes):
+            return self._begin_gather(q, k, v, lengths=lengths)
         size = self.ulysses.size
         groups = [lengths[start : start + size] for start in range(0, len(lengths), size)]
         totals = [sum(group) for group in groups]
@@ -72,10 +100,9 @@ class SequenceAttention:
             self._by_destination(q, k, v), send_lengths=(q.shape[1],) * size, receive_lengths=mine
         )
 
-        def finish(mask: torch.Tensor | None) -> torch.Tensor:
+        def finish(mask: torch.Tensor | None) -> Arrival:
             received = exchange.wait().permute(1, 2, 0, 3, 4)  # (3, B, T, H/U, D)
-            out = self._begin_ring(*received.unbind(0), lengths=totals)(mask)
-            return self._tokens_for_heads(out, lengths=mine)
+            return self._tokens_for_heads(self._begin_ring(*received.unbind(0), lengths=totals)(mask), lengths=mine)
 
         return finish
 
@@ -91,47 +118,43 @@ class SequenceAttention:
             send[:, :, slot] = tensor.unflatten(2, (size, -1)).permute(2, 1, 0, 3, 4)
         return send.flatten(0, 1)
 
-    def _tokens_for_heads(self, out: torch.Tensor, *, lengths: tuple[int, ...]) -> torch.Tensor:
-        """The way back: (B, T, H/U, D) of all tokens to (B, S, H, D) of this rank's."""
-        tokens = lengths[self.ulysses.index]
-        send = out.transpose(0, 1).contiguous()  # (T, B, H/U, D)
-        received = self.ulysses.all_to_all(
-            send, send_lengths=lengths, receive_lengths=(tokens,) * self.ulysses.size
-        )  # (U * S, B, H/U, D)
-        received = received.unflatten(0, (self.ulysses.size, tokens))
-        return received.permute(2, 1, 0, 3, 4).flatten(2, 3)  # (B, S, H, D)
+    def _tokens_for_heads(self, out: Arrival, *, lengths: tuple[int, ...]) -> Arrival:
+        """The way back, begun: (B, T, H/U, D) of all tokens to (B, S, U, H/U, D) of this rank's."""
+        size, tokens = self.ulysses.size, lengths[self.ulysses.index]
+        send = out.wait().transpose(0, 1).contiguous()  # (T, B, H/U, D)
+        exchange = self.ulysses.start_all_to_all(send, send_lengths=lengths, receive_lengths=(tokens,) * size)
+
+        def wait() -> torch.Tensor:
+            received = exchange.wait().unflatten(0, (size, tokens))  # (U, S, B, H/U, D)
+            return received.permute(2, 1, 0, 3, 4)
+
+        return Arrival(wait, under_way=True)
 
     def _begin_ring(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: list[int]) -> Finish:
         """Attention over the keys of all groups, whose tokens `lengths` are. q, k, v (B, T, H/U, D) of this group."""
         if self.ring.size == 1:
-            return lambda mask: attention(q, k, v, mask=mask)
-        start = sum(lengths[: self.ring.index])
-        mine = slice(start, start + lengths[self.ring.index])  # the rows of a mask that are this group's queries
-        row_bytes = k.element_size() * k.shape[0] * k.shape[2] * k.shape[3]
-        if gathers(sum(lengths), row_bytes=row_bytes, limit=self.gather_bytes):
-            return self._begin_gather(q, k, v, lengths=lengths, mine=mine)
+            return lambda mask: Arrival.here(attention(q, k, v, mask=mask))
+        mine = _rows_of(self.ring.index, lengths)
         held = torch.stack((k, v)).contiguous()  # (2, B, T, H/U, D)
         first = self._start_hop(held, 0, lengths=lengths)
-        return lambda mask: self._around_the_ring(
-            q, held, first, lengths=lengths, mask=None if mask is None else mask[:, mine]
+        return lambda mask: Arrival.here(
+            self._around_the_ring(q, held, first, lengths=lengths, mask=None if mask is None else mask[:, mine])
         )
 
-    def _begin_gather(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: list[int], mine: slice
-    ) -> Finish:
-        """Keys and values so small that a message costs by its number: everybody's at once, one call of the kernel."""
-        size = self.ring.size
+    def _begin_gather(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Finish:
+        """Everybody's keys and values at once, one call of the kernel. Arguments as for `begin`."""
+        size, mine = self.parts, _rows_of(self.index, lengths)
         batch, tokens, heads, width = k.shape
         send = k.new_empty((size, tokens, 2, batch, heads, width))
         for slot, tensor in enumerate((k, v)):
             send[:, :, slot] = tensor.transpose(0, 1)
-        exchange = self.ring.start_all_to_all(
-            send.flatten(0, 1), send_lengths=(tokens,) * size, receive_lengths=tuple(lengths)
+        exchange = self.whole.start_all_to_all(
+            send.flatten(0, 1), send_lengths=(tokens,) * size, receive_lengths=lengths
         )
 
-        def finish(mask: torch.Tensor | None) -> torch.Tensor:
-            keys, values = exchange.wait().permute(1, 2, 0, 3, 4).unbind(0)  # (B, all tokens, H/U, D)
-            return attention(q, keys, values, mask=None if mask is None else mask[:, mine])
+        def finish(mask: torch.Tensor | None) -> Arrival:
+            keys, values = exchange.wait().permute(1, 2, 0, 3, 4).unbind(0)  # (B, all tokens, H, D)
+            return Arrival.here(attention(q, keys, values, mask=None if mask is None else mask[:, mine]))
 
         return finish
 
@@ -193,4 +216,10 @@ class LocalAttention:
 
     def begin(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Finish:
         """As `SequenceAttention.begin`, without any exchange and without the mask."""
-        return lambda mask: attention(q, k, v)
+        return lambda mask: Arrival.here(attention(q, k, v))
+
+
+def _rows_of(index: int, lengths: Sequence[int]) -> slice:
+    """Where the tokens of one part lie among those of all parts, or of one group among those of all groups."""
+    start = sum(lengths[:index])
+    return slice(start, start + lengths[index])

@@ -1,14 +1,14 @@
 """What a plan sends, by formula: collectives and bytes of one step of one rank, before anything runs.
 
 Letters: `B` batch, `s` tokens of this rank, `T` tokens of its ulysses group, `H` heads, `D` head size, `U` ulysses and
-`R` ring degree, `e` bytes an element. Per block, a rank sends
+`R` ring degree, `N` their product, `e` bytes an element. Per block, a rank sends
 
     ulysses   3 B s H D e (U - 1) / U   queries, keys and values of the heads it gives away, packed in one all-to-all
               B (T - s) (H / U) D e     the way back
     ring      2 B T' (H / U) D e        a hop, R - 1 hops; T' are the tokens it holds before that hop
-              2 B T (H / U) D e (R - 1) in one all-to-all, where `gathers` says so
+    either    2 B s H D e (N - 1)       in one all-to-all, where `gathers` says so
 
-A stage of a pipeline sends that for its own blocks, chunk by chunk and always hopping, and beside it
+A stage of a pipeline sends that for its own blocks, chunk by chunk and never gathering, and beside it
 
     hidden    B s H D e                 a chunk and conditioning, to the next stage
     latent    4 B s' C                  a chunk, from the last stage to the first; s' are its rows of C channels
@@ -22,15 +22,15 @@ from dataclasses import dataclass, replace
 
 from .lanes import Piece
 
-# Up to here, one message to each and one kernel take less time than hops, parts and their merging.
+# Up to here, one message to each and one kernel take less time than two, or than hops, parts and their merging.
 GATHER_BYTES = 1 << 20
 NEVER = -1
 
 
 def gathers(tokens: int, *, row_bytes: int, limit: int = GATHER_BYTES) -> bool:
-    """Whether a ring sends its keys and values to everybody at once: all `tokens` of them are few enough bytes.
+    """Whether ranks send their keys and values to everybody at once: all `tokens` of them are few enough bytes.
 
-    `row_bytes` are one token's keys, B (H / U) D e. Every rank must say the same, so this knows what all know.
+    `row_bytes` are one token's keys, B H D e. Every rank must say the same, so this knows what all know.
     """
     return 2 * tokens * row_bytes <= limit
 
@@ -53,10 +53,12 @@ def predict(
 
     `limit` is that of `gathers`.
     """
-    at_once = ring > 1 and gathers(sum(lengths), row_bytes=_row_bytes(shape, ulysses), limit=limit)
-    calls = shape.blocks * (2 * (ulysses > 1) + (1 if at_once else ring - 1))
+    others, row = len(lengths) - 1, _row_bytes(shape)
+    if others and gathers(sum(lengths), row_bytes=row, limit=limit):
+        return [(shape.blocks, shape.blocks * 2 * mine * row * others) for mine in lengths]
+    calls = shape.blocks * (2 * (ulysses > 1) + ring - 1)
     return [
-        (calls, shape.blocks * _bytes_a_block(shape, index, lengths=lengths, ring=ring, ulysses=ulysses, limit=limit))
+        (calls, shape.blocks * _bytes_a_block(row // ulysses, index, lengths=lengths, ring=ring, ulysses=ulysses))
         for index in range(len(lengths))
     ]
 
@@ -106,20 +108,15 @@ def predict_stage(
     return sum(calls for calls, _ in inside) + len(messages), sum(num for _, num in inside) + sum(messages)
 
 
-def _bytes_a_block(
-    shape: AttentionShape, index: int, *, lengths: tuple[int, ...], ring: int, ulysses: int, limit: int
-) -> int:
-    row = _row_bytes(shape, ulysses)
+def _bytes_a_block(row: int, index: int, *, lengths: tuple[int, ...], ring: int, ulysses: int) -> int:
+    """Of heads exchanged and hops; `row` are a token's keys of H / U heads."""
     groups = [sum(lengths[start : start + ulysses]) for start in range(0, len(lengths), ulysses)]
     mine, group = lengths[index], index // ulysses
     there = 3 * mine * (ulysses - 1) * row
     back = (groups[group] - mine) * row
-    if gathers(sum(lengths), row_bytes=row, limit=limit):
-        held = [groups[group]] * (ring - 1)
-    else:
-        held = [groups[(group - hop) % ring] for hop in range(ring - 1)]
+    held = [groups[(group - hop) % ring] for hop in range(ring - 1)]
     return there + back + sum(2 * tokens * row for tokens in held)
 
 
-def _row_bytes(shape: AttentionShape, ulysses: int) -> int:
-    return shape.batch * (shape.heads // ulysses) * shape.head_dim * shape.element_bytes
+def _row_bytes(shape: AttentionShape) -> int:
+    return shape.batch * shape.heads * shape.head_dim * shape.element_bytes

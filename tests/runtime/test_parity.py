@@ -71,14 +71,14 @@ def test_bf16_is_no_further_from_fp32_than_one_bf16_process(
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: f"{w.image_tokens}+{w.text_tokens}x{w.batch}")
-def test_a_ring_that_hops_equals_one_process_however_few_the_tokens(
+def test_heads_exchanged_and_hops_equal_one_process_however_few_the_tokens(
     eight_ranks: Pool, sample: ModelSpec, judge: Oracle, workload: Workload
 ) -> None:
-    """By itself a ring of few tokens gathers them, so parts of no token at all would never hop."""
+    """By themselves ranks gather few tokens, so parts of no token at all would be neither exchanged nor hop."""
     tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
     expected = judge(tensors)
-    for plan in [plan for plan in PLANS if plan.ring > 1]:
-        runner = run(eight_ranks, sample, plan, workload, hopping=True)
+    for plan in [plan for plan in PLANS if plan.ranks > 1]:
+        runner = run(eight_ranks, sample, plan, workload, ungathered=True)
         assert relative_error(runner(tensors), expected) <= FP32_TOLERANCE, plan.name
         blocks = 2  # the sample's
         assert runner.ranks[0]["calls"] == blocks * (plan.ring - 1 + 2 * (plan.ulysses > 1)), plan.name

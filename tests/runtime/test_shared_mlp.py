@@ -1,9 +1,9 @@
-"""Where ranks share a block's tokens, its MLP is computed while keys and values travel, and comes out the same."""
+"""Where ranks share a block's tokens, its MLP is computed while others' data travels, and comes out the same."""
 
 import pytest
 import torch
 
-from parallel_runtime.adapters.flux import LAUNCH_FLOPS, Block, FluxAdapter, Tokens
+from parallel_runtime.adapters.flux import LAUNCH_FLOPS, Block, FluxAdapter, Mlp, Tokens
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.sample_model import sample_config
@@ -12,7 +12,7 @@ from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.oracle import Oracle
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.rank.branches import BlockWeights, Branch
+from parallel_runtime.rank.branches import ALL, BlockWeights, Branch
 
 CONFIG = sample_config(heads=2, head_dim=32, depth=1, depth_single=1)
 ROWS = 3 * CONFIG.hidden_size + CONFIG.mlp_hidden
@@ -22,8 +22,8 @@ BIG = Workload(width=512, height=512, text_tokens=16)
 class Counting(BlockWeights):
     """Weights that remember how many rows of which layer were asked for."""
 
-    def linear(self, name: str, x: torch.Tensor, *, rows: slice | None = None) -> torch.Tensor:
-        out = super().linear(name, x, rows=rows)
+    def linear(self, name: str, x: torch.Tensor, *, rows: slice = ALL, columns: slice = ALL) -> torch.Tensor:
+        out = super().linear(name, x, rows=rows, columns=columns)
         ASKED.append((name, out.shape[-1]))
         return out
 
@@ -41,11 +41,17 @@ def weights(*branches: Branch) -> Counting:
     hidden, width = CONFIG.hidden_size, CONFIG.head_dim
     norms = {f"norm.{name}_norm.weight": torch.rand(width) + 0.5 for name in ("query", "key")}
     linear = {"linear1.weight": torch.randn(ROWS, hidden) / 8, "linear1.bias": torch.randn(ROWS)}
-    return Counting({**norms, **linear}, {"linear1.weight": list(branches)})
+    columns = hidden + CONFIG.mlp_hidden
+    linear |= {"linear2.weight": torch.randn(hidden, columns) / 16, "linear2.bias": torch.randn(hidden)}
+    of = {
+        name: [one for one in branches if one.down.shape[1] == linear[name].shape[1]]
+        for name in ("linear1.weight", "linear2.weight")
+    }
+    return Counting({**norms, **linear}, of)
 
 
-def branch(first_row: int, rows: int) -> Branch:
-    return Branch(torch.randn(rows, 4), torch.randn(4, CONFIG.hidden_size), first_row, 1.0, 0.7)
+def branch(first_row: int, rows: int, *, columns: int = CONFIG.hidden_size) -> Branch:
+    return Branch(torch.randn(rows, 4), torch.randn(4, columns), first_row, 1.0, 0.7)
 
 
 def tokens(number: int) -> Tokens:
@@ -64,28 +70,56 @@ def test_keys_and_values_come_first_and_all_is_as_in_one_product(first_row: int)
     some = tokens(big_enough())
     mod = tuple(torch.randn(1, 1, CONFIG.hidden_size) for _ in range(3))
     *whole, rest = adapter.qkv(block, w, some, mod)
-    whole.append(rest())
+    whole.append(rest().joined)
     assert [("linear1", ROWS)] == ASKED
     ASKED.clear()
     *apart, rest = adapter.qkv(block, w, some, mod, shared=True)
     assert [("linear1", 3 * CONFIG.hidden_size)] == ASKED, "the MLP came before keys and values could leave"
-    apart.append(rest())
+    apart.append(rest().joined)
     assert [("linear1", 3 * CONFIG.hidden_size), ("linear1", CONFIG.mlp_hidden)] == ASKED
     start = CONFIG.hidden_size  # before it there is room for the attention
     for one, other in zip([*whole[:3], whole[3][..., start:]], [*apart[:3], apart[3][..., start:]], strict=True):
         assert relative_error(other, one) < 1e-6
     *without, rest = adapter.qkv(block, weights(), some, mod, shared=True)
-    without.append(rest()[..., start:])
+    without.append(rest().joined[..., start:])
     assert max(map(relative_error, without, [*whole[:3], whole[3][..., start:]])) > 1e-3, "the LoRA shows nowhere"
+
+
+@pytest.mark.parametrize("heads_apart", [False, True], ids=["heads together", "heads by sender"])
+def test_the_last_product_of_the_mlp_alone_and_then_of_the_attention_is_that_of_both(heads_apart: bool) -> None:
+    adapter, block, hidden = FluxAdapter(CONFIG), Block("single", 0), CONFIG.hidden_size
+    some, mod = tokens(big_enough()), tuple(torch.randn(1, 1, hidden) for _ in range(3))
+    attn = torch.randn(1, some.x.shape[1], CONFIG.num_heads, CONFIG.head_dim)
+    attn = attn.unflatten(2, (2, -1)) if heads_apart else attn
+    joined = torch.randn(1, some.x.shape[1], hidden + CONFIG.mlp_hidden)
+
+    def after(w: Counting, *, apart: bool) -> torch.Tensor:
+        there = Tokens(some.x.clone(), some.num_text, some.vec, some.rope)
+        carry = Mlp(joined.clone())
+        if apart:
+            carry = adapter.without_attention(block, w, carry)
+            assert ASKED == [("linear2", hidden)], "the MLP's part waits for the attention"
+        adapter.finish(block, w, there, attn, mod, carry=carry, residual=None)
+        return there.x - some.x
+
+    beside = branch(10, 40, columns=hidden + CONFIG.mlp_hidden)
+    expected = after(weights(beside), apart=False)
+    ASKED.clear()
+    assert relative_error(after(weights(beside), apart=True), expected) < 1e-6
+    assert [("linear2", hidden)] == ASKED, "the attention's part went through the bias again"
+    assert relative_error(after(weights(), apart=False), expected) > 1e-3, "the LoRA shows nowhere"
 
 
 def test_a_product_that_is_done_before_its_launch_is_not_taken_apart() -> None:
     mod = tuple(torch.randn(1, 1, CONFIG.hidden_size) for _ in range(3))
-    FluxAdapter(CONFIG).qkv(Block("single", 0), weights(), tokens(64), mod, shared=True)
+    adapter, block, w = FluxAdapter(CONFIG), Block("single", 0), weights()
+    *_, rest = adapter.qkv(block, w, tokens(64), mod, shared=True)
+    carry = rest()
+    assert adapter.without_attention(block, w, carry) is carry
     assert [("linear1", ROWS)] == ASKED
 
 
-@pytest.mark.parametrize("plan", ["ulysses=2", "ring=2"])
+@pytest.mark.parametrize("plan", ["ulysses=2", "ring=2", "ulysses=2,ring=2"])
 def test_ranks_with_big_parts_equal_one_process(eight_ranks: Pool, sample: ModelSpec, judge: Oracle, plan: str) -> None:
     config = FluxConfig.from_header(read_header(sample.path))
     tokens_of_rank = (BIG.image_tokens + BIG.text_tokens) // 2

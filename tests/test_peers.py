@@ -31,6 +31,14 @@ def test_a_peer_over_two_processes_equals_one_process(tmp_path: Path) -> None:
     assert relative_error(output, Oracle(str(tmp_path / "model.safetensors"))(TENSORS)) <= 1e-5
 
 
+def test_our_loop_without_a_pool_equals_one_process(tmp_path: Path) -> None:
+    with crew(tmp_path, Peer(module="own_loop")) as own:
+        own.wait_ready()
+        assert own.run(1) > 0
+        output = own.output()
+    assert relative_error(output, Oracle(str(tmp_path / "model.safetensors"))(TENSORS)) <= 1e-5
+
+
 def test_a_peer_that_ends_says_why(tmp_path: Path) -> None:
     with crew(tmp_path, Peer(module="no_such_peer")) as peer, pytest.raises(PeerError, match="no_such_peer"):
         peer.wait_ready()

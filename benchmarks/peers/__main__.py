@@ -31,10 +31,11 @@ from parallel_runtime.pool.pool import Pool
 
 from .crew import ROOT, Peer, PeerCrew
 from .shapes import SHAPES, Shape
-from .table import Lane, print_table
+from .table import Lane, print_table, show
 
 PLANS = {"one rank": ParallelPlan(), "ulysses 2": ParallelPlan(ulysses=2), "ring 2": ParallelPlan(ring=2)}
 ONE_PROCESS = Peer(module="diffusers_peer")
+OWN_LOOP = "one rank, without a pool"
 PEERS = {
     "diffusers, ulysses 2": Peer(module="diffusers_peer", ulysses=2),
     "diffusers, ring 2": Peer(module="diffusers_peer", ring=2),
@@ -61,6 +62,8 @@ def compare(shape: Shape, arguments: argparse.Namespace) -> None:
     """One shape: start everything, run the rounds, print the table."""
     gpus = torch.cuda.device_count()
     kind, dtype = ("cuda", "bfloat16") if gpus >= 2 else ("cpu", "float32")
+    if gpus == 1:
+        show("One GPU: two ranks would share it, which times nothing. Ours and the peers run on the CPU.")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
         model, inputs = str(folder / "model.safetensors"), str(folder / "inputs.safetensors")
@@ -70,7 +73,8 @@ def compare(shape: Shape, arguments: argparse.Namespace) -> None:
         start = {"python": arguments.python, "kind": kind, "dtype": dtype, "model": model, "inputs": inputs}
         crews = {name: stack.enter_context(PeerCrew(peer, **start)) for name, peer in PEERS.items()}
         single = stack.enter_context(PeerCrew(ONE_PROCESS, **start))
-        for crew in (*crews.values(), single):
+        own = stack.enter_context(PeerCrew(Peer(module="own_loop"), **start))
+        for crew in (*crews.values(), single, own):
             crew.wait_ready()
         pool = stack.enter_context(Pool(choose_devices(None, ParallelPlan(ulysses=2)).devices, threads_per_rank=1))
         spec = ModelSpec.of(model, dtype)
@@ -78,13 +82,14 @@ def compare(shape: Shape, arguments: argparse.Namespace) -> None:
         ours = {name: PlanRunner(pool, spec, plan, options={}) for name, plan in PLANS.items()}
         outputs: dict[str, torch.Tensor] = {}
         lanes = [Lane(name, "ours", timed(runner, tensors, outputs, name)) for name, runner in ours.items()]
+        lanes.insert(0, Lane(OWN_LOOP, "ours", lambda: own.run(1)))
         lanes.append(Lane("one process, 1 thread", "baseline", lambda: single.run(1)))
         if kind == "cpu":  # on a GPU, threads play no part
             lanes.append(Lane("one process, 2 threads", "baseline", lambda: single.run(2)))
         lanes += [Lane(name, "peer", lambda crew=crew: crew.run(1)) for name, crew in crews.items()]
         rounds(lanes, arguments)
         reference = single.output()
-        outputs |= {name: crew.output() for name, crew in crews.items()}
+        outputs |= {name: crew.output() for name, crew in {**crews, OWN_LOOP: own}.items()}
     errors = {name: relative_error(out, reference) for name, out in outputs.items()}
     print_table(f"{shape.name}: {shape.text}, {dtype} on {kind}", lanes, errors)
 

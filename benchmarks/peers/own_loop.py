@@ -1,0 +1,51 @@
+"""This engine's own loop over blocks on one rank, without a pool: what is left of its time is not the hand-over's."""
+
+from __future__ import annotations
+
+import torch
+
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.plan import Layout
+from parallel_runtime.rank.forward import Forward
+from parallel_runtime.rank.loading import open_model
+from parallel_runtime.rank.repeated import RepeatedInputs
+from parallel_runtime.strategies.collectives import Axis
+from parallel_runtime.strategies.lanes import Piece
+from parallel_runtime.strategies.sequence import SequenceAttention
+from parallel_runtime.timing import RegionTimer
+
+from .process import Forward as Run
+from .process import Place, serve
+
+ALONE = Axis("alone")
+
+
+def make_forward(place: Place) -> Run:
+    """The engine's forward of the file, as a rank runs it once a request has arrived."""
+    spec = ModelSpec.of(place.model, str(place.dtype).removeprefix("torch."))
+    body = {
+        "path": spec.path,
+        "dtype": spec.dtype,
+        "adapter": spec.adapter,
+        "size_bytes": spec.size_bytes,
+        "mtime_ns": spec.mtime_ns,
+    }
+    model = open_model(body, Layout(ranks=1), rank=0, device=place.device, group=ALONE).model
+    model.weights.load(progress=lambda _, __: None, cancelled=lambda: False)
+    sequence, timer = SequenceAttention(ring=ALONE, ulysses=ALONE), RegionTimer(place.device, on=False)
+    sent = RepeatedInputs(place.device).of_request({}, {})
+    forward = Forward(model.adapter, model.weights, sequence, place.device, timer, lambda: None, sent)
+
+    @torch.inference_mode()
+    def run(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        out = torch.empty(*inputs["img"].shape[:2], model.adapter.config.out_channels)
+        forward.run(Piece(0, 0, out.shape[0]), {**inputs, "out": out}, {})
+        return out
+
+    return run
+
+
+if __name__ == "__main__":
+    place = Place.parse()
+    torch.set_num_interop_threads(1)
+    serve(place, make_forward(place))

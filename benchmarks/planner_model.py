@@ -1,7 +1,7 @@
 """Reads published rows and predicts each with the planner's own formulas, under a given set of constants.
 
 Owns how a row of planner_rows.json becomes a model, a work, a plan and a machine. The constants are
-planner_constants.json, made by planner_fit.py.
+planner_constants.json, made by planner_fit.py, or those of the planner's own table.
 """
 
 import json
@@ -11,22 +11,24 @@ from pathlib import Path
 
 from parallel_runtime.planner.candidates import Candidate
 from parallel_runtime.planner.cost import Cost, step_cost
-from parallel_runtime.planner.hardware import Calibration, Link, Rates, Software, known_rates
+from parallel_runtime.planner.hardware import Calibration, Link, Rates, Software
+from parallel_runtime.planner.known import known_calibration, known_rates
 from parallel_runtime.planner.shapes import ModelShape, Work, named_shape
 
 HERE = Path(__file__).resolve().parent
 AXES = {"data": "data", "cfg": "cfg", "pipe": "pipefusion", "ring": "ring", "uly": "ulysses"}
+# The device of each machine, and how many it has.
 MACHINES = {
-    "8xH100 NVLink": "H100",
-    "8xA100 NVLink": "A100",
-    "8xH20 NVLink": "H20",
-    "8xL40 PCIe": "L40",
-    "8xL20 PCIe (xDiT)": "L20",
-    "4xL20 PCIe (cache-dit)": "L20",
-    "4xL20 PCIe (diffusers)": "L20",
-    "4x4090-48G PCIe": "RTX 4090",
-    "2xRTX 2000 Ada SYS": "RTX 2000 Ada",
-    "2 CPU cores": "cpu",
+    "8xH100 NVLink": ("H100", 8),
+    "8xA100 NVLink": ("A100", 8),
+    "8xH20 NVLink": ("H20", 8),
+    "8xL40 PCIe": ("L40", 8),
+    "8xL20 PCIe (xDiT)": ("L20", 8),
+    "4xL20 PCIe (cache-dit)": ("L20", 4),
+    "4xL20 PCIe (diffusers)": ("L20", 4),
+    "4x4090-48G PCIe": ("RTX 4090", 4),
+    "2xRTX 2000 Ada SYS": ("RTX 2000 Ada", 2),
+    "2 CPU cores": ("cpu", 2),
 }
 
 
@@ -51,9 +53,9 @@ class Row:
         return self.use == "fitted"
 
     @property
-    def group(self) -> tuple[str, int]:
-        """Rows one chooses among: the same table, the same number of ranks."""
-        return self.table, self.candidate.ranks
+    def published(self) -> bool:
+        """Whether others measured it."""
+        return not self.table.startswith("own-")
 
 
 def read_rows(path: Path = HERE / "planner_rows.json") -> list[Row]:
@@ -72,21 +74,22 @@ def parse_plan(name: str) -> Candidate:
     return Candidate(**degrees)  # type: ignore[arg-type]
 
 
-def predict_row(row: Row, constants: dict) -> tuple[float, Cost]:
-    """(seconds as the row counts them, the step's cost)."""
-    calibration = calibration_of(row, constants)
+def predict_row(row: Row, constants: dict, calibration: Calibration | None = None) -> tuple[float, Cost]:
+    """(seconds as the row counts them, the step's cost), on the row's machine as calibrated unless one is given."""
+    calibration = calibration_of(row, constants) if calibration is None else calibration
     cost = step_cost(row.shape, row.work, row.candidate, calibration)
     if row.per_step:
         return cost.step_s, cost
+    # `plan` predicts steps alone; what a published run decodes takes the same time under every plan.
     decode = row.decoded_megapixels * 1e6 * constants["decode_flops_per_pixel"] / calibration.rates.matmul_flops
     return cost.image_s(row.work.steps) + decode, cost
 
 
 def calibration_of(row: Row, constants: dict) -> Calibration:
-    """The constants of the machine and the software of a row."""
+    """The constants fitted for the machine and the software of a row: what a calibrated machine has."""
     software = dict(constants["software"][row.software.split(",")[0]])
     link = constants["links"].get(row.machine, constants["links"]["NVLink"])
-    device = MACHINES[row.machine]
+    device, _ = MACHINES[row.machine]
     bandwidth = link["bandwidth"] * (2 / 3 if device == "A100" else 1)  # NVLink 3 has 600 GB/s where NVLink 4 has 900
     return Calibration(
         rates=_rates(device, constants["devices"][device]),
@@ -101,12 +104,25 @@ def calibration_of(row: Row, constants: dict) -> Calibration:
     )
 
 
+def table_calibration(row: Row, constants: dict) -> Calibration:
+    """What `plan` and auto take for a row's machine where nobody has calibrated it: the table that ships."""
+    device, count = MACHINES[row.machine]
+    return known_calibration(device, devices=count, compiled=row.software.startswith("compiled"))
+
+
+def new_machine(row: Row, constants: dict) -> Calibration:
+    """The same, were this machine not among those that the table's PCIe links were fitted to."""
+    shipped = table_calibration(row, constants)
+    without = constants["table_links_without"].get(row.machine)
+    return shipped if without is None else replace(shipped, link=replace(shipped.link, **without))
+
+
 def _rates(device: str, reached: dict) -> Rates:
     if device == "cpu":
         return Rates(
             name="cpu",
             matmul_flops=reached["matmul_flops"],
-            attention_flops=reached["attention_flops"],
+            attention_flops=reached["matmul_flops"] * reached["attention"],
             memory_bandwidth=reached["memory_bandwidth"],
             memory_bytes=2**34,
             asynchronous=False,

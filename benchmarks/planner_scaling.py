@@ -3,17 +3,19 @@
 Owns the settings: H100 nodes of eight with NVLink inside and 400 Gb/s a device between, compiled blocks.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from parallel_runtime.planner.candidates import Candidate, candidates
+from parallel_runtime.planner.choose import HEADROOM
 from parallel_runtime.planner.cost import step_cost
-from parallel_runtime.planner.hardware import Calibration, known_calibration, known_link
+from parallel_runtime.planner.hardware import GIB, Calibration
+from parallel_runtime.planner.known import known_calibration, known_link
 from parallel_runtime.planner.memory import memory_of
 from parallel_runtime.planner.shapes import ModelShape, Work, named_shape
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
-WORTH = 1.1  # doubling the ranks must be this much faster, or the strategy has stopped scaling
-GIB = 2**30
+RANKS = (1, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)  # 12 and 24 are all that ulysses can use of 24 heads above 8
+WORTH = 1.1  # each doubling of the ranks must be this much faster, or the strategy has stopped scaling
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ def machine() -> Calibration:
 
 
 def best(setting: Setting, strategy: str, ranks: int, calibration: Calibration) -> tuple[Candidate, float] | None:
-    """The quickest candidate of a strategy on exactly `ranks` ranks, and its seconds a step; None without one."""
+    """(the quickest candidate of a strategy on exactly `ranks` ranks, its seconds a step), of those that fit in memory
+    where any does; None without one.
+    """
     found = [
         (candidate, step_cost(setting.shape, setting.work, candidate, calibration).step_s)
         for candidate in candidates(
@@ -56,7 +60,7 @@ def best(setting: Setting, strategy: str, ranks: int, calibration: Calibration) 
         )
         if candidate.weights == "replicated" and candidate.data == 1 and _belongs(candidate, strategy)
     ]
-    return min(found, key=lambda pair: pair[1]) if found else None
+    return min(found, key=lambda pair: (not fits(setting, pair[0], calibration), pair[1]), default=None)
 
 
 def _belongs(candidate: Candidate, strategy: str) -> bool:
@@ -73,13 +77,11 @@ def _belongs(candidate: Candidate, strategy: str) -> bool:
 
 
 def stops_at(times: dict[int, float]) -> int:
-    """The last number of ranks that was still worth it over the one before."""
-    ranks = sorted(times)
-    last = ranks[0]
-    for more in ranks[1:]:
-        if times[last] < WORTH * times[more]:
-            return last
-        last = more
+    """The last number of ranks that pays: faster, by `WORTH` a doubling, than the one before it that does."""
+    last = min(times)
+    for more in sorted(times):
+        if times[last] >= WORTH ** math.log2(more / last) * times[more]:
+            last = more
     return last
 
 
@@ -88,9 +90,12 @@ def scaling_lines() -> list[str]:
     calibration = machine()
     lines = [
         "Predicted, not measured: H100 nodes of eight, NVLink inside, 400 Gb/s a device between nodes (40 GB/s of them",
-        "assumed), compiled blocks, bf16, ulysses inside ring. Seconds a step; - where the strategy cannot use that",
-        "many ranks (24 heads, 57 or 60 blocks). PipeFusion's result differs from one process's, the others' does not;",
-        f"`stops` is the last number of ranks at least {WORTH - 1:.0%} faster than the number before it.",
+        "assumed), compiled blocks, bf16, ulysses inside ring, weights replicated. Seconds a step of the strategy's",
+        "quickest plan; - where it cannot use that many ranks (above 8, ulysses can use 12 and 24 alone, for there are",
+        "24 heads; PipeFusion has 57 or 60 blocks); ! where every plan of it needs more than",
+        f"{HEADROOM:.0%} of a device's {calibration.rates.memory_bytes // GIB} GiB, so that it cannot run.",
+        "PipeFusion's result differs from one process's, the others' does not. `stops` is the last number of ranks",
+        f"that pays: at least {WORTH - 1:.0%} a doubling faster than the number before it that does.",
         "",
     ]
     for setting in settings():
@@ -112,10 +117,27 @@ def _setting_lines(setting: Setting, calibration: Calibration) -> list[str]:
         found = {ranks: best(setting, strategy, ranks, calibration) for ranks in RANKS}
         there = {ranks: pair for ranks, pair in found.items() if pair is not None}
         winners = there
-        cells = [f"{there[ranks][1]:.3g}" if ranks in there else "-" for ranks in RANKS]
+        cells = [_cell(setting, there.get(ranks), calibration) for ranks in RANKS]
         last = stops_at({ranks: pair[1] for ranks, pair in there.items()})
         lines.append(f"| {strategy} | " + " | ".join(cells) + f" | {last:,} |")
-    names = ", ".join(f"{ranks:,}: {winners[ranks][0].name}" for ranks in RANKS if ranks in winners)
+    names = ", ".join(
+        f"{ranks:,}: {winners[ranks][0].name}{_mark(setting, winners[ranks][0], calibration)}"
+        for ranks in RANKS
+        if ranks in winners
+    )
     memory = memory_of(setting.shape, setting.work, winners[8][0], calibration.rates).total / GIB
-    fits = "" if memory < calibration.rates.memory_bytes / GIB else ", which does not fit: it needs more ranks"
-    return [*lines, "", f"Best of all: {names}. At 8 ranks that takes {memory:.1f} GiB a rank{fits}.", ""]
+    return [*lines, "", f"Best of all: {names}. At 8 ranks that takes {memory:.1f} GiB a rank.", ""]
+
+
+def fits(setting: Setting, candidate: Candidate, calibration: Calibration) -> bool:
+    """Whether the plan's memory is there, by the rule that `plan` has."""
+    needed = memory_of(setting.shape, setting.work, candidate, calibration.rates).total
+    return needed <= HEADROOM * calibration.rates.memory_bytes
+
+
+def _mark(setting: Setting, candidate: Candidate, calibration: Calibration) -> str:
+    return "" if fits(setting, candidate, calibration) else "!"
+
+
+def _cell(setting: Setting, found: tuple[Candidate, float] | None, calibration: Calibration) -> str:
+    return "-" if found is None else f"{found[1]:.3g}{_mark(setting, found[0], calibration)}"

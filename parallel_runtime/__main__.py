@@ -124,12 +124,14 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="of activations"
     )
     parser.add_argument("--devices", help="all, a count, cuda:0,cuda:1 or cpu:2; with --kind a count")
-    parser.add_argument("--kind", help="plan for devices that are not here: H100, A100, RTX 4090, cpu ...")
-    parser.add_argument("--link", help="nvlink4, nvlink3, pcie4, pcie3, infiniband, ethernet (default: the usual one)")
+    parser.add_argument("--kind", help="plan for devices that are not here: H100, H100 PCIe, RTX 4090, cpu ...")
+    parser.add_argument("--link", help="nvlink4, nvlink3, pcie4, pcie3, infiniband ... (default: as measured or usual)")
     parser.add_argument("--bandwidth-gbs", type=float, help="the link, GB/s of one rank one way")
     parser.add_argument("--latency-us", type=float, help="the link, microseconds a collective")
     parser.add_argument("--free-gib", type=float, help="free memory of each device (default: as found)")
-    parser.add_argument("--compiled", action="store_true", help="constants of compiled blocks, from the table")
+    parser.add_argument(
+        "--compiled", action="store_true", help="constants of compiled blocks, from the table; not on a CPU"
+    )
     parser.add_argument("--stale", action="store_true", help="also PipeFusion, whose result differs from one process's")
     parser.add_argument("--all", action="store_true", help="also plans that this version cannot run")
     parser.add_argument("--json", action="store_true")

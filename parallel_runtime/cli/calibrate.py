@@ -19,7 +19,8 @@ from ..places import with_short_home
 from ..plan import ParallelPlan
 from ..planner.candidates import Candidate
 from ..planner.cost import step_cost
-from ..planner.hardware import EAGER, ON_CPU, Calibration, Link, Rates, Software, known_link
+from ..planner.hardware import Calibration, Link, Rates, Software
+from ..planner.known import EAGER, ON_CPU, known_link
 from ..planner.shapes import ModelShape, Work
 from ..planner.store import CalibrationStore
 from ..pool.pool import Pool

@@ -1,7 +1,7 @@
 """What the planner must be told of this machine: its devices' constants and their free memory.
 
-Owns the look at the machine. Constants come from the cache of `doctor --calibrate` where these devices have an entry,
-else from the table of known devices.
+Owns the look at the machine. Constants come from the cache of `doctor --calibrate` where these devices have an entry or
+another number of the same GPUs has one, else from the table of known devices.
 """
 
 import os
@@ -12,7 +12,9 @@ import psutil
 import torch
 
 from ..devices import Device
-from ..planner.hardware import Calibration, known_calibration
+from ..planner.hardware import Calibration
+from ..planner.known import known_calibration
+from ..planner.nearby import as_told, nearest
 from ..planner.store import CalibrationStore, default_path
 
 
@@ -23,8 +25,12 @@ def calibration_path() -> Path:
 
 def device_set(devices: Sequence[Device]) -> str:
     """The name under which these devices' calibration is kept: what they are and how many, and torch's version."""
+    return f"{len(devices)} x {_kind(devices)}"
+
+
+def _kind(devices: Sequence[Device]) -> str:
     names = [torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in devices]
-    return f"{len(devices)} x {' + '.join(sorted(set(names)))}, torch {torch.__version__}"
+    return f"{' + '.join(sorted(set(names)))}, torch {torch.__version__}"
 
 
 def look(
@@ -35,13 +41,19 @@ def look(
 
 
 def constants(devices: Sequence[Device], *, link: str | None = None, compiled: bool = False) -> Calibration:
-    """The devices' constants, measured or known. Raises `ValueError` for a device that is neither."""
-    found = CalibrationStore(calibration_path()).load(device_set(devices)) if link is None else None
+    """The devices' constants, measured or known. Raises `ValueError` for a device that is neither.
+
+    `link` and `compiled` take the place of what was measured of the link and of the host, from the table.
+    """
+    store = CalibrationStore(calibration_path())
+    if devices[0].kind == "cpu":
+        found, name, present = store.load(device_set(devices)), "cpu", len(devices)
+    else:
+        name, present = torch.cuda.get_device_name(devices[0].index), torch.cuda.device_count()
+        found = nearest(store.load_all(_kind(devices)), name, len(devices), present=present)
     if found is None:
-        kind = devices[0].kind
-        name = kind if kind == "cpu" else torch.cuda.get_device_name(devices[0].index)
-        found = known_calibration(name, link, compiled=compiled)
-    return found
+        return known_calibration(name, link, devices=present, compiled=compiled)
+    return as_told(found, link=link, compiled=compiled)
 
 
 def free_bytes(devices: Sequence[Device]) -> list[int]:

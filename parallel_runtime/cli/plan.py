@@ -12,7 +12,8 @@ from ..adapters.flux_config import FluxConfig
 from ..checkpoint import read_header
 from ..devices import parse_devices
 from ..planner.choose import Choice, Prediction, choose_plan
-from ..planner.hardware import GIB, Calibration, known_calibration
+from ..planner.hardware import GIB, Calibration
+from ..planner.known import known_calibration
 from ..planner.shapes import ModelShape, Work, image_tokens, named_shape
 from .machine import look
 
@@ -64,8 +65,11 @@ def _machine(arguments: argparse.Namespace) -> tuple[Calibration, list[int], tup
         warnings = selection.warnings
         calibration, free = look(selection.devices, link=arguments.link, compiled=arguments.compiled)
     else:
-        calibration = known_calibration(arguments.kind, arguments.link, compiled=arguments.compiled)
-        free = [calibration.rates.memory_bytes] * _count(arguments.devices)
+        count = _count(arguments.devices)
+        calibration = known_calibration(arguments.kind, arguments.link, devices=count, compiled=arguments.compiled)
+        free = [calibration.rates.memory_bytes] * count
+    if arguments.compiled and not calibration.rates.asynchronous:
+        warnings = (*warnings, "--compiled changes nothing here: nothing is known of compiled blocks on a CPU")
     if arguments.free_gib is not None:
         free = [round(_positive("free-gib", arguments.free_gib, most=MAX_FREE_GIB) * GIB)] * len(free)
     return _with_link(arguments, calibration), free, warnings

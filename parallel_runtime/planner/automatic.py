@@ -13,7 +13,8 @@ from ..devices import Device
 from ..plan import WEIGHTS, ParallelPlan, auto_plan
 from .candidates import Candidate
 from .choose import HEADROOM, choose_plan
-from .hardware import GIB, Calibration, known_rates
+from .hardware import GIB, Calibration
+from .known import known_rates
 from .memory import memory_of
 from .shapes import ModelShape, Work, image_tokens
 

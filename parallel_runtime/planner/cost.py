@@ -1,7 +1,8 @@
 """How long a step takes: roofline, communication and launch overhead, added up block by block.
 
-Owns the formulas. Constants are `hardware.py`'s, bytes are `strategies/traffic.py`'s. Letters: `s` tokens of this rank,
-`S` of the sequence, `d` hidden width, `U`, `R` ulysses and ring degree, `N` stages, `M` patches of PipeFusion.
+Owns the formulas. What constants mean is `hardware.py`'s, bytes are `strategies/traffic.py`'s. Letters: `s` tokens of
+this rank, `S` of the sequence, `d` hidden width, `U`, `R` ulysses and ring degree, `N` stages, `M` patches of
+PipeFusion.
 
 The device's time of one block, on the slowest rank, is
 

@@ -40,6 +40,16 @@ class CalibrationStore:
         entry = self._entries().get(device_set)
         return None if entry is None else _calibration(entry)
 
+    def load_all(self, kind: str) -> dict[int, Calibration]:
+        """The constants kept for sets of devices of one kind ("NAME, torch 2.6"), by how many devices each set has."""
+        found = {}
+        for name in self._entries():
+            count, _, rest = name.partition(" x ")
+            calibration = self.load(name) if rest == kind and count.isdecimal() else None
+            if calibration is not None:
+                found[int(count)] = calibration
+        return found
+
     def save(self, device_set: str, calibration: Calibration) -> None:
         """Keep them. Raises `OSError` where the folder cannot be written."""
         entries = {**self._entries(), device_set: asdict(calibration)}

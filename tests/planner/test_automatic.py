@@ -12,7 +12,8 @@ from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
 from parallel_runtime.planner.automatic import Decision, automatic_plan, usual_work
 from parallel_runtime.planner.choose import choose_plan
-from parallel_runtime.planner.hardware import GIB, Calibration, known_calibration
+from parallel_runtime.planner.hardware import GIB, Calibration
+from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.shapes import ModelShape, image_tokens, named_shape
 
 FLUX = named_shape("flux1-dev")

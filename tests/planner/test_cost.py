@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from parallel_runtime.planner.candidates import Candidate, candidates
 from parallel_runtime.planner.cost import step_cost
-from parallel_runtime.planner.hardware import Calibration, Link, Rates, Software, known_calibration
+from parallel_runtime.planner.hardware import Calibration, Link, Rates, Software
+from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.memory import BLOCKS_AT_HAND, CUDA_CONTEXT_BYTES, memory_of
 from parallel_runtime.planner.shapes import ModelShape, Work, named_shape
 

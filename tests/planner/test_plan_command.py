@@ -12,7 +12,7 @@ import pytest
 from parallel_runtime.cli.machine import device_set
 from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.planner.hardware import known_calibration
+from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.store import CalibrationStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +73,37 @@ def test_the_link_can_be_told_and_matters() -> None:
     assert times[0]["uly4"] > times[1]["uly4"]
     assert times[0]["single"] == times[1]["single"]
     assert slow["calibration"]["source"].endswith("link as given")
+
+
+def test_a_link_that_is_told_does_not_drop_the_calibration_and_compiled_is_not_ignored_in_silence(tmp_path) -> None:
+    devices = parse_devices("cpu:2").devices
+    measured = replace(known_calibration("cpu"), source="measured by the test")
+    measured = replace(measured, rates=replace(measured.rates, matmul_flops=1e9))
+    CalibrationStore(tmp_path / "parallel-dit" / "calibration.json").save(device_set(devices), measured)
+    options = ("--devices", "cpu:2", "--free-gib", "64", "--dtype", "float32")
+    told = json.loads(plan(*options, "--link", "ethernet", "--json", cache=tmp_path)[1])
+    assert told["calibration"]["rates"]["matmul_flops"] == 1e9
+    assert told["calibration"]["link"]["name"] == "ethernet"
+    assert told["calibration"]["source"] == "measured by the test; the link is the table's ethernet, as told"
+    assert told["warnings"] == []
+    for cache in (tmp_path, tmp_path / "none"):
+        _, out, _ = plan(*options, "--compiled", cache=cache)
+        assert "warning: --compiled changes nothing here: nothing is known of compiled blocks on a CPU" in out
+
+
+def test_compiled_blocks_of_a_kind_are_told_from_eager_ones() -> None:
+    common = ("--kind", "L20", "--devices", "4", "--json")
+    eager, compiled = json.loads(plan(*common)[1]), json.loads(plan(*common, "--compiled")[1])
+    assert compiled["warnings"] == []
+    assert compiled["chosen"]["seconds_per_step"] < eager["chosen"]["seconds_per_step"]
+
+
+def test_more_than_four_cards_on_pcie_share_a_link() -> None:
+    links = [
+        json.loads(plan("--kind", "NVIDIA L40", "--devices", count, "--json")[1])["calibration"]["link"]["name"]
+        for count in ("4", "8")
+    ]
+    assert links == ["pcie4", "pcie4-shared"]
 
 
 def test_nothing_fits_is_an_answer_and_exit_code_1() -> None:

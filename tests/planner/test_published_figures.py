@@ -5,12 +5,21 @@ import statistics
 
 import pytest
 
-from benchmarks.planner_fit import FREE, START, fit, loss
-from benchmarks.planner_model import HERE, MACHINES, parse_plan, read_rows
-from benchmarks.planner_scaling import RANKS, best, machine, settings, stops_at
-from benchmarks.planner_table import EQUAL, computing_only, contests, held_out_errors, judge, kept_constants, report
+from benchmarks.planner_fit import FREE, START, TABLE_CONSTANTS, fit, fit_table, loss
+from benchmarks.planner_judge import (
+    computing_only,
+    contests,
+    held_out_errors,
+    judge,
+    kept_constants,
+    planners,
+    rule_of_thumb,
+)
+from benchmarks.planner_model import HERE, MACHINES, new_machine, parse_plan, read_rows, table_calibration
+from benchmarks.planner_scaling import RANKS, best, fits, machine, settings, stops_at
+from benchmarks.planner_table import report
 from parallel_runtime.planner.candidates import Candidate
-from parallel_runtime.planner.hardware import known_rates
+from parallel_runtime.planner.known import known_link, known_rates
 
 MEDIAN_ERROR = 0.15
 RIGHT = 0.90
@@ -28,18 +37,54 @@ def test_so_is_that_of_the_rows_nobody_had_seen() -> None:
     assert statistics.median(unseen) <= MEDIAN_ERROR
 
 
-def test_the_best_plan_of_a_setting_is_found_in_at_least_90_percent() -> None:
-    found = contests(judge(), by_ranks=False)
+@pytest.mark.parametrize("known", ["calibrated", "table"])
+def test_the_best_plan_of_a_published_setting_is_found_in_at_least_90_percent(known) -> None:
+    found = [each for each in contests(planners()[known], by_ranks=False) if each.published]
     assert len(found) > 40
     assert sum(contest.right for contest in found) >= RIGHT * len(found)
 
 
-def test_on_each_number_of_ranks_the_plan_taken_is_within_5_percent_of_the_best_in_at_least_90_percent() -> None:
-    """Strictly the best it is in four of five: plans that close change places between two runs."""
-    found = contests(judge(), by_ranks=True)
+@pytest.mark.parametrize("known", ["calibrated", "table", "table elsewhere"])
+def test_on_each_number_of_ranks_the_plan_taken_is_within_5_percent_of_the_best_in_at_least_90_percent(known) -> None:
+    """Strictly the best it is in four of five, or less: plans that close change places between two runs."""
+    found = contests(planners()[known], by_ranks=True)
     assert len(found) > 50
-    near = sum(contest.taken.row.seconds <= EQUAL * contest.fastest.row.seconds for contest in found)
-    assert near >= RIGHT * len(found)
+    assert sum(contest.near for contest in found) >= RIGHT * len(found)
+
+
+def test_the_table_that_ships_is_judged_as_it_ships_and_errs_no_more_than_the_target_says() -> None:
+    table = judge(machine=table_calibration)
+    l40 = next(each.row for each in table if each.row.machine == "8xL40 PCIe")
+    assert table_calibration(l40, {}).link == known_link("pcie4-shared")
+    assert statistics.median(held_out_errors(table)) <= MEDIAN_ERROR
+    elsewhere = judge(machine=new_machine)
+    assert statistics.median(held_out_errors(elsewhere)) <= MEDIAN_ERROR
+    assert statistics.median(held_out_errors(elsewhere)) > statistics.median(held_out_errors(table))
+
+
+def test_the_planner_chooses_better_than_a_rule_that_takes_all_ranks() -> None:
+    for by_ranks in (False, True):
+        ruled = contests(judge(), by_ranks=by_ranks, choose=rule_of_thumb)
+        for judged in (judge(machine=table_calibration), judge(machine=new_machine)):
+            assert sum(c.right for c in contests(judged, by_ranks=by_ranks)) > sum(c.right for c in ruled)
+        assert all(contest.taken.row.candidate.exact for contest in ruled)
+
+
+def test_a_target_that_is_missed_is_called_missed() -> None:
+    targets = [line for line in report().splitlines() if "| at least 90 %" in line or "| at most 15 %" in line]
+    assert len(targets) == 9
+    for line in targets:
+        figure, *cells, target = [cell.strip() for cell in line.strip("|").split("|")]
+        reached = [float(cell.split("(")[-1].rstrip("%)")) for cell in cells[:3]]
+        met = [value >= 90 if "90 %" in target else value <= 15 for value in reached]
+        assert ("missed" in target) == (not all(met)), line
+        assert ("missed by" in target) == (any(met) and not all(met)), line
+
+
+def test_rows_of_our_own_are_counted_apart() -> None:
+    own = {row.table for row in read_rows() if not row.published}
+    assert own == {"own-cpu-compute", "own-cpu-overhead"}
+    assert not any(each.published for each in contests(judge(), by_ranks=False) if each.name in own)
 
 
 def test_a_planner_that_knows_only_computing_misses_the_best_plan_and_errs_more() -> None:
@@ -47,9 +92,7 @@ def test_a_planner_that_knows_only_computing_misses_the_best_plan_and_errs_more(
     found = contests(naive, by_ranks=False)
     assert sum(contest.right for contest in found) < RIGHT * len(found)
     found = contests(naive, by_ranks=True)
-    assert sum(contest.taken.row.seconds <= EQUAL * contest.fastest.row.seconds for contest in found) < RIGHT * len(
-        found
-    )
+    assert sum(contest.near for contest in found) < RIGHT * len(found)
     assert statistics.median(held_out_errors(naive)) > 1.5 * statistics.median(held_out_errors(judge()))
 
 
@@ -63,9 +106,20 @@ def test_the_constants_are_what_the_fitted_rows_give_and_only_they() -> None:
         assert constants[kind].keys() == START[kind].keys()
 
 
+def test_the_tables_pcie_links_are_what_the_fitted_rows_give() -> None:
+    constants = kept_constants()
+    again = fit_table([row for row in read_rows() if row.fitted], constants)
+    assert again["table_losses"]["two"] < again["table_losses"]["one link for all"] / 2
+    assert TABLE_CONSTANTS == sum(len(values) for values in again["table_links"].values())
+    for name, values in again["table_links"].items():
+        assert values == pytest.approx(constants["table_links"][name], rel=0.02)
+        assert known_link(name).bandwidth == pytest.approx(values["bandwidth"], rel=0.02)
+        assert known_link(name).contention == pytest.approx(values["contention"], rel=0.02)
+
+
 def test_no_device_reaches_more_than_its_spec_sheet() -> None:
     constants = kept_constants()
-    for name in set(MACHINES.values()) - {"cpu"}:
+    for name in {device for device, _ in MACHINES.values()} - {"cpu"}:
         assert 0 < constants["devices"][name]["matmul"] <= 1
         assert 0 < constants["devices"][name]["attention"] <= 1
 
@@ -104,6 +158,26 @@ def test_strategies_stop_scaling_where_their_limits_are() -> None:
     assert best(flux, "all", 1, machine())[0] == Candidate()
 
 
-def test_the_last_worthwhile_number_of_ranks_is_the_one_before_the_gain_ends() -> None:
-    assert stops_at({1: 10.0, 2: 5.0, 4: 4.9, 8: 1.0}) == 2
+def test_ulysses_is_shown_at_the_ranks_above_8_that_24_heads_allow() -> None:
+    large = settings()[1]
+    assert [ranks for ranks in RANKS if best(large, "ulysses", ranks, machine())] == [1, 8, 12, 24]
+
+
+def test_of_plans_those_that_fit_come_first_and_the_others_are_marked() -> None:
+    long = settings()[3]
+    candidate, seconds = best(long, "all", 8, machine())
+    assert fits(long, candidate, machine())
+    assert best(long, "pipefusion", 8, machine())[1] > seconds
+    assert not fits(long, best(long, "pipefusion", 8, machine())[0], machine())
+    lines = report().split("### video, 1,000,000 tokens\n")[1].splitlines()
+    row = next(line for line in lines if line.startswith("| pipefusion"))
+    assert (
+        row.count("!") == 6 and "!" not in next(line for line in lines if line.startswith("| ring x")).split("|", 3)[3]
+    )
+
+
+def test_the_last_worthwhile_number_of_ranks_is_the_last_that_pays() -> None:
+    assert stops_at({1: 10.0, 2: 5.0, 4: 4.9}) == 2
+    assert stops_at({1: 10.0, 2: 5.0, 4: 4.9, 8: 1.0}) == 8  # a bend on the way, as where a node ends
     assert stops_at({1: 10.0, 2: 5.0, 4: 2.0}) == 4
+    assert stops_at({8: 10.0, 12: 9.4}) == 12  # half a doubling, half the gain

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_runtime.planner.hardware import known_calibration, known_link
+from parallel_runtime.planner.known import known_calibration, known_link
 from parallel_runtime.planner.store import CalibrationStore, default_path
 
 MEASURED = replace(known_calibration("A100"), source="measured", network=known_link("infiniband"))
@@ -23,6 +23,19 @@ def test_what_is_saved_is_loaded_for_the_same_devices_only(tmp_path) -> None:
     assert store.load("4 x A100") == replace(MEASURED, network=None)
     assert store.load("8 x A100") is None
     assert os.listdir(store.path.parent) == ["calibration.json"]
+
+
+def test_all_sets_of_one_kind_are_found_by_their_number(tmp_path) -> None:
+    store = CalibrationStore(tmp_path / "calibration.json")
+    for name in ("2 x A100, torch 2.6", "16 x A100, torch 2.6", "4 x A100, torch 2.7", "4 x A10 + A100, torch 2.6"):
+        store.save(name, replace(MEASURED, source=name))
+    store.save("8 x A100, torch 2.6", replace(MEASURED, node_ranks=-1))  # not usable
+    store.save("A100, torch 2.6", MEASURED)
+    found = store.load_all("A100, torch 2.6")
+    assert {count: each.source for count, each in found.items()} == {
+        2: "2 x A100, torch 2.6",
+        16: "16 x A100, torch 2.6",
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""The table of known devices and links: the constants of a machine that nobody has calibrated.
+
+Owns the figures, which device a name means, and which link a machine of such devices usually has. Spec-sheet figures
+are the vendors' (dense, no sparsity). What is reached of them, PCIe links and the host's seconds were fitted to
+published runs of other engines (benchmarks/planner.md); `doctor --calibrate` measures ours.
+"""
+
+import re
+from dataclasses import dataclass
+
+from .hardware import GIB, Calibration, Link, Rates, Software
+
+
+@dataclass(frozen=True)
+class _Device:
+    """Dense bf16 TFLOP/s, memory in GB/s and GiB by the spec sheet; the fractions that matrices and attention reach."""
+
+    tflops: float
+    bandwidth_gbs: float
+    memory_gib: int
+    matmul: float
+    attention: float
+    link: str = "pcie4"
+
+
+# A name is a set of words. H200, H100, H20 and A100 without more are boards on NVLink: drivers report an H200 and an
+# H20 so, and name the form of the others ("H100 80GB HBM3", "A100-SXM4-80GB"). The cards of the same names are on PCIe,
+# NVL too: a bridge between two is a part of its own, which the name does not tell. PCIe 5.0 counts as 4.0, for there
+# are no rows of it. Fractions of devices without rows in benchmarks/planner.md are those of the nearest relative.
+_DEVICES = {
+    "H200": _Device(989.0, 4800.0, 141, 0.59, 0.31, "nvlink4"),
+    "H200 NVL": _Device(835.0, 4800.0, 141, 0.59, 0.31),
+    "H100": _Device(989.0, 3350.0, 80, 0.59, 0.31, "nvlink4"),
+    "H100 NVL": _Device(835.0, 3900.0, 94, 0.59, 0.31),
+    "H100 PCIe": _Device(756.0, 2000.0, 80, 0.59, 0.31),
+    "H20": _Device(148.0, 4000.0, 96, 0.90, 0.60, "nvlink4"),
+    "A100": _Device(312.0, 2039.0, 80, 0.60, 0.70, "nvlink3"),
+    "A100 40GB": _Device(312.0, 1555.0, 40, 0.60, 0.70, "nvlink3"),
+    "A100 PCIe": _Device(312.0, 1935.0, 80, 0.60, 0.70),
+    "A100 PCIe 40GB": _Device(312.0, 1555.0, 40, 0.60, 0.70),
+    "L40S": _Device(362.0, 864.0, 48, 0.60, 0.55),
+    "L40": _Device(181.0, 864.0, 48, 1.00, 0.74),
+    "L20": _Device(119.5, 864.0, 48, 1.00, 0.89),
+    "RTX 4090": _Device(165.0, 1008.0, 24, 0.85, 0.85),
+    "RTX 3090": _Device(71.0, 936.0, 24, 0.85, 0.85, "pcie3"),  # copies cross host memory: half of PCIe 4.0, a guess
+    "RTX 2000 Ada": _Device(48.0, 224.0, 16, 0.99, 0.80, "pcie3"),  # eight lanes of PCIe 4.0
+}
+# Words of a driver's names that change nothing. Any other makes it another device: Laptop, MIG, D, Ti, SUPER, a
+# vGPU's 40C, and a size of memory that is not the table's.
+_PLAIN_WORDS = re.compile(r"nvidia|geforce|generation|gpu|sxm\d?|hbm\d?e?")
+
+# NVLink: 60 % of the bandwidth one way. PCIe 4.0 was fitted to the fitted rows of all its machines at once: those of
+# up to four devices, and those of more, where pairs share the way between two bridges. PCIe 3.0 is half of it.
+SHARED_ABOVE = 4
+_LINKS = {
+    "nvlink4": Link(name="nvlink4", bandwidth=270e9, latency_s=25e-6),
+    "nvlink3": Link(name="nvlink3", bandwidth=180e9, latency_s=25e-6),
+    "pcie4": Link(name="pcie4", bandwidth=31.5e9, latency_s=40e-6, contention=0.32),
+    "pcie4-shared": Link(name="pcie4-shared", bandwidth=24.3e9, latency_s=40e-6, contention=2.45),
+    "pcie3": Link(name="pcie3", bandwidth=15.75e9, latency_s=40e-6, contention=0.32),
+    "pcie3-shared": Link(name="pcie3-shared", bandwidth=12.15e9, latency_s=40e-6, contention=2.45),
+    "infiniband": Link(name="infiniband", bandwidth=40e9, latency_s=50e-6),
+    "ethernet": Link(name="ethernet", bandwidth=10e9, latency_s=100e-6),
+    "memory": Link(name="memory", bandwidth=2e9, latency_s=0.21e-3),
+}
+# The host's seconds are those of the engines in the published tables, not of ours.
+EAGER = Software(name="eager", passes=94.0, merge_passes=12.0, block_s=1.01e-03, exchange_s=1.55e-03, hop_s=1.94e-04)
+COMPILED = Software(name="compiled", passes=22.0, merge_passes=8.0, block_s=0.5e-3, exchange_s=0.2e-3, hop_s=0.1e-3)
+ON_CPU = Software(name="cpu", passes=30.0, merge_passes=4.0, block_s=3.40e-04, exchange_s=7.63e-04, hop_s=0.1e-3)
+CPU_THREAD = Rates(
+    name="cpu",
+    matmul_flops=159e9,
+    attention_flops=159e9,
+    memory_bandwidth=10e9,
+    memory_bytes=8 * GIB,
+    asynchronous=False,
+)
+
+
+def known_rates(name: str, *, reached: bool = True) -> Rates:
+    """A device by its name, a driver's or the table's own. Raises `ValueError` when it means no device of the table.
+
+    `reached`: the rates that are reached, otherwise those of the spec sheet.
+    """
+    found = _device_named(name)
+    device = _DEVICES[found]
+    matmul, attention = (device.matmul, device.attention) if reached else (1.0, 1.0)
+    return Rates(
+        name=found,
+        matmul_flops=device.tflops * 1e12 * matmul,
+        attention_flops=device.tflops * 1e12 * attention,
+        memory_bandwidth=device.bandwidth_gbs * 1e9,
+        memory_bytes=device.memory_gib * GIB,
+    )
+
+
+def known_link(name: str) -> Link:
+    """A link by its name. Raises `ValueError` with the names there are."""
+    if name not in _LINKS:
+        raise ValueError(f"link {name!r} is unknown; use one of {', '.join(_LINKS)}")
+    return _LINKS[name]
+
+
+def usual_link(name: str, devices: int) -> Link:
+    """The link that a machine with so many of these devices usually has. Raises `ValueError` for an unknown device."""
+    link = _DEVICES[_device_named(name)].link
+    shared = link.startswith("pcie") and devices > SHARED_ABOVE
+    return known_link(f"{link}-shared" if shared else link)
+
+
+def known_calibration(device: str, link: str | None = None, *, devices: int = 2, compiled: bool = False) -> Calibration:
+    """Constants from the table, with the link that a machine with so many such devices usually has.
+
+    `cpu` is one thread of a CPU a rank. Raises `ValueError` for a device or a link that is not in the table.
+    """
+    if device == "cpu":
+        return Calibration(
+            rates=CPU_THREAD,
+            link=known_link(link or "memory"),
+            software=ON_CPU,
+            source="a table (one CPU thread a rank)",
+        )
+    rates = known_rates(device)
+    reaching = known_link(link) if link else usual_link(device, devices)
+    software = COMPILED if compiled else EAGER
+    source = f"a table of known devices ({rates.name}, {reaching.name}, {software.name}), not measured here"
+    return Calibration(rates=rates, link=reaching, software=software, source=source)
+
+
+def _device_named(name: str) -> str:
+    """The table's name of a device: all words of that are in `name`, the most of them, and the rest are plain words."""
+    words = _words(name)
+    matching = [known for known in _DEVICES if _words(known) <= words]
+    found = max(matching, key=lambda known: len(_words(known)), default=None)
+    if found is not None:
+        size = f"{_DEVICES[found].memory_gib}gb"
+        if all(word == size or _PLAIN_WORDS.fullmatch(word) for word in words - _words(found)):
+            return found
+    raise ValueError(f"device {name!r} is unknown; use one of {', '.join(_DEVICES)}, or calibrate with doctor")
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", name.lower()))

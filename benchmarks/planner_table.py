@@ -184,7 +184,7 @@ def report() -> str:
         ],
         ["## Constants", "", *_CONSTANTS.strip().splitlines(), "", *_constants(constants), ""],
         ["## Where it chose otherwise", "", *_misses(found), "", *_MISSES.strip().splitlines(), ""],
-        ["## Every row", "", *_tables(judged), ""],
+        ["## Every row", "", "Errors are those of the calibrated planner.", "", *_tables(judged), ""],
         ["## Where strategies stop scaling", "", *scaling_lines()],
     ]
     return "\n".join(line for part in parts for line in part) + "\n"

@@ -50,7 +50,7 @@ _DEVICES = {
 _PLAIN_WORDS = re.compile(r"nvidia|geforce|generation|gpu|sxm\d?|hbm\d?e?")
 
 # NVLink: 60 % of the bandwidth one way. PCIe 4.0 was fitted to the fitted rows of all its machines at once: those of
-# up to four devices, and those of more, where pairs share the way between two bridges. PCIe 3.0 is half of it.
+# up to four devices, and those of more, where pairs seem to share the way between host bridges. PCIe 3.0 is half of it.
 SHARED_ABOVE = 4
 _LINKS = {
     "nvlink4": Link(name="nvlink4", bandwidth=270e9, latency_s=25e-6),

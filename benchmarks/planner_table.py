@@ -208,7 +208,8 @@ _COLUMNS = """
   machine that nobody has calibrated. It knows the device by its name, and one PCIe 4.0 link for machines of up to
   four devices, another for larger ones, each fitted to the fitted rows of all such machines at once.
 - **table elsewhere**: the same, with the PCIe link fitted without the rows of the machine it is judged on. No fit saw
-  your machine either: this is what to expect of the table on PCIe. Where there is NVLink it equals the column before.
+  your machine's link either: of these columns this is the nearest to what the table is worth on PCIe. Fractions of the
+  devices and the host's seconds were still fitted with those rows. On NVLink it equals the column before.
 - **computing only**: a planner without communication and launch. **rule of thumb**: no planner; without PipeFusion the
   most ranks, cfg parallel first, then the largest ulysses degree.
 

@@ -26,7 +26,7 @@ FOUND = ("free_bytes", "gflops")  # by each rank, of its device
 def denoise_report(record: SamplingRecord, latent: dict, settings: Mapping[str, object]) -> dict:
     """The report of a sampling run with these settings that ended with `latent`."""
     spans = steps_of(record)
-    ranks = _ranks(record.pooled, spans, began_s=record.began_s)
+    ranks = _ranks(record.pooled, spans, began_s=record.began_s, took_s=record.denoise_s)
     timings: dict = {"load_s": record.load_s, "denoise_s": record.denoise_s, "step_s": record.step_s}
     if record.step_s:
         timings |= {"per": "step", "first_step_s": record.step_s[0]}
@@ -39,7 +39,7 @@ def denoise_report(record: SamplingRecord, latent: dict, settings: Mapping[str, 
         devices=[] if record.device is None else [_device(record.device)],
         sampling=_asked(settings),
         sizes=_sizes(latent["samples"].shape),
-        loop={"kind": record.loop} | ({} if record.loop_reason is None else {"reason": record.loop_reason}),
+        loop=loop_of(record),
         timings=timings | _request_timings(record.requests) | span_timings(ranks),
         ranks=ranks,
     )
@@ -49,7 +49,7 @@ def list_report(record: ListRecord, latents: Sequence[dict], settings: Sequence[
     """The report of a list of sampling runs with these settings that ended with `latents`."""
     began_s = min((run.began_s for run in record.runs), default=0.0)
     spans = [Span(wall_s=request.wall_s, requests=[request.ranks]) for request in record.requests]
-    ranks = _ranks(record.pooled, spans, began_s=began_s)
+    ranks = _ranks(record.pooled, spans, began_s=began_s, took_s=record.denoise_s)
     runs = zip(record.runs, latents, settings, strict=True)
     timings = {"per": "request", "denoise_s": record.denoise_s}
     return _report(
@@ -110,6 +110,11 @@ def benchmark_report(
     )
 
 
+def loop_of(record: SamplingRecord) -> dict[str, str]:
+    """Where the loop of a run was, and why there where the other was asked for."""
+    return {"kind": record.loop} | ({} if record.loop_reason is None else {"reason": record.loop_reason})
+
+
 def steps_of(record: SamplingRecord) -> list[Span]:
     """The steps of a run with the requests made in each; a request belongs to the step in which it began.
 
@@ -167,10 +172,11 @@ def _report(
     return report
 
 
-def _ranks(pooled: PooledModel | None, spans: Sequence[Span], *, began_s: float) -> list[dict]:
+def _ranks(pooled: PooledModel | None, spans: Sequence[Span], *, began_s: float, took_s: float) -> list[dict]:
     if pooled is None or not any(span.requests for span in spans):
         return []
-    return rank_parts(spans, pooled.devices, began_s=began_s, utilisation=utilisation(pooled.devices))
+    busy = utilisation(pooled.devices, over_s=took_s)
+    return rank_parts(spans, pooled.devices, began_s=began_s, utilisation=busy)
 
 
 def _request_timings(requests: Sequence[Request]) -> dict:

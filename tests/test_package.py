@@ -36,11 +36,12 @@ def project_dependencies() -> dict[str, str]:
     return requirement_names("\n".join(re.findall(r'^\s*"([^"]+)"', block, flags=re.MULTILINE)))
 
 
-def bench_extra() -> dict[str, str]:
-    """`[project.optional-dependencies] bench`."""
+def bench_modules() -> set[str]:
+    """What `[project.optional-dependencies] bench` brings, as it is imported."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (line,) = re.findall(r"^bench = \[(.*)\]$", text, flags=re.MULTILINE)
-    return requirement_names("\n".join(re.findall(r'"([^"]+)"', line)))
+    names = requirement_names("\n".join(re.findall(r'"([^"]+)"', line)))
+    return {{"nvidia-ml-py": "pynvml"}.get(name, name) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -134,14 +135,14 @@ def test_every_third_party_import_of_the_pack_is_declared() -> None:
             found = re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
             imported |= set(found)
     outside = imported - set(sys.stdlib_module_names) - provided_by_comfyui - {"parallel_runtime"}
-    declared = project_dependencies().keys() | bench_extra().keys()
+    declared = project_dependencies().keys() | bench_modules()
     assert outside <= declared | {"numpy", "aiohttp"}, "declare it in pyproject.toml"
 
 
 def test_what_only_the_bench_extra_brings_is_imported_when_it_is_needed() -> None:
     """In a function, or for the type checker alone: a user's ComfyUI may do without."""
-    extra = "|".join(bench_extra())
-    assert extra == "matplotlib"
+    extra = "|".join(sorted(bench_modules()))
+    assert extra == "matplotlib|pynvml"
     for folder in ("nodes", "parallel_runtime"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8")

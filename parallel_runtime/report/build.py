@@ -31,19 +31,27 @@ class Span:
 
 
 def new_report(
-    kind: str, *, devices: Sequence[Device], comfyui: str = "", prompt_id: str = "", **parts: object
+    kind: str,
+    *,
+    devices: Sequence[Device],
+    comfyui: str = "",
+    diffusers: str = "",
+    prompt_id: str = "",
+    **parts: object,
 ) -> dict:
     """A report of this moment with `parts` as its further fields, checked. A part that is empty was not measured.
 
-    Raises `ReportError` for a part that is not as the schema says.
+    `comfyui` and `diffusers` are their versions, where they ran. Raises `ReportError` for a part that is not as the
+    schema says.
     """
+    ran = {name: version for name, version in (("comfyui", comfyui), ("diffusers", diffusers)) if version}
     report: dict = {
         "schema": SCHEMA,
         "kind": kind,
         "run_id": uuid.uuid4().hex,
         "created": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "from_cache": False,
-        "versions": versions(**({"comfyui": comfyui} if comfyui else {})),
+        "versions": versions(**ran),
         "devices": describe_devices(devices),
     }
     if prompt_id:

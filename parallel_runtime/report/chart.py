@@ -53,8 +53,7 @@ def require_chart(path: str | Path) -> None:
 def draw(reports: Sequence[Mapping], path: str | Path) -> None:
     """Write a PNG of the reports to `path`. Raises `NoChartError` without matplotlib or without anything measured."""
     rc_context, figure_class, canvas_class = _matplotlib()
-    rows = [(report, list(_panels(report))) for report in reports]
-    rows = [(report, panels) for report, panels in rows if panels]
+    rows = [(report, found) for report in reports if (found := list(panels(report)))]
     if not rows:
         raise NoChartError("0 of the reports hold anything to draw; connect a report of a sampler or a benchmark")
     heights = [_height(report) for report, _ in rows]
@@ -64,11 +63,11 @@ def draw(reports: Sequence[Mapping], path: str | Path) -> None:
         )
         canvas = canvas_class(figure)
         parts = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=heights)
-        for part, (report, panels) in zip(parts[:, 0], rows, strict=True):
+        for part, (report, found) in zip(parts[:, 0], rows, strict=True):
             part.suptitle(_headline(report), x=0.01, ha="left", fontsize=10.5, color=PALE)
-            widths = [2.2 if name == "timeline" else 1.0 for name, _ in panels]
-            grid = part.subplots(1, len(panels), squeeze=False, width_ratios=widths)
-            for axes, (_, panel) in zip(grid[0], panels, strict=True):
+            widths = [2.2 if name == "timeline" else 1.0 for name, _ in found]
+            grid = part.subplots(1, len(found), squeeze=False, width_ratios=widths)
+            for axes, (_, panel) in zip(grid[0], found, strict=True):
                 panel(axes)
         canvas.print_png(str(path))
 
@@ -92,8 +91,8 @@ def _height(report: Mapping) -> float:
     return LOW_ROW_INCHES if report["kind"] == "vae" else ROW_INCHES + RANK_INCHES * max(0, lines - 4)
 
 
-def _panels(report: Mapping) -> Iterator[tuple[str, Panel]]:
-    """What there is to draw of a report: only what was measured."""
+def panels(report: Mapping) -> Iterator[tuple[str, Panel]]:
+    """What there is to draw of a report, by name: only what was measured."""
     ranks = _ranks_of(report)
     if report.get("contenders"):
         yield "speedup", lambda axes: _draw_contenders(axes, report)
@@ -140,11 +139,14 @@ def _headline(report: Mapping) -> str:
 
 
 def _draw_contenders(axes: "Axes", report: Mapping) -> None:
-    """How many times as fast as one rank, with the middle half of the runs; the blocks alone beside it."""
+    """How many times as fast as one rank, without one as the first, with the middle half of the runs.
+
+    The blocks alone stand beside it.
+    """
     contenders = list(reversed(report["contenders"]))
-    base = next((each["median_s"] for each in contenders if each["kind"] == "one_rank"), contenders[-1]["median_s"])
+    base = next((each for each in contenders if each["kind"] == "one_rank"), contenders[-1])
     for place, each in enumerate(contenders):
-        value = base / each["median_s"]
+        value = base["median_s"] / each["median_s"]
         axes.barh(place, value, 0.56, color=COMPUTE if each["kind"] == "plan" else OTHER)
         spread = value * each.get("spread_s", 0.0) / each["median_s"] / 2
         axes.errorbar(value, place, xerr=spread, color=INK, capsize=3, linewidth=1.2)
@@ -157,7 +159,7 @@ def _draw_contenders(axes: "Axes", report: Mapping) -> None:
         axes.plot([], [], "D", color=COMMUNICATION, label="blocks alone")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12))
     axes.margins(x=0.2)
-    axes.set_title("Speed-up over one rank")
+    axes.set_title(f"Speed-up over {base['name']}")
     axes.tick_params(axis="y", length=0)
 
 

@@ -7,7 +7,7 @@ are held against each other.
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ import torch
 from ..devices import Device
 from ..plan import ParallelPlan
 from .build import Span, compare, contender, plan_part, rank_parts
+from .surroundings import utilisation
 
 Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
 BLOCKS = ("double_blocks_s", "single_blocks_s")
@@ -23,16 +24,23 @@ BLOCKS = ("double_blocks_s", "single_blocks_s")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one run of a contender gave: its result on the CPU, and of workers what they said, since `began_s`."""
+    """What one run of a contender gave: its result on the CPU, and of workers what they said, since `began_s`.
+
+    `loop` is where the loop of a sampling run was, as the schema has it.
+    """
 
     result: torch.Tensor
     spans: Sequence[Span] = ()
     began_s: float = 0.0
+    loop: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """Something to time: `run` returns when its result is there, the devices waited for."""
+    """Something to time: `run` returns when its result is there, the devices waited for.
+
+    `prepare` is called before each run, and not timed: what the run must find, and is no part of it.
+    """
 
     name: str
     kind: str
@@ -41,55 +49,63 @@ class Contender:
     plan: ParallelPlan | None = None
     devices: Sequence[Device] = ()
     threads: int | None = None
+    prepare: Callable[[], None] | None = None
 
 
 @dataclass
 class Timed:
-    """The runs of one contender that count. `result` and `last` are of the last one."""
+    """The runs of one contender that count. `last` is the last one, `utilisation` what the driver said after it."""
 
     contender: Contender
     run_s: list[float] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
     blocks_s: list[float] = field(default_factory=list)
     last: Run | None = None
+    utilisation: Mapping[int, float] = field(default_factory=dict)
 
-    def add(self, seconds: float, run: Run) -> None:
-        """Take in one run."""
-        self.last = run
+    def add(self, seconds: float, run: Run, *, busy: Mapping[int, float]) -> None:
+        """Take in one run, and how `busy` the driver said each rank's device was in it."""
+        self.last, self.utilisation = run, busy
         self.run_s.append(seconds)
         parts = rank_parts(run.spans, self.contender.devices, began_s=run.began_s)
-        busy = [sum(part["busy_s"]) for part in parts if "busy_s" in part]
+        took = [sum(part["busy_s"]) for part in parts if "busy_s" in part]
         blocks = [sum(_blocks_s(part)) for part in parts if "regions" in part]
-        self.busy_s += [max(busy)] if busy else []
+        self.busy_s += [max(took)] if took else []
         self.blocks_s += [max(blocks)] if blocks else []
 
 
 def interleave(
     contenders: Sequence[Contender], *, warmup: int, runs: int, told: Callable[[str, int, int], None] | None = None
 ) -> list[Timed]:
-    """Run every contender `warmup` times, then `runs` times that count, each round all of them in order.
+    """Run every contender `warmup` times, then `runs` times that count, each round all of them in turn.
 
-    `told(name, run, of)` is called before each run. Raises `ValueError` for fewer than one run, and what a run raises.
+    Each round begins with the contender after the one that the last began with, so that none always has the same before
+    it. `told(name, run, of)` is called before each run. Raises `ValueError` for fewer than one run, and what a run
+    raises.
     """
     if runs < 1 or warmup < 0:
         raise ValueError(f"runs={runs}, warmup={warmup}; use at least 1 run and 0 warm-up")
     timed = [Timed(each) for each in contenders]
     for count in range(warmup + runs):
-        for each in timed:
+        first = count % len(timed)
+        for each in timed[first:] + timed[:first]:
             if told is not None:
                 told(each.contender.name, count + 1, warmup + runs)
+            if each.contender.prepare is not None:
+                each.contender.prepare()
             began = time.perf_counter()
             run = each.contender.run()
             seconds = time.perf_counter() - began
             if count >= warmup:
-                each.add(seconds, run)
+                each.add(seconds, run, busy=utilisation(each.contender.devices, over_s=seconds))
     return timed
 
 
 def table(timed: Sequence[Timed], *, error: Error) -> tuple[list[dict], list[str]]:
     """A row a contender, as the schema has them, and warnings.
 
-    `error(result, reference)` holds each against one rank's result; one that is no number becomes a warning.
+    `error(result, reference)` holds each against one rank's result; one that is no number becomes a warning. Of a
+    pipeline it is no error but what keys a step old change, and is called so.
     """
     rows, warnings = [], []
     reference = next((each.last.result for each in timed if each.contender.kind == "one_rank" and each.last), None)
@@ -98,7 +114,8 @@ def table(timed: Sequence[Timed], *, error: Error) -> tuple[list[dict], list[str
         if reference is not None and each.last is not None and each.contender.kind != "one_rank":
             found = error(each.last.result, reference)
             if math.isfinite(found):
-                row["error"] = found
+                pipeline = each.contender.plan is not None and each.contender.plan.pipefusion > 1
+                row["stale_difference" if pipeline else "error"] = found
             else:
                 warnings.append(f"{each.contender.name}: the result or one rank's holds NaN or infinity")
         rows.append(row)
@@ -113,11 +130,13 @@ def _row(timed: Timed) -> dict:
     row = contender(of.name, of.kind, of.engine, timed.run_s, threads=of.threads)
     if of.plan is not None:
         row["plan"] = plan_part(of.plan)
+    if last.loop is not None:
+        row["loop"] = dict(last.loop)
     if timed.busy_s:
         row["slowest_rank_s"] = statistics.median(timed.busy_s)
     if timed.blocks_s:
         row |= {"blocks_s": timed.blocks_s, "blocks_median_s": statistics.median(timed.blocks_s)}
-    ranks = rank_parts(last.spans, of.devices, began_s=last.began_s)
+    ranks = rank_parts(last.spans, of.devices, began_s=last.began_s, utilisation=timed.utilisation)
     return row | ({"ranks": ranks} if ranks else {})
 
 

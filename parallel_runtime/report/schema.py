@@ -140,11 +140,13 @@ RANK = {
     "memory": _object({name: Field(_count) for name in ("allocated_bytes", "reserved_bytes", "resident_bytes")}),
     "utilisation": Field(_share),
 }
+LOOP = {"kind": _needed(_one_of(*LOOPS)), "reason": Field(_text)}
 CONTENDER = {
     "name": _needed(_text),
     "kind": _needed(_one_of(*CONTENDERS)),
     "engine": _needed(_name),
     "plan": _object(PLAN),
+    "loop": _object(LOOP),
     "threads": Field(_count),
     "run_s": Field(_seconds, required=True, many=True),
     "median_s": _needed(_seconds),
@@ -161,6 +163,7 @@ CONTENDER = {
     "block_speedup": Field(_seconds),
     "end_to_end_over_block": Field(_seconds),
     "error": Field(_seconds),
+    "stale_difference": Field(_seconds),
     "ranks": _object(RANK, many=True),
 }
 REPORT = {
@@ -199,7 +202,8 @@ REPORT = {
         | {name: Field(_text) for name in ("sampler", "scheduler")}
         | {name: Field(_number) for name in ("cfg", "denoise")}
     ),
-    "loop": _object({"kind": _needed(_one_of(*LOOPS)), "reason": Field(_text)}),
+    "inputs": _object({"seed": _needed(_count)}),
+    "loop": _object(LOOP),
     "warmup": Field(_count),
     "runs": Field(_count),
     "timings": _object(

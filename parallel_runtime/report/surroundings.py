@@ -1,6 +1,5 @@
 """Where something was measured: versions, devices, and how busy the driver says they are. No user, no folder."""
 
-import importlib.util
 import platform
 import re
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from ..devices import Device
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 CPU_FILE = Path("/proc/cpuinfo")
+SAMPLE_S = 1.0  # the driver looks back at most so long (NVML, nvmlDeviceGetUtilizationRates: 1/6 s to 1 s)
 
 
 def versions(**others: str) -> dict[str, str]:
@@ -31,9 +31,16 @@ def describe_devices(devices: Sequence[Device]) -> list[dict]:
     return [_describe(device) for device in devices]
 
 
-def utilisation(devices: Sequence[Device]) -> dict[int, float]:
-    """How busy the driver says each rank's device was in the last moments, 0 to 1, by rank; only where it tells."""
-    if importlib.util.find_spec("pynvml") is None:
+def utilisation(devices: Sequence[Device], *, over_s: float) -> dict[int, float]:
+    """How busy the driver says each rank's device was in the last moments, 0 to 1, by rank; only where it tells.
+
+    `over_s` is how long the run took that has just ended: of one shorter than the driver's sample it says nothing.
+    """
+    if over_s < SAMPLE_S:
+        return {}
+    try:
+        from pynvml import NVMLError
+    except ImportError:  # nvidia-ml-py is not installed
         return {}
     busy = {}
     for rank, device in enumerate(devices):
@@ -41,7 +48,7 @@ def utilisation(devices: Sequence[Device]) -> dict[int, float]:
             continue
         try:
             busy[rank] = torch.cuda.utilization(device.index) / 100
-        except RuntimeError:  # a driver or a device, such as a slice of one, that does not tell
+        except (RuntimeError, NVMLError):  # no driver, or a device, such as a slice of one, that does not tell
             continue
     return busy
 

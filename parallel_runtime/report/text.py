@@ -81,10 +81,15 @@ def _contender_lines(report: Mapping) -> Iterator[str]:
             more.append(f"{each['speedup_over_one_process']:.2f}x one process")
         if "block_speedup" in each:
             more.append(f"blocks alone {each['block_speedup']:.2f}x, kept {each['end_to_end_over_block']:.2f}")
+        if "loop" in each:
+            reason = f" ({each['loop']['reason']})" if "reason" in each["loop"] else ""
+            more.append(f"{each['loop']['kind']} loop{reason}")
         if "compile_s" in each:
             more.append(f"{each['graphs']} graphs made in {_seconds(each['compile_s'])}")
         if "error" in each:
             more.append(f"error {each['error']:.1e}")
+        if "stale_difference" in each:
+            more.append(f"{each['stale_difference']:.1e} from one rank by keys a step old")
         yield f"  {each['name']:{width}}  {_seconds(each['median_s'])}{spread}" + "".join(f", {part}" for part in more)
 
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from parallel_runtime.devices import parse_devices
@@ -18,7 +19,7 @@ from parallel_runtime.report.build import (
     rank_parts,
     span_timings,
 )
-from parallel_runtime.report.chart import NoChartError, draw
+from parallel_runtime.report.chart import NoChartError, draw, panels
 from parallel_runtime.report.text import describe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +89,20 @@ def test_a_chart_has_a_row_of_panels_for_each_report(tmp_path: Path) -> None:
             assert len(picture.convert("RGB").getcolors(1 << 24)) > 20, "nothing is drawn"
             heights.append(picture.height)
     assert heights == sorted(set(heights))
+
+
+def test_speed_ups_are_over_one_rank_or_over_the_contender_that_is_named() -> None:
+    report = benchmark()
+    assert speed_ups(report) == ("Speed-up over one rank", ["2.00x", "1.82x", "1.00x"])
+    del report["contenders"][0]  # as of a MODEL of sharded weights, which has no one rank
+    assert speed_ups(report) == ("Speed-up over diffusers, 2 threads", ["1.10x", "1.00x"])
+
+
+def speed_ups(report: dict) -> tuple[str, list[str]]:
+    """The title of a benchmark's bars, and what is written at each from the lowest on."""
+    axes = Figure().subplots()
+    dict(panels(report))["speedup"](axes)
+    return axes.get_title(), [text.get_text() for text in axes.texts]
 
 
 def test_a_report_with_nothing_to_draw_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Contenders run in turn: who goes first, what is timed, and what the driver says of the devices meanwhile."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from parallel_runtime.devices import Device
+from parallel_runtime.report.interleave import Contender, Run, interleave
+from parallel_runtime.report.surroundings import SAMPLE_S, utilisation
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = torch.cuda.is_available()
+
+
+def in_turn(count: int, *, warmup: int, runs: int) -> list[str]:
+    """The names of `count` contenders in the order that they ran in."""
+    ran: list[str] = []
+
+    def contender(name: str) -> Contender:
+        def run() -> Run:
+            ran.append(name)
+            return Run(result=torch.zeros(1))
+
+        return Contender(name=name, kind="one_process", engine="diffusers", run=run)
+
+    interleave([contender(name) for name in "abc"[:count]], warmup=warmup, runs=runs)
+    return ran
+
+
+def test_each_round_begins_with_the_next_contender() -> None:
+    assert "".join(in_turn(3, warmup=1, runs=3)) == "abc bca cab abc".replace(" ", "")
+    assert "".join(in_turn(2, warmup=0, runs=3)) == "ab ba ab".replace(" ", "")
+
+
+def test_a_driver_that_does_not_tell_leaves_utilisation_out() -> None:
+    """Without a driver nvidia-ml-py raises an error of its own, which is no RuntimeError."""
+    found = utilisation([Device("cpu", 0), Device("cuda", 0)], over_s=SAMPLE_S)
+    assert set(found) <= ({1} if HERE else set())
+    assert all(0 <= share <= 1 for share in found.values())
+
+
+def test_without_nvidia_ml_py_utilisation_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text("raise ModuleNotFoundError('no', name='pynvml')\n")
+    code = (
+        "from parallel_runtime.devices import Device\n"
+        "from parallel_runtime.report.surroundings import utilisation\n"
+        "print(utilisation([Device('cuda', 0)], over_s=9.0))"
+    )
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("{}", 0), done.stderr

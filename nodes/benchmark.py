@@ -22,9 +22,10 @@ from .host.contenders import (
 )
 from .host.decoding import decode
 from .host.progress import NodeText
+from .host.resident import ResidentOptions
 from .host.shelf import published
-from .report import benchmark_report, steps_of
-from .sampler import sampler_inputs
+from .report import benchmark_report, loop_of, steps_of
+from .sampler import LOOPS, loop_input, sampler_inputs
 from .sockets import CATEGORY, TimingSocket
 
 
@@ -61,6 +62,7 @@ class ParallelBenchmark(io.ComfyNode):
                     optional=True,
                     tooltip="Write each rank's Chrome trace of one more step, by plan, to output/traces.",
                 ),
+                loop_input(),
             ],
             outputs=[TimingSocket.Output(display_name="timing")],
         )
@@ -76,11 +78,12 @@ class ParallelBenchmark(io.ComfyNode):
         stock: bool,
         vae: io.Vae.Type | None = None,
         trace: bool = False,
+        loop: str = LOOPS[0],
         **settings: object,
     ) -> io.NodeOutput:
         """Raises `ValueError` for a MODEL without workers and for plans that it cannot run, before anything runs."""
         ours = require_ours(model)
-        field = Field(ours, {"latent": latent_image, **settings})
+        field = Field(ours, {"latent": latent_image, **settings}, ResidentOptions() if loop == LOOPS[0] else None)
         compared = read_plans(plans, ours.plan)
         contenders, warnings = field.contenders(compared, stock=stock)
         progress, text = RunsProgress((warmup + runs) * len(contenders)), NodeText()
@@ -108,10 +111,10 @@ class ParallelBenchmark(io.ComfyNode):
 
 
 class Field:
-    """What all contenders share, and how each of them runs once."""
+    """What all contenders share, and how each runs once. `resident`: with our loop in the workers, where it can be."""
 
-    def __init__(self, model: object, settings: Mapping[str, object]) -> None:
-        self.model, self.settings = require_ours(model), settings
+    def __init__(self, model: object, settings: Mapping[str, object], resident: ResidentOptions | None) -> None:
+        self.model, self.settings, self.resident = require_ours(model), settings, resident
         self.last_requests: list = []
 
     def contenders(self, plans: list[ParallelPlan], *, stock: bool) -> tuple[list[Contender], list[str]]:
@@ -121,7 +124,8 @@ class Field:
             found.append(self._ours(alone, "one rank", "one_rank"))
         else:
             warnings.append(
-                f"no one rank to compare with: this MODEL's weights are {self.model.plan.weights}, one rank's are not"
+                f"no one rank to compare with: this MODEL's weights are {self.model.plan.layout.name}, "
+                "one rank's would be whole"
             )
         if stock:
             found += self._stock(plans)
@@ -149,9 +153,9 @@ class Field:
         model = under_plan(self.model, plan)
 
         def run_once() -> Run:
-            latent, record = sampled(model, self.settings)
+            latent, record = sampled(model, self.settings, self.resident)
             self.last_requests = record.requests
-            return Run(result=latent, spans=steps_of(record), began_s=record.began_s)
+            return Run(result=latent, spans=steps_of(record), began_s=record.began_s, loop=loop_of(record))
 
         return Contender(
             name=name,
@@ -170,7 +174,8 @@ class Field:
         def running(count: int | None) -> Callable[[], Run]:
             def run_once() -> Run:
                 with threads(count):
-                    return Run(result=sampled(twin, self.settings)[0])
+                    latent, record = sampled(twin, self.settings)
+                return Run(result=latent, loop=loop_of(record))
 
             return run_once
 

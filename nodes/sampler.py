@@ -25,13 +25,7 @@ class ParallelFluxSampler(io.ComfyNode):
             description="KSampler inside the workers, with a report: time per step on each rank, and memory per rank.",
             inputs=[
                 *sampler_inputs(),
-                io.Combo.Input(
-                    "loop",
-                    options=list(LOOPS),
-                    default=LOOPS[0],
-                    optional=True,
-                    tooltip="auto runs all steps inside the workers where the graph allows it; host goes step by step.",
-                ),
+                loop_input(),
                 io.Combo.Input(
                     "modulations",
                     options=list(MODULATIONS),
@@ -58,6 +52,17 @@ class ParallelFluxSampler(io.ComfyNode):
         latent, record = sample(model, {"latent": latent_image, **settings}, resident)
         report = denoise_report(record, latent, settings)
         return io.NodeOutput(latent, report, ui=published(report))
+
+
+def loop_input() -> io.Input:
+    """Where the sampler's loop runs."""
+    return io.Combo.Input(
+        "loop",
+        options=list(LOOPS),
+        default=LOOPS[0],
+        optional=True,
+        tooltip="auto runs all steps inside the workers where the graph allows it; host goes step by step.",
+    )
 
 
 def sampler_inputs() -> list[io.Input]:

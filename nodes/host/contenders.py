@@ -16,6 +16,7 @@ from ...parallel_runtime.plan import ParallelPlan
 from .patcher import RemotePatcher
 from .pooled_model import recording, tracing
 from .refusals import refuse_in
+from .resident import ResidentOptions
 from .sampling import SamplingRecord, pooled_of, timed_run
 
 SLOW_ATTENTION = (
@@ -42,8 +43,8 @@ def under_plan(model: RemotePatcher, plan: ParallelPlan) -> RemotePatcher:
         )
     if plan.layout.kind != model.plan.layout.kind:
         raise ValueError(
-            f"{plan.describe()} has weights={plan.weights}, this MODEL weights={model.plan.weights}; "
-            "compare plans of the same weights, or set weights in SP Config"
+            f"{plan.describe()} has the weights {plan.layout.name}, this MODEL has them {model.plan.layout.name}; "
+            "compare plans of the same weights, or set weights and stages in SP Config"
         )
     clone = model.clone()
     clone.plan = plan
@@ -69,11 +70,16 @@ def attention_is_slow(device: torch.device) -> bool:
     return device.type == "cpu" and not comfy.model_management.pytorch_attention_enabled()
 
 
-def sampled(model: ModelPatcher, settings: Mapping[str, object]) -> tuple[torch.Tensor, SamplingRecord]:
-    """One sampling run: its latent on the CPU, and what was measured. Shows no preview and moves no progress bar."""
+def sampled(
+    model: ModelPatcher, settings: Mapping[str, object], resident: ResidentOptions | None = None
+) -> tuple[torch.Tensor, SamplingRecord]:
+    """One sampling run: its latent on the CPU, and what was measured. Shows no preview and moves no progress bar.
+
+    With `resident` the loop runs in the workers where it can, else the record says why not.
+    """
     record = SamplingRecord(pooled=pooled_of(model))
     with recording() as record.requests:
-        latent = timed_run(model, settings, record, on_step=lambda *_: None)
+        latent = timed_run(model, settings, record, on_step=lambda *_: None, resident=resident)
     return latent["samples"].float().cpu(), record
 
 

@@ -99,7 +99,6 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--steps", type=int, default=1, help="Euler steps (default 1: one call of the model)")
     verify.add_argument("--warmup", type=int, help="steps that go through the stages of a pipeline whole (default 1)")
     verify.add_argument("--patches", type=int, help="patches of a pipeline (default: as many as stages)")
-    verify.add_argument("--seed", type=int, default=0)
     verify.add_argument("--negative-control", action="store_true", help="make the plan wrong: must fail")
     bench = commands.add_parser("bench", help="how fast is a plan, beside one rank and one process?")
     _add_workload(bench, plans="append")
@@ -145,6 +144,7 @@ def _add_workload(parser: argparse.ArgumentParser, *, plans: str = "store") -> N
     parser.add_argument("--height", type=int, default=1024, help="pixels")
     parser.add_argument("--text-tokens", type=int, default=512)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
     parser.add_argument(
         "--devices", help="all, a count, cuda:0,cuda:1 or cpu:4 (default: as many as the plan has ranks)"
     )

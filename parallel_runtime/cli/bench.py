@@ -1,14 +1,14 @@
 """`bench`: are plans faster, and than what? Everything is interleaved in one run, so that drift hits all alike.
 
-Baselines: one rank of the same engine, and the unmodified diffusers model in one process with the threads of one rank
-and with as many threads as each plan has (on a GPU, threads play no part: one process, one device). The report is the
-one that docs/report.md explains.
+Each plan is timed as it works in the middle of a run (steady.py). Baselines: one rank of the same engine, and the
+unmodified diffusers model in one process with the threads of one rank and with as many threads as each plan has (on a
+GPU, threads play no part: one process, one device). The report is the one that docs/report.md explains.
 """
 
 import argparse
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,8 @@ from ..pool.pool import Pool
 from ..report.build import Span, new_report
 from ..report.chart import draw, require_chart
 from ..report.interleave import Contender, Run, interleave, table
-from .judge import load_judge
-from .verify import PlanRunner
+from .judge import judge_version, load_judge
+from .steady import Places, SteadyPlan
 from .workload import Workload, choose_devices, refuse_uncompilable, relative_error
 
 if TYPE_CHECKING:
@@ -43,7 +43,11 @@ def run(arguments: argparse.Namespace) -> dict:
     judge = load_judge()
     plans = [ParallelPlan.parse(text) for text in arguments.plan]
     workload = Workload(
-        width=arguments.width, height=arguments.height, text_tokens=arguments.text_tokens, batch=arguments.batch
+        width=arguments.width,
+        height=arguments.height,
+        text_tokens=arguments.text_tokens,
+        batch=arguments.batch,
+        seed=arguments.seed,
     )
     config = FluxConfig.from_header(read_header(arguments.model))
     for plan in plans:
@@ -53,11 +57,12 @@ def run(arguments: argparse.Namespace) -> dict:
     if arguments.compile:
         refuse_uncompilable(selection.devices)
     with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
-        began = time.perf_counter()
-        loaded = pool.load(spec)
-        load_s = time.perf_counter() - began
         sides = max(plan.cfg for plan in plans)
-        race = Race(pool, spec, workload.calls(config, sides), arguments.threads_per_rank)
+        places = Places.of(pool, spec, [ParallelPlan(), *plans])
+        race = Race(places, workload.calls(config, sides), arguments.threads_per_rank)
+        began = time.perf_counter()
+        loaded = places.load(ParallelPlan())
+        load_s = time.perf_counter() - began
         oracle = judge(spec.path, dtype=getattr(torch, loaded.dtype), device="cpu" if race.on_cpu else "cuda:0")
         contenders = [race.one_rank(), *race.processes(oracle, plans), *map(race.plan, plans)]
         if arguments.compile:
@@ -66,17 +71,19 @@ def run(arguments: argparse.Namespace) -> dict:
         traces = [name for plan in plans for name in race.trace(plan, arguments.trace)] if arguments.trace else []
     rows, warnings = table(timed, error=relative_error)
     for row in rows:
-        row |= race.graphs.get(row["name"], {})
+        row |= race.graphs(row["name"])
     report = new_report(
         "benchmark",
         devices=selection.devices,
+        diffusers=judge_version(),
         contenders=rows,
         warmup=arguments.warmup,
         runs=arguments.runs,
         model={"file": os.path.basename(spec.path), "dtype": loaded.dtype},
         sizes={name: getattr(workload, name) for name in SIZES},
+        inputs={"seed": workload.seed},
         timings={"load_s": load_s},
-        warnings=[*selection.warnings, *warnings],
+        warnings=[*selection.warnings, *places.warnings, *warnings],
         traces=traces,
     )
     if arguments.chart is not None:
@@ -86,18 +93,17 @@ def run(arguments: argparse.Namespace) -> dict:
 
 @dataclass(frozen=True)
 class Race:
-    """What all contenders share: workers, a file, the inputs of a step's calls, and CPU threads of a rank."""
+    """What all contenders share: workers with a file, the inputs of a step's calls, and CPU threads of a rank."""
 
-    pool: Pool
-    spec: ModelSpec
+    places: Places
     calls: list[dict[str, torch.Tensor]]  # one for each side of the plans' cfg
     threads_per_rank: int
-    graphs: dict[str, dict] = field(default_factory=dict)  # by contender, what making them took
+    with_graphs: dict[str, SteadyPlan] = field(default_factory=dict)  # those whose blocks are compiled, by contender
 
     @property
     def on_cpu(self) -> bool:
         """Whether the ranks are on the CPU, where threads play a part."""
-        return self.pool.devices[0].kind == "cpu"
+        return self.places.pool.devices[0].kind == "cpu"
 
     def one_rank(self) -> Contender:
         """The same engine, alone."""
@@ -111,15 +117,16 @@ class Race:
         """The engine under a plan with its blocks compiled."""
         return self._ours(plan, f"{plan.name}, compiled", "plan", compiled=True)
 
-    def _note_graphs(self, name: str, ranks: Sequence[Mapping]) -> None:
-        before = self.graphs.get(name, {"compile_s": 0.0})
-        took = max(rank["compile_s"] for rank in ranks)
-        self.graphs[name] = {"compile_s": before["compile_s"] + took, "graphs": max(rank["graphs"] for rank in ranks)}
+    def graphs(self, name: str) -> dict:
+        """What the graphs of a contender took, which has none unless it is compiled."""
+        runner = self.with_graphs.get(name)
+        return {} if runner is None else {"compile_s": runner.compile_s, "graphs": runner.graphs}
 
     def trace(self, plan: ParallelPlan, folder: str) -> list[str]:
         """Write each rank's Chrome trace of one run more, which is not timed. Returns the files' names."""
-        runner = PlanRunner(self.pool, self.spec, plan, options={"trace": True})
-        runner.run(self.calls)
+        runner = SteadyPlan(self.places, plan, self.calls, options={"trace": True})
+        runner.prepare()
+        runner.run()
         names = [f"{plan.name}.rank{number}.json.gz" for number in range(plan.ranks)]
         for name, rank in zip(names, runner.ranks, strict=True):
             with open(os.path.join(folder, name), "wb") as file:
@@ -138,13 +145,13 @@ class Race:
         ]
 
     def _ours(self, plan: ParallelPlan, name: str, kind: str, *, compiled: bool = False) -> Contender:
-        runner = PlanRunner(self.pool, self.spec, plan, options={"timed": True, "compiled": compiled})
+        runner = SteadyPlan(self.places, plan, self.calls, options={"timed": True, "compiled": compiled})
+        if compiled:
+            self.with_graphs[name] = runner
 
         def run_once() -> Run:
             began = time.perf_counter()
-            result = torch.cat(runner.run(self.calls))
-            if compiled:
-                self._note_graphs(name, runner.ranks)
+            result = torch.cat(runner.run())
             span = Span(wall_s=time.perf_counter() - began, requests=[runner.ranks])
             return Run(result=result, spans=[span], began_s=began)
 
@@ -153,8 +160,9 @@ class Race:
             kind=kind,
             engine="parallel-dit",
             run=run_once,
+            prepare=runner.prepare,
             plan=plan,
-            devices=self.pool.devices[: plan.ranks],
+            devices=self.places.pool.devices[: plan.ranks],
             threads=self.threads_per_rank * plan.ranks if self.on_cpu else None,
         )
 

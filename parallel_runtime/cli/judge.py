@@ -32,5 +32,12 @@ def load_judge() -> "type[Oracle]":
     return Oracle
 
 
+def judge_version() -> str:
+    """Which diffusers it is. Only after `load_judge`, which says what to do where there is none."""
+    import diffusers
+
+    return str(diffusers.__version__)
+
+
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]

@@ -19,6 +19,7 @@ from ..strategies.shard import SequenceShard
 
 PIXELS_PER_LATENT = 8
 LATENTS_PER_TOKEN = 2
+USUAL_STEPS = 20  # of a sampling run, ComfyUI's default
 MAX_SEED = 1 << 62  # torch takes 64 bits, and further calls count on from here
 
 
@@ -166,6 +167,24 @@ def euler(
         for img, velocity in zip(images, velocities, strict=True):
             img[..., : velocity.shape[2]] += (after - now) * velocity
     return [img[..., :width] for img, width in zip(images, channels, strict=True)]
+
+
+def steps_before(
+    calls: Sequence[Mapping[str, torch.Tensor]], velocities: Sequence[torch.Tensor], count: int
+) -> list[list[dict[str, torch.Tensor]]]:
+    """The calls of the `count` Euler steps that led to `calls`, in order, as far apart as in a usual run.
+
+    `velocities` are what the model makes of `calls`; along them the flow is followed backwards.
+    """
+    found = []
+    for number in range(count, 0, -1):
+        sigma, step = number / USUAL_STEPS, []
+        for call, velocity in zip(calls, velocities, strict=True):
+            img = call["img"].clone()
+            img[..., : velocity.shape[2]] += sigma * velocity
+            step.append({**call, "img": img, "timesteps": call["timesteps"] + sigma})
+        found.append(step)
+    return found
 
 
 def refuse_uncompilable(devices: Sequence[Device]) -> None:

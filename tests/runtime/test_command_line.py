@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import diffusers
 import psutil
 import pytest
 from safetensors.torch import load_file, save_file
@@ -277,6 +278,33 @@ def test_bench_times_lanes_too(sample: ModelSpec) -> None:
     rows = {row["name"]: row for row in json.loads(done.stdout)["contenders"]}
     assert rows["cfg2-ring1-uly1"]["error"] <= 1e-5
     assert {name for name in rows if name.startswith("diffusers")}  # the same two calls, of unequal text
+
+
+def bench(model: str, *arguments: str) -> dict:
+    """The report of a small bench."""
+    size = ("--width", "128", "--height", "128", "--text-tokens", "16")
+    done = run("bench", "--model", model, *size, "--warmup", "0", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    validate(report)
+    return report
+
+
+def test_bench_times_a_pipeline_after_its_warm_up(sample: ModelSpec) -> None:
+    """What keys a step old change is told, by that name; a step of warm-up would be one rank's to 1e-5."""
+    report = bench(sample.path, "--plan", "pipefusion=2,warmup_steps=2", "--runs", "2")
+    row = report["contenders"][-1]
+    assert row["name"].startswith("pipe2")
+    assert "error" not in row
+    assert 1e-4 < row["stale_difference"] < 1
+    assert "the weights lie in 2 ways (replicated, 2 stages)" in report["warnings"][0]
+
+
+def test_bench_says_which_judge_and_which_inputs_it_had(sample: ModelSpec) -> None:
+    report = bench(sample.path, "--plan", "ulysses=2", "--runs", "1", "--seed", "5")
+    assert report["versions"]["diffusers"] == diffusers.__version__
+    assert report["inputs"] == {"seed": 5}
+    assert "warnings" not in report
 
 
 def test_doctor_lists_passes_and_problems_with_remedies() -> None:

@@ -111,11 +111,11 @@ class Race:
 
     def plan(self, plan: ParallelPlan) -> Contender:
         """The engine under a plan."""
-        return self._ours(plan, plan.name, "plan")
+        return self._ours(plan, called(plan), "plan")
 
     def compiled(self, plan: ParallelPlan) -> Contender:
         """The engine under a plan with its blocks compiled."""
-        return self._ours(plan, f"{plan.name}, compiled", "plan", compiled=True)
+        return self._ours(plan, f"{called(plan)}, compiled", "plan", compiled=True)
 
     def graphs(self, name: str) -> dict:
         """What the graphs of a contender took, which has none unless it is compiled."""
@@ -127,7 +127,8 @@ class Race:
         runner = SteadyPlan(self.places, plan, self.calls, options={"trace": True})
         runner.prepare()
         runner.run()
-        names = [f"{plan.name}.rank{number}.json.gz" for number in range(plan.ranks)]
+        stem = called(plan).replace(", ", "-").replace(" ", "-")
+        names = [f"{stem}.rank{number}.json.gz" for number in range(plan.ranks)]
         for name, rank in zip(names, runner.ranks, strict=True):
             with open(os.path.join(folder, name), "wb") as file:
                 file.write(rank["trace"])
@@ -165,6 +166,16 @@ class Race:
             devices=self.places.pool.devices[: plan.ranks],
             threads=self.threads_per_rank * plan.ranks if self.on_cpu else None,
         )
+
+
+def called(plan: ParallelPlan) -> str:
+    """A plan's name with what else tells pipelines of the same stages apart."""
+    parts = [plan.name]
+    if plan.patches:
+        parts.append(f"{plan.patches} patches")
+    if plan.warmup_steps > 1:
+        parts.append(f"{plan.warmup_steps} warm-up steps")
+    return ", ".join(parts)
 
 
 def _diffusers(how: str, run: Callable[[], Run], threads: int | None) -> Contender:

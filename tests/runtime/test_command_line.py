@@ -292,11 +292,13 @@ def bench(model: str, *arguments: str) -> dict:
 
 def test_bench_times_a_pipeline_after_its_warm_up(sample: ModelSpec) -> None:
     """What keys a step old change is told, by that name; a step of warm-up would be one rank's to 1e-5."""
-    report = bench(sample.path, "--plan", "pipefusion=2,warmup_steps=2", "--runs", "2")
-    row = report["contenders"][-1]
-    assert row["name"].startswith("pipe2")
-    assert "error" not in row
-    assert 1e-4 < row["stale_difference"] < 1
+    plans = ("--plan", "pipefusion=2", "--plan", "pipefusion=2,patches=3,warmup_steps=2")
+    report = bench(sample.path, *plans, "--runs", "2")
+    rows = {row["name"]: row for row in report["contenders"] if row["kind"] == "plan"}
+    assert list(rows) == ["pipe2-ring1-uly1", "pipe2-ring1-uly1, 3 patches, 2 warm-up steps"]
+    for row in rows.values():
+        assert "error" not in row
+        assert 1e-4 < row["stale_difference"] < 1
     assert "the weights lie in 2 ways (replicated, 2 stages)" in report["warnings"][0]
 
 

@@ -1,13 +1,14 @@
-"""How long the parts of a step take on one rank: named regions, by device events on a GPU, by the clock elsewhere.
+"""When steps end on one rank and how long their parts take: by device events on a GPU, by the clock elsewhere.
 
-A pair of events is recorded where the work is queued and read after the step's own synchronisation, so that measuring
-waits for nothing. On the CPU, work is done when its call returns. A timer that is off hands out one region that does
-nothing, for every name.
+Events are recorded where the work is queued and read once all is done, so that measuring waits for nothing and a step
+may begin while the one before is under way. On the CPU, work is done when its call returns. A timer that is off hands
+out one region that does nothing, for every name.
 """
 
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -45,10 +46,10 @@ class EventRegion:
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def __enter__(self) -> None:
-        self._began = self._mark()
+        self._began = _recorded(self._device)
 
     def __exit__(self, *error: object) -> None:
-        self._pairs.append((self._began, self._mark()))
+        self._pairs.append((self._began, _recorded(self._device)))
 
     @property
     def entries(self) -> int:
@@ -61,20 +62,70 @@ class EventRegion:
             self._pairs[-1][1].synchronize()
         return sum(began.elapsed_time(ended) for began, ended in self._pairs) / 1000
 
-    def _mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+
+class ClockMoments:
+    """Moments on the machine's clock, which on the CPU are those at which the work before is done."""
+
+    def __init__(self) -> None:
+        self._moments: list[float] = []
+
+    def mark(self) -> None:
+        """Now is one."""
+        self._moments.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """All of them, in order."""
+        return list(self._moments)
+
+
+class EventMoments:
+    """When a CUDA device is done with what its current stream has so far, on the machine's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._events: list[torch.cuda.Event] = []
+        self._first_s = 0.0
+
+    def mark(self) -> None:
+        """One is when the device gets here. The first waits for that, to look at both clocks at once."""
+        self._events.append(_recorded(self._device))
+        if len(self._events) == 1:
+            self._events[0].synchronize()
+            self._first_s = time.perf_counter()
+
+    def seconds(self) -> list[float]:
+        """All of them, in order. Waits for the device, and looks at both clocks again, as they drift apart."""
+        if len(self._events) < 2:
+            return [self._first_s for _ in self._events]
+        now = _recorded(self._device)
+        now.synchronize()
+        passed_s = time.perf_counter() - self._first_s
+        # From each to the next, since a difference has 24 bits.
+        apart_s = [before.elapsed_time(after) / 1000 for before, after in pairwise([*self._events, now])]
+        rate = passed_s / sum(apart_s)
+        return [self._first_s + rate * done_s for done_s in accumulate(apart_s[:-1], initial=0.0)]
 
 
 class RegionTimer:
-    """Times named regions of one step on one device; one that is not `on` measures nothing and costs nothing."""
+    """Times a request on one device: the moments that are marked and, if it is `on`, named regions of each lap."""
 
     def __init__(self, device: torch.device, *, on: bool = True) -> None:
         self.device = device
         self.on = on
         self.regions: dict[str, ClockRegion | EventRegion] = {}
         self._laps: list[dict[str, ClockRegion | EventRegion]] = []
+        self._moments = EventMoments(device) if device.type == "cuda" else ClockMoments()
+
+    def mark(self) -> None:
+        """Note the moment at which the device is done with all that was queued so far, whether the timer is on or not.
+
+        The first mark of a request waits for it, the others for nothing.
+        """
+        self._moments.mark()
+
+    def moments(self) -> list[float]:
+        """What was marked, in order, in seconds on the machine's monotonic clock; waits for the device."""
+        return self._moments.seconds()
 
     def region(self, name: str) -> AbstractContextManager[None]:
         """What times what runs inside it. A name may be entered several times, not inside itself; its times add up."""
@@ -107,6 +158,18 @@ class RegionTimer:
     def laps(self) -> list[dict[str, float]]:
         """`seconds` of each lap, once the device has finished them."""
         return [_seconds(lap) for lap in self._laps]
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when a GPU has done what its current stream has so far; at once on the CPU."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _recorded(device: torch.device) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def _seconds(regions: Mapping[str, ClockRegion | EventRegion]) -> dict[str, float]:

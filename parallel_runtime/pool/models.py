@@ -17,10 +17,14 @@ Key: TypeAlias = tuple[ModelSpec, tuple[int, bool, int, int]]
 
 @dataclass(frozen=True)
 class LoadResult:
-    """A loaded model: the ranks' own reports in rank order, and how long loading took."""
+    """A loaded model: the ranks' own reports in rank order, and how long loading took the last time.
+
+    Those before `first_rank` had it then.
+    """
 
     ranks: list[dict[str, Any]]
     wall_s: float
+    first_rank: int = 0
 
     @property
     def dtype(self) -> str:
@@ -31,6 +35,12 @@ class LoadResult:
     def parameter_bytes(self) -> list[int]:
         """Bytes of weights on each rank; 0 on those that the layout leaves out."""
         return [int(rank["parameter_bytes"]) for rank in self.ranks]
+
+    @property
+    def rank_load_s(self) -> dict[int, float]:
+        """Seconds by rank, its device waited for, of the ranks that loaded the last time."""
+        loaded = enumerate(self.ranks[self.first_rank :], self.first_rank)
+        return {number: rank["load_s"] for number, rank in loaded if "load_s" in rank}
 
 
 @dataclass
@@ -52,9 +62,10 @@ class Model:
         """This model once further ranks have loaded it, which are those that `more` has and this has not."""
         there = self.layout.ranks
         ranks = self.result.ranks[:there] + more.result.ranks[there:]
+        result = LoadResult(ranks, more.result.wall_s, first_rank=there)
         # the further ranks' weights are as the file says; this model's may be changed
         patches = self.patches if self.patches == more.patches else None
-        return Model(self.spec, self.handle, more.layout, LoadResult(ranks, more.result.wall_s), patches)
+        return Model(self.spec, self.handle, more.layout, result, patches)
 
     def serves(self, layout: Layout) -> bool:
         """Whether every rank that `layout` needs holds what it needs."""

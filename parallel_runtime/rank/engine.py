@@ -16,7 +16,7 @@ from ..plan import Layout, ParallelPlan
 from ..program import Program
 from ..strategies.collectives import Axis
 from ..strategies.lanes import Piece
-from ..timing import RegionTimer
+from ..timing import RegionTimer, wait_for
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, Op, TensorSpec
 from .compiled import CompiledFlux, Graphs, Watch
@@ -90,6 +90,10 @@ class Engine:
             "PROBE"
         )
 
+    def new_timer(self, *, on: bool) -> RegionTimer:
+        """What times one request on this rank; its regions too when it is `on`."""
+        return RegionTimer(self.device, on=on)
+
     def _load(
         self,
         body: Mapping,
@@ -105,6 +109,7 @@ class Engine:
         layout = Layout(**body["layout"])
         if not body["first_rank"] <= self.rank < layout.ranks:  # it has it already, or sleeps
             return {"parameter_bytes": 0, "memory": self._memory()}
+        began = time.perf_counter()
         group = Axis("shards") if body["mesh"] is None else self.meshes[body["mesh"]].shard_axis
         opened = open_model(body, layout, rank=self.rank, device=self.device, group=group)
         evicted = self._make_room(opened.needed_bytes, order=body["eviction_order"], budget=body["budget_bytes"])
@@ -114,7 +119,9 @@ class Engine:
             self._give_back()
             return {"cancelled": True, "evicted": evicted}
         self.models[body["model"]] = opened.model
+        wait_for(self.device)
         return {
+            "load_s": time.perf_counter() - began,
             "parameter_bytes": opened.model.weights.parameter_bytes,
             "dtype": str(opened.model.weights.dtype).removeprefix("torch."),
             "evicted": evicted,
@@ -187,7 +194,11 @@ class Engine:
             run()
         else:
             report["trace_bytes"] = self._traced(run, room)
-        report["step_s"] = time.perf_counter() - began
+        # Also where nobody times regions, and where a rank writes no result and so has waited for nothing yet: the
+        # request ends with the last rank's answer, so to wait for the device delays nobody.
+        forward.timer.mark()
+        (ended,) = forward.timer.moments()
+        report["step_s"] = ended - began
         if forward.timer.on:
             report["regions"] = forward.timer.seconds()
         return report | self._report(model, mesh, forward)
@@ -252,7 +263,7 @@ class Engine:
     ) -> Forward:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
         model.weights.refuse_changed_file()
-        timer = RegionTimer(self.device, on=_timed(body))
+        timer = self.new_timer(on=_timed(body))
         adapter = model.adapter
         if _compiled(body):
             adapter = CompiledFlux(adapter.config, self.graphs, Watch(timer, beat, progress))
@@ -314,7 +325,7 @@ def _calls(
             timeline=body["timeline"],
         )
     shard = forward.shard(call_tensors(tensors, 0))
-    rows = LatentRows(program, share, tensors, shard, device=forward.device, cfg=cfg, cfg_axis=mesh["cfg"])
+    rows = LatentRows(program, share, tensors, shard, timer=forward.timer, cfg=cfg, cfg_axis=mesh["cfg"])
     return WholeCalls(
         forward,
         program,

@@ -15,6 +15,7 @@ import torch
 from ..program import NUM_SIDES, PREVIEW_SLOTS, Program, Trajectory
 from ..strategies.collectives import Axis
 from ..strategies.shard import SequenceShard
+from ..timing import RegionTimer
 
 INPAINT = ("mask", "noise", "latent")
 
@@ -42,18 +43,23 @@ class LatentRows:
         tensors: Mapping[str, torch.Tensor],
         shard: SequenceShard,
         *,
-        device: torch.device,
+        timer: RegionTimer,
         cfg: float,
         cfg_axis: Axis,
     ) -> None:
         self._program, self._share, self._tensors, self._shard = program, share, tensors, shard
-        self._device, self._cfg, self._cfg_axis = device, cfg, cfg_axis
+        self._timer, self._cfg, self._cfg_axis = timer, cfg, cfg_axis
         self._trajectory = Trajectory(program)
-        self._inpaint = {
-            name: self._mine(tensors[f"inpaint.{name}"]).to(device) for name in INPAINT if f"inpaint.{name}" in tensors
-        }
+        self._inpaint: dict[str, torch.Tensor] = {}
         self._preview_of = {end: f"preview.{step % PREVIEW_SLOTS}" for step, end in enumerate(program.step_ends)}
         self._x = torch.empty(0)
+
+    def take_in(self) -> None:
+        """Have on the device what every call needs of the request; before the first."""
+        for name in INPAINT:
+            if f"inpaint.{name}" in self._tensors:
+                with self._timer.region("hand_over"):
+                    self._inpaint[name] = self._on_device(f"inpaint.{name}")
 
     def enter(self, call: int) -> torch.Tensor:
         """What the model is to see of these rows in a call, (B, S, C) fp32; not to be written to."""
@@ -89,7 +95,8 @@ class LatentRows:
     def _write(self, name: str, rows: torch.Tensor) -> None:
         """These rows of a result; of lanes that have the same ones, the first writes. Waits for the device."""
         if self._share.conds and not (self._share.exchange and self._cfg_axis.index):
-            self._mine(self._tensors[name]).copy_(rows)
+            with self._timer.region("gather"):
+                self._mine(self._tensors[name]).copy_(rows)
 
     def _mine(self, tensor: torch.Tensor) -> torch.Tensor:
         """The view of a whole tensor (images, latent rows, C): this lane's images, these rows."""
@@ -98,7 +105,11 @@ class LatentRows:
     def _given(self, number: int) -> torch.Tensor | None:
         if not self._program.states[number].given:
             return None
-        return self._mine(self._tensors[f"given.{number}"]).to(self._device)
+        with self._timer.region("hand_over"):
+            return self._on_device(f"given.{number}")
+
+    def _on_device(self, name: str) -> torch.Tensor:
+        return self._mine(self._tensors[name]).to(self._timer.device)
 
     def _sigma(self, call: int) -> float:
         sigma = self._program.states[call].sigma

@@ -82,7 +82,7 @@ class PipelinedCalls:
             device=forward.device,
         )
         self._rows = [
-            LatentRows(program, share, tensors, shard, device=forward.device, cfg=cfg, cfg_axis=mesh["cfg"])
+            LatentRows(program, share, tensors, shard, timer=forward.timer, cfg=cfg, cfg_axis=mesh["cfg"])
             for shard in (patches if stage.last else ())
         ]
         self._timeline = Timeline(forward.device, on=timeline)
@@ -95,6 +95,8 @@ class PipelinedCalls:
 
     def prepare(self) -> bool:
         """As `Calls.prepare`."""
+        for patch in self._rows:
+            patch.take_in()
         rows = {cond: PartRows(sequence, self._stage.part) for cond, sequence in self._sequences.items()}
         self._ready = prepare(
             self._forward,

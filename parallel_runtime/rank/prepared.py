@@ -45,23 +45,24 @@ def prepare(
     `blocks` are those this rank runs; `text`: whether it runs the first one. Modulations that would take more than
     `most_bytes` are left to each call.
     """
-    adapter, weights = forward.adapter, forward.weights
+    adapter, weights, timer = forward.adapter, forward.weights, forward.timer
     if not share.conds:
         weights.idle_pass(forward.beat)
         return {}
     times = torch.tensor([state.timestep for state in program.states[:-1]], device=forward.device)
-    ready: dict[int, Prepared] = {}
-    with weights.block("") as w:
+    taken: dict[int, dict[str, torch.Tensor]] = {}
+    with timer.region("hand_over"):
         for cond in share.conds:
             inputs = forward.inputs(Piece(cond, share.start, share.stop), rows[cond], call_tensors(tensors, cond))
-            inputs["timesteps"] = times[:, None].expand(-1, share.stop - share.start)
             inputs["img"] = inputs["img"].clone()  # on the CPU it is a view of what the parent sent
-            ready[cond] = Prepared(inputs, adapter.condition(w, inputs, text=text))
+            taken[cond] = inputs | {"timesteps": times[:, None].expand(-1, share.stop - share.start)}
+    with timer.region("embed"), weights.block("") as w:
+        ready = {cond: Prepared(inputs, adapter.condition(w, inputs, text=text)) for cond, inputs in taken.items()}
     vecs = [side.condition.vec for side in ready.values()]
     needed = sum(adapter.modulation_numbers(block, vec) * vec.element_size() for block in blocks for vec in vecs)
     ahead = list(ready.values()) if needed <= most_bytes else []
     for block in blocks:
-        with weights.block(block.prefix) as w:
+        with timer.region("modulation"), weights.block(block.prefix) as w:
             for side in ahead:
                 side.modulations[block.prefix] = adapter.modulation_rows(block, w, side.condition.vec)
         forward.beat()

@@ -9,7 +9,7 @@ here for a rank that runs all blocks, pipeline.py for a stage.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,14 @@ from .prepared import Prepared, prepare
 
 CREDIT_WAIT_S = 0.0001
 MOST_TIMED_STEPS = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave:
+    """To start a step: when it was given, on the machine's clock, and how long the rank had waited for it."""
+
+    at_s: float
+    waited_s: float
 
 
 class Gate:
@@ -85,9 +93,7 @@ class ResidentLoop:
 
     def __init__(self, program: Program, calls: Calls, timer: RegionTimer) -> None:
         self._program, self._calls, self._timer = program, calls, timer
-        self.began_s: list[float] = []  # of each step, on the machine's clock
-        self.step_s: list[float] = []
-        self.waited_s = self.prepare_s = 0.0
+        self._leaves: list[Leave] = []  # of each step, and of calls after the last one
 
     def run(self, gate: Gate, *, step_done: Callable[[int], None], prepared: Callable[[], None]) -> None:
         """Run to the end; the result and the previews go to the request's tensors, this rank's rows of them.
@@ -95,10 +101,10 @@ class ResidentLoop:
         `prepared` is called once the modulations of all calls are there, if they are to be. Raises
         `RequestCancelledError`.
         """
-        began = time.perf_counter()
+        self._timer.mark()
         if self._calls.prepare():
             prepared()
-        self.prepare_s = time.perf_counter() - began
+        self._timer.mark()
         self._timer.lap()
         try:
             self._run_calls(gate, step_done)
@@ -107,36 +113,40 @@ class ResidentLoop:
             raise
         self._calls.close()
         self._calls.finish()
+        self._timer.mark()
 
     def _run_calls(self, gate: Gate, step_done: Callable[[int], None]) -> None:
         starts, ends = step_starts(self._program), {end: step for step, end in enumerate(self._program.step_ends)}
-        began = time.perf_counter()
         for call in range(self._program.num_calls):
             if call in starts:
-                waited = gate.wait(starts[call])
-                self.waited_s += waited
-                began += waited
+                waited_s = gate.wait(starts[call])
+                self._leaves.append(Leave(at_s=time.perf_counter(), waited_s=waited_s))
             self._calls.run(call)
             if call in ends:
-                self.began_s.append(began)
-                self.step_s.append(time.perf_counter() - began)
+                # Not waited for: a stage of a pipeline is asked for its next step while the device is at this one.
+                self._timer.mark()
                 self._timer.lap()
-                began = time.perf_counter()
                 step_done(ends[call])
 
     def report(self) -> dict[str, Any]:
-        """Seconds of each step, of what was computed before the first, and of waiting for leave to go on.
+        """Seconds of each step, of what came before the first and after the last, and of waiting for leave to go on.
 
-        Where they were timed, `regions` has a list for each, an entry a step; a run of very many steps goes without, as
-        a message has room for no more.
+        Where they were timed, `regions` has a list for each, an entry a step, and `prepare_regions` what was before the
+        first; a run of very many steps goes without `regions`, as a message has room for no more. Waits for the device.
         """
-        report = {"step_s": _brief(self.step_s), "prepare_s": self.prepare_s, "waited_s": self.waited_s}
-        report |= self._calls.report()
-        if len(self.step_s) > MOST_TIMED_STEPS:
-            return report
-        report["began_s"] = _brief(self.began_s)
+        run_s, prepared_s, *ends_s, finished_s = self._timer.moments()
+        began_s = step_begins(prepared_s, ends_s, self._leaves[: len(ends_s)])
+        step_s = [end - began for began, end in zip(began_s, ends_s, strict=True)]
+        report = {"step_s": _brief(step_s), "prepare_s": prepared_s - run_s}
+        report["finish_s"] = finished_s - [prepared_s, *ends_s][-1]
+        report |= {"waited_s": sum(leave.waited_s for leave in self._leaves), **self._calls.report()}
         if self._timer.on:
-            _, *steps = self._timer.laps()  # the first is of what was prepared
+            prepared, *steps = self._timer.laps()
+            report["prepare_regions"] = prepared
+        if len(step_s) > MOST_TIMED_STEPS:
+            return report
+        report["began_s"] = _brief(began_s)
+        if self._timer.on:
             names = {name for step in steps for name in step}
             report["regions"] = {name: _brief([step.get(name, 0.0) for step in steps]) for name in sorted(names)}
         return report
@@ -174,6 +184,7 @@ class WholeCalls:
 
     def prepare(self) -> bool:
         """As `Calls.prepare`."""
+        self._rows.take_in()
         self._ready = prepare(
             self._forward,
             self._program,
@@ -215,6 +226,18 @@ class WholeCalls:
             tokens, self._shards[cond], ready.inputs, self._options[cond], modulations=ready.modulations_of(call)
         )
         return velocity[:, :rows].float()
+
+
+def step_begins(prepared_s: float, ends_s: Sequence[float], leaves: Sequence[Leave]) -> list[float]:
+    """When each step began on the device, all on the machine's clock: at the end of the one before, or with its leave.
+
+    A device that was still at the step before while the host waited for leave lost that much less by it.
+    """
+    before_s = [prepared_s, *ends_s[:-1]]
+    return [
+        before + min(leave.waited_s, max(0.0, leave.at_s - before))
+        for before, leave in zip(before_s, leaves, strict=True)
+    ]
 
 
 def step_starts(program: Program) -> dict[int, int]:

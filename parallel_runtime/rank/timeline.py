@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..timing import wait_for
+
 MOST_SPANS = 500  # beside the times of all steps, a message has room for no more
 
 
@@ -23,8 +25,7 @@ class Timeline:
         """Seconds on the machine's monotonic clock, once the device has finished what was asked of it."""
         if not self._on:
             return 0.0
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        wait_for(self._device)
         return time.monotonic()
 
     def add(self, call: int, chunk: range, cond: int, *, asked_s: float, began_s: float, ended_s: float) -> None:

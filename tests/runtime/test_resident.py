@@ -159,6 +159,38 @@ def test_reports_have_a_time_for_every_step(eight_ranks: Pool, sample: ModelSpec
         assert rank["calls"] == 4 * (config.depth + config.depth_single), "so few tokens are gathered, in one message"
 
 
+@pytest.mark.parametrize("name", ["ulysses=2", "cfg=2", "pipefusion=2,patches=2,warmup_steps=1"])
+def test_what_is_taken_from_the_host_and_written_for_it_is_in_the_report(
+    eight_ranks: Pool, sample: ModelSpec, config: FluxConfig, name: str
+) -> None:
+    plan = ParallelPlan.parse(name)
+    result = eight_ranks.sample(sample, plan, make_run(config, sides=(7, 7)))
+    writers = [rank for rank in result.ranks[: plan.ranks] if "gather_s" in rank["regions"]]
+    assert len(writers) == (2 if name == "ulysses=2" else 1)
+    for rank in writers:
+        assert min(rank["regions"]["gather_s"]) > 0, "each step's preview"
+        assert rank["finish_s"] > 0, "the result"
+        first, second, third = rank["regions"]["hand_over_s"]
+        assert first > 0
+        # Noise was made ahead for the third call, of the third step. The last stage makes that latent in the second.
+        assert (second > 0, third > 0) == (plan.pipefusion > 1, plan.pipefusion == 1)
+    for rank in result.ranks[: plan.ranks]:
+        prepared = rank["prepare_regions"]
+        assert {"hand_over_s", "embed_s", "modulation_s"} <= prepared.keys()
+        assert all(prepared[name] > 0 for name in ("hand_over_s", "embed_s", "modulation_s"))
+        whole = sum(prepared[name] for name in ("hand_over_s", "embed_s", "modulation_s"))
+        assert whole <= rank["prepare_s"], "a part is counted twice, or elsewhere"
+
+
+def test_what_is_prepared_and_written_last_is_no_part_of_a_step(
+    eight_ranks: Pool, sample: ModelSpec, config: FluxConfig
+) -> None:
+    result = eight_ranks.sample(sample, ParallelPlan(ulysses=2), make_run(config))
+    for rank in result.ranks[:2]:
+        parts = rank["prepare_s"] + sum(rank["step_s"]) + rank["finish_s"] + rank["waited_s"]
+        assert parts <= result.wall_s
+
+
 def test_runs_that_cannot_be_are_refused(config: FluxConfig) -> None:
     run = make_run(config, sides=(7, 7))
     with pytest.raises(ValueError, match="0 conditionings"):

@@ -1,8 +1,13 @@
-"""Regions: what they measure, that they wait for nothing, and what they cost, counted and weighed against a step."""
+"""Regions and the ends of steps: what they measure, where each rank looks at the clock, and what it costs.
+
+The cost is counted and weighed against a step; `make targets TARGETS_FLAGS=timing` times steps with and without.
+"""
 
 import time
 import timeit
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +20,9 @@ from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.rank.resident import Leave, step_begins
 from parallel_runtime.timing import RegionTimer
+from runtime.resident_runs import make_run
 
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
 
@@ -51,6 +58,106 @@ def test_an_error_inside_passes_through_a_region() -> None:
     for on in (True, False):
         with pytest.raises(KeyError), RegionTimer(torch.device("cpu"), on=on).region("whole"):
             raise KeyError("inside")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("on", [True, False])
+def test_a_mark_is_the_moment_at_which_the_device_is_done(device: str, on: bool) -> None:
+    timer, work = RegionTimer(torch.device(device), on=on), torch.randn(1024, 1024, device=device)
+    asked = [time.perf_counter()]
+    timer.mark()
+    for _ in range(3):
+        for _ in range(4):
+            work = torch.mm(work, work) / 32
+        timer.mark()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        asked.append(time.perf_counter())
+    found = timer.moments()
+    assert found == sorted(found)
+    assert len(found) == 4
+    assert all(moment <= known + 1e-4 for moment, known in zip(found[1:], asked[1:], strict=True)), "after it was done"
+    assert all(moment > known - 1e-4 for moment, known in zip(found, asked, strict=False)), "before it was asked"
+
+
+@pytest.mark.parametrize(
+    ("leave", "began_s", "why"),
+    [
+        (Leave(at_s=10.5, waited_s=0.5), 10.5, "the device was done when the host began to wait"),
+        (Leave(at_s=10.0, waited_s=0.9), 10.0, "leave came while the device was at the step before"),
+        (Leave(at_s=9.0, waited_s=0.9), 10.0, "leave was there long before"),
+        (Leave(at_s=10.25, waited_s=0.9), 10.25, "the device waited for a part of what the host did"),
+        (Leave(at_s=10.75, waited_s=0.25), 10.25, "the host was late without waiting: that is the step's own time"),
+    ],
+)
+def test_a_step_begins_where_its_device_could_go_on(leave: Leave, began_s: float, why: str) -> None:
+    first = Leave(at_s=8.0, waited_s=0.0)
+    assert step_begins(8.0, [10.0, 12.0], [first, leave]) == [8.0, began_s], why
+
+
+@pytest.fixture(scope="module")
+def noting_ranks() -> Iterator[Pool]:
+    """Four ranks whose reports have what their timers were asked."""
+    here = str(Path(__file__).parent)
+    devices = parse_devices("cpu:4").devices
+    with Pool(devices, threads_per_rank=1, engine="marking_engine:MarkingEngine", python_path=(here,)) as pool:
+        yield pool
+
+
+# How many ranks write the latent, which others do not wait for: of lanes that share the sides one, of stages the last.
+CLOCKED = {"ulysses=2": 2, "cfg=2": 1, "cfg=3": 1, "cfg=2,pipefusion=2,warmup_steps=1": 1}
+STEPS = 3
+
+
+@pytest.mark.parametrize("name", CLOCKED)
+@pytest.mark.parametrize("on", [True, False])
+def test_every_rank_of_a_run_looks_at_the_clock_after_preparing_and_where_each_step_ends(
+    noting_ranks: Pool, deep: ModelSpec, name: str, on: bool
+) -> None:
+    run = make_run(FluxConfig.from_header(read_header(deep.path)), sides=(7, 7), mask=True)
+    run = replace(run, conds=tuple(replace(cond, options={"timed": on}) for cond in run.conds))
+    plan = ParallelPlan.parse(name)
+    ranks = noting_ranks.sample(deep, plan, run).ranks[: plan.ranks]
+    for rank in ranks:
+        notes = rank["notes"]
+        begun, prepared, *steps, finished, read = (part.split() for part in " ".join(notes).split("mark"))
+        assert begun == [], "nothing is done before the first look"
+        assert len(steps) == STEPS
+        assert set(prepared) <= {"hand_over", "embed", "modulation"}
+        assert all(part[0] == "lap" and "lap" not in part[1:] for part in [*steps, finished])
+        masked = 0 if plan.pipefusion > 1 and not rank["notes"].count("gather") else 3
+        assert prepared.count("hand_over") >= masked + ("embed" in prepared), "mask, noise, latent; the conditionings"
+        assert read == ["read"], "marks are read when all is done"
+        assert notes.count("read") == 1, "and are not waited for before"
+        assert len(rank["step_s"]) == STEPS
+        assert min(rank["step_s"]) > 0
+        assert min(rank["prepare_s"], rank["finish_s"]) >= 0
+        worked = any("single_blocks" in step for step in steps)
+        assert all("single_blocks" in step for step in steps) == worked, "a step's blocks were counted to another"
+    assert sum("gather" in " ".join(rank["notes"]) for rank in ranks) == CLOCKED[name]
+
+
+@pytest.mark.parametrize("name", CLOCKED)
+@pytest.mark.parametrize("on", [True, False])
+def test_every_rank_of_a_request_looks_at_the_clock_after_all_its_work(
+    noting_ranks: Pool, deep: ModelSpec, name: str, on: bool
+) -> None:
+    tensors = Workload(width=128, height=128, text_tokens=16).tensors(FluxConfig.from_header(read_header(deep.path)))
+    runner = PlanRunner(noting_ranks, deep, ParallelPlan.parse(name), options={"timed": on})
+    runner.run([tensors, tensors])
+    for rank in runner.ranks:
+        assert rank["notes"][-2:] == ["mark", "read"]
+        assert rank["notes"].count("mark") == 1
+        assert rank["step_s"] > 0
+
+
+def test_ranks_that_load_say_how_long_and_others_do_not(noting_ranks: Pool, launching: ModelSpec) -> None:
+    alone = noting_ranks.load(launching, ParallelPlan())
+    assert set(alone.rank_load_s) == {0}
+    assert 0 < alone.rank_load_s[0] < alone.wall_s
+    grown = noting_ranks.load(launching, ParallelPlan(ulysses=2))
+    assert set(grown.rank_load_s) == {1}, "rank 0 had it already"
+    assert [size > 0 for size in grown.parameter_bytes] == [True, True, False, False]
 
 
 @pytest.fixture(scope="module")

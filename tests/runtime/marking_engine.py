@@ -1,0 +1,44 @@
+"""An engine whose timer notes what it is asked, so that a test can see where each rank looks at the clock.
+
+Owns what runs in the ranks; `test_timing.py` says what must be found. A rank finds this module through `python_path`.
+"""
+
+from parallel_runtime.rank.engine import Engine
+from parallel_runtime.timing import RegionTimer
+
+
+class NotingTimer(RegionTimer):
+    """Measures as ever; `notes` has each region that was entered, each mark and each lap, in order."""
+
+    def __init__(self, device, *, on):
+        super().__init__(device, on=on)
+        self.notes = []
+
+    def region(self, name):
+        self.notes.append(name)
+        return super().region(name)
+
+    def mark(self):
+        self.notes.append("mark")
+        super().mark()
+
+    def lap(self):
+        self.notes.append("lap")
+        super().lap()
+
+    def moments(self):
+        self.notes.append("read")
+        return super().moments()
+
+
+class MarkingEngine(Engine):
+    """The engine, with the notes of its timer in each report."""
+
+    def new_timer(self, *, on):
+        self.noting = NotingTimer(self.device, on=on)
+        return self.noting
+
+    def handle(self, message, **told):
+        self.noting = None
+        report = super().handle(message, **told)
+        return report if self.noting is None else report | {"notes": self.noting.notes}

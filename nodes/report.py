@@ -27,6 +27,9 @@ def denoise_report(record: SamplingRecord, latent: dict, settings: Mapping[str, 
     """The report of a sampling run with these settings that ended with `latent`."""
     spans = steps_of(record)
     ranks = _ranks(record.pooled, spans, began_s=record.began_s, took_s=record.denoise_s)
+    for rank in ranks:
+        if rank["rank"] in record.rank_load_s:
+            rank["load_s"] = record.rank_load_s[rank["rank"]]
     timings: dict = {"load_s": record.load_s, "denoise_s": record.denoise_s, "step_s": record.step_s}
     if record.step_s:
         timings |= {"per": "step", "first_step_s": record.step_s[0]}

@@ -38,6 +38,7 @@ class Request:
 
 
 _RECORD: ContextVar[list[Request] | None] = ContextVar("parallel_dit_requests", default=None)
+_LOADS: ContextVar[dict[int, float] | None] = ContextVar("parallel_dit_loads", default=None)
 _CAPTURE: ContextVar[list[ModelCall] | None] = ContextVar("parallel_dit_captured", default=None)
 
 
@@ -63,6 +64,17 @@ def recording() -> Iterator[list[Request]]:
         yield requests
     finally:
         _RECORD.reset(token)
+
+
+@contextmanager
+def noting_loads() -> Iterator[dict[int, float]]:
+    """Seconds by rank that ranks take to load weights in this block; of those that have them already, nothing."""
+    seconds: dict[int, float] = {}
+    token = _LOADS.set(seconds)
+    try:
+        yield seconds
+    finally:
+        _LOADS.reset(token)
 
 
 @contextmanager
@@ -184,7 +196,11 @@ class PooledModel:
         def load(pool: Pool) -> None:
             if len(self.devices) > 1:
                 POOLS.measured(self.devices, partial(Pool.measure_devices, check_cancelled=check_cancelled))
-            pool.load(self.spec, plan, progress=progress, check_cancelled=check_cancelled)
+            there = pool.holds(self.spec, plan)
+            result = pool.load(self.spec, plan, progress=progress, check_cancelled=check_cancelled)
+            loads = _LOADS.get()
+            if loads is not None and not there:
+                loads.update(result.rank_load_s)
 
         POOLS.load(self.weights, plan, load)
 

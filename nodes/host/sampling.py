@@ -14,7 +14,7 @@ from comfy.patcher_extension import WrappersMP
 from ...parallel_runtime.places import without_places
 from .clock import synchronized_s
 from .patcher import RemotePatcher
-from .pooled_model import PooledModel, Request, recording
+from .pooled_model import PooledModel, Request, noting_loads, recording
 from .progress import NodeText
 from .resident import HostLoopError, ResidentOptions, sample_in_pool
 
@@ -28,12 +28,13 @@ class SamplingRecord:
     """What was measured of one sampling run: seconds before its loop, of the loop, between its steps; each request.
 
     `device` is where ComfyUI itself runs; `began_s` is when the loop began, on the machine's clock. `pooled` is None,
-    and `requests` empty, for a MODEL that is not ours.
+    and `requests` empty, for a MODEL that is not ours. `rank_load_s` has the ranks that had to load its weights.
     """
 
     pooled: PooledModel | None = None
     device: torch.device | None = None
     load_s: float = 0.0
+    rank_load_s: dict[int, float] = field(default_factory=dict)
     began_s: float = 0.0
     denoise_s: float = 0.0
     step_s: list[float] = field(default_factory=list)
@@ -89,7 +90,8 @@ def timed_run(
         timed.set_additional_models(WRAPPER_KEY, list(beside))
     loop = _loop(record, resident)
     timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step, loop))
-    (result,) = comfy_nodes.common_ksampler(timed, **settings)
+    with noting_loads() as record.rank_load_s:
+        (result,) = comfy_nodes.common_ksampler(timed, **settings)
     record.device = model.load_device
     record.load_s = max(0.0, record.began_s - called_s)
     return result

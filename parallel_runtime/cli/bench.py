@@ -8,7 +8,7 @@ GPU, threads play no part: one process, one device). The report is the one that 
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from ..plan import ParallelPlan
 from ..pool.pool import Pool
 from ..report.build import Span, new_report
 from ..report.chart import draw, require_chart
-from ..report.interleave import Contender, Run, interleave, table
+from ..report.interleave import Contender, Run, Timed, interleave, table
 from .judge import judge_version, load_judge
 from .steady import Places, SteadyPlan
 from .workload import Workload, choose_devices, refuse_uncompilable, relative_error
@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> dict:
     rows, warnings = table(timed, error=relative_error)
     for row in rows:
         row |= race.graphs(row["name"])
+    _add_loads(timed, rows, loaded.rank_load_s)
     report = new_report(
         "benchmark",
         devices=selection.devices,
@@ -89,6 +90,15 @@ def run(arguments: argparse.Namespace) -> dict:
     if arguments.chart is not None:
         draw([report], arguments.chart)
     return report
+
+
+def _add_loads(timed: Sequence[Timed], rows: Sequence[dict], rank_load_s: Mapping[int, float]) -> None:
+    """How long each rank loaded before all runs, in the rows of plans that such weights serve."""
+    for each, row in zip(timed, rows, strict=True):
+        plan = each.contender.plan
+        if plan is not None and plan.layout.kind == ParallelPlan().layout.kind:
+            for rank in row["ranks"]:
+                rank["load_s"] = rank_load_s[rank["rank"]]
 
 
 @dataclass(frozen=True)

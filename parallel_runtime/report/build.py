@@ -17,9 +17,11 @@ from .schema import SCHEMA, validate
 from .surroundings import describe_devices, versions
 
 SUMS = ("step_s", "calls", "bytes", "weight_bytes")
-OF_THE_RUN = ("lane", "released_bytes", "run_sent_bytes", "run_weight_bytes")
+AROUND = ("prepare_s", "prepare_regions", "finish_s")  # what a run in the workers does before and after its steps
+OF_THE_RUN = ("lane", "released_bytes", "run_sent_bytes", "run_weight_bytes", *AROUND)
 RUN_BYTES = (("sent_bytes", "bytes"), ("weight_bytes", "weight_bytes"))
 WAITING = ("communication_s", "weights_s")  # the regions in which a rank waits for others
+CLOCKS_AGREE, CLOCKS_AGREE_S = 1.001, 0.0001  # a device's clock drifts from the machine's, and numbers are rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,8 @@ def new_report(
         report["prompt_id"] = prompt_id
     report |= {name: part for name, part in parts.items() if part not in ({}, [], None, "")}
     validate(report)
+    if early := clocks_read_early(report):
+        report["warnings"] = [*report.get("warnings", ()), *early]
     return report
 
 
@@ -102,7 +106,7 @@ def spans_of_run(ranks: Sequence[Mapping], wall_s: Sequence[float]) -> list[Span
 def _step_of(rank: Mapping, number: int) -> dict:
     if not rank.get("member", True):
         return dict(rank)
-    step = {name: rank[name] for name in ("lane", "memory", "released_bytes") if name in rank}
+    step = {name: rank[name] for name in ("lane", "memory", "released_bytes", *AROUND) if name in rank}
     step |= {f"run_{name}": rank[key] for name, key in RUN_BYTES if key in rank}
     step |= {name: rank[name][number] for name in ("step_s", "began_s") if name in rank}
     if "regions" in rank:
@@ -126,6 +130,29 @@ def span_timings(ranks: Sequence[Mapping]) -> dict:
     if len(ends) > 1:
         timings["skew_s"] = [max(step) - min(step) for step in zip(*ends, strict=True)]
     return timings
+
+
+def clocks_read_early(report: Mapping) -> list[str]:
+    """A warning for each rank that says it waited for what others computed longer than a step took.
+
+    Then the step's end was looked at before the device got there, and no time of that rank can be believed. To wait for
+    weights is no sign: their stream is beside that of the steps.
+    """
+    rows = [("", report.get("ranks", ()))]
+    rows += [(f"{row['name']}, ", row["ranks"]) for row in report.get("contenders", ()) if "ranks" in row]
+    return [
+        f"{name}rank {rank['rank']}: it waited for others {waited:.6f} s of a step of {busy:.6f} s, so its clock was "
+        "read before its device was done; do not trust its times, and report this as a bug"
+        for name, ranks in rows
+        for rank in ranks
+        for waited, busy in _impossible(rank)[:1]
+    ]
+
+
+def _impossible(rank: Mapping) -> list[tuple[float, float]]:
+    """Of the steps that cannot be: what the rank says it waited, and what the step took."""
+    steps = zip(rank.get("regions", {}).get("communication_s", ()), rank.get("busy_s", ()), strict=False)
+    return [(waited, busy) for waited, busy in steps if waited > CLOCKS_AGREE * busy + CLOCKS_AGREE_S]
 
 
 def contender(name: str, kind: str, engine: str, run_s: Sequence[float], **more: object) -> dict:
@@ -190,6 +217,7 @@ def _sum_up(span: Span, rank: int) -> dict | None:
 def _series(steps: Sequence[Mapping], spans: Sequence[Span], began_s: float) -> dict:
     """One rank's steps as lists, one entry a step. A field that a step lacks is no field of the run."""
     series: dict = {"busy_s": [step["step_s"] for step in steps]}
+    # A rank may end a step of a run in the workers long before its caller hears of it, and be at the next one.
     series["idle_s"] = [max(0.0, span.wall_s - step["step_s"]) for span, step in zip(spans, steps, strict=True)]
     if all(step["timed"] for step in steps):
         waits = [sum(step["regions"].get(name, 0.0) for name in WAITING) for step in steps]

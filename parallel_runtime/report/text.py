@@ -3,6 +3,8 @@
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
+EXCHANGES = (("hand-over", "hand_over_s"), ("gather", "gather_s"))  # with the host
+
 
 def describe(report: Mapping) -> str:
     """The report's headline figures, a line each."""
@@ -40,8 +42,7 @@ def _what(report: Mapping) -> str:
 
 def _run_lines(report: Mapping) -> Iterator[str]:
     timings = report["timings"]
-    if "load_s" in timings:
-        yield f"load {_seconds(timings['load_s'])}"
+    yield from _before_lines(report)
     if "denoise_s" in timings:
         steps = timings.get("step_s", [])
         each = f", {len(steps)} steps, median {_seconds(statistics.median(steps))} a step" if steps else ""
@@ -59,9 +60,22 @@ def _run_lines(report: Mapping) -> Iterator[str]:
             yield _rank_line(rank)
 
 
+def _before_lines(report: Mapping) -> Iterator[str]:
+    """What came before the first step."""
+    timings = report["timings"]
+    if "load_s" in timings:
+        loads = [rank["load_s"] for rank in report.get("ranks", []) if "load_s" in rank]
+        slowest = f", weights {_seconds(max(loads))} on the slowest rank" if loads else ""
+        yield f"load {_seconds(timings['load_s'])}{slowest}"
+    if "prepare_s" in timings:
+        yield f"prepare {_seconds(timings['prepare_s'])} in the workers, before the first step"
+
+
 def _rank_line(rank: Mapping) -> str:
     shares = [("compute", "compute_s"), ("communication", "communication_s"), ("idle", "idle_s")]
     parts = [f"{name} {_seconds(statistics.median(rank[key]))}" for name, key in shares if rank.get(key)]
+    if rank.get("compute_s"):
+        parts[0] += _of_it(rank.get("regions", {}))
     memory = rank.get("memory", {})
     held = memory.get("allocated_bytes", memory.get("resident_bytes"))
     where = (
@@ -69,6 +83,13 @@ def _rank_line(rank: Mapping) -> str:
     )
     busy = f", device {rank['utilisation']:.0%} busy" if "utilisation" in rank else ""
     return f"  rank {rank['rank']} {rank['device']}: {', '.join(parts)}{where}{busy}"
+
+
+def _of_it(regions: Mapping) -> str:
+    """What of a rank's computing was taking its data and writing it, where a usual step has any."""
+    found = [(name, statistics.median(regions.get(key) or [0])) for name, key in EXCHANGES]
+    words = [f"{name} {_seconds(seconds)}" for name, seconds in found if seconds]
+    return f" ({', '.join(words)} of it)" if words else ""
 
 
 def _contender_lines(report: Mapping) -> Iterator[str]:

@@ -97,9 +97,22 @@ def test_a_loop_inside_the_workers_is_one_request_whose_ranks_tell_of_each_step(
     timings = report["timings"]
     assert (report["loop"], timings["calls"], len(timings["step_s"])) == ({"kind": "resident"}, [3], 3)
     assert 0 < timings["prepare_s"] < timings["denoise_s"]
+    assert timings["prepare_s"] == max(rank["prepare_s"] for rank in report["ranks"])
     for rank in report["ranks"]:
+        assert 0 < rank["prepare_regions"]["hand_over_s"] < rank["prepare_s"]
+        assert rank["finish_s"] > 0
+        assert min(rank["regions"]["gather_s"]) > 0
+        assert rank["regions"]["hand_over_s"][0] > 0
         assert len(rank["busy_s"]) == len(rank["communication_s"]) == 3
         assert all(0 < each < whole for each, whole in zip(rank["communication_s"], rank["busy_s"], strict=True))
+
+
+def test_only_ranks_that_had_to_load_say_how_long(client: ComfyClient, tiny_models: TinyModels) -> None:
+    client.queue({"1": {"class_type": "ReleaseParallelPool", "inputs": {}}}).require_success()
+    cold = report_of(client.queue(timed(tiny_models, seed=98)), "sampler")
+    assert all(0 < rank["load_s"] < cold["timings"]["load_s"] for rank in cold["ranks"])
+    warm = report_of(client.queue(timed(tiny_models, seed=99)), "sampler")
+    assert not any("load_s" in rank for rank in warm["ranks"])
 
 
 def test_what_was_not_measured_is_absent(client: ComfyClient, tiny_models: TinyModels) -> None:

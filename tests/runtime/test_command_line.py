@@ -248,6 +248,7 @@ def test_bench_puts_every_baseline_beside_each_plan(sample: ModelSpec, tmp_path:
         assert 0 < plan["blocks_median_s"] < plan["slowest_rank_s"] < plan["median_s"]
         for rank in plan["ranks"]:
             assert 0 < rank["communication_s"][0] < rank["busy_s"][0]
+            assert 0 < rank["load_s"] < report["timings"]["load_s"]
     assert 0 < rows["diffusers, 1 thread"]["error"] <= 1e-5
     assert [rank["collectives"] for rank in rows["uly2"]["ranks"]] == [[4], [4]]
     assert rows["one rank"]["ranks"][0]["communication_s"] == [0]
@@ -299,6 +300,7 @@ def test_bench_times_a_pipeline_after_its_warm_up(sample: ModelSpec) -> None:
     for row in rows.values():
         assert "error" not in row
         assert 1e-4 < row["stale_difference"] < 1
+        assert not any("load_s" in rank for rank in row["ranks"]), "stages were loaded later"
     assert "the weights lie in 2 ways (replicated, 2 stages)" in report["warnings"][0]
 
 

@@ -9,8 +9,17 @@ import pytest
 
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.report.build import Span, new_report, plan_part, rank_parts, span_timings, spans_of_run
+from parallel_runtime.report.build import (
+    Span,
+    contender,
+    new_report,
+    plan_part,
+    rank_parts,
+    span_timings,
+    spans_of_run,
+)
 from parallel_runtime.report.schema import ReportError, fields, validate
+from parallel_runtime.report.text import describe
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 DEVICES = parse_devices("cpu:2").devices
@@ -100,6 +109,37 @@ def test_a_run_in_the_workers_reads_like_one_step_after_the_other() -> None:
     assert not {"collectives", "sent_bytes", "weight_bytes"} & set(ranks[0]), "counts of the whole run are of no step"
     assert (ranks[0]["run_sent_bytes"], ranks[0]["run_weight_bytes"]) == (640, 0)
     assert ranks[1] == {"rank": 1, "device": "cpu:1"}
+
+
+def test_what_a_run_in_the_workers_does_around_its_steps_is_the_ranks_own() -> None:
+    around = {"prepare_s": 0.5, "prepare_regions": {"hand_over_s": 0.125, "modulation_s": 0.25}, "finish_s": 0.0625}
+    told_once = {"step_s": [1.0], "began_s": [2.0], "regions": {"gather_s": [0.25]}, "lane": 0, **around}
+    ranks = rank_parts(spans_of_run([told_once, {"member": False}], [1.5]), DEVICES, began_s=1.0)
+    ranks[0]["load_s"] = 3.0
+    timings = {"load_s": 4.0, "prepare_s": 0.5, "denoise_s": 2.0, **span_timings(ranks)}
+    report = new_report("denoise", devices=DEVICES, sampling={"steps": 1}, timings=timings, ranks=ranks)
+    validate(json.loads(json.dumps(report)))
+    assert report["ranks"][0].items() >= around.items()
+    assert ranks[0]["busy_s"] == [1.0], "it is no part of a step"
+    assert not {"load_s", *around} & set(report["ranks"][1]), "a rank beyond the plan prepared nothing"
+    text = describe(report)
+    assert "load 4.00 s, weights 3.00 s on the slowest rank" in text
+    assert "prepare 500 ms in the workers" in text
+    assert "compute 1.00 s (gather 250 ms of it)" in text
+
+
+@pytest.mark.parametrize(("waited_s", "early"), [(0.9, False), (1.0, False), (1.01, True)])
+def test_a_rank_that_waited_longer_than_its_step_took_is_named(waited_s: float, early: bool) -> None:
+    spans = [Span(wall_s=2.0, requests=[[{"step_s": 1.0, "regions": {"communication_s": waited_s}}, {"step_s": 1.0}]])]
+    ranks = rank_parts(spans, DEVICES, began_s=0.0)
+    parts = {"sampling": {"steps": 1}, "timings": {"denoise_s": 2.0}, "ranks": ranks, "warnings": ["another"]}
+    report = new_report("denoise", devices=DEVICES, **parts)
+    assert len(report["warnings"]) == 1 + early
+    assert ("rank 0: it waited for others 1.010000 s of a step of 1.000000 s" in report["warnings"][-1]) == early
+    row = contender("uly2", "plan", "parallel-dit", [1.0], ranks=ranks)
+    parts = {"contenders": [row], "warmup": 0, "runs": 1, "sizes": {"width": 64}}
+    report = new_report("benchmark", devices=DEVICES, **parts)
+    assert ("uly2, rank 0:" in str(report.get("warnings"))) == early
 
 
 def test_what_was_not_measured_is_absent() -> None:

@@ -101,7 +101,8 @@ imports: venv
 peers: venv $(PEERS)/.installed
 	$(RUN) -m benchmarks.peers $(PEERS_FLAGS)
 
-# Hand-over, cold start, memory, and a step against stock ComfyUI's: make targets TARGETS_FLAGS="hand_over stock"
+# Hand-over, cold start, memory, what timing costs, and a step against stock ComfyUI's:
+# make targets TARGETS_FLAGS="hand_over stock"
 targets: venv
 	$(RUN) -m benchmarks.targets $(TARGETS_FLAGS)
 

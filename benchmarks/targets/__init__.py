@@ -1,1 +1,1 @@
-"""What the pool costs beside computing: hand-over, cold start, memory. `python -m benchmarks.targets` measures them."""
+"""What the pool costs beside computing: hand-over, cold start, memory, timing. `make targets` measures them."""

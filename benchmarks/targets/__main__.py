@@ -31,6 +31,8 @@ from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
+from . import region_cost
+
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = ParallelPlan(ulysses=2)
 STEPS = 200
@@ -39,7 +41,7 @@ GIB = 2**30
 
 def main() -> None:
     """Measures the figures asked for and prints a row each."""
-    figures = {"hand_over": hand_over, "cold_start": cold_start, "memory": memory, "stock": stock}
+    figures = {"hand_over": hand_over, "cold_start": cold_start, "memory": memory, "timing": timing, "stock": stock}
     parser = argparse.ArgumentParser(prog="benchmarks.targets", description=main.__doc__)
     parser.add_argument("figures", nargs="*", choices=[*figures, []], default=[*figures])
     show("| figure | target | measured |\n| --- | --- | --- |")
@@ -119,6 +121,13 @@ def memory() -> None:
         grown = private_bytes(pids) - before
     measured = f"{grown / size:.2f}x ({grown / GIB:.2f} GiB for {size / GIB:.2f} GiB)"
     show(f"| growth of private memory, summed over ranks, sharded weights | 1.15x the file | {measured} |")
+
+
+def timing() -> None:
+    """What it costs to time the regions of a step."""
+    with model_of(region_cost.SHAPE.config) as path, two_ranks() as pool:
+        for row in region_cost.rows(pool, path):
+            show(f"| {' | '.join(row)} |")
 
 
 def stock() -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from parallel_runtime.adapters.flux import FluxAdapter
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.patch import Patch
 from parallel_runtime.rank.branches import Branch
@@ -25,6 +26,7 @@ LORA, LOHA, DORA = "double_blocks.0.img_attn.qkv.weight", "double_blocks.1.img_m
 BIAS, SECOND = "single_blocks.1.linear2.bias", "single_blocks.0.linear1.weight"
 
 CPU = torch.device("cpu")
+TOLERANCE = 1e-6  # of outputs, relative: they differed by 3e-7 at most, and by 6e-2 with a side branch left out
 
 
 class ShardEngine:
@@ -92,6 +94,11 @@ def differences(path, ours, whole):
                 same = mine[name].dtype == tensor.dtype and torch.equal(as_bytes(mine[name]), as_bytes(tensor))
                 different += [] if same else [prefix + name]
     return different
+
+
+def alike(one, other):
+    """Outputs of the same weights in other places: on some CPUs a product adds in another order by where it begins."""
+    return relative_error(one, other) <= TOLERANCE
 
 
 def as_bytes(tensor):
@@ -175,7 +182,7 @@ def check_equal(axis, *, path, dtype="default", offloaded=False):
             change(weights, {name: everything[name] for name in kept})
         different[stage] = differences(path, ours, whole)
         moved[stage] = float((forward(path, whole) - before).abs().max())
-        different[f"{stage}, output"] = [] if torch.equal(forward(path, ours), forward(path, whole)) else ["output"]
+        different[f"{stage}, output"] = [] if alike(forward(path, ours), forward(path, whole)) else ["output"]
     return {
         "different": {stage: names for stage, names in different.items() if names},
         "stages": len(different),
@@ -187,7 +194,7 @@ def check_equal(axis, *, path, dtype="default", offloaded=False):
 
 
 def check_beside(axis, *, path):
-    """A side branch gives the same output as beside replicated weights, to the bit, and is taken off again."""
+    """A side branch gives the same output as beside replicated weights, and is taken off again."""
     ours, whole = sharded(path, axis), replicated(path)
     load(ours)
     before = forward(path, whole)
@@ -196,10 +203,10 @@ def check_beside(axis, *, path):
     for weights in (ours, whole):
         weights.set_beside({LORA: branches})
     beside = forward(path, whole)
-    equal = torch.equal(forward(path, ours), beside)
+    equal = alike(forward(path, ours), beside)
     for weights in (ours, whole):
         weights.set_beside({})
-    return {"equal": equal, "moved": not torch.equal(before, beside), "back": torch.equal(forward(path, ours), before)}
+    return {"equal": equal, "moved": not alike(before, beside), "back": alike(forward(path, ours), before)}
 
 
 class Recorder:
@@ -252,7 +259,7 @@ def check_idle(axis, *, path):
             ours.idle_pass(lambda: beats.append(1))
         equal = True
     else:
-        equal = torch.equal(forward(path, ours, passes=3), forward(path, whole, passes=3))
+        equal = alike(forward(path, ours, passes=3), forward(path, whole, passes=3))
     return {"equal": equal, "beats": len(beats), "idle": ours.idle, "after": differences(path, ours, whole)}
 
 
@@ -290,15 +297,15 @@ def check_cancel(axis, *, path):
 
 
 def check_corrupted(axis, *, path, spoilt):
-    """One byte of one rank's part of each unit is another: who sees it?"""
+    """The first number of one rank's part of each unit is four times as large, or a quarter: who sees it?"""
     ours, whole = sharded(path, axis), replicated(path)
     load(ours)
     if axis.index == spoilt:
         for shard in ours._shards.values():
-            shard[0] ^= 1
+            shard[3] ^= 1
     return {
         "different": differences(path, ours, whole),
-        "equal": torch.equal(forward(path, ours), forward(path, whole)),
+        "equal": alike(forward(path, ours), forward(path, whole)),
     }
 
 

@@ -1,4 +1,7 @@
-"""Weights of which each rank holds a part are, in every block, to the last bit those of which it holds all."""
+"""Weights of which each rank holds a part are, in every block, to the last bit those of which it holds all.
+
+Outputs are as good as equal: the weights lie elsewhere, and some kernels add in another order by where a matrix begins.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,7 +161,7 @@ def test_loading_can_be_cancelled_reads_this_ranks_bytes_alone_and_can_be_done_a
 
 
 @pytest.mark.parametrize("spoilt", [0, 2])
-def test_a_byte_that_differs_on_one_rank_is_seen_on_all(ranks: Pool, files: dict[str, str], spoilt: int) -> None:
+def test_a_number_that_differs_on_one_rank_is_seen_on_all(ranks: Pool, files: dict[str, str], spoilt: int) -> None:
     for rank in check(ranks, "corrupted", files["plain"], size=3, spoilt=spoilt):
         assert len(rank["different"]) >= len(UNITS) - 1
         assert not rank["equal"]

@@ -74,7 +74,7 @@ def test_stages_in_parts_give_what_whole_stages_give(
     for sides in ((7,), (7, 12)):
         run = make_run(config, batch=3, sides=sides)
         results = [eight_ranks.sample(deep, plan, run).out for plan in (whole, parts)]
-        assert torch.equal(*results)
+        assert relative_error(*results) <= TOLERANCE, "weights in other memory may be added in another order, no more"
     stages, shards = stage_bytes(deep, parts.pipefusion), parts.layout.shards
     for rank, held in enumerate(eight_ranks.load(deep, parts).parameter_bytes[: parts.ranks]):
         share = stages[parts.layout.stage_of(rank)] / shards

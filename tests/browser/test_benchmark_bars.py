@@ -15,6 +15,8 @@ REPORT = """async () => {
   return (await app.api.fetchApi(`/parallel_dit/reports/${number}`)).json() }"""
 BARS = """async (canvas) => {
   const { Chart } = await import('/extensions/parallel-dit/vendor/chart.mjs')
+  // the figure is shown before the library that draws it has come
+  for (let frame = 0; frame < 600 && !Chart.getChart(canvas); frame++) await new Promise(requestAnimationFrame)
   const chart = Chart.getChart(canvas)
   const scale = canvas.width / canvas.clientWidth
   const colour = (x, y) => [...canvas.getContext('2d').getImageData(x * scale, y * scale, 1, 1).data]

@@ -181,6 +181,9 @@ class Crew:
                 self.meshes[plan] = handle
 
             self._ask(Op.MESH, body, check, deadline_s=deadline_s, on_done=keep)
+        if next(reversed(self.meshes)) != plan:  # the last one is the last asked for; a reader has the old or the new
+            others = {other: handle for other, handle in self.meshes.items() if other != plan}
+            self.meshes = {**others, plan: self.meshes[plan]}
         return self.meshes[plan]
 
     def run(

@@ -21,7 +21,7 @@ def describe(
     failure: PoolError | None,
     peer_access: bool,
 ) -> dict[str, Any]:
-    """Plain values for JSON. `plans` are those that have run since the workers started, oldest first."""
+    """Plain values for JSON. `plans` are those that have run since the workers started, the last one last."""
     models = [] if crew is None else list(crew.models)
     plans = [] if crew is None else list(crew.meshes)
     return {

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from ..parallel_runtime.cli.machine import constants, whole_bytes
 from ..parallel_runtime.devices import Device
-from ..parallel_runtime.planner.automatic import Decision, automatic_plan
+from ..parallel_runtime.plan import ParallelPlan
+from ..parallel_runtime.planner.automatic import Decision, automatic_plan, plan_of_run
 from ..parallel_runtime.planner.hardware import Calibration
 from ..parallel_runtime.planner.shapes import ModelShape, Work
 
@@ -17,6 +18,14 @@ from ..parallel_runtime.planner.shapes import ModelShape, Work
 def decide(model: ModelShape, work: Work, devices: Sequence[Device], weights: str) -> Decision:
     """The automatic plan on these devices of this machine. Raises `ValueError` when one device is asked to shard."""
     return automatic_plan(model, work, devices, whole_bytes(devices), _constants(devices), weights=weights)
+
+
+def decide_again(model: ModelShape, work: Work, devices: Sequence[Device], held: ParallelPlan) -> Decision:
+    """The plan of a sampling run of `work`, with weights that were loaded for `held`; `held` where nothing is known."""
+    calibration = _constants(devices)
+    if calibration is None:
+        return Decision(plan=held)
+    return plan_of_run(model, work, whole_bytes(devices), calibration, held=held)
 
 
 def _constants(devices: Sequence[Device]) -> Calibration | None:

@@ -13,6 +13,7 @@ from .host.contenders import (
     SLOW_ATTENTION,
     RunsProgress,
     attention_is_slow,
+    plan_of_settings,
     require_ours,
     sampled,
     stock_twin,
@@ -84,7 +85,7 @@ class ParallelBenchmark(io.ComfyNode):
         """Raises `ValueError` for a MODEL without workers and for plans that it cannot run, before anything runs."""
         ours = require_ours(model)
         field = Field(ours, {"latent": latent_image, **settings}, ResidentOptions() if loop == LOOPS[0] else None)
-        compared = read_plans(plans, ours.plan)
+        compared = read_plans(plans, plan_of_settings(ours, field.settings))
         contenders, warnings = field.contenders(compared, stock=stock)
         progress, text = RunsProgress((warmup + runs) * len(contenders)), NodeText()
 

@@ -15,7 +15,7 @@ from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_sys
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
 from ..parallel_runtime.planner.shapes import ModelShape, Work, named_shape
-from .automatic import decide
+from .automatic import decide, decide_again
 from .host.progress import NodeText
 from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket
@@ -61,6 +61,15 @@ class ParallelChoice:
             log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
 
+    def plan_of_run(self, model: ModelShape, work: Work, held: ParallelPlan) -> Decision:
+        """The plan of a sampling run of `work`, of those that weights loaded for `held` serve; its reasons are logged.
+
+        Only for plans that were weighed, not for those that the user wrote.
+        """
+        decision = self._automatic(model, work, held)
+        log.info("SP Config: auto takes %s for this run: %s", decision.plan.name, "; ".join(decision.reasons))
+        return decision
+
     def describe(self) -> list[str]:
         """The plan's name, what each device will do, and auto's reasons, a line each; `ValueError` for too few devices.
 
@@ -94,7 +103,10 @@ class ParallelChoice:
         )
         return decision
 
-    def _automatic(self, model: ModelShape, work: Work) -> Decision:
+    def _automatic(self, model: ModelShape, work: Work, held: ParallelPlan | None = None) -> Decision:
+        """The planner's plan on these devices, with weights that lie as `held` needs them once they are loaded."""
+        if held is not None:
+            return decide_again(model, work, self.selection.devices, held)
         weights = self.weights
         if len(self.selection.devices) == 1 and weights == "sharded" and self._may_shrink():
             log.warning("weights=sharded needs two devices, one found; weights are chosen as for replicated")

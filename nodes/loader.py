@@ -5,7 +5,7 @@ from comfy_api.latest import io
 from ..parallel_runtime.checkpoint import COMPUTE_DTYPES
 from .config import ParallelChoice
 from .host.files import diffusion_model_path, diffusion_models, file_identity
-from .host.patcher import remote_patcher
+from .host.new_model import remote_patcher
 from .host.pools import POOLS
 from .host.progress import NodeText
 from .sockets import CATEGORY, SpConfigSocket
@@ -47,7 +47,7 @@ class ParallelFluxLoader(io.ComfyNode):
             diffusion_model_path(unet_name),
             weight_dtype,
             devices=sp_config.selection.devices,
-            choose_plan=sp_config.plan_for,
+            chooser=sp_config,
             side_branch=sp_config.side_branch,
             compiled=sp_config.compiled,
         )

@@ -48,7 +48,7 @@ class ParallelizeModel(io.ComfyNode):
         ours = parallelized(
             model,
             devices,
-            sp_config.plan_for,
+            sp_config,
             side_branch=sp_config.side_branch,
             compiled=sp_config.compiled,
         )

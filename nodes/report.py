@@ -7,6 +7,7 @@ from statistics import median
 import torch
 
 from ..parallel_runtime.devices import Device
+from ..parallel_runtime.planner.automatic import Decision
 from ..parallel_runtime.report.build import Span, new_report, plan_part, rank_parts, span_timings, spans_of_run
 from ..parallel_runtime.report.surroundings import utilisation
 from .host.decoding import DecodeRecord
@@ -39,6 +40,7 @@ def denoise_report(record: SamplingRecord, latent: dict, settings: Mapping[str, 
         "denoise",
         record.pooled,
         record.requests,
+        decision=record.decision,
         devices=[] if record.device is None else [_device(record.device)],
         sampling=_asked(settings),
         sizes=_sizes(latent["samples"].shape),
@@ -59,6 +61,7 @@ def list_report(record: ListRecord, latents: Sequence[dict], settings: Sequence[
         "denoise",
         record.pooled,
         record.requests,
+        decision=record.runs[-1].decision,
         sampling=_asked(settings[0]) | {"at_once": record.at_once},
         sizes=_sizes(latents[0]["samples"].shape) | {"images": len(latents)},
         loop={"kind": "host"},
@@ -145,17 +148,19 @@ def _report(
     pooled: PooledModel | None,
     requests: Sequence[Request],
     *,
+    decision: Decision | None = None,
     devices: Sequence[Device] | None = None,
     warnings: Sequence[str] = (),
     **parts: object,
 ) -> dict:
-    """A report of `kind` with what a MODEL of ours adds to it, where it was asked anything."""
+    """A report of `kind` with what a MODEL of ours adds to it, where it was asked anything; `decision`: what it ran."""
     if pooled is not None:
         devices = pooled.devices
-        warnings = [*warnings, *unequal(pooled.measured[: pooled.plan.ranks])]
+        ranks = pooled.plan.ranks if decision is None else decision.plan.ranks
+        warnings = [*warnings, *unequal(pooled.measured[:ranks])]
         parts |= {
             "model": {"file": os.path.basename(pooled.spec.path), "dtype": pooled.spec.dtype},
-            **({"plan": plan_part(pooled.plan)} if kind != "benchmark" else {}),
+            **({} if decision is None else {"plan": _plan(decision)}),
             "pool": {"generation": pooled.pool.generation},
         }
         if requests:
@@ -173,6 +178,10 @@ def _report(
         for device, found in zip(report["devices"], pooled.measured, strict=False):
             device |= {name: found[name] for name in FOUND}
     return report
+
+
+def _plan(decision: Decision) -> dict:
+    return plan_part(decision.plan, chosen_for=decision.chosen_for, reasons=decision.reasons)
 
 
 def _ranks(pooled: PooledModel | None, spans: Sequence[Span], *, began_s: float, took_s: float) -> list[dict]:

@@ -41,6 +41,10 @@ class Layout:
         """What two layouts must have in common for the bigger one to serve where the smaller is asked for."""
         return self.shards, self.offloaded, self.stages, self.stage_ranks
 
+    def serves(self, other: "Layout") -> bool:
+        """Whether weights that lie so can be used as `other` needs them, with nothing loaded or moved."""
+        return self.kind == other.kind and self.ranks >= other.ranks
+
     def stage_of(self, rank: int) -> int:
         """The stage that a rank has, from 0."""
         return rank // self.stage_ranks % self.stages

@@ -4,7 +4,6 @@ Owns the recovery of both, and the refusal of a MODEL that has no file or carrie
 """
 
 import inspect
-from collections.abc import Callable
 
 import comfy.sd
 import comfy.utils
@@ -13,9 +12,8 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.checkpoint import COMPUTE_DTYPES
-from ...parallel_runtime.planner.automatic import Decision
-from ...parallel_runtime.planner.shapes import ModelShape, Work
-from .patcher import RemotePatcher, remote_patcher
+from .new_model import Chooser, remote_patcher
+from .patcher import RemotePatcher
 from .pools import Devices
 from .refusals import COMPILED, check_transformer_options, refuse_in
 from .weight_patches import patch_set
@@ -28,12 +26,12 @@ LOADERS = ("load_diffusion_model", "load_checkpoint_guess_config", "load_checkpo
 def parallelized(
     model: ModelPatcher,
     devices: Devices,
-    choose_plan: Callable[[ModelShape, Work], Decision],
+    chooser: Chooser,
     *,
     side_branch: bool,
     compiled: bool = False,
 ) -> RemotePatcher:
-    """The same MODEL over `devices`; `choose_plan` takes its shape and a usual work.
+    """The same MODEL over `devices`, with the plans that `chooser` says.
 
     `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs. LoRAs, model sampling, wrappers and
     options come along. Raises `ValueError` for a MODEL that cannot be taken.
@@ -45,7 +43,7 @@ def parallelized(
         path,
         _compute_dtype(model, options),
         devices=devices,
-        choose_plan=choose_plan,
+        chooser=chooser,
         side_branch=side_branch,
         compiled=compiled,
     )

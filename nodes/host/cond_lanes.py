@@ -67,7 +67,7 @@ def calc_in_lanes(
     groups = _together(entries)
     if len(groups) < 2:
         return whole()
-    reason = why_calls_keep_order(model, [entry.cond for entry in entries], model_options)
+    reason = why_calls_keep_order(model.current_patcher.callbacks, [entry.cond for entry in entries], model_options)
     if reason is not None:
         if TOLD_ORDER.first_time():
             log.info("conditionings run one after the other: %s", reason)

@@ -13,6 +13,8 @@ import torch
 from comfy.model_patcher import ModelPatcher
 
 from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.planner.automatic import Decision
+from .asked import work_of_settings
 from .patcher import RemotePatcher
 from .pooled_model import recording, tracing
 from .refusals import refuse_in
@@ -34,6 +36,12 @@ def require_ours(model: ModelPatcher) -> RemotePatcher:
     return model
 
 
+def plan_of_settings(model: RemotePatcher, settings: Mapping[str, object]) -> ParallelPlan:
+    """The plan that a sampling run with KSampler's inputs has."""
+    usual = model.decision.work
+    return model.decision_for(None if usual is None else work_of_settings(model, settings, usual)).plan
+
+
 def under_plan(model: RemotePatcher, plan: ParallelPlan) -> RemotePatcher:
     """The same MODEL, weights and all, under another plan. Raises `ValueError` for one that cannot be its plan."""
     devices = model.model.pooled.devices
@@ -46,9 +54,7 @@ def under_plan(model: RemotePatcher, plan: ParallelPlan) -> RemotePatcher:
             f"{plan.describe()} has the weights {plan.layout.name}, this MODEL has them {model.plan.layout.name}; "
             "compare plans of the same weights, or set weights and stages in SP Config"
         )
-    clone = model.clone()
-    clone.plan = plan
-    return clone
+    return model.under(Decision(plan=plan))
 
 
 def stock_twin(model: RemotePatcher) -> ModelPatcher:

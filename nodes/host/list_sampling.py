@@ -7,7 +7,7 @@ samples), what they do share (one progress bar), and when they have to come one 
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import comfy.sampler_helpers
@@ -18,11 +18,12 @@ from comfy.controlnet import ControlBase
 from comfy.model_base import BaseModel
 from comfy.model_patcher import ModelPatcher
 
+from .asked import work_of_settings
 from .lanes import Kept, in_lanes
 from .order import why_runs_keep_order
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel, Request, recording
-from .sampling import OnStep, SamplingRecord, check_latent, pooled_of, timed_run
+from .sampling import OnStep, SamplingRecord, check_latent, decision_of, pooled_of, timed_run
 from .surroundings import RandomNumbers
 
 log = logging.getLogger(__name__)
@@ -88,9 +89,12 @@ def sample_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> tu
     """
     for number, run in enumerate(runs, start=1):
         check_latent(run["latent"], f"latent_image {number} of {len(runs)}")
+    model = _under_plan_of_list(model, runs)
     at_once = _at_once(model, runs)
     progress = SharedProgress(model, [run["steps"] for run in runs])
-    record = ListRecord(pooled=pooled_of(model), at_once=at_once, runs=[SamplingRecord() for _ in runs])
+    record = ListRecord(
+        pooled=pooled_of(model), at_once=at_once, runs=[SamplingRecord(decision=decision_of(model)) for _ in runs]
+    )
     kept: list[Kept] = [RandomNumbers()]
     beside: list[ModelPatcher] = []
     if at_once > 1:
@@ -108,12 +112,33 @@ def sample_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> tu
     return latents, record
 
 
+def _under_plan_of_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> ModelPatcher:
+    """The MODEL under one plan for all runs, where auto takes one with replicas for so many images of one kind.
+
+    Otherwise as it is, and each run has a plan of its own.
+    """
+    if not isinstance(model, RemotePatcher) or model.decision.work is None or len(runs) == 1:
+        return model
+    if why_runs_keep_order(model, _conds(runs)) is not None:
+        return model
+    works = {work_of_settings(model, run, model.decision.work) for run in runs}
+    one = works.pop()
+    if works or one is None:
+        return model
+    decision = model.decision_for(replace(one, batch=len(runs) * one.batch))
+    return model.under(decision) if decision.plan.data > 1 else model
+
+
+def _conds(runs: Sequence[Mapping[str, object]]) -> list:
+    return [run[name] for run in runs for name in CONDITIONINGS]
+
+
 def _at_once(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> int:
     """How many runs may be in flight: one a replica, and one alone where their order matters."""
     at_once = min(model.plan.data, len(runs)) if isinstance(model, RemotePatcher) else 1
     if at_once == 1:
         return 1
-    reason = why_runs_keep_order(model, [run[name] for run in runs for name in CONDITIONINGS])
+    reason = why_runs_keep_order(model, _conds(runs))
     if reason is None:
         return at_once
     log.warning("the list is sampled one after the other, and replicas idle: %s", reason)

@@ -26,10 +26,12 @@ IN_A_STEP = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
 CALLBACKS_IN_A_STEP = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
 
 
-def why_calls_keep_order(model: Any, conds: Iterable[dict], model_options: Mapping[str, Any]) -> str | None:  # noqa: ANN401
+def why_calls_keep_order(
+    callbacks: Mapping[str, Mapping[str, list]], conds: Iterable[dict], model_options: Mapping[str, Any]
+) -> str | None:
     """Why the conditionings of one step have to run one after the other, or None when they need not.
 
-    `model` is ComfyUI's, while it samples; `conds` are the active entries.
+    `callbacks` are those of the patcher that samples; `conds` are the active entries.
     """
     conds = list(conds)
     options = model_options.get("transformer_options", {})
@@ -42,7 +44,7 @@ def why_calls_keep_order(model: Any, conds: Iterable[dict], model_options: Mappi
     around = [*_listed(model_options.get("model_function_wrapper"))]
     around += _of_kinds(options.get("wrappers", {}), IN_A_STEP)
     around += _of_kinds(options.get("callbacks", {}), CALLBACKS_IN_A_STEP)
-    around += _of_kinds(model.current_patcher.callbacks, CALLBACKS_IN_A_STEP)
+    around += _of_kinds(callbacks, CALLBACKS_IN_A_STEP)
     if any(_is_of(each, STEP_CACHES) for each in around) and any("area" in cond for cond in conds):
         return "EasyCache begins again where a conditioning has another size"
     return _first_unknown(around)

@@ -1,31 +1,31 @@
 """ComfyUI's handle on a MODEL of ours: its memory manager's load, unload and free become calls to the pool.
 
-Owns when weights enter and leave the workers, and the refusal of nodes that would change them. A pool cannot hold half
-a model, so every partial request is answered in full.
+Owns when weights enter and leave the workers, which plan a sampling run has, and the refusal of nodes that would change
+weights. A pool cannot hold half a model, so every partial request is answered in full.
 """
 
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import comfy.model_management
 import comfy.model_patcher
 import torch
 from comfy.hooks import WeightHook
-from comfy.patcher_extension import CallbacksMP, WrappersMP
+from comfy.patcher_extension import CallbacksMP
 
 from ...parallel_runtime.patch import PatchSet
+from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
-from ...parallel_runtime.planner.shapes import ModelShape, Work
-from .cond_lanes import LANES_KEY, calc_in_lanes
+from ...parallel_runtime.planner.shapes import Work
 from .measures import unequal
 from .pooled_model import PooledModel
-from .pools import POOLS, Devices
-from .progress import NodeText, StepText
+from .progress import NodeText
 from .refusals import COMPILED, block_patches, check_transformer_options, refuse, refuse_in
-from .remote_model import RemoteFlux, read_source
+from .remote_model import RemoteFlux
 from .weight_patches import patch_set
 
 log = logging.getLogger(__name__)
@@ -38,9 +38,15 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def __init__(self, model: RemoteFlux, *where: object, **settings: object) -> None:
         super().__init__(model, *where, **settings)
-        self.plan = model.pooled.plan
-        self.decision = Decision(plan=self.plan)  # why the MODEL got its first plan; a benchmark may change `plan`
+        self.decision = Decision(plan=model.pooled.plan)
+        self.of_this_run: Decision | None = None
+        self.choose_again: Callable[[Work], Decision] | None = None
         self.side_branch = self.compiled = False
+
+    @property
+    def plan(self) -> ParallelPlan:
+        """What the weights are loaded for, and what runs unless something else is chosen for a run."""
+        return self.decision.plan
 
     def clone(self, *args: object, **kwargs: object) -> "RemotePatcher":
         """As ComfyUI's; the plan belongs to the clone, the weights to all of them.
@@ -49,9 +55,29 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """
         copy = super().clone(*args, **kwargs)
         copy.parent = self.parent or self
-        copy.plan, copy.decision = self.plan, self.decision
+        copy.decision, copy.choose_again = self.decision, self.choose_again
         copy.side_branch, copy.compiled = self.side_branch, self.compiled
         return copy
+
+    def under(self, decision: Decision) -> "RemotePatcher":
+        """The same MODEL with this plan in all of its runs. Its weights have to serve it."""
+        copy = self.clone()
+        copy.decision, copy.choose_again = decision, None
+        return copy
+
+    def decision_for(self, work: Work | None) -> Decision:
+        """The plan of a run of `work`, chosen once for each work; the MODEL's own where there is nothing to choose."""
+        return self.decision if self.choose_again is None or work is None else self.choose_again(work)
+
+    @contextmanager
+    def running(self, decision: Decision) -> Iterator[None]:
+        """Have one sampling run, from before its models are loaded, under this plan; the weights stay as they lie."""
+        self.of_this_run = decision
+        self.model.pooled.begin(decision.plan, decision.chosen_for)  # by which ComfyUI then reckons the run's memory
+        try:
+            yield
+        finally:
+            self.of_this_run = None
 
     # What ComfyUI's memory manager asks
 
@@ -116,7 +142,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def pre_run(self) -> None:
         """Before the first step: our plan, our patches, and none of the blocks that came into the options directly."""
         check_transformer_options(self.model_options["transformer_options"])
-        self.model.pooled.plan, self.model.pooled.compiled = self.plan, self.compiled
+        self.model.pooled.plan, self.model.pooled.compiled = (self.of_this_run or self.decision).plan, self.compiled
         self.model.pooled.run = uuid.uuid4().hex
         self.model.pooled.patches = self.patch_set()
         super().pre_run()
@@ -219,43 +245,3 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             raise refuse_in("the node that adds them", "the MODEL carries wrapped weights")
         if self.injections:
             raise refuse_in("the node that adds them", f"the MODEL carries injections ({', '.join(self.injections)})")
-
-
-def remote_patcher(
-    path: str,
-    weight_dtype: str,
-    *,
-    devices: Devices,
-    choose_plan: Callable[[ModelShape, Work], Decision],
-    side_branch: bool,
-    compiled: bool = False,
-) -> RemotePatcher:
-    """The MODEL for the file at `path`, over `devices`; `choose_plan` takes its shape and a usual work.
-
-    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs.
-
-    Raises `ValueError` when the file cannot be used, or the plan does not fit it.
-    """
-    source = read_source(path, weight_dtype, devices)
-    decision = choose_plan(source.shape, source.work)
-    pooled = PooledModel(
-        devices,
-        source.spec,
-        decision.plan,
-        sizes=source.sizes,
-        num_heads=source.config.num_heads,
-        listener=StepText(),
-    )
-
-    def make() -> RemotePatcher:
-        management = comfy.model_management
-        root = RemotePatcher(
-            RemoteFlux(source, pooled), management.get_torch_device(), management.unet_offload_device()
-        )
-        root.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, LANES_KEY, calc_in_lanes)
-        return root
-
-    patcher = POOLS.root(pooled.weights, make).clone()
-    patcher.plan, patcher.decision = decision.plan, decision
-    patcher.side_branch, patcher.compiled = side_branch, compiled
-    return patcher

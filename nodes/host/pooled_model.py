@@ -107,6 +107,9 @@ class StepListener:
     def request(self, wall_s: float, ranks: Sequence[Mapping]) -> None:
         """One exchange with the workers took `wall_s`; `ranks` are their reports, by rank."""
 
+    def plan_chosen(self, name: str, work: str) -> None:
+        """A sampling run begins under the plan of this name; `work` is what it was chosen for, "" for a given plan."""
+
     def compiling(self) -> None:
         """The workers make graphs of the blocks; told again and again until they have."""
 
@@ -208,6 +211,11 @@ class PooledModel:
         """Have the weights changed by just these patches, before the first step asks for it. Raises as `load`."""
         self.patches = patches
         self.pool.patch(self.spec, patches, plan, check_cancelled=check_cancelled)
+
+    def begin(self, plan: ParallelPlan, work: str) -> None:
+        """A sampling run begins under `plan`; `work` is what it was chosen for, in words, "" for a plan as given."""
+        self.plan = plan
+        self._listener.plan_chosen(plan.name, work)
 
     def unload(self, plan: ParallelPlan) -> None:
         """Free the weights in the workers; nothing when they are not there."""

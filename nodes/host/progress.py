@@ -59,6 +59,7 @@ class StepText(StepListener):
     def __init__(self) -> None:
         self._next_s = 0.0
         self._told_s = 0.0
+        self._plan = ""
 
     def request(self, wall_s: float, ranks: Sequence[Mapping]) -> None:
         """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`; nothing where nobody samples."""
@@ -66,6 +67,12 @@ class StepText(StepListener):
         ends = [rank["began_s"] + rank["step_s"] for rank in members if "began_s" in rank and "step_s" in rank]
         known = len(ends) == len(members) > 1 and wall_s > 0
         self._tell(wall_s, len(members), f"skew {(max(ends) - min(ends)) / wall_s * 100:.0f} %" if known else "")
+
+    def plan_chosen(self, name: str, work: str) -> None:
+        """Auto's plan of the run that begins is told under each of its steps; a given one is on SP Config."""
+        self._plan = f"{name}, chosen for {work}" if work else ""
+        if self._plan:
+            NodeText().say(self._plan)
 
     def compiling(self) -> None:
         """The workers make graphs of the blocks, which may take a minute; said at most every `INTERVAL_S`."""
@@ -96,4 +103,5 @@ class StepText(StepListener):
         self._next_s = now_s + INTERVAL_S
         took = f"{wall_s:.2f} s" if wall_s >= 0.1 else f"{wall_s * 1000:.0f} ms"
         ranks = f"{num_ranks} rank{'s' if num_ranks != 1 else ''}"
-        NodeText().say(" · ".join(word for word in (f"step {step}/{steps}", took, ranks, more) if word))
+        line = " · ".join(word for word in (f"step {step}/{steps}", took, ranks, more) if word)
+        NodeText().say("\n".join(filter(None, (line, self._plan))))

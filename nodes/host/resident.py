@@ -6,7 +6,6 @@ go to the workers, which then need the host no more. What this file cannot vouch
 the reason is said.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +20,11 @@ from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.calls import ModelCall
 from ...parallel_runtime.pool.resident import Inpaint, ResidentRun, refuse_long, shares
 from ...parallel_runtime.program import Program
+from .asked import PATCH, asks_negative
 from .cond_lanes import LANES_KEY, tell_idle
 from .linear_program import SamplerRun, given_tensors, trace
 from .pooled_model import PooledModel, capturing
 
-PATCH = 2  # latent pixels a side of one token
 # What makes a conditioning differ from step to step, from place to place, or need the host at each step.
 BY_STEP = {
     "area": "a conditioning has an area",
@@ -123,9 +122,7 @@ def _refuse_conds(guider: comfy.samplers.CFGGuider) -> None:
 
 
 def _cond_names(guider: comfy.samplers.CFGGuider) -> tuple[str, ...]:
-    """As ComfyUI: with cfg 1 the negative is not asked."""
-    alone = math.isclose(guider.cfg, 1.0) and not guider.model_options.get("disable_cfg1_optimization", False)
-    return ("positive",) if alone else ("positive", "negative")
+    return ("positive", "negative") if asks_negative(guider.cfg, guider.model_options) else ("positive",)
 
 
 def _sampler_body(

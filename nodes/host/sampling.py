@@ -12,6 +12,7 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.places import without_places
+from ...parallel_runtime.planner.automatic import Decision
 from .clock import synchronized_s
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel, Request, noting_loads, recording
@@ -28,10 +29,12 @@ class SamplingRecord:
     """What was measured of one sampling run: seconds before its loop, of the loop, between its steps; each request.
 
     `device` is where ComfyUI itself runs; `began_s` is when the loop began, on the machine's clock. `pooled` is None,
-    and `requests` empty, for a MODEL that is not ours. `rank_load_s` has the ranks that had to load its weights.
+    and `requests` empty, for a MODEL that is not ours. `decision` is the plan that ran, and what it was chosen for;
+    `rank_load_s` has the ranks that had to load its weights.
     """
 
     pooled: PooledModel | None = None
+    decision: Decision | None = None
     device: torch.device | None = None
     load_s: float = 0.0
     rank_load_s: dict[int, float] = field(default_factory=dict)
@@ -58,6 +61,11 @@ def pooled_of(model: ModelPatcher) -> PooledModel | None:
     return model.model.pooled if isinstance(model, RemotePatcher) else None
 
 
+def decision_of(model: ModelPatcher) -> Decision | None:
+    """The plan of the sampling run under way, else of the MODEL, and why; None for a MODEL that is not ours."""
+    return (model.of_this_run or model.decision) if isinstance(model, RemotePatcher) else None
+
+
 def sample(
     model: ModelPatcher, settings: Mapping[str, object], resident: ResidentOptions | None = None
 ) -> tuple[dict, SamplingRecord]:
@@ -67,7 +75,7 @@ def sample(
     latent without images.
     """
     check_latent(settings["latent"], "latent_image")
-    record = SamplingRecord(pooled=pooled_of(model))
+    record = SamplingRecord(pooled=pooled_of(model), decision=decision_of(model))
     with recording() as record.requests:
         return timed_run(model, settings, record, resident=resident), record
 
@@ -133,7 +141,12 @@ def _clock(
     """A wrapper of the sampler's loop: after models are loaded, before the first step, until after the last."""
 
     def run(
-        executor: Callable, guider: object, sigmas: object, extra: object, callback: OnStep, *rest: object
+        executor: Callable,
+        guider: comfy.samplers.CFGGuider,
+        sigmas: object,
+        extra: object,
+        callback: OnStep,
+        *rest: object,
     ) -> torch.Tensor:
         tell = on_step or callback
 
@@ -145,6 +158,7 @@ def _clock(
 
         marks = [synchronized_s(device)]
         record.began_s = marks[0]
+        record.decision = decision_of(guider.model_patcher)
         samples = loop(executor, guider, sigmas, extra, step_done, *rest)
         record.denoise_s = synchronized_s(device) - marks[0]
         return samples

@@ -1,9 +1,11 @@
-"""What SP Config's auto mode runs: the planner's choice for one usual image, and the rule where it has nothing to say.
+"""What SP Config's auto mode runs: the planner's choice, and the rule where it has nothing to say.
 
 Owns auto's rule. The devices are what the user offers. GPUs: the plan predicted quickest for `usual_work` among those
-that fit, on as many of them as make it quicker; the others sleep, and the reasons say why. GPUs of unknown speed: all
-of them (`auto_plan`), with the first kind of weights that fits. Ranks on the CPU: all of them, for nobody names several
-by accident; weights as asked. Pure: devices, free memory and constants are given, nothing is asked or started.
+that fit, on as many of them as make it quicker; the others sleep, and the reasons say why. That settles where the
+weights lie, before anybody knows the image. Each sampling run then has the quickest plan for what it really samples
+(`plan_of_run`), among those that the weights serve as they lie. GPUs of unknown speed: all of them (`auto_plan`), with
+the first kind of weights that fits. Ranks on the CPU: all of them, for nobody names several by accident; weights as
+asked. Pure: devices, free memory and constants are given, nothing is asked or started.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..devices import Device
 from ..plan import WEIGHTS, ParallelPlan, auto_plan
 from .candidates import Candidate
-from .choose import HEADROOM, choose_plan
+from .choose import HEADROOM, WORTHWHILE, Choice, choose_plan
 from .hardware import GIB, Calibration
 from .known import known_rates
 from .memory import memory_of
@@ -20,15 +22,25 @@ from .shapes import ModelShape, Work, image_tokens
 
 PIXELS, TEXT_TOKENS = 1024, 512
 ANY_GPU = "H100"  # of a device's rates, its memory use asks only whether it runs ahead of the host, as every GPU does
+AGAIN = "each sampling run chooses again for what it samples, with the weights as they lie"
 FORCING = "mode=manual forces another plan"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """A plan, and why it was taken; a plan that the user wrote needs no reasons."""
+    """A plan, and why it was taken; a plan that the user wrote needs no reasons.
+
+    `work` is what it was weighed for, None where nothing was weighed: then it is the plan for any other work too.
+    """
 
     plan: ParallelPlan
     reasons: tuple[str, ...] = ()
+    work: Work | None = None
+
+    @property
+    def chosen_for(self) -> str:
+        """`work` in words; "" where nothing was weighed."""
+        return "" if self.work is None else describe_work(self.work)
 
 
 def usual_work(*, element_bytes: int = 2, weight_bytes: int = 2) -> Work:
@@ -64,10 +76,52 @@ def automatic_plan(
     choice = choose_plan(model, work, free, calibration, weights=allowed)
     if choice.plan is None:
         plan = replace(everything, weights="offloaded" if len(allowed) > 1 else weights)
-        return Decision(plan=plan, reasons=(*choice.reasons, f"trying {plan.describe()}, as this is a prediction"))
+        return Decision(plan=plan, reasons=(*choice.reasons, _trying(plan)), work=work)
     kept = () if len(allowed) > 1 else (f"weights={weights} as asked",)
-    chosen_for = f"chosen for {PIXELS} x {PIXELS} pixels, {TEXT_TOKENS} text tokens, cfg 1, one image; {FORCING}"
-    return Decision(plan=choice.plan, reasons=(*choice.reasons, *kept, chosen_for))
+    image = f"{PIXELS} x {PIXELS} pixels, {TEXT_TOKENS} text tokens, cfg 1, one image"
+    again = f"{AGAIN}; " if choice.plan.ranks > 1 else ""
+    chosen_for = f"chosen for {image}; {again}{FORCING}"
+    return Decision(plan=choice.plan, reasons=(*choice.reasons, *kept, chosen_for), work=work)
+
+
+def plan_of_run(
+    model: ModelShape, work: Work, free: Sequence[int], calibration: Calibration, *, held: ParallelPlan
+) -> Decision:
+    """The plan of one sampling run of `work`: the quickest that fits of those that the weights serve as they lie.
+
+    `held` is the plan that they were loaded for, and the answer where nothing fits; `free` bytes on each device.
+    """
+    there = free[: held.ranks]
+    choice = choose_plan(model, work, there, calibration, weights=(held.weights,), held=held.layout)
+    if choice.plan is None or choice.seconds_per_step is None:
+        return Decision(plan=held, reasons=(*choice.reasons, _trying(held)), work=work)
+    more: tuple[str, ...] = ()
+    if len(there) < len(free):
+        everywhere = choose_plan(model, work, free, calibration, weights=(held.weights,))
+        more = _with_more_devices(everywhere, choice.seconds_per_step, held.ranks, len(free))
+    return Decision(plan=choice.plan, reasons=(*choice.reasons, *more, f"chosen for {describe_work(work)}"), work=work)
+
+
+def _with_more_devices(everywhere: Choice, seconds_per_step: float, held: int, offered: int) -> tuple[str, ...]:
+    """That devices without weights would make it quicker, if they would."""
+    plan, there_s = everywhere.plan, everywhere.seconds_per_step
+    if plan is None or there_s is None or plan.ranks <= held or seconds_per_step <= WORTHWHILE * there_s:
+        return ()
+    return (
+        f"{plan.name} would be {seconds_per_step / there_s:.2f}x as fast, but the weights are on {held} of {offered} "
+        f"devices; use mode=manual and {plan.describe()}",
+    )
+
+
+def describe_work(work: Work) -> str:
+    """The work in words, such as `4096 image tokens, 512 text tokens, prompt and negative, one image, 20 steps`."""
+    sides = "prompt and negative" if work.guided else "one conditioning at a time"
+    images = "one image" if work.batch == 1 else f"{work.batch} images"
+    return f"{work.image_tokens} image tokens, {work.text_tokens} text tokens, {sides}, {images}, {work.steps} steps"
+
+
+def _trying(plan: ParallelPlan) -> str:
+    return f"trying {plan.describe()}, as this is a prediction"
 
 
 def _on_cpu(plan: ParallelPlan) -> tuple[str, ...]:

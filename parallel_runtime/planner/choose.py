@@ -6,7 +6,7 @@ Owns the rules of the choice. Pure and quick (milliseconds): no device is asked 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..plan import ParallelPlan
+from ..plan import Layout, ParallelPlan
 from .candidates import WEIGHTS, Candidate, candidates
 from .cost import Cost, step_cost
 from .hardware import GIB, Calibration
@@ -57,18 +57,20 @@ def choose_plan(
     every_plan: bool = False,
     stale: bool = False,
     weights: Sequence[str] = WEIGHTS,
+    held: Layout | None = None,
 ) -> Choice:
     """The best plan of `model` for `work` on `devices`, given as free bytes of each, in rank order.
 
     `every_plan` also shows what this version cannot run, which is never taken; `stale` also takes PipeFusion, whose
-    result differs from one process's. `weights`: the kinds that are weighed. Raises `ValueError` without devices.
+    result differs from one process's. `weights`: the kinds that are weighed; `held`: how they lie
+    already, if only plans that they serve are to be weighed. Raises `ValueError` without devices.
     """
     if not devices:
         raise ValueError("no devices to plan for; give at least one")
     everything = predictions(model, work, devices, calibration, every_plan=every_plan, stale=stale)
     table = tuple(
         sorted(
-            (row for row in everything if row.candidate.weights in weights),
+            (row for row in everything if row.candidate.weights in weights and _served(row.candidate, held)),
             key=lambda row: (row.run_s, row.candidate.ranks),
         )
     )
@@ -115,6 +117,11 @@ def _predict(
         fits=memory.total <= HEADROOM * free,
         runnable=runnable,
     )
+
+
+def _served(candidate: Candidate, held: Layout | None) -> bool:
+    plan = candidate.plan()
+    return held is None or (plan is not None and held.serves(plan.layout))
 
 
 def _best(rows: list[Prediction]) -> Prediction:

@@ -69,7 +69,7 @@ class Model:
 
     def serves(self, layout: Layout) -> bool:
         """Whether every rank that `layout` needs holds what it needs."""
-        return self.layout.kind == layout.kind and self.layout.ranks >= layout.ranks
+        return self.layout.serves(layout)
 
 
 class Models:

@@ -65,10 +65,15 @@ def new_report(
     return report
 
 
-def plan_part(plan: ParallelPlan) -> dict:
-    """A plan as the schema has it."""
+def plan_part(plan: ParallelPlan, *, chosen_for: str = "", reasons: Sequence[str] = ()) -> dict:
+    """A plan as the schema has it; an automatic one with what it was chosen for, and why."""
     degrees = dict(zip(AXES, plan.degrees, strict=True))
-    return {"name": plan.name, "ranks": plan.ranks, "degrees": degrees, "weights": plan.weights}
+    part = {"name": plan.name, "ranks": plan.ranks, "degrees": degrees, "weights": plan.weights}
+    if chosen_for:
+        part["chosen_for"] = chosen_for
+    if reasons:
+        part["reasons"] = list(reasons)
+    return part
 
 
 def rank_parts(

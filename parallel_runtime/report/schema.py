@@ -118,6 +118,8 @@ PLAN = {
     "ranks": _needed(_count),
     "degrees": _object({axis: _needed(_count) for axis in AXES}, required=True),
     "weights": _needed(_text),
+    "chosen_for": Field(_text),
+    "reasons": Field(_text, many=True),
 }
 RANK = {
     "rank": _needed(_count),

@@ -17,6 +17,8 @@ def _lines(report: Mapping) -> Iterator[str]:
     yield from (f"warning: {text}" for text in report.get("warnings", []))
     if what := _what(report):
         yield what
+    if "chosen_for" in report.get("plan", {}):
+        yield f"plan chosen for {report['plan']['chosen_for']}"
     if report["kind"] == "denoise":
         yield from _run_lines(report)
     if report["kind"] == "benchmark":

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from parallel_runtime.cli.machine import constants, whole_bytes
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
-from parallel_runtime.planner.automatic import Decision, automatic_plan, usual_work
+from parallel_runtime.planner.automatic import Decision, automatic_plan, plan_of_run, usual_work
 from parallel_runtime.planner.choose import choose_plan
 from parallel_runtime.planner.hardware import GIB, Calibration
 from parallel_runtime.planner.known import known_calibration
@@ -136,6 +136,71 @@ def test_looking_at_cpu_ranks_gives_constants_and_a_share_of_the_memory(monkeypa
     devices = parse_devices("cpu:2").devices
     assert constants(devices) == known_calibration("cpu")
     assert sum(whole_bytes(devices)) > GIB and len(set(whole_bytes(devices))) == 1
+
+
+def of_run(held: str, count: int, calibration: Calibration = H100, *, gib: int = 80, **asked: int | bool) -> Decision:
+    """The plan of a run on `count` GPUs, with weights that were loaded for the plan `held`."""
+    work = replace(usual_work(), **asked)
+    return plan_of_run(FLUX, work, [gib * GIB] * count, calibration, held=ParallelPlan.parse(held))
+
+
+@pytest.mark.parametrize(
+    ("asked", "plan"),
+    [
+        ({"image_tokens": image_tokens(512, 512)}, "ulysses=1"),
+        ({}, "ulysses=2"),
+        ({"guided": True}, "cfg=2"),
+        ({"batch": 4}, "data=2"),
+        ({"batch": 3}, "ulysses=2"),
+    ],
+)
+def test_a_run_gets_the_plan_of_its_own_work_and_says_so(asked: dict[str, int | bool], plan: str) -> None:
+    decision = of_run("ulysses=2", 2, **asked)
+    assert decision.plan == ParallelPlan.parse(plan)
+    assert decision.work == replace(usual_work(), **asked)
+    assert decision.reasons[-1] == f"chosen for {decision.chosen_for}"
+
+
+def test_a_run_never_takes_devices_without_weights_and_says_what_they_would_give() -> None:
+    large = {"image_tokens": image_tokens(2048, 2048)}
+    decision = of_run("ulysses=2", 8, **large)
+    assert decision.plan == ParallelPlan(ulysses=2)
+    (told,) = [why for why in decision.reasons if "the weights are on 2 of 8 devices" in why]
+    assert told.startswith("uly8 would be ") and told.endswith("use mode=manual and ulysses=8")
+    assert of_run("ulysses=8", 8, **large).plan == ParallelPlan(ulysses=8)
+    assert not any("the weights are on" in why for why in of_run("ulysses=2", 8).reasons)
+
+
+def test_where_the_work_of_a_run_does_not_fit_the_plan_that_was_loaded_is_tried() -> None:
+    decision = of_run("ulysses=2", 2, gib=8)
+    assert decision.plan == ParallelPlan(ulysses=2)
+    assert decision.reasons[0].startswith("does not fit: ")
+    assert decision.reasons[-1] == "trying ulysses=2, as this is a prediction"
+
+
+@given(
+    st.sampled_from(
+        ["ulysses=2", "ring=3", "ulysses=4,weights=sharded", "ulysses=4,ring=2,weights=offloaded", "weights=offloaded"]
+    ),
+    st.integers(1, 70_000),
+    st.booleans(),
+    st.integers(1, 8),
+    st.sampled_from(["H100", "RTX 4090"]),
+)
+def test_the_plan_of_a_run_needs_no_weight_anywhere_else(
+    held: str, tokens: int, guided: bool, batch: int, kind: str
+) -> None:
+    decision = of_run(held, 8, known_calibration(kind), image_tokens=tokens, guided=guided, batch=batch)
+    assert ParallelPlan.parse(held).layout.serves(decision.plan.layout)
+    assert decision.plan.pipefusion == 1 and FLUX.heads % decision.plan.ulysses == 0
+
+
+def test_a_usual_image_in_a_run_gets_the_plan_that_was_loaded_for_it() -> None:
+    for kind in ("H100", "A100", "L20", "RTX 4090"):
+        known = known_calibration(kind)
+        for count in (2, 4, 8):
+            held = on_gpus(count, 80, known).plan
+            assert plan_of_run(FLUX, usual_work(), [80 * GIB] * count, known, held=held).plan == held
 
 
 def test_the_shape_given_decides_and_not_the_usual_one() -> None:

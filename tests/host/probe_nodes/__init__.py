@@ -1,8 +1,8 @@
 """A ComfyUI node pack for test hosts only: what no stock node gives, and a count of the model's calls.
 
 Owns: a style model of tiny widths, attention masks and skipped steps as popular packs make them, and two nodes that
-count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py). Linked into a test
-host's custom_nodes, never part of the pack.
+count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py), a planner that is
+told of GPUs (choosing.py). Linked into a test host's custom_nodes, never part of the pack.
 Letters: `L` text and image tokens.
 """
 
@@ -18,6 +18,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import ComfyExtension, io
 
+from .choosing import LikeKnownGpus
 from .reaching import ReachIntoModel, SwitchOffExchange
 
 Calls = io.Custom("MODEL_CALLS")
@@ -195,7 +196,7 @@ class ProbeNodes(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         nodes = [CountModelCalls, ReportModelCalls, TinyStyle, SetAttentionMask, SkipEverySecondCall]
-        return [*nodes, AddGlobalNoise, MakeList, EmptyBatch, ReachIntoModel, SwitchOffExchange]
+        return [*nodes, AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, ReachIntoModel, SwitchOffExchange]
 
 
 async def comfy_entrypoint() -> ProbeNodes:

@@ -1,0 +1,82 @@
+"""What a sampling run is asked for, as the planner takes it: tokens, images, conditionings, steps.
+
+Owns reading that off a guider when its run begins, and off a sampler node's inputs before. Chooses and runs nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import comfy.sampler_helpers
+import torch
+from comfy.model_patcher import ModelPatcher
+from comfy.samplers import CFGGuider
+
+from ...parallel_runtime.planner.shapes import Work
+from .order import why_calls_keep_order, why_runs_keep_order
+
+PATCH = 2  # latent pixels a side of one token
+Sides = Mapping[str, Sequence[dict] | None]
+
+
+def asks_negative(cfg: float, model_options: Mapping[str, object]) -> bool:
+    """Whether the negative side is asked each step. As ComfyUI: not with cfg 1."""
+    return not math.isclose(cfg, 1.0) or bool(model_options.get("disable_cfg1_optimization", False))
+
+
+def work_of_run(guider: CFGGuider, noise: torch.Tensor, sigmas: torch.Tensor, usual: Work) -> Work | None:
+    """The work of a run that begins: `noise` (B, C, H, W), `sigmas` (steps + 1,). None for a latent of another kind.
+
+    Of `usual` only the bytes of elements and weights stay. It counts as guided where prompt and negative can be asked
+    at once in every step.
+    """
+    sides = _asked(guider.conds, guider.cfg, guider.model_options)
+    keep_order = why_calls_keep_order(guider.model_patcher.callbacks, _entries(sides), guider.model_options)
+    return _work(usual, noise.shape, sides, steps=len(sigmas) - 1, at_once=keep_order is None)
+
+
+def work_of_settings(model: ModelPatcher, settings: Mapping[str, object], usual: Work) -> Work | None:
+    """The same of a sampling run with KSampler's inputs, before it begins."""
+    conds = {name: settings[name] for name in ("positive", "negative")}
+    converted = {name: comfy.sampler_helpers.convert_cond(each) for name, each in conds.items()}
+    sides = _asked(converted, settings["cfg"], model.model_options)
+    keep_order = why_runs_keep_order(model, conds.values()) or why_calls_keep_order({}, _entries(sides), {})
+    latent, steps = settings["latent"]["samples"], settings["steps"]
+    return _work(usual, latent.shape, sides, steps=steps, at_once=keep_order is None)
+
+
+def _asked(conds: Sides, cfg: float, model_options: Mapping[str, object]) -> list[Sequence[dict]]:
+    """The sides that are asked and have something to say."""
+    negative = asks_negative(cfg, model_options)
+    return [side for name, side in conds.items() if side and (negative or name != "negative")]
+
+
+def _entries(sides: Sequence[Sequence[dict]]) -> list[dict]:
+    return [entry for side in sides for entry in side]
+
+
+def _work(
+    usual: Work, shape: Sequence[int], sides: Sequence[Sequence[dict]], *, steps: int, at_once: bool
+) -> Work | None:
+    if len(shape) != 4 or math.prod(shape) == 0:
+        return None
+    entries = _entries(sides)
+    texts = [entry["cross_attn"].shape[1] for entry in entries if entry.get("cross_attn") is not None]
+    references = [sum(_tokens(each.shape) for each in entry.get("reference_latents") or ()) for entry in entries]
+    return replace(
+        usual,
+        image_tokens=_tokens(shape) + max(references, default=0),
+        text_tokens=max(texts, default=0),
+        guided=at_once and len(sides) > 1 and not any(map(_is_for_some_steps, entries)),
+        batch=shape[0],
+        steps=max(1, steps),
+    )
+
+
+def _tokens(shape: Sequence[int]) -> int:
+    height, width = shape[-2:]
+    return math.ceil(height / PATCH) * math.ceil(width / PATCH)
+
+
+def _is_for_some_steps(entry: Mapping[str, object]) -> bool:
+    return entry.get("start_percent", 0.0) > 0.0 or entry.get("end_percent", 1.0) < 1.0

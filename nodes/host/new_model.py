@@ -1,0 +1,101 @@
+"""How a MODEL of ours is made of a file, and the plan that each of its sampling runs gets.
+
+Owns who is asked for a plan, and when. What a plan is chosen by is the chooser's, what a run is asked for asked.py's.
+"""
+
+from functools import lru_cache, partial
+from typing import Protocol
+
+import comfy.model_management
+import torch
+from comfy.patcher_extension import WrapperExecutor, WrappersMP
+
+from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.planner.automatic import Decision
+from ...parallel_runtime.planner.shapes import ModelShape, Work
+from .asked import work_of_run
+from .cond_lanes import LANES_KEY, calc_in_lanes
+from .patcher import RemotePatcher
+from .pooled_model import PooledModel
+from .pools import POOLS, Devices
+from .progress import StepText
+from .remote_model import RemoteFlux, read_source
+
+PLAN_KEY = "parallel_dit_plan"
+REMEMBERED = 64  # decisions of a MODEL, by work
+
+
+class Chooser(Protocol):
+    """Says which plan a MODEL has, and afterwards which one each of its sampling runs."""
+
+    def plan_for(self, model: ModelShape, work: Work) -> Decision:
+        """The plan that the weights are loaded for; raises `ValueError` for one that fits neither devices nor model."""
+
+    def plan_of_run(self, model: ModelShape, work: Work, held: ParallelPlan) -> Decision:
+        """The plan of one run of `work`, which weights loaded for `held` serve. Asked only if `held` was weighed."""
+
+
+def remote_patcher(
+    path: str,
+    weight_dtype: str,
+    *,
+    devices: Devices,
+    chooser: Chooser,
+    side_branch: bool,
+    compiled: bool = False,
+) -> RemotePatcher:
+    """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
+
+    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs.
+
+    Raises `ValueError` when the file cannot be used, or the plan does not fit it.
+    """
+    source = read_source(path, weight_dtype, devices)
+    decision = chooser.plan_for(source.shape, source.work)
+    pooled = PooledModel(
+        devices,
+        source.spec,
+        decision.plan,
+        sizes=source.sizes,
+        num_heads=source.config.num_heads,
+        listener=StepText(),
+    )
+
+    def make() -> RemotePatcher:
+        management = comfy.model_management
+        root = RemotePatcher(
+            RemoteFlux(source, pooled), management.get_torch_device(), management.unet_offload_device()
+        )
+        root.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, LANES_KEY, calc_in_lanes)
+        root.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, PLAN_KEY, with_plan_of_run)
+        return root
+
+    patcher = POOLS.root(pooled.weights, make).clone()
+    patcher.decision = decision
+    if decision.work is not None and decision.plan.ranks > 1:
+        patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, source.shape, held=decision.plan))
+    patcher.side_branch, patcher.compiled = side_branch, compiled
+    return patcher
+
+
+def with_plan_of_run(
+    executor: WrapperExecutor,
+    noise: torch.Tensor,
+    latent: torch.Tensor,
+    sampler: object,
+    sigmas: torch.Tensor,
+    *more: object,
+    **named: object,
+) -> torch.Tensor:
+    """A wrapper of ComfyUI's `outer_sample`: a whole sampling run under the plan for what it samples.
+
+    The last moment before models are loaded, and the first at which latent, conditionings, cfg and sigmas are known.
+    """
+    guider = executor.class_obj
+    patcher = guider.model_patcher
+    if not isinstance(patcher, RemotePatcher):  # a guider may run another model with our options
+        return executor(noise, latent, sampler, sigmas, *more, **named)
+    usual = patcher.decision.work
+    work = None if usual is None else work_of_run(guider, noise, sigmas, usual)
+    with patcher.running(patcher.decision_for(work)):
+        return executor(noise, latent, sampler, sigmas, *more, **named)

@@ -1,0 +1,150 @@
+"""In auto mode what runs is chosen for what is sampled, run by run, over weights that stay where they were loaded.
+
+Owns: the choice in a real server, whose two CPU ranks the planner takes for GPUs that it knows (LikeKnownGpus).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from host.client import ComfyClient, PromptResult, Workflow
+from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+from host.workflows import text_to_image
+
+AGAIN = "for this run: "
+SMALL, LARGE = {"width": 64, "height": 80}, {"width": 256, "height": 256}
+
+
+def known(graph: Workflow) -> Workflow:
+    """The graph with a planner that knows its devices."""
+    graph["known"] = {"class_type": "LikeKnownGpus", "inputs": {"sp_config": ["config", 0]}}
+    graph["model"]["inputs"]["sp_config"] = ["known", 0]
+    return graph
+
+
+def stock_graph(tiny: TinyModels, *, cfg: float = 1.0, **settings: Any) -> Workflow:
+    """A stock graph; its negative prompt is a text of its own, not of zeros."""
+    graph = text_to_image(tiny, **settings)
+    graph["blurry"] = {"class_type": "CLIPTextEncode", "inputs": {"clip": ["clip", 0], "text": "blurry"}}
+    graph["sampler"]["inputs"] |= {"cfg": cfg, "negative": ["blurry", 0]}
+    return graph
+
+
+def measured(graph: Workflow, **plan: Any) -> Workflow:
+    """The graph with our sampler and a planner that knows its devices, saving the latent."""
+    return known(to_latent(parallel(graph, sampler="ParallelFluxSampler", **plan)))
+
+
+def report_of(result: PromptResult, node: str = "sampler") -> dict[str, Any]:
+    (report,) = result.require_success().outputs[node]["parallel_dit"]
+    return report
+
+
+@pytest.mark.parametrize(
+    ("asked", "plan", "work"),
+    [
+        (SMALL, "single", "20 image tokens, 256 text tokens, one conditioning at a time, one image, 2 steps"),
+        (LARGE, "uly2", "256 image tokens, 256 text tokens, one conditioning at a time, one image, 2 steps"),
+        (SMALL | {"cfg": 3.0}, "cfg2-ring1-uly1", "20 image tokens, 256 text tokens, prompt and negative, one image"),
+        (SMALL | {"batch": 2}, "data2-ring1-uly1", "20 image tokens, 256 text tokens, one conditioning at a time, 2 "),
+    ],
+    ids=["small", "large", "cfg above 1", "batch"],
+)
+def test_each_kind_of_work_gets_its_plan_and_the_picture_is_stock_comfyuis(
+    asked: dict[str, Any], plan: str, work: str, client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    graph = stock_graph(tiny_models, seed=501, **asked)
+    result = client.queue(measured(graph))
+    ran = report_of(result)["plan"]
+    assert (ran["name"], ran["chosen_for"][: len(work)]) == (plan, work)
+    assert ran["reasons"][-1] == f"chosen for {ran['chosen_for']}"
+    told = [text for node, text in result.texts if node == "sampler" and "step 2/2" in text]
+    assert told[-1].splitlines()[1] == f"{plan}, chosen for {ran['chosen_for']}"
+    assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= TOLERANCE
+
+
+def test_the_samplers_of_comfyui_get_the_plan_of_the_work_too(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = stock_graph(tiny_models, seed=502, steps=3, cfg=3.0, **SMALL)
+    result = client.queue(known(to_latent(parallel(graph))))
+    told = [text for node, text in result.texts if node == "sampler" and "step 3/3" in text]
+    assert "cfg2-ring1-uly1, chosen for 20 image tokens" in told[-1]
+    assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= TOLERANCE
+
+
+def test_a_work_is_decided_once_and_no_weight_is_loaded_again(
+    tiny_models: TinyModels, models_dir: Any, tmp_path: Any
+) -> None:
+    with ComfyServer(models=models_dir, base=tmp_path) as server:
+        client = ComfyClient(server.url)
+        graphs = [stock_graph(tiny_models, seed=seed, **asked) for seed, asked in enumerate((LARGE, SMALL, LARGE))]
+        plans = [report_of(client.queue(measured(graph)))["plan"]["name"] for graph in graphs]
+        assert plans == ["uly2", "single", "uly2"]
+        assert server.log.count(AGAIN) == 2, "each work once, whatever the seed"
+        assert server.log.count(f"loading {tiny_models.dev} into the workers") == 1
+        (pool,) = client.get("/parallel_dit/state")["pools"]
+        assert [model["held_by"] for model in pool["models"]] == [2], "the plan of one rank left the other's weights"
+        assert pool["plans"][-1]["ulysses"] == 2, "the panel draws the plan that ran last"
+
+
+def test_what_cannot_run_at_once_in_every_step_gets_no_ranks_of_its_own(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    graph = stock_graph(tiny_models, seed=503, cfg=3.0, **LARGE)
+    ranged = {"conditioning": ["blurry", 0], "start": 0.0, "end": 0.4}
+    graph["early"] = {"class_type": "ConditioningSetTimestepRange", "inputs": ranged}
+    graph["sampler"]["inputs"]["negative"] = ["early", 0]
+    assert report_of(client.queue(measured(graph)))["plan"]["name"] == "uly2"
+
+
+def test_references_count_as_image_tokens(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = stock_graph(tiny_models, seed=504, **SMALL)
+    graph["seen"] = {"class_type": "EmptySD3LatentImage", "inputs": {"width": 256, "height": 240, "batch_size": 1}}
+    given = {"conditioning": ["guidance", 0], "latent": ["seen", 0]}
+    graph["reference"] = {"class_type": "ReferenceLatent", "inputs": given}
+    graph["sampler"]["inputs"]["positive"] = ["reference", 0]
+    ran = report_of(client.queue(measured(graph)))["plan"]
+    assert (ran["name"], ran["chosen_for"].split(",")[0]) == ("uly2", "260 image tokens")
+
+
+def listed(tiny: TinyModels, sizes: list[dict[str, int]]) -> Workflow:
+    """A list of latents of these sizes, an image each."""
+    graph = measured(stock_graph(tiny, seed=505, **sizes[0]))
+    for number, size in enumerate(sizes):
+        graph[f"latent {number}"] = {"class_type": "EmptySD3LatentImage", "inputs": {"batch_size": 1, **size}}
+    items = {f"item_{number}": [f"latent {number}", 0] for number in range(len(sizes))}
+    graph["latents"] = {"class_type": "MakeList", "inputs": items}
+    graph["sampler"]["class_type"] = "ParallelFluxListSampler"
+    graph["sampler"]["inputs"]["latent_image"] = ["latents", 0]
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("sizes", "at_once", "plan"), [([SMALL, SMALL], 2, "data2-ring1-uly1"), ([SMALL, LARGE], 1, "uly2")]
+)
+def test_images_of_one_kind_in_a_list_are_made_at_once(
+    sizes: list[dict[str, int]], at_once: int, plan: str, client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    report = report_of(client.queue(listed(tiny_models, sizes)))
+    assert (report["sampling"]["at_once"], report["plan"]["name"]) == (at_once, plan)
+
+
+def test_a_benchmark_of_no_plan_times_the_one_that_the_work_would_get(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    graph = parallel(stock_graph(tiny_models, seed=506, cfg=3.0, **SMALL), sampler="ParallelBenchmark")
+    graph["sampler"]["inputs"] |= {"warmup": 0, "runs": 1, "plans": "", "stock": False}
+    graph = {name: node for name, node in known(graph).items() if name not in ("decode", "save")}
+    graph["show"] = {"class_type": "ShowTimingReport", "inputs": {"timing": ["sampler", 0]}}
+    report = report_of(client.queue(graph))
+    assert [each["name"] for each in report["contenders"]] == ["one rank", "cfg2-ring1-uly1"]
+
+
+def test_a_plan_written_by_hand_runs_whatever_is_asked(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = measured(stock_graph(tiny_models, seed=507, cfg=3.0, **SMALL), mode="manual", ring=2)
+    ran = report_of(client.queue(graph))["plan"]
+    assert ran["name"] == "ring2"
+    assert not {"chosen_for", "reasons"} & set(ran)

@@ -1,0 +1,57 @@
+"""SP Config's auto mode for CPU ranks as it would be for as many GPUs of known speed, so that tests need no GPU.
+
+Owns: the constants that are told. The rule is the pack's own, as is everything that asks for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from importlib import import_module
+from typing import Any
+
+from comfy_api.latest import io
+
+Config = io.Custom("SP_CONFIG")
+CATEGORY = "tests"
+# Ranks so slow that sharing out always pays where nothing is exchanged, and an exchange that costs as much as a small
+# image's blocks. Starting a block costs nothing.
+FLOPS, EXCHANGE_S = 1e10, 0.3
+
+
+class LikeKnownGpus(io.ComfyNode):
+    """An SP Config whose auto mode takes its CPU ranks for GPUs that were calibrated."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs, outputs = [Config.Input("sp_config")], [Config.Output()]
+        return io.Schema(node_id="LikeKnownGpus", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, sp_config: Any) -> io.NodeOutput:
+        given = {field.name: getattr(sp_config, field.name) for field in fields(sp_config)}
+        return io.NodeOutput(_like_known_gpus(type(sp_config))(**given))
+
+
+def _like_known_gpus(kind: type) -> type:
+    """The pack's class of what SP Config hands on, with other devices and constants in the one look at the machine."""
+    runtime = kind.__module__.removesuffix(".nodes.config") + ".parallel_runtime"
+    automatic, known = (import_module(f"{runtime}.planner.{name}") for name in ("automatic", "known"))
+    device = import_module(f"{runtime}.devices").Device
+    table = known.known_calibration("H100")
+    constants = replace(
+        table,
+        source="told by a test",
+        rates=replace(table.rates, matmul_flops=FLOPS, attention_flops=FLOPS),
+        link=replace(table.link, bandwidth=1e12, latency_s=0.0),
+        software=replace(table.software, block_s=0.0, exchange_s=EXCHANGE_S, hop_s=0.0),
+    )
+
+    class Known(kind):
+        def _automatic(self, model: Any, work: Any, held: Any = None) -> Any:
+            gpus = [device("cuda", index) for index in range(len(self.selection.devices))]
+            free = [80 * 2**30] * len(gpus)
+            if held is not None:
+                return automatic.plan_of_run(model, work, free, constants, held=held)
+            return automatic.automatic_plan(model, work, gpus, free, constants, weights=self.weights)
+
+    return Known

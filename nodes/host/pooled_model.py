@@ -199,10 +199,9 @@ class PooledModel:
         def load(pool: Pool) -> None:
             if len(self.devices) > 1:
                 POOLS.measured(self.devices, partial(Pool.measure_devices, check_cancelled=check_cancelled))
-            there = pool.holds(self.spec, plan)
             result = pool.load(self.spec, plan, progress=progress, check_cancelled=check_cancelled)
             loads = _LOADS.get()
-            if loads is not None and not there:
+            if loads is not None:
                 loads.update(result.rank_load_s)
 
         POOLS.load(self.weights, plan, load)

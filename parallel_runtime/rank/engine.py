@@ -47,6 +47,7 @@ class Engine:
         self.repeated = RepeatedInputs(device)
         self._show_waiting = partial(segments.show_waiting, rank)
         self.graphs = Graphs()
+        self._process = psutil.Process()  # asked after every request, and slow to make
 
     @torch.inference_mode()
     def handle(
@@ -290,7 +291,7 @@ class Engine:
 
     def _memory(self) -> dict[str, int]:
         """Bytes this rank occupies: resident in the process and, on a GPU, allocated and reserved by torch."""
-        memory = {"resident_bytes": psutil.Process().memory_info().rss}
+        memory = {"resident_bytes": self._process.memory_info().rss}
         if self.device.type == "cuda":
             memory["allocated_bytes"] = torch.cuda.memory_allocated(self.device)
             memory["reserved_bytes"] = torch.cuda.memory_reserved(self.device)

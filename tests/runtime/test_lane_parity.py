@@ -192,15 +192,16 @@ def test_sharded_plans_equal_one_process_and_share_the_weights_out(
 ) -> None:
     """Lanes with more passes than others, lanes without work, ranks that sleep."""
     whole = eight_ranks.load(sample).parameter_bytes[0]
+    requests = {name: [each.tensors(config) for each in request] for name, request in REQUESTS.items()}
+    expected = {name: [judge(tensors) for tensors in inputs] for name, inputs in requests.items()}
     for text in ("cfg=2", "ulysses=3", "data=2,cfg=2", "data=2,cfg=2,ring=2", "cfg=3,ulysses=2", "data=2,cfg=3"):
         plan = ParallelPlan.parse(f"{text},weights={weights}")
         held = eight_ranks.load(sample, plan).parameter_bytes
         assert held[plan.ranks :] == [0] * (8 - plan.ranks), text
         assert all(whole / plan.replica_ranks <= own <= whole / plan.replica_ranks * 1.01 for own in held[: plan.ranks])
-        for name, request in REQUESTS.items():
-            inputs = [each.tensors(config) for each in request]
+        for name, inputs in requests.items():
             result = eight_ranks.run(sample, plan, as_calls(config, inputs))
-            assert max(errors(result, [judge(tensors) for tensors in inputs])) <= FP32_TOLERANCE, (text, name)
+            assert max(errors(result, expected[name])) <= FP32_TOLERANCE, (text, name)
             for first in range(0, plan.ranks, plan.replica_ranks):
                 replica = result.ranks[first : first + plan.replica_ranks]
                 works = any(report["pieces"] for report in replica)

@@ -16,10 +16,10 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from .flux_config import TIME_WIDTH, FluxConfig
+from .flux_config import FluxConfig
+from .flux_math import RowWeights, bound, by_row, modulated, normed_and_rotated, rope_table, timestep_embedding
 
 Modulation = tuple[torch.Tensor, ...]
-RowWeights = tuple[tuple[torch.Tensor, slice], ...]  # a weight and the rows that take it
 
 
 class Weights(Protocol):
@@ -42,11 +42,9 @@ class Weights(Protocol):
         ...
 
 
-EPS = 1e-6
 USUAL_TOKENS = 4096 + 512  # of an image of 1024 x 1024 and its text
 LAUNCH_FLOPS = 5e8  # what a GPU computes while the host gets one kernel going: 5 us at 100 TFLOP/s
 LAUNCHES = {"double": 44, "single": 20}
-THETA = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +246,7 @@ class FluxAdapter:
                 (_norm_weights(w, "txt_attn.norm"), slice(n)),
                 (_norm_weights(w, "img_attn.norm"), slice(n, None)),
             )
-        q, k = _normed_and_rotated(qkv[:, :, :2], weights, tokens.rope).unbind(2)
+        q, k = normed_and_rotated(qkv[:, :, :2], weights, tokens.rope).unbind(2)
         return q, k, qkv[:, :, 2], rest
 
     def _mlp_flops(self, x: torch.Tensor) -> float:
@@ -295,7 +293,7 @@ class FluxAdapter:
             attn, n = attn.flatten(2), tokens.num_text
             _stream_rest(w, "txt", text, attn[:, :n], mod[6:])
             _stream_rest(w, "img", image, attn[:, n:], mod[:6])
-        _bound(tokens.x)
+        bound(tokens.x)
         self.add_residual(tokens, residual)
 
     def _joined_product(self, w: Weights, attn: torch.Tensor, mlp: Mlp) -> torch.Tensor:
@@ -328,47 +326,9 @@ def _nothing() -> None:
     """All of a double block waits for its attention."""
 
 
-def timestep_embedding(t: torch.Tensor) -> torch.Tensor:
-    """Sinusoids of t (...), in units of a thousandth, as (..., 256) fp32. Source: "Attention Is All You Need", 3.5.
-
-    t stays fp32 until here: rounded to bf16 first, as diffusers does, a call is 0.9 to 6 % off.
-    """
-    half = TIME_WIDTH // 2
-    exponent = torch.arange(half, dtype=torch.float32, device=t.device) * (-math.log(10_000) / half)
-    angles = (t.float() * 1000.0)[..., None] * torch.exp(exponent)
-    return torch.cat((torch.cos(angles), torch.sin(angles)), -1)
-
-
-def rope_table(ids: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-    """Rotations of each token, (1, S, 1, D / 2) complex64, from ids (S, 3). Source: RoFormer (arXiv 2104.09864).
-
-    Angles are computed in fp64 where the device has it, as the reference does.
-    """
-    real = torch.float32 if ids.device.type == "mps" else torch.float64
-    parts = []
-    for axis, width in enumerate(axes):
-        frequency = THETA ** -(torch.arange(0, width, 2, dtype=real, device=ids.device) / width)
-        parts.append(ids[:, axis].to(real)[:, None] * frequency)
-    angles = torch.cat(parts, -1)
-    return torch.complex(torch.cos(angles).float(), torch.sin(angles).float())[None, :, None]
-
-
 def _norm_weights(w: Weights, name: str) -> torch.Tensor:
     """What queries and keys are multiplied by after their norm, (2, 1, D) in fp32."""
     return torch.stack((w[f"{name}.query_norm.weight"], w[f"{name}.key_norm.weight"]))[:, None].float()
-
-
-def _normed_and_rotated(x: torch.Tensor, weights: RowWeights, rope: torch.Tensor) -> torch.Tensor:
-    """RMS norm, weight and rotation of x (B, S, 2, H, D), queries and keys at once: small operations cost by number.
-
-    `weights` says which rows of S take which; all from the weight to the rotation is fp32, rounded once.
-    """
-    normed = F.rms_norm(x, x.shape[-1:], eps=EPS)
-    scaled = torch.empty_like(normed, dtype=torch.float32)
-    for weight, rows in weights:
-        torch.mul(normed[:, rows], weight, out=scaled[:, rows])
-    pairs = torch.view_as_complex(scaled.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs.mul_(rope[:, :, None])).flatten(-2).to(x.dtype)
 
 
 def _mlp_embedder(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -381,18 +341,6 @@ def _still(inputs: Mapping[str, torch.Tensor], num_text: int) -> torch.Tensor | 
     return None if rows is None else F.pad(rows.long(), (num_text, 0))
 
 
-def by_row(values: torch.Tensor, still: torch.Tensor | None) -> torch.Tensor:
-    """Modulations (B, 1 or 2, ...) to those of each row (B, S, ...), or as they are when all rows share one."""
-    return values if still is None else values[:, still]
-
-
-def modulated(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Layer norm of x (B, S, C), times `scale`, which has its 1, plus `shift`. One kernel where all rows share them."""
-    if shift.shape[:2] == (1, 1):
-        return F.layer_norm(x, x.shape[-1:], scale[0, 0], shift[0, 0], EPS)
-    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=EPS), scale)
-
-
 def _streams(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens.x[:, : tokens.num_text], tokens.x[:, tokens.num_text :]
 
@@ -402,9 +350,3 @@ def _stream_rest(w: Weights, stream: str, x: torch.Tensor, attn: torch.Tensor, m
     x.addcmul_(mod[2], w.linear(f"{stream}_attn.proj", attn))
     hidden = F.gelu(w.linear(f"{stream}_mlp.0", modulated(x, mod[3], mod[4])), approximate="tanh")
     x.addcmul_(mod[5], w.linear(f"{stream}_mlp.2", hidden))
-
-
-def _bound(x: torch.Tensor) -> None:
-    """fp16 overflows in Flux's text blocks; keep what overflowed at the largest number, as ComfyUI does."""
-    if x.dtype == torch.float16:
-        torch.nan_to_num_(x, nan=0.0, posinf=65504, neginf=-65504)

@@ -11,7 +11,8 @@ are arguments: one graph serves all blocks. Owns no choice of when a half is com
 import torch
 import torch.nn.functional as F
 
-from .flux import EPS, Modulation, by_row, modulated
+from .flux import Modulation
+from .flux_math import EPS, by_row, modulated
 
 # The linear layers and norms of each half, in the order in which `before` and `after` take their weights.
 BEFORE = {

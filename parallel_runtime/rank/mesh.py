@@ -14,12 +14,13 @@ import torch.distributed as dist
 from ..plan import AXES, ParallelPlan
 from ..strategies.collectives import Axis, Traffic
 from ..strategies.displaced import DisplacedAttention
-from ..strategies.pattern import count_wrong_bytes
+from ..strategies.links import Link
+from ..strategies.pattern import count_wrong_bytes, count_wrong_bytes_of_links
 from ..strategies.sequence import SequenceAttention
 from .probe import probe
 
-GROUPED_AXES = ("cfg", "pipefusion", "ring", "ulysses")
-ACTIVATIONS, BACK, WEIGHTS = "activations", "back to the first stage", "weights"
+GROUPED_AXES = ("cfg", "ring", "ulysses")
+ACTIVATIONS, LINK, WEIGHTS = "activations", "link", "weights"
 
 
 class Groups:
@@ -50,6 +51,8 @@ class Mesh:
     """One plan's axes as this rank sees them. Making one is collective: every rank of the world must.
 
     `shard_axis` is over the ranks that hold sharded weights together, of size one when each rank holds all of them.
+    The pipefusion axis has no group: a stage has a link from the stage before it and one to the stage after it, the
+    last stage's next being the first.
     """
 
     def __init__(
@@ -71,9 +74,7 @@ class Mesh:
             if self.axes[axis].size > 1:
                 self.axes[axis].group = groups.join(ACTIVATIONS, _runs_along(plan, axis))
         self._sequence_axis = self._join_sequence(groups)
-        self.back_axis = Axis("pipefusion", plan.pipefusion, self["pipefusion"].index, None, self.traffic, self._staged)
-        if plan.pipefusion > 1:
-            self.back_axis.group = groups.join(BACK, _runs_along(plan, "pipefusion"))
+        self._previous, self._next = self._join_stages(groups)
         shards = plan.layout.shards
         sharing = _ranks_that_share(plan)
         index = next((ranks.index(rank) for ranks in sharing if rank in ranks), 0)
@@ -95,6 +96,30 @@ class Mesh:
         """The lanes of this rank's replica."""
         first = self["data"].index * self["cfg"].size
         return range(first, first + self["cfg"].size)
+
+    @property
+    def previous_stage(self) -> Link:
+        """The link that messages of the stage before come over."""
+        return _link_of_stages(self._previous)
+
+    @property
+    def next_stage(self) -> Link:
+        """The link to the stage after, from the last stage to the first."""
+        return _link_of_stages(self._next)
+
+    def _join_stages(self, groups: Groups) -> tuple[Link | None, Link | None]:
+        """This rank's links from the stage before and to the stage after. A group each: (sender, receiver)."""
+        previous = following = None
+        if self.plan.pipefusion == 1:
+            return previous, following
+        for run in _runs_along(self.plan, "pipefusion"):
+            for sender, receiver in zip(run, (*run[1:], run[0]), strict=True):
+                group = groups.join(LINK, [(sender, receiver)])
+                if group is not None and dist.get_rank() == sender:
+                    following = Link(peer=receiver, group=group, traffic=self.traffic, staged=self._staged)
+                elif group is not None:
+                    previous = Link(peer=sender, group=group, traffic=self.traffic, staged=self._staged)
+        return previous, following
 
     def _join_sequence(self, groups: Groups) -> Axis | None:
         """All ranks that share a sequence as one axis, where neither ring nor ulysses is that. Stages do without."""
@@ -120,7 +145,16 @@ class Mesh:
     def wrong_bytes(self, device: torch.device) -> int:
         """Exchange a known pattern over every group; how many bytes of what this rank received are not as sent."""
         axes = (*self.axes.values(), self._sequence_axis, self.shard_axis)
-        return sum(count_wrong_bytes(axis, device) for axis in axes if axis is not None and axis.group is not None)
+        wrong = sum(count_wrong_bytes(axis, device) for axis in axes if axis is not None and axis.group is not None)
+        if self._previous is not None and self._next is not None:
+            wrong += count_wrong_bytes_of_links(self._previous, self._next, device)
+        return wrong
+
+
+def _link_of_stages(link: Link | None) -> Link:
+    if link is None:
+        raise ValueError("a plan without stages has no links between them; use a plan with pipefusion of 2 or more")
+    return link
 
 
 def _runs_along(plan: ParallelPlan, *axes: str) -> list[tuple[int, ...]]:

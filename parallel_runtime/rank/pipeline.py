@@ -69,18 +69,8 @@ class PipelinedCalls:
         self._image = stage.sequence(sides[0], longest_text=longest)  # of its text nothing is used
         patches = [self._image.shard(stage.part, patch) for patch in self._image.whole]
         self._latent_rows = [len(shard.take(tensors["given.0"][0], stream="image", dim=0)) for shard in patches]
-        self._outbox = Outbox(
-            mesh.back_axis if stage.last else mesh["pipefusion"],
-            to=(stage.index + 1) % stage.size,
-            depth=self._image.num_patches * max(1, len(share.conds)),
-        )
-        self._inbox = Inbox(
-            mesh.back_axis if stage.first else mesh["pipefusion"],
-            source=(stage.index - 1) % stage.size,
-            expected=self._messages(),
-            may_post=self._sure,
-            device=forward.device,
-        )
+        self._outbox = Outbox(mesh.next_stage, depth=self._image.num_patches * max(1, len(share.conds)))
+        self._inbox = Inbox(mesh.previous_stage, expected=self._messages(), may_post=self._sure, device=forward.device)
         self._rows = [
             LatentRows(program, share, tensors, shard, timer=forward.timer, cfg=cfg, cfg_axis=mesh["cfg"])
             for shard in (patches if stage.last else ())
@@ -141,7 +131,10 @@ class PipelinedCalls:
         came = None  # X of the chunk is the same for all conditionings; hidden states are each one's own
         for cond in self._share.conds:
             asked_s = self._timeline.now()
-            if came is None or not stage.first:
+            if came is None:
+                came = self._inbox.take()
+            elif not stage.first:
+                self._inbox.worked_on()
                 came = self._inbox.take()
             began_s = self._timeline.now()
             tokens = self._tokens(self._sides[cond].chunks[chunk], came, call)
@@ -158,6 +151,8 @@ class PipelinedCalls:
             self._forward.weights.idle_pass(self._forward.beat)
         if stage.last:
             self._leave(call, chunk, velocities)
+        if self._share.conds:
+            self._inbox.worked_on()
 
     def _tokens(self, there: ChunkInputs, came: torch.Tensor, call: int) -> Tokens:
         """What came, X or hidden states, as the stage's first block takes it."""
@@ -204,13 +199,33 @@ class PipelinedCalls:
 
     def _messages(self) -> Iterator[Expected]:
         """What this stage receives: X of a chunk at the first, else a chunk of a conditioning's hidden states."""
-        images, channels = self._share.stop - self._share.start, self._tensors["given.0"].shape[2]
+        if self._stage.first:
+            yield from self._latents()
+            return
+        images, number = self._share.stop - self._share.start, 0
         for call in range(self._program.num_calls):
             for chunk in self._chunks(call):
-                if self._stage.first:
-                    rows = sum(self._latent_rows[chunk.start : chunk.stop])
-                    yield Expected(call, (images, rows, channels), torch.float32)
-                    continue
                 for cond in self._share.conds:
                     shape = self._stage.hidden_shape(self._sequences[cond], chunk, images=images)
-                    yield Expected(call, shape, self._forward.weights.dtype)
+                    yield Expected(call, shape, self._forward.weights.dtype, after=number)
+                    number += 1
+
+    def _latents(self) -> Iterator[Expected]:
+        """X of each chunk, which the last stage makes once the same rows are through the stages in the call before.
+
+        All of those that depend on nothing but chunks queued here are received ahead: the last stage's send, too, is
+        in flight until it is received.
+        """
+        if not self._share.conds:
+            return
+        images, channels = self._share.stop - self._share.start, self._tensors["given.0"].shape[2]
+        before: list[tuple[range, int]] = []  # chunks of the call before, and how many chunks are queued with each
+        number = 0
+        for call in range(self._program.num_calls):
+            chunks = self._chunks(call)
+            for chunk in chunks:
+                rows = sum(self._latent_rows[chunk.start : chunk.stop])
+                after = max((queued for done, queued in before if done.start < chunk.stop), default=0)
+                yield Expected(call, (images, rows, channels), torch.float32, after=after)
+            before = [(chunk, number + 1 + index) for index, chunk in enumerate(chunks)]
+            number += len(chunks)

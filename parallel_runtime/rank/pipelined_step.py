@@ -55,13 +55,9 @@ class PipelinedStep:
         self._sequences = {piece: stage.sequence(self._whole(piece)) for piece in self._pieces}
         self._passes = max(sum(self._num_chunks(piece, mesh) for piece in lanes[lane]) for lane in mesh.replica_lanes)
         chunks = sum(len(self._chunks(piece)) for piece in self._pieces)
-        self._outbox = Outbox(mesh["pipefusion"], to=(stage.index + 1) % stage.size, depth=max(1, chunks))
+        self._outbox = Outbox(mesh.next_stage, depth=max(1, chunks))
         self._inbox = Inbox(
-            mesh["pipefusion"],
-            source=(stage.index - 1) % stage.size,
-            expected=self._messages(),
-            may_post=lambda _: True,
-            device=forward.device,
+            mesh.previous_stage, expected=self._messages(), may_post=lambda _: True, device=forward.device
         )
 
     def run(self) -> None:
@@ -90,6 +86,7 @@ class PipelinedStep:
             else:
                 self._outbox.send(tokens.x)
                 stage.end_pass()
+            self._inbox.worked_on()
 
     def _side(self, piece: Piece) -> Side:
         """A piece's inputs by chunk; its keys and values new, or of the call before it."""
@@ -130,8 +127,10 @@ class PipelinedStep:
 
     def _messages(self) -> Iterator[Expected]:
         """What this stage receives: nothing at the first, else a chunk's hidden states."""
+        number = 0
         for piece in self._pieces if not self._stage.first else ():
             sequence: PatchedSequence = self._sequences[piece]
             for chunk in self._chunks(piece):
                 shape = self._stage.hidden_shape(sequence, chunk, images=piece.stop - piece.start)
-                yield Expected(piece.call, shape, self._forward.weights.dtype)
+                yield Expected(piece.call, shape, self._forward.weights.dtype, after=number)
+                number += 1

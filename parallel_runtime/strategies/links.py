@@ -1,8 +1,14 @@
-"""Messages from each place of an axis to the next, or from its last place to its first.
+"""Messages between neighbouring stages of a pipeline.
 
-Owns what is in flight and the memory it needs. Sends return at once and are kept until they are through; a receive is
-posted before its message is needed, so that it arrives while something else is computed. Each direction has a group of
-its own: with two ranks on one NCCL communicator, a send would wait behind the receive that waits for its answer.
+Owns what is in flight and the memory it needs. Sends return at once and are kept until they are through. Two rules of a
+GPU decide the rest:
+
+- The operations of one communicator run in the order in which they were issued, sends behind receives. So every `Link`
+  is one direction between two ranks, with a group of its own: a send that another rank waits for never queues behind a
+  receive that waits for that rank.
+- CUDA loads a kernel when it is first launched, and the launch waits until the device is idle (CUDA C++ programming
+  guide, "Lazy Loading: Potential Hazards"); cudaFree does the same. So a receive is posted only when all that its
+  message depends on has been queued here: `Expected.after`.
 """
 
 from collections import deque
@@ -12,23 +18,40 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from .collectives import Axis
+from .collectives import Traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One direction between this rank and `peer`, a global rank, in a group of those two that nothing else uses.
+
+    `staged`: the tensors travel through host memory.
+    """
+
+    peer: int
+    group: dist.ProcessGroup
+    traffic: Traffic
+    staged: bool = False
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A message to come: in which call of the model it is needed, and what it is."""
+    """A message to come: in which call of the model it is needed, and what it is.
+
+    `after`: how many messages must have been worked on, and their results sent, before this one is received.
+    """
 
     call: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    after: int
 
 
 class Outbox:
-    """Sends to place `to` of an axis. At most `depth` messages are in flight; those before are long received."""
+    """Sends over a link. At most `depth` messages are in flight; those before are long received."""
 
-    def __init__(self, axis: Axis, *, to: int, depth: int) -> None:
-        self._axis, self._to, self._depth = axis, to, depth
+    def __init__(self, link: Link, *, depth: int) -> None:
+        self._link, self._depth = link, depth
         self._in_flight: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def send(self, tensor: torch.Tensor) -> None:
@@ -37,12 +60,12 @@ class Outbox:
             return
         if len(self._in_flight) >= self._depth:
             self._finish_oldest()
-        source = (tensor.cpu() if self._axis.staged else tensor).contiguous()
-        work = dist.isend(source, _rank(self._axis, self._to), group=self._axis.group)
+        source = (tensor.cpu() if self._link.staged else tensor).contiguous()
+        work = dist.isend(source, self._link.peer, group=self._link.group)
         if work is None:
-            raise RuntimeError(f"rank {dist.get_rank()} is not in the group of axis {self._axis.name}")
+            raise RuntimeError(f"rank {dist.get_rank()} is not in the group of its link to rank {self._link.peer}")
         self._in_flight.append((work, source))
-        self._axis.traffic.add(source.nbytes)
+        self._link.traffic.add(source.nbytes)
 
     def drain(self) -> None:
         """Return when all is sent."""
@@ -51,54 +74,45 @@ class Outbox:
 
     def _finish_oldest(self) -> None:
         work, _ = self._in_flight.popleft()
-        with self._axis.traffic.waiting():
+        with self._link.traffic.waiting():
             work.wait()
 
 
 class Inbox:
-    """Receives from place `source` of an axis what is `expected`, one message ahead.
+    """Receives over a link what is `expected`, in that order.
 
     `may_post(call)`: whether that call is sure to be run, so that its message is sure to come.
     """
 
     def __init__(
-        self,
-        axis: Axis,
-        *,
-        source: int,
-        expected: Iterator[Expected],
-        may_post: Callable[[int], bool],
-        device: torch.device,
+        self, link: Link, *, expected: Iterator[Expected], may_post: Callable[[int], bool], device: torch.device
     ) -> None:
-        self._axis, self._source, self._expected, self._may_post = axis, source, expected, may_post
-        self._device = device
+        self._link, self._expected, self._may_post, self._device = link, expected, may_post, device
         self._next = next(expected, None)
-        self._posted: tuple[dist.Work | None, torch.Tensor] | None = None
+        self._posted: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
+        self._worked_on = 0
 
     def take(self) -> torch.Tensor:
-        """The next message, complete to whatever the current stream runs next; the one after it is posted."""
-        work, tensor = self._posted or self._post()
+        """The next message, complete to whatever the current stream runs next."""
+        if not self._posted:
+            self._post()
+        work, tensor = self._posted.popleft()
         if work is not None:
-            with self._axis.traffic.waiting():
+            with self._link.traffic.waiting():
                 work.wait()
-        self._posted = None
-        if self._next is not None and self._may_post(self._next.call):
-            self._posted = self._post()
         return tensor.to(self._device)
 
-    def _post(self) -> tuple[dist.Work | None, torch.Tensor]:
+    def worked_on(self) -> None:
+        """Say that the work on the message taken last is queued and its result sent. Posts what may now be received."""
+        self._worked_on += 1
+        while self._next is not None and self._next.after <= self._worked_on and self._may_post(self._next.call):
+            self._post()
+
+    def _post(self) -> None:
         if self._next is None:
             raise RuntimeError("no further message is expected")
-        device = torch.device("cpu") if self._axis.staged else self._device
+        device = torch.device("cpu") if self._link.staged else self._device
         tensor = torch.empty(self._next.shape, dtype=self._next.dtype, device=device)
         self._next = next(self._expected, None)
-        if not tensor.numel():
-            return None, tensor
-        return dist.irecv(tensor, _rank(self._axis, self._source), group=self._axis.group), tensor
-
-
-def _rank(axis: Axis, index: int) -> int:
-    """The world's number of a place on the axis."""
-    if axis.group is None:
-        raise ValueError(f"axis {axis.name} of size {axis.size} has no group; send over an axis of two or more")
-    return dist.get_global_rank(axis.group, index)
+        work = dist.irecv(tensor, self._link.peer, group=self._link.group) if tensor.numel() else None
+        self._posted.append((work, tensor))

@@ -1,11 +1,13 @@
-"""A known pattern sent over an axis and compared on arrival: what tells corrupting peer copies from sound ones.
+"""A known pattern sent over an axis or a link and compared on arrival: it tells corrupting peer copies from sound ones.
 
 Copies between some consumer GPUs return without an error and with other bytes. Only a comparison finds that.
 """
 
 import torch
+import torch.distributed as dist
 
 from .collectives import Axis
+from .links import Expected, Inbox, Link, Outbox
 
 RUN_BYTES = 1 << 20  # to each peer; a prime more a peer, so that runs differ in length and never align
 
@@ -22,6 +24,17 @@ def count_wrong_bytes(axis: Axis, device: torch.device) -> int:
     arriving = torch.empty(lengths[before], dtype=torch.uint8, device=device)
     axis.start_shift(_run(axis.index, axis.index, mine, device), arriving).wait()
     return wrong + int((arriving != _run(before, before, lengths[before], device)).sum())
+
+
+def count_wrong_bytes_of_links(previous: Link, following: Link, device: torch.device) -> int:
+    """Send the stage after a run that only the two ranks of that link have, and compare that of the stage before."""
+    rank = dist.get_rank()
+    outbox = Outbox(following, depth=1)
+    outbox.send(_run(rank, following.peer, RUN_BYTES, device))
+    message = Expected(0, (RUN_BYTES,), torch.uint8, after=0)
+    arrived = Inbox(previous, expected=iter([message]), may_post=lambda _: True, device=device).take()
+    outbox.drain()
+    return int((arrived != _run(previous.peer, rank, RUN_BYTES, device)).sum())
 
 
 def _run(sender: int, receiver: int, length: int, device: torch.device) -> torch.Tensor:

@@ -5,12 +5,51 @@ mask (B or 1, S, T) is added to the scores; `additive_mask` makes one.
 Owns the choice of torch's kernels and the empty cases that crash or poison them. Knows no rank.
 """
 
+from collections.abc import Callable
+from enum import Enum
+
 import torch
 import torch.nn.functional as F
 
 aten = torch.ops.aten
 # A score this low has no weight in any softmax. Minus infinity would make a part that is masked whole NaN.
 MASKED = -3e4
+AMPERE = (8, 0)  # the compute capability from which there are flash attention and bf16 matrix units
+HALVES = (torch.float16, torch.bfloat16)
+MULTIPLE = 8  # of which a fused CUDA kernel wants the head size; torch's front end pads, its kernels do not
+FLASH_HEAD = 256  # the largest head size of flash attention
+
+
+class Kernel(Enum):
+    """What computes attention. All but `DISPATCHED` return the log-sum-exp."""
+
+    DISPATCHED = "scaled_dot_product_attention"  # torch chooses, which it does well but for bf16 before Ampere
+    CPU = "flash attention for the CPU"
+    FLASH = "flash attention"
+    EFFICIENT = "memory-efficient attention"
+    EFFICIENT_FP32 = "memory-efficient attention in fp32"
+    FORMULA = "matrix products and a softmax"
+
+
+def choose_kernel(
+    dtype: torch.dtype, *, capability: tuple[int, int] | None, with_lse: bool, masked: bool, head_dim: int
+) -> Kernel:
+    """The kernel for a device of a compute capability, None for a CPU.
+
+    Flash attention takes halves, no mask, and Ampere or newer. The memory-efficient kernel takes fp16 and fp32 on every
+    device, and bf16 from Ampere on; before, torch's own choice for bf16 is to keep all S * T scores in memory.
+    """
+    if capability is None:
+        return Kernel.CPU if with_lse else Kernel.DISPATCHED
+    emulated = dtype == torch.bfloat16 and capability < AMPERE
+    if not with_lse and not emulated:
+        return Kernel.DISPATCHED
+    if head_dim % MULTIPLE or dtype not in (*HALVES, torch.float32):
+        return Kernel.FORMULA if with_lse else Kernel.DISPATCHED
+    if emulated:
+        return Kernel.EFFICIENT_FP32
+    flash = dtype in HALVES and capability >= AMPERE and not masked and head_dim <= FLASH_HEAD
+    return Kernel.FLASH if flash else Kernel.EFFICIENT
 
 
 def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -24,6 +63,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, mask: torch.
     """Softmax attention. q (B, S, H, D), k and v (B, T, H, D) with T > 0; returns (B, S, H, D)."""
     if q.shape[1] == 0:
         return q
+    kernel = _kernel_for(q, mask, with_lse=False)
+    if kernel is not Kernel.DISPATCHED:
+        return _WITH_LSE[kernel](*(tensor.transpose(1, 2) for tensor in (q, k, v)), mask)[0].transpose(1, 2)
     bias = None if mask is None else mask[:, None]
     out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias)
     return out.transpose(1, 2)
@@ -36,17 +78,75 @@ def attention_with_lse(
 
     Returns out (B, S, H, D) and the log-sum-exp of the scores (B, S, H, 1) in fp32, with which parts are merged.
     """
-    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))  # (B, H, S, D)
-    if q.device.type == "cpu":
-        bias = None if mask is None else mask[:, None]
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias)[:2]
-    elif mask is None and q.dtype in (torch.float16, torch.bfloat16):
-        out, lse = aten._scaled_dot_product_flash_attention(q, k, v)[:2]
-    else:
-        bias = None if mask is None else _aligned_bias(mask, heads=q.shape[1], batch=q.shape[0])
-        out, lse = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True)[:2]
-    lse = lse[:, :, : q.shape[2]]  # the memory-efficient kernel pads the queries to a multiple of 32
+    run = _WITH_LSE[_kernel_for(q, mask, with_lse=True)]
+    out, lse = run(*(tensor.transpose(1, 2) for tensor in (q, k, v)), mask)
     return out.transpose(1, 2), lse.to(torch.float32).transpose(1, 2).unsqueeze(-1)
+
+
+def _kernel_for(q: torch.Tensor, mask: torch.Tensor | None, *, with_lse: bool) -> Kernel:
+    capability = torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else None
+    return choose_kernel(
+        q.dtype, capability=capability, with_lse=with_lse, masked=mask is not None, head_dim=q.shape[-1]
+    )
+
+
+# Each takes q (B, H, S, D), k and v (B, H, T, D) and a mask or None; returns (B, H, S, D) and (B, H, S).
+
+
+def _cpu(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    bias = None if mask is None else mask[:, None]
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias)[:2]
+    return out, lse
+
+
+def _flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if mask is not None:
+        raise ValueError("flash attention takes no mask; choose_kernel never gives it one")
+    out, lse = aten._scaled_dot_product_flash_attention(q, k, v)[:2]
+    return out, lse
+
+
+def _efficient(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    bias = None if mask is None else _aligned_bias(mask, heads=q.shape[1], batch=q.shape[0])
+    out, lse = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True)[:2]
+    return out, lse[:, :, : q.shape[2]]  # the kernel pads the queries to a multiple of 32
+
+
+def _efficient_fp32(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, lse = _efficient(q.float(), k.float(), v.float(), None if mask is None else mask.float())
+    return out.to(q.dtype), lse
+
+
+def _formula(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In fp32 at least, with all S * T scores in memory."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scores = (q.to(dtype) * q.shape[-1] ** -0.5) @ k.to(dtype).transpose(-1, -2)
+    if mask is not None:
+        scores += mask[:, None]
+    lse = scores.logsumexp(-1)
+    return ((scores - lse.unsqueeze(-1)).exp_() @ v.to(dtype)).to(q.dtype), lse
+
+
+_WITH_LSE: dict[
+    Kernel,
+    Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]],
+] = {
+    Kernel.CPU: _cpu,
+    Kernel.FLASH: _flash,
+    Kernel.EFFICIENT: _efficient,
+    Kernel.EFFICIENT_FP32: _efficient_fp32,
+    Kernel.FORMULA: _formula,
+}
 
 
 def _aligned_bias(mask: torch.Tensor, *, heads: int, batch: int) -> torch.Tensor:

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from parallel_runtime.strategies.kernels import attention, attention_with_lse, merge
+from parallel_runtime.strategies import kernels
+from parallel_runtime.strategies.kernels import Kernel, attention, attention_with_lse, choose_kernel, merge
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+TURING, AMPERE, ADA, HOPPER, BLACKWELL = (7, 5), (8, 0), (8, 9), (9, 0), (12, 0)
 
 
 def make(tokens: int, *, batch: int = 2, heads: int = 3, width: int = 64, seed: int = 0) -> torch.Tensor:
@@ -57,3 +61,51 @@ def test_merging_keeps_the_log_sum_exp_in_fp32_when_the_parts_are_bf16() -> None
 
 def test_no_queries_is_no_crash() -> None:
     assert attention(make(0), make(5), make(5)).shape == (2, 0, 3, 64)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "kernel"),
+    [
+        (None, BF16, Kernel.CPU),
+        (None, FP32, Kernel.CPU),
+        (TURING, FP16, Kernel.EFFICIENT),  # "FlashAttention only supports Ampere GPUs or newer."
+        (TURING, FP32, Kernel.EFFICIENT),
+        (TURING, BF16, Kernel.EFFICIENT_FP32),
+        ((7, 0), FP16, Kernel.EFFICIENT),
+        *((capability, FP16, Kernel.FLASH) for capability in (AMPERE, (8, 6), ADA, HOPPER, BLACKWELL)),
+        *((capability, BF16, Kernel.FLASH) for capability in (AMPERE, (8, 6), ADA, HOPPER, BLACKWELL)),
+        *((capability, FP32, Kernel.EFFICIENT) for capability in (AMPERE, (8, 6), ADA, HOPPER, BLACKWELL)),
+    ],
+)
+def test_the_kernel_with_a_log_sum_exp_is_one_that_the_device_has(
+    capability: tuple[int, int] | None, dtype: torch.dtype, kernel: Kernel
+) -> None:
+    def chosen(*, masked: bool = False, head_dim: int = 128) -> Kernel:
+        return choose_kernel(dtype, capability=capability, with_lse=True, masked=masked, head_dim=head_dim)
+
+    assert chosen() is kernel
+    assert chosen(masked=True) is (Kernel.EFFICIENT if kernel is Kernel.FLASH else kernel), "flash takes no mask"
+    assert chosen(head_dim=264) is (Kernel.EFFICIENT if kernel is Kernel.FLASH else kernel), "nor so wide a head"
+    assert chosen(head_dim=100) is (Kernel.CPU if capability is None else Kernel.FORMULA), "kernels do not pad heads"
+
+
+@pytest.mark.parametrize("capability", [None, TURING, AMPERE, HOPPER])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+def test_without_a_log_sum_exp_torch_chooses_but_for_bf16_before_ampere(
+    capability: tuple[int, int] | None, dtype: torch.dtype
+) -> None:
+    emulated = capability == TURING and dtype == BF16
+    kernel = choose_kernel(dtype, capability=capability, with_lse=False, masked=True, head_dim=128)
+    assert kernel is (Kernel.EFFICIENT_FP32 if emulated else Kernel.DISPATCHED)
+
+
+def test_the_formula_agrees_with_the_kernel_of_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = make(33, width=36, seed=1), make(70, width=36, seed=2), make(70, width=36, seed=3)
+    mask = kernels.additive_mask(torch.rand(2, 33, 70, generator=torch.Generator().manual_seed(4)) > 0.3, FP32)
+    for given in (None, mask):
+        expected = attention_with_lse(q, k, v, mask=given)
+        with monkeypatch.context() as patched:
+            patched.setattr(kernels, "choose_kernel", lambda *_, **__: Kernel.FORMULA)
+            for found, wanted in zip(attention_with_lse(q, k, v, mask=given), expected, strict=True):
+                torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(attention(q, k, v, mask=given), expected[0], rtol=1e-5, atol=1e-5)

@@ -7,16 +7,20 @@ A mistake the user can correct (a plan, a file, a shape) is a `ValueError`, rais
 class PoolError(RuntimeError):
     """The workers failed: one of them died, raised, or went silent. All of them have been ended and reaped.
 
-    The first line reads "rank R: CAUSE; REMEDY"; `detail` (a worker's traceback or its last output) follows on lines
-    of its own, because most clients show only the first line.
+    The first line reads "rank R: CAUSE; REMEDY", or "rank R (cuda:1): ..." where the rank has a GPU. `detail` (a
+    worker's traceback or its last output) follows on lines of its own, because most clients show only the first line.
     """
 
-    def __init__(self, cause: str, *, rank: int | None = None, remedy: str = "", detail: str = "") -> None:
+    def __init__(
+        self, cause: str, *, rank: int | None = None, device: str = "", remedy: str = "", detail: str = ""
+    ) -> None:
         self.cause = cause
         self.rank = rank
+        self.device = device
         self.remedy = remedy
         self.detail = detail
-        where = "" if rank is None else f"rank {rank}: "
+        on_gpu = f" ({device})" if device.startswith("cuda") else ""
+        where = "" if rank is None else f"rank {rank}{on_gpu}: "
         first = "; ".join(part for part in (f"{where}{cause}", remedy) if part)
         super().__init__(f"{first}\n{detail}" if detail else first)
 

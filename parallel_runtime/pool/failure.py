@@ -12,15 +12,13 @@ from typing import Any
 from .. import VERSION, installed_version
 from ..checkpoint import LOAD_AGAIN, ModelSpec
 from ..errors import PoolError
+from .known_errors import recognise
 from .process import RankProcess
 
 FRESH = "the next prompt starts fresh workers"
 AGAIN = "the next prompt tries again"
-MEMORY = f"use a smaller image, more ranks, or free that device's memory; {FRESH}"
 BUS_ERROR = "killed by SIGBUS"
-LIMITS = "raise the limits of memory and of processes (ulimit -v, ulimit -u)"
-NO_THREAD = "Resource temporarily unavailable"  # the system's words when a thread cannot be made
-OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory", "CUDA out of memory")
+ABORTED = "killed by SIGABRT"  # how an exception in a thread of C++ ends a process: Python never sees it
 SYSTEM_REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "the system has no open file left; close other programs",
@@ -31,10 +29,11 @@ SYSTEM_REMEDIES = {
 
 @dataclass(frozen=True)
 class Failure:
-    """A sign that a rank failed. `weak`: perhaps only because another one did."""
+    """A sign that a rank failed. `weak`: perhaps only because another one did. `said`: its error's type and text."""
 
     rank: int
     cause: str
+    said: str = ""
     detail: str = ""
     remedy: str = FRESH
     weak: bool = False
@@ -44,12 +43,14 @@ def failure_of_error(rank: int, body: Mapping[str, Any]) -> Failure:
     """The failure that an ERROR message tells of."""
     kind, text = str(body.get("type", "error")), str(body.get("text", ""))
     lines = text.strip().splitlines()
+    said = f"{kind}: {text}"
+    found = recognise(said)
     return Failure(
         rank,
         f"{kind}: {lines[0]}" if lines else kind,
+        said=said,
         detail=str(body.get("traceback", "")).strip(),
-        remedy=_remedy(kind, text),
-        weak=body.get("peer") is True,
+        weak=kind == "DistBackendError" if found is None or found.known.vague else found.known.consequence,
     )
 
 
@@ -59,13 +60,6 @@ def other_version(rank: int, found: str) -> Failure | None:
         return None
     cause = f"the pack was updated: ComfyUI runs its version {VERSION}, {found} is installed"
     return Failure(rank, cause, remedy="restart ComfyUI")
-
-
-def _remedy(kind: str, text: str) -> str:
-    """torch has a type for a GPU's memory alone; a library, the CPU's allocator and the system say it in words."""
-    if kind in ("OutOfMemoryError", "MemoryError") or any(words in text for words in OUT_OF_MEMORY):
-        return MEMORY
-    return LIMITS if NO_THREAD in text else FRESH
 
 
 def silence(rank: RankProcess, asked: str, *, now: float, deadline_s: float) -> Failure:
@@ -107,14 +101,20 @@ def _blame_files(failure: Failure, files: Sequence[ModelSpec]) -> Failure:
     return replace(failure, cause=f"{failure.cause}: {reason}; see that the disk is well, then {LOAD_AGAIN}")
 
 
-def pool_error(failure: Failure, rank: RankProcess, *, starting: bool) -> PoolError:
-    """The error for the caller: one line that says all, then the traceback and what the rank printed last."""
-    printed = rank.output.text()
+def pool_error(failure: Failure, *, printed: str, device: str, starting: bool) -> PoolError:
+    """The error for the caller: one line that says all, then the traceback and what the rank `printed` last.
+
+    An error that the table of known ones has is told in its words; the rank's own are in the traceback.
+    """
+    cause, remedy = failure.cause, AGAIN if starting and failure.remedy is FRESH else failure.remedy
+    aborted = cause == ABORTED
+    if found := recognise(failure.said, printed) if failure.said or aborted else None:
+        cause = f"{ABORTED}: {found.cause or found.words}" if aborted else found.cause or cause
+        remedy = f"{found.known.remedy}; {remedy}"
     detail = "\n".join(
         part for part in (failure.detail, f"rank {failure.rank} printed last:\n{printed}" if printed else "") if part
     )
-    remedy = AGAIN if starting and failure.remedy is FRESH else failure.remedy
-    return PoolError(failure.cause, rank=failure.rank, remedy=remedy, detail=detail)
+    return PoolError(cause, rank=failure.rank, device=device, remedy=remedy, detail=detail)
 
 
 def system_error(what: str, error: OSError) -> PoolError:

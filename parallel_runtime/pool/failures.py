@@ -23,7 +23,9 @@ class Failures:
     def note(self, error: PoolError) -> None:
         """Remember that workers have failed."""
         # A copy: the error itself will carry the caller's frames, and with them its tensors.
-        self.last = PoolError(error.cause, rank=error.rank, remedy=error.remedy, detail=error.detail)
+        self.last = PoolError(
+            error.cause, rank=error.rank, device=error.device, remedy=error.remedy, detail=error.detail
+        )
         self._times.append(time.monotonic())
 
     def forget(self) -> None:
@@ -39,6 +41,7 @@ class Failures:
                 f"the workers failed {MAX_FAILURES} times in {times[-1] - times[0]:.0f} s, "
                 f"last with: {self.last.cause}",
                 rank=self.last.rank,
+                device=self.last.device,
                 remedy=RELEASE,
                 detail=self.last.detail,
             )

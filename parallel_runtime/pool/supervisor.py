@@ -88,6 +88,7 @@ class Generation:
         self.ended = False
         self.in_flight: Request | None = Request(Op.READY, 0, start_deadline_s, expects=Op.READY)
         self.ranks: list[RankProcess] = []
+        self._devices = settings.devices
         self.segments: SegmentTable
         self.mapped: dict[int, ModelSpec] = {}  # the files whose pages ranks may have, by whatever number
         self._signs: list[Failure] = []  # what went wrong, in the order seen
@@ -310,7 +311,8 @@ class Generation:
         starting = not self.ready
         failure = explain(choose(self._signs), files=self.mapped.values(), starting=starting)
         self.end()  # before the wording: what the rank printed is complete then
-        return self.fail(pool_error(failure, self.ranks[failure.rank], starting=starting))
+        printed, device = self.ranks[failure.rank].output.text(), str(self._devices[failure.rank])
+        return self.fail(pool_error(failure, printed=printed, device=device, starting=starting))
 
     def _await_exits(self) -> None:
         """Wait until all processes have ended, at most a moment."""

@@ -169,14 +169,12 @@ def make_engine(name: str, *, rank: int, device: "torch.device", segments: Segme
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """What the parent is told about `error`: its type, text and traceback, and whether a peer's end caused it."""
+    """What the parent is told about `error`: its type, text and traceback."""
     text = str(error)
     return {
         "type": type(error).__name__,
         "text": text[:TEXT_CHARS],
         "traceback": "".join(traceback.format_exception(error))[-TRACEBACK_CHARS:],
-        # Not the first to fail: its connection to a rank that did was cut. NCCL and gloo say so only in words.
-        "peer": type(error).__name__ == "DistBackendError" or "gloo/transport" in text,
     }
 
 

@@ -44,7 +44,7 @@ def test_the_cause_is_preferred_to_an_earlier_consequence(pool):
 def test_a_consequence_without_a_cause_is_reported_all_the_same(pool):
     peer = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
     error = failure_in_time(pool, faults={0: [["fail", "RuntimeError", peer]], 1: [["sleep", 30]]})
-    assert first_line(error) == f"rank 0: RuntimeError: {peer}; {FRESH}"
+    assert first_line(error).startswith(f"rank 0: RuntimeError: {peer}; another rank ended")
 
 
 def test_an_error_text_that_no_message_can_hold_is_cut(lone_rank):

@@ -132,9 +132,7 @@ def table_rows(rows: list[Row], *, shared: bool) -> list[Row]:
     return [
         row
         for row in rows
-        if row.machine in TABLE_MACHINES
-        and row.candidate.ranks > 1
-        and (MACHINES[row.machine][1] > SHARED_ABOVE) == shared
+        if row.machine in TABLE_MACHINES and row.plan.ranks > 1 and (MACHINES[row.machine][1] > SHARED_ABOVE) == shared
     ]
 
 

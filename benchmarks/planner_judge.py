@@ -103,8 +103,8 @@ def rule_of_thumb(rows: Sequence[Judged]) -> Judged:
     """A choice without any planner: no PipeFusion, the most ranks, cfg parallel first, then the largest ulysses."""
 
     def merit(each: Judged) -> tuple[bool, int, int, int]:
-        plan = each.row.candidate
-        return plan.exact, plan.ranks, plan.cfg, plan.ulysses
+        plan = each.row.plan
+        return plan.pipefusion == 1, plan.ranks, plan.cfg, plan.ulysses
 
     return max(rows, key=merit)
 
@@ -115,7 +115,7 @@ def contests(
     """What to choose among: all plans of a setting, or (`by_ranks`) those on the same number of ranks; two or more."""
     groups: dict[str, list[Judged]] = {}
     for each in judged:
-        name = f"{each.row.table}, {each.row.candidate.ranks} ranks" if by_ranks else each.row.table
+        name = f"{each.row.table}, {each.row.plan.ranks} ranks" if by_ranks else each.row.table
         groups.setdefault(name, []).append(each)
     fitted = {each.row.table for each in judged if each.row.fitted}
     return [

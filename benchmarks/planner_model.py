@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parallel_runtime.planner.candidates import Candidate
+from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.cost import Cost, step_cost
 from parallel_runtime.planner.hardware import Calibration, Link, Rates, Software
-from parallel_runtime.planner.known import known_calibration, known_rates
-from parallel_runtime.planner.shapes import ModelShape, Work, named_shape
+from parallel_runtime.planner.known import DEVICES, known_calibration, known_rates
+from parallel_runtime.planner.shapes import FLUX_DEV, ModelShape, Work
 
 HERE = Path(__file__).resolve().parent
 AXES = {"data": "data", "cfg": "cfg", "pipe": "pipefusion", "ring": "ring", "uly": "ulysses"}
@@ -32,6 +32,34 @@ MACHINES = {
 }
 
 
+def _shape(
+    name: str, blocks: tuple[int, int], width: tuple[int, int], modulation: tuple[int, int], other: int
+) -> ModelShape:
+    """`blocks`: double, single; `width`: hidden, heads. An MLP is four times as wide. The engine runs none of them."""
+    return ModelShape(
+        name=name,
+        double_blocks=blocks[0],
+        single_blocks=blocks[1],
+        hidden=width[0],
+        heads=width[1],
+        mlp_hidden=4 * width[0],
+        modulation=modulation,
+        other_params=other,
+    )
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        FLUX_DEV,
+        _shape("sd3-medium", (24, 0), (1536, 24), (12, 0), 60_000_000),
+        _shape("cogvideox-5b", (0, 42), (3072, 48), (0, 0), 500_000_000),
+        _shape("cogvideox-2b", (0, 30), (1920, 30), (0, 0), 200_000_000),
+        _shape("hunyuan-video", (20, 40), (3072, 24), (12, 3), 200_000_000),
+    )
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One published figure: seconds of a run, or of a step where the table has no steps."""
@@ -41,7 +69,8 @@ class Row:
     software: str
     shape: ModelShape
     work: Work
-    candidate: Candidate
+    plan: ParallelPlan
+    plan_name: str  # as the table has it
     per_step: bool
     decoded_megapixels: float
     seconds: float
@@ -63,7 +92,7 @@ def read_rows(path: Path = HERE / "planner_rows.json") -> list[Row]:
     return [row for table in json.loads(path.read_text()) for row in _rows_of(table)]
 
 
-def parse_plan(name: str) -> Candidate:
+def parse_plan(name: str) -> ParallelPlan:
     """`single`, `uly2`, `cfg2-ring2-uly2`."""
     degrees: dict[str, int] = {}
     for part in name.split("-") if name != "single" else ():
@@ -71,13 +100,13 @@ def parse_plan(name: str) -> Candidate:
         if match is None:
             raise ValueError(f"plan {name!r} is not written as uly2 or cfg2-ring2")
         degrees[AXES[match[1]]] = int(match[2])
-    return Candidate(**degrees)  # type: ignore[arg-type]
+    return ParallelPlan(**degrees)  # type: ignore[arg-type]
 
 
 def predict_row(row: Row, constants: dict, calibration: Calibration | None = None) -> tuple[float, Cost]:
     """(seconds as the row counts them, the step's cost), on the row's machine as calibrated unless one is given."""
     calibration = calibration_of(row, constants) if calibration is None else calibration
-    cost = step_cost(row.shape, row.work, row.candidate, calibration)
+    cost = step_cost(row.shape, row.work, row.plan, calibration)
     if row.per_step:
         return cost.step_s, cost
     # `plan` predicts steps alone; what a published run decodes takes the same time under every plan.
@@ -127,11 +156,11 @@ def _rates(device: str, reached: dict) -> Rates:
             memory_bytes=2**34,
             asynchronous=False,
         )
-    peak = known_rates(device, reached=False)
+    peak = DEVICES[device].tflops * 1e12
     return replace(
-        peak,
-        matmul_flops=peak.matmul_flops * reached["matmul"],
-        attention_flops=peak.attention_flops * reached["attention"],
+        known_rates(device),
+        matmul_flops=peak * reached["matmul"],
+        attention_flops=peak * reached["attention"],
     )
 
 
@@ -151,7 +180,8 @@ def _rows_of(table: dict) -> list[Row]:
             software=table["software"],
             shape=shape_of(table["model"]),
             work=work,
-            candidate=parse_plan(plan),
+            plan=parse_plan(plan),
+            plan_name=plan,
             per_step=table["steps"] == 0,
             decoded_megapixels=table["decoded_megapixels"],
             seconds=seconds,
@@ -162,10 +192,10 @@ def _rows_of(table: dict) -> list[Row]:
 
 
 def shape_of(name: str) -> ModelShape:
-    """A named shape, or `flux-DEPTH-SINGLE-WIDTH` with heads of 64."""
+    """A published shape, or `flux-DEPTH-SINGLE-WIDTH` with heads of 64."""
     match = re.fullmatch(r"flux-(\d+)-(\d+)-(\d+)", name)
     if match is None:
-        return named_shape(name)
+        return SHAPES[name]
     double, single, width = (int(group) for group in match.groups())
     return ModelShape(
         name=name,

@@ -1,4 +1,4 @@
-"""Judges the planner against published figures and says where strategies stop scaling; writes planner.md.
+"""Judges the planner against published figures; writes planner.md.
 
     python -m benchmarks.planner_table
 
@@ -22,7 +22,6 @@ from benchmarks.planner_judge import (
     rule_of_thumb,
 )
 from benchmarks.planner_model import HERE
-from benchmarks.planner_scaling import scaling_lines
 
 MEDIAN_ERROR, RIGHT = 0.15, 0.90  # the targets
 RULE = "rule of thumb"
@@ -123,10 +122,10 @@ def _misses(found: Mapping[str, list[Judged]]) -> list[str]:
         for planner in ("calibrated", "table"):
             for contest in contests(found[planner], by_ranks=by_ranks):
                 if not contest.right:
-                    taken = contest.taken.row.candidate.name
+                    taken = contest.taken.row.plan_name
                     missed.setdefault((contest.name, taken), ([], contest))[0].append(planner)
         for (name, taken), (who, contest) in missed.items():
-            fastest = contest.fastest.row.candidate.name
+            fastest = contest.fastest.row.plan_name
             lines.append(f"| {name} | {', '.join(who)} | {taken} | {fastest} | {contest.loss:.1%} |")
     return lines
 
@@ -158,7 +157,7 @@ def _tables(judged: Sequence[Judged]) -> list[str]:
         held = held_out_errors(rows)
         median = f"{statistics.median(held):.0%}" if held else "-"
         text = "; ".join(
-            f"{each.row.candidate.name}{'*' if each.row.fitted else ''} {each.row.seconds:g} {each.error:+.0%}"
+            f"{each.row.plan_name}{'*' if each.row.fitted else ''} {each.row.seconds:g} {each.error:+.0%}"
             for each in rows
         )
         source = f"[{name}]({table['source']})" if table["source"].startswith("http") else f"{name} ({table['source']})"
@@ -185,7 +184,6 @@ def report() -> str:
         ["## Constants", "", *_CONSTANTS.strip().splitlines(), "", *_constants(constants), ""],
         ["## Where it chose otherwise", "", *_misses(found), "", *_MISSES.strip().splitlines(), ""],
         ["## Every row", "", "Errors are those of the calibrated planner.", "", *_tables(judged), ""],
-        ["## Where strategies stop scaling", "", *scaling_lines()],
     ]
     return "\n".join(line for part in parts for line in part) + "\n"
 

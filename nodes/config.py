@@ -14,7 +14,7 @@ from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
-from ..parallel_runtime.planner.shapes import ModelShape, Work, named_shape
+from ..parallel_runtime.planner.shapes import FLUX_DEV, ModelShape, Work
 from .automatic import decide, decide_again
 from .host.progress import NodeText
 from .roles import roles
@@ -23,7 +23,6 @@ from .sockets import CATEGORY, SpConfigSocket
 log = logging.getLogger(__name__)
 LORA_MODES = ("merged", "side branch")
 COMPILED = ("off", "blocks")
-USUAL_MODEL = "flux1-dev"  # shown before a file is known, whose own shape the plan is then chosen for
 
 
 class _Compiling(TypedDict, total=False):
@@ -75,7 +74,7 @@ class ParallelChoice:
 
         An automatic plan is shown for a Flux.1 dev in bf16.
         """
-        return self.told(self._fitting(named_shape(USUAL_MODEL), usual_work()))
+        return self.told(self._fitting(FLUX_DEV, usual_work()))
 
     def told(self, decision: Decision) -> list[str]:
         """The decision in lines: the plan's name, what each device will do, and the reasons."""

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from comfy_api.latest import io
 
 from ..parallel_runtime.planner.automatic import usual_work
-from ..parallel_runtime.planner.shapes import named_shape
-from .config import USUAL_MODEL, ParallelChoice, SPConfig
+from ..parallel_runtime.planner.shapes import FLUX_DEV
+from .config import ParallelChoice, SPConfig
 
 
 def check_plan(values: Mapping[str, str]) -> dict:
@@ -42,7 +42,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _described(choice: ParallelChoice) -> dict:
-    decision = choice.plan_for(named_shape(USUAL_MODEL), usual_work())
+    decision = choice.plan_for(FLUX_DEV, usual_work())
     plan = decision.plan
     _, *reasons = choice.told(decision)
     return {

@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", default="flux1-dev", help="a Flux.1 .safetensors file or a shape (default flux1-dev)"
+        "--model", default="flux1-dev", help="a Flux.1 .safetensors file (default: the shape of flux1-dev)"
     )
     parser.add_argument("--width", type=int, default=1024, help="pixels")
     parser.add_argument("--height", type=int, default=1024, help="pixels")
@@ -124,7 +124,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--devices", help="all, a count, cuda:0,cuda:1 or cpu:2; with --kind a count")
     parser.add_argument("--kind", help="plan for devices that are not here: H100, H100 PCIe, RTX 4090, cpu ...")
-    parser.add_argument("--link", help="nvlink4, nvlink3, pcie4, pcie3, infiniband ... (default: as measured or usual)")
+    parser.add_argument("--link", help="nvlink4, nvlink3, pcie4, pcie3 ... (default: as measured or usual)")
     parser.add_argument("--bandwidth-gbs", type=float, help="the link, GB/s of one rank one way")
     parser.add_argument("--latency-us", type=float, help="the link, microseconds a collective")
     parser.add_argument("--free-gib", type=float, help="free memory of each device (default: as found)")
@@ -132,7 +132,6 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--compiled", action="store_true", help="constants of compiled blocks, from the table; not on a CPU"
     )
     parser.add_argument("--stale", action="store_true", help="also PipeFusion, whose result differs from one process's")
-    parser.add_argument("--all", action="store_true", help="also plans that this version cannot run")
     parser.add_argument("--json", action="store_true")
 
 

@@ -17,7 +17,6 @@ from ..checkpoint import ModelSpec
 from ..devices import Device
 from ..places import with_short_home
 from ..plan import ParallelPlan
-from ..planner.candidates import Candidate
 from ..planner.cost import step_cost
 from ..planner.hardware import Calibration, Link, Rates, Software
 from ..planner.known import EAGER, ON_CPU, known_link
@@ -181,7 +180,7 @@ def _passes(pool: Pool, path: Path, rates: Rates, software: Software) -> float:
         weight_bytes=element_bytes,
     )
     none = Calibration(rates=rates, link=known_link("memory"), software=replace(software, passes=0.0), source="")
-    known = step_cost(replace(shape, other_params=0, channels=0), work, Candidate(), none)
+    known = step_cost(replace(shape, other_params=0, channels=0), work, ParallelPlan(), none)
     rest = measured - (known.step_s - known.launch_s) / shape.blocks
     if not rates.asynchronous:
         rest -= software.block_s

@@ -1,11 +1,12 @@
 """What the planner must be told of this machine: its devices' constants and their free memory.
 
 Owns the look at the machine. Constants come from the cache of `doctor --calibrate` where these devices have an entry or
-another number of the same GPUs has one, else from the table of known devices.
+more of the same GPUs have one, else from the table of known devices.
 """
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,8 +14,7 @@ import torch
 
 from ..devices import Device
 from ..planner.hardware import Calibration
-from ..planner.known import known_calibration
-from ..planner.nearby import as_told, nearest
+from ..planner.known import COMPILED, known_calibration, known_link
 from ..planner.store import CalibrationStore, default_path
 
 
@@ -46,14 +46,30 @@ def constants(devices: Sequence[Device], *, link: str | None = None, compiled: b
     `link` and `compiled` take the place of what was measured of the link and of the host, from the table.
     """
     store = CalibrationStore(calibration_path())
-    if devices[0].kind == "cpu":
+    if devices[0].kind == "cpu":  # more ranks have fewer cores each, so no other number stands for these
         found, name, present = store.load(device_set(devices)), "cpu", len(devices)
     else:
+        found = store.load_for(_kind(devices), len(devices))
         name, present = torch.cuda.get_device_name(devices[0].index), torch.cuda.device_count()
-        found = nearest(store.load_all(_kind(devices)), name, len(devices), present=present)
     if found is None:
         return known_calibration(name, link, devices=present, compiled=compiled)
     return as_told(found, link=link, compiled=compiled)
+
+
+def as_told(calibration: Calibration, *, link: str | None, compiled: bool) -> Calibration:
+    """Measured constants with a link that the user names, and with compiled blocks, of which only the table knows.
+
+    On ranks of a CPU nothing is known of compiled blocks, and `compiled` changes nothing. Raises `ValueError` for a
+    link that is not in the table.
+    """
+    if link is not None:
+        source = f"{calibration.source}; the link is the table's {link}, as told"
+        calibration = replace(calibration, link=known_link(link), source=source)
+    if compiled and calibration.rates.asynchronous:
+        software = replace(COMPILED, swap_calls=calibration.software.swap_calls)
+        source = f"{calibration.source}; compiled blocks are the table's"
+        calibration = replace(calibration, software=software, source=source)
+    return calibration
 
 
 def free_bytes(devices: Sequence[Device]) -> list[int]:

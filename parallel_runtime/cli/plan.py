@@ -11,14 +11,14 @@ from pathlib import Path
 from ..adapters.flux_config import FluxConfig
 from ..checkpoint import read_header
 from ..devices import parse_devices
+from ..plan import MAX_RANKS
 from ..planner.choose import Choice, Prediction, choose_plan
 from ..planner.hardware import GIB, Calibration
 from ..planner.known import known_calibration
-from ..planner.shapes import ModelShape, Work, image_tokens, named_shape
+from ..planner.shapes import FLUX_DEV, ModelShape, Work, image_tokens
 from .machine import look
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-MAX_KIND_RANKS = 8
 SHOWN = 12
 PIXELS = (16, 16384)
 MAX_CFG = 1000.0
@@ -43,14 +43,16 @@ def run(arguments: argparse.Namespace) -> dict:
         weight_bytes=weight_bytes,
     )
     calibration, free, warnings = _machine(arguments)
-    choice = choose_plan(shape, work, free, calibration, every_plan=arguments.all, stale=arguments.stale)
+    choice = choose_plan(shape, work, free, calibration, stale=arguments.stale)
     return _report(shape, work, free, calibration, choice) | {"warnings": list(warnings)}
 
 
 def _shape(arguments: argparse.Namespace) -> tuple[ModelShape, int]:
     """(the model, bytes of one of its weights in memory)."""
     if not arguments.model.endswith((".safetensors", ".sft")) and not Path(arguments.model).exists():
-        return named_shape(arguments.model), ELEMENT_BYTES[arguments.dtype]
+        if arguments.model != FLUX_DEV.name:
+            raise ValueError(f"model {arguments.model!r} is unknown; use a .safetensors file or {FLUX_DEV.name}")
+        return FLUX_DEV, ELEMENT_BYTES[arguments.dtype]
     header = read_header(arguments.model)
     config = FluxConfig.from_header(header)
     matrix = header.tensors[f"{config.prefix}double_blocks.0.img_attn.qkv.weight"]
@@ -76,8 +78,8 @@ def _machine(arguments: argparse.Namespace) -> tuple[Calibration, list[int], tup
 
 
 def _count(text: str | None) -> int:
-    if text is None or not text.isdecimal() or not 1 <= int(text) <= MAX_KIND_RANKS:
-        raise ValueError(f"--devices={text} with --kind is no count; use 1 to {MAX_KIND_RANKS}")
+    if text is None or not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
+        raise ValueError(f"--devices={text} with --kind is no count; use 1 to {MAX_RANKS}")
     return int(text)
 
 
@@ -115,8 +117,8 @@ def _report(shape: ModelShape, work: Work, free: list[int], calibration: Calibra
 def _row(row: Prediction) -> dict:
     cost = row.cost
     return {
-        "name": row.candidate.name,
-        "ranks": row.candidate.ranks,
+        "name": row.plan.name,
+        "ranks": row.plan.ranks,
         "seconds_per_step": cost.step_s,
         "seconds_per_run": row.run_s,
         "compute_s": cost.compute_s,
@@ -127,8 +129,7 @@ def _row(row: Prediction) -> dict:
         "weight_bytes_per_rank": row.memory.weights,
         "host_bytes_per_rank": row.memory.host_bytes,
         "fits": row.fits,
-        "runnable": row.runnable,
-        "exact": row.candidate.exact,
+        "exact": row.plan.pipefusion == 1,
     }
 
 
@@ -144,7 +145,7 @@ def describe(report: Mapping) -> str:
     rows = [_line(row) for row in report["table"][:SHOWN]]
     left = len(report["table"]) - SHOWN
     more = [f"  and {left} slower ones (--json lists them)"] if left > 0 else []
-    verdict = f"plan: {report['plan'] or (report['chosen'] or {}).get('name', 'none')}"
+    verdict = f"plan: {report['plan'] or 'none'}"
     reasons = [f"  {reason}" for reason in report["reasons"]]
     return "\n".join(
         [*(f"warning: {text}" for text in report["warnings"]), head, columns, *rows, *more, verdict, *reasons]
@@ -152,8 +153,7 @@ def describe(report: Mapping) -> str:
 
 
 def _line(row: Mapping) -> str:
-    marks = [text for key, text in (("fits", "does not fit"), ("runnable", "not in this version")) if not row[key]]
-    marks += [] if row["exact"] else ["result differs"]
+    marks = [text for key, text in (("fits", "does not fit"), ("exact", "result differs")) if not row[key]]
     note = f" ({', '.join(marks)})" if marks else ""
     gib = row["bytes_per_rank"] / GIB
     return (

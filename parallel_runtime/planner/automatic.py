@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from ..devices import Device
 from ..plan import WEIGHTS, ParallelPlan, auto_plan
-from .candidates import Candidate
 from .choose import HEADROOM, WORTHWHILE, Choice, choose_plan
 from .hardware import GIB, Calibration
 from .known import known_rates
@@ -134,8 +133,7 @@ def _unknown(model: ModelShape, work: Work, everything: ParallelPlan, free: int,
     """All devices, with the first kind of weights that fits, the last of them where none does."""
     rates = known_rates(ANY_GPU)
     usable = [kind for kind in allowed if kind != "sharded" or everything.ranks > 1]
-    degrees = {"ring": everything.ring, "ulysses": everything.ulysses}
-    needs = {kind: memory_of(model, work, Candidate(weights=kind, **degrees), rates).total for kind in usable}
+    needs = {kind: memory_of(model, work, replace(everything, weights=kind), rates).total for kind in usable}
     taken = next((kind for kind in usable if needs[kind] <= HEADROOM * free), usable[-1])
     reasons = [
         f"all {everything.ranks} device(s) are used: how fast they are is unknown; `doctor --calibrate` measures"

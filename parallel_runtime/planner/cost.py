@@ -10,7 +10,7 @@ The device's time of one block, on the slowest rank, is
     4 (S / R) S (d / U) / attention rate                            scores and values (arXiv 2205.14135)
     passes s d e / memory bandwidth                                 norms, rotary, gates, activations
     all-to-all bytes / its bandwidth + latencies                    arXiv 2309.14509
-    (R - 1) max(0, hop - overlap * attention / R)                   what attention does not hide, arXiv 2310.01889
+    (R - 1) hops                                                    attention hides none of it, arXiv 2310.01889
     (R - 1) merge passes s d 4 / memory bandwidth                   parts of the output merged in fp32
     gathered weights that compute does not hide                     ZeRO 3, arXiv 1910.02054
 
@@ -22,12 +22,13 @@ computed again with every patch; the first step is synchronous.
 import math
 from dataclasses import dataclass, replace
 
+from ..plan import ParallelPlan
 from ..strategies.traffic import NEVER, AttentionShape, predict
-from .candidates import Candidate
 from .hardware import Calibration
 from .shapes import ModelShape, Work
 
 WARMUP_STEPS = 1
+Parts = tuple[float, float, float]  # seconds of compute, communication and launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +44,7 @@ class Cost:
     @property
     def bound(self) -> str:
         """What takes the most of the step: compute, communication or launch overhead."""
-        parts = {
-            "compute": self.compute_s,
-            "communication": self.communication_s,
-            "launch overhead": self.launch_s,
-        }
+        parts = {"compute": self.compute_s, "communication": self.communication_s, "launch overhead": self.launch_s}
         return max(parts, key=lambda name: parts[name])
 
     def image_s(self, steps: int) -> float:
@@ -56,29 +53,11 @@ class Cost:
         return warmup * self.warmup_step_s + (steps - warmup) * self.step_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Block:
-    """Seconds of one block: what the device computes, what it waits for, and what the host needs."""
-
-    compute_s: float
-    communication_s: float
-    launch_s: float
-
-    def total(self, *, asynchronous: bool) -> tuple[float, float, float]:
-        """(compute, communication, launch), of which launch is only what shows."""
-        busy = self.compute_s + self.communication_s
-        shown = max(0.0, self.launch_s - busy) if asynchronous else self.launch_s
-        return self.compute_s, self.communication_s, shown
-
-
-def step_cost(shape: ModelShape, work: Work, candidate: Candidate, calibration: Calibration) -> Cost:
+def step_cost(shape: ModelShape, work: Work, plan: ParallelPlan, calibration: Calibration) -> Cost:
     """The time of one step of this plan. Time grows with tokens and rows, and never with a faster device or link."""
-    rows = rows_per_lane(work, candidate)
-    whole = _pass(shape, work, candidate, calibration, rows=rows, fraction=1.0)
-    parts, warmup = whole, sum(whole)
-    if candidate.pipefusion > 1:
-        parts = _piped(shape, work, candidate, calibration, rows)
-    outside = _outside(shape, work, candidate, calibration, rows)
+    model = _CostModel(shape, work, plan, calibration, rows_per_lane(work, plan))
+    outside, whole = model.outside(), model.blocks(fraction=1.0)
+    parts = model.piped() if plan.pipefusion > 1 else whole
     compute, communication, launch = (inner + outer for inner, outer in zip(parts, outside, strict=True))
     step = compute + communication + launch
     return Cost(
@@ -86,131 +65,105 @@ def step_cost(shape: ModelShape, work: Work, candidate: Candidate, calibration: 
         compute_s=compute,
         communication_s=communication,
         launch_s=launch,
-        warmup_step_s=warmup + sum(outside) if candidate.pipefusion > 1 else step,
+        warmup_step_s=sum(whole) + sum(outside) if plan.pipefusion > 1 else step,
     )
 
 
-def rows_per_lane(work: Work, candidate: Candidate) -> int:
+def rows_per_lane(work: Work, plan: ParallelPlan) -> int:
     """Rows of the batch one lane runs a step, the longest lane's."""
-    lanes = candidate.data * candidate.cfg
-    return -(-work.rows // lanes)
+    return -(-work.rows // plan.lanes)
 
 
-def _pass(
-    shape: ModelShape, work: Work, candidate: Candidate, calibration: Calibration, *, rows: int, fraction: float
-) -> tuple[float, float, float]:
-    """All blocks once, for the text and `fraction` of the image's tokens."""
-    block = _block(shape, work, candidate, calibration, rows=rows, fraction=fraction)
-    compute, communication, launch = block.total(asynchronous=calibration.rates.asynchronous)
-    return shape.blocks * compute, shape.blocks * communication, shape.blocks * launch
+@dataclass(frozen=True)
+class _CostModel:
+    """The formulas, of one model, work, plan and machine. `rows` of the batch are one lane's."""
 
+    shape: ModelShape
+    work: Work
+    plan: ParallelPlan
+    calibration: Calibration
+    rows: int
 
-def _piped(
-    shape: ModelShape, work: Work, candidate: Candidate, calibration: Calibration, rows: int
-) -> tuple[float, float, float]:
-    """A step once the pipeline is full: every stage runs its share of the blocks for each of the M = N patches."""
-    stages = candidate.pipefusion
-    one = _pass(shape, work, candidate, calibration, rows=rows, fraction=1 / stages)
-    # N patches, each through the blocks of the fullest stage: N ceil(blocks / N) blocks instead of all.
-    uneven = stages * math.ceil(shape.blocks / stages) / shape.blocks
-    compute, communication, launch = (uneven * part for part in one)
-    tokens = work.text_tokens + work.image_tokens / stages
-    sent = rows * tokens / candidate.parts * shape.hidden * work.element_bytes
-    link = calibration.link_over(candidate.parts * stages)
-    hand_over = stages * (sent / link.bandwidth + link.latency_s)
-    return compute, communication + max(0.0, hand_over - uneven * sum(one)), launch
+    def blocks(self, *, fraction: float) -> Parts:
+        """All blocks once, for the text and `fraction` of the image's tokens. Of the launch, what shows."""
+        shape, plan, work = self.shape, self.plan, self.work
+        rates, software = self.calibration.rates, self.calibration.software
+        patch = replace(work, image_tokens=math.ceil(fraction * work.image_tokens))  # the text goes with every patch
+        mine = self.rows * max(patch.lengths(plan.parts))
+        weights = shape.block_params / shape.blocks * work.weight_bytes
+        merges = software.merge_passes * (plan.ring - 1) * mine * shape.hidden * 4  # fp32
+        moved = weights + software.passes * mine * shape.hidden * work.element_bytes + merges
+        compute = 2 * mine * shape.token_params / rates.matmul_flops
+        compute += 4 * mine * work.tokens * shape.hidden / rates.attention_flops + moved / rates.memory_bandwidth
+        exchange = self._exchange_s(fraction)
+        communication = exchange + max(0.0, self._weights_s(weights) - compute - exchange)
+        launch = software.block_s + (software.exchange_s if plan.parts > 1 else 0.0) + (plan.ring - 1) * software.hop_s
+        if rates.asynchronous:
+            launch = max(0.0, launch - compute - communication)
+        return shape.blocks * compute, shape.blocks * communication, shape.blocks * launch
 
+    def piped(self) -> Parts:
+        """A step once the pipeline is full: every stage runs its share of the blocks for each of the M = N patches."""
+        shape, plan, work, link = self.shape, self.plan, self.work, self.calibration.link
+        stages = plan.pipefusion
+        one = self.blocks(fraction=1 / stages)
+        # N patches, each through the blocks of the fullest stage: N ceil(blocks / N) blocks instead of all.
+        uneven = stages * math.ceil(shape.blocks / stages) / shape.blocks
+        compute, communication, launch = (uneven * part for part in one)
+        tokens = work.text_tokens + work.image_tokens / stages
+        sent = self.rows * tokens / plan.parts * shape.hidden * work.element_bytes
+        hand_over = stages * (sent / link.bandwidth + link.latency_s)
+        return compute, communication + max(0.0, hand_over - uneven * sum(one)), launch
 
-def _block(
-    shape: ModelShape, work: Work, candidate: Candidate, calibration: Calibration, *, rows: int, fraction: float
-) -> _Block:
-    rates, software = calibration.rates, calibration.software
-    patch = replace(work, image_tokens=math.ceil(fraction * work.image_tokens))  # the text goes with every patch
-    mine = rows * max(patch.lengths(candidate.parts))
-    weights = shape.block_params / shape.blocks * work.weight_bytes
-    attention = 4 * mine * work.tokens * shape.hidden / rates.attention_flops
-    merges = software.merge_passes * (candidate.ring - 1) * mine * shape.hidden * 4  # fp32
-    moved = weights + software.passes * mine * shape.hidden * work.element_bytes + merges
-    compute = 2 * mine * shape.token_params / rates.matmul_flops + attention + moved / rates.memory_bandwidth
-    exchange = _exchange_s(shape, work, candidate, calibration, rows=rows, fraction=fraction, attention_s=attention)
-    gather = _weights_s(candidate, calibration, weights)
-    exchange_launch = software.exchange_s if candidate.parts > 1 else 0.0
-    return _Block(
-        compute_s=compute,
-        communication_s=exchange + max(0.0, gather - compute - exchange),
-        launch_s=software.block_s + exchange_launch + (candidate.ring - 1) * software.hop_s,
-    )
+    def outside(self) -> Parts:
+        """Once a step: embedders and head, the result gathered over the sequence, the two lanes of cfg put together."""
+        shape, plan, work = self.shape, self.plan, self.work
+        rates, link = self.calibration.rates, self.calibration.link
+        mine = self.rows * max(work.lengths(plan.parts))
+        compute = 2 * mine * 2 * shape.channels * shape.hidden / rates.matmul_flops
+        compute += shape.other_params * work.weight_bytes / rates.memory_bandwidth
+        latent = self.rows * work.image_tokens * shape.channels * work.element_bytes
+        communication = sum(
+            latent * (parts - 1) / parts / link.bandwidth + link.latency_s
+            for parts in (plan.parts, plan.cfg)
+            if parts > 1
+        )
+        return compute, communication, self.calibration.software.block_s
 
+    def _exchange_s(self, fraction: float) -> float:
+        """Seconds one block waits for tokens of other ranks."""
+        plan, link = self.plan, self.calibration.link
+        swapped, hop = self._bytes_a_block()
+        waiting = 0.0
+        if plan.ulysses > 1:
+            waiting += fraction * swapped / link.all_to_all_bandwidth(plan.ulysses)
+            waiting += self.calibration.software.swap_calls * link.latency_s
+        if plan.ring > 1:
+            waiting += (plan.ring - 1) * (fraction * hop / link.bandwidth + link.latency_s)
+        return waiting
 
-def _exchange_s(
-    shape: ModelShape,
-    work: Work,
-    candidate: Candidate,
-    calibration: Calibration,
-    *,
-    rows: int,
-    fraction: float,
-    attention_s: float,
-) -> float:
-    """Seconds one block waits for tokens of other ranks."""
-    ring, ulysses = candidate.ring, candidate.ulysses
-    swapped, hop = _bytes_a_block(shape, work, candidate, rows)
-    waiting = 0.0
-    if ulysses > 1:
-        link = calibration.link_over(ulysses)
-        waiting += fraction * swapped / link.all_to_all_bandwidth(ulysses)
-        waiting += calibration.software.swap_calls * link.latency_s
-    if ring > 1:
-        link = calibration.link_over(ring * ulysses)
-        hop_s = fraction * hop / link.bandwidth + link.latency_s
-        hidden = calibration.software.ring_overlap * attention_s / ring
-        waiting += (ring - 1) * max(0.0, hop_s - hidden)
-    return waiting
+    def _bytes_a_block(self) -> tuple[float, float]:
+        """(bytes the busiest rank sends in all-to-alls, in one hop of the ring), by the formulas of traffic.py."""
+        shape, work, ulysses = self.shape, self.work, self.plan.ulysses
+        attention = AttentionShape(
+            blocks=1,
+            heads=shape.heads,
+            head_dim=shape.hidden // shape.heads,
+            element_bytes=work.element_bytes,
+            batch=self.rows,
+        )
+        lengths = work.lengths(self.plan.parts)
+        group = max((lengths[start : start + ulysses] for start in range(0, len(lengths), ulysses)), key=sum)
+        swapped = max(sent for _, sent in predict(attention, lengths=group, ring=1, ulysses=ulysses, limit=NEVER))
+        hop = 2 * sum(group) * self.rows * (shape.heads // ulysses) * attention.head_dim * work.element_bytes
+        return swapped, hop
 
-
-def _bytes_a_block(shape: ModelShape, work: Work, candidate: Candidate, rows: int) -> tuple[float, float]:
-    """(bytes the busiest rank sends in all-to-alls, in one hop of the ring), by the formulas of traffic.py."""
-    attention = AttentionShape(
-        blocks=1,
-        heads=shape.heads,
-        head_dim=shape.hidden // shape.heads,
-        element_bytes=work.element_bytes,
-        batch=rows,
-    )
-    lengths = work.lengths(candidate.parts)
-    ring, ulysses = candidate.ring, candidate.ulysses
-    group = max(
-        (lengths[start : start + ulysses] for start in range(0, len(lengths), ulysses)), key=lambda part: sum(part)
-    )
-    swapped = max(sent for _, sent in predict(attention, lengths=group, ring=1, ulysses=ulysses, limit=NEVER))
-    hop = 2 * sum(group) * rows * (shape.heads // ulysses) * attention.head_dim * work.element_bytes
-    return swapped, hop if ring > 1 else 0.0
-
-
-def _weights_s(candidate: Candidate, calibration: Calibration, weights: float) -> float:
-    """Seconds to bring one block's weights to the device, where it does not hold them all."""
-    shards = candidate.ranks // candidate.data
-    seconds = 0.0
-    if candidate.weights == "offloaded":
-        seconds += weights / shards / calibration.rates.host_bandwidth
-    if candidate.weights != "replicated" and shards > 1:
-        link = calibration.link_over(shards)
-        seconds += weights * (shards - 1) / shards / link.bandwidth + link.latency_s
-    return seconds
-
-
-def _outside(
-    shape: ModelShape, work: Work, candidate: Candidate, calibration: Calibration, rows: int
-) -> tuple[float, float, float]:
-    """Once a step: embedders and head, the result gathered over the sequence, the two lanes of cfg put together."""
-    rates = calibration.rates
-    mine = rows * max(work.lengths(candidate.parts))
-    compute = 2 * mine * 2 * shape.channels * shape.hidden / rates.matmul_flops
-    compute += shape.other_params * work.weight_bytes / rates.memory_bandwidth
-    latent = rows * work.image_tokens * shape.channels * work.element_bytes
-    communication = 0.0
-    for parts, span in ((candidate.parts, candidate.parts), (candidate.cfg, candidate.ranks // candidate.data)):
-        if parts > 1:
-            link = calibration.link_over(span)
-            communication += latent * (parts - 1) / parts / link.bandwidth + link.latency_s
-    return compute, communication, calibration.software.block_s
+    def _weights_s(self, weights: float) -> float:
+        """Seconds to bring one block's weights to the device, where it does not hold them all."""
+        shards, link = self.plan.replica_ranks, self.calibration.link
+        seconds = 0.0
+        if self.plan.weights == "offloaded":
+            seconds += weights / shards / self.calibration.rates.host_bandwidth
+        if self.plan.weights != "replicated" and shards > 1:
+            seconds += weights * (shards - 1) / shards / link.bandwidth + link.latency_s
+        return seconds

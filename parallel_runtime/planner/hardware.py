@@ -50,7 +50,7 @@ class Software:
 
     `passes` is how often one activation (tokens x width) crosses memory in a block besides the matrices and the
     attention, `merge_passes` the same of one fp32 output at each hop. `swap_calls` is how many all-to-alls a block of
-    ulysses takes, `ring_overlap` the share of the attention behind which a hop hides.
+    ulysses takes.
     """
 
     name: str
@@ -60,7 +60,6 @@ class Software:
     exchange_s: float
     hop_s: float
     swap_calls: int = 2
-    ring_overlap: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +70,3 @@ class Calibration:
     link: Link
     software: Software
     source: str
-    node_ranks: int = 8
-    network: Link | None = None
-
-    def link_over(self, ranks: int) -> Link:
-        """The slowest link of a group that spans `ranks` neighbouring ranks."""
-        return self.network if self.network is not None and ranks > self.node_ranks else self.link

@@ -12,7 +12,7 @@ from .hardware import GIB, Calibration, Link, Rates, Software
 
 
 @dataclass(frozen=True)
-class _Device:
+class KnownDevice:
     """Dense bf16 TFLOP/s, memory in GB/s and GiB by the spec sheet; the fractions that matrices and attention reach."""
 
     tflops: float
@@ -27,23 +27,25 @@ class _Device:
 # H20 so, and name the form of the others ("H100 80GB HBM3", "A100-SXM4-80GB"). The cards of the same names are on PCIe,
 # NVL too: a bridge between two is a part of its own, which the name does not tell. PCIe 5.0 counts as 4.0, for there
 # are no rows of it. Fractions of devices without rows in benchmarks/planner.md are those of the nearest relative.
-_DEVICES = {
-    "H200": _Device(989.0, 4800.0, 141, 0.59, 0.31, "nvlink4"),
-    "H200 NVL": _Device(835.0, 4800.0, 141, 0.59, 0.31),
-    "H100": _Device(989.0, 3350.0, 80, 0.59, 0.31, "nvlink4"),
-    "H100 NVL": _Device(835.0, 3900.0, 94, 0.59, 0.31),
-    "H100 PCIe": _Device(756.0, 2000.0, 80, 0.59, 0.31),
-    "H20": _Device(148.0, 4000.0, 96, 0.90, 0.60, "nvlink4"),
-    "A100": _Device(312.0, 2039.0, 80, 0.60, 0.70, "nvlink3"),
-    "A100 40GB": _Device(312.0, 1555.0, 40, 0.60, 0.70, "nvlink3"),
-    "A100 PCIe": _Device(312.0, 1935.0, 80, 0.60, 0.70),
-    "A100 PCIe 40GB": _Device(312.0, 1555.0, 40, 0.60, 0.70),
-    "L40S": _Device(362.0, 864.0, 48, 0.60, 0.55),
-    "L40": _Device(181.0, 864.0, 48, 1.00, 0.74),
-    "L20": _Device(119.5, 864.0, 48, 1.00, 0.89),
-    "RTX 4090": _Device(165.0, 1008.0, 24, 0.85, 0.85),
-    "RTX 3090": _Device(71.0, 936.0, 24, 0.85, 0.85, "pcie3"),  # copies cross host memory: half of PCIe 4.0, a guess
-    "RTX 2000 Ada": _Device(48.0, 224.0, 16, 0.99, 0.80, "pcie3"),  # eight lanes of PCIe 4.0
+DEVICES = {
+    "H200": KnownDevice(989.0, 4800.0, 141, 0.59, 0.31, "nvlink4"),
+    "H200 NVL": KnownDevice(835.0, 4800.0, 141, 0.59, 0.31),
+    "H100": KnownDevice(989.0, 3350.0, 80, 0.59, 0.31, "nvlink4"),
+    "H100 NVL": KnownDevice(835.0, 3900.0, 94, 0.59, 0.31),
+    "H100 PCIe": KnownDevice(756.0, 2000.0, 80, 0.59, 0.31),
+    "H20": KnownDevice(148.0, 4000.0, 96, 0.90, 0.60, "nvlink4"),
+    "A100": KnownDevice(312.0, 2039.0, 80, 0.60, 0.70, "nvlink3"),
+    "A100 40GB": KnownDevice(312.0, 1555.0, 40, 0.60, 0.70, "nvlink3"),
+    "A100 PCIe": KnownDevice(312.0, 1935.0, 80, 0.60, 0.70),
+    "A100 PCIe 40GB": KnownDevice(312.0, 1555.0, 40, 0.60, 0.70),
+    "L40S": KnownDevice(362.0, 864.0, 48, 0.60, 0.55),
+    "L40": KnownDevice(181.0, 864.0, 48, 1.00, 0.74),
+    "L20": KnownDevice(119.5, 864.0, 48, 1.00, 0.89),
+    "RTX 4090": KnownDevice(165.0, 1008.0, 24, 0.85, 0.85),
+    "RTX 3090": KnownDevice(
+        71.0, 936.0, 24, 0.85, 0.85, "pcie3"
+    ),  # copies cross host memory: half of PCIe 4.0, a guess
+    "RTX 2000 Ada": KnownDevice(48.0, 224.0, 16, 0.99, 0.80, "pcie3"),  # eight lanes of PCIe 4.0
 }
 # Words of a driver's names that change nothing. Any other makes it another device: Laptop, MIG, D, Ti, SUPER, a
 # vGPU's 40C, and a size of memory that is not the table's.
@@ -59,8 +61,6 @@ _LINKS = {
     "pcie4-shared": Link(name="pcie4-shared", bandwidth=24.3e9, latency_s=40e-6, contention=2.45),
     "pcie3": Link(name="pcie3", bandwidth=15.75e9, latency_s=40e-6, contention=0.32),
     "pcie3-shared": Link(name="pcie3-shared", bandwidth=12.15e9, latency_s=40e-6, contention=2.45),
-    "infiniband": Link(name="infiniband", bandwidth=40e9, latency_s=50e-6),
-    "ethernet": Link(name="ethernet", bandwidth=10e9, latency_s=100e-6),
     "memory": Link(name="memory", bandwidth=2e9, latency_s=0.21e-3),
 }
 # The host's seconds are those of the engines in the published tables, not of ours.
@@ -77,18 +77,14 @@ CPU_THREAD = Rates(
 )
 
 
-def known_rates(name: str, *, reached: bool = True) -> Rates:
-    """A device by its name, a driver's or the table's own. Raises `ValueError` when it means no device of the table.
-
-    `reached`: the rates that are reached, otherwise those of the spec sheet.
-    """
+def known_rates(name: str) -> Rates:
+    """A device by its name, a driver's or the table's own. Raises `ValueError` when it means no device of the table."""
     found = _device_named(name)
-    device = _DEVICES[found]
-    matmul, attention = (device.matmul, device.attention) if reached else (1.0, 1.0)
+    device = DEVICES[found]
     return Rates(
         name=found,
-        matmul_flops=device.tflops * 1e12 * matmul,
-        attention_flops=device.tflops * 1e12 * attention,
+        matmul_flops=device.tflops * 1e12 * device.matmul,
+        attention_flops=device.tflops * 1e12 * device.attention,
         memory_bandwidth=device.bandwidth_gbs * 1e9,
         memory_bytes=device.memory_gib * GIB,
     )
@@ -103,7 +99,7 @@ def known_link(name: str) -> Link:
 
 def usual_link(name: str, devices: int) -> Link:
     """The link that a machine with so many of these devices usually has. Raises `ValueError` for an unknown device."""
-    link = _DEVICES[_device_named(name)].link
+    link = DEVICES[_device_named(name)].link
     shared = link.startswith("pcie") and devices > SHARED_ABOVE
     return known_link(f"{link}-shared" if shared else link)
 
@@ -130,13 +126,13 @@ def known_calibration(device: str, link: str | None = None, *, devices: int = 2,
 def _device_named(name: str) -> str:
     """The table's name of a device: all words of that are in `name`, the most of them, and the rest are plain words."""
     words = _words(name)
-    matching = [known for known in _DEVICES if _words(known) <= words]
+    matching = [known for known in DEVICES if _words(known) <= words]
     found = max(matching, key=lambda known: len(_words(known)), default=None)
     if found is not None:
-        size = f"{_DEVICES[found].memory_gib}gb"
+        size = f"{DEVICES[found].memory_gib}gb"
         if all(word == size or _PLAIN_WORDS.fullmatch(word) for word in words - _words(found)):
             return found
-    raise ValueError(f"device {name!r} is unknown; use one of {', '.join(_DEVICES)}, or calibrate with doctor")
+    raise ValueError(f"device {name!r} is unknown; use one of {', '.join(DEVICES)}, or calibrate with doctor")
 
 
 def _words(name: str) -> set[str]:

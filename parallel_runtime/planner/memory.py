@@ -5,7 +5,7 @@ Owns the formulas. Letters: `s` tokens of this rank, `d` hidden width, `m` width
 
 from dataclasses import dataclass
 
-from .candidates import Candidate
+from ..plan import ParallelPlan
 from .cost import rows_per_lane
 from .hardware import Rates
 from .shapes import ModelShape, Work
@@ -32,50 +32,50 @@ class Memory:
         return self.weights + self.activations + self.buffers + self.runtime
 
 
-def memory_of(shape: ModelShape, work: Work, candidate: Candidate, rates: Rates) -> Memory:
+def memory_of(shape: ModelShape, work: Work, plan: ParallelPlan, rates: Rates) -> Memory:
     """What one rank needs."""
-    rows = rows_per_lane(work, candidate)
-    mine = rows * max(work.lengths(candidate.parts)) * shape.hidden * work.element_bytes
-    weights, host = _weights(shape, work, candidate)
+    rows = rows_per_lane(work, plan)
+    mine = rows * max(work.lengths(plan.parts)) * shape.hidden * work.element_bytes
+    weights, host = _weights(shape, work, plan)
     # The widest moment is a single block: residual, normed input, q, k, v, output, and the MLP before and after its
     # activation and beside the attention it is joined with: 6 d + 3 m a token.
     activations = mine * (6 + 3 * shape.mlp_hidden / shape.hidden)
     return Memory(
         weights=round(weights),
         activations=round(activations),
-        buffers=round(_buffers(shape, work, candidate, rows, mine)),
-        runtime=_runtime(candidate, rates),
+        buffers=round(_buffers(shape, work, plan, rows, mine)),
+        runtime=_runtime(plan, rates),
         host_bytes=round(host),
     )
 
 
-def _weights(shape: ModelShape, work: Work, candidate: Candidate) -> tuple[float, float]:
+def _weights(shape: ModelShape, work: Work, plan: ParallelPlan) -> tuple[float, float]:
     """(bytes on the device, bytes in host memory)."""
-    blocks = shape.block_params * work.weight_bytes / candidate.pipefusion
+    blocks = shape.block_params * work.weight_bytes / plan.pipefusion
     other = shape.other_params * work.weight_bytes
-    if candidate.weights == "replicated":
+    if plan.weights == "replicated":
         return blocks + other, 0.0
-    shards = candidate.ranks // candidate.data // candidate.pipefusion
+    shards = plan.ranks // plan.data // plan.pipefusion
     at_hand = min(blocks, BLOCKS_AT_HAND * shape.largest_block_params * work.weight_bytes)
-    if candidate.weights == "offloaded":
+    if plan.weights == "offloaded":
         return at_hand + other, blocks / shards
     return blocks / shards + at_hand + other, 0.0
 
 
-def _buffers(shape: ModelShape, work: Work, candidate: Candidate, rows: int, mine: float) -> float:
+def _buffers(shape: ModelShape, work: Work, plan: ParallelPlan, rows: int, mine: float) -> float:
     total = 0.0
-    if candidate.ulysses > 1:
+    if plan.ulysses > 1:
         total += 8 * mine  # q, k, v sent and received, the output sent back and received
-    if candidate.ring > 1:
+    if plan.ring > 1:
         # Tokens of the ulysses group, a share of the heads each: as much as one rank's tokens with all heads.
         total += 4 * mine + 2 * mine * 4 / work.element_bytes  # two pairs of k, v; two outputs in fp32
-    if candidate.pipefusion > 1:
-        whole = rows * work.image_tokens * shape.hidden * work.element_bytes / candidate.ulysses
-        total += 2 * whole * shape.blocks / candidate.pipefusion  # k and v of the step before, for its own blocks
+    if plan.pipefusion > 1:
+        whole = rows * work.image_tokens * shape.hidden * work.element_bytes / plan.ulysses
+        total += 2 * whole * shape.blocks / plan.pipefusion  # k and v of the step before, for its own blocks
     return total
 
 
-def _runtime(candidate: Candidate, rates: Rates) -> int:
+def _runtime(plan: ParallelPlan, rates: Rates) -> int:
     if not rates.asynchronous:
         return CPU_RUNTIME_BYTES
-    return CUDA_CONTEXT_BYTES + (COMMUNICATOR_BYTES if candidate.ranks > 1 else 0)
+    return CUDA_CONTEXT_BYTES + (COMMUNICATOR_BYTES if plan.ranks > 1 else 0)

@@ -1,6 +1,6 @@
 """What the planner must know of a model and of the work: sizes, nothing else.
 
-Owns the named shapes and the counting of weights. Reads no file: a `FluxConfig` is read elsewhere. Letters: `d` hidden
+Owns Flux.1's shape and the counting of weights. Reads no file: a `FluxConfig` is read elsewhere. Letters: `d` hidden
 width, `m` hidden width of the MLP.
 """
 
@@ -16,8 +16,8 @@ class ModelShape:
     """A diffusion transformer with joint attention over text and image.
 
     A double block has weights of its own for text and image, a single block shares them; both attend to everything.
-    `modulation` is the matrices of the adaptive norms in units of d * d a block: (double, single). `other_params` is
-    what stands outside the blocks.
+    `modulation` is the matrices of the adaptive norms in units of d * d a block: (double, single); figures published of
+    other models need others. `other_params` is what stands outside the blocks.
     """
 
     name: str
@@ -72,11 +72,6 @@ class ModelShape:
         square = self.hidden**2
         return 2 * self.token_params + self.modulation[0] * square, self.token_params + self.modulation[1] * square
 
-    @property
-    def params(self) -> int:
-        """Weights of the whole model."""
-        return self.block_params + self.other_params
-
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -120,33 +115,12 @@ def image_tokens(width: int, height: int) -> int:
     return math.ceil(width // 8 / 2) * math.ceil(height // 8 / 2)
 
 
-def _shapes() -> dict[str, ModelShape]:
-    listed = (
-        ("flux1-dev", 19, 38, 3072, 24, 12288, 64, (12, 3), 92_000_000),
-        ("sd3-medium", 24, 0, 1536, 24, 6144, 64, (12, 0), 60_000_000),
-        ("cogvideox-5b", 0, 42, 3072, 48, 12288, 64, (0, 0), 500_000_000),
-        ("cogvideox-2b", 0, 30, 1920, 30, 7680, 64, (0, 0), 200_000_000),
-        ("hunyuan-video", 20, 40, 3072, 24, 12288, 64, (12, 3), 200_000_000),
-    )
-    return {
-        name: ModelShape(
-            name=name,
-            double_blocks=double,
-            single_blocks=single,
-            hidden=hidden,
-            heads=heads,
-            mlp_hidden=mlp,
-            channels=channels,
-            modulation=modulation,
-            other_params=other,
-        )
-        for name, double, single, hidden, heads, mlp, channels, modulation, other in listed
-    }
-
-
-def named_shape(name: str) -> ModelShape:
-    """A shape by its name. Raises `ValueError` with the names there are."""
-    shapes = _shapes()
-    if name not in shapes:
-        raise ValueError(f"model {name!r} is unknown; use a .safetensors file or one of {', '.join(shapes)}")
-    return shapes[name]
+FLUX_DEV = ModelShape(
+    name="flux1-dev",
+    double_blocks=19,
+    single_blocks=38,
+    hidden=3072,
+    heads=24,
+    mlp_hidden=12288,
+    other_params=92_000_000,
+)

@@ -14,9 +14,9 @@ from parallel_runtime.planner.automatic import Decision, automatic_plan, plan_of
 from parallel_runtime.planner.choose import choose_plan
 from parallel_runtime.planner.hardware import GIB, Calibration
 from parallel_runtime.planner.known import known_calibration
-from parallel_runtime.planner.shapes import ModelShape, image_tokens, named_shape
+from parallel_runtime.planner.shapes import FLUX_DEV as FLUX
+from parallel_runtime.planner.shapes import ModelShape, image_tokens
 
-FLUX = named_shape("flux1-dev")
 H100 = known_calibration("H100")
 
 

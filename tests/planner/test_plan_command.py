@@ -40,14 +40,12 @@ def test_it_prints_plans_the_choice_and_the_reasons() -> None:
     assert "not measured here" in out
 
 
-def test_all_shows_what_this_version_cannot_run_and_takes_none_of_it() -> None:
+def test_stale_also_weighs_pipefusion_and_marks_it() -> None:
     common = ("--kind", "A100", "--devices", "4", "--json")
-    usual = json.loads(plan(*common)[1])
-    every = json.loads(plan(*common, "--all", "--stale")[1])
-    assert all(row["runnable"] for row in usual["table"])
-    assert any(not row["exact"] for row in every["table"])
-    assert every["chosen"]["runnable"]
-    assert len(every["table"]) > len(usual["table"])
+    usual, stale = json.loads(plan(*common)[1]), json.loads(plan(*common, "--stale")[1])
+    assert all(row["exact"] for row in usual["table"])
+    assert [row["name"] for row in stale["table"] if row["exact"]] == [row["name"] for row in usual["table"]]
+    assert any(not row["exact"] for row in stale["table"])
 
 
 def test_a_file_and_devices_here_are_planned_with_the_calibration_kept(tmp_path) -> None:
@@ -81,10 +79,10 @@ def test_a_link_that_is_told_does_not_drop_the_calibration_and_compiled_is_not_i
     measured = replace(measured, rates=replace(measured.rates, matmul_flops=1e9))
     CalibrationStore(tmp_path / "parallel-dit" / "calibration.json").save(device_set(devices), measured)
     options = ("--devices", "cpu:2", "--free-gib", "64", "--dtype", "float32")
-    told = json.loads(plan(*options, "--link", "ethernet", "--json", cache=tmp_path)[1])
+    told = json.loads(plan(*options, "--link", "pcie3", "--json", cache=tmp_path)[1])
     assert told["calibration"]["rates"]["matmul_flops"] == 1e9
-    assert told["calibration"]["link"]["name"] == "ethernet"
-    assert told["calibration"]["source"] == "measured by the test; the link is the table's ethernet, as told"
+    assert told["calibration"]["link"]["name"] == "pcie3"
+    assert told["calibration"]["source"] == "measured by the test; the link is the table's pcie3, as told"
     assert told["warnings"] == []
     for cache in (tmp_path, tmp_path / "none"):
         _, out, _ = plan(*options, "--compiled", cache=cache)

@@ -8,34 +8,44 @@ from pathlib import Path
 
 import pytest
 
-from parallel_runtime.planner.known import known_calibration, known_link
+from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.store import CalibrationStore, default_path
 
-MEASURED = replace(known_calibration("A100"), source="measured", network=known_link("infiniband"))
+MEASURED = replace(known_calibration("A100"), source="measured")
 
 
 def test_what_is_saved_is_loaded_for_the_same_devices_only(tmp_path) -> None:
     store = CalibrationStore(tmp_path / "deep" / "calibration.json")
     assert store.load("2 x A100") is None
     store.save("2 x A100", MEASURED)
-    store.save("4 x A100", replace(MEASURED, network=None))
+    store.save("4 x A100", replace(MEASURED, source="of four"))
     assert store.load("2 x A100") == MEASURED
-    assert store.load("4 x A100") == replace(MEASURED, network=None)
+    assert store.load("4 x A100") == replace(MEASURED, source="of four")
     assert store.load("8 x A100") is None
     assert os.listdir(store.path.parent) == ["calibration.json"]
 
 
-def test_all_sets_of_one_kind_are_found_by_their_number(tmp_path) -> None:
+def test_fewer_devices_have_the_constants_of_the_smallest_larger_set_and_the_source_says_so(tmp_path) -> None:
     store = CalibrationStore(tmp_path / "calibration.json")
-    for name in ("2 x A100, torch 2.6", "16 x A100, torch 2.6", "4 x A100, torch 2.7", "4 x A10 + A100, torch 2.6"):
+    for name in ("2 x A100, torch 2.6", "8 x A100, torch 2.6", "4 x A100, torch 2.7", "4 x A10 + A100, torch 2.6"):
         store.save(name, replace(MEASURED, source=name))
-    store.save("8 x A100, torch 2.6", replace(MEASURED, node_ranks=-1))  # not usable
-    store.save("A100, torch 2.6", MEASURED)
-    found = store.load_all("A100, torch 2.6")
-    assert {count: each.source for count, each in found.items()} == {
-        2: "2 x A100, torch 2.6",
-        16: "16 x A100, torch 2.6",
-    }
+    store.save("6 x A100, torch 2.6", replace(MEASURED, rates=replace(MEASURED.rates, matmul_flops=-1.0)))  # not usable
+    kind = "A100, torch 2.6"
+    assert store.load_for(kind, 2) == replace(MEASURED, source="2 x A100, torch 2.6")
+    assert store.load_for(kind, 1).source == "measured on 2 of these devices by doctor, 1 are offered"
+    assert store.load_for(kind, 3).source == "measured on 8 of these devices by doctor, 3 are offered"
+    assert CalibrationStore(tmp_path / "none.json").load_for(kind, 1) is None
+    assert store.load_for("A100, torch 2.7", 8) is None  # a smaller set says nothing of exchanges among more
+
+
+def test_an_entry_of_an_older_version_is_read_without_what_is_no_longer_used(tmp_path) -> None:
+    store = CalibrationStore(tmp_path / "calibration.json")
+    store.save("2 x A100", MEASURED)
+    content = json.loads(store.path.read_text())
+    content["devices"]["2 x A100"] |= {"network": None, "node_ranks": 8}
+    content["devices"]["2 x A100"]["software"]["ring_overlap"] = 0.0
+    store.path.write_text(json.dumps(content))
+    assert store.load("2 x A100") == MEASURED
 
 
 @pytest.mark.parametrize(
@@ -101,7 +111,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path) -> No
     store = CalibrationStore(tmp_path / "calibration.json")
     store.save("2 x A100", MEASURED)
     with pytest.raises(ValueError, match="JSON"):
-        store.save("2 x A100", replace(MEASURED, node_ranks=float("nan")))
+        store.save("2 x A100", replace(MEASURED, link=replace(MEASURED.link, bandwidth=float("nan"))))
     assert store.load("2 x A100") == MEASURED
     assert os.listdir(tmp_path) == ["calibration.json"]
 

@@ -1,0 +1,1 @@
+"""Plausible mistakes, one at a time, and the tests that must fail on each: `make mutants`."""

@@ -1,0 +1,128 @@
+"""Every kind of plan with every kind of run, pair by pair, and what one process makes of the same run.
+
+Owns the cases and the reference. Knows no stand-in: whoever runs the cases says on which pool and with which options.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.cli.workload import relative_error
+from parallel_runtime.oracle import Oracle
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.pool.resident import ResidentRun
+from runtime.resident_runs import host_loop, make_run
+from runtime.stale_model import StaleModel
+
+RUNS = {
+    "one side": {},
+    "two sides of unequal texts, three images": {"batch": 3, "sides": (7, 12)},
+    "a mask, references, an odd length": {"mask": True, "references": 31, "sides": (5, 6)},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A plan, who has the sampler's loop, and the run. `gathers`: keys go round in one message where they are few."""
+
+    plan: str
+    weights: str = "replicated"
+    in_workers: bool = True
+    run: str = "one side"
+    gathers: bool = False
+
+    @property
+    def parallel_plan(self) -> ParallelPlan:
+        """The plan with its weights."""
+        return ParallelPlan.parse(f"{self.plan},weights={self.weights}")
+
+
+def pairs(choices: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
+    """Few combinations in which any two choices of different kinds meet; each is the one that brings the most pairs."""
+    names = list(choices)
+    left = {
+        ((one, a), (other, b))
+        for one, other in itertools.combinations(names, 2)
+        for a in choices[one]
+        for b in choices[other]
+    }
+    found = []
+    while left:
+        (one, a), (other, b) = min(left, key=lambda pair: [names.index(kind) * 100 for kind, _ in pair])
+        row = {one: a, other: b}
+        for name in names:
+            if name not in row:
+                row[name] = max(choices[name], key=lambda value, name=name: len(_met({**row, name: value}, left)))
+        left -= _met(row, left)
+        found.append({name: row[name] for name in names})
+    return found
+
+
+def _met(row: Mapping[str, object], left: set) -> set:
+    return left & set(itertools.permutations(row.items(), 2))
+
+
+def error_of(pool: Pool, spec: ModelSpec, case: Case, options: Mapping[str, object]) -> float:
+    """How far a case's result and previews are from one process's. `options` are of each of its calls."""
+    plan, run = case.parallel_plan, _run_of(spec, case.run)
+    options = {**options, "ungathered": not case.gathers}
+    conds = tuple(replace(cond, options={**cond.options, **options}) for cond in run.conds)
+    expected, previews = _reference(spec, case.run, plan.num_patches if plan.pipefusion > 1 else 0, case.in_workers)
+    seen: list[torch.Tensor] = []
+    if case.in_workers:
+        ours = replace(run, conds=conds)
+        out = pool.sample(spec, plan, ours, on_step=lambda _, x: seen.append(x.clone())).out
+    else:
+        out, seen = host_loop(_Calls(pool, spec, plan, conds), run)
+    assert len(seen) == len(previews)
+    # NaN is the greatest error, and `max` would pass it over.
+    errors = [relative_error(*pair) for pair in zip((out, *seen), (expected, *previews), strict=True)]
+    return max(error if error == error else torch.inf for error in errors)
+
+
+class _Calls:
+    """A plan as the host's loop calls it, side by side, with the sides of a call in one request."""
+
+    def __init__(self, pool: Pool, spec: ModelSpec, plan: ParallelPlan, conds: Sequence[ModelCall]) -> None:
+        self._run = lambda calls: pool.run(spec, plan, calls).outs
+        self._conds, self._ready = conds, []
+        self._name = f"{plan.describe()} {id(self)}"  # another run starts with a warm-up of its own
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        if not self._ready:
+            self._ready = self._run([self._call(number, tensors) for number in range(len(self._conds))])
+        return self._ready.pop(0)
+
+    def _call(self, side: int, first: Mapping[str, torch.Tensor]) -> ModelCall:
+        """A side's call with the latent's rows of the first side's."""
+        cond = self._conds[side]
+        img, rows = cond.tensors["img"].clone(), 72
+        img[:, :rows] = first["img"][:, :rows]
+        told = {"pipeline": {"run": self._name, "key": f"side {side}"}}
+        tensors = {**cond.tensors, "img": img, "timesteps": first["timesteps"]}
+        return replace(cond, tensors=tensors, options={**cond.options, **told})
+
+
+@lru_cache(maxsize=8)
+def _run_of(spec: ModelSpec, name: str) -> ResidentRun:
+    return make_run(FluxConfig.from_header(read_header(spec.path)), **RUNS[name])
+
+
+@lru_cache(maxsize=64)
+def _reference(spec: ModelSpec, name: str, patches: int, in_workers: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """One process's result and previews, as stale as a pipeline of so many patches; exact with none."""
+    run = _run_of(spec, name)
+    model: Callable[[Mapping], torch.Tensor] = Oracle(spec.path, dtype=torch.float32)
+    if patches:
+        # In a run of the workers all sides have the patches of the longest text.
+        longest = max(cond.tensors["txt"].shape[1] for cond in run.conds) if in_workers else None
+        sides = len(run.conds)
+        model = StaleModel(spec.path, patches=patches, warm_calls=1, sides=sides, longest_text=longest)
+    return host_loop(model, run)

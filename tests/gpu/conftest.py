@@ -1,0 +1,14 @@
+"""What these tests share: a model that up to four stages can split, written once."""
+
+import pytest
+
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.cli.sample_model import sample_config, write_sample
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """Two double and two single blocks, 12 heads."""
+    path = tmp_path_factory.mktemp("deep") / "deep.safetensors"
+    write_sample(path, sample_config(heads=12, depth=2, depth_single=2))
+    return ModelSpec.of(path)

@@ -1,0 +1,379 @@
+"""NCCL's documented rules for ranks without a GPU: a process group whose messages travel over gloo.
+
+    host thread      issue(A) issue(B) ..                 A.wait()                    B.wait()
+    communicator     |  A waits for its peers, moves  |  B waits for its peers, moves  | ..
+
+Sources: NCCL's user guide (Communicators, Point-to-point, "Using multiple NCCL communicators concurrently") and torch's
+ProcessGroupNCCL. What holds here:
+
+- Operations of a communicator run one after another, in the order in which this rank issued them. A group with a
+  bound device is eager: single sends and receives share the group's communicator with everything else. A lazy group
+  has one more for each pair of ranks that send to each other, made when both first need it; making it blocks the host.
+- An operation runs once every peer's matching operation is at the head of its own queue. A batch is one operation.
+- Ranks agree on what an operation is, on its bytes and on its dtype. No message is empty.
+- Tensors are contiguous. Until the operation is waited for, its targets hold NaN (every byte 0xFF), and neither they
+  nor its sources may be written to. Everything issued is waited for before a request ends.
+
+A host that blocks in `wait`, where a GPU's stream would, leaves the order of operations as it is: what is issued after
+a wait depends on it either way. Owns the rules. Does not own which requests they are put to (nccl_engine.py).
+"""
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroupGloo
+from torch.utils._python_dispatch import _disable_current_modes
+
+BACKEND = "nccl_rules"
+POISON = 0xFF  # as every byte: NaN in each floating type
+KINDS = ("point to point", "all_to_all", "all_gather", "join")
+DTYPES = (
+    *(torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8, torch.int8, torch.int32, torch.int64),
+    *(torch.bool, torch.float8_e4m3fn, torch.float8_e5m2),
+)
+OTHERS_NOTICE_S = 0.3
+TAGS_A_GROUP = 4  # of the wire: the group's communicator, its pairs', and the making of either
+
+
+class NcclRuleError(RuntimeError):
+    """A rule was broken, or nothing moves any more."""
+
+
+@dataclass
+class Settings:
+    """How a request is run. `seed` draws how long each operation lingers, up to `delay_s`."""
+
+    lazy: bool = False
+    seed: int = 0
+    delay_s: float = 0.0005
+    deadline_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class Message:
+    """Bytes to or from one rank of a group, as they were or where they land. `text` says so in errors."""
+
+    peer: int
+    outgoing: bool
+    data: torch.Tensor
+    dtype: torch.dtype
+
+
+@dataclass
+class Simulation:
+    """This rank's end of the wire, what is in flight on it, and how the present request is run."""
+
+    wire: ProcessGroupGloo
+    store: dist.Store
+    rank: int
+    settings: Settings = field(default_factory=Settings)
+    pending: list["SimulatedWork"] = field(default_factory=list)
+    joined: set[tuple[int, int]] = field(default_factory=set)
+
+    def begin(self, settings: Settings) -> None:
+        """Run what follows by `settings`; a lazy group's communicators are made anew."""
+        self.settings = settings
+        self.joined.clear()
+
+    def end(self) -> None:
+        """Raise `NcclRuleError` when anything was issued and not waited for."""
+        if self.pending:
+            raise NcclRuleError(f"{self.pending[0].text} was never waited for; {len(self.pending)} are in flight")
+
+    def idle(self) -> None:
+        """Return when all that was issued has moved, as a device does before it loads a kernel."""
+        for work in tuple(self.pending):
+            work.finish()
+
+    def new_group(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> "SimulatedGroup":
+        """What `init_process_group` and `new_group` call on every member."""
+        store.set(f"member {rank}", str(self.rank))
+        if rank == 0:
+            store.set("number", str(self.store.add("communicators", 1)))
+        members = [int(store.get(f"member {index}")) for index in range(size)]
+        return SimulatedGroup(self, rank, members, number=int(store.get("number")))
+
+
+class SimulatedWork(dist.Work):
+    """An operation from when it is issued to when it was waited for."""
+
+    def __init__(
+        self, simulation: Simulation, kind: str, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self.kind, self.text, self.error = kind, kind, None
+        self._simulation, self._done, self._waited = simulation, threading.Event(), False
+        for tensor in (*sources, *targets):
+            self._check(tensor)
+        with _disable_current_modes():
+            for tensor in targets:
+                as_bytes(tensor).fill_(POISON)
+            self.sources = [(tensor, as_bytes(tensor).cpu().clone()) for tensor in sources]
+            self.targets = [(tensor, torch.full_like(as_bytes(tensor), POISON, device="cpu")) for tensor in targets]
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when sources may be written to and targets read."""
+        if self._waited:
+            return True
+        self._waited = True
+        self._simulation.pending.remove(self)
+        self.finish()
+        with _disable_current_modes():
+            for tensor, then in self.sources:
+                if not torch.equal(as_bytes(tensor).cpu(), then):
+                    raise NcclRuleError(f"{self.text}: its source was written to before it was waited for")
+            for tensor, landed in self.targets:
+                if bool((as_bytes(tensor) != POISON).any()):
+                    raise NcclRuleError(f"{self.text}: its target was written to before it was waited for")
+                as_bytes(tensor).copy_(landed)
+        return True
+
+    def finish(self) -> None:
+        """Return when it has moved. Raises what went wrong with it."""
+        self._done.wait()
+        if self.error is not None:
+            raise self.error
+
+    def is_completed(self) -> bool:
+        """Whether it has moved."""
+        return self._done.is_set()
+
+    def end(self, error: BaseException | None) -> None:
+        """It has moved, or cannot."""
+        self.error = error
+        self._done.set()
+
+    def _check(self, tensor: torch.Tensor) -> None:
+        shape = f"{self.kind} of a tensor {tuple(tensor.shape)} of {tensor.dtype}"
+        if not tensor.is_contiguous():
+            raise NcclRuleError(f"{shape}: its strides are {tensor.stride()}, NCCL wants contiguous tensors")
+        if tensor.dtype not in DTYPES:
+            raise NcclRuleError(f"{shape}: NCCL has no such dtype")
+
+
+class Communicator:
+    """One queue of operations among some ranks of the world."""
+
+    def __init__(self, simulation: Simulation, members: Sequence[int], *, tag: int) -> None:
+        self._simulation, self.members, self._tag = simulation, members, tag
+        self._queue: queue.Queue[tuple[SimulatedWork, bool, list[Message]]] = queue.Queue()
+        self._random = random.Random(f"{tag} {simulation.rank}")  # noqa: S311  delays, no secrets
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def issue(self, work: SimulatedWork, messages: list[Message], *, everybody: bool) -> SimulatedWork:
+        """Put an operation behind those before it. With `everybody` it is a collective of all members."""
+        towards = ", ".join(f"{'to' if m.outgoing else 'from'} rank {self.members[m.peer]}" for m in messages)
+        work.text = f"{work.kind} {'' if everybody else towards} among ranks {tuple(self.members)}".replace("  ", " ")
+        if not everybody and not all(message.data.numel() for message in messages):
+            raise NcclRuleError(f"{work.text}: a message without elements; leave it out on both sides")
+        self._simulation.pending.append(work)
+        self._queue.put((work, everybody, messages))
+        return work
+
+    def join(self, peers: Sequence[int]) -> None:
+        """Meet `peers`, to make the communicator: the host waits for them."""
+        self._meet("join", peers, [], tag=self._tag + 1, text=f"making the communicator of ranks {tuple(self.members)}")
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        while True:
+            work, everybody, messages = self._queue.get()
+            settings = self._simulation.settings
+            self._random.seed(f"{settings.seed} {self._tag} {self._simulation.rank}", version=2)
+            time.sleep(self._random.random() * settings.delay_s)
+            try:
+                self._move(work, everybody, messages)
+            except (NcclRuleError, RuntimeError) as error:
+                work.end(error)
+                return  # nothing behind it moves
+            work.end(None)
+
+    def _move(self, work: SimulatedWork, everybody: bool, messages: list[Message]) -> None:
+        me = self.members.index(self._simulation.rank)
+        others = [peer for peer in range(len(self.members)) if peer != me]
+        peers = others if everybody else sorted({message.peer for message in messages})
+        kind = work.kind if everybody else KINDS[0]
+        self._meet(kind, peers, messages, tag=self._tag, text=work.text)
+        moving = []
+        for message in messages:
+            if message.data.numel():
+                move = self._simulation.wire.send if message.outgoing else self._simulation.wire.recv
+                moving.append(move([message.data], self.members[message.peer], self._tag))
+        for move in moving:
+            move.wait()
+
+    def _meet(self, kind: str, peers: Sequence[int], messages: list[Message], *, tag: int, text: str) -> None:
+        """Wait until each peer is at an operation, and see that it is the same one."""
+        headers = {peer: _header(kind, [message for message in messages if message.peer == peer]) for peer in peers}
+        theirs = {peer: torch.zeros_like(header) for peer, header in headers.items()}
+        wire, members = self._simulation.wire, self.members
+        sent = [wire.send([header], members[peer], tag) for peer, header in headers.items()]
+        came = {peer: wire.recv([theirs[peer]], members[peer], tag) for peer in peers}
+        until = time.monotonic() + self._simulation.settings.deadline_s
+        for peer, coming in came.items():
+            try:
+                coming.wait(timedelta(seconds=max(0.001, until - time.monotonic())))
+            except RuntimeError as error:
+                if time.monotonic() < until:
+                    raise  # the peer is gone
+                raise NcclRuleError(self._stuck(text)) from error
+            _refuse_others(headers[peer].tolist(), theirs[peer].tolist(), f"{text}: rank {members[peer]}")
+        for message in sent:
+            message.wait()
+
+    def _stuck(self, text: str) -> str:
+        """What waits on this rank and, as far as they have noticed too, on the others."""
+        behind = [work.text for work, _, _ in tuple(self._queue.queue)]
+        store, rank = self._simulation.store, self._simulation.rank
+        store.set(f"stuck {rank}", f"rank {rank} waits in {text}" + "".join(f", before {other}" for other in behind))
+        time.sleep(OTHERS_NOTICE_S)
+        names = [f"stuck {other}" for other in range(self._simulation.wire.size())]
+        said = [store.get(name).decode() for name in names if store.check([name])]
+        return f"deadlock for {self._simulation.settings.deadline_s:g} s: {'; '.join(said)}"
+
+
+class SimulatedGroup(dist.ProcessGroup):
+    """A process group of this rank and others, with one communicator, and when lazy one more for each pair."""
+
+    def __init__(self, simulation: Simulation, rank: int, members: list[int], *, number: int) -> None:
+        super().__init__(rank, len(members))
+        self._simulation, self._members, self._tag = simulation, members, number * TAGS_A_GROUP
+        self._whole = Communicator(simulation, members, tag=self._tag)
+        self._pairs: dict[int, Communicator] = {}
+
+    def getBackendName(self) -> str:  # noqa: N802  torch's name
+        """As torch asks for it."""
+        return BACKEND
+
+    def alltoall_base(
+        self,
+        target: torch.Tensor,
+        source: torch.Tensor,
+        target_lengths: list[int],
+        source_lengths: list[int],
+        _: object = None,
+    ) -> SimulatedWork:
+        """Runs of rows of everybody to everybody."""
+        for tensor, lengths in ((target, target_lengths), (source, source_lengths)):
+            if sum(lengths) != tensor.shape[0] or len(lengths) != len(self._members):
+                raise NcclRuleError(f"all_to_all of {tensor.shape[0]} rows in runs of {lengths}; they do not add up")
+        work = SimulatedWork(self._simulation, "all_to_all", [source], [target])
+        row_bytes = [data.numel() // max(1, tensor.shape[0]) for tensor, data in (*work.sources, *work.targets)]
+        outgoing = work.sources[0][1].split([rows * row_bytes[0] for rows in source_lengths])
+        incoming = work.targets[0][1].split([rows * row_bytes[1] for rows in target_lengths])
+        return self._everybody(work, outgoing, incoming, source.dtype)
+
+    def all_gather_single(self, target: torch.Tensor, source: torch.Tensor, _: object = None) -> SimulatedWork:
+        """Everybody's tensor to everybody."""
+        if target.numel() != source.numel() * len(self._members):
+            raise NcclRuleError(f"all_gather of {source.numel()} elements each into {target.numel()}")
+        work = SimulatedWork(self._simulation, "all_gather", [source], [target])
+        outgoing = [work.sources[0][1]] * len(self._members)
+        return self._everybody(work, outgoing, work.targets[0][1].chunk(len(self._members)), source.dtype)
+
+    _allgather_base = all_gather_single  # its name before torch 2.13
+
+    def send(self, tensors: list[torch.Tensor], peer: int, _: int = 0) -> SimulatedWork:
+        """One tensor to one rank of the group."""
+        work = SimulatedWork(self._simulation, "isend", tensors, [])
+        return self._alone(work, Message(peer, True, work.sources[0][1], tensors[0].dtype))
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, _: int = 0) -> SimulatedWork:
+        """One tensor from one rank of the group."""
+        work = SimulatedWork(self._simulation, "irecv", [], tensors)
+        return self._alone(work, Message(peer, False, work.targets[0][1], tensors[0].dtype))
+
+    def batch(self, operations: Sequence[dist.P2POp]) -> SimulatedWork:
+        """Sends and receives as one operation, as between ncclGroupStart and ncclGroupEnd."""
+        sends = [operation for operation in operations if operation.op is dist.isend]
+        receives = [operation for operation in operations if operation.op is not dist.isend]
+        tensors = [[operation.tensor for operation in run] for run in (sends, receives)]
+        work = SimulatedWork(self._simulation, "batch", *tensors)
+        messages = [
+            Message(operation.group_peer, outgoing, data, operation.tensor.dtype)
+            for outgoing, run, held in ((True, sends, work.sources), (False, receives, work.targets))
+            for operation, (_, data) in zip(run, held, strict=True)
+        ]
+        self._make(self._whole, sorted({message.peer for message in messages}), pair=-1)
+        return self._whole.issue(work, messages, everybody=False)
+
+    def _everybody(
+        self, work: SimulatedWork, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], dtype: torch.dtype
+    ) -> SimulatedWork:
+        others = [peer for peer in range(len(self._members)) if peer != self.rank()]
+        self._make(self._whole, others, pair=-1)
+        incoming[self.rank()].copy_(outgoing[self.rank()])
+        messages = [Message(peer, True, outgoing[peer], dtype) for peer in others]
+        messages += [Message(peer, False, incoming[peer], dtype) for peer in others]
+        return self._whole.issue(work, messages, everybody=True)
+
+    def _alone(self, work: SimulatedWork, message: Message) -> SimulatedWork:
+        communicator = self._whole
+        if self._simulation.settings.lazy:
+            if message.peer not in self._pairs:
+                self._pairs[message.peer] = Communicator(self._simulation, self._members, tag=self._tag + 2)
+            communicator = self._pairs[message.peer]
+        self._make(communicator, [message.peer], pair=message.peer)
+        return communicator.issue(work, [message], everybody=False)
+
+    def _make(self, communicator: Communicator, peers: Sequence[int], *, pair: int) -> None:
+        """A lazy group's communicator is made by the first operation on it, by all of its ranks together."""
+        if self._simulation.settings.lazy and (self._tag, pair) not in self._simulation.joined:
+            self._simulation.joined.add((self._tag, pair))
+            communicator.join(peers)
+
+
+def join_world() -> Simulation:
+    """Put a world with NCCL's rules in the place of the gloo world that this rank has joined."""
+    rank, size, store = dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    patience = timedelta(days=1)
+    wire = ProcessGroupGloo(dist.PrefixStore("wire", store), rank, size, patience)
+    simulation = Simulation(wire, dist.PrefixStore("simulation", store), rank)
+    dist.Backend.register_backend(BACKEND, simulation.new_group, devices=["cpu", "cuda"])
+    dist.init_process_group(
+        BACKEND, store=dist.PrefixStore("world", store), rank=rank, world_size=size, timeout=patience
+    )
+    # torch batches for groups of its own kind alone.
+    dist.batch_isend_irecv = dist.distributed_c10d.batch_isend_irecv = _batch
+    return simulation
+
+
+def _batch(operations: Sequence[dist.P2POp]) -> list[SimulatedWork]:
+    group = operations[0].group or dist.group.WORLD
+    if not isinstance(group, SimulatedGroup):
+        raise NcclRuleError(f"a batch on {group}, which is no simulated group")
+    return [group.batch(operations)]
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's bytes, (n,)."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _header(kind: str, messages: Sequence[Message]) -> torch.Tensor:
+    """What a rank says to one peer of an operation, before its bytes: its kind, bytes and messages each way, dtypes."""
+    said = [KINDS.index(kind)]
+    for outgoing in (True, False):
+        run = [message for message in messages if message.outgoing is outgoing]
+        dtypes = sum(DTYPES.index(message.dtype) * 100**place for place, message in enumerate(run[:4]))
+        said += [sum(message.data.numel() for message in run), len(run), dtypes]
+    return torch.tensor(said)
+
+
+def _refuse_others(ours: list[int], theirs: list[int], text: str) -> None:
+    """Raise `NcclRuleError` when a peer's header is not the other end of ours."""
+    if theirs == [ours[0], *ours[4:], *ours[1:4]]:
+        return
+    if theirs[0] != ours[0]:
+        raise NcclRuleError(f"{text} is at {KINDS[theirs[0]]} instead; ranks must agree on the order of operations")
+    told = [f"{run[0]} bytes in {run[1]} messages of dtypes {run[2]}" for run in (theirs[1:4], ours[4:])]
+    back = [f"{run[0]} bytes in {run[1]} messages of dtypes {run[2]}" for run in (theirs[4:], ours[1:4])]
+    raise NcclRuleError(f"{text} sends {told[0]}, expected {told[1]}; it expects {back[0]}, is sent {back[1]}")

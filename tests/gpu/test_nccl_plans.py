@@ -1,0 +1,56 @@
+"""Plans on ranks whose process group keeps NCCL's rules: nothing waits for ever, and the values are one process's."""
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu.cases import RUNS, Case, error_of, pairs
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.pool.pool import Pool
+
+# fp32 sums in another order, four calls of the model after one another
+TOLERANCE = 1e-5
+CHOICES = {
+    "plan": (
+        *("ulysses=2", "ulysses=3", "ring=2", "ring=3", "ring=4", "ulysses=2,ring=2"),
+        *("cfg=2", "cfg=3", "cfg=2,ulysses=2", "cfg=2,ring=2", "data=2", "data=2,cfg=2", "data=2,ring=2"),
+        *("pipefusion=2", "pipefusion=2,patches=5", "pipefusion=3", "pipefusion=3,patches=7", "pipefusion=4"),
+        *("pipefusion=2,ulysses=2", "pipefusion=2,ring=2,patches=3", "pipefusion=2,cfg=2", "data=2,pipefusion=2"),
+    ),
+    "weights": ("replicated", "sharded", "offloaded"),
+    "in_workers": (True, False),
+    "run": tuple(RUNS),
+    "gathers": (False, True),
+    "lazy": (False, True),
+    "launches_wait": (False, True),
+}
+RULES = ("lazy", "launches_wait")
+
+
+def nccl_pool(ranks: int, engine: str = "NcclEngine") -> Pool:
+    """CPU ranks that exchange by NCCL's rules."""
+    folder = str(Path(__file__).parent)
+    return Pool(
+        parse_devices(f"cpu:{ranks}").devices, threads_per_rank=1, engine=f"nccl_engine:{engine}", python_path=(folder,)
+    )
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[Pool]:
+    """One set of workers for every plan of up to four ranks."""
+    with nccl_pool(4) as pool:
+        yield pool
+
+
+def _name(row: dict[str, object]) -> str:
+    return " ".join(str(value if isinstance(value, str) else f"{name}={value:d}") for name, value in row.items())
+
+
+@pytest.mark.parametrize("row", pairs(CHOICES), ids=_name)
+def test_a_plan_neither_hangs_nor_differs(four_ranks: Pool, deep: ModelSpec, row: dict) -> None:
+    case = Case(**{name: value for name, value in row.items() if name not in RULES})
+    rules = {name: row[name] for name in RULES} | {"seed": zlib.crc32(_name(row).encode())}
+    assert error_of(four_ranks, deep, case, {"nccl": rules}) <= TOLERANCE

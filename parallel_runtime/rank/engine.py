@@ -21,11 +21,13 @@ from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, Op, TensorSpec
 from .compiled import CompiledFlux, Graphs, Watch
 from .forward import Forward
+from .host_copies import HostCopies
 from .host_memory import give_back_heap
 from .latent import LatentRows, Share, call_tensors
 from .loading import LoadedModel, open_model
 from .measure import free_bytes, measure
 from .mesh import Groups, Mesh
+from .pacing import Pace
 from .pipeline import PipelinedCalls
 from .pipelined_step import HeldKeys, PipelinedStep
 from .repeated import RepeatedInputs, RequestInputs
@@ -173,7 +175,8 @@ class Engine:
         model = self.models[body["model"]]
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
         sent = self.repeated.of_request(tensors, body["repeated"])
-        forward = self._forward(model, mesh, sent, body=body, progress=progress, beat=beat)
+        pace = Pace(self.device, beat)
+        forward = self._forward(model, mesh, sent, body=body, progress=progress, beat=pace.block_queued)
         lanes = [[Piece(*piece) for piece in lane] for lane in body["lanes"]]
         pieces = lanes[mesh.lane]
         passes = max(len(lanes[lane]) for lane in mesh.replica_lanes)
@@ -195,6 +198,7 @@ class Engine:
             run()
         else:
             report["trace_bytes"] = self._traced(run, room)
+        pace.drain()
         # Also where nobody times regions, and where a rank writes no result and so has waited for nothing yet: the
         # request ends with the last rank's answer, so to wait for the device delays nobody.
         forward.timer.mark()
@@ -227,13 +231,19 @@ class Engine:
             return {"member": False, "memory": self._memory()}
         model = self.models[body["model"]]
         sent = self.repeated.of_request({}, {})
-        forward = self._forward(model, mesh, sent, body=body, progress=progress, beat=beat)
+        pace, copies = Pace(self.device, beat), HostCopies(self.device)
+
+        def block_queued() -> None:
+            pace.block_queued()
+            copies.collect()
+
+        forward = self._forward(model, mesh, sent, body=body, progress=progress, beat=block_queued)
         shares = [Share(**lane | {"conds": tuple(lane["conds"])}) for lane in body["lanes"]]
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
         program, share = Program.from_dict(body["program"]), shares[mesh.lane]
         passes = max(len(shares[lane].conds) for lane in mesh.replica_lanes)
-        calls = _calls(forward, program, share, tensors, body=body, mesh=mesh, gate=gate, passes=passes)
-        loop = ResidentLoop(program, calls, forward.timer)
+        calls = _calls(forward, program, share, tensors, body=body, mesh=mesh, gate=gate, copies=copies, passes=passes)
+        loop = ResidentLoop(program, calls, forward.timer, pace=pace, copies=copies)
         released = 0
 
         def release() -> None:
@@ -307,6 +317,7 @@ def _calls(
     body: Mapping,
     mesh: Mesh,
     gate: Gate,
+    copies: HostCopies,
     passes: int,
 ) -> WholeCalls | PipelinedCalls:
     """The calls of a run as this rank makes them: whole, or as a stage of a pipeline."""
@@ -319,6 +330,7 @@ def _calls(
             tensors,
             mesh=mesh,
             gate=gate,
+            copies=copies,
             options=options,
             cfg=cfg,
             passes_a_chunk=passes,
@@ -326,7 +338,7 @@ def _calls(
             timeline=body["timeline"],
         )
     shard = forward.shard(call_tensors(tensors, 0))
-    rows = LatentRows(program, share, tensors, shard, timer=forward.timer, cfg=cfg, cfg_axis=mesh["cfg"])
+    rows = LatentRows(program, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh["cfg"])
     return WholeCalls(
         forward,
         program,

@@ -16,6 +16,7 @@ from ..program import NUM_SIDES, PREVIEW_SLOTS, Program, Trajectory
 from ..strategies.collectives import Axis
 from ..strategies.shard import SequenceShard
 from ..timing import RegionTimer
+from .host_copies import HostCopies
 
 INPAINT = ("mask", "noise", "latent")
 
@@ -44,18 +45,22 @@ class LatentRows:
         shard: SequenceShard,
         *,
         timer: RegionTimer,
+        copies: HostCopies,
         cfg: float,
         cfg_axis: Axis,
     ) -> None:
+        self._copies = copies
         self._program, self._share, self._tensors, self._shard = program, share, tensors, shard
         self._timer, self._cfg, self._cfg_axis = timer, cfg, cfg_axis
         self._trajectory = Trajectory(program)
         self._inpaint: dict[str, torch.Tensor] = {}
         self._preview_of = {end: f"preview.{step % PREVIEW_SLOTS}" for step, end in enumerate(program.step_ends)}
-        self._x = torch.empty(0)
+        self._x = self._denoised = torch.empty(0)
 
     def take_in(self) -> None:
-        """Have on the device what every call needs of the request; before the first."""
+        """Have on the device what every call needs of the request, and memory for previews; before the first."""
+        if self._writes:
+            self._copies.reserve(self._mine(self._tensors["out"]).shape)
         for name in INPAINT:
             if f"inpaint.{name}" in self._tensors:
                 with self._timer.region("hand_over"):
@@ -71,7 +76,7 @@ class LatentRows:
         return x
 
     def leave(self, call: int, velocities: Sequence[torch.Tensor]) -> None:
-        """Take the velocities (B, S, C) of this lane's conditionings, in fp32. Writes the preview of a step that ends.
+        """Take the velocities (B, S, C) of this lane's conditionings, in fp32.
 
         Collective over the cfg axis where its lanes share the sides.
         """
@@ -84,19 +89,26 @@ class LatentRows:
             if self._inpaint:
                 out = out * self._inpaint["mask"] + self._inpaint["latent"] * (1.0 - self._inpaint["mask"])
         self._trajectory.leave(call, out)
-        if call in self._preview_of:
-            self._write(self._preview_of[call], out)
+        self._denoised = out
+
+    def preview(self, call: int) -> None:
+        """Begin to write the preview of a step that ends with `call`, which was left; waits for nothing."""
+        if self._writes and call in self._preview_of:
+            with self._timer.region("gather"):
+                self._copies.start(self._mine(self._tensors[self._preview_of[call]]), self._denoised)
 
     def finish(self) -> None:
         """Write the result. Waits for the device."""
         last = self._program.num_calls
-        self._write("out", self._trajectory.enter(last, self._given(last)))
-
-    def _write(self, name: str, rows: torch.Tensor) -> None:
-        """These rows of a result; of lanes that have the same ones, the first writes. Waits for the device."""
-        if self._share.conds and not (self._share.exchange and self._cfg_axis.index):
+        rows = self._trajectory.enter(last, self._given(last))
+        if self._writes:
             with self._timer.region("gather"):
-                self._mine(self._tensors[name]).copy_(rows)
+                self._mine(self._tensors["out"]).copy_(rows)
+
+    @property
+    def _writes(self) -> bool:
+        """Whether these rows of results are written here: of lanes that have the same ones, the first does."""
+        return bool(self._share.conds) and not (self._share.exchange and self._cfg_axis.index)
 
     def _mine(self, tensor: torch.Tensor) -> torch.Tensor:
         """The view of a whole tensor (images, latent rows, C): this lane's images, these rows."""

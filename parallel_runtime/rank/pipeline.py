@@ -26,6 +26,7 @@ from ..adapters.flux import Tokens
 from ..program import Program
 from ..strategies.links import Expected, Inbox, Outbox
 from .forward import Forward
+from .host_copies import HostCopies
 from .latent import LatentRows, Share, call_tensors
 from .mesh import Mesh
 from .prepared import Prepared, prepare
@@ -46,6 +47,7 @@ class PipelinedCalls:
         *,
         mesh: Mesh,
         gate: Gate,
+        copies: HostCopies,
         options: Sequence[Mapping],
         cfg: float,
         passes_a_chunk: int,
@@ -72,7 +74,9 @@ class PipelinedCalls:
         self._outbox = Outbox(mesh.next_stage, depth=self._image.num_patches * max(1, len(share.conds)))
         self._inbox = Inbox(mesh.previous_stage, expected=self._messages(), may_post=self._sure, device=forward.device)
         self._rows = [
-            LatentRows(program, share, tensors, shard, timer=forward.timer, cfg=cfg, cfg_axis=mesh["cfg"])
+            LatentRows(
+                program, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh["cfg"]
+            )
             for shard in (patches if stage.last else ())
         ]
         self._timeline = Timeline(forward.device, on=timeline)
@@ -173,6 +177,8 @@ class PipelinedCalls:
         if call + 1 < self._program.num_calls:
             self._enter(call + 1, chunk)
         self._send_back()
+        for patch in chunk:  # last: other ranks wait for what is sent
+            self._rows[patch].preview(call)
 
     def _enter(self, call: int, done: range) -> None:
         """X of a call, for those of its chunks whose patches are all done with the call before."""

@@ -10,6 +10,7 @@ here for a rank that runs all blocks, pipeline.py for a stage.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,9 @@ from ..program import Program
 from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
 from .forward import Forward
+from .host_copies import HostCopies
 from .latent import LatentRows, Share, call_tensors
+from .pacing import Pace
 from .prepared import Prepared, prepare
 
 CREDIT_WAIT_S = 0.0001
@@ -49,8 +52,11 @@ class Gate:
         """Whether `step` may start. Once it may, every rank will start it."""
         return self._segments.credit > step
 
-    def wait(self, step: int) -> float:
-        """Return, with the seconds waited, when `step` may start. Raises `RequestCancelledError`."""
+    def wait(self, step: int, *, meanwhile: Callable[[], None]) -> float:
+        """Return, with the seconds waited, when `step` may start. Raises `RequestCancelledError`.
+
+        `meanwhile` is called again and again: the parent may wait for a preview of ours before it gives leave.
+        """
         began = time.perf_counter()
         self._show_waiting(True)  # for the ranks behind; their hearts beat
         try:
@@ -58,6 +64,7 @@ class Gate:
                 # Looked at again: leave may have come after the first look, and then other ranks go on.
                 if self._cancelled() and not self.open(step):
                     raise RequestCancelledError(f"sampling was cancelled before step {step}")
+                meanwhile()
                 time.sleep(CREDIT_WAIT_S)
         finally:
             self._show_waiting(False)
@@ -72,7 +79,7 @@ class Calls(Protocol):
         ...
 
     def run(self, call: int) -> None:
-        """Make a call, its step having leave to start; writes the preview of a step that it ends."""
+        """Make a call, its step having leave to start; begins to write the preview of a step that it ends."""
         ...
 
     def finish(self) -> None:
@@ -89,10 +96,10 @@ class Calls(Protocol):
 
 
 class ResidentLoop:
-    """One run of `program`, call by call."""
+    """One run of `program`, call by call. The calls' blocks go by `pace`, their previews through `copies`."""
 
-    def __init__(self, program: Program, calls: Calls, timer: RegionTimer) -> None:
-        self._program, self._calls, self._timer = program, calls, timer
+    def __init__(self, program: Program, calls: Calls, timer: RegionTimer, *, pace: Pace, copies: HostCopies) -> None:
+        self._program, self._calls, self._timer, self._pace, self._copies = program, calls, timer, pace, copies
         self._leaves: list[Leave] = []  # of each step, and of calls after the last one
 
     def run(self, gate: Gate, *, step_done: Callable[[int], None], prepared: Callable[[], None]) -> None:
@@ -109,24 +116,33 @@ class ResidentLoop:
         try:
             self._run_calls(gate, step_done)
         except RequestCancelledError:
-            self._calls.close()
+            self._close()
             raise
-        self._calls.close()
+        self._close()
         self._calls.finish()
         self._timer.mark()
+
+    def _close(self) -> None:
+        self._calls.close()
+        self._pace.drain()
+        self._copies.drain()
+
+    def _while_waiting(self) -> None:
+        self._pace.collect()
+        self._copies.collect()
 
     def _run_calls(self, gate: Gate, step_done: Callable[[int], None]) -> None:
         starts, ends = step_starts(self._program), {end: step for step, end in enumerate(self._program.step_ends)}
         for call in range(self._program.num_calls):
             if call in starts:
-                waited_s = gate.wait(starts[call])
+                waited_s = gate.wait(starts[call], meanwhile=self._while_waiting)
                 self._leaves.append(Leave(at_s=time.perf_counter(), waited_s=waited_s))
             self._calls.run(call)
             if call in ends:
                 # Not waited for: a stage of a pipeline is asked for its next step while the device is at this one.
                 self._timer.mark()
                 self._timer.lap()
-                step_done(ends[call])
+                self._copies.then(partial(step_done, ends[call]))
 
     def report(self) -> dict[str, Any]:
         """Seconds of each step, of what came before the first and after the last, and of waiting for leave to go on.
@@ -203,6 +219,7 @@ class WholeCalls:
         for _ in range(self._passes_a_call - len(found)):
             self._forward.weights.idle_pass(self._forward.beat)
         self._rows.leave(call, found)
+        self._rows.preview(call)
 
     def finish(self) -> None:
         """As `Calls.finish`."""

@@ -65,7 +65,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, mask: torch.
         return q
     kernel = _kernel_for(q, mask, with_lse=False)
     if kernel is not Kernel.DISPATCHED:
-        return _WITH_LSE[kernel](*(tensor.transpose(1, 2) for tensor in (q, k, v)), mask)[0].transpose(1, 2)
+        return _WITH_LSE[kernel](q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)[0].transpose(1, 2)
     bias = None if mask is None else mask[:, None]
     out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias)
     return out.transpose(1, 2)
@@ -78,8 +78,8 @@ def attention_with_lse(
 
     Returns out (B, S, H, D) and the log-sum-exp of the scores (B, S, H, 1) in fp32, with which parts are merged.
     """
-    run = _WITH_LSE[_kernel_for(q, mask, with_lse=True)]
-    out, lse = run(*(tensor.transpose(1, 2) for tensor in (q, k, v)), mask)
+    kernel = _WITH_LSE[_kernel_for(q, mask, with_lse=True)]
+    out, lse = kernel(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
     return out.transpose(1, 2), lse.to(torch.float32).transpose(1, 2).unsqueeze(-1)
 
 

@@ -6,6 +6,7 @@ A rank finds this module through `python_path`.
 import torch.distributed as dist
 
 from parallel_runtime.rank.engine import Engine
+from parallel_runtime.rank.host_copies import HostCopies
 from parallel_runtime.rank.stage import Stage
 
 
@@ -13,7 +14,7 @@ class NotingEngine(Engine):
     """The engine, whose report of a run has `issued`: [what, peer, ranks of its group, its group], in order."""
 
     def handle(self, message, **told):
-        issued, real = [], (dist.isend, dist.irecv, Stage.through)
+        issued, real = [], (dist.isend, dist.irecv, Stage.through, HostCopies.start)
 
         def noting(what, run):
             def noted(tensor, peer, group):
@@ -27,8 +28,13 @@ class NotingEngine(Engine):
             issued.append(["chunk"])
             return real[2](stage, *arguments, **options)
 
-        dist.isend, dist.irecv, Stage.through = noting("send", dist.isend), noting("receive", dist.irecv), through
+        def start(copies, *arguments):
+            issued.append(["preview"])
+            return real[3](copies, *arguments)
+
+        dist.isend, dist.irecv = noting("send", dist.isend), noting("receive", dist.irecv)
+        Stage.through, HostCopies.start = through, start
         try:
             return super().handle(message, **told) | {"issued": issued}
         finally:
-            dist.isend, dist.irecv, Stage.through = real
+            dist.isend, dist.irecv, Stage.through, HostCopies.start = real

@@ -110,6 +110,6 @@ def test_a_rank_that_was_slow_to_look_goes_on_with_the_others() -> None:
         return True
 
     gate = Gate(table, cancelled=cancelled, show_waiting=lambda _: None)
-    gate.wait(3)  # a rank that looked a moment later has seen the credit, and is in step 3
+    gate.wait(3, meanwhile=lambda: None)  # a rank that looked a moment later has seen the credit, and is in step 3
     with pytest.raises(RequestCancelledError, match="before step 4"):
-        gate.wait(4)
+        gate.wait(4, meanwhile=lambda: None)

@@ -32,7 +32,7 @@ from .sample_model import sample_config, write_sample
 from .verify import FP32_TOLERANCE, PlanRunner
 from .workload import Workload, relative_error
 
-PACKAGES = ("torch", "yunchang", "safetensors", "psutil")
+PACKAGES = ("torch", "safetensors", "psutil")
 REPORTED = (*PACKAGES, "diffusers")  # the judge of parity; nothing else needs it
 OLDEST_TORCH = (2, 6)
 DESCRIPTORS = 256

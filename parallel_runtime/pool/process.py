@@ -34,9 +34,24 @@ PASSED_ON = (
     *("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "NVIDIA_VISIBLE_DEVICES"),
     *("NVIDIA_DRIVER_CAPABILITIES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION"),
-    *("NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_CUMEM_ENABLE"),
+    *("CUDA_MODULE_LOADING", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_CACHE_PATH"),
+    *("CUDA_DISABLE_PERF_BOOST", "NVIDIA_TF32_OVERRIDE", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG"),
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CC", "CXX"),
 )
+# And all that begins so: the known ways around trouble with a board or a driver are set there. torch's variables had
+# names without TORCH_ before, which it still reads; some NCCL_ ones are among them.
+PASSED_ON_FAMILIES = ("NCCL_", "TORCH_NCCL_", "CUDA_MPS_")
+# Of those, what makes NCCL listen, or meet others, where somebody else says.
+NEVER_PASSED_ON = ("NCCL_COMM_ID", "NCCL_SOCKET_IFNAME")
+# What a rank has unless the caller says otherwise.
+DEFAULTS = {
+    # Exchanges go ahead of matrix products that would fill the device; of all groups, those of new_group included.
+    "TORCH_NCCL_HIGH_PRIORITY": "1",
+    # The parent watches: NCCL's own monitor ends a rank whose machine was frozen for eight minutes, and
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # its watchdog, seeing a CUDA error first, aborts the process before Python has said which.
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,9 +220,11 @@ def spawn(rank: int, settings: RankSettings, *, generation: int, store_fd: int) 
 
 def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[str, str]:
     """A rank's whole environment, from the caller's."""
-    taken_over = {name: ours[name] for name in PASSED_ON if name in ours}
+    families = {name for name in ours if name.startswith(PASSED_ON_FAMILIES)}.difference(NEVER_PASSED_ON)
+    taken_over = {name: ours[name] for name in (*PASSED_ON, *sorted(families)) if name in ours}
     return (
-        taken_over
+        (DEFAULTS if settings.backend == "nccl" else {})
+        | taken_over
         | compile_environment(taken_over)
         | ({} if settings.peer_access else {"NCCL_P2P_DISABLE": "1"})
         | {

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from yunchang.ring.utils import RingComm
 
 from ..timing import RegionTimer
 
@@ -84,6 +83,11 @@ class Axis:
     # gloo has no all-to-all for device memory; two ranks on one device talk through it, so their tensors are staged.
     staged: bool = False
 
+    def rank_at(self, index: int) -> int:
+        """The global rank of a place on the axis, counted around it."""
+        index %= self.size
+        return index if self.group is None else dist.get_global_rank(self.group, index)
+
     def all_to_all(
         self, send: torch.Tensor, *, send_lengths: tuple[int, ...], receive_lengths: tuple[int, ...]
     ) -> torch.Tensor:
@@ -139,22 +143,30 @@ class AllToAll:
 
 
 class Shift:
-    """One hop around the ring, in flight. Receive buffers are explicit: neighbours' lengths may differ."""
+    """One hop around the ring, in flight. Receive buffers are explicit: neighbours' lengths may differ.
+
+    What is empty is neither sent nor received, which both ranks know alike: not every backend takes such a message.
+    """
 
     def __init__(self, axis: Axis, send: torch.Tensor, receive: torch.Tensor) -> None:
         self.axis, self.receive = axis, receive
         with axis.traffic.waiting():
             self.source = send.cpu() if axis.staged else send
             self.target = torch.empty_like(receive, device="cpu") if axis.staged else receive
-            self.ring = RingComm(axis.group)
-            self.ring.send_recv(self.source, self.target)
-            self.ring.commit()
+            messages = []
+            if self.source.numel():
+                messages.append(dist.P2POp(dist.isend, self.source, axis.rank_at(axis.index + 1), axis.group))
+            if self.target.numel():
+                messages.append(dist.P2POp(dist.irecv, self.target, axis.rank_at(axis.index - 1), axis.group))
+            # Both at once: on NCCL, which runs one operation of a group after another, they wait for each other's peer.
+            self.works = dist.batch_isend_irecv(messages) if messages else []
         axis.traffic.add(send.numel() * send.element_size())
 
     def wait(self) -> None:
         """Return when the received rows are in place."""
         with self.axis.traffic.waiting():
-            self.ring.wait()
+            for work in self.works:
+                work.wait()
             if self.axis.staged:
                 self.receive.copy_(self.target)
 
@@ -195,12 +207,8 @@ class AllGather:
         messages = []
         for distance in range(1, size):
             to, source = (index + distance) % size, (index - distance) % size
-            messages.append(dist.P2POp(dist.isend, self.source, self._rank(to), group))
-            messages.append(dist.P2POp(dist.irecv, parts[source], self._rank(source), group))
+            messages.append(dist.P2POp(dist.isend, self.source, self.axis.rank_at(to), group))
+            messages.append(dist.P2POp(dist.irecv, parts[source], self.axis.rank_at(source), group))
         works = dist.batch_isend_irecv(messages)
         parts[index].copy_(self.source)
         return works
-
-    def _rank(self, index: int) -> int:
-        """The world's number of a rank of the axis."""
-        return index if self.axis.group is None else dist.get_global_rank(self.axis.group, index)

@@ -1,9 +1,12 @@
 """What ranks take from their surroundings: modules, threads, an environment that is written out; a backend."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from parallel_runtime.devices import Device
 from parallel_runtime.pool.process import RankSettings, rank_environment
@@ -48,6 +51,49 @@ def test_a_ranks_environment_is_written_out_not_inherited():
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
     }
+
+
+def test_what_a_user_sets_for_nccl_reaches_the_ranks_but_for_where_they_listen():
+    theirs = {
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_CUMEM_HOST_ENABLE": "0",
+        "NCCL_ALGO": "Ring",
+        "NCCL_PROTO": "Simple",
+        "TORCH_NCCL_HIGH_PRIORITY": "0",
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/mps",
+        "CUDA_MODULE_LOADING": "EAGER",
+    }
+    ours = theirs | {"NCCL_COMM_ID": "10.0.0.1:1", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_P2P_DISABLE": "0", "LESS": "-R"}
+    settings = RankSettings(devices=(Device("cuda", 0), Device("cuda", 1)), threads=1, engine="a:B", peer_access=False)
+    found = rank_environment(ours, settings)
+    assert {name: found.get(name) for name in theirs} == theirs
+    assert (found["NCCL_SOCKET_IFNAME"], found["NCCL_P2P_DISABLE"]) == ("=lo", "1"), "what we set is ours"
+    assert not {"NCCL_COMM_ID", "LESS"} & found.keys()
+
+
+def test_ranks_on_nccl_exchange_at_high_priority_and_are_watched_by_their_parent_alone():
+    on_gpus = RankSettings(devices=(Device("cuda", 0), Device("cuda", 1)), threads=1, engine="a:B")
+    found = rank_environment({}, on_gpus)
+    assert found["TORCH_NCCL_HIGH_PRIORITY"] == "1"
+    assert (found["TORCH_NCCL_ENABLE_MONITORING"], found["TORCH_NCCL_RETHROW_CUDA_ERRORS"]) == ("0", "0")
+    read_by_torch = torch_header("ProcessGroupNCCL.hpp")
+    assert all(f'"{name}"' in read_by_torch for name in found if name.startswith("TORCH_NCCL_")), "torch reads no such"
+
+
+def torch_header(name):
+    """Of c10d, as the installed torch has it."""
+    return (Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d" / name).read_text(encoding="utf-8")
+
+
+def test_a_rank_imports_no_attention_package_and_changes_no_environment():
+    """Some ask the device, set variables of compilers, or fail in other ways than an ImportError when imported."""
+    code = (
+        "import os, sys; before = dict(os.environ); import parallel_runtime.rank.engine\n"
+        "known = ['yunchang', 'flash_attn', 'flash_attn_interface', 'flashinfer', 'aiter', 'sageattention', 'xfuser']\n"
+        "print([name for name in known if name in sys.modules], dict(os.environ) == before)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert ran.stdout.split("\n")[-2] == "[] True"
 
 
 @pytest.mark.parametrize(

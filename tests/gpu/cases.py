@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
+from runtime.resident_runs import host_loop, make_run
+from runtime.stale_model import StaleModel
 
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
@@ -18,12 +20,10 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.resident import ResidentRun
-from runtime.resident_runs import host_loop, make_run
-from runtime.stale_model import StaleModel
 
 RUNS = {
     "one side": {},
-    "two sides of unequal texts, three images": {"batch": 3, "sides": (7, 12)},
+    "two sides of unequal texts, two images": {"batch": 2, "sides": (7, 12)},
     "a mask, references, an odd length": {"mask": True, "references": 31, "sides": (5, 6)},
 }
 
@@ -44,29 +44,46 @@ class Case:
         return ParallelPlan.parse(f"{self.plan},weights={self.weights}")
 
 
-def pairs(choices: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
-    """Few combinations in which any two choices of different kinds meet; each is the one that brings the most pairs."""
+def is_plan(row: Mapping[str, object]) -> bool:
+    """Whether a plan can have such weights: those of one rank cannot be sharded."""
+    try:
+        ParallelPlan.parse(f"{row['plan']},weights={row['weights']}")
+    except ValueError:
+        return False
+    return True
+
+
+def pairs(
+    choices: Mapping[str, Sequence[object]], *, allowed: Callable[[Mapping[str, object]], bool]
+) -> list[dict[str, object]]:
+    """Few combinations in which any two choices of different kinds meet; each is the one that brings the most pairs.
+
+    `allowed` judges combinations of the first two kinds.
+    """
     names = list(choices)
-    left = {
+    left = dict.fromkeys(
         ((one, a), (other, b))
         for one, other in itertools.combinations(names, 2)
         for a in choices[one]
         for b in choices[other]
-    }
+        if (one, other) != tuple(names[:2]) or allowed({one: a, other: b})
+    )
     found = []
     while left:
-        (one, a), (other, b) = min(left, key=lambda pair: [names.index(kind) * 100 for kind, _ in pair])
-        row = {one: a, other: b}
+        row = dict(next(iter(left)))
         for name in names:
             if name not in row:
-                row[name] = max(choices[name], key=lambda value, name=name: len(_met({**row, name: value}, left)))
-        left -= _met(row, left)
+                fit = [{**row, name: value} for value in choices[name]]
+                fit = [each for each in fit if not set(names[:2]) <= set(each) or allowed(each)]
+                row = max(fit, key=lambda each: len(_met(each, left)))
+        for pair in _met(row, left):
+            del left[pair]
         found.append({name: row[name] for name in names})
     return found
 
 
-def _met(row: Mapping[str, object], left: set) -> set:
-    return left & set(itertools.permutations(row.items(), 2))
+def _met(row: Mapping[str, object], left: Mapping) -> list:
+    return [pair for pair in itertools.permutations(row.items(), 2) if pair in left]
 
 
 def error_of(pool: Pool, spec: ModelSpec, case: Case, options: Mapping[str, object]) -> float:

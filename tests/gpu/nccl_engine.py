@@ -24,6 +24,10 @@ class LaunchesWait(TorchDispatchMode):
         super().__init__()
         self._simulation = simulation
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # or torch imports its compiler, 2 s a rank
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if launches(func):
             self._simulation.idle()

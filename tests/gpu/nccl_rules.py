@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -38,6 +39,7 @@ DTYPES = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8, torch.int8, torch.int32, torch.int64),
     *(torch.bool, torch.float8_e4m3fn, torch.float8_e5m2),
 )
+LOOK_S = 0.05  # how often a host that waits looks whether anything can still move
 OTHERS_NOTICE_S = 0.3
 TAGS_A_GROUP = 4  # of the wire: the group's communicator, its pairs', and the making of either
 
@@ -108,7 +110,9 @@ class SimulatedWork(dist.Work):
         self, simulation: Simulation, kind: str, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> None:
         super().__init__()
-        self.kind, self.text, self.error = kind, kind, None
+        self.kind, self.text = kind, kind
+        self.error: BaseException | None = None
+        self.communicator: Communicator | None = None  # once it is issued
         self._simulation, self._done, self._waited = simulation, threading.Event(), False
         for tensor in (*sources, *targets):
             self._check(tensor)
@@ -137,7 +141,9 @@ class SimulatedWork(dist.Work):
 
     def finish(self) -> None:
         """Return when it has moved. Raises what went wrong with it."""
-        self._done.wait()
+        while not self._done.wait(LOOK_S):
+            if self.communicator is not None:
+                self.communicator.refuse_standstill()
         if self.error is not None:
             raise self.error
 
@@ -164,6 +170,7 @@ class Communicator:
     def __init__(self, simulation: Simulation, members: Sequence[int], *, tag: int) -> None:
         self._simulation, self.members, self._tag = simulation, members, tag
         self._queue: queue.Queue[tuple[SimulatedWork, bool, list[Message]]] = queue.Queue()
+        self._head: tuple[str, float] | None = None  # what it is at, and since when
         self._random = random.Random(f"{tag} {simulation.rank}")  # noqa: S311  delays, no secrets
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -173,6 +180,7 @@ class Communicator:
         work.text = f"{work.kind} {'' if everybody else towards} among ranks {tuple(self.members)}".replace("  ", " ")
         if not everybody and not all(message.data.numel() for message in messages):
             raise NcclRuleError(f"{work.text}: a message without elements; leave it out on both sides")
+        work.communicator = self
         self._simulation.pending.append(work)
         self._queue.put((work, everybody, messages))
         return work
@@ -181,6 +189,19 @@ class Communicator:
         """Meet `peers`, to make the communicator: the host waits for them."""
         self._meet("join", peers, [], tag=self._tag + 1, text=f"making the communicator of ranks {tuple(self.members)}")
 
+    def refuse_standstill(self) -> None:
+        """Raise `NcclRuleError` when what is at the head of the queue has waited for its peers for too long."""
+        head, deadline_s = self._head, self._simulation.settings.deadline_s
+        if head is None or time.monotonic() - head[1] < deadline_s:
+            return
+        behind = [work.text for work, _, _ in tuple(self._queue.queue)]
+        store, rank = self._simulation.store, self._simulation.rank
+        store.set(f"stuck {rank}", f"rank {rank} waits in {', before '.join((head[0], *behind))}")
+        time.sleep(OTHERS_NOTICE_S)
+        names = [f"stuck {other}" for other in range(self._simulation.wire.size())]
+        said = [store.get(name).decode() for name in names if store.check([name])]
+        raise NcclRuleError(f"deadlock for {deadline_s:g} s: {'; '.join(said)}")
+
     @torch.inference_mode()
     def _run(self) -> None:
         while True:
@@ -188,12 +209,19 @@ class Communicator:
             settings = self._simulation.settings
             self._random.seed(f"{settings.seed} {self._tag} {self._simulation.rank}", version=2)
             time.sleep(self._random.random() * settings.delay_s)
+            self._head = work.text, time.monotonic()
             try:
                 self._move(work, everybody, messages)
-            except (NcclRuleError, RuntimeError) as error:
-                work.end(error)
-                return  # nothing behind it moves
+            except RuntimeError as error:
+                self._fail(work, error)
+            self._head = None
             work.end(None)
+
+    def _fail(self, work: SimulatedWork, error: BaseException) -> NoReturn:
+        """Nothing that is or comes behind what went wrong moves."""
+        while True:
+            work.end(error)
+            work, _, _ = self._queue.get()
 
     def _move(self, work: SimulatedWork, everybody: bool, messages: list[Message]) -> None:
         me = self.members.index(self._simulation.rank)
@@ -216,27 +244,11 @@ class Communicator:
         wire, members = self._simulation.wire, self.members
         sent = [wire.send([header], members[peer], tag) for peer, header in headers.items()]
         came = {peer: wire.recv([theirs[peer]], members[peer], tag) for peer in peers}
-        until = time.monotonic() + self._simulation.settings.deadline_s
         for peer, coming in came.items():
-            try:
-                coming.wait(timedelta(seconds=max(0.001, until - time.monotonic())))
-            except RuntimeError as error:
-                if time.monotonic() < until:
-                    raise  # the peer is gone
-                raise NcclRuleError(self._stuck(text)) from error
+            coming.wait()
             _refuse_others(headers[peer].tolist(), theirs[peer].tolist(), f"{text}: rank {members[peer]}")
         for message in sent:
             message.wait()
-
-    def _stuck(self, text: str) -> str:
-        """What waits on this rank and, as far as they have noticed too, on the others."""
-        behind = [work.text for work, _, _ in tuple(self._queue.queue)]
-        store, rank = self._simulation.store, self._simulation.rank
-        store.set(f"stuck {rank}", f"rank {rank} waits in {text}" + "".join(f", before {other}" for other in behind))
-        time.sleep(OTHERS_NOTICE_S)
-        names = [f"stuck {other}" for other in range(self._simulation.wire.size())]
-        said = [store.get(name).decode() for name in names if store.check([name])]
-        return f"deadlock for {self._simulation.settings.deadline_s:g} s: {'; '.join(said)}"
 
 
 class SimulatedGroup(dist.ProcessGroup):
@@ -305,7 +317,11 @@ class SimulatedGroup(dist.ProcessGroup):
         return self._whole.issue(work, messages, everybody=False)
 
     def _everybody(
-        self, work: SimulatedWork, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], dtype: torch.dtype
+        self,
+        work: SimulatedWork,
+        outgoing: Sequence[torch.Tensor],
+        incoming: Sequence[torch.Tensor],
+        dtype: torch.dtype,
     ) -> SimulatedWork:
         others = [peer for peer in range(len(self._members)) if peer != self.rank()]
         self._make(self._whole, others, pair=-1)
@@ -363,7 +379,7 @@ def _header(kind: str, messages: Sequence[Message]) -> torch.Tensor:
     said = [KINDS.index(kind)]
     for outgoing in (True, False):
         run = [message for message in messages if message.outgoing is outgoing]
-        dtypes = sum(DTYPES.index(message.dtype) * 100**place for place, message in enumerate(run[:4]))
+        dtypes = sum((1 + DTYPES.index(message.dtype)) * 100**place for place, message in enumerate(run[:4]))
         said += [sum(message.data.numel() for message in run), len(run), dtypes]
     return torch.tensor(said)
 

@@ -171,7 +171,6 @@ class Communicator:
         self._simulation, self.members, self._tag = simulation, members, tag
         self._queue: queue.Queue[tuple[SimulatedWork, bool, list[Message]]] = queue.Queue()
         self._head: tuple[str, float] | None = None  # what it is at, and since when
-        self._random = random.Random(f"{tag} {simulation.rank}")  # noqa: S311  delays, no secrets
         threading.Thread(target=self._run, daemon=True).start()
 
     def issue(self, work: SimulatedWork, messages: list[Message], *, everybody: bool) -> SimulatedWork:
@@ -204,11 +203,13 @@ class Communicator:
 
     @torch.inference_mode()
     def _run(self) -> None:
+        number = 0
         while True:
             work, everybody, messages = self._queue.get()
             settings = self._simulation.settings
-            self._random.seed(f"{settings.seed} {self._tag} {self._simulation.rank}", version=2)
-            time.sleep(self._random.random() * settings.delay_s)
+            number += 1
+            drawn = random.Random(f"{settings.seed} {self._simulation.rank} {self._tag} {number}")  # noqa: S311  delays
+            time.sleep(drawn.random() * settings.delay_s)
             self._head = work.text, time.monotonic()
             try:
                 self._move(work, everybody, messages)

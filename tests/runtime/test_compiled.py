@@ -1,11 +1,12 @@
 """Compiled blocks give what the same plan gives without, and their graphs outlive every change but that of a batch.
 
-One set of two ranks for all of it, since making the graphs takes seconds; the tests of this file run in order.
+One set of two ranks for all of it, since making the graphs takes seconds. A fixture makes those that all tests share,
+and each test counts from what is there when it begins, so they run in any order.
 """
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,53 @@ def pool(cache: Path) -> Iterator[Pool]:
             yield pool
 
 
+@dataclass(frozen=True)
+class FirstStep:
+    """What was seen of the step that made the graphs, and of another one after it."""
+
+    eager_ranks: list[dict]
+    states: list[str]
+    error: float
+    ranks: list[dict]
+    later_ranks: list[dict]
+
+
+@pytest.fixture(scope="module")
+def first_step(pool: Pool, model: ModelSpec, config: FluxConfig) -> FirstStep:
+    """The first compiled step of these ranks."""
+    states: list[str] = []
+    runner = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={"compiled": True})
+    eager = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={})
+    tensors = FIRST.tensors(config)
+    expected = eager(tensors)
+    step = pool.step(
+        model,
+        runner.plan,
+        tensors,
+        out_shape=tuple(expected.shape),
+        out_dtype=torch.float32,
+        options={"compiled": True},
+        check_cancelled=lambda: states.append(pool.state),
+    )
+    runner(tensors)
+    return FirstStep(eager.ranks, states, relative_error(step.out, expected), list(step.ranks), runner.ranks)
+
+
+@pytest.fixture
+def made(pool: Pool, model: ModelSpec, config: FluxConfig, first_step: FirstStep) -> list[int]:
+    """How many graphs each rank has made before this test; those of whole steps of one image are among them."""
+    runner = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={"compiled": True})
+    runner(FIRST.tensors(config))
+    assert all(rank["compile_s"] == 0 for rank in runner.ranks)
+    return [rank["graphs"] for rank in runner.ranks]
+
+
+def check_graphs(ranks: list[dict], made: list[int], *, uncompiled: int = 0) -> None:
+    """These ranks made no other graph, and ran so many blocks without one."""
+    counts = [(rank["graphs"], rank["uncompiled_blocks"]) for rank in ranks]
+    assert counts == [(graphs, uncompiled) for graphs in made[: len(ranks)]]
+
+
 def both(
     pool: Pool, model: ModelSpec, plan: str, tensors: dict, *, patches: PatchSet = PRISTINE, **options: object
 ) -> tuple[torch.Tensor, torch.Tensor, list[dict]]:
@@ -93,40 +141,26 @@ def lora(model: ModelSpec, *keys: str, side_branch: bool) -> PatchSet:
     return PatchSet(f"lora {keys} {side_branch}", tuple(patches), side_branch=side_branch)
 
 
-def test_the_first_step_makes_the_graphs_says_so_and_is_right(pool: Pool, model: ModelSpec, config: FluxConfig) -> None:
-    states: list[str] = []
-    runner = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={"compiled": True})
-    eager = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={})
-    tensors = FIRST.tensors(config)
-    expected = eager(tensors)
-    assert not any("compile_s" in rank["regions"] or "graphs" in rank for rank in eager.ranks)
-    step = pool.step(
-        model,
-        runner.plan,
-        tensors,
-        out_shape=tuple(expected.shape),
-        out_dtype=torch.float32,
-        options={"compiled": True},
-        check_cancelled=lambda: states.append(pool.state),
-    )
-    assert "compiling" in states
-    assert relative_error(step.out, expected) <= TOLERANCE
-    for rank in step.ranks:
+def test_the_first_step_makes_the_graphs_says_so_and_is_right(first_step: FirstStep) -> None:
+    assert not any("compile_s" in rank["regions"] or "graphs" in rank for rank in first_step.eager_ranks)
+    assert "compiling" in first_step.states
+    assert first_step.error <= TOLERANCE
+    assert len(first_step.ranks) == 2
+    for rank in first_step.ranks:
         assert (rank["graphs"], rank["uncompiled_blocks"]) == (GRAPHS, 0)
         assert 0 < rank["regions"]["compile_s"] == pytest.approx(rank["compile_s"])
         assert rank["compile_s"] < rank["regions"]["double_blocks_s"] + rank["regions"]["single_blocks_s"]
-    runner(tensors)
-    assert all(rank["compile_s"] == 0 and "compile_s" not in rank["regions"] for rank in runner.ranks)
+    assert all(rank["compile_s"] == 0 and "compile_s" not in rank["regions"] for rank in first_step.later_ranks)
 
 
 @pytest.mark.parametrize(("plan", "workload"), OTHERS, ids=lambda value: str(value)[:60])
 def test_another_plan_size_or_length_of_text_needs_no_other_graph(
-    pool: Pool, model: ModelSpec, config: FluxConfig, plan: str, workload: Workload
+    pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int], plan: str, workload: Workload
 ) -> None:
     expected, result, ranks = both(pool, model, plan, workload.tensors(config))
     assert relative_error(result, expected) <= TOLERANCE
     assert not torch.equal(result, expected), "both ran without graphs"
-    assert all((rank["graphs"], rank["uncompiled_blocks"]) == (GRAPHS, 0) for rank in ranks)
+    check_graphs(ranks, made)
 
 
 def test_without_the_exchange_compiled_blocks_are_wrong_too(pool: Pool, model: ModelSpec, config: FluxConfig) -> None:
@@ -136,7 +170,7 @@ def test_without_the_exchange_compiled_blocks_are_wrong_too(pool: Pool, model: M
 
 
 def test_a_merged_lora_needs_no_other_graph_and_one_beside_the_weights_runs_its_block_uncompiled(
-    pool: Pool, model: ModelSpec, config: FluxConfig
+    pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]
 ) -> None:
     tensors = FIRST.tensors(config)
     plain, _, _ = both(pool, model, "ulysses=2", tensors)
@@ -145,11 +179,11 @@ def test_a_merged_lora_needs_no_other_graph_and_one_beside_the_weights_runs_its_
         expected, result, ranks = both(pool, model, "ulysses=2", tensors, patches=patches)
         assert relative_error(expected, plain) > 1e-3
         assert relative_error(result, expected) <= TOLERANCE
-        assert all((rank["graphs"], rank["uncompiled_blocks"]) == (GRAPHS, uncompiled) for rank in ranks)
+        check_graphs(ranks, made, uncompiled=uncompiled)
 
 
 def test_scaled_fp8_weights_need_no_other_graph(
-    pool: Pool, model: ModelSpec, config: FluxConfig, tmp_path: Path
+    pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int], tmp_path: Path
 ) -> None:
     weights = load_file(model.path)
     for name, tensor in weights.items():
@@ -159,29 +193,33 @@ def test_scaled_fp8_weights_need_no_other_graph(
     spec = ModelSpec.of(tmp_path / "fp8.safetensors", "float32")
     expected, result, ranks = both(pool, spec, "ring=2", FIRST.tensors(config))
     assert relative_error(result, expected) <= TOLERANCE
-    assert all((rank["graphs"], rank["uncompiled_blocks"]) == (GRAPHS, 0) for rank in ranks)
+    check_graphs(ranks, made)
 
 
-def test_a_run_of_one_token_runs_uncompiled(pool: Pool, model: ModelSpec, config: FluxConfig) -> None:
+def test_a_run_of_one_token_runs_uncompiled(pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]) -> None:
     expected, result, ranks = both(
         pool, model, "ulysses=2", Workload(width=64, height=64, text_tokens=2).tensors(config)
     )
     assert relative_error(result, expected) <= TOLERANCE
-    assert all((rank["graphs"], rank["uncompiled_blocks"]) == (GRAPHS, config.depth) for rank in ranks)
+    check_graphs(ranks, made, uncompiled=config.depth)
 
 
-def test_a_run_inside_the_workers_uses_the_same_graphs(pool: Pool, model: ModelSpec, config: FluxConfig) -> None:
+def test_a_run_inside_the_workers_uses_the_same_graphs(
+    pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]
+) -> None:
     run = make_run(config, sides=(7, 12))
     compiled = tuple(replace(cond, options={**cond.options, "compiled": True}) for cond in run.conds)
     for plan in (ParallelPlan(ulysses=2), ParallelPlan(cfg=2)):
         expected = pool.sample(model, plan, run)
         result = pool.sample(model, plan, replace(run, conds=compiled))
         assert relative_error(result.out, expected.out) <= 4 * TOLERANCE  # four calls after one another
-        assert [rank["graphs"] for rank in result.ranks] == [GRAPHS] * 2
+        assert [rank["graphs"] for rank in result.ranks] == made
         assert "graphs" not in expected.ranks[0]
 
 
-def test_stages_make_graphs_of_patches_without_text_once(pool: Pool, model: ModelSpec, config: FluxConfig) -> None:
+def test_stages_make_graphs_of_patches_without_text_once(
+    pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]
+) -> None:
     """The first of two stages has all double blocks here, and text goes with the first patch alone."""
     graphs = []
     for width in (256, 320):
@@ -194,25 +232,27 @@ def test_stages_make_graphs_of_patches_without_text_once(pool: Pool, model: Mode
             runs.append([runner(tensors) for _ in range(3)])
         assert all(relative_error(*pair) <= TOLERANCE for pair in zip(runs[1], runs[0], strict=True))
         graphs.append([rank["graphs"] for rank in runner.ranks])
-    assert graphs == [[GRAPHS + 2, GRAPHS]] * 2
+    assert graphs == [[made[0] + 2, made[1]]] * 2
 
 
 def test_several_images_have_graphs_of_their_own_for_any_number(
-    pool: Pool, model: ModelSpec, config: FluxConfig
+    pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]
 ) -> None:
     """Double blocks run uncompiled, with LoRAs beside them: making graphs for them too would take as long again."""
     beside = lora(model, *(f"double_blocks.{i}.img_mlp.0.weight" for i in range(config.depth)), side_branch=True)
-    made = []
+    graphs = []
     for batch in (2, 3):
         tensors = Workload(width=128, height=96, text_tokens=9, batch=batch).tensors(config)
         expected, result, ranks = both(pool, model, "ulysses=1", tensors, patches=beside)
         assert relative_error(result, expected) <= TOLERANCE
         assert ranks[0]["uncompiled_blocks"] == config.depth
-        made.append(ranks[0]["graphs"])
-    assert made == [GRAPHS + 2 + 2] * 2
+        graphs.append(ranks[0]["graphs"])
+    assert graphs == [made[0] + 2] * 2
 
 
-def test_what_was_compiled_lies_in_the_users_cache_and_nobody_else_may_write_there(pool: Pool, cache: Path) -> None:
+def test_what_was_compiled_lies_in_the_users_cache_and_nobody_else_may_write_there(
+    first_step: FirstStep, cache: Path
+) -> None:
     folder = cache / "parallel-dit" / "compiled"
     assert list(folder.rglob("*.so"))
     assert not folder.stat().st_mode & 0o022

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.verify import FP32_TOLERANCE
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.oracle import Oracle
 from parallel_runtime.plan import ParallelPlan, heads_error
@@ -18,6 +17,8 @@ from parallel_runtime.pool.pool import Pool
 from parallel_runtime.strategies.shard import SequenceShard
 from parallel_runtime.strategies.traffic import AttentionShape, predict_lanes
 
+# fp32 sums in another order: what the design allows any plan
+FP32_TOLERANCE = 1e-5
 HEADS = 24
 DEGREES = range(1, 9)
 EVERY_PLAN = [

@@ -6,13 +6,18 @@ import torch
 from host.tiny_models import TinyModels
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.verify import FP32_TOLERANCE, HALF_ALLOWANCE, PlanRunner
+from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, error_by_rank, relative_error, worst
 from parallel_runtime.oracle import Oracle
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.strategies.shard import SequenceShard
 from parallel_runtime.strategies.traffic import AttentionShape, predict
+from runtime.zero_timestep_model import ZeroTimestepModel
+
+# what the design allows any plan: in fp32 sums in another order, in bf16 a tenth more than one process loses
+FP32_TOLERANCE = 1e-5
+HALF_ALLOWANCE = 1.1
 
 PLANS = [
     ParallelPlan(ring=ring, ulysses=ulysses)
@@ -124,33 +129,32 @@ def test_an_attention_mask_is_followed_by_every_plan(eight_ranks: Pool, sample: 
 def test_rows_at_timestep_zero_are_modulated_so_on_every_plan(
     eight_ranks: Pool, sample: ModelSpec, judge: Oracle
 ) -> None:
-    """All rows at zero is a step at zero, but for the text, so one rank is the measure of the plans in between."""
     workload = WORKLOADS[0]
     tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
     still = torch.zeros(workload.image_tokens, dtype=torch.uint8)
-    plain = run(eight_ranks, sample, ParallelPlan(), workload)(tensors)
-    none = run(eight_ranks, sample, ParallelPlan(), workload)({**tensors, "still_rows": still})
-    assert relative_error(none, plain) <= 1e-6
     still[100:] = 1
-    one_rank = run(eight_ranks, sample, ParallelPlan(), workload)({**tensors, "still_rows": still})
-    assert relative_error(one_rank, plain) > 0.01
-    for plan in (ParallelPlan(ulysses=3), ParallelPlan(ring=2), ParallelPlan(ring=2, ulysses=4)):
+    expected = ZeroTimestepModel(sample.path)({**tensors, "still_rows": still})
+    assert relative_error(judge(tensors), expected) > 0.01
+    for plan in (ParallelPlan(), ParallelPlan(ulysses=3), ParallelPlan(ring=2), ParallelPlan(ring=2, ulysses=4)):
         result = run(eight_ranks, sample, plan, workload)({**tensors, "still_rows": still})
-        assert relative_error(result, one_rank) <= FP32_TOLERANCE
+        assert relative_error(result, expected) <= FP32_TOLERANCE
 
 
-def test_residuals_reach_the_blocks_they_are_for(eight_ranks: Pool, sample: ModelSpec, judge: Oracle) -> None:
-    """Against diffusers, which adds one residual a block when there are as many as blocks."""
+def test_each_block_takes_its_own_residual_on_every_plan(eight_ranks: Pool, deep: ModelSpec) -> None:
+    """Against diffusers, which adds one residual a block when there are as many as blocks; two blocks of each kind."""
     workload = WORKLOADS[1]
-    config = FluxConfig.from_header(read_header(sample.path))
-    tensors = workload.tensors(config)
+    config = FluxConfig.from_header(read_header(deep.path))
+    tensors, reference = workload.tensors(config), Oracle(deep.path, dtype=torch.float32)
     generator = torch.Generator().manual_seed(5)
     shape = (workload.batch, workload.image_tokens, config.hidden_size)
-    residuals = {f"control_{kind}.0": torch.randn(shape, generator=generator) for kind in ("in", "out")}
-    expected = judge.with_residuals(tensors, [residuals["control_in.0"]], [residuals["control_out.0"]])
-    assert relative_error(judge(tensors), expected) > 0.05
+    double, single = ([torch.randn(shape, generator=generator) for _ in range(2)] for _ in range(2))
+    residuals = {f"control_in.{n}": each for n, each in enumerate(double)}
+    residuals |= {f"control_out.{n}": each for n, each in enumerate(single)}
+    expected = reference.with_residuals(tensors, double, single)
+    for wrong in ((double[::-1], single), (double, single[::-1])):
+        assert relative_error(reference.with_residuals(tensors, *wrong), expected) > 0.05
     for plan in (ParallelPlan(ulysses=2), ParallelPlan(ring=3), ParallelPlan(ring=2, ulysses=4)):
-        runner = run(eight_ranks, sample, plan, workload, control_in=[0], control_out=[0])
+        runner = run(eight_ranks, deep, plan, workload, control_in=[0, 1], control_out=[0, 1])
         assert relative_error(runner({**tensors, **residuals}), expected) <= FP32_TOLERANCE
 
 

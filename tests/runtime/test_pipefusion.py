@@ -17,6 +17,7 @@ from parallel_runtime.pool.resident import ResidentRun
 from parallel_runtime.program import Program, State
 from runtime.resident_runs import host_loop, make_run
 from runtime.stale_model import StaleModel
+from runtime.zero_timestep_model import ZeroTimestepModel
 
 # fp32 sums in another order, four calls of the model after one another
 TOLERANCE = 1e-5
@@ -114,25 +115,56 @@ def test_another_length_of_warm_up_is_another_result(eight_ranks: Pool, deep: Mo
 def test_rows_at_timestep_zero_and_residuals_go_through_stages(
     eight_ranks: Pool, deep: ModelSpec, config: FluxConfig
 ) -> None:
-    """One rank is the measure, which is held to the unmodified model elsewhere."""
     plain = make_run(config, references=30)
     rows = plain.conds[0].tensors["img"].shape[1]
     still = (torch.arange(rows) >= plain.shape[1]).to(torch.uint8)
-    shape = (1, plain.shape[1], config.hidden_size)
+    shape, generator = (1, plain.shape[1], config.hidden_size), torch.Generator().manual_seed(9)
     more = {
-        f"control_{kind}.0": torch.randn(shape, generator=torch.Generator().manual_seed(9)) for kind in ("in", "out")
+        name: torch.randn(shape, generator=generator) for name in ("control_in.0", "control_out.0", "control_out.1")
     }
     cond = replace(
         plain.conds[0],
         tensors={**plain.conds[0].tensors, "still_rows": still, **more},
-        options={"control_in": [None, 0], "control_out": [0, 0]},
+        options={"control_in": [None, 0], "control_out": [0, 1]},
     )
     run = replace(plain, conds=(cond,))
-    expected = eight_ranks.sample(deep, ParallelPlan(), run).out
-    assert relative_error(eight_ranks.sample(deep, ParallelPlan(), plain).out, expected) > DIFFERENT
+    whole = {name: torch.cat((tensor, torch.zeros(1, 30, config.hidden_size)), 1) for name, tensor in more.items()}
+    double = [torch.zeros(1, rows, config.hidden_size), whole["control_in.0"]]
+    single = [whole["control_out.0"], whole["control_out.1"]]
+    exact = ZeroTimestepModel(deep.path)
+    expected, _ = host_loop(lambda tensors: exact(tensors, double, single), run)
+    for left_out in (
+        host_loop(Oracle(deep.path), run)[0],
+        host_loop(exact, run)[0],
+        host_loop(lambda tensors: exact(tensors, double, single[::-1]), run)[0],
+    ):
+        assert relative_error(left_out, expected) > DIFFERENT
     for name in ("pipefusion=2", "pipefusion=3,ring=2", "pipefusion=2,ulysses=2,patches=3"):
         plan = ParallelPlan.parse(f"{name},warmup_steps={STEPS}")
         assert relative_error(eight_ranks.sample(deep, plan, run).out, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("warmup_steps", [STEPS, 1])
+def test_an_attention_mask_is_followed_by_stages(
+    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig, warmup_steps: int
+) -> None:
+    """Values to add and True or False, no two columns alike, while it warms up and while keys are a step old."""
+    plain = make_run(config, sides=(7,))
+    tokens = 7 + plain.shape[1]
+    added = 2 * torch.randn(1, tokens, tokens, generator=torch.Generator().manual_seed(3))
+    seen = torch.rand(1, tokens, tokens, generator=torch.Generator().manual_seed(4)) > 0.5
+    for mask in (added, seen):
+        cond = replace(plain.conds[0], tensors={**plain.conds[0].tensors, "mask": mask})
+        run = replace(plain, conds=(cond,))
+        for name in ("pipefusion=2,patches=3", "pipefusion=2,ulysses=2", "pipefusion=2,ring=2"):
+            plan = ParallelPlan.parse(f"{name},warmup_steps={warmup_steps}")
+            warm_calls = len(plain.program.states) if warmup_steps == STEPS else 1
+            expected, ignored = (
+                host_loop(stale_model(deep, each, patches=plan.num_patches, warm_calls=warm_calls), each)[0]
+                for each in (run, plain)
+            )
+            assert relative_error(ignored, expected) > DIFFERENT
+            assert relative_error(sample(eight_ranks, deep, plan, run)[0], expected) <= TOLERANCE, name
 
 
 @pytest.mark.parametrize("plan", ["pipefusion=2", "pipefusion=2,ulysses=2", "pipefusion=2,cfg=2"])

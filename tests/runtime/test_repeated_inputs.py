@@ -7,7 +7,7 @@ import torch
 
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.sample_model import sample_config, write_sample
-from parallel_runtime.cli.verify import FP32_TOLERANCE, PlanRunner
+from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.oracle import Oracle
@@ -16,6 +16,8 @@ from parallel_runtime.pool import arena
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.rank.repeated import RepeatedInputs
 
+# fp32 sums in another order: what the design allows any plan
+FP32_TOLERANCE = 1e-5
 CONFIG = sample_config(heads=4, depth=1, depth_single=1)
 PLANS = (ParallelPlan(ulysses=2), ParallelPlan(cfg=2), ParallelPlan(), ParallelPlan(pipefusion=2, warmup_steps=99))
 Inputs = dict[str, torch.Tensor]

@@ -7,13 +7,15 @@ from parallel_runtime.adapters.flux import LAUNCH_FLOPS, Block, FluxAdapter, Mlp
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.sample_model import sample_config
-from parallel_runtime.cli.verify import FP32_TOLERANCE, PlanRunner
+from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.oracle import Oracle
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.rank.branches import ALL, BlockWeights, Branch
 
+# fp32 sums in another order: what the design allows any plan
+FP32_TOLERANCE = 1e-5
 CONFIG = sample_config(heads=2, head_dim=32, depth=1, depth_single=1)
 ROWS = 3 * CONFIG.hidden_size + CONFIG.mlp_hidden
 BIG = Workload(width=512, height=512, text_tokens=16)

@@ -8,12 +8,14 @@ import torch
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.steady import Places, SteadyPlan
-from parallel_runtime.cli.verify import FP32_TOLERANCE, PlanRunner
+from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import USUAL_STEPS, Workload, relative_error, steps_before
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
+# fp32 sums in another order: what the design allows any plan
+FP32_TOLERANCE = 1e-5
 Calls = list[dict[str, torch.Tensor]]
 PIPELINE = ParallelPlan(pipefusion=2, warmup_steps=2)
 

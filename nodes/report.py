@@ -13,8 +13,9 @@ from ..parallel_runtime.report.surroundings import utilisation
 from .host.decoding import DecodeRecord
 from .host.list_sampling import ListRecord
 from .host.measures import unequal
-from .host.pooled_model import PooledModel, Request
+from .host.pooled_model import PooledModel
 from .host.progress import prompt_id
+from .host.run_context import Request
 from .host.sampling import SamplingRecord
 from .host.version import comfyui_version
 

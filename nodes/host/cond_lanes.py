@@ -19,8 +19,8 @@ from comfy.patcher_extension import WrapperExecutor
 from ...parallel_runtime.plan import ParallelPlan, auto_plan
 from .lanes import in_lanes, inside_a_lane
 from .order import why_calls_keep_order
-from .pooled_model import PooledModel, is_capturing
 from .progress import NodeText, OncePerPrompt
+from .run_context import RunContext, run_of
 
 log = logging.getLogger(__name__)
 LANES_KEY = "parallel_dit_lanes"
@@ -59,10 +59,12 @@ def calc_in_lanes(
             model, conds, x_in, timestep, model_options
         )
     whole = partial(executor, model, conds, x_in, timestep, model_options)
-    pooled = vars(model).get("pooled")  # a guider may run another model with our options
-    if pooled is None or pooled.plan.lanes == 1 or is_capturing():
+    run = run_of(model_options)
+    if run is None or run.plan.lanes == 1 or run.captured is not None:
         return whole()
-    tell_idle(pooled, sum(map(len, filter(None, conds))) * x_in.shape[0])
+    if vars(model).get("pooled") is not run.model:  # a guider may run another model with our options
+        return whole()
+    tell_idle(run, sum(map(len, filter(None, conds))) * x_in.shape[0])
     entries = list(_active(conds, x_in, timestep))
     groups = _together(entries)
     if len(groups) < 2:
@@ -134,14 +136,14 @@ def _weight(entries: list[Entry], x_in: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def tell_idle(pooled: PooledModel, rows: int) -> None:
+def tell_idle(run: RunContext, rows: int) -> None:
     """Say once a prompt that there is less to share out than there are lanes, and which plan would use all ranks."""
-    plan = pooled.plan
+    plan = run.plan
     lanes = plan.cfg if inside_a_lane() else plan.lanes
     if rows < lanes and TOLD_IDLE.first_time():
         ranks_a_lane = plan.ranks // plan.lanes
         idle = (lanes - rows) * ranks_a_lane
-        better = _better(plan, rows, pooled.num_heads).describe()
+        better = _better(plan, rows, run.model.num_heads).describe()
         message = (
             f"{plan.describe()}: a step has {rows} row(s) for {lanes} lanes (cfg scale 1 takes one conditioning), so "
             f"{idle} of {lanes * ranks_a_lane} ranks idle; use {better} in SP Config, or a bigger batch"

@@ -16,9 +16,9 @@ from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from .asked import work_of_settings
 from .patcher import RemotePatcher
-from .pooled_model import recording, tracing
 from .refusals import refuse_in
 from .resident import ResidentOptions
+from .run_context import Recorder
 from .sampling import SamplingRecord, pooled_of, timed_run
 
 SLOW_ATTENTION = (
@@ -77,22 +77,21 @@ def attention_is_slow(device: torch.device) -> bool:
 
 
 def sampled(
-    model: ModelPatcher, settings: Mapping[str, object], resident: ResidentOptions | None = None
+    model: ModelPatcher, settings: Mapping[str, object], resident: ResidentOptions | None = None, *, trace: bool = False
 ) -> tuple[torch.Tensor, SamplingRecord]:
     """One sampling run: its latent on the CPU, and what was measured. Shows no preview and moves no progress bar.
 
-    With `resident` the loop runs in the workers where it can, else the record says why not.
+    With `resident` the loop runs in the workers where it can, else the record says why not. With `trace` each rank
+    traces its requests.
     """
-    record = SamplingRecord(pooled=pooled_of(model))
-    with recording() as record.requests:
-        latent = timed_run(model, settings, record, on_step=lambda *_: None, resident=resident)
+    record = SamplingRecord(pooled=pooled_of(model), recorder=Recorder(trace=trace))
+    latent = timed_run(model, settings, record, on_step=lambda *_: None, resident=resident)
     return latent["samples"].float().cpu(), record
 
 
 def traced(model: ModelPatcher, settings: Mapping[str, object]) -> list[bytes]:
     """Each rank's Chrome trace, gzipped JSON, of the last request of a run of one step."""
-    with tracing():
-        _, record = sampled(model, {**settings, "steps": 1})
+    _, record = sampled(model, {**settings, "steps": 1}, trace=True)
     return [rank["trace"] for rank in record.requests[-1].ranks if "trace" in rank]
 
 

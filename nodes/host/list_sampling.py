@@ -22,7 +22,8 @@ from .asked import work_of_settings
 from .lanes import Kept, in_lanes
 from .order import why_runs_keep_order
 from .patcher import RemotePatcher
-from .pooled_model import PooledModel, Request, recording
+from .pooled_model import PooledModel
+from .run_context import Recorder, Request
 from .sampling import OnStep, SamplingRecord, check_latent, decision_of, pooled_of, timed_run
 from .surroundings import RandomNumbers
 
@@ -34,14 +35,19 @@ CONDITIONINGS = ("positive", "negative")
 class ListRecord:
     """What was measured of a list: seconds from the first run's begin to the last one's end, and of each run its own.
 
-    `requests` are of all runs, as several may travel together.
+    All runs have one recorder, as calls of several may travel together.
     """
 
     pooled: PooledModel | None
     at_once: int
     runs: list[SamplingRecord]
     denoise_s: float = 0.0
-    requests: list[Request] = field(default_factory=list)
+    recorder: Recorder = field(default_factory=Recorder)
+
+    @property
+    def requests(self) -> list[Request]:
+        """What the runs asked of the workers, in order."""
+        return self.recorder.requests
 
 
 class CurrentPatcher:
@@ -92,9 +98,9 @@ def sample_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> tu
     model = _under_plan_of_list(model, runs)
     at_once = _at_once(model, runs)
     progress = SharedProgress(model, [run["steps"] for run in runs])
-    record = ListRecord(
-        pooled=pooled_of(model), at_once=at_once, runs=[SamplingRecord(decision=decision_of(model)) for _ in runs]
-    )
+    recorder = Recorder()
+    records = [SamplingRecord(decision=decision_of(model), recorder=recorder) for _ in runs]
+    record = ListRecord(pooled=pooled_of(model), at_once=at_once, runs=records, recorder=recorder)
     kept: list[Kept] = [RandomNumbers()]
     beside: list[ModelPatcher] = []
     if at_once > 1:
@@ -106,8 +112,7 @@ def sample_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> tu
         for number, (run, each) in enumerate(zip(runs, record.runs, strict=True))
     ]
     began_s = time.perf_counter()
-    with recording() as record.requests:
-        latents = in_lanes(tasks, at_once=at_once, kept=kept)
+    latents = in_lanes(tasks, at_once=at_once, kept=kept)
     record.denoise_s = time.perf_counter() - began_s
     return latents, record
 

@@ -1,4 +1,4 @@
-"""How a MODEL of ours is made of a file, and the plan that each of its sampling runs gets.
+"""How a MODEL of ours is made of a file, and where each of its sampling runs gets its context.
 
 Owns who is asked for a plan, and when. What a plan is chosen by is the chooser's, what a run is asked for asked.py's.
 """
@@ -18,10 +18,9 @@ from .cond_lanes import LANES_KEY, calc_in_lanes
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
-from .progress import StepText
-from .remote_model import RemoteFlux, read_source
+from .remote_model import RemoteFlux, read_source, reckoned_by
+from .run_context import RUN_KEY, begun
 
-PLAN_KEY = "parallel_dit_plan"
 REMEMBERED = 64  # decisions of a MODEL, by work
 
 
@@ -53,12 +52,11 @@ def remote_patcher(
     source = read_source(path, weight_dtype, devices)
     decision = chooser.plan_for(source.shape, source.work)
     pooled = PooledModel(
-        devices,
-        source.spec,
-        decision.plan,
+        devices=devices,
+        spec=source.spec,
+        plan=decision.plan,
         sizes=source.sizes,
         num_heads=source.config.num_heads,
-        listener=StepText(),
     )
 
     def make() -> RemotePatcher:
@@ -67,7 +65,7 @@ def remote_patcher(
             RemoteFlux(source, pooled), management.get_torch_device(), management.unet_offload_device()
         )
         root.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, LANES_KEY, calc_in_lanes)
-        root.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, PLAN_KEY, with_plan_of_run)
+        root.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, RUN_KEY, with_context)
         return root
 
     patcher = POOLS.root(pooled.weights, make).clone()
@@ -78,7 +76,7 @@ def remote_patcher(
     return patcher
 
 
-def with_plan_of_run(
+def with_context(
     executor: WrapperExecutor,
     noise: torch.Tensor,
     latent: torch.Tensor,
@@ -87,7 +85,7 @@ def with_plan_of_run(
     *more: object,
     **named: object,
 ) -> torch.Tensor:
-    """A wrapper of ComfyUI's `outer_sample`: a whole sampling run under the plan for what it samples.
+    """A wrapper of ComfyUI's `outer_sample`: a whole sampling run with a context of its own.
 
     The last moment before models are loaded, and the first at which latent, conditionings, cfg and sigmas are known.
     """
@@ -97,5 +95,6 @@ def with_plan_of_run(
         return executor(noise, latent, sampler, sigmas, *more, **named)
     usual = patcher.decision.work
     work = None if usual is None else work_of_run(guider, noise, sigmas, usual)
-    with patcher.running(patcher.decision_for(work)):
+    run = patcher.new_run(patcher.decision_for(work))
+    with begun(guider.model_options, run), reckoned_by(run.plan):
         return executor(noise, latent, sampler, sigmas, *more, **named)

@@ -1,14 +1,12 @@
 """ComfyUI's handle on a MODEL of ours: its memory manager's load, unload and free become calls to the pool.
 
-Owns when weights enter and leave the workers, which plan a sampling run has, and the refusal of nodes that would change
-weights. A pool cannot hold half a model, so every partial request is answered in full.
+Owns when weights enter and leave the workers, what a sampling run's context is made of, and the refusal of nodes that
+would change weights. A pool cannot hold half a model, so every partial request is answered in full.
 """
 
 import logging
 import os
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import comfy.model_management
@@ -22,10 +20,10 @@ from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.shapes import Work
 from .measures import unequal
-from .pooled_model import PooledModel
-from .progress import NodeText
+from .progress import NodeText, StepText
 from .refusals import COMPILED, block_patches, check_transformer_options, refuse, refuse_in
 from .remote_model import RemoteFlux
+from .run_context import Recorder, RunContext
 from .weight_patches import patch_set
 
 log = logging.getLogger(__name__)
@@ -39,8 +37,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def __init__(self, model: RemoteFlux, *where: object, **settings: object) -> None:
         super().__init__(model, *where, **settings)
         self.decision = Decision(plan=model.pooled.plan)
-        self.of_this_run: Decision | None = None
         self.choose_again: Callable[[Work], Decision] | None = None
+        self.recorder: Recorder | None = None
         self.side_branch = self.compiled = False
 
     @property
@@ -56,7 +54,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy = super().clone(*args, **kwargs)
         copy.parent = self.parent or self
         copy.decision, copy.choose_again = self.decision, self.choose_again
-        copy.side_branch, copy.compiled = self.side_branch, self.compiled
+        copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
         return copy
 
     def under(self, decision: Decision) -> "RemotePatcher":
@@ -69,15 +67,23 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """The plan of a run of `work`, chosen once for each work; the MODEL's own where there is nothing to choose."""
         return self.decision if self.choose_again is None or work is None else self.choose_again(work)
 
-    @contextmanager
-    def running(self, decision: Decision) -> Iterator[None]:
-        """Have one sampling run, from before its models are loaded, under this plan; the weights stay as they lie."""
-        self.of_this_run = decision
-        self.model.pooled.begin(decision.plan, decision.chosen_for)  # by which ComfyUI then reckons the run's memory
-        try:
-            yield
-        finally:
-            self.of_this_run = None
+    def recorded_by(self, recorder: Recorder) -> "RemotePatcher":
+        """The same MODEL; what its runs ask of the workers is recorded."""
+        copy = self.clone()
+        copy.recorder = recorder
+        return copy
+
+    def new_run(self, decision: Decision) -> RunContext:
+        """The context of a sampling run that begins under this plan. Raises `ValueError` for patches of its blocks."""
+        check_transformer_options(self.model_options["transformer_options"])
+        return RunContext(
+            model=self.model.pooled,
+            decision=decision,
+            patches=self.patch_set(),
+            compiled=self.compiled,
+            listener=StepText(decision),
+            recorder=self.recorder,
+        )
 
     # What ComfyUI's memory manager asks
 
@@ -108,10 +114,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         full_load: bool = False,
     ) -> None:
         """Have the weights in the workers. Raises `PoolError`, or ComfyUI's interrupt when the user cancels."""
-        pooled = self.model.pooled
-        if not pooled.holds(self.plan):
-            self._load_pooled(pooled)
-        pooled.patch(self.patch_set(), self.plan, comfy.model_management.throw_exception_if_processing_interrupted)
+        self._ensure_pooled()
+        self.model.diffusion_model.outside_runs = RunContext(
+            model=self.model.pooled, decision=self.decision, patches=self.patch_set(), compiled=self.compiled
+        )
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()
         self.model.current_weight_patches_uuid = self.patches_uuid
@@ -140,11 +146,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         return patch_set(self.patches, self.patches_uuid, side_branch=self.side_branch)
 
     def pre_run(self) -> None:
-        """Before the first step: our plan, our patches, and none of the blocks that came into the options directly."""
+        """As ComfyUI's, before the first step; refuses what came into the options without asking the methods below."""
         check_transformer_options(self.model_options["transformer_options"])
-        self.model.pooled.plan, self.model.pooled.compiled = (self.of_this_run or self.decision).plan, self.compiled
-        self.model.pooled.run = uuid.uuid4().hex
-        self.model.pooled.patches = self.patch_set()
         super().pre_run()
 
     # What other nodes ask, and a MODEL without weights here cannot give. Raised while that node executes.
@@ -218,21 +221,27 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Refused: ComfyUI's own split over devices copies weights."""
         raise refuse("it copies the model to other devices", "name those devices in SP Config")
 
-    def _load_pooled(self, pooled: PooledModel) -> None:
-        name, text = os.path.basename(pooled.spec.path), NodeText()
-        devices = ", ".join(map(str, pooled.devices[: self.plan.ranks]))
-        log.info("loading %s into the workers on %s", name, devices)
-        text.say(f"Loading {name}" if pooled.started else f"Starting workers on {devices}")
-        before = pooled.measured
-        pooled.load(
+    def _ensure_pooled(self) -> None:
+        """Have the workers hold the weights with our patches, and tell the node when that means loading."""
+        pooled, text = self.model.pooled, NodeText()
+        name, devices = os.path.basename(pooled.spec.path), ", ".join(map(str, pooled.devices[: self.plan.ranks]))
+        loads, before = not pooled.holds(self.plan), pooled.measured
+        if loads:
+            log.info("loading %s into the workers on %s", name, devices)
+            text.say(f"Loading {name}" if pooled.started else f"Starting workers on {devices}")
+        rank_load_s = pooled.ensure(
             self.plan,
+            self.patch_set(),
             progress=partial(text.loading, name),
             check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
         )
-        warnings = unequal(pooled.measured[: self.plan.ranks]) if pooled.measured is not before else []
-        for warning in warnings:
-            log.warning(warning)
-        text.say("\n".join([f"{name} is in the workers on {devices}", *warnings]))
+        if self.recorder is not None:
+            self.recorder.rank_load_s.update(rank_load_s)
+        if loads:
+            warnings = unequal(pooled.measured[: self.plan.ranks]) if pooled.measured is not before else []
+            for warning in warnings:
+                log.warning(warning)
+            text.say("\n".join([f"{name} is in the workers on {devices}", *warnings]))
 
     def _refuse_block_patches(self) -> None:
         found = block_patches(self.model_options["transformer_options"])

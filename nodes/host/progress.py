@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from comfy_api.latest import get_executing_context, get_progress_state
 from server import PromptServer
 
-from .pooled_model import StepListener
+from ...parallel_runtime.planner.automatic import Decision
+from .run_context import StepListener
 
 INTERVAL_S = 0.2
 
@@ -54,12 +55,17 @@ class OncePerPrompt:
 
 
 class StepText(StepListener):
-    """What a step took, written on the node that samples, at most every `INTERVAL_S` and after the last one."""
+    """What a step of one run took, written on the node that samples, at most every `INTERVAL_S` and after the last.
 
-    def __init__(self) -> None:
+    Auto's plan of the run is told when it begins and under each of its steps; a given one is on SP Config.
+    """
+
+    def __init__(self, decision: Decision) -> None:
         self._next_s = 0.0
         self._told_s = 0.0
-        self._plan = ""
+        self._plan = f"{decision.plan.name}, chosen for {decision.chosen_for}" if decision.chosen_for else ""
+        if self._plan:
+            NodeText().say(self._plan)
 
     def request(self, wall_s: float, ranks: Sequence[Mapping]) -> None:
         """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`; nothing where nobody samples."""
@@ -67,12 +73,6 @@ class StepText(StepListener):
         ends = [rank["began_s"] + rank["step_s"] for rank in members if "began_s" in rank and "step_s" in rank]
         known = len(ends) == len(members) > 1 and wall_s > 0
         self._tell(wall_s, len(members), f"skew {(max(ends) - min(ends)) / wall_s * 100:.0f} %" if known else "")
-
-    def plan_chosen(self, name: str, work: str) -> None:
-        """Auto's plan of the run that begins is told under each of its steps; a given one is on SP Config."""
-        self._plan = f"{name}, chosen for {work}" if work else ""
-        if self._plan:
-            NodeText().say(self._plan)
 
     def compiling(self) -> None:
         """The workers make graphs of the blocks, which may take a minute; said at most every `INTERVAL_S`."""

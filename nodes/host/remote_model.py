@@ -6,6 +6,9 @@ Patchify, padding, reference ids, prediction type and all wrappers stay ComfyUI'
 import inspect
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import comfy.ldm.flux.model
@@ -20,12 +23,14 @@ from comfy.supported_models_base import BASE
 from ...parallel_runtime.adapters.flux_config import FluxConfig
 from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
-from ...parallel_runtime.planner.automatic import usual_work
+from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.planner.automatic import Decision, usual_work
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from ...parallel_runtime.rank.weights import file_names, weight_bytes
 from .conditioning import ForwardArguments, step_tensors
 from .pooled_model import PooledModel, WeightSizes
 from .refusals import check_transformer_options, refuse_in
+from .run_context import RUN_KEY, RunContext
 
 HEAD_DIM = 128  # the only one ComfyUI's Flux knows
 META = torch.device("meta")
@@ -33,6 +38,18 @@ BODY = inspect.signature(comfy.ldm.flux.model.Flux.forward_orig)
 # ComfyUI's names of what its body takes, and ours.
 BODY_INPUTS = {name: name for name in ("img", "img_ids", "txt", "txt_ids", "timesteps", "y", "guidance", "control")}
 BODY_INPUTS |= {"attn_mask": "mask", "timestep_zero_index": "still"}
+# ComfyUI asks how much memory a run takes with no word of which: it is the one that this code is in.
+_RECKONED: ContextVar[ParallelPlan | None] = ContextVar("parallel_dit_reckoned", default=None)
+
+
+@contextmanager
+def reckoned_by(plan: ParallelPlan) -> Iterator[None]:
+    """Have ComfyUI reckon with the memory that `plan` takes."""
+    token = _RECKONED.set(plan)
+    try:
+        yield
+    finally:
+        _RECKONED.reset(token)
 
 
 class MetaOperations(comfy.ops.disable_weight_init):
@@ -46,10 +63,15 @@ class MetaOperations(comfy.ops.disable_weight_init):
 
 
 class RemoteTransformer(comfy.ldm.flux.model.Flux):
-    """ComfyUI's Flux with every weight on the meta device. `pooled` and `config` are set by `RemoteFlux`."""
+    """ComfyUI's Flux with every weight on the meta device. `RemoteFlux` sets what belongs to it.
+
+    `outside_runs` is how calls run that come without a run of this model: as the MODEL says that ComfyUI loaded last. A
+    guider with two models makes them with the other's options, and so does a node that calls the model by itself.
+    """
 
     pooled: PooledModel
     config: FluxConfig
+    outside_runs: RunContext
 
     @torch.compiler.disable
     def forward_orig(self, *arguments: object, **named: object) -> torch.Tensor:
@@ -59,7 +81,10 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
         """
         inputs = dict(BODY.bind(self, *arguments, **named).arguments)
         inputs.pop("self")
-        transformer_options = inputs.pop("transformer_options", {})
+        transformer_options = dict(inputs.pop("transformer_options", {}))
+        run = transformer_options.pop(RUN_KEY, None)
+        if run is None or run.model is not self.pooled:
+            run = self.outside_runs
         check_transformer_options(transformer_options)
         known = {ours: inputs.pop(theirs, None) for theirs, ours in BODY_INPUTS.items()}
         for what, value in inputs.items():
@@ -67,7 +92,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
                 raise refuse_in("the node that adds it", f"the conditioning asks for {what}")
         given = ForwardArguments(**known | {"still": known["still"] or ()})
         tensors, options = step_tensors(given, self.config)
-        out = self.pooled.step(
+        out = run.step(
             tensors,
             out_channels=self.out_channels,
             options=options,
@@ -92,13 +117,14 @@ class RemoteFlux(comfy.model_base.Flux):
         self.pooled = pooled
         self.diffusion_model.pooled = pooled
         self.diffusion_model.config = source.config
+        self.diffusion_model.outside_runs = RunContext(model=pooled, decision=Decision(plan=pooled.plan))
 
     def memory_required(self, input_shape: list[int], cond_shapes: dict | None = None) -> float:
         """Bytes of activations on the device shared with ComfyUI: the rows of one lane, the tokens of one rank.
 
         Counted for one rank even where none shares it. Of sharded weights, the blocks that become whole count too.
         """
-        plan = self.pooled.plan
+        plan = _RECKONED.get() or self.diffusion_model.outside_runs.plan
         rows = -(-input_shape[0] // plan.lanes)
         whole = super().memory_required([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
         ranks = max(1, self.pooled.ranks_on(comfy.model_management.get_torch_device(), plan))

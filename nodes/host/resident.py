@@ -6,9 +6,9 @@ go to the workers, which then need the host no more. What this file cannot vouch
 the reason is said.
 """
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import comfy.model_management
 import comfy.model_sampling
@@ -16,6 +16,7 @@ import comfy.samplers
 import torch
 from comfy.patcher_extension import WrappersMP
 
+from ...parallel_runtime.places import without_places
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.calls import ModelCall
 from ...parallel_runtime.pool.resident import Inpaint, ResidentRun, refuse_long, shares
@@ -23,7 +24,10 @@ from ...parallel_runtime.program import Program
 from .asked import PATCH, asks_negative
 from .cond_lanes import LANES_KEY, tell_idle
 from .linear_program import SamplerRun, given_tensors, trace
-from .pooled_model import PooledModel, capturing
+from .progress import NodeText
+from .run_context import RunContext, options_of_run, run_of
+
+log = logging.getLogger(__name__)
 
 # What makes a conditioning differ from step to step, from place to place, or need the host at each step.
 BY_STEP = {
@@ -65,25 +69,92 @@ class ResidentOptions:
     release_modulations: bool = False
 
 
-def sample_in_pool(
-    stock: comfy.samplers.KSAMPLER,
-    pooled: PooledModel,
-    options: ResidentOptions,
-    guider: comfy.samplers.CFGGuider,
-    *arguments: object,
-) -> torch.Tensor:
-    """`stock.sample(guider, *arguments)` with its loop in the workers.
+class InWorkerSampler(comfy.samplers.KSAMPLER):
+    """A stock sampler with its loop in the workers. What cannot live there it samples as the stock one does.
 
-    Raises `HostLoopError` before any rank is asked, and before torch's random state moves, when the run cannot live
-    there; `PoolError` when a worker fails, and ComfyUI's interrupt when the user cancels.
+    Noise, masks and callbacks are prepared by the stock class; our sampler function takes the place of its own. After a
+    run `loop` says where it was, and `reason` why it stayed in ComfyUI.
     """
-    if type(stock) is not comfy.samplers.KSAMPLER:
-        raise HostLoopError(f"the sampler is a {type(stock).__name__}")
+
+    def __init__(self, stock: comfy.samplers.Sampler, options: ResidentOptions) -> None:
+        is_known = type(stock) is comfy.samplers.KSAMPLER
+        super().__init__(self._run, *((stock.extra_options, stock.inpaint_options) if is_known else ()))
+        self.loop = "host"
+        self.reason = None if is_known else f"the sampler is a {type(stock).__name__}"
+        self._stock, self._options = stock, options
+
+    def sample(
+        self, guider: comfy.samplers.CFGGuider, sigmas: torch.Tensor, extra_args: dict, *arguments: object
+    ) -> torch.Tensor:
+        """As any sampler's. Raises `PoolError` when a worker fails, and ComfyUI's interrupt when the user cancels.
+
+        That a run must stay in ComfyUI's loop is known before any rank is asked, and before torch's random state moves.
+        """
+        try:
+            _refuse(guider, run_of(extra_args["model_options"]), self.reason)
+            samples = super().sample(guider, sigmas, extra_args, *arguments)
+        except HostLoopError as error:
+            self.reason = without_places(str(error))  # the sampler's own words may be part of it
+            log.info("Parallel Flux Sampler: the loop stays in ComfyUI: %s", self.reason)
+            NodeText().say(f"The loop stays in ComfyUI: {self.reason}")
+            return self._stock.sample(guider, sigmas, extra_args, *arguments)
+        self.loop = "resident"
+        return samples
+
+    def _run(
+        self,
+        model: comfy.samplers.KSamplerX0Inpaint,
+        x: torch.Tensor,
+        sigmas: torch.Tensor,
+        *,
+        extra_args: dict,
+        callback: Callable[[dict], None],
+        disable: bool,
+        **extra_options: object,
+    ) -> torch.Tensor:
+        """What stands where the stock class has its sampler function: (B, C, H, W) noise in, the sampled latent out."""
+        guider, context = model.inner_model, run_of(extra_args["model_options"])
+        run = SamplerRun(sampler=self._stock, guider=guider, sigmas=sigmas, extra_args=extra_args)
+        program, sigmas_left = _program(run)
+        if x.ndim != 4 or x.shape[2] % PATCH or x.shape[3] % PATCH:
+            raise HostLoopError(f"a latent of {tuple(x.shape[2:])} does not divide into tokens of {PATCH}")
+        inpaint = _inpaint(model, extra_args["denoise_mask"], x, sigmas)
+        conds = tuple(_cond(guider, name, extra_args, x, sigmas[:1]) for name in _cond_names(guider))
+        if len({tuple(cond.tensors["img"].shape) for cond in conds}) > 1:
+            raise HostLoopError("one conditioning has other reference images than the other")
+        _refuse_idle(context.plan, x.shape[0], len(conds))
+        tell_idle(context, len(conds) * x.shape[0])
+        given = given_tensors(run, program, x)
+
+        def step_done(step: int, tokens: torch.Tensor) -> None:
+            denoised = from_tokens(tokens, x.shape).to(x.device)
+            callback({"i": step, "denoised": denoised, "x": denoised})
+
+        result = context.sample(
+            ResidentRun(
+                program=program,
+                conds=conds,
+                cfg=float(guider.cfg),
+                given={number: to_tokens(tensor).float() for number, tensor in given.items()},
+                inpaint=inpaint,
+                release_modulations=self._options.release_modulations,
+            ),
+            on_step=step_done,
+            check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+        )
+        sigmas.copy_(sigmas_left)
+        return from_tokens(result, x.shape).to(device=x.device, dtype=x.dtype)
+
+
+def _refuse(guider: comfy.samplers.CFGGuider, context: RunContext | None, reason: str | None) -> None:
+    """Raise `HostLoopError` for a MODEL, sampler (for that `reason`), guider or conditionings that need the host."""
+    if context is None or vars(guider.inner_model).get("pooled") is not context.model:
+        raise HostLoopError("the MODEL is a stock loader's")
+    if reason is not None:
+        raise HostLoopError(reason)
     _refuse_guider(guider)
     _refuse_model(guider)
     _refuse_conds(guider)
-    body = partial(_sampler_body, stock, pooled, options)
-    return comfy.samplers.KSAMPLER(body, stock.extra_options, stock.inpaint_options).sample(guider, *arguments)
 
 
 def _refuse_guider(guider: comfy.samplers.CFGGuider) -> None:
@@ -125,53 +196,6 @@ def _cond_names(guider: comfy.samplers.CFGGuider) -> tuple[str, ...]:
     return ("positive", "negative") if asks_negative(guider.cfg, guider.model_options) else ("positive",)
 
 
-def _sampler_body(
-    stock: comfy.samplers.KSAMPLER,
-    pooled: PooledModel,
-    options: ResidentOptions,
-    model: comfy.samplers.KSamplerX0Inpaint,
-    x: torch.Tensor,
-    sigmas: torch.Tensor,
-    *,
-    extra_args: dict,
-    callback: Callable[[dict], None],
-    disable: bool,
-    **extra_options: object,
-) -> torch.Tensor:
-    """What stands where ComfyUI has its sampler function: (B, C, H, W) noise in, the sampled latent out."""
-    guider = model.inner_model
-    run = SamplerRun(sampler=stock, guider=guider, sigmas=sigmas, extra_args=extra_args)
-    program, sigmas_left = _program(run)
-    if x.ndim != 4 or x.shape[2] % PATCH or x.shape[3] % PATCH:
-        raise HostLoopError(f"a latent of {tuple(x.shape[2:])} does not divide into tokens of {PATCH}")
-    inpaint = _inpaint(model, extra_args["denoise_mask"], x, sigmas)
-    conds = tuple(_cond(guider, name, extra_args, x, sigmas[:1]) for name in _cond_names(guider))
-    if len({tuple(cond.tensors["img"].shape) for cond in conds}) > 1:
-        raise HostLoopError("one conditioning has other reference images than the other")
-    _refuse_idle(pooled.plan, x.shape[0], len(conds))
-    tell_idle(pooled, len(conds) * x.shape[0])
-    given = given_tensors(run, program, x)
-
-    def step_done(step: int, tokens: torch.Tensor) -> None:
-        denoised = from_tokens(tokens, x.shape).to(x.device)
-        callback({"i": step, "denoised": denoised, "x": denoised})
-
-    result = pooled.sample(
-        ResidentRun(
-            program=program,
-            conds=conds,
-            cfg=float(guider.cfg),
-            given={number: to_tokens(tensor).float() for number, tensor in given.items()},
-            inpaint=inpaint,
-            release_modulations=options.release_modulations,
-        ),
-        on_step=step_done,
-        check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
-    )
-    sigmas.copy_(sigmas_left)
-    return from_tokens(result, x.shape).to(device=x.device, dtype=x.dtype)
-
-
 def _program(run: SamplerRun) -> tuple[Program, torch.Tensor]:
     """The sampler as numbers that fit into a request, and what it makes of its sigmas."""
     try:
@@ -195,9 +219,11 @@ def _cond(
     sigma: torch.Tensor,
 ) -> ModelCall:
     """What ComfyUI would send the workers for one conditioning in the first step."""
-    with capturing() as calls:
-        sigma = sigma.expand(x.shape[0])
-        comfy.samplers.calc_cond_batch(guider.inner_model, [guider.conds[name]], x, sigma, extra_args["model_options"])
+    calls: list[ModelCall] = []
+    looking = replace(run_of(extra_args["model_options"]), captured=calls)
+    options = options_of_run(extra_args["model_options"], looking)
+    sigma = sigma.expand(x.shape[0])
+    comfy.samplers.calc_cond_batch(guider.inner_model, [guider.conds[name]], x, sigma, options)
     if len(calls) != 1:
         raise HostLoopError(f"the {name} conditioning makes {len(calls)} calls of the model")
     call = calls[0]

@@ -1,6 +1,5 @@
 """ComfyUI's own sampling, with a clock around its loop. Owns what is measured in it, changes nothing of it."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,15 +10,13 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 
-from ...parallel_runtime.places import without_places
 from ...parallel_runtime.planner.automatic import Decision
 from .clock import synchronized_s
 from .patcher import RemotePatcher
-from .pooled_model import PooledModel, Request, noting_loads, recording
-from .progress import NodeText
-from .resident import HostLoopError, ResidentOptions, sample_in_pool
+from .pooled_model import PooledModel
+from .resident import InWorkerSampler, ResidentOptions
+from .run_context import Recorder, Request, run_of
 
-log = logging.getLogger(__name__)
 WRAPPER_KEY = "parallel_dit_clock"
 OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
@@ -29,21 +26,29 @@ class SamplingRecord:
     """What was measured of one sampling run: seconds before its loop, of the loop, between its steps; each request.
 
     `device` is where ComfyUI itself runs; `began_s` is when the loop began, on the machine's clock. `pooled` is None,
-    and `requests` empty, for a MODEL that is not ours. `decision` is the plan that ran, and what it was chosen for;
-    `rank_load_s` has the ranks that had to load its weights.
+    and nothing is recorded, for a MODEL that is not ours. `decision` is the plan that ran, and what it was chosen for.
     """
 
     pooled: PooledModel | None = None
     decision: Decision | None = None
     device: torch.device | None = None
     load_s: float = 0.0
-    rank_load_s: dict[int, float] = field(default_factory=dict)
     began_s: float = 0.0
     denoise_s: float = 0.0
     step_s: list[float] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
+    recorder: Recorder = field(default_factory=Recorder)
     loop: str = "host"  # where the sampler's loop ran: in ComfyUI, or resident in the workers
     loop_reason: str | None = None  # why a run that could have been resident was not
+
+    @property
+    def requests(self) -> list[Request]:
+        """What the run asked of the workers, in order."""
+        return self.recorder.requests
+
+    @property
+    def rank_load_s(self) -> dict[int, float]:
+        """Seconds by rank, of the ranks that had to load its weights."""
+        return self.recorder.rank_load_s
 
 
 def sampler_names() -> list[str]:
@@ -62,8 +67,8 @@ def pooled_of(model: ModelPatcher) -> PooledModel | None:
 
 
 def decision_of(model: ModelPatcher) -> Decision | None:
-    """The plan of the sampling run under way, else of the MODEL, and why; None for a MODEL that is not ours."""
-    return (model.of_this_run or model.decision) if isinstance(model, RemotePatcher) else None
+    """The MODEL's plan and why, which a run of it may have another than; None for a MODEL that is not ours."""
+    return model.decision if isinstance(model, RemotePatcher) else None
 
 
 def sample(
@@ -76,8 +81,7 @@ def sample(
     """
     check_latent(settings["latent"], "latent_image")
     record = SamplingRecord(pooled=pooled_of(model), decision=decision_of(model))
-    with recording() as record.requests:
-        return timed_run(model, settings, record, resident=resident), record
+    return timed_run(model, settings, record, resident=resident), record
 
 
 def timed_run(
@@ -93,13 +97,13 @@ def timed_run(
     `on_step` gets what ComfyUI's progress and preview would get.
     """
     called_s = time.perf_counter()
-    timed = model.clone()
+    timed = model.recorded_by(record.recorder) if isinstance(model, RemotePatcher) else model.clone()
     if beside:
         timed.set_additional_models(WRAPPER_KEY, list(beside))
-    loop = _loop(record, resident)
-    timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step, loop))
-    with noting_loads() as record.rank_load_s:
-        (result,) = comfy_nodes.common_ksampler(timed, **settings)
+    if resident is not None:
+        timed.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, _in_workers(record, resident))
+    timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step))
+    (result,) = comfy_nodes.common_ksampler(timed, **settings)
     record.device = model.load_device
     record.load_s = max(0.0, record.began_s - called_s)
     return result
@@ -112,39 +116,33 @@ def check_latent(latent: dict, name: str) -> None:
         raise ValueError(f"{name} has shape {shape}, a batch of 0 images; connect a latent of at least one")
 
 
-def _loop(record: SamplingRecord, resident: ResidentOptions | None) -> Callable[..., torch.Tensor]:
-    """Runs a sampler's loop, handed over as ComfyUI's wrappers get it: in the workers if asked and possible."""
+def _in_workers(record: SamplingRecord, options: ResidentOptions) -> Callable[..., torch.Tensor]:
+    """A wrapper of ComfyUI's `outer_sample`: the same run, its sampler's loop in the workers where that can be."""
 
-    def run(executor: Callable, *arguments: object) -> torch.Tensor:
-        if resident is None:
-            return executor(*arguments)
-        try:
-            if record.pooled is None:
-                raise HostLoopError("the MODEL is a stock loader's")
-            if executor.wrappers[executor.idx + 1 :]:
-                raise HostLoopError("another node wraps the sampler")
-            samples = sample_in_pool(executor.class_obj, record.pooled, resident, *arguments)
-        except HostLoopError as error:
-            reason = record.loop_reason = without_places(str(error))  # the sampler's own words may be part of it
-            log.info("Parallel Flux Sampler: the loop stays in ComfyUI: %s", reason)
-            NodeText().say(f"The loop stays in ComfyUI: {reason}")
-            return executor(*arguments)
-        record.loop = "resident"
+    def run(
+        executor: Callable,
+        noise: object,
+        latent: object,
+        sampler: comfy.samplers.Sampler,
+        *rest: object,
+        **named: object,
+    ) -> torch.Tensor:
+        ours = InWorkerSampler(sampler, options)
+        samples = executor(noise, latent, ours, *rest, **named)
+        record.loop, record.loop_reason = ours.loop, ours.reason
         return samples
 
     return run
 
 
-def _clock(
-    record: SamplingRecord, device: torch.device, on_step: OnStep | None, loop: Callable[..., torch.Tensor]
-) -> Callable[..., torch.Tensor]:
+def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None) -> Callable[..., torch.Tensor]:
     """A wrapper of the sampler's loop: after models are loaded, before the first step, until after the last."""
 
     def run(
         executor: Callable,
         guider: comfy.samplers.CFGGuider,
         sigmas: object,
-        extra: object,
+        extra: dict,
         callback: OnStep,
         *rest: object,
     ) -> torch.Tensor:
@@ -158,8 +156,9 @@ def _clock(
 
         marks = [synchronized_s(device)]
         record.began_s = marks[0]
-        record.decision = decision_of(guider.model_patcher)
-        samples = loop(executor, guider, sigmas, extra, step_done, *rest)
+        context = run_of(extra["model_options"])
+        record.decision = None if context is None else context.decision
+        samples = executor(guider, sigmas, extra, step_done, *rest)
         record.denoise_s = synchronized_s(device) - marks[0]
         return samples
 

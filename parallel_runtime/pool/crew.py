@@ -32,12 +32,14 @@ Check = Callable[[], None]
 Progress = Callable[[int, int], None]
 
 GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH, Op.RUN)
+CHANGES_WEIGHTS = (Op.LOAD, Op.UNLOAD, Op.PATCH)
 
 
 class Crew:
     """A generation, and what it holds. Every method raises PoolError when a rank fails; the generation is over then.
 
-    `numbers` gives the requests' numbers, which rise over all generations.
+    `numbers` gives the requests' numbers, which rise over all generations. `contents` is the number of the last request
+    that may have changed which weights the ranks hold: while it stays, so does what was found there.
     """
 
     def __init__(self, generation: Generation, numbers: Iterator[int]) -> None:
@@ -47,6 +49,7 @@ class Crew:
         self.memory: list[Any] = []  # each rank's last report
         self.copies_are_sound = len(generation.ranks) == 1  # until `damaged_copies` finds that they are
         self._numbers = numbers
+        self.contents = next(numbers)
         self._handles = 0
         self._halves: list[int] = []  # models that some ranks may hold and others not: cancelled or evicted
         self._stale = StaleBook()
@@ -181,10 +184,14 @@ class Crew:
                 self.meshes[plan] = handle
 
             self._ask(Op.MESH, body, check, deadline_s=deadline_s, on_done=keep)
-        if next(reversed(self.meshes)) != plan:  # the last one is the last asked for; a reader has the old or the new
+        return self.meshes[plan]
+
+    def note_use(self, model: Model, plan: ParallelPlan) -> None:
+        """The model and the plan are in use now: the last to be evicted, and the last in `meshes`."""
+        self.models.use(model)
+        if next(reversed(self.meshes)) != plan:  # a reader in another thread has the old dict or the new one
             others = {other: handle for other, handle in self.meshes.items() if other != plan}
             self.meshes = {**others, plan: self.meshes[plan]}
-        return self.meshes[plan]
 
     def run(
         self,
@@ -227,6 +234,7 @@ class Crew:
         """A whole sampling run: its latent in memory of its own, and the reports."""
         if run.release_modulations:
             model.patches = None  # so that the next request has them made whole
+            self.contents = next(self._numbers)
         self._stale.forget()
         specs = self._arena.place(run.tensors(), run.results()).specs
         places = {spec.name: spec for spec in specs}
@@ -287,6 +295,8 @@ class Crew:
     ) -> Request:
         check()
         request = Request(op, next(self._numbers), deadline_s, on_progress=on_progress, on_done=on_done)
+        if op in CHANGES_WEIGHTS:
+            self.contents = request.number
         self.generation.ask(request, body, tensors)
         try:
             self.generation.wait(check)

@@ -12,8 +12,8 @@ again by the pool itself.
 import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -41,6 +41,15 @@ SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have 
 FEWER_DEVICES = "run the doctor, and name fewer devices in SP Config"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ensured:
+    """A model with its weight patches and a plan's process groups, as found while the workers' contents were these."""
+
+    contents: int
+    model: Model
+    mesh: int
 
 
 class Pool:
@@ -92,6 +101,7 @@ class Pool:
         self._turns = Turns()
         self._numbers = itertools.count(1)
         self._crew: Crew | None = None
+        self._ensured: dict[Hashable, Ensured] = {}
         self._failures = Failures()
 
     def __enter__(self) -> "Pool":
@@ -157,21 +167,22 @@ class Pool:
         model = None if crew is None or crew.generation.ended else crew.models.find(spec, layout)
         return model is not None and model.serves(layout)
 
-    def patch(
+    def ensure(
         self,
         spec: ModelSpec,
-        patches: PatchSet,
         plan: ParallelPlan | None = None,
         *,
+        patches: PatchSet = PRISTINE,
+        progress: Progress | None = None,
         check_cancelled: Check | None = None,
-    ) -> None:
+    ) -> LoadResult:
         """Have `spec` loaded as by `load`, its weights pristine plus `patches`; nothing when they are already.
 
-        Raises PoolError when a rank fails, a patch that does not fit its weight included.
+        Returns what `load` does. Raises PoolError when a rank fails, a patch that does not fit its weight included.
         """
         self._refuse_plan(plan)
         with self._turns.admitted(check_cancelled) as check:
-            self._patched_model(self._ready_crew(check), spec, plan, patches, check)
+            return self._patched_model(self._ready_crew(check), spec, plan, patches, check, progress=progress).result
 
     def run(
         self,
@@ -193,12 +204,11 @@ class Pool:
         lanes = shared_out(calls, plan)
         with self._turns.admitted(check_cancelled) as check:
             crew = self._ready_crew(check)
-            model = self._patched_model(crew, spec, plan, patches, check)
-            mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
+            ensured = self._ensure(crew, spec, plan, patches, check)
             shape = (spec, plan, shape_of(calls))
             deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
             began = time.perf_counter()
-            outs, ranks = crew.run(model, mesh, plan, calls, lanes, check, deadline_s=deadline_s)
+            outs, ranks = crew.run(ensured.model, ensured.mesh, plan, calls, lanes, check, deadline_s=deadline_s)
             result = RunResult(outs, ranks, time.perf_counter() - began)
             self._pace.note(shape, result.wall_s - max(rank.get("compile_s", 0.0) for rank in ranks))
             return result
@@ -240,10 +250,11 @@ class Pool:
         refuse_unfit(plan, run)
         with self._turns.admitted(check_cancelled) as check:
             crew = self._ready_crew(check)
-            model = self._patched_model(crew, spec, plan, patches, check)
-            mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
+            ensured = self._ensure(crew, spec, plan, patches, check)
             began = time.perf_counter()
-            out, ranks = crew.sample(model, mesh, plan, run, check, on_step=on_step, deadline_s=self.deadline_s)
+            out, ranks = crew.sample(
+                ensured.model, ensured.mesh, plan, run, check, on_step=on_step, deadline_s=self.deadline_s
+            )
             return ResidentResult(out, ranks, time.perf_counter() - began)
 
     def measure_devices(self, check_cancelled: Check | None = None) -> list[dict[str, Any]]:
@@ -301,10 +312,30 @@ class Pool:
             budget_bytes=self._memory_budget_bytes,
         )
 
+    def _ensure(self, crew: Crew, spec: ModelSpec, plan: ParallelPlan, patches: PatchSet, check: Check) -> Ensured:
+        """The model, patched, and the plan's groups: looked for once, and again when the workers' contents changed."""
+        use = (spec, plan, patches.name, patches.side_branch)
+        ensured = self._ensured.get(use)
+        if ensured is None or ensured.contents != crew.contents:
+            model = self._patched_model(crew, spec, plan, patches, check)
+            mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
+            ensured = Ensured(crew.contents, model, mesh)
+            still_true = {other: each for other, each in self._ensured.items() if each.contents == crew.contents}
+            self._ensured = still_true | {use: ensured}
+        crew.note_use(ensured.model, plan)
+        return ensured
+
     def _patched_model(
-        self, crew: Crew, spec: ModelSpec, plan: ParallelPlan | None, patches: PatchSet, check: Check
+        self,
+        crew: Crew,
+        spec: ModelSpec,
+        plan: ParallelPlan | None,
+        patches: PatchSet,
+        check: Check,
+        *,
+        progress: Progress | None = None,
     ) -> Model:
-        model = self._model(crew, spec, plan, check)
+        model = self._model(crew, spec, plan, check, progress=progress)
         crew.patch(model, patches, check, deadline_s=self.deadline_s)
         return model
 

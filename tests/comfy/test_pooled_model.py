@@ -34,9 +34,7 @@ def made(module_of_pack, pooled_model, plan_of) -> Any:
     def make(kind: str, plan: str) -> Any:
         sizes = pooled_model.WeightSizes(total=TOTAL, biggest_block=BIGGEST)
         devices = tuple(device(kind, index) for index in range(4))
-        return pooled_model.PooledModel(
-            devices, spec, plan_of(plan), sizes=sizes, num_heads=24, listener=pooled_model.StepListener()
-        )
+        return pooled_model.PooledModel(devices=devices, spec=spec, plan=plan_of(plan), sizes=sizes, num_heads=24)
 
     return make
 
@@ -97,10 +95,11 @@ def test_others_may_ask_for_their_pools_while_one_loads(module_of_pack, made) ->
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_every_call_says_whether_its_blocks_are_compiled(compiled: bool, pooled_model, made) -> None:
-    model = made("cpu", "ulysses=4")
-    model.compiled = compiled
+def test_every_call_says_whether_its_blocks_are_compiled(compiled: bool, module_of_pack, made) -> None:
+    model, calls = made("cpu", "ulysses=4"), []
+    decision = module_of_pack("parallel_runtime.planner.automatic").Decision(plan=model.plan)
+    context = module_of_pack("nodes.host.run_context").RunContext
+    run = context(model=model, decision=decision, compiled=compiled, captured=calls)
     tensors = {"img": torch.zeros(1, 4, 64), "txt": torch.zeros(1, 2, 64)}
-    with pooled_model.capturing() as calls:
-        model.step(tensors, out_channels=64, options={}, check_cancelled=lambda: None)
+    run.step(tensors, out_channels=64, options={}, check_cancelled=lambda: None)
     assert [call.options["compiled"] for call in calls] == [compiled]

@@ -92,13 +92,13 @@ def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool):
 
 def test_a_cancelled_change_of_weights_stops_early_and_is_made_whole_by_the_next(pool):
     change = PatchSet("slow", tuple(Patch(key="x", kind="diff", strength=1.0, values=(None,)) for _ in range(30)))
-    pool.patch(make_spec(), PatchSet("quick", change.patches[:1]))
+    pool.ensure(make_spec(), patches=PatchSet("quick", change.patches[:1]))
     memory = pool.status()["memory"]
 
     def returned():
         began = time.monotonic()
         with pytest.raises(Cancelled):
-            pool.patch(make_spec(), change, check_cancelled=after(0.1))
+            pool.ensure(make_spec(), patches=change, check_cancelled=after(0.1))
         pool.load(make_spec())
         return time.monotonic() - began
 
@@ -143,7 +143,7 @@ def test_cancelling_at_random_moments_leaves_every_result_right(pool):
         name = chance.choice(["slow0", "slow1", "model", "model"])
         if chance.random() < 0.3:
             with suppress(Cancelled):
-                pool.patch(make_spec(name), slow_change(turn), check_cancelled=after(chance.random() / 4))
+                pool.ensure(make_spec(name), patches=slow_change(turn), check_cancelled=after(chance.random() / 4))
         moments = [["sleep", chance.random() / 20]]
         try:
             result = run_step(

@@ -83,7 +83,7 @@ def test_weights_changed_on_one_rank_are_changed_on_a_rank_that_joins(pool):
 
     def seconds(plan):
         began = time.monotonic()
-        pool.patch(spec, change, plan)
+        pool.ensure(spec, plan, patches=change)
         return time.monotonic() - began
 
     assert seconds(ONE) >= 0.1, "each change takes 0.1 s in this engine"

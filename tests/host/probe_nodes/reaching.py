@@ -12,6 +12,7 @@ from comfy.patcher_extension import PatcherInjection, WrappersMP
 from comfy_api.latest import io
 
 CATEGORY = "tests"
+RUN_KEY = "parallel_dit_run"
 
 
 def inject(model: Any) -> None:
@@ -78,13 +79,20 @@ class ReachIntoModel(io.ComfyNode):
 
 
 class WithoutExchange:
-    """A pooled model whose ranks attend to their own tokens alone."""
+    """A sampling run whose ranks attend to their own tokens alone."""
 
-    def __init__(self, pooled: Any) -> None:
-        self.pooled = pooled
+    def __init__(self, run: Any) -> None:
+        self.run, self.model = run, run.model
 
     def step(self, tensors: Any, *, options: dict[str, Any], **rest: Any) -> torch.Tensor:
-        return self.pooled.step(tensors, options={**options, "local_attention": True}, **rest)
+        return self.run.step(tensors, options={**options, "local_attention": True}, **rest)
+
+
+def with_run_without_exchange(argument: Any) -> Any:
+    """ComfyUI's options of a transformer with such a run in place of theirs; any other argument as it is."""
+    if not isinstance(argument, dict) or RUN_KEY not in argument:
+        return argument
+    return {**argument, RUN_KEY: WithoutExchange(argument[RUN_KEY])}
 
 
 class SwitchOffExchange(io.ComfyNode):
@@ -98,13 +106,7 @@ class SwitchOffExchange(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any) -> io.NodeOutput:
         def without_exchange(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            transformer = executor.class_obj
-            pooled = transformer.pooled
-            transformer.pooled = WithoutExchange(pooled)
-            try:
-                return executor(*args, **kwargs)
-            finally:
-                transformer.pooled = pooled
+            return executor(*map(with_run_without_exchange, args), **kwargs)
 
         model = model.clone()
         model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "switch_off_exchange", without_exchange)

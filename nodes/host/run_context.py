@@ -1,0 +1,199 @@
+"""One sampling run: what its steps need, frozen when ComfyUI's `outer_sample` begins, and how a step gets to the pool.
+
+The context lies in the run's own copy of ComfyUI's `transformer_options`, under `RUN_KEY`, and is taken out before a
+request is made; so runs that share a MODEL, or take turns, each have their own. Does not own when a run begins
+(new_model.py), what the pool holds (pooled_model.py), nor ComfyUI's model classes.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...parallel_runtime.patch import PRISTINE, PatchSet
+from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.planner.automatic import Decision
+from ...parallel_runtime.pool.calls import ModelCall
+from ...parallel_runtime.pool.resident import ResidentRun, StepDone
+from .lanes import Handed, hand_over
+from .pooled_model import PooledModel
+
+RUN_KEY = "parallel_dit_run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request to the pool, as it was measured: seconds, since when, and the workers' own reports, by rank.
+
+    `calls` are the calls of the model that it carried, each (batch, image tokens, text tokens).
+    """
+
+    calls: tuple[tuple[int, int, int], ...]
+    began_s: float
+    wall_s: float
+    ranks: list[dict]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorder:
+    """What a caller wants to know of a run: its requests in order, and seconds by rank that loaded weights for it.
+
+    With `trace`, each rank traces each request; the trace is in the rank's report, as `trace`, gzipped JSON.
+    """
+
+    trace: bool = False
+    requests: list[Request] = field(default_factory=list)
+    rank_load_s: dict[int, float] = field(default_factory=dict)
+
+
+class StepListener:
+    """What hears of steps as they end; this one does nothing with them."""
+
+    def request(self, wall_s: float, ranks: Sequence[Mapping]) -> None:
+        """One exchange with the workers took `wall_s`; `ranks` are their reports, by rank."""
+
+    def compiling(self) -> None:
+        """The workers make graphs of the blocks; told again and again until they have."""
+
+    def resident_began(self) -> None:
+        """A loop inside the workers begins."""
+
+    def resident_step(self, num_ranks: int) -> None:
+        """A step of a loop inside the workers ends; they report at the end of the loop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """One sampling run with a MODEL of ours.
+
+    `captured` collects the run's calls instead of sending them; each is answered with zeros.
+    """
+
+    model: PooledModel
+    decision: Decision
+    patches: PatchSet = PRISTINE
+    compiled: bool = False
+    listener: StepListener = field(default_factory=StepListener)
+    recorder: Recorder | None = None
+    captured: list[ModelCall] | None = None
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def plan(self) -> ParallelPlan:
+        """The plan that runs."""
+        return self.decision.plan
+
+    def step(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        out_channels: int,
+        options: Mapping[str, object],
+        check_cancelled: Callable[[], None],
+        place: str | None = None,
+    ) -> torch.Tensor:
+        """One call of the transformer; `tensors` as `conditioning.step_tensors` makes them. In a lane, others go first.
+
+        `place` tells the call from the others of its step. Returns (B, S_img, out_channels) on the CPU, in the dtype
+        of `tensors["img"]`. Raises `PoolError` when a worker fails, `ValueError` for shapes the model cannot take, and
+        whatever `check_cancelled` raises.
+        """
+        img = tensors["img"]
+        batch, image_tokens, _ = img.shape
+        if self.plan.pipefusion > 1 and place is not None:
+            options = {**options, "pipeline": {"run": self.run_id, "key": place}}
+        call = ModelCall(
+            tensors=tensors,
+            out_shape=(batch, image_tokens, out_channels),
+            out_dtype=img.dtype,
+            options={**options, **self._engine_options()},
+        )
+        if self.captured is not None:
+            self.captured.append(call)
+            return img.new_zeros(call.out_shape)
+        (out,) = hand_over([Handed(self._together(), lambda calls: self._send(calls, check_cancelled), call)])
+        return out
+
+    def sample(self, run: ResidentRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> torch.Tensor:
+        """The whole run in the workers; its latent (B, S, C) fp32 on the CPU. Raises as `step`."""
+
+        def told(step: int, denoised: torch.Tensor) -> None:
+            self.listener.resident_step(self.plan.ranks)
+            on_step(step, denoised)
+
+        began_s = time.perf_counter()
+        self.listener.resident_began()
+        result = self.model.pool.sample(
+            self.model.spec,
+            self.plan,
+            run,
+            patches=self.patches,
+            on_step=told,
+            check_cancelled=self._checks(check_cancelled),
+        )
+        self._record(list(run.conds) * run.program.num_calls, began_s, result.wall_s, result.ranks)
+        return result.out
+
+    def _engine_options(self) -> dict[str, bool]:
+        """What every call asks of the engine."""
+        recorder = self.recorder
+        return {
+            "timed": recorder is not None,
+            "trace": recorder is not None and recorder.trace,
+            "compiled": self.compiled,
+        }
+
+    def _together(self) -> tuple:
+        """What runs have in common whose calls may travel in one request."""
+        model, patches = self.model, self.patches
+        return model.devices, model.spec, self.plan, patches.name, patches.side_branch, self.compiled
+
+    def _send(self, calls: list[ModelCall], check_cancelled: Callable[[], None]) -> list[torch.Tensor]:
+        result = self.model.pool.run(
+            self.model.spec, self.plan, calls, patches=self.patches, check_cancelled=self._checks(check_cancelled)
+        )
+        self.listener.request(result.wall_s, result.ranks)
+        self._record(calls, time.perf_counter() - result.wall_s, result.wall_s, result.ranks)
+        return result.outs
+
+    def _record(self, calls: Sequence[ModelCall], began_s: float, wall_s: float, ranks: list[dict]) -> None:
+        if self.recorder is not None:
+            shapes = tuple((*call.out_shape[:2], call.tensors["txt"].shape[1]) for call in calls)
+            self.recorder.requests.append(Request(calls=shapes, began_s=began_s, wall_s=wall_s, ranks=ranks))
+
+    def _checks(self, check_cancelled: Callable[[], None]) -> Callable[[], None]:
+        """What the pool calls while it waits: whether to go on and, where blocks are compiled, whether they are now."""
+        if not self.compiled:
+            return check_cancelled
+
+        def check() -> None:
+            check_cancelled()
+            if self.model.pool.state == "compiling":
+                self.listener.compiling()
+
+        return check
+
+
+def run_of(model_options: Mapping[str, Any]) -> RunContext | None:
+    """The run that these options of ComfyUI's belong to; None outside of one, and for one with a stock MODEL."""
+    return model_options.get("transformer_options", {}).get(RUN_KEY)
+
+
+def options_of_run(model_options: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
+    """The options with another run's context; they themselves stay as they are."""
+    return {**model_options, "transformer_options": {**model_options.get("transformer_options", {}), RUN_KEY: run}}
+
+
+@contextmanager
+def begun(model_options: dict[str, Any], run: RunContext) -> Iterator[None]:
+    """Have the run's context in its options for the time of the block."""
+    options = model_options.setdefault("transformer_options", {})
+    options[RUN_KEY] = run
+    try:
+        yield
+    finally:
+        del options[RUN_KEY]

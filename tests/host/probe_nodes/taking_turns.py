@@ -1,0 +1,70 @@
+"""Two sampling runs that take turns step by step, with MODELs that share one set of weights, or with one MODEL.
+
+Owns: who runs and that the second may be cancelled half-way. The turns are the pack's cooperative tasks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import comfy.model_management
+import nodes
+from comfy_api.latest import io
+
+CATEGORY = "tests"
+
+
+class SampleInTurn(io.ComfyNode):
+    """Both latents; of a second run that is cancelled, which is when its model was called that often, the first's."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [
+            io.Model.Input("model"),
+            io.Model.Input("model_2"),
+            io.Conditioning.Input("positive"),
+            io.Latent.Input("latent"),
+            io.Int.Input("seed"),
+            io.Int.Input("steps"),
+            io.Int.Input("cancel_after", default=0),
+        ]
+        outputs = [io.Latent.Output(), io.Latent.Output()]
+        return io.Schema(node_id="SampleInTurn", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(
+        cls, model: Any, model_2: Any, positive: Any, latent: Any, seed: int, steps: int, cancel_after: int
+    ) -> io.NodeOutput:
+        host = type(model).__module__.rpartition(".")[0]
+        lanes, surroundings, lists = (
+            import_module(f"{host}.{name}") for name in ("lanes", "surroundings", "list_sampling")
+        )
+        settings = (seed, steps, 1.0, "euler", "simple", positive, positive, latent)
+        second = partial(nodes.common_ksampler, model_2, *settings)
+        if cancel_after:
+            second = partial(_cancelled, model_2, settings, cancel_after)
+        kept = [surroundings.RandomNumbers(), lists.CurrentPatcher(model.model)]
+        tasks = [partial(nodes.common_ksampler, model, *settings), second]
+        (one,), (other,) = lanes.in_lanes(tasks, at_once=2, kept=kept)
+        return io.NodeOutput(one, other or one)
+
+
+def _cancelled(model: Any, settings: tuple, calls: int) -> tuple[None]:
+    """Sample, and have the user's interrupt raised where the model has answered that often."""
+    left = [calls]
+
+    def count(args: dict[str, Any]) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise comfy.model_management.InterruptProcessingException
+        return args["denoised"]
+
+    model = model.clone()
+    model.set_model_sampler_post_cfg_function(count)
+    try:
+        nodes.common_ksampler(model, *settings)
+    except comfy.model_management.InterruptProcessingException:
+        return (None,)
+    raise RuntimeError("the run ended before it was cancelled")

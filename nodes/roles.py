@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..parallel_runtime.devices import Device
-from ..parallel_runtime.plan import AXES, ParallelPlan
+from ..parallel_runtime.plan import ParallelPlan
 
 # Axis, and its words for one rank: its own place, and the degree.
 WORDS = {
@@ -24,12 +24,11 @@ def roles(plan: ParallelPlan, devices: Sequence[Device]) -> list[str]:
 
 
 def _role(plan: ParallelPlan, rank: int) -> str:
-    words, rest, below = [], rank, plan.ranks
-    for axis, degree in zip(AXES, plan.degrees, strict=True):
-        below //= degree
-        place, rest = divmod(rest, below)
-        if degree > 1:
-            words.append(WORDS[axis].format(place=place, degree=degree))
+    words = [
+        WORDS[axis].format(place=place, degree=degree)
+        for (axis, place), degree in zip(plan.coordinates(rank).items(), plan.degrees, strict=True)
+        if degree > 1
+    ]
     layout = plan.layout
     if layout.shards > 1:
         words.append(f"shard {rank % layout.shards}/{layout.shards} of the weights")

@@ -152,6 +152,13 @@ class ParallelPlan:
         """Ranks of one replica, over which sharded weights are shared out, stage by stage."""
         return self.ranks // self.data
 
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """The rank's index on each axis, from 0; ranks are numbered row by row, so the last axis counts fastest."""
+        found = {}
+        for axis in reversed(AXES):
+            rank, found[axis] = divmod(rank, getattr(self, axis))
+        return {axis: found[axis] for axis in AXES}
+
     @property
     def layout(self) -> Layout:
         """What the ranks hold under this plan."""

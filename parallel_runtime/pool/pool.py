@@ -23,8 +23,8 @@ from ..checkpoint import ModelSpec
 from ..devices import STOCK_NODES, Device, missing_system
 from ..errors import PoolError
 from ..patch import PRISTINE, PatchSet
-from ..plan import Layout, ParallelPlan
-from ..wire.protocol import MAX_RANKS, Op
+from ..plan import MAX_RANKS, Layout, ParallelPlan
+from ..wire.protocol import Op
 from .calls import ModelCall, RunResult, StepResult, shape_of, shared_out
 from .crew import Check, Crew, Progress
 from .deadlines import LOAD_S, REQUEST_S, START_S, Pace, checked

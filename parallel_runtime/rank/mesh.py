@@ -65,11 +65,10 @@ class Mesh:
         self.member = rank < plan.ranks
         # An axis of one needs no group; gloo has no collectives for device memory.
         self._staged = dist.is_initialized() and dist.get_backend() == "gloo" and device.type != "cpu"
-        self.axes: dict[str, Axis] = {}
-        left = rank if self.member else 0
-        for axis, size in reversed(list(zip(AXES, plan.degrees, strict=True))):
-            left, index = divmod(left, size)
-            self.axes[axis] = Axis(axis, size, index, None, self.traffic, self._staged)
+        self.axes = {
+            axis: Axis(axis, getattr(plan, axis), index, None, self.traffic, self._staged)
+            for axis, index in plan.coordinates(rank if self.member else 0).items()
+        }
         for axis in GROUPED_AXES:
             if self.axes[axis].size > 1:
                 self.axes[axis].group = groups.join(ACTIVATIONS, _runs_along(plan, axis))

@@ -29,9 +29,9 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..plan import MAX_RANKS
 from .protocol import (
     MAX_MESSAGE_BYTES,
-    MAX_RANKS,
     MAX_SEGMENT_BYTES,
     Message,
     ProtocolError,

@@ -36,12 +36,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NoReturn
 
+from ..plan import MAX_RANKS
+
 MAGIC = b"PDiT"
 VERSION = 1
 HEADER = struct.Struct("<4sBBHIIQI")
 ENTRY = struct.Struct("<24sQBBH6I")
 
-MAX_RANKS = 32
 MAX_TENSORS = 1024
 MAX_TEXT_BYTES = 96 * 1024
 MAX_MESSAGE_BYTES = HEADER.size + MAX_TENSORS * ENTRY.size + MAX_TEXT_BYTES

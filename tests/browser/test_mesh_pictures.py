@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Page
 
 from host.server import PACK_ROOT
+from parallel_runtime.plan import AXES, MAX_RANKS, ParallelPlan
 
 from .comfy_page import SHOTS
 from .made_up import ONE
@@ -131,3 +132,14 @@ def test_who_exchanges_with_whom_follows_from_the_plan(
 ) -> None:
     assert plain_page.evaluate(AXIS_BETWEEN, [ONE | plan, a, b]) == axis
     assert plain_page.evaluate(AXIS_BETWEEN, [ONE | plan, b, a]) == axis
+
+
+def test_the_panel_counts_ranks_as_the_plan_does(plain_page: Page) -> None:
+    plans = [ParallelPlan(**degrees) for degrees, _, _ in PICTURES if math.prod(degrees.values()) <= MAX_RANKS]
+    pairs = [(plan, a, b) for plan in plans for a, b in combinations(range(plan.ranks), 2)]
+    asked = [[ONE | dict(zip(AXES, plan.degrees, strict=True)), a, b] for plan, a, b in pairs]
+    answered = plain_page.evaluate(f"asked => Promise.all(asked.map({AXIS_BETWEEN}))", asked)
+    for (plan, a, b), axis in zip(pairs, answered, strict=True):
+        places = zip(plan.coordinates(a).items(), plan.coordinates(b).values(), strict=True)
+        differ = [name for (name, one), other in places if one != other]
+        assert axis == (differ[0] if len(differ) == 1 and differ != ["data"] else ""), (plan, a, b)

@@ -9,11 +9,11 @@ import stat
 import pytest
 import torch
 
+from parallel_runtime.plan import MAX_RANKS
 from parallel_runtime.wire.channel import CONTROL_BYTES, Channel, Segment, SegmentTable
 from parallel_runtime.wire.protocol import (
     DTYPE_BYTES,
     MAX_MESSAGE_BYTES,
-    MAX_RANKS,
     MAX_TENSORS,
     MAX_TEXT_BYTES,
     Message,

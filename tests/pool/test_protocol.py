@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parallel_runtime.plan import MAX_RANKS
 from parallel_runtime.wire.protocol import (
     ALIGNMENT,
     DTYPE_BYTES,
     ENTRY,
     HEADER,
     MAX_MESSAGE_BYTES,
-    MAX_RANKS,
     MAX_TENSORS,
     MAX_TEXT_BYTES,
     Message,
@@ -108,7 +108,7 @@ def test_every_truncation_and_every_trailing_byte_is_refused(message, data):
         (patched(4, "<B", 2), "version 2"),
         (patched(5, "<B", 0), "op 0 is unknown"),
         (patched(5, "<B", max(Op) + 1), "op .* is unknown"),
-        (patched(6, "<H", MAX_RANKS), "rank 32"),
+        (patched(6, "<H", MAX_RANKS), f"rank {MAX_RANKS}"),
         (patched(12, "<I", 0xFFFFFFFF), "bytes of text"),
         (patched(24, "<I", 0), "for 0 tensors"),
         (patched(24, "<I", 0xFFFFFFFF), "4294967295 tensors"),

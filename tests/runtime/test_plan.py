@@ -1,5 +1,8 @@
 """Plans: what a user may ask for, and what each refusal says."""
 
+import itertools
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,3 +159,13 @@ def test_more_stages_than_blocks_are_refused() -> None:
     text = stages_error(5, 4)
     assert text is not None
     assert text == "pipefusion=5 is more stages than the model's 4 blocks; use at most 4"
+
+
+@given(
+    st.lists(st.integers(1, 2), min_size=len(AXES), max_size=len(AXES)).filter(lambda degrees: math.prod(degrees) <= 8)
+)
+def test_coordinates_count_the_last_axis_fastest_and_tell_all_ranks_apart(degrees: list[int]) -> None:
+    plan = ParallelPlan(**dict(zip(AXES, degrees, strict=True)))
+    places = [tuple(plan.coordinates(rank).values()) for rank in range(plan.ranks)]
+    assert places == list(itertools.product(*map(range, degrees)))
+    assert list(plan.coordinates(0)) == list(AXES)

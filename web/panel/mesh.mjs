@@ -22,7 +22,8 @@ export function ranksOf(plan) {
   return Object.values(degreesOf(plan)).reduce((product, degree) => product * degree, 1)
 }
 
-/** The axis over which two ranks exchange under a plan; '' when they do not: replicas and sleeping ranks never do. */
+/** The axis over which two ranks exchange under a plan; '' when they do not: replicas and sleeping ranks never do.
+    Counts as ParallelPlan.coordinates does, since a plan that is being edited has no report yet; a test holds it to that. */
 export function axisBetween(plan, a, b) {
   const degrees = degreesOf(plan)
   if (Math.max(a, b) >= ranksOf(plan)) return ''

@@ -10,6 +10,8 @@ keeps all: the buffer is the same on each, as in the paper and in xDiT, and atte
 Owns what is written where. Which patch has which tokens is `pipefusion.py`'s.
 """
 
+from functools import partial
+
 import torch
 
 from .collectives import Shift
@@ -47,20 +49,12 @@ class DisplacedAttention(SequenceAttention):
         q, k, v (B, S, H, D) of this rank; `held` as `new_buffer` made it. The returned function takes a mask as
         `mask_rows`, added to the scores, and returns as that of `begin`.
         """
+        begin = partial(self._begin_held, held=held, sequence=sequence, chunk=chunk)
         if self.ulysses.size == 1:
-            return self._begin_held(q, k, v, held=held, sequence=sequence, chunk=chunk)
+            return begin(q, k, v)
         lengths = sequence.lengths(chunk)
         mine = tuple(lengths[part] for part in self._group(self.ring.index))
-        exchange = self.ulysses.start_all_to_all(
-            self._by_destination(q, k, v), send_lengths=(q.shape[1],) * self.ulysses.size, receive_lengths=mine
-        )
-
-        def finish(mask: torch.Tensor | None) -> Arrival:
-            received = exchange.wait().permute(1, 2, 0, 3, 4)  # (3, B, T, H/U, D)
-            begun = self._begin_held(*received.unbind(0), held=held, sequence=sequence, chunk=chunk)
-            return self._tokens_for_heads(begun(mask), lengths=mine)
-
-        return finish
+        return self._begin_exchange(q, k, v, lengths=mine, begin=begin)
 
     def _begin_held(
         self,

@@ -13,6 +13,7 @@ padding; the order of tokens is that of the ranks, which softmax attention does 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -96,13 +97,28 @@ class SequenceAttention:
         if size == 1:
             return self._begin_ring(q, k, v, lengths=totals)
         mine = groups[self.ring.index]
+        return self._begin_exchange(q, k, v, lengths=mine, begin=partial(self._begin_ring, lengths=totals))
+
+    def _begin_exchange(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        lengths: tuple[int, ...],
+        begin: Callable[..., Finish],
+    ) -> Finish:
+        """Tokens exchanged for heads, and back. `begin` is given q, k, v (B, T, H/U, D) of all tokens of the group.
+
+        q, k, v (B, S, H, D) of this rank; `lengths` the S of every part of its ulysses group.
+        """
         exchange = self.ulysses.start_all_to_all(
-            self._by_destination(q, k, v), send_lengths=(q.shape[1],) * size, receive_lengths=mine
+            self._by_destination(q, k, v), send_lengths=(q.shape[1],) * self.ulysses.size, receive_lengths=lengths
         )
 
         def finish(mask: torch.Tensor | None) -> Arrival:
             received = exchange.wait().permute(1, 2, 0, 3, 4)  # (3, B, T, H/U, D)
-            return self._tokens_for_heads(self._begin_ring(*received.unbind(0), lengths=totals)(mask), lengths=mine)
+            return self._tokens_for_heads(begin(*received.unbind(0))(mask), lengths=lengths)
 
         return finish
 

@@ -48,12 +48,8 @@ def parallelized(
         compiled=compiled,
     )
     _refuse_what_stays_behind(model)
-    ours.patches = {name: list(entries) for name, entries in model.patches.items()}
-    ours.patches_uuid = model.patches_uuid
+    copy_changes(model, ours)
     patch_set(ours.patches, ours.patches_uuid)
-    for name, value in model.object_patches.items():
-        ours.add_object_patch(name, value)
-    ours.model_options = comfy.utils.deepcopy_list_dict(model.model_options)
     ours.attachments = dict(model.attachments)
     ours.additional_models = {
         name: [each.clone() for each in models] for name, models in model.additional_models.items()
@@ -62,6 +58,15 @@ def parallelized(
     for kind, by_key in _copied(model.wrappers).items():
         ours.wrappers.setdefault(kind, {}).update(by_key)
     return ours
+
+
+def copy_changes(model: ModelPatcher, to: ModelPatcher) -> None:
+    """Give another MODEL of the same file this one's weight patches, object patches and options."""
+    to.patches = {name: list(entries) for name, entries in model.patches.items()}
+    to.patches_uuid = model.patches_uuid
+    for name, value in model.object_patches.items():
+        to.add_object_patch(name, value)
+    to.model_options = comfy.utils.deepcopy_list_dict(model.model_options)
 
 
 def _source(model: ModelPatcher) -> tuple[str, dict]:

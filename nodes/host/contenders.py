@@ -14,6 +14,7 @@ from comfy.model_patcher import ModelPatcher
 
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
+from .adoption import copy_changes
 from .asked import work_of_settings
 from .patcher import RemotePatcher
 from .refusals import refuse_in
@@ -63,11 +64,7 @@ def stock_twin(model: RemotePatcher) -> ModelPatcher:
         raise refuse_in("lora=side branch in SP Config", "stock ComfyUI has no LoRA beside the weights")
     spec = model.model.pooled.spec
     twin = comfy.sd.load_diffusion_model(spec.path, model_options={"dtype": getattr(torch, spec.dtype)})
-    twin.patches = {name: list(entries) for name, entries in model.patches.items()}
-    twin.patches_uuid = model.patches_uuid
-    for name, value in model.object_patches.items():
-        twin.add_object_patch(name, value)
-    twin.model_options = comfy.utils.deepcopy_list_dict(model.model_options)
+    copy_changes(model, twin)
     return twin
 
 

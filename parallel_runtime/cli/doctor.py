@@ -1,20 +1,18 @@
 """`doctor`: what will and will not work on this machine, and what to do about it.
 
-Every finding is a check with a verdict, what was seen, and a remedy where the verdict is no. With several devices, the
-last checks run on them: a byte pattern sent from every rank to every other, and a small model held against one process.
+Owns the order of the checks, those that start ranks, and the report. Every finding is a verdict, what was seen, and a
+remedy where the verdict is no. The last checks send a byte pattern from every rank to every other and hold a small
+model against one process. What the machine and its GPUs say is machine_checks.py's and gpu_checks.py's. Nothing here
+makes a CUDA context: a device in exclusive mode would refuse the ranks.
 """
 
 import argparse
-import importlib.metadata
 import os
 import platform
-import shutil
-import socket
-import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -26,48 +24,47 @@ from ..devices import Device, DeviceSelection, parse_devices
 from ..errors import PoolError
 from ..plan import auto_plan
 from ..pool.pool import Pool
+from ..wire.nccl_segments import leftovers
 from .calibrate import describe_calibration, keep_calibration
+from .check import Check
+from .gpu_checks import check_cuda, gpu_checks
+from .gpu_facts import GpuFacts, look
 from .judge import REMEDY, NoJudgeError, load_judge
+from .machine_checks import (
+    PACKAGES,
+    check_leftovers,
+    check_segment_room,
+    machine_checks,
+    segment_room_bytes,
+    version_of,
+)
 from .sample_model import sample_config, write_sample
 from .verify import FP32_TOLERANCE, PlanRunner
 from .workload import Workload, relative_error
 
-PACKAGES = ("torch", "safetensors", "psutil")
 REPORTED = (*PACKAGES, "diffusers")  # the judge of parity; nothing else needs it
-OLDEST_TORCH = (2, 6)
-DESCRIPTORS = 256
-FREE_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One finding. `needed` checks decide whether anything can run at all."""
-
-    name: str
-    ok: bool
-    seen: str
-    remedy: str = ""
-    needed: bool = True
 
 
 def run(arguments: argparse.Namespace) -> dict:
     """Look at the machine and try it. Raises `ValueError` when `--devices` names what does not exist."""
     selection = _selection(arguments.devices)
-    checks = [check() for check in _static_checks()]
-    checks.extend(_device_checks(selection))
+    # A build of torch for the CPU has nobody to ask.
+    facts = look() if torch.version.cuda is not None else GpuFacts()
+    checks = [*machine_checks(), *_device_checks(selection, facts)]
     if all(check.ok for check in checks if check.needed):
         checks.extend(_live_checks(selection.devices))
     can_run = all(check.ok for check in checks if check.needed)
     measured = {"calibration": keep_calibration(selection.devices)} if arguments.calibrate and can_run else {}
     return measured | {
         "can_run": can_run,
-        "devices": [_describe_device(device) for device in selection.devices],
+        "devices": [_describe_device(device, facts) for device in selection.devices],
         "warnings": list(selection.warnings),
         "backends": {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()},
-        "peer_access": _peer_access(selection.devices),
+        "peer_access": _peer_access(facts, selection),
+        "gpus": asdict(facts),
         "memory": {"total_bytes": psutil.virtual_memory().total, "free_bytes": psutil.virtual_memory().available},
         "dev_shm": _shared_memory_folder(),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in REPORTED}},
+        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in REPORTED}},
         "checks": [asdict(check) for check in checks],
     }
 
@@ -77,7 +74,9 @@ def describe(report: Mapping) -> str:
     lines = [f"warning: {text}" for text in report["warnings"]]
     lines += ["versions: " + ", ".join(f"{name} {version}" for name, version in report["versions"].items())]
     for device in report["devices"]:
-        free = f", {device['free_bytes'] / 2**30:.1f} GiB free of {device['total_bytes'] / 2**30:.1f}"
+        free = ""
+        if device["free_bytes"] is not None:
+            free = f", {device['free_bytes'] / 2**30:.1f} GiB free of {device['total_bytes'] / 2**30:.1f}"
         lines.append(f"device {device['device']}: {device['name']}{free}")
     for check in report["checks"]:
         mark = "pass" if check["ok"] else "FAIL" if check["needed"] else "note"
@@ -98,117 +97,16 @@ def _selection(text: str | None) -> DeviceSelection:
     return parse_devices("all") if torch.cuda.device_count() else parse_devices("cpu:2")
 
 
-def _static_checks() -> list[Callable[[], Check]]:
-    return [
-        _check_system,
-        _check_torch,
-        _check_packages,
-        _check_shared_memory,
-        _check_descriptors,
-        _check_temporary,
-        _check_loopback,
-    ]
-
-
-def _check_system() -> Check:
-    return Check(
-        name="system",
-        ok=sys.platform == "linux",
-        seen=f"{platform.system()} {platform.release()}",
-        remedy="more than one rank runs on Linux only; use WSL 2 on Windows",
-    )
-
-
-def _check_torch() -> Check:
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    return Check(
-        name="torch",
-        ok=version >= OLDEST_TORCH and dist.is_available(),
-        seen=f"{torch.__version__}, distributed {'built in' if dist.is_available() else 'missing'}",
-        remedy="install torch 2.6 or newer, a build with torch.distributed",
-    )
-
-
-def _check_packages() -> Check:
-    missing = [name for name in PACKAGES if _version(name) == "missing"]
-    return Check(
-        name="packages",
-        ok=not missing,
-        seen="all there" if not missing else f"missing {', '.join(missing)}",
-        remedy="pip install -r requirements.txt with ComfyUI's python",
-    )
-
-
-def _check_shared_memory() -> Check:
-    from ..wire.channel import Segment
-
-    try:
-        _, descriptor = Segment.create(1 << 20)
-        os.close(descriptor)
-    except (OSError, AttributeError) as error:
-        return Check(name="shared memory", ok=False, seen=f"no sealed memfd: {error}", remedy="use Linux 3.17 or newer")
-    return Check(name="shared memory", ok=True, seen="sealed memfd works; /dev/shm is not used")
-
-
-def _check_descriptors() -> Check:
-    import resource  # here, because Windows has none and must still be told what is missing
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = soft == resource.RLIM_INFINITY
-    return Check(
-        name="descriptors",
-        ok=unlimited or soft >= DESCRIPTORS,
-        seen="unlimited" if unlimited else f"{soft} open files allowed",
-        remedy=f"raise it to {DESCRIPTORS} or more (ulimit -n 1024)",
-    )
-
-
-def _check_temporary() -> Check:
-    remedy = "free some space in the temporary folder, or set TMPDIR to a folder with 64 MiB"
-    try:
-        folder = tempfile.gettempdir()
-    except FileNotFoundError as error:  # it has tried to write to each
-        return Check(name="temporary folder", ok=False, seen=str(error.strerror), remedy=remedy)
-    free = shutil.disk_usage(folder).free
-    return Check(
-        name="temporary folder",
-        ok=os.access(folder, os.W_OK) and free >= FREE_BYTES,
-        seen=f"{free / 2**20:,.0f} MiB free",  # not where: people show this to others
-        remedy=remedy,
-    )
-
-
-def _check_loopback() -> Check:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-            listener.bind(("127.0.0.1", 0))
-    except OSError as error:
-        return Check(name="loopback", ok=False, seen=str(error), remedy="bring up the interface lo (ip link set lo up)")
-    return Check(name="loopback", ok=True, seen="127.0.0.1 can be bound; nothing else ever is")
-
-
-def _device_checks(selection: DeviceSelection) -> list[Check]:
-    kinds = {device.kind for device in selection.devices}
-    if kinds == {"cpu"}:
-        there = torch.cuda.device_count()
-        seen = "CPU ranks only" if there else "no CUDA device; CPU ranks work, for trying things out"
-        return [Check(name="devices", ok=bool(there), seen=seen, remedy="look at nvidia-smi", needed=False)]
-    checks = [
-        Check(
-            name="nccl",
-            ok=dist.is_nccl_available(),
-            seen="available" if dist.is_nccl_available() else "missing from this torch",
-            remedy="install a CUDA build of torch for Linux",
-        )
-    ]
-    peers = _peer_access(selection.devices)
-    cut = [pair for pair, reachable in peers.items() if not reachable]
-    if peers:
-        seen = "every device reaches every other" if not cut else f"no peer access {', '.join(cut)}"
-        checks.append(
-            Check(name="peer access", ok=not cut, seen=seen, remedy="copies go through host memory", needed=False)
-        )
-    return checks
+def _device_checks(selection: DeviceSelection, facts: GpuFacts) -> list[Check]:
+    indices = _cuda_indices(selection)
+    if indices:
+        over_host = not all(_peer_access(facts, selection).values())
+        room = check_segment_room(segment_room_bytes(), ranks=len(indices), over_host=over_host)
+        return [*gpu_checks(facts, indices), room, check_leftovers(leftovers())]
+    there = len(facts.gpus) or torch.cuda.device_count()
+    seen = "CPU ranks only" if there else "no CUDA device; CPU ranks work, for trying things out"
+    checks = [Check(name="devices", ok=bool(there), seen=seen, remedy="look at nvidia-smi", needed=False)]
+    return [*checks, replace(check_cuda(facts), needed=False)] if facts.error else checks
 
 
 def _live_checks(devices: tuple[Device, ...]) -> list[Check]:
@@ -256,37 +154,36 @@ def _check_parity(pool: Pool, path: Path) -> Check:
     )
 
 
-def _describe_device(device: Device) -> dict[str, object]:
+def _describe_device(device: Device, facts: GpuFacts) -> dict[str, object]:
     if device.kind == "cpu":
         memory = psutil.virtual_memory()
-        free, total, name = memory.available, memory.total, f"{platform.machine()}, {os.cpu_count()} cores"
-    else:
-        free, total = torch.cuda.mem_get_info(device.index)
-        name = torch.cuda.get_device_name(device.index)
+        name = f"{platform.machine()}, {os.cpu_count()} cores"
+        return _described(device, name, memory.available, memory.total)
+    gpu = next((gpu for gpu in facts.gpus if gpu.index == device.index), None)
+    if gpu is None:
+        return _described(device, "it does not answer", None, None)
+    return _described(device, gpu.name, gpu.free_bytes, gpu.total_bytes)
+
+
+def _described(device: Device, name: str, free: int | None, total: int | None) -> dict[str, object]:
     return {"device": str(device), "name": name, "free_bytes": free, "total_bytes": total}
 
 
-def _peer_access(devices: tuple[Device, ...]) -> dict[str, bool]:
-    """Whether each CUDA device can read each other's memory directly, by pair."""
-    cuda = [device for device in devices if device.kind == "cuda"]
+def _cuda_indices(selection: DeviceSelection) -> list[int]:
+    return [device.index for device in selection.devices if device.kind == "cuda"]
+
+
+def _peer_access(facts: GpuFacts, selection: DeviceSelection) -> dict[str, bool]:
+    """Whether each CUDA device and each other can read each other's memory directly, by pair."""
+    indices = _cuda_indices(selection)
     return {
-        f"{a}-{b}": torch.cuda.can_device_access_peer(a.index, b.index)
-        for a in cuda
-        for b in cuda
-        if a.index != b.index
+        f"cuda:{a}-cuda:{b}": facts.peer_access.get(f"{min(a, b)}-{max(a, b)}", False)
+        for a in indices
+        for b in indices
+        if a != b
     }
 
 
 def _shared_memory_folder() -> dict[str, int]:
-    try:
-        usage = shutil.disk_usage("/dev/shm")  # noqa: S108  # only its size is looked at
-    except OSError:
-        return {}
-    return {"total_bytes": usage.total, "free_bytes": usage.free}
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "missing"
+    room = segment_room_bytes()
+    return {} if room is None else {"total_bytes": room[1], "free_bytes": room[0]}

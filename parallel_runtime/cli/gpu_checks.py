@@ -1,0 +1,177 @@
+"""What the answers about the GPUs mean for our ranks, in plain words, with a remedy.
+
+Owns the verdicts. Asks nobody: everything is in the `GpuFacts` it gets, so recorded answers test it.
+"""
+
+import re
+from collections.abc import Sequence
+
+from ..pool.known_errors import NEW_DRIVER, recognise
+from .check import Check
+from .gpu_facts import Gpu, GpuFacts
+
+# The oldest driver for each CUDA major version: CUDA Toolkit release notes, "minor version compatibility".
+OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+AMPERE, TURING = (8, 0), (7, 5)
+LOOK = "look at nvidia-smi"
+
+
+def gpu_checks(facts: GpuFacts, indices: Sequence[int]) -> list[Check]:
+    """The checks of the devices named by torch's numbers."""
+    known = {gpu.index: gpu for gpu in facts.gpus}
+    if facts.error or not set(indices) <= set(known):
+        return [check_cuda(facts)]
+    gpus = [known[index] for index in indices]
+    checks = [check_cuda(facts), _check_nccl(facts), _check_driver(facts), _check_kernels(facts, gpus)]
+    checks += [_check_answers(gpus), _check_capability(gpus), _check_compute_mode(facts, gpus), _check_mig(gpus)]
+    if facts.mps:
+        checks.append(_check_mps())
+    if len(gpus) > 1:
+        checks.append(_check_peers(facts, indices))
+    return checks
+
+
+def check_cuda(facts: GpuFacts) -> Check:
+    """Whether torch sees devices, and why not."""
+    if not facts.error and facts.gpus:
+        return Check(name="cuda", ok=True, seen=f"torch {facts.torch} sees {len(facts.gpus)} device(s)")
+    reason = facts.error or "torch sees no device"
+    found = recognise(reason) or recognise("", facts.driver_error)
+    others = f"; the driver sees {facts.driver_gpus}" if facts.driver_gpus else ""
+    seen = f"{(found and found.cause) or reason}{others}"
+    return Check(name="cuda", ok=False, seen=seen, remedy=found.known.remedy if found else LOOK)
+
+
+def _check_nccl(facts: GpuFacts) -> Check:
+    seen = f"NCCL {facts.nccl}" if facts.nccl else "missing from this torch"
+    return Check(name="nccl", ok=bool(facts.nccl), seen=seen, remedy="install a CUDA build of torch for Linux")
+
+
+def _check_driver(facts: GpuFacts) -> Check:
+    """A driver runs what was built for its own CUDA version or an older one, and mostly for the same major version."""
+    if not facts.driver:
+        why = facts.driver_error or "pynvml is not installed"
+        return Check(name="driver", ok=False, seen=f"not checked: {why}", remedy=LOOK, needed=False)
+    driver, built = divmod(facts.driver_cuda, 1000), tuple(int(part) for part in facts.torch_cuda.split(".")[:2])
+    driver_cuda = (driver[0], driver[1] // 10)
+    seen = f"driver {facts.driver} speaks CUDA {driver_cuda[0]}.{driver_cuda[1]}, torch is built for {facts.torch_cuda}"
+    if driver_cuda >= built:
+        return Check(name="driver", ok=True, seen=seen)
+    if driver_cuda[0] == built[0]:
+        remedy = "it works, but compiled blocks may not; install a driver at least as new as torch's CUDA"
+        return Check(name="driver", ok=False, seen=seen, remedy=remedy, needed=False)
+    oldest = OLDEST_DRIVER.get(built[0])
+    remedy = f"install driver {oldest} or newer, or a torch built for an older CUDA" if oldest else NEW_DRIVER
+    return Check(name="driver", ok=False, seen=seen, remedy=remedy)
+
+
+def _check_kernels(facts: GpuFacts, gpus: Sequence[Gpu]) -> Check:
+    lacking = [gpu for gpu in gpus if not _has_kernels(facts.kernels, gpu.capability)]
+    named = ", ".join(f"cuda:{gpu.index} ({_dotted(gpu)})" for gpu in lacking)
+    return Check(
+        name="kernels",
+        ok=not lacking,
+        seen=f"torch has none for {named}; it has {' '.join(facts.kernels)}" if lacking else "torch has them for all",
+        remedy="install a torch built for this GPU (RTX 50xx need CUDA 12.8 or newer)",
+    )
+
+
+def _has_kernels(kernels: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Machine code (sm_86) runs on its major version, from its minor on; code to compile (compute_80) on all later."""
+    for kernel in kernels:
+        if (match := re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", kernel)) is None:
+            continue
+        built = (int(match[2]), int(match[3]))
+        if built <= capability and (match[1] == "compute" or built[0] == capability[0]):
+            return True
+    return False
+
+
+def _check_answers(gpus: Sequence[Gpu]) -> Check:
+    """Whether each device took a context of ours a moment ago."""
+    silent = [gpu for gpu in gpus if gpu.error]
+    found = recognise(silent[0].error) if silent else None
+    seen = "; ".join(f"cuda:{gpu.index} does not: {gpu.error}" for gpu in silent)
+    return Check(
+        name="devices answer",
+        ok=not silent,
+        seen=seen or "each takes a new process",
+        remedy=found.known.remedy if found else LOOK,
+    )
+
+
+def _check_capability(gpus: Sequence[Gpu]) -> Check:
+    listed = ", ".join(f"cuda:{gpu.index} {gpu.name} {_dotted(gpu)}" for gpu in gpus)
+    least, most = min(gpu.capability for gpu in gpus), max(gpu.capability for gpu in gpus)
+    remarks = []
+    if least < AMPERE:
+        slow = "no bfloat16 in hardware and no flash attention below 8.0: slower, and float16 is the better dtype"
+        remarks.append(slow if least >= TURING else f"{slow}; below 7.5 nobody has tried it")
+    if least != most:
+        remarks.append("the GPUs differ, and the slowest sets the pace of all")
+    return Check(
+        name="capability",
+        ok=not remarks,
+        seen=listed,
+        remedy="; ".join(remarks),
+        needed=False,
+    )
+
+
+def _check_compute_mode(facts: GpuFacts, gpus: Sequence[Gpu]) -> Check:
+    """ComfyUI and its rank share a device: cuda:0 unless ComfyUI was told otherwise. MPS makes one process of many."""
+    modes = {gpu.index: gpu.compute_mode for gpu in gpus}
+    closed = [index for index, mode in modes.items() if mode == "prohibited"]
+    single = [index for index, mode in modes.items() if mode.startswith("exclusive") and not facts.mps]
+    remedy = "sudo nvidia-smi -c 0 lets several processes in"
+    if closed:
+        seen = f"{_listed(closed)} takes no process at all (mode: prohibited)"
+        return Check(name="compute mode", ok=False, seen=seen, remedy=remedy)
+    if single:
+        seen = f"{_listed(single)} takes one process, and ComfyUI and its worker are two (mode: exclusive process)"
+        return Check(name="compute mode", ok=False, seen=seen, remedy=remedy, needed=0 in single)
+    if not all(modes.values()):
+        return Check(name="compute mode", ok=True, seen="not told, so the usual: several processes", needed=False)
+    return Check(name="compute mode", ok=True, seen="several processes may use each device")
+
+
+def _check_mig(gpus: Sequence[Gpu]) -> Check:
+    slices = [gpu.index for gpu in gpus if gpu.mig]
+    return Check(
+        name="mig",
+        ok=not slices,
+        seen=f"{_listed(slices)} is a slice of a GPU (MIG)" if slices else "whole GPUs",
+        remedy="a process sees one slice alone and NCCL joins none: one rank works; sudo nvidia-smi -mig 0 for more",
+        needed=False,
+    )
+
+
+def _check_mps() -> Check:
+    return Check(
+        name="mps",
+        ok=False,
+        seen="CUDA's Multi-Process Service runs",
+        remedy="it works, but one process's crash may end the others; echo quit | nvidia-cuda-mps-control stops it",
+        needed=False,
+    )
+
+
+def _check_peers(facts: GpuFacts, indices: Sequence[int]) -> Check:
+    pairs = [pair for pair in facts.peer_access if set(map(int, pair.split("-"))) <= set(indices)]
+    cut = [pair for pair in pairs if not facts.peer_access[pair]]
+    if not cut:
+        linked = [pair for pair in pairs if pair in facts.nvlink]
+        over = "over NVLink" if len(linked) == len(pairs) else "over PCIe" if not linked else "some over NVLink"
+        return Check(name="peer access", ok=True, seen=f"every device reaches every other, {over}", needed=False)
+    reasons = {facts.p2p_reason[pair] for pair in cut if pair in facts.p2p_reason}
+    why = f" ({'; '.join(sorted(reasons))})" if reasons else ""
+    remedy = "nothing is broken: copies go through the host's memory in /dev/shm and are slower"
+    return Check(name="peer access", ok=False, seen=f"none between {', '.join(cut)}{why}", remedy=remedy, needed=False)
+
+
+def _dotted(gpu: Gpu) -> str:
+    return f"{gpu.capability[0]}.{gpu.capability[1]}"
+
+
+def _listed(indices: Sequence[int]) -> str:
+    return ", ".join(f"cuda:{index}" for index in indices)

@@ -1,0 +1,54 @@
+"""The segments that NCCL keeps in /dev/shm: which there are, who holds them, and removing those that our ranks leave.
+
+NCCL names them nccl-XXXXXX and unlinks each once both its ranks have it; one whose ranks end before that stays until
+the machine restarts. A name does not tell whose it is, so only those are removed that a rank of ours has mapped.
+Owns no segment of ours: those are memfds (channel.py) and leave nothing.
+"""
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")  # noqa: S108  NCCL's choice, which it lets nobody change
+_MAPPED = re.compile(r" (/\S*/nccl-\w+)$", re.MULTILINE)  # without "(deleted)"
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A segment that no process of this user has mapped."""
+
+    path: Path
+    num_bytes: int
+
+
+def mapped_segments(pid: int) -> set[Path]:
+    """The segments of NCCL that a process has mapped and that still have a name; empty when it is gone or not ours."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    return {Path(found) for found in _MAPPED.findall(maps)}
+
+
+def remove(segments: set[Path]) -> None:
+    """Unlink them. One that is gone meanwhile, or that the system does not let go, is left to the doctor."""
+    for path in segments:
+        with suppress(OSError):
+            path.unlink()
+
+
+def leftovers(folder: Path = FOLDER) -> list[Leftover]:
+    """The segments of this user that none of its processes has mapped. Processes of other containers are not seen."""
+    try:
+        found = {path: path.stat() for path in folder.glob("nccl-*")}
+    except OSError:
+        return []
+    ours = {path: status.st_size for path, status in found.items() if status.st_uid == os.getuid()}
+    if not ours:
+        return []
+    held: set[Path] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        held |= mapped_segments(int(process.name))
+    return [Leftover(path, size) for path, size in sorted(ours.items()) if path not in held]

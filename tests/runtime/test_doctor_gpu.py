@@ -1,0 +1,278 @@
+"""What the doctor says of GPUs: answers of torch and NVML for fourteen machines, and the verdicts that follow.
+
+gpu_answers.json holds the answers, written after the libraries' documentation and users' public logs, not by us on such
+machines. The two stand-ins give them through the functions' documented names; nothing of the doctor is replaced.
+"""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from parallel_runtime.cli import doctor, gpu_facts
+from parallel_runtime.cli.gpu_checks import gpu_checks
+from parallel_runtime.cli.machine_checks import check_leftovers, check_segment_room
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.wire.nccl_segments import Leftover
+
+MACHINES = json.loads((Path(__file__).parent / "gpu_answers.json").read_text(encoding="utf-8"))
+MIB, GIB = 2**20, 2**30
+
+
+class AnsweringTorch:
+    """torch of one machine."""
+
+    def __init__(self, machine):
+        self._machine = machine
+        self.__version__ = machine["torch"]
+        self.version = SimpleNamespace(cuda=machine["cuda"])
+        self.distributed = SimpleNamespace(is_nccl_available=lambda: True)
+        self.cuda = SimpleNamespace(
+            init=self._init,
+            device_count=lambda: len(machine["devices"]),
+            get_device_properties=self._properties,
+            get_arch_list=lambda: machine["kernels"],
+            can_device_access_peer=lambda a, b: machine["peers"],
+            mem_get_info=self._memory,
+            nccl=SimpleNamespace(version=lambda: tuple(machine["nccl"])),
+        )
+
+    def _init(self):
+        if self._machine["init_error"]:
+            raise RuntimeError(self._machine["init_error"])
+
+    def _properties(self, index):
+        device = self._machine["devices"][index]
+        names = ("name", "major", "minor", "total_memory")
+        return SimpleNamespace(uuid=f"0000-{index}", **{name: device[name] for name in names})
+
+    def _memory(self, index):
+        device = self._machine["devices"][index]
+        if device["error"]:
+            raise RuntimeError(device["error"])
+        return device["free"], device["total_memory"]
+
+
+class AnsweringNvml:
+    """pynvml of one machine. A handle is the number of its device."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, machine):
+        self._machine = machine
+        self._answers = machine["nvml"]
+
+    def nvmlInit(self):  # noqa: N802
+        if self._answers["error"]:
+            raise self.NVMLError(self._answers["error"])
+
+    def nvmlSystemGetDriverVersion(self):  # noqa: N802
+        return self._answers["driver"]
+
+    def nvmlSystemGetCudaDriverVersion(self):  # noqa: N802
+        return self._answers["cuda_driver"]
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return self._answers["count"]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+        prefix, _, index = uuid.split("-")
+        if (prefix == "MIG") is not self._machine["devices"][int(index)]["slice"]:
+            raise self.NVMLError("Not Found")
+        return int(index)
+
+    def nvmlDeviceIsMigDeviceHandle(self, handle):  # noqa: N802
+        return self._machine["devices"][handle]["slice"]
+
+    def nvmlDeviceGetComputeMode(self, handle):  # noqa: N802
+        return self._machine["devices"][handle]["compute_mode"]
+
+    def nvmlDeviceGetMigMode(self, handle):  # noqa: N802
+        if self._machine["devices"][handle]["mig"] is None:
+            raise self.NVMLError("Not Supported")
+        return self._machine["devices"][handle]["mig"]
+
+    def nvmlDeviceGetP2PStatus(self, first, second, what):  # noqa: N802
+        assert first != second
+        return self._answers["p2p_nvlink" if what == gpu_facts.P2P_NVLINK else "p2p_read"]
+
+
+def facts_of(name, *, nvml=True):
+    machine = MACHINES[name]
+    asked = gpu_facts.ask(AnsweringTorch(machine), AnsweringNvml(machine) if nvml else None, mps=machine["mps"])
+    # As they travel from the process that asks.
+    return gpu_facts.of_json(json.dumps(gpu_facts.asdict(asked)))
+
+
+def checks_of(name, **kinds):
+    facts = facts_of(name, **kinds)
+    return {check.name: check for check in gpu_checks(facts, range(len(MACHINES[name]["devices"])))}
+
+
+def failing(checks):
+    return {name for name, check in checks.items() if not check.ok and check.needed}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("nvml", [True, False], ids=["nvml", "no nvml"])
+def test_every_no_has_a_remedy(name, nvml):
+    assert all(check.ok or check.remedy for check in checks_of(name, nvml=nvml).values())
+
+
+def test_two_4090_work_without_peer_access_and_are_told_why():
+    checks = checks_of("2x RTX 4090 without peer access")
+    assert not failing(checks)
+    assert checks["peer access"].seen == "none between 0-1 (the chipset does not support it)"
+    assert "host's memory" in checks["peer access"].remedy
+    assert checks["capability"].seen.endswith("cuda:1 NVIDIA GeForce RTX 4090 8.9")
+    assert checks["nccl"].seen == "NCCL 2.21.5"
+
+
+@pytest.mark.parametrize("name", ["2x RTX 3090 with an NVLink bridge", "8x H100 with NVSwitch"])
+def test_machines_with_nvlink_have_nothing_to_mend(name):
+    checks = checks_of(name)
+    assert all(check.ok for check in checks.values()), checks
+    assert checks["peer access"].seen == "every device reaches every other, over NVLink"
+
+
+def test_a_t4_runs_and_is_told_what_it_lacks():
+    checks = checks_of("1x T4")
+    assert not failing(checks)
+    assert checks["capability"].seen == "cuda:0 Tesla T4 7.5"
+    assert "no bfloat16 in hardware" in checks["capability"].remedy
+    assert "peer access" not in checks
+
+
+def test_a_mig_slice_is_one_rank():
+    checks = checks_of("a MIG slice of an A100")
+    assert not failing(checks)
+    assert checks["mig"].seen == "cuda:0 is a slice of a GPU (MIG)"
+    assert "one rank works" in checks["mig"].remedy
+
+
+def test_exclusive_mode_refuses_the_rank_beside_comfyui_unless_mps_makes_them_one():
+    checks = checks_of("2x RTX 4090 in exclusive process mode")
+    assert failing(checks) == {"compute mode"}
+    assert "nvidia-smi -c 0" in checks["compute mode"].remedy
+    under_mps = checks_of("2x RTX 4090 in exclusive process mode under MPS")
+    assert not failing(under_mps)
+    assert under_mps["compute mode"].ok
+    assert "may end the others" in under_mps["mps"].remedy
+
+
+def test_a_device_without_comfyui_may_be_exclusive():
+    facts = facts_of("2x RTX 4090 in exclusive process mode")
+    mode = next(check for check in gpu_checks(facts, [1]) if check.name == "compute mode")
+    assert not mode.ok
+    assert not mode.needed
+
+
+def test_a_prohibited_device_says_so_twice():
+    checks = checks_of("1x RTX 4090, prohibited")
+    assert failing(checks) == {"compute mode", "devices answer"}
+    assert "busy or unavailable" in checks["devices answer"].seen
+
+
+def test_a_driver_of_an_older_major_version_cannot_run():
+    checks = gpu_checks(facts_of("2x RTX 3090 with a driver of CUDA 11.4"), [0, 1])
+    assert [check.name for check in checks] == ["cuda"]
+    assert not checks[0].ok
+    assert "older than this torch needs" in checks[0].seen
+    assert "the driver sees 2" in checks[0].seen
+
+
+def test_a_driver_of_an_older_minor_version_runs_with_a_note():
+    checks = checks_of("1x RTX 3090 with a driver of CUDA 12.2")
+    assert not failing(checks)
+    assert checks["driver"].seen == "driver 535.183.01 speaks CUDA 12.2, torch is built for 12.4"
+    assert not checks["driver"].ok
+
+
+def test_a_newer_major_version_of_torch_names_the_driver_it_needs():
+    facts = gpu_facts.replace(facts_of("1x T4"), torch_cuda="13.0")
+    driver = next(check for check in gpu_checks(facts, [0]) if check.name == "driver")
+    assert not driver.ok
+    assert driver.needed
+    assert "580.65.06 or newer" in driver.remedy
+
+
+def test_a_gpu_newer_than_torch_has_no_kernels():
+    checks = checks_of("1x RTX 5090 with torch for CUDA 12.4")
+    assert failing(checks) == {"kernels"}
+    assert "torch has none for cuda:0 (12.0)" in checks["kernels"].seen
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("8x H100 without the fabric manager", "nvidia-fabricmanager"),
+        ("a driver updated without a restart", "restart the machine"),
+    ],
+)
+def test_why_torch_sees_no_device(name, remedy):
+    checks = checks_of(name)
+    assert failing(checks) == {"cuda"}
+    assert remedy in checks["cuda"].remedy
+
+
+def test_gpus_that_differ_are_told():
+    checks = checks_of("RTX 4090 and T4")
+    assert not failing(checks)
+    assert "the slowest sets the pace" in checks["capability"].remedy
+
+
+def test_without_nvml_torch_alone_answers():
+    checks = checks_of("2x RTX 4090 without peer access", nvml=False)
+    assert not failing(checks)
+    assert checks["driver"].seen == "not checked: pynvml is not installed"
+    assert checks["peer access"].seen == "none between 0-1"
+    assert checks["compute mode"].ok
+
+
+def test_a_process_of_its_own_asks_the_real_torch():
+    facts = gpu_facts.look()
+    import torch
+
+    assert facts.torch == torch.__version__
+    if torch.version.cuda is None:
+        (cuda,) = gpu_checks(facts, [0])
+        assert "built for the CPU alone" in cuda.seen
+
+
+@pytest.mark.parametrize(
+    ("free", "ranks", "over_host", "ok", "needed"),
+    [
+        (64 * MIB, 2, True, False, False),  # Docker's: two ranks fit, with little to spare
+        (64 * MIB, 4, True, False, True),  # and four do not, as users found
+        (64 * MIB, 8, False, True, True),  # NVLink
+        (2 * GIB, 4, True, True, False),
+    ],
+)
+def test_the_room_that_nccl_needs_in_dev_shm(free, ranks, over_host, ok, needed):
+    check = check_segment_room((free, free), ranks=ranks, over_host=over_host)
+    assert (check.ok, check.needed) == (ok, needed)
+    assert ok or "--shm-size=1g" in check.remedy
+    assert not check_segment_room(None, ranks=ranks, over_host=over_host).ok
+
+
+def test_the_report_names_devices_and_pairs_as_the_panel_reads_them():
+    facts = facts_of("2x RTX 4090 without peer access")
+    selection = parse_devices("all", num_cuda=2)
+    assert doctor._peer_access(facts, selection) == {"cuda:0-cuda:1": False, "cuda:1-cuda:0": False}
+    described = doctor._describe_device(selection.devices[1], facts)
+    assert described["name"] == "NVIDIA GeForce RTX 4090"
+    assert described["free_bytes"] < described["total_bytes"]
+    names = [check.name for check in doctor._device_checks(selection, facts)]
+    assert names[-2:] == ["shared memory of NCCL", "NCCL leftovers"]
+    text = doctor.describe({"warnings": [], "versions": {}, "devices": [described], "checks": [], "can_run": True})
+    assert "cuda:1: NVIDIA GeForce RTX 4090, 23.3 GiB free of 23.6" in text
+
+
+def test_leftovers_are_named_with_the_command_that_removes_them():
+    path = Path("/dev/shm/nccl-a1B2c3")  # noqa: S108
+    check = check_leftovers([Leftover(path, 9_637_888)])
+    assert check.seen == "1 in /dev/shm, 9 MiB"
+    assert check.remedy.endswith(f"rm {path}")
+    assert check_leftovers([]).ok

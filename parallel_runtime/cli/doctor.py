@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> dict:
         "warnings": list(selection.warnings),
         "backends": {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()},
         "peer_access": _peer_access(facts, selection),
-        "gpus": asdict(facts),
+        "gpus": asdict(facts.nameless()),
         "memory": {"total_bytes": psutil.virtual_memory().total, "free_bytes": psutil.virtual_memory().available},
         "dev_shm": _shared_memory_folder(),
         "versions": {"python": platform.python_version(), **{name: version_of(name) for name in REPORTED}},

@@ -66,6 +66,10 @@ class GpuFacts:
     nvlink: tuple[str, ...] = ()
     mps: bool = False
 
+    def nameless(self) -> "GpuFacts":
+        """Without the GPUs' UUIDs, for a report that people show to others."""
+        return replace(self, gpus=tuple(replace(gpu, uuid="") for gpu in self.gpus))
+
 
 def look() -> GpuFacts:
     """Ask in a process of its own. When that ends badly, `error` has the last line it printed."""

@@ -267,6 +267,8 @@ def test_the_report_names_devices_and_pairs_as_the_panel_reads_them():
     names = [check.name for check in doctor._device_checks(selection, facts)]
     assert names[-2:] == ["shared memory of NCCL", "NCCL leftovers"]
     text = doctor.describe({"warnings": [], "versions": {}, "devices": [described], "checks": [], "can_run": True})
+    assert facts.gpus[1].uuid
+    assert not any(gpu.uuid for gpu in facts.nameless().gpus)
     assert "cuda:1: NVIDIA GeForce RTX 4090, 23.3 GiB free of 23.6" in text
 
 

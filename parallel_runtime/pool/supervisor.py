@@ -30,6 +30,7 @@ from typing import Any
 
 from ..checkpoint import ModelSpec
 from ..errors import PoolError
+from ..wire import nccl_segments
 from ..wire.channel import Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from .failure import FRESH, Failure, choose, explain, failure_of_error, other_version, pool_error, silence, system_error
@@ -180,16 +181,18 @@ class Generation:
         self.end()
 
     def end(self) -> None:
-        """Kill and reap all ranks, and close everything. Views of the segments stay valid."""
+        """Kill and reap all ranks, and close everything. Views of our segments stay valid; NCCL's in /dev/shm go."""
         if self.ended:
             return
         self.ended = True
         self.in_flight = None
+        segments = nccl_segments.segments_of(rank.pid for rank in self.ranks)  # NCCL removes none of a killed rank's
         for rank in self.ranks:
             rank.kill()
         for rank in self.ranks:
             if not rank.reap():
                 _log.warning("rank %d (process %d) does not end after SIGKILL", rank.rank, rank.pid)
+        nccl_segments.remove(segments)
         self._held.close()
 
     def fail(self, error: PoolError) -> PoolError:

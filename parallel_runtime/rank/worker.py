@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from .. import VERSION
 from ..errors import RequestCancelledError
+from ..wire import nccl_segments
 from ..wire.channel import Channel, Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError
 from . import lifeline
@@ -204,6 +205,7 @@ def main() -> NoReturn:
     except BaseException as error:  # noqa: BLE001  the one place: reported, and the process ends
         status = 1
         worker.report(error)
+        nccl_segments.remove(nccl_segments.segments_of([os.getpid()]))  # all ranks end now; NCCL would leave them
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

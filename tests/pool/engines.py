@@ -4,6 +4,7 @@ A rank finds this module through `python_path`. A step's options say what happen
 of actions with their arguments, done in order before the collective.
 """
 
+import mmap
 import os
 import re
 import signal
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.wire.channel import Channel
 from parallel_runtime.wire.protocol import Message, Op
+
+mapped = []  # held until the process ends
 
 
 class Echo:
@@ -158,6 +161,13 @@ def allocate(_message, _beat, num_bytes):
     torch.ones(num_bytes, dtype=torch.uint8)
 
 
+def map_file(_message, _beat, path, num_bytes):
+    """Make a file and map it, as NCCL makes a segment."""
+    with open(path, "wb+") as file:
+        file.truncate(num_bytes)
+        mapped.append(mmap.mmap(file.fileno(), num_bytes))
+
+
 def say(_message, _beat, text, times=1):
     sys.stdout.write(text * times + "\n")
     sys.stdout.flush()
@@ -216,7 +226,7 @@ def own_channel():
 ACTIONS = {
     action.__name__: action
     for action in (
-        *(fail, sleep, work, send_signal, leave, say, start_child, exchange, allocate),
+        *(fail, sleep, work, send_signal, leave, say, start_child, exchange, allocate, map_file),
         *(receive, hold_the_interpreter, speak_out_of_turn, say_compiling, send_garbage, close_channel),
     )
 }

@@ -1,0 +1,56 @@
+"""What NCCL leaves in /dev/shm when ranks end in the middle of its start: ours go with the ranks, others' stay.
+
+The files are what NCCL makes, a named file that a process maps; the ranks are real processes that are really killed.
+"""
+
+import mmap
+import uuid
+from contextlib import suppress
+
+import pytest
+
+from parallel_runtime.wire.nccl_segments import FOLDER, leftovers
+from pool.echo_pool import failure, run_step
+
+SIZE = 4096
+
+
+@pytest.fixture
+def segment():
+    """A name that nobody has."""
+    path = FOLDER / f"nccl-{uuid.uuid4().hex}"
+    yield path
+    with suppress(FileNotFoundError):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [["send_signal", "SIGKILL"], ["fail", "RuntimeError", "NCCL error"]],
+    ids=["its peer is killed", "its peer raises"],
+)
+def test_segments_of_ranks_that_end_are_removed(pool, segment, end):
+    """Rank 1 has the segment while rank 0 ends."""
+    faults = {1: [["map_file", str(segment), SIZE], ["sleep", 30]], 0: [["sleep", 0.5], end]}
+    failure(pool, faults=faults)
+    assert not segment.exists()
+
+
+def test_a_rank_that_raises_removes_its_own(lone_rank, segment):
+    failure(lone_rank, faults={0: [["map_file", str(segment), SIZE], ["fail", "RuntimeError", "NCCL error"]]})
+    assert not segment.exists()
+
+
+def test_segments_of_others_stay(lone_rank, segment):
+    segment.write_bytes(bytes(SIZE))
+    run_step(lone_rank)
+    failure(lone_rank, faults={0: [["fail", "RuntimeError", "NCCL error"]]})
+    assert segment.exists()
+
+
+def test_a_segment_is_left_over_when_no_process_has_it(segment):
+    segment.write_bytes(bytes(SIZE))
+    with segment.open("r+b") as file, mmap.mmap(file.fileno(), SIZE):
+        assert segment not in {left.path for left in leftovers()}
+    (left,) = (left for left in leftovers() if left.path == segment)
+    assert left.num_bytes == SIZE

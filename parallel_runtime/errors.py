@@ -25,5 +25,9 @@ class PoolError(RuntimeError):
         super().__init__(f"{first}\n{detail}" if detail else first)
 
 
+class SilentWorkersError(PoolError):
+    """The workers failed: no rank showed life for as long as the request's deadline."""
+
+
 class RequestCancelledError(RuntimeError):
     """The caller cancelled a request. The workers are well and take the next one."""

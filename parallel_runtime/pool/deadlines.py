@@ -15,6 +15,7 @@ from collections.abc import Hashable, Mapping
 START_S = 600.0
 LOAD_S = 600.0
 REQUEST_S = 120.0
+PEER_CHECK_S = 20.0  # a few MB between devices; where those cannot reach each other, copies may hang and not be damaged
 TIMES = 10
 VARIABLE = "PARALLEL_DIT_DEADLINE_S"  # what a user of ComfyUI sets
 REMEMBERED_SHAPES = 64

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import VERSION, installed_version
 from ..checkpoint import LOAD_AGAIN, ModelSpec
-from ..errors import PoolError
+from ..errors import PoolError, SilentWorkersError
 from .known_errors import recognise
 from .process import RankProcess
 
@@ -29,7 +29,10 @@ SYSTEM_REMEDIES = {
 
 @dataclass(frozen=True)
 class Failure:
-    """A sign that a rank failed. `weak`: perhaps only because another one did. `said`: its error's type and text."""
+    """A sign that a rank failed. `weak`: perhaps only because another one did. `said`: its error's type and text.
+
+    `silent`: no rank showed life.
+    """
 
     rank: int
     cause: str
@@ -37,6 +40,7 @@ class Failure:
     detail: str = ""
     remedy: str = FRESH
     weak: bool = False
+    silent: bool = False
 
 
 def failure_of_error(rank: int, body: Mapping[str, Any]) -> Failure:
@@ -69,6 +73,7 @@ def silence(rank: RankProcess, asked: str, *, now: float, deadline_s: float) -> 
         rank.rank,
         f"no answer to {asked} and no heartbeat for {now - rank.last_heard_s:.1f} s{held}",
         remedy=f"the deadline is {deadline_s:g} s; {FRESH}",
+        silent=True,
     )
 
 
@@ -114,7 +119,8 @@ def pool_error(failure: Failure, *, printed: str, device: str, starting: bool) -
     detail = "\n".join(
         part for part in (failure.detail, f"rank {failure.rank} printed last:\n{printed}" if printed else "") if part
     )
-    return PoolError(cause, rank=failure.rank, device=device, remedy=remedy, detail=detail)
+    kind = SilentWorkersError if failure.silent else PoolError
+    return kind(cause, rank=failure.rank, device=device, remedy=remedy, detail=detail)
 
 
 def system_error(what: str, error: OSError) -> PoolError:

@@ -28,6 +28,11 @@ class Failures:
         )
         self._times.append(time.monotonic())
 
+    def retract(self) -> None:
+        """The last failure was dealt with by other workers: it neither counts nor is shown."""
+        self.last = None
+        self._times.pop()
+
     def forget(self) -> None:
         """Begin anew: the user has acted."""
         self._times.clear()

@@ -21,13 +21,13 @@ import torch
 
 from ..checkpoint import ModelSpec
 from ..devices import STOCK_NODES, Device, missing_system
-from ..errors import PoolError
+from ..errors import PoolError, SilentWorkersError
 from ..patch import PRISTINE, PatchSet
 from ..plan import MAX_RANKS, Layout, ParallelPlan
 from ..wire.protocol import Op
 from .calls import ModelCall, RunResult, StepResult, shape_of, shared_out
 from .crew import Check, Crew, Progress
-from .deadlines import LOAD_S, REQUEST_S, START_S, Pace, checked
+from .deadlines import LOAD_S, PEER_CHECK_S, REQUEST_S, START_S, Pace, checked
 from .failures import Failures
 from .models import LoadResult, Model
 from .process import RankSettings, available_cpus
@@ -63,7 +63,7 @@ class Pool:
     `memory_budget_bytes`: weights that a rank may hold; the models used longest ago are evicted for one that is loaded.
     By default as much as its device has free.
     `check_peers`: exchange a known pattern after each start, and start again without peer access between GPUs when it
-    arrives damaged. By default where each rank has a CUDA device of its own.
+    arrives damaged, or not at all within 20 s. By default where each rank has a CUDA device of its own.
 
     `check_cancelled`, wherever it is taken, is called about every 50 ms in the caller's thread and cancels by raising.
     """
@@ -348,11 +348,17 @@ class Pool:
 
     def _check_copies(self, crew: Crew, check: Check) -> Crew:
         """See whether ranks get what others send them. If not, other workers that copy through the host's memory."""
-        wrong = crew.damaged_copies(check, deadline_s=self.deadline_s)
+        hangs = None
+        try:
+            wrong = crew.damaged_copies(check, deadline_s=min(self.deadline_s, PEER_CHECK_S))
+        except SilentWorkersError as error:
+            hangs, wrong = error, f"copies between devices do not arrive ({error.cause})"
+            self._failures.retract()
         if not wrong:
             return crew
         if not self._settings.peer_access:
-            raise crew.generation.fail(PoolError(f"{wrong} even without peer access", remedy=FEWER_DEVICES))
+            unsound = PoolError(f"{wrong} even without peer access", remedy=FEWER_DEVICES)
+            raise crew.generation.fail(unsound) from hangs
         _log.warning("%s; starting the workers again without peer access between GPUs, which is slower", wrong)
         crew.generation.stop()
         self._crew = None

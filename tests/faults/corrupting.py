@@ -5,9 +5,11 @@ finds this module through `python_path`.
 """
 
 import os
+import threading
 
 from parallel_runtime.rank.engine import Engine
 from parallel_runtime.strategies.collectives import Axis
+from parallel_runtime.wire.protocol import Op
 
 
 class CorruptingAxis(Axis):
@@ -32,6 +34,25 @@ class Corrupting(Engine):
             for mesh in self.meshes.values():
                 mesh.axes = {name: CorruptingAxis(**vars(axis)) for name, axis in mesh.axes.items()}
         return reply
+
+
+class Hanging(Engine):
+    """Copies between ranks do not end while they use peer access, as on boards whose IOMMU stands between devices."""
+
+    def hangs(self):
+        return os.environ.get("NCCL_P2P_DISABLE") != "1"
+
+    def handle(self, message, **callbacks):
+        if message.op is Op.CHECK and self.hangs():
+            threading.Event().wait()
+        return super().handle(message, **callbacks)
+
+
+class HangingAlways(Hanging):
+    """They never end, whatever the environment says."""
+
+    def hangs(self):
+        return True
 
 
 class Always(Corrupting):

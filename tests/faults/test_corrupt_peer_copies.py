@@ -8,6 +8,7 @@ import pytest
 from parallel_runtime.devices import Device
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool import pool as pools
 from parallel_runtime.pool.pool import Pool
 
 
@@ -54,6 +55,31 @@ def test_copies_that_stay_damaged_are_one_clear_error():
             pool.start()
         assert "\n" not in str(e.value)
         assert (pool.state, pool.status()["pids"]) == ("failed", [])
+
+
+def test_copies_that_hang_are_taken_for_damaged_ones(caplog, monkeypatch):
+    """After a deadline of their own, and at no cost of the three failures after which a pool wants its user."""
+    assert pools.PEER_CHECK_S == 20.0
+    monkeypatch.setattr(pools, "PEER_CHECK_S", 6.0)  # in which sound copies arrive, however busy the machine
+    caplog.set_level(logging.WARNING)
+    with corrupting_pool("Hanging", check_peers=True) as pool:
+        assert pool.deadline_s == 120.0
+        pool.start()
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert "copies between devices do not arrive (no answer to CHECK and no heartbeat for" in said
+        assert "starting the workers again without peer access" in said
+        assert pool.exchange_pattern(ParallelPlan(ulysses=2)) == [0, 0]
+        status = pool.status()
+        assert (pool.generation, pool.state, status["peer_access"]) == (2, "idle", False)
+        assert pool._failures.last is None
+
+
+def test_copies_that_hang_even_so_are_one_clear_error(monkeypatch):
+    monkeypatch.setattr(pools, "PEER_CHECK_S", 1.0)
+    with corrupting_pool("HangingAlways", check_peers=True) as pool:
+        with pytest.raises(PoolError, match=r"^copies .* do not arrive \(.*\) even without peer access; run the doc"):
+            pool.start()
+        assert (pool.generation, pool.state, pool.status()["pids"]) == (2, "failed", [])
 
 
 def test_without_the_check_the_damage_is_there():

@@ -239,7 +239,7 @@ def _cond(
 
 def _refuse_idle(plan: ParallelPlan, images: int, num_conds: int) -> None:
     """Raise `HostLoopError` where ComfyUI's loop keeps more lanes at work: it may cut a batch between conditionings."""
-    working = sum(bool(share["conds"]) for share in shares(plan, images=images, num_conds=num_conds))
+    working = sum(bool(share.conds) for share in shares(plan, images=images, num_conds=num_conds))
     if working < min(plan.lanes, images * num_conds):
         raise HostLoopError(
             f"{plan.name} shares out {images} image(s) inside the workers, but prompt and negative here; use cfg=2"

@@ -11,7 +11,6 @@ cancel word of the control page.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,6 +20,20 @@ from ..patch import PatchBatch, PatchSet, pack
 from ..plan import MAX_RANKS, Layout, ParallelPlan
 from ..strategies.lanes import Piece
 from ..wire.protocol import Op, TensorSpec
+from ..wire.requests import (
+    OPS,
+    AnyRequest,
+    ChangeWeights,
+    CheckCopies,
+    Load,
+    MakeMesh,
+    MeasureDevice,
+    Probe,
+    SetStrengths,
+    Step,
+    Unload,
+    to_body,
+)
 from .arena import OUT, Arena
 from .calls import ModelCall, inputs_of, results_of, traces_of, whole_trace
 from .models import LoadResult, Model, Models
@@ -32,7 +45,7 @@ Check = Callable[[], None]
 Progress = Callable[[int, int], None]
 
 GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH, Op.RUN)
-CHANGES_WEIGHTS = (Op.LOAD, Op.UNLOAD, Op.PATCH)
+CHANGES_WEIGHTS = (Op.LOAD, Op.UNLOAD, Op.PATCH, Op.STRENGTHS)
 
 
 class Crew:
@@ -67,7 +80,7 @@ class Crew:
 
     def _free_halves(self, check: Check, *, deadline_s: float) -> None:
         while self._halves:
-            self._ask(Op.UNLOAD, {"model": self._halves[-1]}, check, deadline_s=deadline_s, on_done=self._on_half_freed)
+            self._ask(Unload(model=self._halves[-1]), check, deadline_s=deadline_s, on_done=self._on_half_freed)
 
     def _let_go(self, handle: int) -> None:
         """Hold a model no more that some ranks may hold still; the next request frees it there."""
@@ -113,20 +126,16 @@ class Crew:
             for evicted in {number for reply in request.replies.values() for number in reply.get("evicted", ())}:
                 self._let_go(evicted)
 
-        body = {
-            "model": handle,
-            "path": spec.path,
-            "dtype": spec.dtype,
-            "adapter": spec.adapter,
-            "size_bytes": spec.size_bytes,
-            "mtime_ns": spec.mtime_ns,
-            "layout": asdict(layout),
-            "first_rank": first,  # those before it hold theirs already
-            "mesh": mesh,
-            "budget_bytes": budget_bytes,
-            "eviction_order": [model.handle for model in self.models if model is not held],
-        }
-        self._ask(Op.LOAD, body, check, deadline_s=deadline_s, on_progress=report, on_done=keep)
+        load = Load(
+            model=handle,
+            spec=spec,
+            layout=layout,
+            first_rank=first,
+            mesh=mesh,
+            budget_bytes=budget_bytes,
+            eviction_order=tuple(model.handle for model in self.models if model is not held),
+        )
+        self._ask(load, check, deadline_s=deadline_s, on_progress=report, on_done=keep)
         # A rank may have had to evict what its peers could keep.
         self._free_halves(check, deadline_s=deadline_s)
         model = self.models.find(spec, layout)
@@ -147,7 +156,7 @@ class Crew:
 
         self.models.drop(model.handle)
         self._stale.forget()
-        self._ask(Op.UNLOAD, {"model": model.handle}, check, deadline_s=deadline_s, on_done=forget)
+        self._ask(Unload(model=model.handle), check, deadline_s=deadline_s, on_done=forget)
 
     def patch(self, model: Model, patches: PatchSet, check: Check, *, deadline_s: float) -> None:
         """Make the model's weights pristine plus `patches`; nothing when they are that already.
@@ -159,17 +168,22 @@ class Crew:
             return
         model.patches = None
         if held is not None and patches.differs_in_strength_alone(held):
-            body = {"model": model.handle, "strengths": patches.strengths}
-            request = self._ask(Op.PATCH, body, check, deadline_s=deadline_s, on_done=self._remember_memory)
+            strengths = SetStrengths(model=model.handle, strengths=tuple(patches.strengths))
+            request = self._ask(strengths, check, deadline_s=deadline_s, on_done=self._remember_memory)
             if all(reply.get("set") for reply in request.replies.values()):
                 model.patches = patches
                 return
         batches = list(pack(patches.patches)) or [PatchBatch([], {})]
         for number, batch in enumerate(batches):
-            ends = {"first": number == 0, "last": number == len(batches) - 1}
             specs = self._arena.place(batch.tensors).specs
-            body = {"model": model.handle, "records": batch.records, "beside": patches.side_branch, **ends}
-            request = self._ask(Op.PATCH, body, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
+            change = ChangeWeights(
+                model=model.handle,
+                records=tuple(batch.records),
+                side_branch=patches.side_branch,
+                first=number == 0,
+                last=number == len(batches) - 1,
+            )
+            request = self._ask(change, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
             if any(reply.get("cancelled") for reply in request.replies.values()):
                 return
         model.patches = patches
@@ -178,12 +192,11 @@ class Crew:
         """The handle of the plan's process groups, made unless they are there."""
         if plan not in self.meshes:
             handle = self._next_handle()
-            body = {"mesh": handle, "plan": plan.to_dict()}
 
             def keep(_: Request) -> None:
                 self.meshes[plan] = handle
 
-            self._ask(Op.MESH, body, check, deadline_s=deadline_s, on_done=keep)
+            self._ask(MakeMesh(mesh=handle, plan=plan), check, deadline_s=deadline_s, on_done=keep)
         return self.meshes[plan]
 
     def note_use(self, model: Model, plan: ParallelPlan) -> None:
@@ -205,13 +218,18 @@ class Crew:
         deadline_s: float,
     ) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
         """Calls of a model, each lane running its pieces: the results in memory of their own, and the reports."""
-        options = [dict(call.options) for call in calls]
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
         placed = self._arena.place(inputs_of(calls), results)
-        specs, repeated = placed.specs, placed.repeated
-        body = {"model": model.handle, "mesh": mesh, "calls": options, "lanes": lanes, "repeated": repeated}
-        body["pipeline"] = self._stale.enter(calls, lanes, plan, model.handle)
-        request = self._ask(Op.STEP, body, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
+        specs = placed.specs
+        step = Step(
+            model=model.handle,
+            mesh=mesh,
+            calls=tuple(dict(call.options) for call in calls),
+            lanes=tuple(tuple((piece.call, piece.start, piece.stop) for piece in lane) for lane in lanes),
+            repeated=placed.repeated,
+            pipeline=self._stale.enter(calls, lanes, plan, model.handle),
+        )
+        request = self._ask(step, check, specs, deadline_s=deadline_s, on_done=self._remember_memory)
         self._stale.done()
         outs, traces = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
         ranks = request.ranked()
@@ -250,8 +268,7 @@ class Crew:
             on_step=on_step,
         )
         request = self._ask(
-            Op.RUN,
-            {"model": model.handle, "mesh": mesh, **run.body(plan)},
+            run.request(plan, model=model.handle, mesh=mesh),
             check,
             specs,
             deadline_s=deadline_s,
@@ -263,16 +280,16 @@ class Crew:
 
     def measure(self, check: Check, *, deadline_s: float) -> list[dict[str, Any]]:
         """What each rank says of its device."""
-        return self._ask(Op.MEASURE, {}, check, deadline_s=deadline_s).ranked()
+        return self._ask(MeasureDevice(), check, deadline_s=deadline_s).ranked()
 
     def check_pattern(self, mesh: int, check: Check, *, deadline_s: float) -> list[int]:
         """How many bytes of a known pattern arrived wrong at each rank."""
-        request = self._ask(Op.CHECK, {"mesh": mesh}, check, deadline_s=deadline_s)
+        request = self._ask(CheckCopies(mesh=mesh), check, deadline_s=deadline_s)
         return [int(reply["wrong_bytes"]) for reply in request.ranked()]
 
     def probe(self, mesh: int, check: Check, *, deadline_s: float) -> list[dict[str, Any]]:
         """What each rank measured, in rank order; see `rank/probe.py`."""
-        return self._ask(Op.PROBE, {"mesh": mesh}, check, deadline_s=deadline_s).ranked()
+        return self._ask(Probe(mesh=mesh), check, deadline_s=deadline_s).ranked()
 
     def damaged_copies(self, check: Check, *, deadline_s: float) -> str:
         """Have all ranks exchange a known pattern, as `check_pattern`; what arrived wrong, empty when nothing did."""
@@ -284,8 +301,7 @@ class Crew:
 
     def _ask(
         self,
-        op: Op,
-        body: dict[str, Any],
+        asked: AnyRequest,
         check: Check,
         tensors: tuple[TensorSpec, ...] = (),
         *,
@@ -294,10 +310,11 @@ class Crew:
         on_done: Callable[[Request], None] = lambda _: None,
     ) -> Request:
         check()
+        op = OPS[type(asked)]
         request = Request(op, next(self._numbers), deadline_s, on_progress=on_progress, on_done=on_done)
         if op in CHANGES_WEIGHTS:
             self.contents = request.number
-        self.generation.ask(request, body, tensors)
+        self.generation.ask(request, to_body(asked), tensors)
         try:
             self.generation.wait(check)
         finally:

@@ -17,6 +17,7 @@ from ..plan import ParallelPlan
 from ..program import NUM_SIDES, PREVIEW_SLOTS, Program
 from ..strategies.shard import split_lengths
 from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES
+from ..wire.requests import GroupWork, Sample
 from .arena import Extent
 from .calls import ModelCall, inputs_of
 
@@ -104,17 +105,19 @@ class ResidentRun:
         previews = [Extent(f"preview.{slot}", "float32", self.shape) for slot in range(PREVIEW_SLOTS)]
         return [*previews, Extent("out", "float32", self.shape)]
 
-    def body(self, plan: ParallelPlan) -> dict[str, Any]:
+    def request(self, plan: ParallelPlan, *, model: int, mesh: int) -> Sample:
         """What a rank must know beside the tensors."""
-        return {
-            "program": self.program.to_dict(),
-            "cfg": self.cfg,
-            "lanes": shares(plan, images=self.shape[0], num_conds=len(self.conds)),
-            "calls": [dict(cond.options) for cond in self.conds],
-            "release_modulations": self.release_modulations,
-            "modulation_bytes": self.modulation_bytes,
-            "timeline": self.timeline,
-        }
+        return Sample(
+            model=model,
+            mesh=mesh,
+            program=self.program,
+            cfg=self.cfg,
+            lanes=shares(plan, images=self.shape[0], num_conds=len(self.conds)),
+            calls=tuple(dict(cond.options) for cond in self.conds),
+            release_modulations=self.release_modulations,
+            modulation_bytes=self.modulation_bytes,
+            timeline=self.timeline,
+        )
 
 
 def refuse_unfit(plan: ParallelPlan, run: ResidentRun) -> None:
@@ -154,7 +157,7 @@ class ResidentResult:
     wall_s: float
 
 
-def shares(plan: ParallelPlan, *, images: int, num_conds: int) -> list[dict[str, Any]]:
+def shares(plan: ParallelPlan, *, images: int, num_conds: int) -> tuple[GroupWork, ...]:
     """For each lane, the images and the conditionings it does, and whether it exchanges with the rest of its cfg axis.
 
     With two conditionings and a cfg axis each side goes to one lane; else images are shared out over all lanes.
@@ -165,13 +168,13 @@ def shares(plan: ParallelPlan, *, images: int, num_conds: int) -> list[dict[str,
     for lane in range(plan.lanes):
         group = lane // plan.cfg if exchange else lane
         start = sum(lengths[:group])
-        conds = list(range(num_conds))
+        conds = tuple(range(num_conds))
         if exchange:
-            conds = [side for side in conds if side == lane % plan.cfg]
+            conds = tuple(side for side in conds if side == lane % plan.cfg)
         stop = start + lengths[group]
         works = stop > start
-        found.append({"start": start, "stop": stop, "conds": conds if works else [], "exchange": exchange and works})
-    return found
+        found.append(GroupWork(start=start, stop=stop, conds=conds if works else (), exchange=exchange and works))
+    return tuple(found)
 
 
 def writers(plan: ParallelPlan, run: ResidentRun) -> list[int]:
@@ -181,7 +184,7 @@ def writers(plan: ParallelPlan, run: ResidentRun) -> list[int]:
     return [
         rank
         for lane, share in enumerate(lanes)
-        if share["conds"]
+        if share.conds
         for rank in range((lane + 1) * ranks_a_lane - plan.parts, (lane + 1) * ranks_a_lane)
     ]
 

@@ -10,10 +10,10 @@ Owns the book. The parent keeps it, so that all ranks do the same; ranks keep th
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 from ..plan import ParallelPlan
 from ..strategies.lanes import Piece
+from ..wire.requests import CachedKeys
 from .calls import ModelCall, shape_of
 
 
@@ -37,7 +37,7 @@ class StaleBook:
 
     def enter(
         self, calls: Sequence[ModelCall], lanes: Sequence[Sequence[Piece]], plan: ParallelPlan, model: int
-    ) -> list[dict[str, Any]]:
+    ) -> tuple[CachedKeys, ...]:
         """What ranks are told of each call: the epoch, the slot for its keys (None: keep none), whether it is warm-up.
 
         Say `done` when the ranks have done them; else nothing is known of what they hold. Raises `ValueError` for an
@@ -46,17 +46,17 @@ class StaleBook:
         if self._under_way:
             self.forget()
         self._under_way = True
-        return [
+        return tuple(
             self._entered(call, [[p for p in lane if p.call == n] for lane in lanes], plan, model)
             for n, call in enumerate(calls)
-        ]
+        )
 
     def _entered(
         self, call: ModelCall, pieces: Sequence[Sequence[Piece]], plan: ParallelPlan, model: int
-    ) -> dict[str, Any]:
+    ) -> CachedKeys:
         asked = call.options.get("pipeline")
         if asked is None:
-            return {"epoch": self._epoch, "slot": None, "warm": True}
+            return CachedKeys(epoch=self._epoch, slot=None, warm=True)
         if not isinstance(asked, dict) or set(asked) != {"run", "key"}:
             raise ValueError(f'option pipeline is {asked!r}; give {{"run": .., "key": ..}}, two strings')
         place = (asked["run"], plan, model)
@@ -66,4 +66,4 @@ class StaleBook:
         where = tuple((lane, piece.start, piece.stop) for lane, own in enumerate(pieces) for piece in own)
         slot = self._slots.setdefault((asked["key"], shape_of([call]), where), len(self._slots))
         self._calls[slot] += 1
-        return {"epoch": self._epoch, "slot": slot, "warm": self._calls[slot] <= plan.warmup_steps}
+        return CachedKeys(epoch=self._epoch, slot=slot, warm=self._calls[slot] <= plan.warmup_steps)

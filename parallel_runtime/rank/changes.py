@@ -5,12 +5,12 @@ Owns the bookkeeping of a change that comes in several messages. How a weight is
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from ..errors import RequestCancelledError
 from ..patch import Patch, unpack
+from ..wire.requests import ChangeWeights
 from .branches import Branch, fits_beside
 from .weights import ModelWeights
 
@@ -26,38 +26,35 @@ class WeightChanges:
 
     def take(
         self,
-        body: Mapping[str, Any],
+        change: ChangeWeights,
         tensors: Mapping[str, torch.Tensor],
         *,
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
-    ) -> dict[str, Any]:
+    ) -> None:
         """Take one message of a change. The last one takes back whatever the change has not named."""
-        if "strengths" in body:
-            return {"set": self._set_strengths(body["strengths"])}
-        if body["first"]:
+        if change.first:
             self._merged, self._branches, self._in_order = set(), {}, []
             self._weights.complete(beat)
-        for name, patches in unpack(body["records"], tensors).items():
+        for name, patches in unpack(change.records, tensors).items():
             if cancelled():
                 raise RequestCancelledError("changing weights was cancelled")
-            if body["beside"] and all(fits_beside(patch) for patch in patches):
+            if change.side_branch and all(fits_beside(patch) for patch in patches):
                 self._put_beside(name, patches)
             else:
                 self._weights.patch(name, patches)
                 self._merged.add(name)
             beat()
-        if body["last"]:
+        if change.last:
             self._weights.set_beside(self._branches)
             self._weights.restore_all_but(self._merged, beat)
-        return {}
 
     def _put_beside(self, name: str, patches: Sequence[Patch]) -> None:
         branches = [Branch.of(patch, dtype=self._weights.dtype, device=self._weights.device) for patch in patches]
         self._branches[name] = branches
         self._in_order.extend(branches)
 
-    def _set_strengths(self, strengths: Sequence[float]) -> bool:
+    def set_strengths(self, strengths: Sequence[float]) -> bool:
         """Change the strengths alone; false when that is not enough, since some patches are merged."""
         if self._merged or len(strengths) != len(self._in_order):
             return False

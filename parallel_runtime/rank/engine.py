@@ -5,25 +5,37 @@ blocks is forward.py's. Knows no ComfyUI, no socket, and no arithmetic of a mode
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import psutil
 import torch
 
 from ..errors import RequestCancelledError
-from ..plan import Layout, ParallelPlan
-from ..program import Program
 from ..strategies.collectives import Axis
 from ..strategies.lanes import Piece
 from ..timing import RegionTimer, wait_for
 from ..wire.channel import SegmentTable
-from ..wire.protocol import Message, Op, TensorSpec
+from ..wire.protocol import Message, TensorSpec
+from ..wire.requests import (
+    AnyRequest,
+    ChangeWeights,
+    CheckCopies,
+    Load,
+    MakeMesh,
+    MeasureDevice,
+    Options,
+    Probe,
+    Sample,
+    SetStrengths,
+    Step,
+    Unload,
+)
 from .compiled import CompiledFlux, Graphs, Watch
 from .forward import Forward
 from .host_copies import HostCopies
 from .host_memory import give_back_heap
-from .latent import LatentRows, Share, call_tensors
+from .latent import LatentRows, call_tensors
 from .loading import LoadedModel, open_model
 from .measure import free_bytes, measure
 from .mesh import Groups, Mesh
@@ -65,33 +77,30 @@ class Engine:
         All of it in inference mode, so that every tensor is of one kind: a graph made for weights of the other would
         not serve these.
         """
-        if message.op is Op.LOAD:
-            return self._load(message.body, progress=progress, cancelled=cancelled, beat=beat)
-        if message.op is Op.UNLOAD:
-            return self._unload(message.body)
-        if message.op is Op.PATCH:
-            return self._patch(message, cancelled=cancelled, beat=beat)
-        if message.op is Op.MESH:
-            plan = ParallelPlan.from_dict(message.body["plan"])
-            self.meshes[message.body["mesh"]] = Mesh(
-                plan, device=self.device, groups=self.groups, show_waiting=self._show_waiting
+        request: AnyRequest = message.body
+        if isinstance(request, Load):
+            return self._load(request, progress=progress, cancelled=cancelled, beat=beat)
+        if isinstance(request, Unload):
+            return self._unload(request)
+        if isinstance(request, ChangeWeights | SetStrengths):
+            return self._change(request, message.tensors, cancelled=cancelled, beat=beat)
+        if isinstance(request, MakeMesh):
+            self.meshes[request.mesh] = Mesh(
+                request.plan, device=self.device, groups=self.groups, show_waiting=self._show_waiting
             )
             return {}
-        if message.op is Op.STEP:
-            return self._step(message.body, message.tensors, progress=progress, beat=beat)
-        if message.op is Op.RUN:
+        if isinstance(request, Step):
+            return self._step(request, message.tensors, progress=progress, beat=beat)
+        if isinstance(request, Sample):
             gate = Gate(self.segments, cancelled=cancelled, show_waiting=self._show_waiting)
-            return self._run(message.body, message.tensors, gate=gate, progress=progress, beat=beat)
-        if message.op is Op.CHECK:
-            return {"wrong_bytes": self.meshes[message.body["mesh"]].wrong_bytes(self.device)}
-        if message.op is Op.MEASURE:
+            return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
+        if isinstance(request, CheckCopies):
+            return {"wrong_bytes": self.meshes[request.mesh].wrong_bytes(self.device)}
+        if isinstance(request, Probe):
+            return self.meshes[request.mesh].probe(self.device)
+        if isinstance(request, MeasureDevice):
             return measure(self.device)
-        if message.op is Op.PROBE:
-            return self.meshes[message.body["mesh"]].probe(self.device)
-        raise ValueError(
-            f"a rank cannot do {message.op.name}; it answers LOAD, UNLOAD, PATCH, MESH, STEP, RUN, CHECK, MEASURE, "
-            "PROBE"
-        )
+        raise ValueError(f"a rank cannot do {message.op.name}; wire/requests.py has what it can be asked")
 
     def new_timer(self, *, on: bool) -> RegionTimer:
         """What times one request on this rank; its regions too when it is `on`."""
@@ -99,7 +108,7 @@ class Engine:
 
     def _load(
         self,
-        body: Mapping,
+        request: Load,
         *,
         progress: Callable[[dict], None],
         cancelled: Callable[[], bool],
@@ -109,19 +118,18 @@ class Engine:
             beat()
             progress({"loaded_bytes": loaded, "total_bytes": total})
 
-        layout = Layout(**body["layout"])
-        if not body["first_rank"] <= self.rank < layout.ranks:  # it has it already, or sleeps
+        if not request.first_rank <= self.rank < request.layout.ranks:  # it has it already, or sleeps
             return {"parameter_bytes": 0, "memory": self._memory()}
         began = time.perf_counter()
-        group = Axis("shards") if body["mesh"] is None else self.meshes[body["mesh"]].shard_axis
-        opened = open_model(body, layout, rank=self.rank, device=self.device, group=group)
-        evicted = self._make_room(opened.needed_bytes, order=body["eviction_order"], budget=body["budget_bytes"])
+        group = Axis("shards") if request.mesh is None else self.meshes[request.mesh].shard_axis
+        opened = open_model(request.spec, request.layout, rank=self.rank, device=self.device, group=group)
+        evicted = self._make_room(opened.needed_bytes, order=request.eviction_order, budget=request.budget_bytes)
         try:
             opened.model.weights.load(progress=report, cancelled=cancelled)
         except RequestCancelledError:  # what had to go for it is gone all the same, and the parent must know
             self._give_back()
             return {"cancelled": True, "evicted": evicted}
-        self.models[body["model"]] = opened.model
+        self.models[request.model] = opened.model
         wait_for(self.device)
         return {
             "load_s": time.perf_counter() - began,
@@ -131,7 +139,7 @@ class Engine:
             "memory": self._memory(),
         }
 
-    def _make_room(self, needed: int, *, order: list[int], budget: int | None) -> list[int]:
+    def _make_room(self, needed: int, *, order: Sequence[int], budget: int | None) -> list[int]:
         """Evict models in the given order until `needed` bytes fit; returns the handles of those evicted.
 
         One that does not fit with all others gone is loaded all the same: what the device says is the better error.
@@ -146,47 +154,57 @@ class Engine:
                 self._give_back()
         return evicted
 
-    def _unload(self, body: Mapping) -> dict:
+    def _unload(self, request: Unload) -> dict:
         self.repeated.clear()
-        self.models.pop(body["model"], None)
+        self.models.pop(request.model, None)
         self.held_keys.drop()
         self._give_back()
         return {"memory": self._memory()}
 
-    def _patch(self, message: Message, *, cancelled: Callable[[], bool], beat: Callable[[], None]) -> dict:
-        model = self.models.get(message.body["model"])
+    def _change(
+        self,
+        request: ChangeWeights | SetStrengths,
+        specs: tuple[TensorSpec, ...],
+        *,
+        cancelled: Callable[[], bool],
+        beat: Callable[[], None],
+    ) -> dict:
+        model = self.models.get(request.model)
         if model is None:  # a rank that the model's layout leaves out has nothing to change
             return {"set": True, "memory": self._memory()}
-        tensors = {spec.name: self.segments.tensor(spec) for spec in message.tensors}
-        return model.changes.take(message.body, tensors, cancelled=cancelled, beat=beat) | {"memory": self._memory()}
+        if isinstance(request, SetStrengths):
+            return {"set": model.changes.set_strengths(request.strengths), "memory": self._memory()}
+        tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
+        model.changes.take(request, tensors, cancelled=cancelled, beat=beat)
+        return {"memory": self._memory()}
 
     def _step(
         self,
-        body: Mapping,
+        request: Step,
         specs: tuple[TensorSpec, ...],
         *,
         progress: Callable[[dict], None],
         beat: Callable[[], None],
     ) -> dict:
-        mesh = self.meshes[body["mesh"]]
+        mesh = self.meshes[request.mesh]
         if not mesh.member:
             return {"member": False, "memory": self._memory()}
         began = time.perf_counter()
-        model = self.models[body["model"]]
+        model = self.models[request.model]
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
-        sent = self.repeated.of_request(tensors, body["repeated"])
+        sent = self.repeated.of_request(tensors, request.repeated)
         pace = Pace(self.device, beat)
-        forward = self._forward(model, mesh, sent, body=body, progress=progress, beat=pace.block_queued)
-        lanes = [[Piece(*piece) for piece in lane] for lane in body["lanes"]]
+        forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
+        lanes = [[Piece(*piece) for piece in lane] for lane in request.lanes]
         pieces = lanes[mesh.lane]
         passes = max(len(lanes[lane]) for lane in mesh.replica_lanes)
 
         def run() -> None:
             if mesh.plan.pipefusion > 1:
-                return PipelinedStep(forward, mesh, body=body, tensors=tensors, held=self.held_keys).run()
+                return PipelinedStep(forward, mesh, step=request, tensors=tensors, held=self.held_keys).run()
             model.weights.begin(passes)
             for piece in pieces:
-                options = body["calls"][piece.call]
+                options = request.calls[piece.call]
                 whole = call_tensors(tensors, 0 if options.get("first_row") else piece.call)
                 forward.run(piece, whole | {"out": tensors[f"{piece.call}.out"]}, options)
             for _ in range(passes - len(pieces)):
@@ -216,20 +234,20 @@ class Engine:
         room[: len(fitting)] = torch.frombuffer(bytearray(fitting), dtype=torch.uint8)
         return len(trace.data)
 
-    def _run(
+    def _sample(
         self,
-        body: Mapping,
+        request: Sample,
         specs: tuple[TensorSpec, ...],
         *,
         gate: Gate,
         progress: Callable[[dict], None],
         beat: Callable[[], None],
     ) -> dict:
-        mesh = self.meshes[body["mesh"]]
+        mesh = self.meshes[request.mesh]
         self.held_keys.drop()
         if not mesh.member:
             return {"member": False, "memory": self._memory()}
-        model = self.models[body["model"]]
+        model = self.models[request.model]
         sent = self.repeated.of_request({}, {})
         pace, copies = Pace(self.device, beat), HostCopies(self.device)
 
@@ -237,18 +255,17 @@ class Engine:
             pace.block_queued()
             copies.collect()
 
-        forward = self._forward(model, mesh, sent, body=body, progress=progress, beat=block_queued)
-        shares = [Share(**lane | {"conds": tuple(lane["conds"])}) for lane in body["lanes"]]
+        forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=block_queued)
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
-        program, share = Program.from_dict(body["program"]), shares[mesh.lane]
-        passes = max(len(shares[lane].conds) for lane in mesh.replica_lanes)
-        calls = _calls(forward, program, share, tensors, body=body, mesh=mesh, gate=gate, copies=copies, passes=passes)
+        program, share = request.program, request.lanes[mesh.lane]
+        passes = max(len(request.lanes[lane].conds) for lane in mesh.replica_lanes)
+        calls = _calls(forward, request, tensors, mesh=mesh, gate=gate, copies=copies, passes=passes)
         loop = ResidentLoop(program, calls, forward.timer, pace=pace, copies=copies)
         released = 0
 
         def release() -> None:
             nonlocal released
-            if body["release_modulations"]:
+            if request.release_modulations:
                 released = model.weights.release(model.adapter.modulation_weights)
                 self._give_back()
 
@@ -268,15 +285,15 @@ class Engine:
         mesh: Mesh,
         sent: RequestInputs,
         *,
-        body: Mapping,
+        calls: Sequence[Options],
         progress: Callable[[dict], None],
         beat: Callable[[], None],
     ) -> Forward:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
         model.weights.refuse_changed_file()
-        timer = self.new_timer(on=_timed(body))
+        timer = self.new_timer(on=_timed(calls))
         adapter = model.adapter
-        if _compiled(body):
+        if _compiled(calls):
             adapter = CompiledFlux(adapter.config, self.graphs, Watch(timer, beat, progress))
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)
@@ -310,18 +327,17 @@ class Engine:
 
 def _calls(
     forward: Forward,
-    program: Program,
-    share: Share,
+    request: Sample,
     tensors: Mapping[str, torch.Tensor],
     *,
-    body: Mapping,
     mesh: Mesh,
     gate: Gate,
     copies: HostCopies,
     passes: int,
 ) -> WholeCalls | PipelinedCalls:
     """The calls of a run as this rank makes them: whole, or as a stage of a pipeline."""
-    options, cfg, modulation_bytes = body["calls"], body["cfg"], body["modulation_bytes"]
+    program, share, cfg = request.program, request.lanes[mesh.lane], request.cfg
+    options, modulation_bytes = request.calls, request.modulation_bytes
     if mesh.plan.pipefusion > 1:
         return PipelinedCalls(
             forward,
@@ -335,7 +351,7 @@ def _calls(
             cfg=cfg,
             passes_a_chunk=passes,
             modulation_bytes=modulation_bytes,
-            timeline=body["timeline"],
+            timeline=request.timeline,
         )
     shard = forward.shard(call_tensors(tensors, 0))
     rows = LatentRows(program, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh["cfg"])
@@ -351,11 +367,11 @@ def _calls(
     )
 
 
-def _timed(body: Mapping) -> bool:
+def _timed(calls: Sequence[Options]) -> bool:
     """Whether the caller of any of the request's calls wants its regions timed; by default, yes."""
-    return any(options.get("timed", True) for options in body["calls"])
+    return any(options.get("timed", True) for options in calls)
 
 
-def _compiled(body: Mapping) -> bool:
+def _compiled(calls: Sequence[Options]) -> bool:
     """Whether the caller of any of the request's calls wants its blocks compiled; by default, no."""
-    return any(options.get("compiled") for options in body["calls"])
+    return any(options.get("compiled") for options in calls)

@@ -8,7 +8,6 @@ denoised, cfg, noise mask. Does not own the program (program.py) nor the model.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -16,22 +15,10 @@ from ..program import NUM_SIDES, PREVIEW_SLOTS, Program, Trajectory
 from ..strategies.collectives import Axis
 from ..strategies.shard import SequenceShard
 from ..timing import RegionTimer
+from ..wire.requests import GroupWork
 from .host_copies import HostCopies
 
 INPAINT = ("mask", "noise", "latent")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """What of a run one lane does: images `start` to `stop`, for the conditionings named.
-
-    With `exchange`, the others of the cfg axis do the same images for the other conditionings.
-    """
-
-    start: int
-    stop: int
-    conds: tuple[int, ...]
-    exchange: bool = False
 
 
 class LatentRows:
@@ -40,7 +27,7 @@ class LatentRows:
     def __init__(
         self,
         program: Program,
-        share: Share,
+        share: GroupWork,
         tensors: Mapping[str, torch.Tensor],
         shard: SequenceShard,
         *,

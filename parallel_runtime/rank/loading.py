@@ -4,9 +4,7 @@ Owns the choice of the class of weights and the reading of the header. When it i
 the engine's to say.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -41,9 +39,8 @@ class OpenedModel:
     needed_bytes: int
 
 
-def open_model(body: Mapping[str, Any], layout: Layout, *, rank: int, device: torch.device, group: Axis) -> OpenedModel:
-    """The model that a LOAD names, in that layout. Raises `ValueError` for a file that changed or cannot be used."""
-    spec = ModelSpec(body["path"], body["dtype"], body["adapter"], body["size_bytes"], body["mtime_ns"])
+def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.device, group: Axis) -> OpenedModel:
+    """The model in that layout. Raises `ValueError` for a file that changed or cannot be used."""
     spec.refuse_changed()
     header = read_header(spec.path)
     config = FluxConfig.from_header(header)

@@ -25,9 +25,10 @@ import torch
 from ..adapters.flux import Tokens
 from ..program import Program
 from ..strategies.links import Expected, Inbox, Outbox
+from ..wire.requests import GroupWork
 from .forward import Forward
 from .host_copies import HostCopies
-from .latent import LatentRows, Share, call_tensors
+from .latent import LatentRows, call_tensors
 from .mesh import Mesh
 from .prepared import Prepared, prepare
 from .resident import Gate, step_starts
@@ -42,7 +43,7 @@ class PipelinedCalls:
         self,
         forward: Forward,
         program: Program,
-        share: Share,
+        share: GroupWork,
         tensors: Mapping[str, torch.Tensor],
         *,
         mesh: Mesh,

@@ -16,6 +16,7 @@ from ..adapters.flux import Modulation
 from ..strategies.lanes import Piece
 from ..strategies.links import Expected, Inbox, Outbox
 from ..strategies.pipefusion import PatchedSequence
+from ..wire.requests import Step
 from .forward import Forward
 from .latent import call_tensors
 from .mesh import Mesh
@@ -41,16 +42,16 @@ class HeldKeys:
 
 
 class PipelinedStep:
-    """The pieces of a request on this rank. `body` is the request's, `tensors` its tensors, whole."""
+    """The pieces of a request on this rank. `step` is the request, `tensors` its tensors, whole."""
 
     def __init__(
-        self, forward: Forward, mesh: Mesh, *, body: Mapping, tensors: Mapping[str, torch.Tensor], held: HeldKeys
+        self, forward: Forward, mesh: Mesh, *, step: Step, tensors: Mapping[str, torch.Tensor], held: HeldKeys
     ) -> None:
         self._forward, self._tensors, self._held = forward, tensors, held
-        self._options: Sequence[Mapping] = body["calls"]
-        self._told: Sequence[Mapping] = body["pipeline"]
+        self._options: Sequence[Mapping] = step.calls
+        self._told = step.pipeline
         self._stage = stage = Stage(forward, mesh)
-        lanes = [[Piece(*piece) for piece in lane] for lane in body["lanes"]]
+        lanes = [[Piece(*piece) for piece in lane] for lane in step.lanes]
         self._pieces = lanes[mesh.lane]
         self._sequences = {piece: stage.sequence(self._whole(piece)) for piece in self._pieces}
         self._passes = max(sum(self._num_chunks(piece, mesh) for piece in lanes[lane]) for lane in mesh.replica_lanes)
@@ -91,17 +92,17 @@ class PipelinedStep:
     def _side(self, piece: Piece) -> Side:
         """A piece's inputs by chunk; its keys and values new, or of the call before it."""
         told, sequence = self._told[piece.call], self._sequences[piece]
-        self._held.enter(told["epoch"])
+        self._held.enter(told.epoch)
         source = Piece(piece.call, 0, 1) if self._options[piece.call].get("first_row") else piece
         with self._forward.timer.region("hand_over"):
             inputs = self._forward.inputs(source, PartRows(sequence, self._stage.part), self._whole(piece))
         with self._forward.timer.region("embed"), self._forward.weights.block("") as w:
             condition = self._forward.adapter.condition(w, inputs, text=self._stage.first)
-        if told["slot"] is None:
+        if told.slot is None:
             return self._stage.side(sequence, inputs, condition)
-        place = (told["slot"], piece)
-        if not told["warm"] and place not in self._held.slots:
-            raise RuntimeError(f"there are no keys in slot {told['slot']} of epoch {told['epoch']}")
+        place = (told.slot, piece)
+        if not told.warm and place not in self._held.slots:
+            raise RuntimeError(f"there are no keys in slot {told.slot} of epoch {told.epoch}")
         side = self._stage.side(sequence, inputs, condition, held=self._held.slots.get(place))
         self._held.slots[place] = side.held
         return side
@@ -120,10 +121,10 @@ class PipelinedStep:
         return call_tensors(self._tensors, 0 if self._options[piece.call].get("first_row") else piece.call)
 
     def _chunks(self, piece: Piece) -> list[range]:
-        return self._sequences[piece].chunks(warm=self._told[piece.call]["warm"])
+        return self._sequences[piece].chunks(warm=self._told[piece.call].warm)
 
     def _num_chunks(self, piece: Piece, mesh: Mesh) -> int:
-        return 1 if self._told[piece.call]["warm"] else mesh.plan.num_patches
+        return 1 if self._told[piece.call].warm else mesh.plan.num_patches
 
     def _messages(self) -> Iterator[Expected]:
         """What this stage receives: nothing at the first, else a chunk's hidden states."""

@@ -12,8 +12,9 @@ import torch
 from ..adapters.flux import Block, Condition, Modulation
 from ..program import Program
 from ..strategies.lanes import Piece
+from ..wire.requests import GroupWork
 from .forward import Forward, Rows
-from .latent import Share, call_tensors
+from .latent import call_tensors
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Prepared:
 def prepare(
     forward: Forward,
     program: Program,
-    share: Share,
+    share: GroupWork,
     tensors: Mapping[str, torch.Tensor],
     *,
     rows: Mapping[int, Rows],

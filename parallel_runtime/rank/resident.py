@@ -19,9 +19,10 @@ from ..errors import RequestCancelledError
 from ..program import Program
 from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
+from ..wire.requests import GroupWork
 from .forward import Forward
 from .host_copies import HostCopies
-from .latent import LatentRows, Share, call_tensors
+from .latent import LatentRows, call_tensors
 from .pacing import Pace
 from .prepared import Prepared, prepare
 
@@ -175,7 +176,7 @@ class WholeCalls:
         self,
         forward: Forward,
         program: Program,
-        share: Share,
+        share: GroupWork,
         tensors: Mapping[str, torch.Tensor],
         *,
         rows: LatentRows,

@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -47,7 +48,10 @@ class Engine(Protocol):
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
     ) -> dict[str, Any]:
-        """Do what `message` asks; return the body of DONE. Any exception but RequestCancelledError ends the rank."""
+        """Do what `message` asks, whose body is a request of wire/requests.py; return the body of DONE.
+
+        Any exception but RequestCancelledError ends the rank.
+        """
         ...
 
 
@@ -90,10 +94,12 @@ class Worker:
         return received
 
     def result_of(self, engine: Engine, segments: SegmentTable, message: Message) -> dict[str, Any]:
-        """What the engine says to one request."""
+        """What the engine says to one request. Raises ProtocolError for a body that the request cannot have."""
+        from ..wire.requests import from_body  # here: it imports torch, and HELLO comes first
+
         try:
             return engine.handle(
-                message,
+                replace(message, body=from_body(message.op, message.body)),
                 progress=lambda body: self.say(Op.PROGRESS, message.request, body),
                 cancelled=lambda: segments.cancelled_request == message.request,
                 beat=lambda: segments.beat(self.rank),

@@ -93,6 +93,7 @@ class Op(IntEnum):
     PATCH = 13  # change weights; a change takes one message or several
     RUN = 15  # a whole sampling run; PROGRESS after each of its steps
     MEASURE = 14  # what the device is: memory and speed
+    STRENGTHS = 21  # other strengths for LoRAs that run beside the weights
     PROBE = 20  # measure the device, and the exchanges over a mesh's ulysses axis
 
 
@@ -142,13 +143,17 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Message:
-    """One message. `rank` is whom it is for or from; `body` anything JSON can carry, without NaN and infinities."""
+    """One message. `rank` is whom it is for or from.
+
+    On its way `body` is a dict of what JSON can carry, without NaN and infinities; an engine finds a dataclass of
+    requests.py there.
+    """
 
     op: Op
     rank: int
     generation: int
     request: int
-    body: dict[str, Any] = field(default_factory=dict)
+    body: Any = field(default_factory=dict)
     tensors: tuple[TensorSpec, ...] = ()
 
 

@@ -77,7 +77,8 @@ def test_each_of_two_runs_has_its_own_plan_and_patches_whoever_steps_in_between(
     assert relative_error(saved_latent(client, result), plain) <= TOLERANCE
     assert relative_error(saved_latent(client, result, node="save 2"), changed) <= TOLERANCE
     (pool,) = [each for each in client.get("/parallel_dit/state")["pools"] if each["state"] != "stopped"]
-    assert {"uly2", "ring2"} <= set(pool["meshes"]), "the runs did not have plans of their own"
+    degrees = {(plan["ulysses"], plan["ring"]) for plan in pool["plans"]}
+    assert {(2, 1), (1, 2)} <= degrees, "the runs did not have plans of their own"
     pids = worker_pids(comfy_server)
     cut = client.queue(in_turn(graph_of(tiny_models, seed=901), lora, seed=901, cancel_after=2))
     assert relative_error(saved_latent(client, cut), plain) <= TOLERANCE, "a cancelled run left something behind"

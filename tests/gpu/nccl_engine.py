@@ -48,7 +48,7 @@ class NcclEngine(Engine):
         super().__init__(**given)
 
     def handle(self, message, **told):
-        calls = message.body["calls"] if message.op in (Op.STEP, Op.RUN) else [{}]
+        calls = message.body.calls if message.op in (Op.STEP, Op.RUN) else [{}]
         options = dict(calls[0].get("nccl", {}))
         waiting = LaunchesWait(self.simulation) if options.pop("launches_wait", False) else nullcontext()
         self.simulation.begin(Settings(**options))

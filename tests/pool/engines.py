@@ -39,17 +39,17 @@ class Echo:
     def handle(self, message, *, progress, cancelled, beat):
         beat()
         if message.op is Op.LOAD:
-            if message.body["first_rank"] <= self.rank < message.body["layout"]["ranks"]:
+            if message.body.first_rank <= self.rank < message.body.layout.ranks:
                 self.load(message.body, progress, cancelled)
-            return {"parameter_bytes": 100, "dtype": message.body["dtype"], "held": len(self.models)}
+            return {"parameter_bytes": 100, "dtype": message.body.spec.dtype, "held": len(self.models)}
         if message.op is Op.UNLOAD:
-            self.models.discard(message.body["model"])  # of a cancelled load, a rank may hold nothing
+            self.models.discard(message.body.model)  # of a cancelled load, a rank may hold nothing
             return {"held": len(self.models)}
         if message.op is Op.MESH:
-            self.groups[message.body["mesh"]] = dist.new_group(list(range(dist.get_world_size())))
+            self.groups[message.body.mesh] = dist.new_group(list(range(dist.get_world_size())))
             return {}
         if message.op is Op.PATCH:
-            return self.patch(message.body["records"], cancelled)
+            return self.patch(message.body.records, cancelled)
         if message.op is Op.CHECK:
             return {"wrong_bytes": 7 * self.rank}
         return self.step(message, beat)
@@ -62,9 +62,9 @@ class Echo:
             time.sleep(0.1)
         return {"memory": {"resident_bytes": 1}}
 
-    def load(self, body, progress, cancelled):
+    def load(self, request, progress, cancelled):
         """The path says how: `slow1` on rank 1 only, `die1`, `refuse1` and `quiet1` likewise."""
-        name = Path(body["path"]).name
+        name = Path(request.spec.path).name
         for loaded in range(0, 101, 10):
             if cancelled():
                 raise RequestCancelledError("cancelled")
@@ -77,11 +77,11 @@ class Echo:
                 os.kill(os.getpid(), signal.SIGKILL)
             if name == f"refuse{self.rank}" and loaded == 50:
                 raise ValueError("this is no model")
-        self.models.add(body["model"])
+        self.models.add(request.model)
 
     def step(self, message, beat):
         began = time.perf_counter()
-        every_call = message.body["calls"]
+        every_call = message.body.calls
         options = every_call[0]
         for action, *arguments in options.get("faults", {}).get(str(self.rank), ()):
             if action == "write_inputs":
@@ -89,11 +89,11 @@ class Echo:
             else:
                 ACTIONS[action](message, beat, *arguments)
         if options.get("sync", True):
-            dist.barrier(self.groups[message.body["mesh"]])
+            dist.barrier(self.groups[message.body.mesh])
         for number, own in enumerate(every_call):
             self.add_up([spec for spec in message.tensors if spec.name.startswith(f"{number}.")], own.get("add", 0))
-        report = {"held": len(self.models), "memory": {"rank": self.rank}, "lanes": message.body["lanes"]}
-        report["repeated"] = sorted(message.body["repeated"])
+        report = {"held": len(self.models), "memory": {"rank": self.rank}, "lanes": message.body.lanes}
+        report["repeated"] = sorted(message.body.repeated)
         if "about" in options:
             report |= {"about": about(options["about"])}
         return report | {"step_s": time.perf_counter() - began}

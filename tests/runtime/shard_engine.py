@@ -40,10 +40,10 @@ class ShardEngine:
         if message.op is Op.LOAD:
             return {"parameter_bytes": 0, "dtype": "float32"}
         if message.op is Op.MESH:
-            size = message.body["plan"]["ulysses"]
-            self.axes[message.body["mesh"]] = Axis("shard", size, self.rank, dist.new_group(list(range(size))))
+            size = message.body.plan.ulysses
+            self.axes[message.body.mesh] = Axis("shard", size, self.rank, dist.new_group(list(range(size))))
             return {}
-        axis, options = self.axes[message.body["mesh"]], dict(message.body["calls"][0])
+        axis, options = self.axes[message.body.mesh], dict(message.body.calls[0])
         with torch.inference_mode():
             found = CHECKS[options.pop("check")](axis, **options) if self.rank < axis.size else {}
         return {"found": found, "step_s": 0.0}

@@ -68,6 +68,11 @@ class ModelShape:
         return double if self.double_blocks else single
 
     @property
+    def params(self) -> int:
+        """Weights of the whole model."""
+        return self.block_params + self.other_params
+
+    @property
     def _params_of_blocks(self) -> tuple[int, int]:
         square = self.hidden**2
         return 2 * self.token_params + self.modulation[0] * square, self.token_params + self.modulation[1] * square

@@ -116,7 +116,7 @@ def test_the_shape_of_a_file_counts_all_its_weights() -> None:
         for length in dims:
             size *= length
         total += size
-    assert shape.block_params + shape.other_params == total
+    assert shape.params == total
     # Biases and the scales of norms are all that a block has besides the matrices the shape counts.
     blocks = sum(
         dims[0] * dims[1] for name, dims in config.expected_shapes().items() if "blocks" in name and len(dims) == 2

@@ -133,14 +133,14 @@ def test_sharded_weights_travel_and_hide_behind_the_block() -> None:
 
 def test_weights_are_counted_as_flux_has_them() -> None:
     # 11.9 billion, as published; what stands outside the blocks is given, the blocks are counted.
-    assert FLUX_DEV.block_params + FLUX_DEV.other_params == pytest.approx(11.90e9, rel=0.003)
+    assert FLUX_DEV.params == pytest.approx(11.90e9, rel=0.003)
 
 
 def test_memory_follows_the_degrees() -> None:
     shape, rates = FLUX_DEV, known_calibration("A100").rates
     work = Work(image_tokens=4096, text_tokens=512)
     whole = memory_of(shape, work, ParallelPlan(), rates)
-    assert whole.weights == 2 * (shape.block_params + shape.other_params)
+    assert whole.weights == 2 * shape.params
     assert whole.activations == 4608 * 3072 * 2 * (6 + 3 * 4)
     assert (whole.buffers, whole.runtime, whole.host_bytes) == (0, CUDA_CONTEXT_BYTES, 0)
     shared = memory_of(shape, work, ParallelPlan(ulysses=4), rates)

@@ -368,8 +368,8 @@ def _calls(
 
 
 def _timed(calls: Sequence[Options]) -> bool:
-    """Whether the caller of any of the request's calls wants its regions timed; by default, yes."""
-    return any(options.get("timed", True) for options in calls)
+    """Whether the caller of any of the request's calls wants its regions timed; by default, no."""
+    return any(options.get("timed") for options in calls)
 
 
 def _compiled(calls: Sequence[Options]) -> bool:

@@ -13,13 +13,25 @@ import psutil
 import torch
 
 RUNS = 5
-# (rows, dtype) of the square matrices: long enough to time, short enough not to be noticed
-PRODUCTS = {"cpu": (512, torch.float32), "cuda": (4096, torch.bfloat16)}
+ROWS = {"cpu": 512, "cuda": 4096}  # of the square matrices: long enough to time, short enough not to be noticed
+BF16_CAPABILITY = (8, 0)  # from which there are matrix units for bf16; before, it is emulated, and models run in fp16
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that new weights may take on the device."""
+    """Bytes that new weights may take on the device; what torch only keeps for later is free."""
     return _memory(device)[0]
+
+
+def computing_dtype(device: torch.device) -> torch.dtype:
+    """What models compute in on a device of this kind."""
+    if device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= BF16_CAPABILITY else torch.float16
+
+
+def operand(*shape: int, device: torch.device) -> torch.Tensor:
+    """Random values to measure with: equal ones flip few bits, draw less power and look faster than a model's."""
+    return torch.randn(shape, dtype=computing_dtype(device), device=device)
 
 
 def measure(device: torch.device) -> dict[str, Any]:
@@ -29,8 +41,8 @@ def measure(device: torch.device) -> dict[str, Any]:
 
 
 def _gflops(device: torch.device) -> float:
-    rows, dtype = PRODUCTS[device.type]
-    matrix = torch.full((rows, rows), 0.5, dtype=dtype, device=device)
+    rows = ROWS[device.type]
+    matrix = operand(rows, rows, device=device)
     seconds = []
     for _ in range(RUNS + 1):
         _wait(device)
@@ -49,7 +61,8 @@ def _wait(device: torch.device) -> None:
 def _memory(device: torch.device) -> tuple[int, int]:
     """Free and total bytes."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)
+        free, total = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 

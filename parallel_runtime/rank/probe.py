@@ -13,6 +13,7 @@ import torch
 
 from ..strategies.collectives import Axis
 from ..strategies.kernels import attention
+from .measure import operand
 
 RUNS = 5
 
@@ -21,7 +22,6 @@ RUNS = 5
 class _Sizes:
     """Small and large, for a kind of device: long enough to time, short enough not to be noticed."""
 
-    dtype: torch.dtype
     width: int
     heads: int
     rows: tuple[int, int]
@@ -31,8 +31,8 @@ class _Sizes:
 
 
 SIZES = {
-    "cpu": _Sizes(torch.float32, 512, 8, (128, 1024), (256, 1024), (1 << 14, 1 << 21), 1 << 24),
-    "cuda": _Sizes(torch.bfloat16, 3072, 24, (1024, 4608), (1152, 4608), (1 << 18, 1 << 25), 1 << 30),
+    "cpu": _Sizes(512, 8, (128, 1024), (256, 1024), (1 << 14, 1 << 21), 1 << 24),
+    "cuda": _Sizes(3072, 24, (1024, 4608), (1152, 4608), (1 << 18, 1 << 25), 1 << 30),
 }
 
 
@@ -51,14 +51,12 @@ def probe(axis: Axis, device: torch.device) -> dict[str, list[list[float]]]:
 
 
 def _matmul(sizes: _Sizes, rows: int, device: torch.device) -> list[float]:
-    left = torch.full((rows, sizes.width), 0.5, dtype=sizes.dtype, device=device)
-    right = torch.full((sizes.width, 4 * sizes.width), 0.5, dtype=sizes.dtype, device=device)
+    left, right = operand(rows, sizes.width, device=device), operand(sizes.width, 4 * sizes.width, device=device)
     return [2.0 * rows * 4 * sizes.width**2, _seconds(lambda: left @ right, device)]
 
 
 def _attention(sizes: _Sizes, tokens: int, device: torch.device) -> list[float]:
-    shape = (1, tokens, sizes.heads, sizes.width // sizes.heads)
-    q = torch.full(shape, 0.5, dtype=sizes.dtype, device=device)
+    q = operand(1, tokens, sizes.heads, sizes.width // sizes.heads, device=device)
     return [4.0 * tokens**2 * sizes.width, _seconds(lambda: attention(q, q, q), device)]
 
 

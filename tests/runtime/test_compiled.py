@@ -86,8 +86,8 @@ class FirstStep:
 def first_step(pool: Pool, model: ModelSpec, config: FluxConfig) -> FirstStep:
     """The first compiled step of these ranks."""
     states: list[str] = []
-    runner = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={"compiled": True})
-    eager = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={})
+    runner = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={"compiled": True, "timed": True})
+    eager = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={"timed": True})
     tensors = FIRST.tensors(config)
     expected = eager(tensors)
     step = pool.step(
@@ -96,7 +96,7 @@ def first_step(pool: Pool, model: ModelSpec, config: FluxConfig) -> FirstStep:
         tensors,
         out_shape=tuple(expected.shape),
         out_dtype=torch.float32,
-        options={"compiled": True},
+        options={"compiled": True, "timed": True},
         check_cancelled=lambda: states.append(pool.state),
     )
     runner(tensors)

@@ -147,8 +147,15 @@ def test_modulations_that_would_take_too_much_are_computed_call_by_call(
     assert not any("released_bytes" in rank for rank in result.ranks), "they are needed in every call"
 
 
+def timed(run: ResidentRun) -> ResidentRun:
+    """The same run with its regions timed, which they are only for whoever asks."""
+    return replace(run, conds=tuple(replace(cond, options={**cond.options, "timed": True}) for cond in run.conds))
+
+
 def test_reports_have_a_time_for_every_step(eight_ranks: Pool, sample: ModelSpec, config: FluxConfig) -> None:
-    result = eight_ranks.sample(sample, ParallelPlan(ulysses=2), make_run(config))
+    run = make_run(config)
+    assert not any("regions" in rank for rank in eight_ranks.sample(sample, ParallelPlan(ulysses=2), run).ranks)
+    result = eight_ranks.sample(sample, ParallelPlan(ulysses=2), timed(run))
     for rank in result.ranks[:2]:
         assert len(rank["step_s"]) == 3
         assert rank["prepare_s"] > 0
@@ -164,7 +171,7 @@ def test_what_is_taken_from_the_host_and_written_for_it_is_in_the_report(
     eight_ranks: Pool, sample: ModelSpec, config: FluxConfig, name: str
 ) -> None:
     plan = ParallelPlan.parse(name)
-    result = eight_ranks.sample(sample, plan, make_run(config, sides=(7, 7)))
+    result = eight_ranks.sample(sample, plan, timed(make_run(config, sides=(7, 7))))
     writers = [rank for rank in result.ranks[: plan.ranks] if "gather_s" in rank["regions"]]
     assert len(writers) == (2 if name == "ulysses=2" else 1)
     for rank in writers:

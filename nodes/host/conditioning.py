@@ -1,7 +1,8 @@
 """From the arguments of ComfyUI's Flux forward to the tensors of one step, checked before anything is sent.
 
-Owns the names of the step's tensors; what is refused about their values is the adapter's. Letters: `B` batch,
-`S_img` and `S_txt` image and text tokens, `C` channels.
+Owns the names of the step's tensors; what is refused about their values is the adapter's. Rounds nothing: ComfyUI has
+rounded these arguments to the compute dtype as it does for its own model, and each keeps the dtype that it came in.
+Letters: `B` batch, `S_img` and `S_txt` image and text tokens, `C` channels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ def step_tensors(
 ) -> tuple[dict[str, torch.Tensor], dict[str, list[int | None]]]:
     """The tensors and options of `Pool.step`.
 
-    img (B, S_img, C), txt (B, S_txt, context), y (B, vec), timesteps and guidance (B,) fp32, img_ids (S_img, 3) and
+    img (B, S_img, C), txt (B, S_txt, context), y (B, vec), guidance (B,), timesteps (B,) fp32, img_ids (S_img, 3) and
     txt_ids (S_txt, 3) fp32, where there are any a mask (B or 1, S_txt + S_img, the same) and still_rows (S_img,), and
     each distinct ControlNet residual once, as control_in.K / control_out.K (B, up to S_img, hidden); the options give
     for each block the K of its residual, or None.
@@ -55,7 +56,7 @@ def step_tensors(
         "txt_ids": given.txt_ids[0].float(),
     }
     if config.guidance and given.guidance is not None:
-        tensors["guidance"] = given.guidance.float().expand(batch)
+        tensors["guidance"] = given.guidance.expand(batch)
     if given.mask is not None:
         tensors["mask"] = _square(given.mask)
     if given.still:
@@ -68,7 +69,7 @@ def step_tensors(
         residuals = (given.control or {}).get(side) or []
         distinct, uses = _distinct(residuals[: depths[side]])
         for number, residual in enumerate(distinct):
-            tensors[f"{name}.{number}"] = residual.to(given.img.dtype).expand(batch, -1, -1)
+            tensors[f"{name}.{number}"] = residual.expand(batch, -1, -1)
         if distinct:
             options[name] = uses + [None] * (depths[side] - len(uses))
     check_step(config, tensors)

@@ -14,6 +14,7 @@ from ..checkpoint import CheckpointHeader, shown
 
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
 TIME_WIDTH = 256  # width of the sinusoids that carry the timestep and the guidance
+TIME_FACTOR = 1000.0  # by which both are multiplied before
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 MAX_BLOCKS = 1024  # Flux.1 has 57. What each needs is written out before it is looked for.
 # What ComfyUI calls the scale of an fp8 matrix, today and before: `X.weight_scale` or `X.scale_weight` for `X.weight`.

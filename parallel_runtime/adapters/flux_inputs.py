@@ -1,14 +1,18 @@
-"""What one step of Flux.1 must be given: names, shapes and values, checked before any rank sees them.
+"""What one step of Flux.1 must be given: names, dtypes, shapes and values, checked before any rank sees them.
 
-Owns the refusals of a step. Reads shapes and looks for values that are not finite; changes nothing.
+Owns the refusals of a step, and which of its inputs ComfyUI rounds to the compute dtype before a model sees them.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
 
 from ..plan import ParallelPlan, heads_error, stages_error
-from .flux_config import FluxConfig
+from .flux_config import TIME_FACTOR, FluxConfig
+
+# ComfyUI rounds neither the timestep nor what its model makes itself, nor a ControlNet's residuals.
+AS_GIVEN = frozenset({"timesteps", "img_ids", "txt_ids", "control_in", "control_out"})
 
 
 def check_plan(config: FluxConfig, plan: ParallelPlan) -> None:
@@ -18,6 +22,18 @@ def check_plan(config: FluxConfig, plan: ParallelPlan) -> None:
     )
     if reason is not None:
         raise ValueError(reason)
+
+
+def cast_inputs(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A step's tensors as ComfyUI hands them to a model that computes in `dtype`.
+
+    For callers without ComfyUI. Rounds the latent with what is concatenated to it, the text, y, the guidance and a mask
+    of numbers. Source: ComfyUI, `BaseModel._apply_model`.
+    """
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() and name.partition(".")[0] not in AS_GIVEN else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def check_step(config: FluxConfig, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -55,6 +71,8 @@ def check_step(config: FluxConfig, tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         _check_residual(config, name, tensor, batch=batch, image_tokens=image_tokens)
         _check_finite(name, tensor)
+    if "guidance" in tensors:
+        _check_guidance(tensors["guidance"])
 
 
 def _check_channels(config: FluxConfig, img: torch.Tensor, txt: torch.Tensor) -> None:
@@ -91,8 +109,21 @@ def _check_residual(config: FluxConfig, name: str, tensor: torch.Tensor, *, batc
         )
 
 
+def _check_guidance(guidance: torch.Tensor) -> None:
+    """The model takes the guidance times a thousand, in the guidance's own dtype."""
+    if torch.isfinite(guidance * TIME_FACTOR).all():
+        return
+    value, limits = float(guidance[guidance.abs().argmax()]), torch.finfo(guidance.dtype)
+    if math.isnan(value):
+        raise ValueError("guidance=nan is no number; look at the node that set it (FluxGuidance, for one)")
+    raise ValueError(
+        f"guidance={value:g} times {TIME_FACTOR:g} is more than {str(guidance.dtype).removeprefix('torch.')} holds; "
+        f"use a guidance of at most {limits.max / TIME_FACTOR:.4g}, or compute in bfloat16"
+    )
+
+
 def _check_finite(name: str, tensor: torch.Tensor) -> None:
-    if not tensor.is_floating_point() or name == "mask":  # a mask may well be minus infinity
+    if not tensor.is_floating_point() or name in ("mask", "guidance"):  # a mask may well be minus infinity
         return
     broken = int((~torch.isfinite(tensor)).sum())
     if broken:

@@ -9,7 +9,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from .flux_config import TIME_WIDTH
+from .flux_config import TIME_FACTOR, TIME_WIDTH
 
 EPS = 1e-6
 THETA = 10_000
@@ -19,11 +19,12 @@ RowWeights = tuple[tuple[torch.Tensor, slice], ...]  # a weight and the rows tha
 def timestep_embedding(t: torch.Tensor) -> torch.Tensor:
     """Sinusoids of t (...), in units of a thousandth, as (..., 256) fp32. Source: "Attention Is All You Need", 3.5.
 
-    t stays fp32 until here: rounded to bf16 first, as diffusers does, a call is 0.9 to 6 % off.
+    The dtype of t rounds its thousandfold, as in ComfyUI: a guidance of 3.5 in bf16 becomes 3504. The timestep is fp32:
+    rounded to bf16, as diffusers does, a call is 0.9 to 6 % off.
     """
     half = TIME_WIDTH // 2
     exponent = torch.arange(half, dtype=torch.float32, device=t.device) * (-math.log(10_000) / half)
-    angles = (t.float() * 1000.0)[..., None] * torch.exp(exponent)
+    angles = (t * TIME_FACTOR).float()[..., None] * torch.exp(exponent)
     return torch.cat((torch.cos(angles), torch.sin(angles)), -1)
 
 

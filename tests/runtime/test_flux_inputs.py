@@ -21,6 +21,11 @@ def with_value(name: str, value: float) -> dict[str, torch.Tensor]:
 BAD = {
     "NaN in the latent": (with_value("img", torch.nan), ["img holds 1 values that are NaN", "of 1536", "look at"]),
     "infinite conditioning": (with_value("txt", torch.inf), ["txt holds 1 values", "infinite"]),
+    "no number as guidance": ({"guidance": torch.tensor([3.5, torch.nan])}, ["guidance=nan", "look at the node"]),
+    "guidance in fp16": (
+        {"guidance": torch.tensor([3.5, 66.0]).half()},
+        ["guidance=66 times 1000 is more than float16 holds", "at most 65.5"],
+    ),
     "empty conditioning": ({"txt": torch.zeros(2, 0, 64)}, ["conditioning is empty", "connect a text encoder"]),
     "no image": ({"img": torch.zeros(0, 12, 64)}, ["shape [0, 12, 64]", "at least one image"]),
     "no tokens": ({"img": torch.zeros(2, 0, 64)}, ["shape [2, 0, 64]", "one token"]),
@@ -57,6 +62,8 @@ def test_good_steps_pass_with_all_that_is_optional() -> None:
     check_step(CONFIG, {key: value for key, value in GOOD.items() if key != "guidance"})
     mask = torch.full((1, 19, 19), -torch.inf)
     still = torch.zeros(12, dtype=torch.uint8)
+    for guidance in (torch.tensor([0.0, 1e4]), torch.tensor([0.0, 1e4]).bfloat16(), torch.tensor([0.0, 65.0]).half()):
+        check_step(CONFIG, {**GOOD, "guidance": guidance})
     check_step(CONFIG, {**GOOD, "mask": mask, "still_rows": still, "control_in.0": torch.zeros(2, 4, 768)})
 
 

@@ -2,8 +2,8 @@
 
 Owns: a style model of tiny widths, attention masks and skipped steps as popular packs make them, and two nodes that
 count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py), a planner that is
-told of GPUs (choosing.py), runs that take turns (taking_turns.py). Linked into a test host's custom_nodes, never part
-of the pack.
+told of GPUs (choosing.py), runs that take turns (taking_turns.py), what rounds and overflows (rounding.py). Linked into
+a test host's custom_nodes, never part of the pack.
 Letters: `L` text and image tokens.
 """
 
@@ -21,6 +21,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from .choosing import LikeKnownGpus
 from .reaching import ReachIntoModel, SwitchOffExchange
+from .rounding import SetGuidance, StockAttention
 from .taking_turns import SampleInTurn
 
 Calls = io.Custom("MODEL_CALLS")
@@ -199,7 +200,7 @@ class ProbeNodes(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         nodes = [CountModelCalls, ReportModelCalls, TinyStyle, SetAttentionMask, SkipEverySecondCall]
         nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, ReachIntoModel, SwitchOffExchange]
-        return [*nodes, SampleInTurn]
+        return [*nodes, SampleInTurn, StockAttention, SetGuidance]
 
 
 async def comfy_entrypoint() -> ProbeNodes:

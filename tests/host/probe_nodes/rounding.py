@@ -1,0 +1,58 @@
+"""What moves stock ComfyUI's own picture in half precision, and values that no widget lets through.
+
+Owns: a choice of ComfyUI's own exact attention kernels and of its threads, and a guidance of any value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.ldm.modules.attention as attention
+import node_helpers
+import torch
+from comfy.patcher_extension import WrappersMP
+from comfy_api.latest import io
+
+CATEGORY = "tests"
+KERNELS = ("attention_pytorch", "attention_sub_quad", "attention_split", "attention_basic")
+
+
+class StockAttention(io.ComfyNode):
+    """A stock MODEL that attends by one of ComfyUI's own exact kernels, on so many threads."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Model.Input("model"), io.Combo.Input("kernel", options=list(KERNELS)), io.Int.Input("threads")]
+        outputs = [io.Model.Output()]
+        return io.Schema(node_id="StockAttention", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, model: Any, kernel: str, threads: int) -> io.NodeOutput:
+        def attend(_: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return getattr(attention, kernel)(*args, **kwargs)
+
+        def on_threads(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            try:
+                return executor(*args, **kwargs)
+            finally:
+                torch.set_num_threads(before)
+
+        model = model.clone()
+        model.model_options["transformer_options"]["optimized_attention_override"] = attend
+        model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "stock_attention", on_threads)
+        return io.NodeOutput(model)
+
+
+class SetGuidance(io.ComfyNode):
+    """A guidance as custom nodes set it, of any value: "nan" too."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs, outputs = [io.Conditioning.Input("conditioning"), io.String.Input("value")], [io.Conditioning.Output()]
+        return io.Schema(node_id="SetGuidance", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, conditioning: list[Any], value: str) -> io.NodeOutput:
+        return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, {"guidance": float(value)}))

@@ -1,7 +1,8 @@
 """The judge: one process, the unmodified diffusers `FluxTransformer2DModel.forward`, weights converted on their own.
 
-Shares no code with the engine, on purpose: not the names, not the config, not the loader. The one thing done
-differently from stock diffusers is documented at `_KeepTimestep`.
+Shares no code with the engine, on purpose: not the names, not the config, not the loader. It takes a step's inputs as
+they are after ComfyUI's rounding (`flux_inputs.cast_inputs`), so a half-precision one differs from fp32 by its
+arithmetic alone. The one thing done differently from stock diffusers is documented at `_KeepTimes`.
 """
 
 from collections.abc import Mapping
@@ -41,20 +42,21 @@ _DOUBLE_QKV: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class _KeepTimestep(torch.nn.Module):
-    """diffusers rounds the timestep to the model's dtype before its sinusoids; this hands it over in fp32.
+class _KeepTimes(torch.nn.Module):
+    """diffusers rounds timestep and guidance to the model's dtype before their sinusoids; this keeps them as given.
 
-    Nothing changes in fp32. In bf16 the rounding alone is an error of 0.9 to 6 % a call against ComfyUI.
+    Each is multiplied by a thousand in its own dtype, as in ComfyUI: the timestep comes in fp32, the guidance rounded.
+    Nothing changes where all is fp32. In bf16 a rounded timestep alone is an error of 0.9 to 6 % a call.
     """
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        self.timestep: torch.Tensor | None = None
+        self.given: tuple[torch.Tensor, ...] = ()  # the timestep and, where the model takes one, the guidance
 
-    def forward(self, timestep: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        exact = timestep if self.timestep is None else self.timestep.float() * 1000
-        return self.inner(exact, *rest)
+    def forward(self, *arguments: torch.Tensor) -> torch.Tensor:
+        exact = [(each * 1000).float() for each in self.given]
+        return self.inner(*exact, *arguments[len(exact) :])
 
 
 class Oracle:
@@ -69,8 +71,8 @@ class Oracle:
         self.model.load_state_dict(converted, strict=True, assign=True)
         self.model.eval().requires_grad_(False)
         # its buffers were made on meta; the rotary module holds none, only numbers
-        self._time = _KeepTimestep(self.model.time_text_embed)
-        self.model.time_text_embed = self._time
+        self._times = _KeepTimes(self.model.time_text_embed)
+        self.model.time_text_embed = self._times
 
     @torch.inference_mode()
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -85,7 +87,8 @@ class Oracle:
         single: list[torch.Tensor] | None,
     ) -> torch.Tensor:
         """As calling it, with ControlNet residuals (B, S_img, hidden) for the double and the single blocks."""
-        self._time.timestep = inputs["timesteps"]
+        guidance = inputs["guidance"] if self.model.config.guidance_embeds else None
+        self._times.given = (inputs["timesteps"],) if guidance is None else (inputs["timesteps"], guidance)
         return self.model(
             hidden_states=inputs["img"].to(self.dtype),
             encoder_hidden_states=inputs["txt"].to(self.dtype),
@@ -93,7 +96,7 @@ class Oracle:
             timestep=inputs["timesteps"],
             img_ids=inputs["img_ids"],
             txt_ids=inputs["txt_ids"],
-            guidance=inputs["guidance"] if self.model.config.guidance_embeds else None,
+            guidance=guidance,
             controlnet_block_samples=double,
             controlnet_single_block_samples=single,
             joint_attention_kwargs={"attention_mask": inputs["mask"][:, None]} if "mask" in inputs else None,
@@ -160,7 +163,12 @@ def _read(path: str) -> dict[str, torch.Tensor]:
     with safe_open(path, framework="pt") as file:
         names = list(file.keys())
         start = next(name for name in names if name.endswith("img_in.weight"))[: -len("img_in.weight")]
-        return {name[len(start) :]: file.get_tensor(name) for name in names if name.startswith(start)}
+        tensors = {name[len(start) :]: file.get_tensor(name) for name in names if name.startswith(start)}
+    for suffix in (".weight_scale", ".scale_weight"):  # of matrices in fp8, as ComfyUI names them now and did before
+        for name in [name for name in tensors if name.endswith(suffix)]:
+            weight = name.removesuffix(suffix) + ".weight"
+            tensors[weight] = tensors[weight].float() * tensors[name].float()
+    return tensors
 
 
 def _config(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:

@@ -4,7 +4,9 @@ What runs are as many calls as the plan's cfg degree, as cond and uncond, of une
 the data degree shares out.
 
 fp32 must agree to 1e-5. In bf16 and fp16 nothing agrees to the last digit, so both the plan and one process in that
-dtype are held against one process in fp32, and the plan may be at most 10 % further away than one process is.
+dtype are held against one process in fp32, and the plan may be at most 10 % further away than one process is. All of
+them are given the inputs of each step as ComfyUI rounds them to that dtype: what is compared is the model's arithmetic,
+which is a few thousandths off in bf16, while a plan that is wrong is off by far more.
 
 A pipeline is held to that while every step is warm-up. After its warm-up it attends to keys a step old, on purpose:
 that difference is shown beside it, and nobody's tolerance.
@@ -12,11 +14,12 @@ that difference is shown beside it, and nobody's tolerance.
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
 from ..adapters.flux_config import FluxConfig
-from ..adapters.flux_inputs import check_plan
+from ..adapters.flux_inputs import cast_inputs, check_plan
 from ..checkpoint import ModelSpec, read_header
 from ..patch import PRISTINE
 from ..plan import ParallelPlan
@@ -28,6 +31,7 @@ from .workload import Workload, choose_devices, euler, piece_errors, refuse_unco
 FP32_TOLERANCE = 1e-5
 HALF_ALLOWANCE = 1.1
 OPTION_OF = {"warmup_steps": "warmup"}
+RunCalls: TypeAlias = Callable[[list[dict[str, torch.Tensor]]], list[torch.Tensor]]
 
 
 class PlanRunner:
@@ -87,15 +91,16 @@ def run(arguments: argparse.Namespace) -> dict:
     if arguments.compile:
         refuse_uncompilable(selection.devices)
     calls = workload.calls(config, plan.cfg)
-    options = _control(plan, workload) if arguments.negative_control else {}
+    options = control_options(plan, workload) if arguments.negative_control else {}
     options = {**options, "compiled": arguments.compile}
     with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
         loaded = pool.load(spec, plan)
         runner = PlanRunner(pool, spec, plan, options=options)
-        results = euler(runner.run, calls, arguments.steps)
-        stale = _stale(runner, calls, arguments.steps) if plan.pipefusion > 1 else None
-    references = euler(_one_process(spec.path, torch.float32), calls, arguments.steps)
-    dtype = getattr(torch, loaded.dtype)
+        run_plan = _cast_to(dtype := getattr(torch, loaded.dtype), runner.run)
+        results = euler(run_plan, calls, arguments.steps)
+        stale = _stale(runner, run_plan, calls, steps=arguments.steps) if plan.pipefusion > 1 else None
+    reference = _cast_to(dtype, _one_process(spec.path, torch.float32))
+    references = euler(reference, calls, arguments.steps)
     tolerance, one_process = _tolerance(spec.path, dtype, calls, references, steps=arguments.steps)
     report = {
         "dtype": loaded.dtype,
@@ -118,10 +123,17 @@ def run(arguments: argparse.Namespace) -> dict:
     return report if one_process is None else report | {"one_process_rel_err": one_process}
 
 
-def _stale(runner: PlanRunner, calls: list[dict[str, torch.Tensor]], steps: int) -> list[torch.Tensor]:
-    """The same once more as one sampling run, of whose steps only the first are warm-up."""
+def _cast_to(dtype: torch.dtype, run: RunCalls) -> RunCalls:
+    """`run`, its calls' inputs rounded first as ComfyUI rounds them for a model that computes in `dtype`."""
+    return lambda calls: run([cast_inputs(call, dtype) for call in calls])
+
+
+def _stale(
+    runner: PlanRunner, run: RunCalls, calls: list[dict[str, torch.Tensor]], *, steps: int
+) -> list[torch.Tensor]:
+    """`run`, which calls `runner`, once more as one sampling run, of whose steps only the first are warm-up."""
     runner.sampling_run = "verify"
-    return euler(runner.run, calls, steps)
+    return euler(run, calls, steps)
 
 
 def _plan_report(plan: ParallelPlan, ranks: Sequence[Mapping]) -> dict:
@@ -189,8 +201,11 @@ def _named(first: int, stop: int) -> str:
     return f"rank {first}" if stop == first + 1 else f"ranks {first} to {stop - 1}"
 
 
-def _control(plan: ParallelPlan, workload: Workload) -> dict[str, object]:
-    """Options that make a plan wrong: its ranks exchange nothing, or its lanes all compute the first row."""
+def control_options(plan: ParallelPlan, workload: Workload) -> dict[str, object]:
+    """Options that make a plan wrong: its ranks exchange nothing, or its lanes all compute the first row.
+
+    Raises `ValueError` for one row over lanes, where there is nothing to confuse.
+    """
     if plan.parts > 1 or plan.ranks == 1:
         return {"local_attention": True}
     if plan.cfg * workload.batch == 1:
@@ -198,7 +213,7 @@ def _control(plan: ParallelPlan, workload: Workload) -> dict[str, object]:
     return {"first_row": True}
 
 
-def _one_process(path: str, dtype: torch.dtype) -> Callable[[list[dict[str, torch.Tensor]]], list[torch.Tensor]]:
+def _one_process(path: str, dtype: torch.dtype) -> RunCalls:
     oracle = load_judge()(path, dtype=dtype)
     return lambda calls: [oracle(call) for call in calls]
 
@@ -209,7 +224,7 @@ def _tolerance(
     """What the plan is allowed, and the error of one process in the same dtype where that is the measure."""
     if dtype == torch.float32:
         return FP32_TOLERANCE, None
-    results = euler(_one_process(path, dtype), calls, steps)
+    results = euler(_cast_to(dtype, _one_process(path, dtype)), calls, steps)
     one_process = worst([relative_error(*pair) for pair in zip(results, references, strict=True)])
     return HALF_ALLOWANCE * one_process, one_process
 

@@ -15,7 +15,6 @@ import torch
 from ..adapters.flux import Modulation
 from ..strategies.lanes import Piece
 from ..strategies.links import Expected, Inbox, Outbox
-from ..strategies.pipefusion import PatchedSequence
 from ..wire.requests import Step
 from .forward import Forward
 from .latent import call_tensors
@@ -93,9 +92,8 @@ class PipelinedStep:
         """A piece's inputs by chunk; its keys and values new, or of the call before it."""
         told, sequence = self._told[piece.call], self._sequences[piece]
         self._held.enter(told.epoch)
-        source = Piece(piece.call, 0, 1) if self._options[piece.call].get("first_row") else piece
         with self._forward.timer.region("hand_over"):
-            inputs = self._forward.inputs(source, PartRows(sequence, self._stage.part), self._whole(piece))
+            inputs = self._forward.inputs(self._source(piece), PartRows(sequence, self._stage.part), self._whole(piece))
         with self._forward.timer.region("embed"), self._forward.weights.block("") as w:
             condition = self._forward.adapter.condition(w, inputs, text=self._stage.first)
         if told.slot is None:
@@ -116,8 +114,12 @@ class PipelinedStep:
             for shard, rows in zip(shards, runs, strict=True):
                 shard.take(out[piece.start : piece.stop], stream="image", dim=1).copy_(rows)
 
+    def _source(self, piece: Piece) -> Piece:
+        """The rows that a piece is computed of: its own or, with option `first_row`, a negative control, the first."""
+        return Piece(piece.call, 0, 1) if self._options[piece.call].get("first_row") else piece
+
     def _whole(self, piece: Piece) -> dict[str, torch.Tensor]:
-        """All inputs of a piece's call; with option `first_row`, a negative control, those of the first call."""
+        """All inputs of a piece's call; with option `first_row` those of the first call."""
         return call_tensors(self._tensors, 0 if self._options[piece.call].get("first_row") else piece.call)
 
     def _chunks(self, piece: Piece) -> list[range]:
@@ -130,8 +132,8 @@ class PipelinedStep:
         """What this stage receives: nothing at the first, else a chunk's hidden states."""
         number = 0
         for piece in self._pieces if not self._stage.first else ():
-            sequence: PatchedSequence = self._sequences[piece]
+            sequence, source = self._sequences[piece], self._source(piece)
             for chunk in self._chunks(piece):
-                shape = self._stage.hidden_shape(sequence, chunk, images=piece.stop - piece.start)
+                shape = self._stage.hidden_shape(sequence, chunk, images=source.stop - source.start)
                 yield Expected(piece.call, shape, self._forward.weights.dtype, after=number)
                 number += 1

@@ -41,11 +41,14 @@ def test_verify_reports_an_exact_plan_and_exits_0(sample: ModelSpec) -> None:
     assert report["image_tokens"] == 9 * 13
 
 
-def test_the_negative_control_exits_1(sample: ModelSpec) -> None:
-    done = verify(sample.path, "ring=2", "--negative-control", "--json")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_negative_control_exits_1(sample: ModelSpec, dtype: str) -> None:
+    size = ("--width", "256", "--height", "256", "--text-tokens", "77")
+    plan = ("--plan", "ring=2", "--dtype", dtype, "--negative-control")
+    done = run("verify", "--model", sample.path, *plan, *size, "--json")
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
-    assert report["max_rel_err"] > 0.05
+    assert report["max_rel_err"] > 0.05 > 4 * report["tolerance"]
     assert report["negative_control"] is True
 
 
@@ -97,6 +100,7 @@ def test_verify_in_bf16_is_held_against_one_bf16_process(sample: ModelSpec) -> N
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout
     assert report["tolerance"] == pytest.approx(1.1 * report["one_process_rel_err"])
+    assert report["one_process_rel_err"] < 2e-2, "more than bf16's arithmetic makes of two blocks"
 
 
 def test_a_result_that_is_no_number_exits_1_and_leaves_the_report_strict_json(

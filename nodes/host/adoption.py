@@ -19,6 +19,7 @@ from .refusals import COMPILED, check_transformer_options, refuse_in
 from .weight_patches import patch_set
 
 NODE = "Parallelize Model"
+COMPUTE_DTYPE = "manual_cast_dtype"  # the object patch of ModelComputeDtype
 # By name: the last is what ComfyUI before 0.24 reads a checkpoint's model again with.
 LOADERS = ("load_diffusion_model", "load_checkpoint_guess_config", "load_checkpoint_guess_config_model_only")
 
@@ -61,11 +62,12 @@ def parallelized(
 
 
 def copy_changes(model: ModelPatcher, to: ModelPatcher) -> None:
-    """Give another MODEL of the same file this one's weight patches, object patches and options."""
+    """Give another MODEL of the same file this one's weight patches, object patches and options, not its dtype."""
     to.patches = {name: list(entries) for name, entries in model.patches.items()}
     to.patches_uuid = model.patches_uuid
     for name, value in model.object_patches.items():
-        to.add_object_patch(name, value)
+        if name != COMPUTE_DTYPE:  # it was made for one
+            to.add_object_patch(name, value)
     to.model_options = comfy.utils.deepcopy_list_dict(model.model_options)
 
 
@@ -83,15 +85,20 @@ def _source(model: ModelPatcher) -> tuple[str, dict]:
 
 
 def _compute_dtype(model: ModelPatcher, options: dict) -> str:
-    """What ComfyUI computes this model in, as the workers are told."""
+    """What ComfyUI would compute this MODEL in, as the workers are told."""
     if options.get("dtype") in (torch.float8_e4m3fn, torch.float8_e5m2):
         raise ValueError(
             f"{NODE}: the loader casts the weights to {options['dtype']}, the workers keep those of the file; "
             "set weight_dtype of Load Diffusion Model to default, or use an fp8 file"
         )
-    name = str(model.model.get_dtype_inference()).removeprefix("torch.")
+    # What this graph says. The model itself has what the last graph that sampled with it said.
+    dtype = model.get_model_object(COMPUTE_DTYPE) or model.model_dtype()
+    name = str(dtype).removeprefix("torch.")
     if name not in COMPUTE_DTYPES:
-        raise ValueError(f"{NODE}: the model computes in {name}; use one of {', '.join(COMPUTE_DTYPES)}")
+        raise ValueError(
+            f"{NODE}: the model computes in {name}, the workers in {', '.join(COMPUTE_DTYPES[1:])}; "
+            "put ModelComputeDtype with one of those before it"
+        )
     return name
 
 

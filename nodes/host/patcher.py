@@ -201,9 +201,14 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         super().add_object_patch(name, obj)
 
     def set_model_compute_dtype(self, dtype: torch.dtype | None) -> None:
-        """Refused when it differs from what the workers compute in, which the loader says."""
-        if dtype not in (None, self.model_dtype()):
-            raise refuse(f"it sets the compute dtype to {dtype}", "set weight_dtype in Parallel Flux Loader")
+        """Refused when it differs from what the workers compute in: what the MODEL was made with, by either node."""
+        held = self.model_dtype()
+        if dtype not in (None, held):
+            asked, held = (str(each).removeprefix("torch.") for each in (dtype, held))
+            raise refuse(
+                f"it sets the compute dtype to {asked} where the workers compute in {held}",
+                "set weight_dtype in Parallel Flux Loader, or put it before Parallelize Model",
+            )
 
     def get_key_patches(self, filter_prefix: str | None = None) -> dict:
         """Refused: merging reads weights."""

@@ -41,6 +41,14 @@ def with_sampling(graph: Workflow) -> Workflow:
     return graph
 
 
+def with_dtype(graph: Workflow, dtype: str, *, behind: str = "model") -> Workflow:
+    """ModelComputeDtype behind the node `behind`, for the sampler."""
+    graph = copy.deepcopy(graph)
+    graph["dtype"] = {"class_type": "ModelComputeDtype", "inputs": {"model": [behind, 0], "dtype": dtype}}
+    graph["sampler"]["inputs"]["model"] = ["dtype", 0]
+    return graph
+
+
 def check(client: ComfyClient, stock: Workflow, ours: Workflow) -> None:
     assert relative_error(latent_of(client, ours), latent_of(client, stock)) <= TOLERANCE
 
@@ -69,3 +77,48 @@ def test_on_one_device_the_model_passes_through_with_a_note(
     graph = small(tiny_models, seed=9)
     check(client, graph, parallelize(graph, devices="cpu:1"))
     assert "Parallelize Model: one device (cpu:0), nothing to share" in comfy_server.log
+
+
+def test_the_workers_compute_in_what_this_graph_says_whatever_ran_before(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    """The stock model is one object for all graphs of a loader; the graph that sampled last leaves its dtype in it."""
+    plain = small(tiny_models, seed=10)
+    exact, half = latent_of(client, plain), latent_of(client, with_dtype(plain, "bf16"))
+    rounding = relative_error(half, exact)
+    assert rounding > 100 * TOLERANCE
+    assert relative_error(latent_of(client, parallelize(plain)), exact) <= TOLERANCE
+    ours = latent_of(client, parallelize(with_dtype(plain, "bf16"), source="dtype"))
+    assert relative_error(ours, half) < rounding
+    assert relative_error(ours, exact) > 100 * TOLERANCE, "it did not run in bf16"
+    assert relative_error(latent_of(client, plain), exact) <= TOLERANCE
+    assert relative_error(latent_of(client, parallelize(with_dtype(plain, "bf16"), source="dtype")), ours) <= TOLERANCE
+
+
+def test_a_compute_dtype_behind_it_is_refused_whatever_ran_before(client: ComfyClient, tiny_models: TinyModels) -> None:
+    plain = small(tiny_models, seed=11)
+    latent_of(client, with_dtype(plain, "fp16"))
+    for given, asked, held in (("model", "fp16", "float32"), ("dtype", "fp32", "bfloat16")):
+        graph = parallelize(with_dtype(plain, "bf16") if given == "dtype" else plain, source=given)
+        graph["again"] = {"class_type": "ModelComputeDtype", "inputs": {"model": ["parallel", 0], "dtype": asked}}
+        graph["sampler"]["inputs"]["model"] = ["again", 0]
+        result = client.queue(graph)
+        assert (result.status, result.error_node) == ("error", "ModelComputeDtype")
+        first = result.error_message.splitlines()[0]
+        assert f"where the workers compute in {held}" in first
+        assert "put it before Parallelize Model" in first
+        graph["again"]["inputs"]["dtype"] = "default"
+        client.queue(graph).require_success()
+
+
+def test_a_compute_dtype_that_the_workers_lack_is_refused(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = parallelize(small(tiny_models, seed=12))
+    graph["reach"] = {
+        "class_type": "ReachIntoModel",
+        "inputs": {"model": ["model", 0], "way": "compute in float64"},
+    }
+    graph["parallel"]["inputs"]["model"] = ["reach", 0]
+    result = client.queue(graph)
+    assert (result.status, result.error_node) == ("error", "ParallelizeModel")
+    first = result.error_message.splitlines()[0]
+    assert "computes in float64, the workers in float32, bfloat16, float16; put ModelComputeDtype" in first

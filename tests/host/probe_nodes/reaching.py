@@ -51,6 +51,11 @@ def copy_to_device(model: Any) -> None:
     model.deepclone_multigpu(new_load_device=torch.device("cpu"))
 
 
+def compute_in_float64(model: Any) -> None:
+    """A compute dtype that no widget offers."""
+    model.set_model_compute_dtype(torch.float64)
+
+
 WAYS = {
     "inject": inject,
     "wrap weight": wrap_weight,
@@ -59,6 +64,7 @@ WAYS = {
     "patch block": patch_block,
     "replace block": replace_block,
     "copy to device": copy_to_device,
+    "compute in float64": compute_in_float64,
 }
 
 

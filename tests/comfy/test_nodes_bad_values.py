@@ -75,7 +75,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("sampler", ["KSampler", "ParallelFluxSampler"])
 @pytest.mark.parametrize("value", REFUSED)
-def test_a_guidance_that_stock_makes_a_black_image_of_is_one_clear_error(
+def test_a_guidance_that_the_dtype_cannot_hold_times_1000_is_one_clear_error(
     value: str, sampler: str, client: ComfyClient, tiny_models: TinyModels
 ) -> None:
     dtype, says = REFUSED[value]

@@ -150,6 +150,11 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         check_transformer_options(self.model_options["transformer_options"])
         super().pre_run()
 
+    def cleanup(self) -> None:
+        """After a sampling run: what follows, a VAE above all, finds the memory that ranks on ComfyUI's GPU cached."""
+        super().cleanup()
+        self.model.pooled.give_back(self.load_device)
+
     # What other nodes ask, and a MODEL without weights here cannot give. Raised while that node executes.
 
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:

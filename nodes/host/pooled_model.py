@@ -106,6 +106,12 @@ class PooledModel:
         self.pool.ensure(self.spec, plan, patches=patches, check_cancelled=check_cancelled)
         return rank_load_s
 
+    def give_back(self, device: torch.device) -> None:
+        """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later."""
+        shared = [rank for rank in self.devices if device.type != "cpu" and _is_on(rank, device)]
+        if shared and self.started:
+            self.pool.give_back(shared)
+
     def unload(self, plan: ParallelPlan) -> None:
         """Free the weights in the workers; nothing when they are not there."""
         POOLS.unload(self.weights, plan)

@@ -31,6 +31,7 @@ from ..wire.requests import (
     Probe,
     SetStrengths,
     Step,
+    Trim,
     Unload,
     to_body,
 )
@@ -157,6 +158,11 @@ class Crew:
         self.models.drop(model.handle)
         self._stale.forget()
         self._ask(Unload(model=model.handle), check, deadline_s=deadline_s, on_done=forget)
+
+    def trim(self, ranks: Sequence[int], check: Check, *, deadline_s: float) -> None:
+        """Have all ranks keep nothing of runs that ended, and these give back what torch caches on their device."""
+        self._stale.forget()
+        self._ask(Trim(ranks=tuple(ranks)), check, deadline_s=deadline_s, on_done=self._remember_memory)
 
     def patch(self, model: Model, patches: PatchSet, check: Check, *, deadline_s: float) -> None:
         """Make the model's weights pristine plus `patches`; nothing when they are that already.

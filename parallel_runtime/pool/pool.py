@@ -158,6 +158,20 @@ class Pool:
             if crew is not None:
                 crew.unload(spec, None if plan is None else plan.layout, check, deadline_s=self.deadline_s)
 
+    def give_back(self, devices: Sequence[Device]) -> None:
+        """A sampling run has ended: others that compute on `devices` get the memory that is only kept there for later.
+
+        Nothing where no rank computes on them, where there are no workers, and while those are still busy with a
+        request that was given up: that is not waited for. Raises PoolError when a rank fails.
+        """
+        ranks = [rank for rank, device in enumerate(self.devices) if device in devices]
+        if not ranks:
+            return
+        with self._turns.admitted(None) as check:
+            crew = self._crew
+            if crew is not None and crew.generation.ready and not crew.busy:
+                crew.trim(ranks, check, deadline_s=self.deadline_s)
+
     def holds(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> bool:
         """Whether the living workers have `spec` as `plan` needs it, without a plan replicated on every rank.
 

@@ -29,6 +29,7 @@ from ..wire.requests import (
     Sample,
     SetStrengths,
     Step,
+    Trim,
     Unload,
 )
 from .compiled import CompiledFlux, Graphs, Watch
@@ -84,22 +85,17 @@ class Engine:
             return self._unload(request)
         if isinstance(request, ChangeWeights | SetStrengths):
             return self._change(request, message.tensors, cancelled=cancelled, beat=beat)
-        if isinstance(request, MakeMesh):
-            self.meshes[request.mesh] = Mesh(
-                request.plan, device=self.device, groups=self.groups, show_waiting=self._show_waiting
-            )
-            return {}
+        if isinstance(request, MakeMesh | CheckCopies | Probe):
+            return self._of_mesh(request)
         if isinstance(request, Step):
             return self._step(request, message.tensors, progress=progress, beat=beat)
         if isinstance(request, Sample):
             gate = Gate(self.segments, cancelled=cancelled, show_waiting=self._show_waiting)
             return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
-        if isinstance(request, CheckCopies):
-            return {"wrong_bytes": self.meshes[request.mesh].wrong_bytes(self.device)}
-        if isinstance(request, Probe):
-            return self.meshes[request.mesh].probe(self.device)
         if isinstance(request, MeasureDevice):
             return measure(self.device)
+        if isinstance(request, Trim):
+            return self._trim(request)
         raise ValueError(f"a rank cannot do {message.op.name}; wire/requests.py has what it can be asked")
 
     def new_timer(self, *, on: bool) -> RegionTimer:
@@ -159,6 +155,24 @@ class Engine:
         self.models.pop(request.model, None)
         self.held_keys.drop()
         self._give_back()
+        return {"memory": self._memory()}
+
+    def _of_mesh(self, request: MakeMesh | CheckCopies | Probe) -> dict:
+        if isinstance(request, MakeMesh):
+            plan, groups, show_waiting = request.plan, self.groups, self._show_waiting
+            self.meshes[request.mesh] = Mesh(plan, device=self.device, groups=groups, show_waiting=show_waiting)
+            return {}
+        mesh = self.meshes[request.mesh]
+        if isinstance(request, Probe):
+            return mesh.probe(self.device)
+        return {"wrong_bytes": mesh.wrong_bytes(self.device)}
+
+    def _trim(self, request: Trim) -> dict:
+        """Keep nothing of a sampling run that has ended; what torch caches goes where others compute on the device."""
+        self.repeated.clear()
+        self.held_keys.drop()
+        if self.rank in request.ranks:
+            self._give_back()
         return {"memory": self._memory()}
 
     def _change(

@@ -94,6 +94,7 @@ class Op(IntEnum):
     RUN = 15  # a whole sampling run; PROGRESS after each of its steps
     MEASURE = 14  # what the device is: memory and speed
     STRENGTHS = 21  # other strengths for LoRAs that run beside the weights
+    TRIM = 22  # a sampling run has ended: give back memory that is only kept for later
     PROBE = 20  # measure the device, and the exchanges over a mesh's ulysses axis
 
 

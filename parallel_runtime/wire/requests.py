@@ -144,8 +144,15 @@ class Probe:
     mesh: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trim:
+    """Keep nothing of sampling runs that ended; `ranks` give back what torch caches on their device, too."""
+
+    ranks: tuple[int, ...]
+
+
 AnyRequest: TypeAlias = (
-    Load | Unload | ChangeWeights | SetStrengths | MakeMesh | Step | Sample | CheckCopies | MeasureDevice | Probe
+    Load | Unload | ChangeWeights | SetStrengths | MakeMesh | Step | Sample | CheckCopies | MeasureDevice | Probe | Trim
 )
 OPS: dict[type, Op] = {
     Load: Op.LOAD,
@@ -158,6 +165,7 @@ OPS: dict[type, Op] = {
     CheckCopies: Op.CHECK,
     MeasureDevice: Op.MEASURE,
     Probe: Op.PROBE,
+    Trim: Op.TRIM,
 }
 KINDS: dict[Op, type] = {op: kind for kind, op in OPS.items()}
 

@@ -103,3 +103,22 @@ def test_every_call_says_whether_its_blocks_are_compiled(compiled: bool, module_
     tensors = {"img": torch.zeros(1, 4, 64), "txt": torch.zeros(1, 2, 64)}
     run.step(tensors, out_channels=64, options={}, check_cancelled=lambda: None)
     assert [call.options["compiled"] for call in calls] == [compiled]
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "shared"),
+    [("cuda", CUDA_0, [0]), ("cuda", CPU, None), ("cpu", CPU, None), ("cpu", CUDA_0, None)],
+)
+def test_after_a_run_ranks_on_comfyuis_gpu_give_back_what_they_cached(
+    monkeypatch: pytest.MonkeyPatch, pooled_model, made, kind: str, device: torch.device, shared: list[int] | None
+) -> None:
+    asked: list[list[int]] = []
+
+    class Workers:
+        def give_back(self, devices: list) -> None:
+            asked.append([each.index for each in devices])
+
+    monkeypatch.setattr(pooled_model.PooledModel, "started", True)
+    monkeypatch.setattr(pooled_model.PooledModel, "pool", Workers())
+    made(kind, "ulysses=4").give_back(device)
+    assert asked == ([] if shared is None else [shared])

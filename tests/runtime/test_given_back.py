@@ -1,0 +1,55 @@
+"""After a sampling run, ranks keep nothing of it, and a device that ComfyUI uses too gets what torch only caches."""
+
+import os
+
+import pytest
+import torch
+
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.devices import Device, parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.rank.engine import Engine
+from parallel_runtime.strategies.lanes import Piece
+from parallel_runtime.wire.channel import Segment, SegmentTable
+from parallel_runtime.wire.protocol import Message, Op
+from parallel_runtime.wire.requests import Trim
+from runtime.resident_runs import make_run
+
+
+def nothing(*_: object) -> bool:
+    """What a request has to tell, or to ask."""
+    return False
+
+
+@pytest.mark.parametrize(("ranks", "emptied"), [([0, 2], 1), ([1], 0)])
+def test_a_rank_on_a_shared_gpu_empties_its_cache_and_no_other_does(
+    monkeypatch: pytest.MonkeyPatch, ranks: list[int], emptied: int
+) -> None:
+    segment, fd = Segment.create(1 << 16)
+    os.close(fd)
+    engine = Engine(rank=0, device=torch.device("cuda", 0), segments=SegmentTable(segment))
+    engine.held_keys.slots[0, Piece(0, 0, 1)] = {"block": torch.ones(3)}
+    emptying: list[dict] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptying.append(dict(engine.held_keys.slots)))
+    message = Message(Op.TRIM, 0, 1, 1, Trim(ranks=tuple(ranks)))
+    engine.handle(message, progress=nothing, cancelled=nothing, beat=nothing)
+    assert emptying == [{}] * emptied, "once, and after what the run had kept was let go"
+    assert engine.held_keys.slots == {}
+
+
+def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(sample: ModelSpec) -> None:
+    config = FluxConfig.from_header(read_header(sample.path))
+    plan, run = ParallelPlan(ulysses=2), make_run(config)
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
+        pool.give_back(pool.devices)
+        assert pool.state == "stopped"
+        first = pool.sample(sample, plan, run).out
+        request = next(pool._numbers)
+        pool.give_back([Device("cuda", 0)])
+        assert next(pool._numbers) == request + 1, "no rank computes there, so none is asked"
+        pool.give_back([pool.devices[1]])
+        assert next(pool._numbers) == request + 3
+        assert torch.equal(pool.sample(sample, plan, run).out, first)
+        assert pool.generation == 1

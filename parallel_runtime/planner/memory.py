@@ -12,7 +12,12 @@ from .shapes import ModelShape, Work
 
 BLOCKS_AT_HAND = 2  # the block that runs and the one fetched ahead
 CUDA_CONTEXT_BYTES = 700 * 2**20
-COMMUNICATOR_BYTES = 300 * 2**20
+# Of NCCL, estimated and not yet measured on our own: what it takes once, a communicator besides its connections, and a
+# connection to one peer. That is two channels each way of about 9 MB: buffers of 4 MiB (NCCL_BUFFSIZE) and those of its
+# protocols for small messages, as /dev/shm shows them segment by segment.
+NCCL_BYTES = 128 * 2**20
+COMMUNICATOR_BYTES = 16 * 2**20
+CONNECTION_BYTES = 4 * 9 * 2**20
 CPU_RUNTIME_BYTES = 350 * 2**20
 
 
@@ -78,4 +83,22 @@ def _buffers(shape: ModelShape, work: Work, plan: ParallelPlan, rows: int, mine:
 def _runtime(plan: ParallelPlan, rates: Rates) -> int:
     if not rates.asynchronous:
         return CPU_RUNTIME_BYTES
-    return CUDA_CONTEXT_BYTES + (COMMUNICATOR_BYTES if plan.ranks > 1 else 0)
+    sizes = communicators(plan)
+    each = sum(COMMUNICATOR_BYTES + (size - 1) * CONNECTION_BYTES for size in sizes)
+    return CUDA_CONTEXT_BYTES + (NCCL_BYTES + each if sizes else 0)
+
+
+def communicators(plan: ParallelPlan) -> tuple[int, ...]:
+    """The ranks of each communicator that a rank of the plan is in, as `rank/mesh.py` makes them.
+
+    One is over all ranks, which also serves an axis of that size. Weights travel in one of their own, and a stage has a
+    link from the stage before and one to the stage after.
+    """
+    if plan.ranks == 1:
+        return ()
+    axes = [plan.cfg, plan.ring, plan.ulysses]
+    if plan.pipefusion == 1 and min(plan.ring, plan.ulysses) > 1:
+        axes.append(plan.parts)  # all that share a sequence
+    sizes = [plan.ranks, *(size for size in axes if 1 < size < plan.ranks)]
+    sizes += [2, 2] if plan.pipefusion > 1 else []
+    return (*sizes, plan.layout.shards) if plan.layout.shards > 1 else tuple(sizes)

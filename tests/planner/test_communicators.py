@@ -1,0 +1,63 @@
+"""The communicators whose memory the planner counts are those that ranks make; torch's fake backend stands for NCCL."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.known import known_calibration
+from parallel_runtime.planner.memory import CONNECTION_BYTES, communicators, memory_of
+from parallel_runtime.planner.shapes import FLUX_DEV, Work
+from parallel_runtime.rank.mesh import Groups, Mesh
+
+PLANS = (
+    "ulysses=1",
+    "ulysses=4",
+    "ring=2,ulysses=2",
+    "cfg=2,ulysses=2",
+    "cfg=2,ring=2,ulysses=2",
+    "data=2,ulysses=2",
+    "data=2,cfg=2",
+    "pipefusion=2",
+    "pipefusion=3",
+    "pipefusion=2,ulysses=2,ring=2",
+    "ulysses=4,weights=sharded",
+    "cfg=2,ring=2,ulysses=2,weights=sharded",
+    "pipefusion=2,ulysses=2,weights=sharded",
+    "ulysses=2,weights=offloaded",
+    "weights=offloaded",
+)
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_planner_counts_the_communicators_that_every_rank_is_in(name: str, world: None) -> None:
+    plan = ParallelPlan.parse(name)
+    for rank in range(plan.ranks):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.ranks)
+        groups = Groups()
+        Mesh(plan, device=torch.device("cpu"), groups=groups, show_waiting=lambda _: None)
+        mine = {id(group): len(ranks) for (_, ranks), group in groups._made.items() if rank in ranks}
+        mine[id(dist.group.WORLD)] = plan.ranks  # made when a rank joins, whether a plan uses it or not
+        dist.destroy_process_group()
+        found = sorted(size for size in mine.values() if size > 1)
+        assert found == sorted(communicators(plan)), f"rank {rank}"
+
+
+def test_each_communicator_is_paid_for() -> None:
+    work, rates = Work(image_tokens=4096, text_tokens=512), known_calibration("A100").rates
+    runtime = {
+        name: memory_of(FLUX_DEV, work, ParallelPlan.parse(name), rates).runtime
+        for name in ("ulysses=4", "ulysses=4,weights=sharded", "ring=2,ulysses=2")
+    }
+    assert runtime["ulysses=4,weights=sharded"] - runtime["ulysses=4"] > 3 * CONNECTION_BYTES
+    assert runtime["ring=2,ulysses=2"] - runtime["ulysses=4"] > 2 * CONNECTION_BYTES

@@ -23,7 +23,6 @@ from ..planner.known import EAGER, ON_CPU, known_link
 from ..planner.shapes import ModelShape, Work
 from ..planner.store import CalibrationStore
 from ..pool.pool import Pool
-from ..pool.probe import probe
 from .machine import calibration_path, device_set, free_bytes
 from .sample_model import sample_config, write_sample
 from .verify import PlanRunner
@@ -103,7 +102,7 @@ def calibrate(pool: Pool, folder: Path) -> Calibration:
     """Measure, in a few seconds. `folder` takes two small models of random weights. Raises `PoolError`."""
     ranks = len(pool.devices)
     asynchronous = pool.devices[0].kind == "cuda"
-    probes = {span: probe(pool, plan) for span, plan in _spans(ranks).items()}
+    probes = {span: pool.probe(plan) for span, plan in _spans(ranks).items()}
     rates = _rates(pool, probes, asynchronous=asynchronous)
     link = _link(probes)
     software = _software(pool, folder, rates, link)

@@ -1,6 +1,6 @@
 """Which models one generation of ranks holds, in which layout, in the order of their use.
 
-Owns the book. Asks no rank anything: what is loaded, patched and freed is crew.py's.
+Owns the book. Asks no rank anything: what is loaded, patched and freed is held_weights.py's.
 """
 
 from collections import OrderedDict

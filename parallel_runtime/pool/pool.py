@@ -1,7 +1,7 @@
 """The pool: one set of workers for a set of devices, asked one thing at a time.
 
 Owns what callers see: starting, loading, stepping, closing; who may ask when; and when there is a new generation of
-workers. Does not own what a generation holds and is asked (crew.py), nor how its ranks are watched and ended
+workers. Does not own what a generation holds and is asked (worker_group.py), nor how its ranks are watched and ended
 (supervisor.py).
 
 States: `stopped` -> `starting` -> `idle` <-> `loading`, `compiling`, `busy`. Any failure leads to `failed`, from which
@@ -12,8 +12,8 @@ again by the pool itself.
 import itertools
 import logging
 import time
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -26,30 +26,22 @@ from ..patch import PRISTINE, PatchSet
 from ..plan import MAX_RANKS, Layout, ParallelPlan
 from ..wire.protocol import Op
 from .calls import ModelCall, RunResult, StepResult, shape_of, shared_out
-from .crew import Check, Crew, Progress
 from .deadlines import LOAD_S, PEER_CHECK_S, REQUEST_S, START_S, Pace, checked
 from .failures import Failures
+from .held_weights import Check, Progress
 from .models import LoadResult, Model
 from .process import RankSettings, available_cpus
+from .request_lock import RequestLock
 from .resident import ResidentResult, ResidentRun, StepDone, refuse_unfit
 from .status import State, describe, first_line
 from .supervisor import Generation
-from .turns import Turns
+from .worker_group import WorkerGroup
 
 ENGINE = "parallel_runtime.rank.engine:Engine"
 SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have lain
 FEWER_DEVICES = "run the doctor, and name fewer devices in SP Config"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Ensured:
-    """A model with its weight patches and a plan's process groups, as found while the workers' contents were these."""
-
-    contents: int
-    model: Model
-    mesh: int
 
 
 class Pool:
@@ -98,10 +90,9 @@ class Pool:
         self._memory_budget_bytes = memory_budget_bytes
         self._settings = RankSettings(devices=devices, threads=threads, engine=engine, python_path=python_path)
         self._check_peers = self._settings.backend == "nccl" if check_peers is None else check_peers
-        self._turns = Turns()
+        self._lock = RequestLock()
         self._numbers = itertools.count(1)
-        self._crew: Crew | None = None
-        self._ensured: dict[Hashable, Ensured] = {}
+        self._workers: WorkerGroup | None = None
         self._failures = Failures()
 
     def __enter__(self) -> "Pool":
@@ -115,21 +106,21 @@ class Pool:
     @property
     def state(self) -> State:
         """What the workers are doing. Never waits."""
-        crew = self._crew
-        if crew is None:
+        workers = self._workers
+        if workers is None:
             return "stopped" if self._failures.last is None else "failed"
-        if not crew.generation.ready:
+        if not workers.generation.ready:
             return "starting"
-        if (request := crew.generation.in_flight) is not None and request.op is Op.LOAD:
+        if (request := workers.generation.in_flight) is not None and request.op is Op.LOAD:
             return "loading"
         if request is not None and request.compiling:
             return "compiling"
-        return "busy" if request is not None or self._turns.taken else "idle"
+        return "busy" if request is not None or self._lock.taken else "idle"
 
     def start(self, *, check_cancelled: Check | None = None) -> None:
         """Start the workers and wait until they are ready; nothing when they are. Raises PoolError."""
-        with self._turns.admitted(check_cancelled) as check:
-            self._ready_crew(check)
+        with self._lock.acquire(check_cancelled) as check:
+            self._ready_workers(check)
 
     def load(
         self,
@@ -145,18 +136,18 @@ class Pool:
         `progress(loaded_bytes, total_bytes)` counts over the ranks that load. Raises PoolError when a rank fails.
         """
         self._refuse_plan(plan)
-        with self._turns.admitted(check_cancelled) as check:
-            return self._model(self._ready_crew(check), spec, plan, check, progress=progress).result
+        with self._lock.acquire(check_cancelled) as check:
+            return self._load(self._ready_workers(check), spec, plan, check, progress=progress).result
 
     def unload(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> None:
         """Free `spec` in the workers, with a plan only as that plan needs it; nothing when it is not there.
 
         Raises PoolError when a rank fails.
         """
-        with self._turns.admitted(None) as check:
-            crew = self._settled_crew(check)
-            if crew is not None:
-                crew.unload(spec, None if plan is None else plan.layout, check, deadline_s=self.deadline_s)
+        with self._lock.acquire(None) as check:
+            workers = self._settled_workers(check)
+            if workers is not None:
+                workers.unload(spec, None if plan is None else plan.layout, check)
 
     def give_back(self, devices: Sequence[Device]) -> None:
         """A sampling run has ended: others that compute on `devices` get the memory that is only kept there for later.
@@ -167,18 +158,18 @@ class Pool:
         ranks = [rank for rank, device in enumerate(self.devices) if device in devices]
         if not ranks:
             return
-        with self._turns.admitted(None) as check:
-            crew = self._crew
-            if crew is not None and crew.generation.ready and not crew.busy:
-                crew.trim(ranks, check, deadline_s=self.deadline_s)
+        with self._lock.acquire(None) as check:
+            workers = self._workers
+            if workers is not None and workers.generation.ready and not workers.busy:
+                workers.trim(ranks, check)
 
     def holds(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> bool:
         """Whether the living workers have `spec` as `plan` needs it, without a plan replicated on every rank.
 
         Never waits.
         """
-        crew, layout = self._crew, self._layout(plan)
-        model = None if crew is None or crew.generation.ended else crew.models.find(spec, layout)
+        workers, layout = self._workers, self._layout(plan)
+        model = None if workers is None or workers.generation.ended else workers.models.find(spec, layout)
         return model is not None and model.serves(layout)
 
     def ensure(
@@ -195,8 +186,11 @@ class Pool:
         Returns what `load` does. Raises PoolError when a rank fails, a patch that does not fit its weight included.
         """
         self._refuse_plan(plan)
-        with self._turns.admitted(check_cancelled) as check:
-            return self._patched_model(self._ready_crew(check), spec, plan, patches, check, progress=progress).result
+        with self._lock.acquire(check_cancelled) as check:
+            workers = self._ready_workers(check)
+            model = self._load(workers, spec, plan, check, progress=progress)
+            workers.patch(model, patches, check)
+            return model.result
 
     def run(
         self,
@@ -216,13 +210,13 @@ class Pool:
         """
         self._refuse_plan(plan)
         lanes = shared_out(calls, plan)
-        with self._turns.admitted(check_cancelled) as check:
-            crew = self._ready_crew(check)
-            ensured = self._ensure(crew, spec, plan, patches, check)
+        with self._lock.acquire(check_cancelled) as check:
+            workers = self._ready_workers(check)
+            ensured = workers.ensure(spec, plan, patches, check)
             shape = (spec, plan, shape_of(calls))
             deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
             began = time.perf_counter()
-            outs, ranks = crew.run(ensured.model, ensured.mesh, plan, calls, lanes, check, deadline_s=deadline_s)
+            outs, ranks = workers.run(ensured, plan, calls, lanes, check, deadline_s=deadline_s)
             result = RunResult(outs, ranks, time.perf_counter() - began)
             self._pace.note(shape, result.wall_s - max(rank.get("compile_s", 0.0) for rank in ranks))
             return result
@@ -262,13 +256,11 @@ class Pool:
         """
         self._refuse_plan(plan)
         refuse_unfit(plan, run)
-        with self._turns.admitted(check_cancelled) as check:
-            crew = self._ready_crew(check)
-            ensured = self._ensure(crew, spec, plan, patches, check)
+        with self._lock.acquire(check_cancelled) as check:
+            workers = self._ready_workers(check)
+            ensured = workers.ensure(spec, plan, patches, check)
             began = time.perf_counter()
-            out, ranks = crew.sample(
-                ensured.model, ensured.mesh, plan, run, check, on_step=on_step, deadline_s=self.deadline_s
-            )
+            out, ranks = workers.sample(ensured, plan, run, check, on_step=on_step)
             return ResidentResult(out, ranks, time.perf_counter() - began)
 
     def measure_devices(self, check_cancelled: Check | None = None) -> list[dict[str, Any]]:
@@ -276,27 +268,33 @@ class Pool:
 
         `device`, `name`, `free_bytes`, `total_bytes` and `gflops`, of a matrix product, in 10^9 operations a second.
         """
-        with self._turns.admitted(check_cancelled) as check:
-            measured = self._ready_crew(check).measure(check, deadline_s=self.deadline_s)
+        with self._lock.acquire(check_cancelled) as check:
+            measured = self._ready_workers(check).measure(check)
         return [{"device": str(device)} | said for device, said in zip(self.devices, measured, strict=True)]
 
     def exchange_pattern(self, plan: ParallelPlan) -> list[int]:
         """Send a known pattern over the plan's mesh: how many bytes arrived wrong, by rank. Raises PoolError."""
         self._refuse_plan(plan)
-        with self._turns.admitted(None) as check:
-            crew = self._ready_crew(check)
-            mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
-            return crew.check_pattern(mesh, check, deadline_s=self.deadline_s)
+        with self._lock.acquire(None) as check:
+            workers = self._ready_workers(check)
+            return workers.check_pattern(workers.mesh(plan, check), check)
+
+    def probe(self, plan: ParallelPlan) -> list[dict[str, Any]]:
+        """Amounts and seconds of matrices, attention, memory and exchanges over ulysses, by rank. Raises PoolError."""
+        self._refuse_plan(plan)
+        with self._lock.acquire(None) as check:
+            workers = self._ready_workers(check)
+            return workers.probe(workers.mesh(plan, check), check)
 
     def close(self) -> None:
         """End the workers; a request in flight in another thread comes to its end first. The pool can start again."""
-        with self._turns.admitted(None):
-            crew, self._crew = self._crew, None
-            if crew is not None:
-                crew.generation.stop()
+        with self._lock.acquire(None):
+            workers, self._workers = self._workers, None
+            if workers is not None:
+                workers.generation.stop()
             self._failures.forget()
-        if crew is not None:
-            crew.generation.watcher.join()
+        if workers is not None:
+            workers.generation.watcher.join()
 
     def status(self) -> dict[str, Any]:
         """What a user interface shows. Never waits; holds no path, only names of files."""
@@ -304,7 +302,7 @@ class Pool:
             state=self.state,
             generation=self.generation,
             devices=self.devices,
-            crew=self._crew,
+            workers=self._workers,
             failure=self._failures.last,
             peer_access=self._settings.peer_access,
         )
@@ -312,74 +310,44 @@ class Pool:
     def _layout(self, plan: ParallelPlan | None) -> Layout:
         return Layout(ranks=len(self.devices)) if plan is None else plan.layout
 
-    def _model(
-        self, crew: Crew, spec: ModelSpec, plan: ParallelPlan | None, check: Check, *, progress: Progress | None = None
-    ) -> Model:
-        layout = self._layout(plan)
-        return crew.load(
-            spec,
-            layout,
-            check,
-            deadline_s=self.load_deadline_s,
-            mesh=None if plan is None or layout.shards == 1 else crew.mesh(plan, check, deadline_s=self.deadline_s),
-            progress=progress,
-            budget_bytes=self._memory_budget_bytes,
-        )
-
-    def _ensure(self, crew: Crew, spec: ModelSpec, plan: ParallelPlan, patches: PatchSet, check: Check) -> Ensured:
-        """The model, patched, and the plan's groups: looked for once, and again when the workers' contents changed."""
-        use = (spec, plan, patches.name, patches.side_branch)
-        ensured = self._ensured.get(use)
-        if ensured is None or ensured.contents != crew.contents:
-            model = self._patched_model(crew, spec, plan, patches, check)
-            mesh = crew.mesh(plan, check, deadline_s=self.deadline_s)
-            ensured = Ensured(crew.contents, model, mesh)
-            still_true = {other: each for other, each in self._ensured.items() if each.contents == crew.contents}
-            self._ensured = still_true | {use: ensured}
-        crew.note_use(ensured.model, plan)
-        return ensured
-
-    def _patched_model(
+    def _load(
         self,
-        crew: Crew,
+        workers: WorkerGroup,
         spec: ModelSpec,
         plan: ParallelPlan | None,
-        patches: PatchSet,
         check: Check,
         *,
         progress: Progress | None = None,
     ) -> Model:
-        model = self._model(crew, spec, plan, check, progress=progress)
-        crew.patch(model, patches, check, deadline_s=self.deadline_s)
-        return model
+        return workers.load(spec, self._layout(plan), check, plan=plan, progress=progress)
 
-    def _ready_crew(self, check: Check) -> Crew:
+    def _ready_workers(self, check: Check) -> WorkerGroup:
         """Workers that owe nothing and wait for a request; fresh ones where there are none."""
-        crew = self._settled_crew(check) or self._fresh_crew(check)
-        while self._check_peers and not crew.copies_are_sound:
-            crew = self._check_copies(crew, check)
-        return crew
+        workers = self._settled_workers(check) or self._fresh_workers(check)
+        while self._check_peers and not workers.copies_are_sound:
+            workers = self._check_copies(workers, check)
+        return workers
 
-    def _check_copies(self, crew: Crew, check: Check) -> Crew:
+    def _check_copies(self, workers: WorkerGroup, check: Check) -> WorkerGroup:
         """See whether ranks get what others send them. If not, other workers that copy through the host's memory."""
         hangs = None
         try:
-            wrong = crew.damaged_copies(check, deadline_s=min(self.deadline_s, PEER_CHECK_S))
+            wrong = workers.damaged_copies(check, deadline_s=min(self.deadline_s, PEER_CHECK_S))
         except SilentWorkersError as error:
             hangs, wrong = error, f"copies between devices do not arrive ({error.cause})"
             self._failures.retract()
         if not wrong:
-            return crew
+            return workers
         if not self._settings.peer_access:
             unsound = PoolError(f"{wrong} even without peer access", remedy=FEWER_DEVICES)
-            raise crew.generation.fail(unsound) from hangs
+            raise workers.generation.fail(unsound) from hangs
         _log.warning("%s; starting the workers again without peer access between GPUs, which is slower", wrong)
-        crew.generation.stop()
-        self._crew = None
+        workers.generation.stop()
+        self._workers = None
         self._settings = replace(self._settings, peer_access=False)
-        return self._fresh_crew(check)
+        return self._fresh_workers(check)
 
-    def _fresh_crew(self, check: Check) -> Crew:
+    def _fresh_workers(self, check: Check) -> WorkerGroup:
         self._failures.refuse_storm()
         _require_linux()
         check()
@@ -392,32 +360,38 @@ class Pool:
             on_death=self._bury,
             on_failure=self._note_failure,
         )
-        crew = self._crew = Crew(generation, self._numbers)
-        crew.settle(check, deadline_s=self.deadline_s)
-        return crew
+        workers = self._workers = WorkerGroup(
+            generation,
+            self._numbers,
+            deadline_s=lambda: self.deadline_s,
+            load_deadline_s=self.load_deadline_s,
+            budget_bytes=self._memory_budget_bytes,
+        )
+        workers.settle(check)
+        return workers
 
-    def _settled_crew(self, check: Check) -> Crew | None:
+    def _settled_workers(self, check: Check) -> WorkerGroup | None:
         """The living workers, once they owe nothing; None when there are none, or none any more."""
-        crew = self._crew
-        if crew is None:
+        workers = self._workers
+        if workers is None:
             return None
         try:
-            crew.settle(check, deadline_s=self.deadline_s)
+            workers.settle(check)
         except PoolError as error:  # of a request that its caller gave up: not the failure of the present one
             _log.warning("parallel workers failed before this request: %s", first_line(error))
             return None
-        return crew
+        return workers
 
     def _bury(self, generation: Generation) -> None:
         """Called by the watcher when a rank has died: end the others unless the request in flight has done so."""
-        with self._turns.lock:
+        with self._lock.lock:
             try:
                 generation.bury()
             except PoolError as error:
                 _log.warning("parallel workers failed while idle: %s", first_line(error))
 
     def _note_failure(self, error: PoolError) -> None:
-        self._crew = None
+        self._workers = None
         self._failures.note(error)
 
     def _refuse_plan(self, plan: ParallelPlan | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from ..devices import Device
 from ..errors import PoolError
 from ..places import without_places
-from .crew import Crew
+from .worker_group import WorkerGroup
 
 State = Literal["stopped", "starting", "idle", "loading", "compiling", "busy", "failed"]
 
@@ -17,18 +17,18 @@ def describe(
     state: State,
     generation: int,
     devices: Sequence[Device],
-    crew: Crew | None,
+    workers: WorkerGroup | None,
     failure: PoolError | None,
     peer_access: bool,
 ) -> dict[str, Any]:
     """Plain values for JSON. `plans` are those that have run since the workers started, the last one last."""
-    models = [] if crew is None else list(crew.models)
-    plans = [] if crew is None else list(crew.meshes)
+    models = [] if workers is None else list(workers.models)
+    plans = [] if workers is None else list(workers.meshes)
     return {
         "state": state,
         "generation": generation,
         "devices": [str(device) for device in devices],
-        "pids": [] if crew is None else [rank.pid for rank in crew.generation.ranks],
+        "pids": [] if workers is None else [rank.pid for rank in workers.generation.ranks],
         "models": [
             {
                 "name": Path(model.spec.path).name,
@@ -41,7 +41,7 @@ def describe(
         ],
         "meshes": [plan.name for plan in plans],
         "plans": [plan.to_dict() for plan in plans],
-        "memory": [] if crew is None else crew.memory,
+        "memory": [] if workers is None else workers.memory,
         "peer_access": peer_access,
         "last_failure": None if failure is None else first_line(failure),
         "failed_rank": None if failure is None else failure.rank,

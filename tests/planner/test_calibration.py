@@ -18,7 +18,6 @@ from parallel_runtime.planner.hardware import Calibration
 from parallel_runtime.planner.known import ON_CPU
 from parallel_runtime.planner.store import CalibrationStore
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.probe import probe
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +29,7 @@ def pool():
 
 
 def test_each_rank_measures_its_device_and_the_exchanges_of_its_axis(pool) -> None:
-    everyone = probe(pool, ParallelPlan(ulysses=4))
+    everyone = pool.probe(ParallelPlan(ulysses=4))
     assert len(everyone) == 4
     for rank in everyone:
         assert set(rank) == {"matmul", "attention", "memory", "all_to_all", "shift"}
@@ -39,11 +38,11 @@ def test_each_rank_measures_its_device_and_the_exchanges_of_its_axis(pool) -> No
         for name in ("matmul", "attention", "all_to_all", "shift"):
             (small, _), (large, _) = rank[name]
             assert large > small
-    pairs = probe(pool, ParallelPlan(ulysses=2, ring=2))
+    pairs = pool.probe(ParallelPlan(ulysses=2, ring=2))
     # Sent to others: one part of two, three of four.
     assert [points[0] for points in pairs[0]["all_to_all"]] == [2**14, 2**21]
     assert everyone[0]["all_to_all"][1][0] == 3 * (2**21 // 3)
-    alone = probe(pool, ParallelPlan())
+    alone = pool.probe(ParallelPlan())
     assert set(alone[0]) == {"matmul", "attention", "memory"}
     assert alone[1:] == [{}, {}, {}]
 

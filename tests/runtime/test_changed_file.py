@@ -164,7 +164,7 @@ def test_taking_a_patch_back_notices_it_too(pool: Pool, file: Path) -> None:
 def test_a_rank_that_dies_of_a_file_cut_short_names_the_file(pool: Pool, file: Path) -> None:
     spec = ModelSpec.of(file)
     step(pool, spec)
-    segments = pool._crew.generation.segments
+    segments = pool._workers.generation.segments
     before = [segments.beats(rank) for rank in range(2)]
 
     def cut() -> None:

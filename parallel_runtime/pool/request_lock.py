@@ -1,4 +1,4 @@
-"""Who may ask the pool when: one request at a time, from any thread, the others wait and may give up waiting."""
+"""Who may ask the pool when: one request at a time, from any thread; the others wait and may give up waiting."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 WAIT_S = 0.05
 
 
-class Turns:
+class RequestLock:
     """One at a time. `lock` is for those who cannot give up."""
 
     def __init__(self) -> None:
@@ -16,14 +16,14 @@ class Turns:
 
     @property
     def taken(self) -> bool:
-        """Whether it is somebody's turn. Never waits."""
+        """Whether somebody has the lock. Never waits."""
         return self.lock.locked()
 
     @contextmanager
-    def admitted(self, check_cancelled: Callable[[], None] | None) -> Iterator[Callable[[], None]]:
-        """Wait for our turn. Yields what to call now and then meanwhile.
+    def acquire(self, check_cancelled: Callable[[], None] | None) -> Iterator[Callable[[], None]]:
+        """Wait for the lock. Yields what to call now and then meanwhile.
 
-        Raises whatever `check_cancelled` raises, and `RuntimeError` when it is this thread's turn already.
+        Raises whatever `check_cancelled` raises, and `RuntimeError` when this thread has the lock already.
         """
         check: Callable[[], None] = check_cancelled or _go_on
         if self._owner == threading.get_ident():

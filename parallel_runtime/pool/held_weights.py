@@ -1,0 +1,182 @@
+"""The weights that one generation of ranks holds: loaded, changed by patches, freed.
+
+Owns the order of requests that bring weights to what was asked, and what is known of them when one is given up
+half-way. Does not own the book of models (models.py) nor how ranks are asked (worker_group.py).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from ..checkpoint import ModelSpec
+from ..patch import PatchBatch, PatchSet, pack
+from ..plan import Layout
+from ..wire.protocol import TensorSpec
+from ..wire.requests import AnyRequest, ChangeWeights, Load, SetStrengths, Unload
+from .arena import Arena
+from .models import LoadResult, Model, Models
+from .supervisor import Request
+
+Check = Callable[[], None]
+Progress = Callable[[int, int], None]
+
+
+class Ask(Protocol):
+    """Asks all ranks one thing and waits for their answers; raises PoolError when one fails."""
+
+    def __call__(
+        self,
+        asked: AnyRequest,
+        check: Check,
+        tensors: tuple[TensorSpec, ...] = (),
+        *,
+        deadline_s: float | None = None,
+        on_progress: Callable[[Request], None] = ...,
+        on_done: Callable[[Request], None] = ...,
+    ) -> Request:
+        """The request with all replies. Given up, it stays in flight, and `on_done` is called when it has ended."""
+        ...
+
+
+class HeldWeights:
+    """Models in layouts on the ranks. `mapped` gets the files whose pages ranks may have, `handles` gives new numbers.
+
+    `budget_bytes`: weights that a rank may hold; None: as much as its device has free. `version` rises with every
+    request that may change which weights the ranks hold, or how they are patched: while it stays, so does what was
+    found.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        arena: Arena,
+        *,
+        mapped: dict[int, ModelSpec],
+        handles: Iterator[int],
+        load_deadline_s: float,
+        budget_bytes: int | None,
+    ) -> None:
+        self.models = Models()
+        self.version = 0
+        self._ask, self._arena, self._mapped, self._handles = ask, arena, mapped, handles
+        self._load_deadline_s, self._budget_bytes = load_deadline_s, budget_bytes
+        self._partly_held: list[int] = []  # models that some ranks may hold and others not: cancelled or evicted
+
+    def load(
+        self,
+        spec: ModelSpec,
+        layout: Layout,
+        check: Check,
+        *,
+        mesh: int | None = None,
+        progress: Progress | None = None,
+    ) -> Model:
+        """The model in that layout, loaded on the ranks that lack it; those without room first evict what is oldest.
+
+        `mesh` is the handle of a mesh whose ranks put sharded weights together. Given up half-way, no rank keeps any
+        of the model.
+        """
+        held = self.models.find(spec, layout)
+        if held is not None and held.serves(layout):
+            self.models.use(held)
+            return held
+        handle = next(self._handles) if held is None else held.handle
+        first, began = 0 if held is None else held.layout.ranks, time.perf_counter()
+        self._mapped[handle] = spec
+
+        def report(request: Request) -> None:
+            if progress is not None:
+                progress(*_sum_of(request.progress, num_ranks=layout.ranks - first))
+
+        def keep(request: Request) -> None:
+            if any(reply.get("cancelled") for reply in request.replies.values()):
+                self._let_go(handle)
+            else:
+                result = LoadResult(request.ranked(), time.perf_counter() - began)
+                new = Model(spec, handle, layout, result)
+                self.models.use(new if held is None else held.grown_to(new))
+            for evicted in {number for reply in request.replies.values() for number in reply.get("evicted", ())}:
+                self._let_go(evicted)
+
+        load = Load(
+            model=handle,
+            spec=spec,
+            layout=layout,
+            first_rank=first,
+            mesh=mesh,
+            budget_bytes=self._budget_bytes,
+            eviction_order=tuple(model.handle for model in self.models if model is not held),
+        )
+        self.version += 1
+        self._ask(load, check, deadline_s=self._load_deadline_s, on_progress=report, on_done=keep)
+        self.free_partly_held(check)  # a rank may have had to evict what its peers could keep
+        model = self.models.find(spec, layout)
+        if model is None:
+            raise RuntimeError(f"{spec.path} was loaded and is not there")
+        return model
+
+    def unload(self, spec: ModelSpec, layout: Layout | None, check: Check) -> None:
+        """Free the model in layouts of this kind, or in all; nothing when it is not there."""
+        for model in self.models.layouts_of(spec):
+            if layout is None or model.layout.kind == layout.kind:
+                self.models.drop(model.handle)
+                self._free(model.handle, check)
+
+    def patch(self, model: Model, patches: PatchSet, check: Check) -> None:
+        """Make the model's weights pristine plus `patches`; nothing when they are that already.
+
+        Given up half-way, the weights are of no known change, and the next call makes them whole.
+        """
+        held = model.patches
+        if held is not None and (held.name, held.side_branch) == (patches.name, patches.side_branch):
+            return
+        self.forget_patches(model)
+        if held is not None and patches.differs_in_strength_alone(held):
+            strengths = SetStrengths(model=model.handle, strengths=tuple(patches.strengths))
+            request = self._ask(strengths, check)
+            if all(reply.get("set") for reply in request.replies.values()):
+                model.patches = patches
+                return
+        batches = list(pack(patches.patches)) or [PatchBatch([], {})]
+        for number, batch in enumerate(batches):
+            change = ChangeWeights(
+                model=model.handle,
+                records=tuple(batch.records),
+                side_branch=patches.side_branch,
+                first=number == 0,
+                last=number == len(batches) - 1,
+            )
+            request = self._ask(change, check, self._arena.place(batch.tensors).specs)
+            if any(reply.get("cancelled") for reply in request.replies.values()):
+                return
+        model.patches = patches
+
+    def forget_patches(self, model: Model) -> None:
+        """The weights are of no known change from now on."""
+        model.patches = None
+        self.version += 1
+
+    def free_partly_held(self, check: Check) -> None:
+        """Free what only some ranks may hold still."""
+        while self._partly_held:
+            self._free(self._partly_held[-1], check, on_done=self._partly_held.remove)
+
+    def _let_go(self, handle: int) -> None:
+        """Hold a model no more that some ranks may hold still; the next request frees it there."""
+        self.models.drop(handle)
+        self._partly_held.append(handle)
+
+    def _free(self, handle: int, check: Check, *, on_done: Callable[[int], None] = lambda _: None) -> None:
+        def forget(_: Request) -> None:
+            del self._mapped[handle]
+            on_done(handle)
+
+        self.version += 1
+        self._ask(Unload(model=handle), check, on_done=forget)
+
+
+def _sum_of(progress: Mapping[int, Mapping[str, Any]], *, num_ranks: int) -> tuple[int, int]:
+    """Bytes loaded and to load over all ranks. One that has not reported yet has as many to load as another."""
+    loaded = sum(int(body["loaded_bytes"]) for body in progress.values())
+    totals = [int(body["total_bytes"]) for body in progress.values()]
+    return loaded, sum(totals) + (num_ranks - len(totals)) * max(totals)

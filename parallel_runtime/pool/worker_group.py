@@ -1,0 +1,267 @@
+"""One generation of ranks with what it holds: weights, meshes, and calls whose keys later ones use.
+
+Owns which request answers what the pool is asked, and that a request given up is taken in before the next. Does not own
+which weights are held (held_weights.py), how ranks are watched and ended (supervisor.py), nor when there is a new
+generation (pool.py).
+
+A request that its caller gives up stays in flight, since a collective must never be abandoned. `settle` takes in what
+is owed before anything else is asked; until then nobody writes the shared memory that the request reads. Only a LOAD
+and a PATCH, which are no collectives, and a RUN, which stops where its credit ends, are told to stop early, by the
+cancel word of the control page.
+"""
+
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..checkpoint import ModelSpec
+from ..patch import PatchSet
+from ..plan import MAX_RANKS, Layout, ParallelPlan
+from ..strategies.lanes import Piece
+from ..wire.protocol import Op, TensorSpec
+from ..wire.requests import OPS, AnyRequest, CheckCopies, MakeMesh, MeasureDevice, Probe, Step, Trim, to_body
+from .arena import OUT, Arena
+from .calls import ModelCall, inputs_of, results_of, traces_of, whole_trace
+from .held_weights import Check, HeldWeights, Progress
+from .models import Model
+from .resident import ResidentRun, StepDone, Steps, writers
+from .stale import StaleBook
+from .supervisor import Generation, Request
+
+GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH, Op.RUN)
+
+
+@dataclass(frozen=True)
+class Ensured:
+    """A model with its weight patches and a plan's mesh, as found while the weights were of this version."""
+
+    version: int
+    model: Model
+    mesh: int
+
+
+class WorkerGroup:
+    """A generation, and what it holds. Every method raises PoolError when a rank fails; the generation is over then.
+
+    `numbers` gives the requests' numbers, which rise over all generations. `deadline_s()`: of a request that has none
+    of its own; `load_deadline_s`: of loading a model. `budget_bytes` as `HeldWeights` has it.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        numbers: Iterator[int],
+        *,
+        deadline_s: Callable[[], float],
+        load_deadline_s: float,
+        budget_bytes: int | None,
+    ) -> None:
+        self.generation = generation
+        self.meshes: dict[ParallelPlan, int] = {}
+        self.memory: list[Any] = []  # each rank's last report
+        self.copies_are_sound = len(generation.ranks) == 1  # until `damaged_copies` finds that they are
+        self._numbers, self._deadline_s = numbers, deadline_s
+        self._handles = itertools.count(1)  # of models and meshes; none is used again
+        self._stale = StaleBook()
+        self._arena = Arena(generation.segments, announce=generation.attach)
+        self._ensured: dict[Hashable, Ensured] = {}
+        self._weights = HeldWeights(
+            self._ask,
+            self._arena,
+            mapped=generation.mapped,
+            handles=self._handles,
+            load_deadline_s=load_deadline_s,
+            budget_bytes=budget_bytes,
+        )
+        self.models = self._weights.models
+
+    @property
+    def busy(self) -> bool:
+        """Whether the ranks owe answers."""
+        return self.generation.in_flight is not None
+
+    def settle(self, check: Check) -> None:
+        """See that all ranks are well and owe nothing: take in what a request given up left behind, READY included."""
+        self.generation.wait(check)
+        self._weights.free_partly_held(check)
+
+    def load(
+        self,
+        spec: ModelSpec,
+        layout: Layout,
+        check: Check,
+        *,
+        plan: ParallelPlan | None = None,
+        progress: Progress | None = None,
+    ) -> Model:
+        """The model in that layout, which is the plan's if there is one."""
+        mesh = None if plan is None or layout.shards == 1 else self.mesh(plan, check)
+        return self._weights.load(spec, layout, check, mesh=mesh, progress=progress)
+
+    def patch(self, model: Model, patches: PatchSet, check: Check) -> None:
+        """Make the model's weights pristine plus `patches`; nothing when they are that already."""
+        self._weights.patch(model, patches, check)
+
+    def unload(self, spec: ModelSpec, layout: Layout | None, check: Check) -> None:
+        """Free the model in layouts of this kind, or in all; nothing when it is not there."""
+        self._stale.forget()
+        self._weights.unload(spec, layout, check)
+
+    def trim(self, ranks: Sequence[int], check: Check) -> None:
+        """Have all ranks keep nothing of runs that ended, and these give back what torch caches on their device."""
+        self._stale.forget()
+        self._ask(Trim(ranks=tuple(ranks)), check)
+
+    def mesh(self, plan: ParallelPlan, check: Check) -> int:
+        """The handle of the plan's process groups, made unless they are there."""
+        if plan not in self.meshes:
+            handle = next(self._handles)
+
+            def keep(_: Request) -> None:
+                self.meshes[plan] = handle
+
+            self._ask(MakeMesh(mesh=handle, plan=plan), check, on_done=keep)
+        return self.meshes[plan]
+
+    def ensure(self, spec: ModelSpec, plan: ParallelPlan, patches: PatchSet, check: Check) -> Ensured:
+        """Weights, patches and mesh, looked for once, and again only when the weights' version has changed since."""
+        use = (spec, plan, patches.name, patches.side_branch)
+        ensured = self._ensured.get(use)
+        if ensured is None or ensured.version != self._weights.version:
+            model = self.load(spec, plan.layout, check, plan=plan)
+            self.patch(model, patches, check)
+            mesh = self.mesh(plan, check)
+            version = self._weights.version
+            current = {other: each for other, each in self._ensured.items() if each.version == version}
+            ensured = Ensured(version, model, mesh)
+            self._ensured = current | {use: ensured}
+        self._note_use(ensured.model, plan)
+        return ensured
+
+    def run(
+        self,
+        ensured: Ensured,
+        plan: ParallelPlan,
+        calls: Sequence[ModelCall],
+        lanes: Sequence[Sequence[Piece]],
+        check: Check,
+        *,
+        deadline_s: float,
+    ) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+        """Calls of a model, each lane running its pieces: the results in memory of their own, and the reports."""
+        results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
+        placed = self._arena.place(inputs_of(calls), results)
+        specs, model = placed.specs, ensured.model.handle
+        step = Step(
+            model=model,
+            mesh=ensured.mesh,
+            calls=tuple(dict(call.options) for call in calls),
+            lanes=tuple(tuple((piece.call, piece.start, piece.stop) for piece in lane) for lane in lanes),
+            repeated=placed.repeated,
+            pipeline=self._stale.enter(calls, lanes, plan, model),
+        )
+        request = self._ask(step, check, specs, deadline_s=deadline_s)
+        self._stale.done()
+        outs, traces = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
+        ranks = request.ranked()
+        for rank, spec in zip(ranks, traces, strict=False):
+            if "trace_bytes" in rank:
+                rank["trace"] = whole_trace(self._arena.take(spec), rank.pop("trace_bytes"))
+        return [self._arena.take(spec) for spec in outs], ranks
+
+    def sample(
+        self, ensured: Ensured, plan: ParallelPlan, run: ResidentRun, check: Check, *, on_step: StepDone
+    ) -> tuple[torch.Tensor, list[dict[str, Any]]]:
+        """A whole sampling run: its latent in memory of its own, and the reports."""
+        if run.release_modulations:
+            self._weights.forget_patches(ensured.model)  # so that the next request has them made whole
+        self._stale.forget()
+        specs = self._arena.place(run.tensors(), run.results()).specs
+        places = {spec.name: spec for spec in specs}
+        segments = self.generation.segments
+
+        def grant(credit: int) -> None:
+            segments.credit = credit
+
+        steps = Steps(
+            writers=writers(plan, run),
+            preview=lambda slot: self._arena.take(places[f"preview.{slot}"]),
+            grant=grant,
+            on_step=on_step,
+        )
+        request = self._ask(
+            run.request(plan, model=ensured.model.handle, mesh=ensured.mesh),
+            check,
+            specs,
+            on_progress=lambda request: steps.take(request.progress),
+        )
+        steps.take(request.progress)
+        return self._arena.take(places[OUT]), request.ranked()
+
+    def measure(self, check: Check) -> list[dict[str, Any]]:
+        """What each rank says of its device."""
+        return self._ask(MeasureDevice(), check).ranked()
+
+    def check_pattern(self, mesh: int, check: Check, *, deadline_s: float | None = None) -> list[int]:
+        """How many bytes of a known pattern arrived wrong at each rank."""
+        request = self._ask(CheckCopies(mesh=mesh), check, deadline_s=deadline_s)
+        return [int(reply["wrong_bytes"]) for reply in request.ranked()]
+
+    def probe(self, mesh: int, check: Check) -> list[dict[str, Any]]:
+        """What each rank measured, in rank order; see `rank/probe.py`."""
+        return self._ask(Probe(mesh=mesh), check).ranked()
+
+    def damaged_copies(self, check: Check, *, deadline_s: float | None = None) -> str:
+        """Have all ranks exchange a known pattern, as `check_pattern`; what arrived wrong, empty when nothing did."""
+        plan = ParallelPlan(ulysses=min(len(self.generation.ranks), MAX_RANKS))
+        wrong = self.check_pattern(self.mesh(plan, check), check, deadline_s=deadline_s)
+        self.copies_are_sound = not any(wrong)
+        counts = [f"{count} wrong bytes at rank {rank}" for rank, count in enumerate(wrong) if count]
+        return f"copies between devices arrive damaged ({', '.join(counts)})" if counts else ""
+
+    def _note_use(self, model: Model, plan: ParallelPlan) -> None:
+        """The model and the plan are in use now: the last to be evicted, and the last in `meshes`."""
+        self.models.use(model)
+        if next(reversed(self.meshes)) != plan:  # a reader in another thread has the old dict or the new one
+            others = {other: handle for other, handle in self.meshes.items() if other != plan}
+            self.meshes = {**others, plan: self.meshes[plan]}
+
+    def _ask(
+        self,
+        asked: AnyRequest,
+        check: Check,
+        tensors: tuple[TensorSpec, ...] = (),
+        *,
+        deadline_s: float | None = None,
+        on_progress: Callable[[Request], None] = lambda _: None,
+        on_done: Callable[[Request], None] = lambda _: None,
+    ) -> Request:
+        def done(request: Request) -> None:
+            if all("memory" in reply for reply in request.replies.values()):
+                self.memory = [reply["memory"] for reply in request.ranked()]
+            on_done(request)
+
+        check()
+        request = Request(
+            OPS[type(asked)],
+            next(self._numbers),
+            self._deadline_s() if deadline_s is None else deadline_s,
+            on_progress=on_progress,
+            on_done=done,
+        )
+        self.generation.ask(request, to_body(asked), tensors)
+        try:
+            self.generation.wait(check)
+        finally:
+            if self.generation.in_flight is request:
+                self._give_up(request)
+        return request
+
+    def _give_up(self, request: Request) -> None:
+        """The caller does not want the request any more, nor to hear of it."""
+        request.on_progress = lambda _: None
+        if request.op in GIVEN_UP_EARLY:
+            self.generation.segments.cancelled_request = request.number

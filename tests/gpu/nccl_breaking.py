@@ -22,11 +22,11 @@ class Breaking:
             return {"parameter_bytes": 0, "dtype": "float32"}
         if message.op is Op.MESH:
             return {}
-        self.simulation.begin(Settings(lazy=message.body["calls"][0].get("lazy", False), deadline_s=1.0))
+        self.simulation.begin(Settings(lazy=message.body.calls[0].get("lazy", False), deadline_s=1.0))
         said = ""
         with torch.inference_mode():
             try:
-                said = BREACHES[message.body["calls"][0]["breach"]](self.rank, dist.new_group([0, 1])) or said
+                said = BREACHES[message.body.calls[0]["breach"]](self.rank, dist.new_group([0, 1])) or said
                 self.simulation.end()
             except NcclRuleError as error:
                 said = str(error)

@@ -103,7 +103,7 @@ def test_keys_of_before_are_used_by_the_same_run_place_and_shape_alone(run: Resi
         call = replace(run.conds[number], options={"pipeline": {"run": name, "key": key}})
         (told,) = book.enter([call], [], plan, model)
         book.done()
-        return told["warm"]
+        return told.warm
 
     assert warm() and not warm()
     assert warm(key="y") and not warm(key="y") and not warm()

@@ -1,0 +1,80 @@
+"""Weights, patches and groups are looked for once; again only when what the ranks hold has changed since."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_runtime.patch import Patch, PatchSet
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.wire.protocol import Op
+from pool.echo_pool import make_spec
+
+CHANGE = PatchSet("changed", (Patch(key="w", kind="diff", strength=1.0, values=(torch.ones(1),)),))
+PLAN = ParallelPlan(ulysses=2)
+
+
+def asked(pool: Any, act: Callable[[], object]) -> Counter[str]:
+    """What the ranks are asked while `act` runs, as the generation sends it."""
+    found: Counter[str] = Counter()
+    generation = pool._workers.generation
+    ask = generation.ask
+
+    def noting(request: Any, *rest: Any) -> None:
+        found[request.op.name] += 1
+        ask(request, *rest)
+
+    generation.ask = noting
+    try:
+        act()
+    finally:
+        del generation.ask
+    return found
+
+
+def step(pool: Any, patches: PatchSet, name: str = "model") -> None:
+    pool.step(
+        make_spec(name),
+        PLAN,
+        {"x": torch.ones(4)},
+        out_shape=(4,),
+        out_dtype=torch.float32,
+        patches=patches,
+        options={"sync": False},
+    )
+
+
+def test_a_step_after_a_step_looks_for_nothing(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    step(pool, CHANGE)
+    looked: list[str] = []
+    for name in ("load", "patch", "mesh"):
+        monkeypatch.setattr(pool._workers, name, lambda *_, name=name, **__: looked.append(name))
+    assert asked(pool, lambda: [step(pool, CHANGE) for _ in range(3)]) == {Op.STEP.name: 3}
+    assert looked == []
+
+
+@pytest.mark.parametrize(
+    ("between", "asks"),
+    [
+        (lambda pool: pool.unload(make_spec()), {"LOAD": 1, "PATCH": 1}),
+        (lambda pool: step(pool, PatchSet()), {"PATCH": 1}),
+        (lambda pool: pool.load(make_spec("other")), {}),
+    ],
+    ids=["freed", "other patches", "another model"],
+)
+def test_what_changed_in_between_is_made_right_before_a_step(pool: Any, between: Callable, asks: dict) -> None:
+    step(pool, CHANGE)
+    between(pool)
+    assert asked(pool, lambda: step(pool, CHANGE)) == asks | {"STEP": 1}
+    assert asked(pool, lambda: step(pool, CHANGE)) == {"STEP": 1}
+
+
+def test_fresh_workers_are_given_everything_anew(pool: Any) -> None:
+    step(pool, CHANGE)
+    pool.close()
+    pool.start()
+    assert asked(pool, lambda: step(pool, CHANGE)) == {"LOAD": 1, "PATCH": 1, "MESH": 1, "STEP": 1}

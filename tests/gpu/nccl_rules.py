@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -68,6 +68,20 @@ class Message:
     dtype: torch.dtype
 
 
+class Device(Protocol):
+    """What a device's streams have to do with an operation, where tensors are not the CPU's."""
+
+    def issue(
+        self, text: str, communicator: object, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> object:
+        """The operation is queued, behind what the current stream has; what stands for its end."""
+        ...
+
+    def wait(self, end: object) -> None:
+        """What the current stream runs next comes after it."""
+        ...
+
+
 @dataclass
 class Simulation:
     """This rank's end of the wire, what is in flight on it, and how the present request is run."""
@@ -75,6 +89,7 @@ class Simulation:
     wire: ProcessGroupGloo
     store: dist.Store
     rank: int
+    device: Device | None = None
     settings: Settings = field(default_factory=Settings)
     pending: list["SimulatedWork"] = field(default_factory=list)
     joined: set[tuple[int, int]] = field(default_factory=set)
@@ -113,6 +128,7 @@ class SimulatedWork(dist.Work):
         self.kind, self.text = kind, kind
         self.error: BaseException | None = None
         self.communicator: Communicator | None = None  # once it is issued
+        self._end: object = None
         self._simulation, self._done, self._waited = simulation, threading.Event(), False
         for tensor in (*sources, *targets):
             self._check(tensor)
@@ -129,6 +145,8 @@ class SimulatedWork(dist.Work):
         self._waited = True
         self._simulation.pending.remove(self)
         self.finish()
+        if self._simulation.device is not None:
+            self._simulation.device.wait(self._end)
         with _disable_current_modes():
             for tensor, then in self.sources:
                 if not torch.equal(as_bytes(tensor).cpu(), then):
@@ -138,6 +156,12 @@ class SimulatedWork(dist.Work):
                     raise NcclRuleError(f"{self.text}: its target was written to before it was waited for")
                 as_bytes(tensor).copy_(landed)
         return True
+
+    def queue_on(self, device: Device | None) -> None:
+        """Have its kernel on a stream of the communicator, where there is a device."""
+        if device is not None:
+            sources, targets = ([tensor for tensor, _ in run] for run in (self.sources, self.targets))
+            self._end = device.issue(self.text, self.communicator, sources, targets)
 
     def finish(self) -> None:
         """Return when it has moved. Raises what went wrong with it."""
@@ -180,6 +204,7 @@ class Communicator:
         if not everybody and not all(message.data.numel() for message in messages):
             raise NcclRuleError(f"{work.text}: a message without elements; leave it out on both sides")
         work.communicator = self
+        work.queue_on(self._simulation.device)
         self._simulation.pending.append(work)
         self._queue.put((work, everybody, messages))
         return work
@@ -347,13 +372,13 @@ class SimulatedGroup(dist.ProcessGroup):
             communicator.join(peers)
 
 
-def join_world() -> Simulation:
+def join_world(device: Device | None = None) -> Simulation:
     """Put a world with NCCL's rules in the place of the gloo world that this rank has joined."""
     rank, size, store = dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store()
     dist.destroy_process_group()
     patience = timedelta(days=1)
     wire = ProcessGroupGloo(dist.PrefixStore("wire", store), rank, size, patience)
-    simulation = Simulation(wire, dist.PrefixStore("simulation", store), rank)
+    simulation = Simulation(wire, dist.PrefixStore("simulation", store), rank, device)
     dist.Backend.register_backend(BACKEND, simulation.new_group, devices=["cpu", "cuda"])
     dist.init_process_group(
         BACKEND, store=dist.PrefixStore("world", store), rank=rank, world_size=size, timeout=patience

@@ -1,0 +1,407 @@
+"""torch.cuda on the pretend device: streams and events that torch's own sanitizer follows, sites, and what is refused.
+
+Computing happens at once, in the order of the host. What a real device may do otherwise is followed beside it: each
+operator is told to torch's CUDA sanitizer as a read and a write of whole storages on its stream, so that two streams
+that touch one storage without an order are found however they fell out. Rules beyond the sanitizer's own:
+
+- Memory is the caching allocator's: freed, it may serve the stream that allocated it at once. Another stream's use of
+  it must be ordered before that.
+- The host is a stream too, for pinned memory: it waits by events and synchronizations alone.
+- A launch may wait for all that is in flight (`launches_wait`); the allocator may refuse at one place of the product.
+
+Owns what says `cuda`. The rules of NCCL are nccl_rules.py's, the bytes and their book device.cpp's.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.utils._pytree as pytree
+from torch.cuda import _sanitizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+HOST = -1  # the host as a stream
+PRODUCT = f"{os.sep}parallel_runtime{os.sep}"
+ROOM = 4096  # freed blocks taken at once
+
+
+class RaceError(RuntimeError):
+    """Two streams use the same memory, and nothing orders them."""
+
+
+@dataclass
+class Pretence:
+    """The state of this process's device."""
+
+    lib: ctypes.CDLL
+    capability: tuple[int, int] = (8, 6)
+    handler: _sanitizer.EventHandler = field(default_factory=_sanitizer.EventHandler)
+    numbers: itertools.count = field(default_factory=lambda: itertools.count(1))
+    streams: list["Stream"] = field(default_factory=list)
+    owners: dict[int, int] = field(default_factory=dict)  # by storage, the stream it was allocated on
+    pinned: set[int] = field(default_factory=set)  # storages of the host that a device may use
+    sites: dict[str, int] = field(default_factory=dict)
+    refuse: str = ""
+    cold: object = None  # waits for all that is in flight
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def launched(self, name: str, stream: int, reads: set[int], writes: set[int]) -> None:
+        """An operator on a stream, or the host's own; raises `RaceError` when another stream is in its way."""
+        with self.lock:
+            if stream != HOST:  # what the host did before, a launch comes after
+                self.handler._handle_event_record(HOST, HOST)
+                self.handler._handle_event_wait(HOST, stream)
+            aliases = defaultdict(lambda: [name])
+            found = self.handler._handle_kernel_launch(stream, reads - writes, writes, set(), name, aliases)
+        if found:
+            raise RaceError(f"{name} on stream {stream}: {str(found[0])[:1500]}")
+
+    def collect_freed(self) -> None:
+        """Take in what was freed: every use on another stream must be ordered before its own stream's present."""
+        room = (ctypes.c_void_p * ROOM)()
+        for pointer in room[: self.lib.pretend_take_freed(room, ROOM)]:
+            info = self.handler.tensors_accessed.accesses.pop(pointer, None)
+            owner = self.owners.pop(pointer, None)
+            for access in [] if info is None or owner is None else (*info.reads, info.write):
+                if access is None or access.stream == owner:
+                    continue
+                if not self.handler.syncs.is_ordered_after(owner, access.seq_num, access.stream):
+                    raise RaceError(
+                        f"memory of stream {owner} was freed while {access.operator} of stream {access.stream} uses it"
+                    )
+
+
+class Stream:
+    """As `torch.cuda.Stream`."""
+
+    def __init__(self, device=None, priority=0, **_):
+        self.id = next(PRETENCE.numbers)
+        self.device = torch.device("cuda", device_index(device))
+        PRETENCE.handler._handle_stream_creation(self.id)
+
+    @property
+    def cuda_stream(self):
+        return self.id
+
+    def wait_stream(self, other):
+        event = Event()
+        event.record(other)
+        self.wait_event(event)
+
+    def wait_event(self, event):
+        PRETENCE.handler._handle_event_wait(event.id, self.id)
+
+    def record_event(self, event=None):
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self):
+        PRETENCE.handler._handle_stream_synchronization(self.id)
+
+    def query(self):
+        return True
+
+
+class Event:
+    """As `torch.cuda.Event`. Its first query says that the device is not there yet."""
+
+    def __init__(self, enable_timing=False, **_):
+        self.id, self._at_s, self._timed, self._asked = next(PRETENCE.numbers), None, enable_timing, False
+        PRETENCE.handler._handle_event_creation(self.id)
+
+    def record(self, stream=None):
+        self._at_s = time.perf_counter()
+        PRETENCE.handler._handle_event_record(self.id, (stream or current_stream()).id)
+
+    def wait(self, stream=None):
+        (stream or current_stream()).wait_event(self)
+
+    def synchronize(self):
+        PRETENCE.handler._handle_event_synchronization(self.id)
+
+    def query(self):
+        if not self._asked:
+            self._asked = True
+            return False
+        self.synchronize()
+        return True
+
+    def elapsed_time(self, other):
+        if self._at_s is None or other._at_s is None or not (self._timed and other._timed):
+            raise RuntimeError("both events must be recorded, and made with enable_timing")
+        return max(1e-6, (other._at_s - self._at_s) * 1e3)
+
+
+def device_index(device):
+    """The number of a device, the present one for None."""
+    if device is None:
+        return PRETENCE.lib.pretend_device()
+    index = device if isinstance(device, int) else torch.device(device).index
+    return PRETENCE.lib.pretend_device() if index is None else index
+
+
+def current_stream(device=None):
+    return PRETENCE.streams[-1]
+
+
+@contextlib.contextmanager
+def on_stream(stream):
+    PRETENCE.streams.append(stream)
+    try:
+        yield
+    finally:
+        PRETENCE.streams.pop()
+
+
+class Runtime:
+    """As `torch.cuda.cudart()`: memory of the host that the device may read."""
+
+    def cudaHostRegister(self, pointer, num_bytes, flags):  # noqa: N802  CUDA's name
+        PRETENCE.pinned.add(pointer)
+        return 0
+
+    def cudaHostUnregister(self, pointer):  # noqa: N802
+        PRETENCE.pinned.discard(pointer)
+        return 0
+
+
+class Watch(TorchDispatchMode):
+    """Tells the sanitizer of every operator on device memory and of the host's own use of pinned memory."""
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # or torch imports its compiler, 2 s a rank
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        pinned = kwargs.pop("pin_memory", False) if func._schema.name.startswith("aten::empty") else False
+        PRETENCE.collect_freed()
+        is_view = any(out.alias_info is not None and not out.alias_info.is_write for out in func._schema.returns)
+        allocates = "empty" in func._schema.name
+        if PRETENCE.cold is not None and not is_view and not allocates:
+            PRETENCE.cold()
+        site = product_site(func)
+        PRETENCE.lib.pretend_refuse_next(site == PRETENCE.refuse)
+        before = PRETENCE.lib.pretend_count()
+        out = func(*args, **kwargs)
+        PRETENCE.lib.pretend_refuse_next(False)
+        if PRETENCE.lib.pretend_count() > before:
+            PRETENCE.sites[site] = PRETENCE.sites.get(site, 0) + 1
+        if pinned:
+            PRETENCE.pinned.add(storage_of(out))
+        if not is_view:
+            self._tell(func, args, kwargs, out, allocates=allocates)
+        return out
+
+    def _tell(self, func, args, kwargs, out, *, allocates):
+        parameters = func._schema.arguments
+        given = [*zip(parameters, args, strict=False), *((p, kwargs[p.name]) for p in parameters if p.name in kwargs)]
+        reads, writes, on_device = set(), set(), False
+        for parameter, value in given:
+            for tensor in tensors_in(value):
+                on_device |= tensor.is_cuda
+                written = parameter.alias_info is not None and parameter.alias_info.is_write
+                (writes if written else reads).add(storage_of(tensor))
+        for tensor in tensors_in(out):
+            on_device |= tensor.is_cuda
+            storage = storage_of(tensor)
+            if tensor.is_cuda and storage not in reads | writes:
+                PRETENCE.handler.tensors_accessed.accesses.pop(storage, None)
+                PRETENCE.owners[storage] = current_stream().id
+                if not allocates:
+                    writes.add(storage)
+        host = {s for s in reads | writes if s not in PRETENCE.owners}
+        followed = PRETENCE.owners.keys() | PRETENCE.pinned
+        reads, writes = reads & followed, writes & followed
+        name = func._schema.name
+        if on_device and host - PRETENCE.pinned:  # pageable memory: the host waits for the copy
+            PRETENCE.launched(name, current_stream().id, reads, writes)
+            current_stream().synchronize()
+        elif on_device:
+            asynchronous = not host or kwargs.get("non_blocking", len(args) > 2 and args[2])
+            PRETENCE.launched(name, current_stream().id, reads, writes)
+            if not asynchronous or name == "aten::_local_scalar_dense":
+                current_stream().synchronize()
+        elif (reads | writes) & PRETENCE.pinned:
+            PRETENCE.launched(name, HOST, reads, writes)
+
+
+def tensors_in(value):
+    """The tensors with elements in an argument."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.numel()]
+
+
+def storage_of(tensor):
+    """Where a tensor's storage begins."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def product_site(func):
+    """The place of the product that called an operator: file, function, line and operator."""
+    frame = sys._getframe(2)
+    while frame is not None and PRODUCT not in frame.f_code.co_filename:
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}:{frame.f_lineno} {func._schema.name}"
+
+
+def plain_attention(q, k, v, bias=None):
+    """Softmax attention and its log-sum-exp in fp32; out in flash attention's layout."""
+    scores = q.float() @ k.float().transpose(-1, -2) / q.shape[-1] ** 0.5
+    if bias is not None:
+        scores = scores + bias.float()
+    out = (scores.softmax(-1) @ v.float()).to(q.dtype)
+    return out.transpose(1, 2).contiguous().transpose(1, 2), scores.logsumexp(-1)
+
+
+def refuse_unfit(name, tensors):
+    """What each fused CUDA kernel demands."""
+    for tensor in tensors:
+        if tensor.stride(-1) != 1:
+            raise RuntimeError(f"{name}: the last dim must be contiguous")
+        if tensor.shape[-1] % 8 or not tensor.numel():
+            raise RuntimeError(f"{name}: shape {tuple(tensor.shape)}; a head size that 8 divides, and no empty input")
+
+
+def flash(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+    if PRETENCE.capability < (8, 0):
+        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    refuse_unfit("flash", (q, k, v))
+    out, lse = plain_attention(q, k, v)
+    nothing = torch.empty(0, device=q.device)
+    return out, lse, None, None, q.shape[2], k.shape[2], nothing, nothing, nothing
+
+
+def efficient(q, k, v, bias, compute_lse, dropout_p=0.0, is_causal=False, *, scale=None):
+    if q.dtype == torch.bfloat16 and PRETENCE.capability < (8, 0):
+        raise RuntimeError("Expected query dtype fp16 or fp32; bf16 is only supported on sm80 or newer")
+    refuse_unfit("efficient", (q, k, v))
+    if bias is not None:
+        aligned = 16 // bias.element_size()
+        if bias.dtype != q.dtype or bias.shape != (*q.shape[:3], k.shape[2]):
+            raise RuntimeError(f"invalid bias: {bias.dtype} {tuple(bias.shape)}")
+        if bias.stride(-1) != 1 or any(stride % aligned for stride in bias.stride()[:-1]) or bias.data_ptr() % 16:
+            raise RuntimeError("attn_bias is not correctly aligned")
+    out, lse = plain_attention(q, k, v, bias)
+    padded = lse.new_full((*lse.shape[:2], -(-lse.shape[2] // 32) * 32), float("nan"))
+    padded[..., : lse.shape[2]] = lse
+    nothing = torch.empty(0, device=q.device)
+    return out, padded, nothing, nothing
+
+
+def take_settings():
+    """How the next request is run: `pretend.json` in a folder of the path, written anew by whoever asks."""
+    folders = [Path(folder) / "pretend.json" for folder in sys.path]
+    told = json.loads(next(path for path in folders if path.exists()).read_text(encoding="utf-8"))
+    PRETENCE.capability = tuple(told.get("capability", (8, 6)))
+    PRETENCE.refuse = told.get("refuse", "")
+    PRETENCE.lib.pretend_set_capacity(told.get("capacity", 24 << 30))
+    return told
+
+
+def install():
+    """Put the pretend device into torch. Once a process, before anything asks for a device."""
+    torch.ops.load_library(str(library_path()))
+    cuda = torch.cuda
+    PRETENCE.handler._handle_event_creation(HOST)
+    PRETENCE.handler._handle_stream_creation(HOST)
+    PRETENCE.streams.append(Stream(0))
+    cuda._lazy_init = lambda: None
+    cuda.is_available = cuda.is_initialized = lambda: True
+    cuda.device_count = lambda: 8
+    cuda.set_device = lambda device: PRETENCE.lib.pretend_set_device(device_index(device))
+    cuda.current_device = PRETENCE.lib.pretend_device
+    cuda.synchronize = lambda device=None: PRETENCE.handler._handle_device_synchronization()
+    cuda.empty_cache = PRETENCE.lib.pretend_empty_cache
+    cuda.memory_allocated = lambda device=None: PRETENCE.lib.pretend_allocated(device_index(device))
+    cuda.memory_reserved = lambda device=None: PRETENCE.lib.pretend_reserved(device_index(device))
+    cuda.mem_get_info = lambda device=None: (
+        PRETENCE.lib.pretend_capacity() - PRETENCE.lib.pretend_reserved(device_index(device)),
+        PRETENCE.lib.pretend_capacity(),
+    )
+    cuda.get_device_name = lambda device=None: "pretend"
+    cuda.get_device_capability = lambda device=None: PRETENCE.capability
+    cuda.cudart = Runtime
+    cuda.Stream, cuda.Event, cuda.current_stream, cuda.stream = Stream, Event, current_stream, on_stream
+    kernels = torch.library.Library("aten", "IMPL")
+    kernels.impl("_scaled_dot_product_flash_attention", flash, "CUDA")
+    kernels.impl("_scaled_dot_product_efficient_attention", efficient, "CUDA")
+    PRETENCE.streams[0].kernels = kernels  # held, or they are taken back
+    dispatched = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(q, k, v, attn_mask=None, **options):
+        if not q.is_cuda:
+            return dispatched(q, k, v, attn_mask=attn_mask, **options)
+        return plain_attention(q, k, v, attn_mask)[0]
+
+    torch.nn.functional.scaled_dot_product_attention = attention
+    join_with_nccl_rules()
+    Watch().__enter__()
+
+
+def join_with_nccl_rules():
+    """Have `init_process_group("nccl")` join the simulated NCCL."""
+    import torch.distributed as dist
+    from nccl_rules import join_world
+
+    real = dist.init_process_group
+
+    def init_process_group(backend, *, device_id=None, **options):
+        if backend != "nccl":
+            return real(backend, **options)
+        dist.init_process_group = real
+        real("gloo", **options)
+        PRETENCE.simulation = join_world(device=Communication())
+        return None
+
+    dist.init_process_group = init_process_group
+
+
+class Communication:
+    """A communicator's kernels on a stream of its own: after what was queued, and before what waits for them."""
+
+    def __init__(self):
+        self._streams = defaultdict(Stream)
+
+    def issue(self, text, communicator, sources, targets):
+        """The event of the operation's end."""
+        stream = self._streams[id(communicator)]
+        stream.wait_stream(current_stream())
+        reads, writes = ({storage_of(t) for t in run if t.is_cuda and t.numel()} for run in (sources, targets))
+        PRETENCE.launched(text, stream.id, reads, writes)
+        return stream.record_event()
+
+    def wait(self, end):
+        """The current stream waits for it."""
+        end.wait()
+
+
+def library_path():
+    from pretend_cuda.library import library
+
+    return library()
+
+
+def _pretence():
+    lib = ctypes.CDLL(str(library_path()))
+    for name in ("allocated", "reserved", "capacity", "count", "take_freed"):
+        getattr(lib, f"pretend_{name}").restype = ctypes.c_int64
+    lib.pretend_set_capacity.argtypes = [ctypes.c_int64]
+    lib.pretend_take_freed.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    return Pretence(lib)
+
+
+PRETENCE = _pretence()

@@ -1,0 +1,30 @@
+"""The real engine on a pretend device. A rank finds this module through `python_path`.
+
+Every request takes its settings anew, reports its allocation sites and what is left allocated, and must leave nothing
+in flight.
+"""
+
+import torch
+import torch.distributed as dist
+from nccl_rules import Settings
+from pretend_cuda.device import PRETENCE, take_settings
+
+from parallel_runtime.rank.engine import Engine
+
+
+class PretendEngine(Engine):
+    """As the real one."""
+
+    def handle(self, message, **told):
+        settings = take_settings()
+        simulation = getattr(PRETENCE, "simulation", None)
+        if simulation is not None:
+            simulation.begin(Settings(**settings.get("nccl", {})))
+            PRETENCE.cold = simulation.idle if settings.get("launches_wait") else None
+        PRETENCE.sites.clear()
+        reply = super().handle(message, **told)
+        if simulation is not None:
+            simulation.end()
+        PRETENCE.collect_freed()
+        held = torch.cuda.memory_allocated(self.device)
+        return reply | {"sites": dict(PRETENCE.sites), "held_bytes": held, "backend": dist.get_backend()}

@@ -1,0 +1,28 @@
+"""Pools whose ranks have pretend devices."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from parallel_runtime.devices import Device
+from parallel_runtime.pool.pool import Pool
+
+GPU = Path(__file__).resolve().parents[1]
+ENGINE = "pretend_cuda.engine:PretendEngine"
+
+
+class PretendPool(Pool):
+    """A pool on `cuda:0` and so on, or with `shared` all ranks on `cuda:0`. `folder` is its own, for its settings."""
+
+    def __init__(self, ranks: int, folder: Path, *, shared: bool = False) -> None:
+        self._told = folder / "pretend.json"
+        self.tell({})
+        path = tuple(str(place) for place in (GPU / "pretend_cuda" / "site", GPU, folder))
+        devices = tuple(Device("cuda", 0 if shared else index) for index in range(ranks))
+        super().__init__(devices, threads_per_rank=1, engine=ENGINE, python_path=path, deadline_s=60.0)
+
+    def tell(self, settings: Mapping[str, object]) -> None:
+        """How requests are run from now on."""
+        written = self._told.with_suffix(".new")
+        written.write_text(json.dumps(settings), encoding="utf-8")
+        written.replace(self._told)

@@ -191,7 +191,7 @@ class Watch(TorchDispatchMode):
         if PRETENCE.cold is not None and not is_view and not allocates:
             PRETENCE.cold()
         site = product_site(func)
-        PRETENCE.lib.pretend_refuse_next(site == PRETENCE.refuse)
+        PRETENCE.lib.pretend_refuse_next(bool(site) and site == PRETENCE.refuse)
         before = PRETENCE.lib.pretend_count()
         out = func(*args, **kwargs)
         PRETENCE.lib.pretend_refuse_next(False)
@@ -302,12 +302,17 @@ def efficient(q, k, v, bias, compute_lse, dropout_p=0.0, is_causal=False, *, sca
     return out, padded, nothing, nothing
 
 
-def take_settings():
-    """How the next request is run: `pretend.json` in a folder of the path, written anew by whoever asks."""
-    folders = [Path(folder) / "pretend.json" for folder in sys.path]
-    told = json.loads(next(path for path in folders if path.exists()).read_text(encoding="utf-8"))
+def settings_file():
+    """`pretend.json` in a folder of the path, written anew by whoever asks."""
+    return next(path for folder in sys.path if (path := Path(folder) / "pretend.json").exists())
+
+
+def take_settings(op):
+    """How the next request is run, which is an `op`."""
+    told = json.loads(settings_file().read_text(encoding="utf-8"))
     PRETENCE.capability = tuple(told.get("capability", (8, 6)))
-    PRETENCE.refuse = told.get("refuse", "")
+    asked, _, site = told.get("refuse", "").partition(" ")
+    PRETENCE.refuse = site if asked == op else ""
     PRETENCE.lib.pretend_set_capacity(told.get("capacity", 24 << 30))
     return told
 
@@ -335,6 +340,7 @@ def install():
     cuda.get_device_name = lambda device=None: "pretend"
     cuda.get_device_capability = lambda device=None: PRETENCE.capability
     cuda.cudart = Runtime
+    cuda.default_stream = lambda device=None: PRETENCE.streams[0]
     cuda.Stream, cuda.Event, cuda.current_stream, cuda.stream = Stream, Event, current_stream, on_stream
     kernels = torch.library.Library("aten", "IMPL")
     kernels.impl("_scaled_dot_product_flash_attention", flash, "CUDA")
@@ -377,7 +383,10 @@ class Communication:
         self._streams = defaultdict(Stream)
 
     def issue(self, text, communicator, sources, targets):
-        """The event of the operation's end."""
+        """The event of the operation's end. Raises `RuntimeError` for a tensor on another device than the rank's."""
+        for tensor in (*sources, *targets):
+            if tensor.get_device() != PRETENCE.lib.pretend_device():
+                raise RuntimeError(f"{text}: a tensor on {tensor.device} of rank on cuda:{device_index(None)}")
         stream = self._streams[id(communicator)]
         stream.wait_stream(current_stream())
         reads, writes = ({storage_of(t) for t in run if t.is_cuda and t.numel()} for run in (sources, targets))

@@ -7,16 +7,17 @@ in flight.
 import torch
 import torch.distributed as dist
 from nccl_rules import Settings
-from pretend_cuda.device import PRETENCE, take_settings
+from pretend_cuda.device import PRETENCE, settings_file, take_settings
 
 from parallel_runtime.rank.engine import Engine
+from parallel_runtime.wire.protocol import Op
 
 
 class PretendEngine(Engine):
     """As the real one."""
 
     def handle(self, message, **told):
-        settings = take_settings()
+        settings = take_settings(message.op.name)
         simulation = getattr(PRETENCE, "simulation", None)
         if simulation is not None:
             simulation.begin(Settings(**settings.get("nccl", {})))
@@ -27,4 +28,13 @@ class PretendEngine(Engine):
             simulation.end()
         PRETENCE.collect_freed()
         held = torch.cuda.memory_allocated(self.device)
-        return reply | {"sites": dict(PRETENCE.sites), "held_bytes": held, "backend": dist.get_backend()}
+        if settings.get("record"):
+            note_sites(message.op)
+        return reply | {"held_bytes": held, "backend": dist.get_backend()}
+
+
+def note_sites(op: Op) -> None:
+    """Write down where this request allocated, beside the settings."""
+    lines = "".join(f"{op.name} {site}\n" for site in PRETENCE.sites)
+    with settings_file().with_name("sites.txt").open("a", encoding="utf-8") as notes:
+        notes.write(lines)

@@ -22,6 +22,6 @@ def library() -> Path:
         places = [f"-I{folder}" for folder in include_paths()] + [f"-L{folder}" for folder in library_paths()]
         abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
         flags = ["-O1", "-shared", "-fPIC", "-std=c++20", abi, *places, "-ltorch", "-ltorch_cpu", "-lc10"]
-        subprocess.run(["g++", str(SOURCE), "-o", str(made), *flags], check=True)
+        subprocess.run(["/usr/bin/env", "g++", str(SOURCE), "-o", str(made), *flags], check=True)
         made.rename(path)
     return path

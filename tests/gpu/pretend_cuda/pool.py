@@ -19,7 +19,14 @@ class PretendPool(Pool):
         self.tell({})
         path = tuple(str(place) for place in (GPU / "pretend_cuda" / "site", GPU, folder))
         devices = tuple(Device("cuda", 0 if shared else index) for index in range(ranks))
+        self._sites = folder / "sites.txt"
         super().__init__(devices, threads_per_rank=1, engine=ENGINE, python_path=path, deadline_s=60.0)
+
+    def sites(self) -> list[str]:
+        """Where the product allocated since `record` was told, first come first; they are forgotten."""
+        found = list(dict.fromkeys(self._sites.read_text(encoding="utf-8").splitlines()))
+        self._sites.unlink()
+        return found
 
     def tell(self, settings: Mapping[str, object]) -> None:
         """How requests are run from now on."""

@@ -1,0 +1,140 @@
+"""`python -m gpu.pretend_cuda`: every kind of plan on pretend devices, memory that is refused, and mistakes.
+
+The last line counts all three, and the exit status is 0, when all is well. `--only` runs one part: cases, refusals or
+mutants.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu.cases import RUNS, is_plan, pairs
+from gpu.pretend_cuda.mutants import MUTANTS, Scratch
+from gpu.pretend_cuda.pool import PretendPool
+from gpu.pretend_cuda.trial import Trial, write_model, wrong
+
+CHOICES = {
+    "plan": (
+        *("ulysses=1", "ulysses=2", "ulysses=3", "ring=2", "ring=3", "ulysses=2,ring=2", "cfg=2,ulysses=2"),
+        *("data=2,cfg=2", "pipefusion=2", "pipefusion=3,patches=4", "pipefusion=2,ring=2", "pipefusion=2,ulysses=2"),
+    ),
+    "weights": ("replicated", "sharded", "offloaded"),
+    "capability": ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0)),
+    "dtype": ("float32", "bfloat16", "float16"),
+    "run": tuple(RUNS),
+    "in_workers": (True, False),
+    "gathers": (False, True),
+    "lazy": (False, True),
+    "launches_wait": (False, True),
+}
+SHARING = tuple(Trial(plan=plan, shared=True) for plan in ("ulysses=2", "ring=2", "cfg=2", "pipefusion=2"))
+# What is run to find where memory is allocated, and again with each place refused.
+ALLOCATING = (
+    *(Trial(plan="ulysses=2"), Trial(plan="ring=2", run="two sides of unequal texts, two images")),
+    *(Trial(plan="cfg=2", weights="sharded", run="a mask, references, an odd length"), Trial(plan="pipefusion=2")),
+    *(Trial(plan="ulysses=2", weights="offloaded", gathers=True), Trial(plan="pipefusion=2", in_workers=False)),
+)
+LEAST_SITES = 60
+
+
+def cases(folder: Path, model: str) -> tuple[int, list[str]]:
+    """Run all of them; how many they are, and what is wrong."""
+    found = []
+    trials = [Trial(**row) for row in pairs(CHOICES, allowed=is_plan)]
+    for ranks, shared, run in ((4, False, trials), (2, True, SHARING)):
+        with PretendPool(ranks, folder, shared=shared) as pool:
+            for trial in run:
+                began = time.monotonic()
+                said = wrong(pool, model, trial)
+                forgive(pool)
+                say(f"{said or 'right'}, {time.monotonic() - began:.1f} s: {trial}")
+                found += [said] if said else []
+    return len(trials) + len(SHARING), found
+
+
+def refusals(folder: Path, model: str) -> tuple[int, list[str]]:
+    """Refuse memory at each place of the product that allocates: one clear error, and the next prompt works."""
+    found, known = [], {}
+    with PretendPool(2, folder) as pool:
+        for trial in ALLOCATING:
+            pool.close()  # loading allocates too
+            said = wrong(pool, model, trial, record=True)
+            found += [f"{trial}: {said}"] if said else []
+            for site in pool.sites():
+                known.setdefault(site, trial)
+        for site, trial in sorted(known.items(), key=lambda item: ALLOCATING.index(item[1])):
+            if not site.startswith(("STEP ", "RUN ")):
+                pool.close()  # what is asked once a start is asked again
+            found += broken(pool, model, trial, site)
+    if len(known) < LEAST_SITES:
+        found.append(f"only {len(known)} places allocate; at least {LEAST_SITES} are known to")
+    return len(known), found
+
+
+def broken(pool: PretendPool, model: str, trial: Trial, site: str) -> Iterator[str]:
+    """What is wrong when memory is refused at one place."""
+    said = wrong(pool, model, trial, refuse=site)
+    if "out of memory" not in said.lower() or "rank " not in said or ";" not in said:
+        yield f"{site}: said {said or 'nothing, and went on'}"
+    if said and (pool.state != "failed" or pool.status()["pids"]):
+        yield f"{site}: left {pool.state} with {pool.status()['pids']}"
+    forgive(pool)
+    after = wrong(pool, model, trial)
+    if after:
+        yield f"{site}: the next prompt {after}"
+    say(f"{said.partition(';')[0][:110]}: {site}")
+
+
+def mutants(folder: Path, _: str) -> tuple[int, list[str]]:
+    """Try them all; how many they are, and which survive."""
+    scratch, found = Scratch(folder / "copy"), []
+    for mutant in MUTANTS:
+        began = time.monotonic()
+        said = scratch.found(mutant)
+        say(f"{'caught' if said else 'SURVIVED'}, {time.monotonic() - began:.0f} s, {mutant.name}: {said[:160]}")
+        found += [] if said else [mutant.name]
+    return len(MUTANTS), found
+
+
+def forgive(pool: PretendPool) -> None:
+    """Three failures in a minute are too many for a pool, not for this."""
+    pool._failures._times.clear()
+
+
+def say(text: str) -> None:
+    """One line, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+PARTS = {
+    "cases": (cases, "{} cases, {} wrong"),
+    "refusals": (refusals, "{} allocation sites refused, {} wrong"),
+    "mutants": (mutants, "{} mutants, {} survived"),
+}
+
+
+def main() -> int:
+    """Run what the command line chooses; the exit status."""
+    parser = argparse.ArgumentParser(prog="gpu.pretend_cuda", description=__doc__)
+    parser.add_argument("--only", choices=PARTS)
+    only = parser.parse_args().only
+    results, wrongs, began = [], [], time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pretend-cuda-") as name:
+        model = write_model(Path(name))
+        for part, (run, words) in PARTS.items():
+            if only in (None, part):
+                count, found = run(Path(name), model)
+                results.append(words.format(count, len(found)))
+                wrongs += found
+    for text in wrongs:
+        say(f"wrong: {text}")
+    say(f"{'; '.join(results)}; {time.monotonic() - began:.0f} s")
+    return 1 if wrongs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""Plausible mistakes in what only a GPU runs, each with the trial that must find it.
+
+As `mutants/` in spirit: `old` stands exactly once in the product's file and becomes `new`. Tried in a scratch copy.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu.pretend_cuda.trial import Trial, as_json
+
+ROOT = Path(__file__).resolve().parents[3]
+COPIED = ("parallel_runtime", "tests")
+LIMIT_S = 200.0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """name: what is wrong now. file: the product's only file of that name."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    trial: Trial
+
+
+@dataclass
+class Scratch:
+    """A copy of the product that may be spoilt."""
+
+    folder: Path
+    files: dict[str, Path] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in COPIED:
+            shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (self.folder / "build").symlink_to(ROOT / "build")
+        for path in (self.folder / "parallel_runtime").rglob("*.py"):
+            self.files[path.name] = path
+
+    def found(self, mutant: Mutant) -> str:
+        """What the trial says of the mutant; nothing when it survives. Raises `ValueError` for a text not found once."""
+        path = self.files[mutant.file]
+        text = path.read_text(encoding="utf-8")
+        if text.count(mutant.old) != 1:
+            raise ValueError(f"{mutant.name}: its old text stands {text.count(mutant.old)} times in {mutant.file}")
+        path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        try:
+            run = subprocess.run(
+                [sys.executable, "-B", "-m", "gpu.pretend_cuda.trial", as_json(mutant.trial)],
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": f"{self.folder}:{self.folder / 'tests'}"},
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+            )
+        finally:
+            path.write_text(text, encoding="utf-8")
+        if run.returncode not in (0, 1) or (run.returncode == 1 and not run.stdout.strip()):
+            raise ValueError(f"{mutant.name}: the trial itself failed\n{run.stderr[-2000:]}")
+        return run.stdout.strip()
+
+
+OFFLOADED = Trial(plan="ulysses=1", weights="offloaded")
+SHARDED = Trial(plan="ulysses=2", weights="sharded")
+ULYSSES, RING = Trial(plan="ulysses=2"), Trial(plan="ring=2")
+STAGES = Trial(plan="pipefusion=2")
+SHARED = Trial(plan="ulysses=2", shared=True)
+
+MUTANTS = (
+    Mutant(
+        "computing does not wait for the copies of weights",
+        "unit_feed.py",
+        "            torch.cuda.current_stream(self.device).wait_stream(self._stream)",
+        "            pass",
+        OFFLOADED,
+    ),
+    Mutant(
+        "copies of weights do not wait for computing",
+        "unit_feed.py",
+        "        self._stream.wait_stream(torch.cuda.current_stream(self.device))\n",
+        "",
+        OFFLOADED,
+    ),
+    Mutant(
+        "one buffer of weights: filled while it is computed with",
+        "unit_feed.py",
+        "self._buffers[position % 2]",
+        "self._buffers[0]",
+        OFFLOADED,
+    ),
+    Mutant(
+        "a gather of weights is not waited for",
+        "unit_feed.py",
+        "            gather.wait()",
+        "            pass",
+        SHARDED,
+    ),
+    Mutant(
+        "buffers of weights on the first device",
+        "unit_feed.py",
+        "torch.empty(shard_bytes * size, dtype=torch.uint8, device=self.device)",
+        'torch.empty(shard_bytes * size, dtype=torch.uint8, device="cuda:0")',
+        SHARDED,
+    ),
+    Mutant(
+        "a preview's copy does not wait for the step",
+        "host_copies.py",
+        "        self._stream.wait_stream(torch.cuda.current_stream(self._device))\n",
+        "",
+        ULYSSES,
+    ),
+    Mutant(
+        "a preview is read before it has arrived",
+        "host_copies.py",
+        "if isinstance(first, _Pending) and not first.arrival.query():",
+        "if False:",
+        ULYSSES,
+    ),
+    Mutant(
+        "the last previews are not waited for",
+        "host_copies.py",
+        "                first.arrival.synchronize()",
+        "                pass",
+        ULYSSES,
+    ),
+    Mutant(
+        "a preview's event is recorded on the stream that computes",
+        "host_copies.py",
+        "            arrival.record(self._stream)",
+        "            arrival.record(torch.cuda.default_stream(self._device))",
+        ULYSSES,
+    ),
+    Mutant(
+        "an exchange of heads is not waited for",
+        "collectives.py",
+        "            self.work.wait()\n",
+        "",
+        ULYSSES,
+    ),
+    Mutant(
+        "a hop around the ring is not waited for",
+        "sequence.py",
+        "                shift.wait()",
+        "                pass",
+        RING,
+    ),
+    Mutant(
+        "a gather's second half is not waited for",
+        "collectives.py",
+        "                work.wait()  # once: gloo would take a second wait for a second message",
+        "                pass",
+        SHARDED,
+    ),
+    Mutant(
+        "the way back of heads is not contiguous",
+        "sequence.py",
+        "send = out.wait().transpose(0, 1).contiguous()",
+        "send = out.wait().transpose(0, 1)",
+        ULYSSES,
+    ),
+    Mutant(
+        "keys on the way around the ring are not contiguous",
+        "sequence.py",
+        "held = torch.stack((k, v)).contiguous()",
+        "held = torch.stack((k, v), -1).movedim(-1, 0)",
+        RING,
+    ),
+    Mutant(
+        "keys are written to while they travel",
+        "sequence.py",
+        "                under_way = self._start_hop(held, hop, lengths=lengths)",
+        "                under_way = self._start_hop(held, hop, lengths=lengths); held.mul_(1.5)",
+        Trial(plan="ring=3"),
+    ),
+    Mutant(
+        "a hop of a patch's keys is not waited for",
+        "displaced.py",
+        "                    under_way.wait()\n",
+        "",
+        Trial(plan="pipefusion=2,ring=2"),
+    ),
+    Mutant(
+        "what a stage receives is not waited for",
+        "links.py",
+        "            with self._link.traffic.waiting():\n                work.wait()\n        return tensor",
+        "            pass\n        return tensor",
+        STAGES,
+    ),
+    Mutant(
+        "what a stage sends is left in flight",
+        "links.py",
+        "        while self._in_flight:\n            self._finish_oldest()",
+        "        pass",
+        STAGES,
+    ),
+    Mutant(
+        "a stage receives before its own work is queued",
+        "links.py",
+        "self._next.after <= self._worked_on and",
+        "True and",
+        Trial(plan="pipefusion=2", launches_wait=True),
+    ),
+    Mutant(
+        "a stage receives on the first device",
+        "links.py",
+        'device = torch.device("cpu") if self._link.staged else self._device',
+        'device = torch.device("cpu") if self._link.staged else torch.device("cuda", 0)',
+        STAGES,
+    ),
+    Mutant(
+        "flash attention before Ampere",
+        "kernels.py",
+        "dtype in HALVES and capability >= AMPERE and",
+        "dtype in HALVES and",
+        Trial(plan="ring=2", dtype="float16", capability=(7, 5)),
+    ),
+    Mutant(
+        "bf16 in the memory-efficient kernel before Ampere",
+        "kernels.py",
+        "emulated = dtype == torch.bfloat16 and capability < AMPERE",
+        "emulated = False",
+        Trial(plan="ring=2", dtype="bfloat16", capability=(7, 5)),
+    ),
+    Mutant(
+        "the memory-efficient kernel's padding is taken for a log-sum-exp",
+        "kernels.py",
+        "return out, lse[:, :, : q.shape[2]]",
+        "return out, lse",
+        RING,
+    ),
+    Mutant(
+        "inputs on the first device",
+        "latent.py",
+        ".to(self._timer.device)",
+        '.to("cuda:0")',
+        ULYSSES,
+    ),
+    Mutant(
+        "ranks that share a device exchange its memory",
+        "mesh.py",
+        'dist.get_backend() == "gloo" and device.type != "cpu"',
+        "False",
+        SHARED,
+    ),
+    Mutant(
+        "what came through the host stays there",
+        "collectives.py",
+        "return self.received.to(self.device)",
+        "return self.received",
+        SHARED,
+    ),
+    Mutant(
+        "what a ring received through the host is not copied to the device",
+        "collectives.py",
+        "                self.receive.copy_(self.target)",
+        "                pass",
+        Trial(plan="ring=2", shared=True),
+    ),
+)

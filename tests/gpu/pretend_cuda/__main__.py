@@ -40,11 +40,12 @@ ALLOCATING = (
 LEAST_SITES = 60
 
 
-def cases(folder: Path, model: str) -> tuple[int, list[str]]:
+def cases(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
     """Run all of them; how many they are, and what is wrong."""
     found = []
-    trials = [Trial(**row) for row in pairs(CHOICES, allowed=is_plan)]
-    for ranks, shared, run in ((4, False, trials), (2, True, SHARING)):
+    trials = [trial for row in pairs(CHOICES, allowed=is_plan) if match in str(trial := Trial(**row))]
+    sharing = [trial for trial in SHARING if match in str(trial)]
+    for ranks, shared, run in ((4, False, trials), (2, True, sharing)):
         with PretendPool(ranks, folder, shared=shared) as pool:
             for trial in run:
                 began = time.monotonic()
@@ -52,10 +53,10 @@ def cases(folder: Path, model: str) -> tuple[int, list[str]]:
                 forgive(pool)
                 say(f"{said or 'right'}, {time.monotonic() - began:.1f} s: {trial}")
                 found += [said] if said else []
-    return len(trials) + len(SHARING), found
+    return len(trials) + len(sharing), found
 
 
-def refusals(folder: Path, model: str) -> tuple[int, list[str]]:
+def refusals(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
     """Refuse memory at each place of the product that allocates: one clear error, and the next prompt works."""
     found, known = [], {}
     with PretendPool(2, folder) as pool:
@@ -65,13 +66,15 @@ def refusals(folder: Path, model: str) -> tuple[int, list[str]]:
             found += [f"{trial}: {said}"] if said else []
             for site in pool.sites():
                 known.setdefault(site, trial)
-        for site, trial in sorted(known.items(), key=lambda item: ALLOCATING.index(item[1])):
+        say(f"{len(known)} places allocate")
+        chosen = {site: trial for site, trial in known.items() if match in site}
+        for site, trial in sorted(chosen.items(), key=lambda item: ALLOCATING.index(item[1])):
             if not site.startswith(("STEP ", "RUN ")):
                 pool.close()  # what is asked once a start is asked again
             found += broken(pool, model, trial, site)
     if len(known) < LEAST_SITES:
         found.append(f"only {len(known)} places allocate; at least {LEAST_SITES} are known to")
-    return len(known), found
+    return len(chosen), found
 
 
 def broken(pool: PretendPool, model: str, trial: Trial, site: str) -> Iterator[str]:
@@ -88,15 +91,16 @@ def broken(pool: PretendPool, model: str, trial: Trial, site: str) -> Iterator[s
     say(f"{said.partition(';')[0][:110]}: {site}")
 
 
-def mutants(folder: Path, _: str) -> tuple[int, list[str]]:
+def mutants(folder: Path, _: str, match: str) -> tuple[int, list[str]]:
     """Try them all; how many they are, and which survive."""
     scratch, found = Scratch(folder / "copy"), []
-    for mutant in MUTANTS:
+    chosen = [mutant for mutant in MUTANTS if match in mutant.name]
+    for mutant in chosen:
         began = time.monotonic()
         said = scratch.found(mutant)
         say(f"{'caught' if said else 'SURVIVED'}, {time.monotonic() - began:.0f} s, {mutant.name}: {said[:160]}")
         found += [] if said else [mutant.name]
-    return len(MUTANTS), found
+    return len(chosen), found
 
 
 def forgive(pool: PretendPool) -> None:
@@ -121,13 +125,14 @@ def main() -> int:
     """Run what the command line chooses; the exit status."""
     parser = argparse.ArgumentParser(prog="gpu.pretend_cuda", description=__doc__)
     parser.add_argument("--only", choices=PARTS)
-    only = parser.parse_args().only
+    parser.add_argument("--match", default="", metavar="TEXT", help="cases, places and mutants with this in their name")
+    options = parser.parse_args()
     results, wrongs, began = [], [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pretend-cuda-") as name:
         model = write_model(Path(name))
         for part, (run, words) in PARTS.items():
-            if only in (None, part):
-                count, found = run(Path(name), model)
+            if options.only in (None, part):
+                count, found = run(Path(name), model, options.match)
                 results.append(words.format(count, len(found)))
                 wrongs += found
     for text in wrongs:

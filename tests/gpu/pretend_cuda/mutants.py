@@ -43,7 +43,7 @@ class Scratch:
             self.files[path.name] = path
 
     def found(self, mutant: Mutant) -> str:
-        """What the trial says of the mutant; nothing when it survives. Raises `ValueError` for a text not found once."""
+        """What the trial says of the mutant, nothing when it survives. `ValueError` for a text not found once."""
         path = self.files[mutant.file]
         text = path.read_text(encoding="utf-8")
         if text.count(mutant.old) != 1:

@@ -31,11 +31,12 @@ REGISTRY := build/registry
 SHOTS := build/pictures
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
+PRETEND_FLAGS ?=
 
-.PHONY: help venv test parity refusals plans endurance soak recovery fuzz demo lint format types imports peers targets resident modulations pipefusion chromium compiler pictures pack clean
+.PHONY: help venv test parity refusals plans endurance soak recovery fuzz demo pretend-cuda lint format types imports peers targets resident modulations pipefusion chromium compiler pictures pack clean
 
 help:
-	@echo "make venv | test | parity | refusals | plans | endurance | soak | recovery | fuzz | demo | lint | format | types | imports | peers | targets | resident | modulations | pipefusion | chromium | compiler | pictures | pack | clean"
+	@echo "make venv | test | parity | refusals | plans | endurance | soak | recovery | fuzz | demo | pretend-cuda | lint | format | types | imports | peers | targets | resident | modulations | pipefusion | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -77,6 +78,11 @@ recovery: venv
 fuzz: venv
 	$(RUN) -m faults.fuzz $(FUZZ_FLAGS)
 	$(RUN) -O -m faults.fuzz $(FUZZ_FLAGS)
+
+# Every kind of plan on tensors that say cuda:N, with streams watched, memory refused, and mistakes that must be found.
+# Part of it: make pretend-cuda PRETEND_FLAGS="--only mutants --match stage"
+pretend-cuda: venv compiler
+	$(RUN) -m gpu.pretend_cuda $(PRETEND_FLAGS)
 
 demo: venv
 	$(RUN) -m demo.run $(DEMO_FLAGS)

@@ -22,7 +22,7 @@ from host.client import ComfyClient, Event, PromptResult, Workflow
 from host.server import PACK_ROOT, ComfyServer, cuda_available
 from host.tiny_models import TinyModels, write_tiny_models
 
-from .table import print_table, relative_error
+from .table import image_error, print_table
 
 WORKFLOW = PACK_ROOT / "examples" / "flux_parallel.json"
 STOCK = {"ParallelFluxLoader": "UNETLoader", "ParallelFluxSampler": "KSampler", "TimedVAEDecode": "VAEDecode"}
@@ -106,7 +106,7 @@ def wrong(parallel: Run, stock: Run, limit: float) -> str:
         return f"the image is {parallel.image.shape}, stock ComfyUI's {stock.image.shape}"
     if parallel.image.std() < FLAT_LEVELS:
         return f"the image is flat (standard deviation {parallel.image.std():.2f} of 255), so it proves nothing"
-    error = relative_error(parallel.image, stock.image)
+    error = image_error(parallel.image, stock.image)
     if not error <= limit:  # not a number is wrong as well
         return f"the image's relative error against stock ComfyUI's is {error:.3g}; at most {limit:g} is allowed"
     return ""

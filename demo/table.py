@@ -68,9 +68,9 @@ def error_rows(image: np.ndarray, reference: np.ndarray) -> list[Row]:
         return []
     difference = np.abs(image - reference)
     levels = f"max {difference.max():g}, mean {difference.mean():.2g} of 255 levels"
-    return [("image error against stock", f"{relative_error(image, reference):.2g} relative ({levels})", "")]
+    return [("image error against stock", f"{image_error(image, reference):.2g} relative ({levels})", "")]
 
 
-def relative_error(image: np.ndarray, reference: np.ndarray) -> float:
+def image_error(image: np.ndarray, reference: np.ndarray) -> float:
     """Root mean square of the differences over the reference's standard deviation; both (height, width, 3)."""
     return float(np.sqrt(np.square(image - reference).mean()) / reference.std())

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import folder_paths
-import torch
 from comfy_api.latest import io
 
+from ..parallel_runtime.cli.workload import relative_error
 from ..parallel_runtime.plan import ParallelPlan, heads_error
 from ..parallel_runtime.report.interleave import Contender, Run, interleave, table
 from .host.contenders import (
@@ -202,8 +202,3 @@ def read_plans(text: str, default: ParallelPlan) -> list[ParallelPlan]:
     """The plans of the lines, without repeats; `default` when there are none. Raises `ValueError`."""
     plans = [ParallelPlan.parse(line) for line in text.splitlines() if line.strip()]
     return list(dict.fromkeys(plans)) or [default]
-
-
-def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Norm of the difference over the norm of the reference, in fp64."""
-    return float((result.double() - reference.double()).norm() / reference.double().norm())

@@ -15,7 +15,6 @@ from ..compiling import why_not
 from ..devices import Device, DeviceSelection, parse_devices
 from ..plan import ParallelPlan
 from ..strategies.pipefusion import PatchedSequence
-from ..strategies.shard import SequenceShard
 
 PIXELS_PER_LATENT = 8
 LATENTS_PER_TOKEN = 2
@@ -99,23 +98,16 @@ def choose_devices(text: str | None, plan: ParallelPlan) -> DeviceSelection:
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Norm of the difference over the norm of the reference, in fp64. 0 for empty tensors, NaN never passes."""
+    """Norm of the difference over the norm of the reference, in fp64. 0 for empty tensors, NaN never passes.
+
+    Raises `ValueError` for tensors of different shapes.
+    """
+    if result.shape != reference.shape:
+        raise ValueError(f"shapes differ: {tuple(result.shape)} and {tuple(reference.shape)}; compare equal ones")
     if reference.numel() == 0:
         return 0.0
     difference = (result.double() - reference.double()).norm() / reference.double().norm()
     return float(difference)
-
-
-def error_by_rank(
-    result: torch.Tensor, reference: torch.Tensor, *, plan: ParallelPlan, text_tokens: int
-) -> list[float]:
-    """`relative_error` over the rows each sequence rank computed, in rank order."""
-    parts = plan.ring * plan.ulysses
-    errors = []
-    for index in range(parts):
-        rows = SequenceShard(text_tokens, result.shape[1], parts, index).image
-        errors.append(relative_error(result[:, rows], reference[:, rows]))
-    return errors
 
 
 def piece_errors(

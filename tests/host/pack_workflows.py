@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
+from parallel_runtime.cli.workload import relative_error as relative_error  # for those who compare latents
+
 from .client import ComfyClient, PromptResult, Workflow
 
 TOLERANCE = 1e-5  # fp32: the largest relative error the design allows, for any plan
@@ -59,13 +61,6 @@ def saved_latent(client: ComfyClient, result: PromptResult, *, node: str = "save
     return load(client.get_bytes("/view", **{key: item[key] for key in ("filename", "subfolder", "type")}))[
         "latent_tensor"
     ]
-
-
-def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
-    """Norm of the difference over the norm of the reference."""
-    if ours.shape != reference.shape:
-        raise AssertionError(f"shapes differ: {tuple(ours.shape)} and {tuple(reference.shape)}")
-    return float((ours - reference).norm() / reference.norm())
 
 
 def latent_of(client: ComfyClient, graph: Workflow) -> torch.Tensor:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.adapters.flux_config import FluxConfig
+from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.oracle import Oracle
@@ -26,6 +27,18 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     path = tmp_path_factory.mktemp("deep") / "deep.safetensors"
     write_sample(path, sample_config(heads=12, depth=2, depth_single=2))
     return ModelSpec.of(path)
+
+
+@pytest.fixture(scope="session")
+def config(sample: ModelSpec) -> FluxConfig:
+    """The sizes of `sample`."""
+    return FluxConfig.from_header(read_header(sample.path))
+
+
+@pytest.fixture(scope="session")
+def deep_config(deep: ModelSpec) -> FluxConfig:
+    """The sizes of `deep`."""
+    return FluxConfig.from_header(read_header(deep.path))
 
 
 @pytest.fixture(scope="session")

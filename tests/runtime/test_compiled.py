@@ -21,9 +21,10 @@ from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.compiling import FOLDER, cache_folder, why_not
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.patch import PRISTINE, Patch, PatchSet
+from parallel_runtime.patch import PRISTINE, PatchSet
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from runtime.loras import lora
 from runtime.resident_runs import make_run
 
 # fp32 sums in another order; measured at most 5e-7, on 57 blocks as on four
@@ -128,17 +129,6 @@ def both(
         runner.patches = patches
         results.append(runner(tensors))
     return results[0], results[1], runner.ranks
-
-
-def lora(model: ModelSpec, *keys: str, side_branch: bool) -> PatchSet:
-    """A LoRA of some layers."""
-    generator = torch.Generator().manual_seed(3)
-    patches = []
-    for key in keys:
-        rows, columns = read_header(model.path).tensors[key].shape
-        up, down = torch.randn(rows, 4, generator=generator), torch.randn(4, columns, generator=generator)
-        patches.append(Patch(key=key, kind="lora", strength=0.3, values=(up, down * columns**-0.5, 4.0, None)))
-    return PatchSet(f"lora {keys} {side_branch}", tuple(patches), side_branch=side_branch)
 
 
 def test_the_first_step_makes_the_graphs_says_so_and_is_right(first_step: FirstStep) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_runtime.adapters.flux_config import FluxConfig
-from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.oracle import Oracle
 from parallel_runtime.plan import ParallelPlan, heads_error
@@ -43,11 +43,6 @@ REQUESTS = {
     "four rows": [workload(7, 4)],
     "five calls": [workload(1 + 3 * n, 1 + n % 3, width=16 * (1 + n), seed=n) for n in range(5)],
 }
-
-
-@pytest.fixture(scope="module")
-def config(sample: ModelSpec) -> FluxConfig:
-    return FluxConfig.from_header(read_header(sample.path))
 
 
 def as_calls(config: FluxConfig, inputs: Sequence[dict[str, torch.Tensor]], **options: object) -> list[ModelCall]:

@@ -7,7 +7,7 @@ import torch
 
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.adapters.flux_inputs import check_plan
-from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.oracle import Oracle
@@ -44,12 +44,6 @@ PLANS = (
 )
 
 
-@pytest.fixture(scope="module")
-def config(deep: ModelSpec) -> FluxConfig:
-    """Its sizes."""
-    return FluxConfig.from_header(read_header(deep.path))
-
-
 def sample(
     pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: ResidentRun
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -68,9 +62,9 @@ def stale_model(spec: ModelSpec, run: ResidentRun, *, patches: int, warm_calls: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pipeline_in_warm_up_equals_one_process(
-    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig, kind: str
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, kind: str
 ) -> None:
-    run = make_run(config, **KINDS[kind])
+    run = make_run(deep_config, **KINDS[kind])
     expected, previews = host_loop(Oracle(deep.path), run)
     errors = {}
     for name in PLANS:
@@ -82,9 +76,9 @@ def test_a_pipeline_in_warm_up_equals_one_process(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_the_warm_up_it_is_as_stale_as_the_same_in_one_process(
-    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig, kind: str
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, kind: str
 ) -> None:
-    run = make_run(config, **KINDS[kind])
+    run = make_run(deep_config, **KINDS[kind])
     synchronous, _ = host_loop(Oracle(deep.path), run)
     errors, differences = {}, {}
     plans = [ParallelPlan.parse(name) for name in PLANS]
@@ -102,8 +96,10 @@ def test_after_the_warm_up_it_is_as_stale_as_the_same_in_one_process(
     assert all(difference > DIFFERENT for difference in differences.values()), differences
 
 
-def test_another_length_of_warm_up_is_another_result(eight_ranks: Pool, deep: ModelSpec, config: FluxConfig) -> None:
-    run, outs = make_run(config), []
+def test_another_length_of_warm_up_is_another_result(
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig
+) -> None:
+    run, outs = make_run(deep_config), []
     for warmup_steps, warm_calls in ((1, 1), (2, 2)):  # of the program's four calls, the last two are one step
         stale = stale_model(deep, run, patches=2, warm_calls=warm_calls)
         plan = ParallelPlan(pipefusion=2, warmup_steps=warmup_steps)
@@ -113,12 +109,12 @@ def test_another_length_of_warm_up_is_another_result(eight_ranks: Pool, deep: Mo
 
 
 def test_rows_at_timestep_zero_and_residuals_go_through_stages(
-    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig
 ) -> None:
-    plain = make_run(config, references=30)
+    plain = make_run(deep_config, references=30)
     rows = plain.conds[0].tensors["img"].shape[1]
     still = (torch.arange(rows) >= plain.shape[1]).to(torch.uint8)
-    shape, generator = (1, plain.shape[1], config.hidden_size), torch.Generator().manual_seed(9)
+    shape, generator = (1, plain.shape[1], deep_config.hidden_size), torch.Generator().manual_seed(9)
     more = {
         name: torch.randn(shape, generator=generator) for name in ("control_in.0", "control_out.0", "control_out.1")
     }
@@ -128,8 +124,8 @@ def test_rows_at_timestep_zero_and_residuals_go_through_stages(
         options={"control_in": [None, 0], "control_out": [0, 1]},
     )
     run = replace(plain, conds=(cond,))
-    whole = {name: torch.cat((tensor, torch.zeros(1, 30, config.hidden_size)), 1) for name, tensor in more.items()}
-    double = [torch.zeros(1, rows, config.hidden_size), whole["control_in.0"]]
+    whole = {name: torch.cat((tensor, torch.zeros(1, 30, deep_config.hidden_size)), 1) for name, tensor in more.items()}
+    double = [torch.zeros(1, rows, deep_config.hidden_size), whole["control_in.0"]]
     single = [whole["control_out.0"], whole["control_out.1"]]
     exact = ZeroTimestepModel(deep.path)
     expected, _ = host_loop(lambda tensors: exact(tensors, double, single), run)
@@ -146,10 +142,10 @@ def test_rows_at_timestep_zero_and_residuals_go_through_stages(
 
 @pytest.mark.parametrize("warmup_steps", [STEPS, 1])
 def test_an_attention_mask_is_followed_by_stages(
-    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig, warmup_steps: int
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, warmup_steps: int
 ) -> None:
     """Values to add and True or False, no two columns alike, while it warms up and while keys are a step old."""
-    plain = make_run(config, sides=(7,))
+    plain = make_run(deep_config, sides=(7,))
     tokens = 7 + plain.shape[1]
     added = 2 * torch.randn(1, tokens, tokens, generator=torch.Generator().manual_seed(3))
     seen = torch.rand(1, tokens, tokens, generator=torch.Generator().manual_seed(4)) > 0.5
@@ -169,20 +165,22 @@ def test_an_attention_mask_is_followed_by_stages(
 
 @pytest.mark.parametrize("plan", ["pipefusion=2", "pipefusion=2,ulysses=2", "pipefusion=2,cfg=2"])
 def test_without_the_exchange_the_latent_is_wrong(
-    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig, plan: str
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, plan: str
 ) -> None:
-    run = make_run(config, sides=(7, 7))
+    run = make_run(deep_config, sides=(7, 7))
     alone = tuple(replace(cond, options={"local_attention": True}) for cond in run.conds)
     stale = stale_model(deep, run, patches=2)
     out, _ = sample(eight_ranks, deep, ParallelPlan.parse(plan), replace(run, conds=alone))
     assert relative_error(out, host_loop(stale, run)[0]) > 0.01
 
 
-def test_a_cancelled_pipeline_leaves_nothing_in_flight(eight_ranks: Pool, deep: ModelSpec, config: FluxConfig) -> None:
+def test_a_cancelled_pipeline_leaves_nothing_in_flight(
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig
+) -> None:
     states = [State(given=True, sigma=1.0, timestep=1.0)]
     states += [State(inputs=((k, 0.9),), denoised=((k, 0.1),), sigma=0.5, timestep=0.5) for k in range(39)]
     program = Program(states=(*states, State(denoised=((39, 1.0),))), step_ends=tuple(range(40)))
-    one = make_run(config, sides=(5, 6))
+    one = make_run(deep_config, sides=(5, 6))
     long = replace(one, program=program, given={0: one.given[0]})
     for name in ("pipefusion=3,patches=4", "pipefusion=2,cfg=2", "pipefusion=2,ulysses=2,patches=5"):
         plan, seen = ParallelPlan.parse(name), []
@@ -200,11 +198,13 @@ def test_a_cancelled_pipeline_leaves_nothing_in_flight(eight_ranks: Pool, deep: 
     assert eight_ranks.generation == 1
 
 
-def test_runs_that_do_not_fit_the_stages_are_refused(eight_ranks: Pool, deep: ModelSpec, config: FluxConfig) -> None:
-    run = make_run(config)
+def test_runs_that_do_not_fit_the_stages_are_refused(
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig
+) -> None:
+    run = make_run(deep_config)
     with pytest.raises(ValueError, match="warmup_steps=4 is more than the run's 3 step.*use at most 3"):
         eight_ranks.sample(deep, ParallelPlan(pipefusion=2, warmup_steps=4), run)
     with pytest.raises(ValueError, match="patches=73 is more than the image's 72 tokens"):
         eight_ranks.sample(deep, ParallelPlan(pipefusion=2, patches=73), run)
     with pytest.raises(ValueError, match="pipefusion=5 is more stages than the model's 4 blocks"):
-        check_plan(config, ParallelPlan(pipefusion=5))
+        check_plan(deep_config, ParallelPlan(pipefusion=5))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parallel_runtime.adapters.flux_config import FluxConfig
-from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.oracle import Oracle
@@ -35,12 +35,6 @@ PLANS = (
     "data=2",
     "data=2,cfg=2,ring=2",
 )
-
-
-@pytest.fixture(scope="module")
-def config(sample: ModelSpec) -> FluxConfig:
-    """The sizes of the sample model."""
-    return FluxConfig.from_header(read_header(sample.path))
 
 
 KINDS = {

@@ -6,13 +6,15 @@ import torch
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import Workload, relative_error
-from parallel_runtime.patch import PRISTINE, Patch, PatchSet
+from parallel_runtime.patch import PRISTINE
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
+from runtime.loras import lora
 
 # The same weights in other memory: some kernels add in another order by where a matrix begins.
 ELSEWHERE = 1e-6
+LORA_KEY = "double_blocks.0.img_attn.qkv.weight"
 # data, cfg, ring, ulysses: each axis alone, pairs, all, three ranks, lanes that idle
 SHAPES = [
     (1, 1, 1, 2),
@@ -48,15 +50,6 @@ def calls_of(spec: ModelSpec) -> list[ModelCall]:
     ]
 
 
-def lora(spec: ModelSpec, *, side_branch: bool) -> PatchSet:
-    key = "double_blocks.0.img_attn.qkv.weight"
-    rows, columns = read_header(spec.path).tensors[key].shape
-    generator = torch.Generator().manual_seed(3)
-    up, down = torch.randn(rows, 4, generator=generator), torch.randn(4, columns, generator=generator)
-    patch = Patch(key=key, kind="lora", strength=0.3, values=(up, down * columns**-0.5, 4.0, None))
-    return PatchSet(f"lora {side_branch}", (patch,), side_branch=side_branch)
-
-
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
 def test_a_plan_gives_the_same_with_parts_of_the_weights_as_with_all(
     eight_ranks: Pool, sample: ModelSpec, plan: ParallelPlan
@@ -64,7 +57,12 @@ def test_a_plan_gives_the_same_with_parts_of_the_weights_as_with_all(
     calls = calls_of(sample)
     whole = ParallelPlan(data=plan.data, cfg=plan.cfg, ring=plan.ring, ulysses=plan.ulysses)
     outs = []
-    for patches in (PRISTINE, lora(sample, side_branch=False), lora(sample, side_branch=True), PRISTINE):
+    for patches in (
+        PRISTINE,
+        lora(sample, LORA_KEY, side_branch=False),
+        lora(sample, LORA_KEY, side_branch=True),
+        PRISTINE,
+    ):
         expected = eight_ranks.run(sample, whole, calls, patches=patches)
         result = eight_ranks.run(sample, plan, calls, patches=patches)
         pairs = zip(result.outs, expected.outs, strict=True)

@@ -8,10 +8,11 @@ import torch
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import relative_error
-from parallel_runtime.patch import PRISTINE, Patch, PatchSet
+from parallel_runtime.patch import PRISTINE
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.strategies.traffic import AttentionShape, predict_stage
+from runtime.loras import lora
 from runtime.resident_runs import make_run
 
 STEPS, CALLS = 3, 4
@@ -23,13 +24,9 @@ CUTS = {
     4: ("double_blocks.0", "double_blocks.1", "single_blocks.0", "single_blocks.1"),
 }
 EVERYWHERE = "time_in vector_in guidance_in"
+# Of the first and the last block, and of what comes before them.
+LORA_KEYS = ("double_blocks.0.img_attn.qkv.weight", "single_blocks.1.linear2.weight", "txt_in.weight")
 PADDING = 2**13  # at most, of all units of a rank
-
-
-@pytest.fixture(scope="module")
-def config(deep: ModelSpec) -> FluxConfig:
-    """Its sizes."""
-    return FluxConfig.from_header(read_header(deep.path))
 
 
 def bytes_of(spec: ModelSpec, *starts: str) -> int:
@@ -67,12 +64,12 @@ def test_each_rank_holds_its_stage_alone(eight_ranks: Pool, deep: ModelSpec, nam
     ],
 )
 def test_stages_in_parts_give_what_whole_stages_give(
-    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig, name: str
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, name: str
 ) -> None:
     parts = ParallelPlan.parse(name)
     whole = ParallelPlan.parse(name.rpartition(",")[0])
     for sides in ((7,), (7, 12)):
-        run = make_run(config, batch=3, sides=sides)
+        run = make_run(deep_config, batch=3, sides=sides)
         results = [eight_ranks.sample(deep, plan, run).out for plan in (whole, parts)]
         assert relative_error(*results) <= TOLERANCE, "weights in other memory may be added in another order, no more"
     stages, shards = stage_bytes(deep, parts.pipefusion), parts.layout.shards
@@ -83,25 +80,19 @@ def test_stages_in_parts_give_what_whole_stages_give(
     eight_ranks.unload(deep, whole)
 
 
-def lora(spec: ModelSpec, *, side_branch: bool) -> PatchSet:
-    """LoRAs of the first and the last block, and of what comes before them."""
-    patches = []
-    for key in ("double_blocks.0.img_attn.qkv.weight", "single_blocks.1.linear2.weight", "txt_in.weight"):
-        rows, columns = read_header(spec.path).tensors[key].shape
-        generator = torch.Generator().manual_seed(3)
-        up, down = torch.randn(rows, 4, generator=generator), torch.randn(4, columns, generator=generator)
-        patches.append(Patch(key=key, kind="lora", strength=0.3, values=(up, down * columns**-0.5, 4.0, None)))
-    return PatchSet(f"lora {side_branch}", tuple(patches), side_branch=side_branch)
-
-
 @pytest.mark.parametrize("weights", ["replicated", "sharded"])
 def test_loras_reach_the_stages_that_have_their_weights(
-    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig, weights: str
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, weights: str
 ) -> None:
-    run = make_run(config)
+    run = make_run(deep_config)
     plan = ParallelPlan(pipefusion=2, ulysses=2, warmup_steps=STEPS, weights=weights)
     outs = []
-    for patches in (PRISTINE, lora(deep, side_branch=False), lora(deep, side_branch=True), PRISTINE):
+    for patches in (
+        PRISTINE,
+        lora(deep, *LORA_KEYS, side_branch=False),
+        lora(deep, *LORA_KEYS, side_branch=True),
+        PRISTINE,
+    ):
         expected = eight_ranks.sample(deep, ParallelPlan(), run, patches=patches).out
         outs.append(eight_ranks.sample(deep, plan, run, patches=patches).out)
         assert relative_error(outs[-1], expected) <= TOLERANCE
@@ -110,12 +101,12 @@ def test_loras_reach_the_stages_that_have_their_weights(
 
 
 def test_released_modulations_come_back_for_the_next_run(
-    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig
 ) -> None:
     plan = ParallelPlan(pipefusion=3)
-    expected = eight_ranks.sample(deep, plan, make_run(config)).out
+    expected = eight_ranks.sample(deep, plan, make_run(deep_config)).out
     for _ in range(2):
-        result = eight_ranks.sample(deep, plan, make_run(config, release=True))
+        result = eight_ranks.sample(deep, plan, make_run(deep_config, release=True))
         assert torch.equal(result.out, expected)
         assert [rank["released_bytes"] for rank in result.ranks[:3]] == [modulation_bytes(deep, cut) for cut in CUTS[3]]
 
@@ -141,14 +132,16 @@ def modulation_bytes(spec: ModelSpec, blocks: str) -> int:
 def test_stages_send_what_the_formula_says(
     eight_ranks: Pool,
     deep: ModelSpec,
-    config: FluxConfig,
+    deep_config: FluxConfig,
     name: str,
     patches: list[tuple[int, ...]],
     latents: list[tuple[int, ...]],
 ) -> None:
     plan = ParallelPlan.parse(name)
-    ranks = eight_ranks.sample(deep, plan, make_run(config)).ranks[: plan.ranks]
-    shape = AttentionShape(blocks=2, heads=config.num_heads, head_dim=config.head_dim, element_bytes=4, batch=1)
+    ranks = eight_ranks.sample(deep, plan, make_run(deep_config)).ranks[: plan.ranks]
+    shape = AttentionShape(
+        blocks=2, heads=deep_config.num_heads, head_dim=deep_config.head_dim, element_bytes=4, batch=1
+    )
 
     def of_run(by_patch: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """The first call goes through whole."""
@@ -161,7 +154,7 @@ def test_stages_send_what_the_formula_says(
             part=part,
             ring=plan.ring,
             ulysses=plan.ulysses,
-            latents=[4 * rows[part] * config.out_channels for rows in of_run(latents)] if stage else None,
+            latents=[4 * rows[part] * deep_config.out_channels for rows in of_run(latents)] if stage else None,
         )
         for stage in range(2)
         for part in range(plan.parts)
@@ -170,9 +163,9 @@ def test_stages_send_what_the_formula_says(
 
 
 def test_a_timeline_has_every_patch_of_every_stage_in_the_order_of_the_pipeline(
-    eight_ranks: Pool, deep: ModelSpec, config: FluxConfig
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig
 ) -> None:
-    run = replace(make_run(config, sides=(7, 7)), timeline=True)
+    run = replace(make_run(deep_config, sides=(7, 7)), timeline=True)
     plan = ParallelPlan(pipefusion=2, patches=3)
     ranks = eight_ranks.sample(deep, plan, run).ranks[:2]
     chunks = [(0, 0, 3), *((call, patch, patch + 1) for call in range(1, CALLS) for patch in range(3))]
@@ -185,4 +178,4 @@ def test_a_timeline_has_every_patch_of_every_stage_in_the_order_of_the_pipeline(
         assert moments == sorted(moments)
         by_stage.append(spans)
     assert all(there[5] > here[5] for here, there in zip(*by_stage, strict=True)), "a stage was ahead of the one before"
-    assert "timeline" not in eight_ranks.sample(deep, plan, make_run(config)).ranks[0]
+    assert "timeline" not in eight_ranks.sample(deep, plan, make_run(deep_config)).ranks[0]

@@ -33,10 +33,10 @@ SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 PRETEND_FLAGS ?=
 
-.PHONY: help venv test parity refusals plans endurance soak recovery fuzz demo pretend-cuda lint format types imports peers targets resident modulations pipefusion chromium compiler pictures pack clean
+.PHONY: help venv test parity refusals plans endurance soak recovery fuzz demo pretend-cuda lint format types imports peers targets resident pipefusion chromium compiler pictures pack clean
 
 help:
-	@echo "make venv | test | parity | refusals | plans | endurance | soak | recovery | fuzz | demo | pretend-cuda | lint | format | types | imports | peers | targets | resident | modulations | pipefusion | chromium | compiler | pictures | pack | clean"
+	@echo "make venv | test | parity | refusals | plans | endurance | soak | recovery | fuzz | demo | pretend-cuda | lint | format | types | imports | peers | targets | resident | pipefusion | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -116,10 +116,6 @@ targets: venv
 # Some of them: make resident RESIDENT_FLAGS="--only euler heun --output /dev/stdout"
 resident: venv
 	$(RUN) -m benchmarks.resident $(RESIDENT_FLAGS)
-
-# What a rank keeps with modulations kept and released; writes benchmarks/modulations.md.
-modulations: venv
-	$(VENV)/bin/python -m benchmarks.modulations
 
 # What PipeFusion sends, its bubbles and timelines; writes benchmarks/pipefusion.md and its picture.
 pipefusion: venv

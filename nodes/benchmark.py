@@ -23,7 +23,6 @@ from .host.contenders import (
 )
 from .host.decoding import decode
 from .host.progress import NodeText
-from .host.resident import ResidentOptions
 from .host.shelf import published
 from .report import benchmark_report, loop_of, steps_of
 from .sampler import LOOPS, loop_input, sampler_inputs
@@ -84,7 +83,7 @@ class ParallelBenchmark(io.ComfyNode):
     ) -> io.NodeOutput:
         """Raises `ValueError` for a MODEL without workers and for plans that it cannot run, before anything runs."""
         ours = require_ours(model)
-        field = Field(ours, {"latent": latent_image, **settings}, ResidentOptions() if loop == LOOPS[0] else None)
+        field = Field(ours, {"latent": latent_image, **settings}, in_workers=loop == LOOPS[0])
         compared = read_plans(plans, plan_of_settings(ours, field.settings))
         contenders, warnings = field.contenders(compared, stock=stock)
         progress, text = RunsProgress((warmup + runs) * len(contenders)), NodeText()
@@ -112,10 +111,10 @@ class ParallelBenchmark(io.ComfyNode):
 
 
 class Field:
-    """What all contenders share, and how each runs once. `resident`: with our loop in the workers, where it can be."""
+    """What all contenders share, and how each runs once. `in_workers`: with our loop there, where it can be."""
 
-    def __init__(self, model: object, settings: Mapping[str, object], resident: ResidentOptions | None) -> None:
-        self.model, self.settings, self.resident = require_ours(model), settings, resident
+    def __init__(self, model: object, settings: Mapping[str, object], *, in_workers: bool) -> None:
+        self.model, self.settings, self.in_workers = require_ours(model), settings, in_workers
         self.last_requests: list = []
 
     def contenders(self, plans: list[ParallelPlan], *, stock: bool) -> tuple[list[Contender], list[str]]:
@@ -154,7 +153,7 @@ class Field:
         model = under_plan(self.model, plan)
 
         def run_once() -> Run:
-            latent, record = sampled(model, self.settings, self.resident)
+            latent, record = sampled(model, self.settings, in_workers=self.in_workers)
             self.last_requests = record.requests
             return Run(result=latent, spans=steps_of(record), began_s=record.began_s, loop=loop_of(record))
 

@@ -2,14 +2,13 @@
 
 from comfy_api.latest import io
 
-from .host.resident import ResidentOptions
 from .host.sampling import sample, sampler_names, scheduler_names
 from .host.shelf import published
 from .report import denoise_report
 from .sockets import CATEGORY, TimingSocket
 
 LOOPS = ("auto", "host")
-MODULATIONS = ("keep", "release")
+MODULATIONS = ("keep", "release")  # of versions up to 0.2, where release freed weights that fitted anyway
 
 
 class ParallelFluxSampler(io.ComfyNode):
@@ -31,8 +30,7 @@ class ParallelFluxSampler(io.ComfyNode):
                     options=list(MODULATIONS),
                     default=MODULATIONS[0],
                     optional=True,
-                    tooltip="release frees about a quarter of a Flux on each rank while it samples inside the workers; "
-                    "the next prompt reads it again.",
+                    tooltip="No longer used; kept so that saved workflows open.",
                 ),
             ],
             outputs=[io.Latent.Output(display_name="latent"), TimingSocket.Output(display_name="timing")],
@@ -48,8 +46,7 @@ class ParallelFluxSampler(io.ComfyNode):
         **settings: object,
     ) -> io.NodeOutput:
         """The report is also the node's `ui`, where headless clients find it in /history."""
-        resident = ResidentOptions(release_modulations=modulations == MODULATIONS[1]) if loop == LOOPS[0] else None
-        latent, record = sample(model, {"latent": latent_image, **settings}, resident)
+        latent, record = sample(model, {"latent": latent_image, **settings}, in_workers=loop == LOOPS[0])
         report = denoise_report(record, latent, settings)
         return io.NodeOutput(latent, report, ui=published(report))
 

@@ -18,7 +18,6 @@ from .adoption import copy_changes
 from .asked import work_of_settings
 from .patcher import RemotePatcher
 from .refusals import refuse_in
-from .resident import ResidentOptions
 from .run_context import Recorder
 from .sampling import SamplingRecord, pooled_of, timed_run
 
@@ -74,15 +73,15 @@ def attention_is_slow(device: torch.device) -> bool:
 
 
 def sampled(
-    model: ModelPatcher, settings: Mapping[str, object], resident: ResidentOptions | None = None, *, trace: bool = False
+    model: ModelPatcher, settings: Mapping[str, object], in_workers: bool = False, *, trace: bool = False
 ) -> tuple[torch.Tensor, SamplingRecord]:
     """One sampling run: its latent on the CPU, and what was measured. Shows no preview and moves no progress bar.
 
-    With `resident` the loop runs in the workers where it can, else the record says why not. With `trace` each rank
+    With `in_workers` the loop runs in the workers where it can, else the record says why not. With `trace` each rank
     traces its requests.
     """
     record = SamplingRecord(pooled=pooled_of(model), recorder=Recorder(trace=trace))
-    latent = timed_run(model, settings, record, on_step=lambda *_: None, resident=resident)
+    latent = timed_run(model, settings, record, on_step=lambda *_: None, in_workers=in_workers)
     return latent["samples"].float().cpu(), record
 
 

@@ -8,7 +8,7 @@ the reason is said.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import comfy.model_management
 import comfy.model_sampling
@@ -62,13 +62,6 @@ class HostLoopError(ValueError):
     """The run must stay in ComfyUI's loop; the message says why."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResidentOptions:
-    """What the user may choose of a run in the pool."""
-
-    release_modulations: bool = False
-
-
 class InWorkerSampler(comfy.samplers.KSAMPLER):
     """A stock sampler with its loop in the workers. What cannot live there it samples as the stock one does.
 
@@ -76,12 +69,12 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
     run `loop` says where it was, and `reason` why it stayed in ComfyUI.
     """
 
-    def __init__(self, stock: comfy.samplers.Sampler, options: ResidentOptions) -> None:
+    def __init__(self, stock: comfy.samplers.Sampler) -> None:
         is_known = type(stock) is comfy.samplers.KSAMPLER
         super().__init__(self._run, *((stock.extra_options, stock.inpaint_options) if is_known else ()))
         self.loop = "host"
         self.reason = None if is_known else f"the sampler is a {type(stock).__name__}"
-        self._stock, self._options = stock, options
+        self._stock = stock
 
     def sample(
         self, guider: comfy.samplers.CFGGuider, sigmas: torch.Tensor, extra_args: dict, *arguments: object
@@ -137,7 +130,6 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
                 cfg=float(guider.cfg),
                 given={number: to_tokens(tensor).float() for number, tensor in given.items()},
                 inpaint=inpaint,
-                release_modulations=self._options.release_modulations,
             ),
             on_step=step_done,
             check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,

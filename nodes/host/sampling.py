@@ -14,7 +14,7 @@ from ...parallel_runtime.planner.automatic import Decision
 from .clock import synchronized_s
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
-from .resident import InWorkerSampler, ResidentOptions
+from .resident import InWorkerSampler
 from .run_context import Recorder, Request, run_of
 
 WRAPPER_KEY = "parallel_dit_clock"
@@ -72,16 +72,16 @@ def decision_of(model: ModelPatcher) -> Decision | None:
 
 
 def sample(
-    model: ModelPatcher, settings: Mapping[str, object], resident: ResidentOptions | None = None
+    model: ModelPatcher, settings: Mapping[str, object], in_workers: bool = False
 ) -> tuple[dict, SamplingRecord]:
     """What KSampler does, `settings` being its own inputs. Returns the latent and what was measured.
 
-    With `resident` the loop runs in the workers where it can, else the record says why not. Raises `ValueError` for a
+    With `in_workers` the loop runs in the workers where it can, else the record says why not. Raises `ValueError` for a
     latent without images.
     """
     check_latent(settings["latent"], "latent_image")
     record = SamplingRecord(pooled=pooled_of(model), decision=decision_of(model))
-    return timed_run(model, settings, record, resident=resident), record
+    return timed_run(model, settings, record, in_workers=in_workers), record
 
 
 def timed_run(
@@ -90,7 +90,7 @@ def timed_run(
     record: SamplingRecord,
     on_step: OnStep | None = None,
     beside: Sequence[ModelPatcher] = (),
-    resident: ResidentOptions | None = None,
+    in_workers: bool = False,
 ) -> dict:
     """One stock sampling run, measured into `record`, with the models `beside` it kept loaded.
 
@@ -100,8 +100,8 @@ def timed_run(
     timed = model.recorded_by(record.recorder) if isinstance(model, RemotePatcher) else model.clone()
     if beside:
         timed.set_additional_models(WRAPPER_KEY, list(beside))
-    if resident is not None:
-        timed.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, _in_workers(record, resident))
+    if in_workers:
+        timed.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, _in_workers(record))
     timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step))
     (result,) = comfy_nodes.common_ksampler(timed, **settings)
     record.device = model.load_device
@@ -116,7 +116,7 @@ def check_latent(latent: dict, name: str) -> None:
         raise ValueError(f"{name} has shape {shape}, a batch of 0 images; connect a latent of at least one")
 
 
-def _in_workers(record: SamplingRecord, options: ResidentOptions) -> Callable[..., torch.Tensor]:
+def _in_workers(record: SamplingRecord) -> Callable[..., torch.Tensor]:
     """A wrapper of ComfyUI's `outer_sample`: the same run, its sampler's loop in the workers where that can be."""
 
     def run(
@@ -127,7 +127,7 @@ def _in_workers(record: SamplingRecord, options: ResidentOptions) -> Callable[..
         *rest: object,
         **named: object,
     ) -> torch.Tensor:
-        ours = InWorkerSampler(sampler, options)
+        ours = InWorkerSampler(sampler)
         samples = executor(noise, latent, ours, *rest, **named)
         record.loop, record.loop_reason = ours.loop, ours.reason
         return samples

@@ -147,17 +147,6 @@ class FluxAdapter:
         """
         return (() if first else ("img_in.", "txt_in.")) + (() if last else ("final_layer.",))
 
-    @property
-    def modulation_weights(self) -> tuple[str, ...]:
-        """Names of the weights that `modulation_rows` reads, about a quarter of a Flux.1."""
-        layers = {"double": ("img_mod.lin", "txt_mod.lin"), "single": ("modulation.lin",)}
-        return tuple(
-            f"{block.prefix}{layer}.{part}"
-            for block in self.blocks
-            for layer in layers[block.kind]
-            for part in ("weight", "bias")
-        )
-
     def modulation_numbers(self, block: Block, vec: torch.Tensor) -> int:
         """How many numbers `modulation_rows` makes of vec (..., B, 1 or 2, C)."""
         rows = math.prod(vec.shape[:-2])

@@ -251,7 +251,7 @@ class Pool:
         """A whole sampling run in the workers; cancelled, it ends at most one step after the one it is in.
 
         `on_step(step, denoised)` is called in order with each step's denoised latent (B, S, C) fp32; raising there
-        cancels too. A rank's report says its `step_s`, `prepare_s` and, with `release_modulations`, `released_bytes`.
+        cancels too. A rank's report says its `step_s` and `prepare_s`.
         Loads, patches and raises as `run`; `ValueError` also for a run that the plan's stages do not fit.
         """
         self._refuse_plan(plan)

@@ -42,11 +42,9 @@ class Inpaint:
 class ResidentRun:
     """A whole sampling run. `conds`: the positive conditioning and, for cfg, the negative one, as a model's call each.
 
-    `given`: the program's tensors, (B, S, C) fp32. `release_modulations` frees the modulations' weights once those of
-    all steps are computed; the next request that needs them reads them again. `timeline` has the ranks of a pipeline
-    note when which patch came and went; their reports have it.
-    Modulations of all calls that would take a rank more than `modulation_bytes` are computed call by call, and no
-    weights freed: about 2 MB a call, image and conditioning in bf16 on a Flux.1.
+    `given`: the program's tensors, (B, S, C) fp32. `timeline` has the ranks of a pipeline note when which patch came
+    and went; their reports have it. Modulations of all calls that would take a rank more than `modulation_bytes` are
+    computed call by call: about 2 MB a call, image and conditioning in bf16 on a Flux.1.
     Raises `ValueError` for what does not belong together, and for a program that is too long to send.
     """
 
@@ -55,7 +53,6 @@ class ResidentRun:
     cfg: float
     given: Mapping[int, torch.Tensor]
     inpaint: Inpaint | None = None
-    release_modulations: bool = False
     modulation_bytes: int = MODULATION_BYTES
     timeline: bool = False
 
@@ -114,7 +111,6 @@ class ResidentRun:
             cfg=self.cfg,
             lanes=shares(plan, images=self.shape[0], num_conds=len(self.conds)),
             calls=tuple(dict(cond.options) for cond in self.conds),
-            release_modulations=self.release_modulations,
             modulation_bytes=self.modulation_bytes,
             timeline=self.timeline,
         )

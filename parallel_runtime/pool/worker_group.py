@@ -176,8 +176,6 @@ class WorkerGroup:
         self, ensured: Ensured, plan: ParallelPlan, run: ResidentRun, check: Check, *, on_step: StepDone
     ) -> tuple[torch.Tensor, list[dict[str, Any]]]:
         """A whole sampling run: its latent in memory of its own, and the reports."""
-        if run.release_modulations:
-            self._weights.forget_patches(ensured.model)  # so that the next request has them made whole
         self._stale.forget()
         specs = self._arena.place(run.tensors(), run.results()).specs
         places = {spec.name: spec for spec in specs}

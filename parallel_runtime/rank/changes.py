@@ -35,7 +35,6 @@ class WeightChanges:
         """Take one message of a change. The last one takes back whatever the change has not named."""
         if change.first:
             self._merged, self._branches, self._in_order = set(), {}, []
-            self._weights.complete(beat)
         for name, patches in unpack(change.records, tensors).items():
             if cancelled():
                 raise RequestCancelledError("changing weights was cancelled")

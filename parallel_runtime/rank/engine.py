@@ -275,22 +275,12 @@ class Engine:
         passes = max(len(request.lanes[lane].conds) for lane in mesh.replica_lanes)
         calls = _calls(forward, request, tensors, mesh=mesh, gate=gate, copies=copies, passes=passes)
         loop = ResidentLoop(program, calls, forward.timer, pace=pace, copies=copies)
-        released = 0
-
-        def release() -> None:
-            nonlocal released
-            if request.release_modulations:
-                released = model.weights.release(model.adapter.modulation_weights)
-                self._give_back()
-
         model.weights.begin(calls.passes)
         try:
-            loop.run(gate, step_done=lambda step: progress({"step": step}), prepared=release)
+            loop.run(gate, step_done=lambda step: progress({"step": step}))
         finally:
             model.weights.end()
         report = loop.report() | {"pieces": [[cond, share.start, share.stop] for cond in share.conds]}
-        if released:
-            report["released_bytes"] = released
         return report | self._report(model, mesh, forward)
 
     def _forward(

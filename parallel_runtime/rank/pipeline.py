@@ -88,7 +88,7 @@ class PipelinedCalls:
         """How often the run goes through the stage's weights."""
         return 1 + self._passes_a_chunk * sum(len(self._chunks(call)) for call in range(self._program.num_calls))
 
-    def prepare(self) -> bool:
+    def prepare(self) -> None:
         """As `Calls.prepare`."""
         for patch in self._rows:
             patch.take_in()
@@ -107,7 +107,6 @@ class PipelinedCalls:
             self._sides[cond] = self._stage.side(self._sequences[cond], ready.inputs, ready.condition)
         if self._share.conds:
             self._stage.end_pass()
-        return all(ready.modulations for ready in self._ready.values())
 
     def run(self, call: int) -> None:
         """As `Calls.run`."""

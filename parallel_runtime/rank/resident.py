@@ -75,8 +75,8 @@ class Gate:
 class Calls(Protocol):
     """How the calls of a run are made on this rank."""
 
-    def prepare(self) -> bool:
-        """Compute all that can be known before the first call; whether all modulations are among it."""
+    def prepare(self) -> None:
+        """Compute all that can be known before the first call."""
         ...
 
     def run(self, call: int) -> None:
@@ -103,15 +103,13 @@ class ResidentLoop:
         self._program, self._calls, self._timer, self._pace, self._copies = program, calls, timer, pace, copies
         self._leaves: list[Leave] = []  # of each step, and of calls after the last one
 
-    def run(self, gate: Gate, *, step_done: Callable[[int], None], prepared: Callable[[], None]) -> None:
+    def run(self, gate: Gate, *, step_done: Callable[[int], None]) -> None:
         """Run to the end; the result and the previews go to the request's tensors, this rank's rows of them.
 
-        `prepared` is called once the modulations of all calls are there, if they are to be. Raises
-        `RequestCancelledError`.
+        Raises `RequestCancelledError`.
         """
         self._timer.mark()
-        if self._calls.prepare():
-            prepared()
+        self._calls.prepare()
         self._timer.mark()
         self._timer.lap()
         try:
@@ -199,7 +197,7 @@ class WholeCalls:
         """How often the run goes through the blocks' weights."""
         return 1 + self._passes_a_call * self._program.num_calls
 
-    def prepare(self) -> bool:
+    def prepare(self) -> None:
         """As `Calls.prepare`."""
         self._rows.take_in()
         self._ready = prepare(
@@ -211,7 +209,6 @@ class WholeCalls:
             blocks=self._forward.adapter.blocks,
             most_bytes=self._modulation_bytes,
         )
-        return all(ready.modulations for ready in self._ready.values())
 
     def run(self, call: int) -> None:
         """As `Calls.run`."""

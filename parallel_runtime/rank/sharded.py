@@ -90,13 +90,6 @@ class ShardedWeights:
         """As `ModelWeights.end`: what is in flight comes in."""
         self._feed.end()
 
-    def release(self, names: Collection[str]) -> int:
-        """Nothing: a unit's bytes are one range, and this rank holds little of it."""
-        return 0
-
-    def complete(self, beat: Callable[[], None]) -> None:
-        """Nothing: nothing was released."""
-
     @contextmanager
     def block(self, prefix: str) -> Iterator[BlockWeights]:
         """As `ModelWeights.block`: views of a buffer that is another block's afterwards."""

@@ -79,17 +79,6 @@ class ModelWeights(Protocol):
         """Go through the blocks no further, whatever `begin` said. All ranks of the group say so at the same block."""
         ...
 
-    def release(self, names: Collection[str]) -> int:
-        """Free weights that nobody asks for until `complete`; how many bytes they took. Some kinds free nothing."""
-        ...
-
-    def complete(self, beat: Callable[[], None]) -> None:
-        """Have released weights again, as the file says; `beat` is called after each piece.
-
-        Raises `ValueError` when somebody wrote to the file since.
-        """
-        ...
-
     def patch(self, name: str, patches: Sequence[Patch]) -> None:
         """Make one weight its pristine self with `patches`. Raises `ValueError` when they do not fit.
 
@@ -116,7 +105,6 @@ class ReplicatedWeights:
         self._groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in self._file.units}
         self._branches = SideBranches(self._file)
         self._patched: set[str] = set()
-        self._released: set[str] = set()
 
     @property
     def parameter_bytes(self) -> int:
@@ -136,25 +124,6 @@ class ReplicatedWeights:
 
     def end(self) -> None:
         """Nothing: no other rank waits for this one's weights."""
-
-    def release(self, names: Collection[str]) -> int:
-        """As `ModelWeights.release`. Views of the file free no memory of their own."""
-        freed = 0
-        for name in sorted(name for name in set(names) - self._released if self._file.holds(name)):
-            prefix, within = self._file.place(name)
-            freed += self._groups[prefix].pop(within).nbytes
-            self._released.add(name)
-            self._patched.discard(name)
-        return freed
-
-    def complete(self, beat: Callable[[], None]) -> None:
-        """As `ModelWeights.complete`."""
-        if self._released:
-            self._file.mapped.refuse_changed()
-        for name in sorted(self._released):
-            for _ in self._read(name):
-                beat()
-            self._released.discard(name)
 
     def refuse_changed_file(self) -> None:
         """As `ModelWeights.refuse_changed_file`."""

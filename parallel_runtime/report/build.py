@@ -18,7 +18,7 @@ from .surroundings import describe_devices, versions
 
 SUMS = ("step_s", "calls", "bytes", "weight_bytes")
 AROUND = ("prepare_s", "prepare_regions", "finish_s")  # what a run in the workers does before and after its steps
-OF_THE_RUN = ("lane", "released_bytes", "run_sent_bytes", "run_weight_bytes", *AROUND)
+OF_THE_RUN = ("lane", "run_sent_bytes", "run_weight_bytes", *AROUND)
 RUN_BYTES = (("sent_bytes", "bytes"), ("weight_bytes", "weight_bytes"))
 WAITING = ("communication_s", "weights_s")  # the regions in which a rank waits for others
 CLOCKS_AGREE, CLOCKS_AGREE_S = 1.001, 0.0001  # a device's clock drifts from the machine's, and numbers are rounded
@@ -111,7 +111,7 @@ def spans_of_run(ranks: Sequence[Mapping], wall_s: Sequence[float]) -> list[Span
 def _step_of(rank: Mapping, number: int) -> dict:
     if not rank.get("member", True):
         return dict(rank)
-    step = {name: rank[name] for name in ("lane", "memory", "released_bytes", *AROUND) if name in rank}
+    step = {name: rank[name] for name in ("lane", "memory", *AROUND) if name in rank}
     step |= {f"run_{name}": rank[key] for name, key in RUN_BYTES if key in rank}
     step |= {name: rank[name][number] for name in ("step_s", "began_s") if name in rank}
     if "regions" in rank:

@@ -125,7 +125,7 @@ RANK = {
     "rank": _needed(_count),
     "device": _needed(_name),
     "lane": Field(_count),
-    "released_bytes": Field(_count),
+    "released_bytes": Field(_count),  # in reports of versions up to 0.2
     "load_s": Field(_seconds),
     "prepare_s": Field(_seconds),
     "prepare_regions": _object({name: Field(_seconds) for name in REGIONS}),

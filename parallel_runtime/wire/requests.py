@@ -120,7 +120,6 @@ class Sample:
     cfg: float
     lanes: tuple[GroupWork, ...]
     calls: tuple[Options, ...]
-    release_modulations: bool
     modulation_bytes: int
     timeline: bool
 

@@ -36,7 +36,7 @@ WORKLOADS = (
 )
 RUNS: tuple[Mapping, ...] = (
     {"mask": True, "references": 30, "sides": (5,)},
-    {"batch": 3, "sides": (7, 12), "release": True},
+    {"batch": 3, "sides": (7, 12)},
 )
 PLANS = (
     *("ulysses=1", "ulysses=2", "ring=2", "cfg=2", "data=2", "ulysses=2,weights=sharded", "cfg=2,weights=sharded"),

@@ -42,7 +42,6 @@ CASES = [
         cfg=2.5,
         lanes=(requests.GroupWork(start=0, stop=1, conds=(0, 1), exchange=True),),
         calls=({},),
-        release_modulations=False,
         modulation_bytes=1,
         timeline=False,
     ),

@@ -15,10 +15,7 @@ from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.patch import PRISTINE, Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.resident import ResidentRun
-from parallel_runtime.program import Program, State
 
 CONFIG = sample_config(heads=4)
 PLAN = ParallelPlan(ulysses=2)
@@ -118,24 +115,6 @@ def test_a_file_replaced_by_another_of_its_name_stays_what_it_was_for_who_holds_
     assert not torch.equal(step(pool, spec, patches=PATCHES), before)
     assert torch.equal(step(pool, spec), before)
     assert not torch.equal(step(pool, ModelSpec.of(file, dtype)), before)
-
-
-def test_released_weights_are_not_read_again_from_a_file_written_over(pool: Pool, file: Path) -> None:
-    spec = ModelSpec.of(file, "bfloat16")  # no views of the file, which a step would look at
-    call = Workload(width=64, height=64, text_tokens=5).calls(CONFIG, 1)[0]
-    shape = (*call["img"].shape[:2], CONFIG.out_channels)
-    run = ResidentRun(
-        program=Program(
-            states=(State(given=True, sigma=1.0, timestep=1.0), State(denoised=((0, 1.0),))), step_ends=(0,)
-        ),
-        conds=(ModelCall(tensors=call, out_shape=shape, out_dtype=torch.float32),),
-        cfg=1.0,
-        given={0: torch.zeros(shape)},
-        release_modulations=True,
-    )
-    assert pool.sample(spec, PLAN, run).ranks[0]["released_bytes"] > 0
-    write_over(file)
-    refusal(pool, spec, lambda: step(pool, spec))
 
 
 def test_a_file_written_over_is_refused_at_the_next_step_that_would_read_it(pool: Pool, file: Path) -> None:

@@ -116,29 +116,13 @@ def test_cancelling_takes_effect_within_a_step_and_the_next_run_is_right(
     assert relative_error(result.out, host_loop(judge, one)[0]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["ulysses=2", "cfg=2"])
-def test_released_modulations_come_back_for_the_next_request(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, name: str
-) -> None:
-    plan, run = ParallelPlan.parse(name), make_run(config, release=True, sides=(7, 7))
-    expected, _ = host_loop(judge, run)
-    for _ in range(2):
-        result = eight_ranks.sample(sample, plan, run)
-        assert relative_error(result.out, expected) <= TOLERANCE
-        assert all(rank["released_bytes"] > 0 for rank in result.ranks[: plan.ranks])
-    call = run.conds[0]
-    step = eight_ranks.step(sample, plan, call.tensors, out_shape=call.out_shape, out_dtype=torch.float32)
-    assert relative_error(step.out, judge(call.tensors)) <= TOLERANCE
-
-
 @pytest.mark.parametrize("name", ["ulysses=2", "cfg=2,weights=sharded", "pipefusion=2,patches=2,warmup_steps=3"])
 def test_modulations_that_would_take_too_much_are_computed_call_by_call(
     eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, name: str
 ) -> None:
-    run = replace(make_run(config, release=True, sides=(7, 7)), modulation_bytes=0)
+    run = replace(make_run(config, sides=(7, 7)), modulation_bytes=0)
     result = eight_ranks.sample(sample, ParallelPlan.parse(name), run)
     assert relative_error(result.out, host_loop(judge, run)[0]) <= TOLERANCE
-    assert not any("released_bytes" in rank for rank in result.ranks), "they are needed in every call"
 
 
 def timed(run: ResidentRun) -> ResidentRun:

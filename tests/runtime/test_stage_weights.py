@@ -100,23 +100,6 @@ def test_loras_reach_the_stages_that_have_their_weights(
     assert torch.equal(outs[0], outs[3])
 
 
-def test_released_modulations_come_back_for_the_next_run(
-    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig
-) -> None:
-    plan = ParallelPlan(pipefusion=3)
-    expected = eight_ranks.sample(deep, plan, make_run(deep_config)).out
-    for _ in range(2):
-        result = eight_ranks.sample(deep, plan, make_run(deep_config, release=True))
-        assert torch.equal(result.out, expected)
-        assert [rank["released_bytes"] for rank in result.ranks[:3]] == [modulation_bytes(deep, cut) for cut in CUTS[3]]
-
-
-def modulation_bytes(spec: ModelSpec, blocks: str) -> int:
-    """Bytes of what makes the modulations of these blocks."""
-    layers = ("img_mod", "txt_mod", "modulation")
-    return bytes_of(spec, *(f"{block}.{layer}" for block in blocks.split() for layer in layers))
-
-
 # by plan, blocks of each stage: 2; tokens of each part in each patch: 72 of the image and 7 of the text, which go with
 # patch 0; of those, each part's of the latent
 @pytest.mark.parametrize(

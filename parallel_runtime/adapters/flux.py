@@ -16,10 +16,10 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from . import flux_blocks
+from .flux_blocks import Modulation
 from .flux_config import FluxConfig
-from .flux_math import RowWeights, bound, by_row, modulated, normed_and_rotated, rope_table, timestep_embedding
-
-Modulation = tuple[torch.Tensor, ...]
+from .flux_math import by_row, modulated, rope_table, timestep_embedding
 
 
 class Weights(Protocol):
@@ -203,9 +203,8 @@ class FluxAdapter:
         With rows at timestep zero, those of the image (of all rows in a single block) are (B, rows, C).
         """
         if block.kind == "single":
-            return by_row(rows[0], tokens.still).chunk(3, -1)
-        still = None if tokens.still is None else tokens.still[tokens.num_text :]
-        return by_row(rows[0], still).chunk(6, -1) + rows[1].chunk(6, -1)
+            return flux_blocks.single_modulation(rows, tokens.still)
+        return flux_blocks.double_modulation(rows, tokens.still, tokens.num_text)
 
     def qkv(
         self, block: Block, w: Weights, tokens: Tokens, mod: Modulation, *, shared: bool = False
@@ -215,28 +214,16 @@ class FluxAdapter:
         That is a single block's MLP up to its GELU. `shared`: q, k and v go to other ranks first, so all of it waits
         until they are on their way.
         """
-        if block.kind == "single":
-            x, n = modulated(tokens.x, mod[0], mod[1]), 3 * self.config.hidden_size
-            if shared and self._mlp_flops(x) > LAUNCH_FLOPS:  # worth a product of its own
-                packed = w.linear("linear1", x, rows=slice(0, n))
-                rest: Rest = partial(self._mlp, w, x)
-            else:
-                packed, mlp = w.linear("linear1", x).split((n, self.config.mlp_hidden), -1)
-                rest = partial(self._activated, mlp)
-            qkv = self._heads(packed)
-            weights: RowWeights = ((_norm_weights(w, "norm"), slice(None)),)
+        if block.kind == "double":
+            return *flux_blocks.double_qkv(w, tokens.x, tokens.num_text, mod, tokens.rope), _nothing
+        x, n = modulated(tokens.x, mod[0], mod[1]), 3 * self.config.hidden_size
+        if shared and self._mlp_flops(x) > LAUNCH_FLOPS:  # worth a product of its own
+            packed = w.linear("linear1", x, rows=slice(0, n))
+            rest: Rest = partial(self._mlp, w, x)
         else:
-            text, image = _streams(tokens)
-            text_qkv = w.linear("txt_attn.qkv", modulated(text, mod[6], mod[7]))
-            image_qkv = w.linear("img_attn.qkv", modulated(image, mod[0], mod[1]))
-            qkv, rest = self._heads(torch.cat((text_qkv, image_qkv), 1)), _nothing
-            n = tokens.num_text
-            weights = (
-                (_norm_weights(w, "txt_attn.norm"), slice(n)),
-                (_norm_weights(w, "img_attn.norm"), slice(n, None)),
-            )
-        q, k = normed_and_rotated(qkv[:, :, :2], weights, tokens.rope).unbind(2)
-        return q, k, qkv[:, :, 2], rest
+            packed, mlp = w.linear("linear1", x).split((n, self.config.mlp_hidden), -1)
+            rest = partial(self._activated, mlp)
+        return *flux_blocks.single_qkv(w, packed, tokens.rope), rest
 
     def _mlp_flops(self, x: torch.Tensor) -> float:
         return 2.0 * x.numel() * self.config.mlp_hidden
@@ -245,9 +232,7 @@ class FluxAdapter:
         return self._activated(w.linear("linear1", x, rows=slice(3 * self.config.hidden_size, None)))
 
     def _activated(self, mlp: torch.Tensor) -> Mlp:
-        joined = mlp.new_empty((*mlp.shape[:2], self.config.hidden_size + self.config.mlp_hidden))
-        torch.ops.aten.gelu.out(mlp, approximate="tanh", out=joined[..., self.config.hidden_size :])
-        return Mlp(joined)
+        return Mlp(flux_blocks.activated(mlp, self.config.hidden_size))
 
     def without_attention(self, block: Block, w: Weights, carry: Mlp | None) -> Mlp | None:
         """What more can be done while the attention's output travels: the MLP's part of a single block's last product.
@@ -275,14 +260,10 @@ class FluxAdapter:
 
         attn (B, S, H, D), H in one dim or in two, which the copy that it needs anyway makes one.
         """
-        if block.kind == "single" and carry is not None:
-            tokens.x.addcmul_(mod[2], self._joined_product(w, attn, carry))
+        if carry is None:
+            flux_blocks.double_rest(w, tokens.x, tokens.num_text, mod, attn.flatten(2))
         else:
-            text, image = _streams(tokens)
-            attn, n = attn.flatten(2), tokens.num_text
-            _stream_rest(w, "txt", text, attn[:, :n], mod[6:])
-            _stream_rest(w, "img", image, attn[:, n:], mod[:6])
-        bound(tokens.x)
+            flux_blocks.single_rest(tokens.x, mod, self._joined_product(w, attn, carry))
         self.add_residual(tokens, residual)
 
     def _joined_product(self, w: Weights, attn: torch.Tensor, mlp: Mlp) -> torch.Tensor:
@@ -306,18 +287,9 @@ class FluxAdapter:
         shift, scale = by_row(w.linear("final_layer.adaLN_modulation.1", tokens.vec), still).chunk(2, -1)
         return w.linear("final_layer.linear", modulated(tokens.x[:, tokens.num_text :], shift, 1 + scale))
 
-    def _heads(self, qkv: torch.Tensor) -> torch.Tensor:
-        """(B, S, 3 * C) to (B, S, 3, H, D)."""
-        return qkv.unflatten(-1, (3, self.config.num_heads, self.config.head_dim))
-
 
 def _nothing() -> None:
     """All of a double block waits for its attention."""
-
-
-def _norm_weights(w: Weights, name: str) -> torch.Tensor:
-    """What queries and keys are multiplied by after their norm, (2, 1, D) in fp32."""
-    return torch.stack((w[f"{name}.query_norm.weight"], w[f"{name}.key_norm.weight"]))[:, None].float()
 
 
 def _mlp_embedder(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -328,14 +300,3 @@ def _still(inputs: Mapping[str, torch.Tensor], num_text: int) -> torch.Tensor | 
     """1 for rows at timestep zero, 0 for the others, all text among them; None where a step has none."""
     rows = inputs.get("still_rows")
     return None if rows is None else F.pad(rows.long(), (num_text, 0))
-
-
-def _streams(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-    return tokens.x[:, : tokens.num_text], tokens.x[:, tokens.num_text :]
-
-
-def _stream_rest(w: Weights, stream: str, x: torch.Tensor, attn: torch.Tensor, mod: Modulation) -> None:
-    """Projection and MLP of one stream of a double block, in place on x; `mod` holds its six values."""
-    x.addcmul_(mod[2], w.linear(f"{stream}_attn.proj", attn))
-    hidden = F.gelu(w.linear(f"{stream}_mlp.0", modulated(x, mod[3], mod[4])), approximate="tanh")
-    x.addcmul_(mod[5], w.linear(f"{stream}_mlp.2", hidden))

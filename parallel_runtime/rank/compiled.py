@@ -1,6 +1,6 @@
 """The halves of a block as graphs of torch's compiler, made when they are first needed.
 
-Letters as in adapters/flux_regions.py, whose functions are compiled. Attention, collectives and the gathering of
+Letters as in adapters/flux_blocks.py, whose halves are compiled. Attention, collectives and the gathering of
 weights stay outside, so that a graph is the same under every plan. Owns which calls share a graph, and that others are
 told while one is made. Owns no arithmetic.
 
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..adapters import flux_regions
+from ..adapters import flux_blocks
 from ..adapters.flux import Block, FluxAdapter, Mlp, Modulation, Rest, Tokens, Weights
 from ..adapters.flux_config import FluxConfig
 from ..compiling import COMPILE_S
@@ -26,13 +26,13 @@ from ..timing import RegionTimer
 
 BEAT_S = 1.0
 GRAPHS_A_FUNCTION = 8  # torch's own limit, beyond which it would run a function uncompiled
-NAMES = {kind: flux_regions.BEFORE[kind] + flux_regions.AFTER[kind] for kind in ("double", "single")}
-Half: TypeAlias = Callable[..., flux_regions.Values]
+NAMES = {kind: flux_blocks.BEFORE[kind] + flux_blocks.AFTER[kind] for kind in ("double", "single")}
+Half: TypeAlias = Callable[..., flux_blocks.Values | None]  # the second half of a block writes to its tokens
 FUNCTIONS: Mapping[str, Half] = {
-    "double_before": flux_regions.double_before,
-    "double_after": flux_regions.double_after,
-    "single_before": flux_regions.single_before,
-    "single_after": flux_regions.single_after,
+    "double_before": flux_blocks.double_before,
+    "double_after": flux_blocks.double_after,
+    "single_before": flux_blocks.single_before,
+    "single_after": flux_blocks.single_after,
 }
 Marks: TypeAlias = Sequence[tuple[torch.Tensor, int]]  # dimensions of which a graph must know no number
 
@@ -57,7 +57,7 @@ class Graphs:
 
     def call(
         self, name: str, key: object, marks: Callable[[], Marks], watch: Watch, *arguments: object
-    ) -> flux_regions.Values:
+    ) -> flux_blocks.Values | None:
         """A function's result from its graph for `key`. `marks` is asked when that graph is to be made."""
         known = self._known.get(name)
         if known is not None and key in known:
@@ -66,7 +66,7 @@ class Graphs:
 
     def _first_call(
         self, name: str, key: object, marks: Marks, watch: Watch, arguments: tuple[object, ...]
-    ) -> flux_regions.Values:
+    ) -> flux_blocks.Values | None:
         with _making(watch):
             import torch._dynamo
             from torch._dynamo.exc import TorchDynamoException
@@ -126,7 +126,7 @@ class CompiledFlux(FluxAdapter):
         super().__init__(config)
         self.uncompiled_blocks = 0
         self._graphs, self._watch = graphs, watch
-        self._weights: flux_regions.Values | None = None
+        self._weights: flux_blocks.Values | None = None
         self._tokens: Tokens | None = None
         self._key: dict[str, object] = {}
         self._rope = self._text_rows = torch.empty(0)
@@ -149,13 +149,13 @@ class CompiledFlux(FluxAdapter):
         if self._weights is None:
             self.uncompiled_blocks += 1
             return super().qkv(block, w, tokens, super().modulation(block, mod, tokens), shared=shared)
-        weights = self._weights[: len(flux_regions.BEFORE[block.kind])]
+        weights = self._weights[: len(flux_blocks.BEFORE[block.kind])]
         if block.kind == "double":
             arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.still, mod, self._rope, weights)
-            q, k, v = self._call(block, "before", mod, (), *arguments)
+            q, k, v = self._before(block, mod, *arguments)
             return q, k, v, lambda: None
         arguments = (tokens.x, tokens.still, mod, self._rope, weights)
-        q, k, v, mlp = self._call(block, "before", mod, (), *arguments)
+        q, k, v, mlp = self._before(block, mod, *arguments)
         return q, k, v, lambda: Mlp(mlp)
 
     def without_attention(self, block: Block, w: Weights, carry: Mlp | None) -> Mlp | None:
@@ -173,18 +173,18 @@ class CompiledFlux(FluxAdapter):
         carry: Mlp | None,
         residual: torch.Tensor | None,
     ) -> None:
-        """As `FluxAdapter.finish`, but for `tokens.x`, which is another tensor then."""
+        """As `FluxAdapter.finish`."""
         if self._weights is None:
             mod = super().modulation(block, mod, tokens)
             return super().finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
-        weights, self._weights = self._weights[len(flux_regions.BEFORE[block.kind]) :], None
+        weights, self._weights = self._weights[len(flux_blocks.BEFORE[block.kind]) :], None
         attn = attn.flatten(2).contiguous()  # each strategy has a layout of its own, and a graph just one
         if carry is None:
             arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.still, mod, attn, weights)
-            (tokens.x,) = self._call(block, "after", mod, (attn,), *arguments)
+            self._call(block, "after", mod, (attn,), *arguments)
         else:
             arguments = (tokens.x, tokens.still, mod, attn, carry.joined, weights)
-            (tokens.x,) = self._call(block, "after", mod, (attn, carry.joined), *arguments)
+            self._call(block, "after", mod, (attn, carry.joined), *arguments)
         self.add_residual(tokens, residual)
 
     def _enter(self, tokens: Tokens) -> None:
@@ -210,9 +210,15 @@ class CompiledFlux(FluxAdapter):
         if rows - text >= 2 and text != 1:
             self._key["double"] = (*key, text == 0)
 
+    def _before(self, block: Block, mod: Modulation, *arguments: object) -> flux_blocks.Values:
+        found = self._call(block, "before", mod, (), *arguments)
+        if found is None:
+            raise RuntimeError("the first half of a block made nothing")
+        return found
+
     def _call(
         self, block: Block, half: str, mod: Modulation, own: Sequence[torch.Tensor], *arguments: object
-    ) -> flux_regions.Values:
+    ) -> flux_blocks.Values | None:
         """A half of a block through its graph; `own` are the arguments (B, S, ..) that this half alone takes."""
 
         def marks() -> Marks:

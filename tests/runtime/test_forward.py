@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from parallel_runtime.adapters.flux import Block, Modulation, Tokens, Weights
+from parallel_runtime.adapters.flux_blocks import AFTER, double_after, single_after
 from parallel_runtime.adapters.flux_config import FluxConfig
-from parallel_runtime.adapters.flux_regions import AFTER, double_after, single_after
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.oracle import Oracle
@@ -170,5 +170,7 @@ def _after_compiled(
     """The tokens after a block by the half of it that a compiler is given."""
     weights = w.plain(AFTER[block.kind])
     if block.kind == "single":
-        return single_after(tokens.x, None, rows, attn, mlp, weights)[0]
-    return double_after(tokens.x, torch.empty(tokens.num_text), None, rows, attn, weights)[0]
+        single_after(tokens.x, None, rows, attn, mlp, weights)
+    else:
+        double_after(tokens.x, torch.empty(tokens.num_text), None, rows, attn, weights)
+    return tokens.x

@@ -130,7 +130,8 @@ class HeldWeights:
         held = model.patches
         if held is not None and (held.name, held.side_branch) == (patches.name, patches.side_branch):
             return
-        self.forget_patches(model)
+        model.patches = None
+        self.version += 1
         if held is not None and patches.differs_in_strength_alone(held):
             strengths = SetStrengths(model=model.handle, strengths=tuple(patches.strengths))
             request = self._ask(strengths, check)
@@ -150,11 +151,6 @@ class HeldWeights:
             if any(reply.get("cancelled") for reply in request.replies.values()):
                 return
         model.patches = patches
-
-    def forget_patches(self, model: Model) -> None:
-        """The weights are of no known change from now on."""
-        model.patches = None
-        self.version += 1
 
     def free_partly_held(self, check: Check) -> None:
         """Free what only some ranks may hold still."""

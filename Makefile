@@ -32,11 +32,12 @@ SHOTS := build/pictures
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 PRETEND_FLAGS ?=
+MUTANTS_FLAGS ?=
 
-.PHONY: help venv test parity refusals plans endurance soak recovery fuzz demo pretend-cuda lint format types imports peers targets resident pipefusion chromium compiler pictures pack clean
+.PHONY: help venv test parity refusals plans endurance soak recovery fuzz mutants demo pretend-cuda lint format types imports peers targets resident pipefusion chromium compiler pictures pack clean
 
 help:
-	@echo "make venv | test | parity | refusals | plans | endurance | soak | recovery | fuzz | demo | pretend-cuda | lint | format | types | imports | peers | targets | resident | pipefusion | chromium | compiler | pictures | pack | clean"
+	@echo "make venv | test | parity | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | lint | format | types | imports | peers | targets | resident | pipefusion | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -83,6 +84,11 @@ fuzz: venv
 # Part of it: make pretend-cuda PRETEND_FLAGS="--only mutants --match stage"
 pretend-cuda: venv compiler
 	$(RUN) -m gpu.pretend_cuda $(PRETEND_FLAGS)
+
+# Plausible mistakes, one at a time, two at once, each of which the tests that it names must find: prints those that
+# live. Some of them: make mutants MUTANTS_FLAGS="--only wire"
+mutants: venv chromium
+	$(RUN) -m mutants $(MUTANTS_FLAGS)
 
 demo: venv
 	$(RUN) -m demo.run $(DEMO_FLAGS)

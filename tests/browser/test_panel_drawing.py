@@ -16,11 +16,13 @@ from host.server import PACK_ROOT
 
 from .made_up import a_report
 
-WIDTH = 886  # of the canvas: 792 for the time, 86 for the names of ranks, 8 at the right
-TIME_WIDTH = 792
-# By row of pixels, how many are of each colour; idle is drawn at 35 % of its own.
+TIME_WIDTH = 800  # pixels of the canvas for the time, so that the parts of these steps end between two of them
+WIDTH = 86 + TIME_WIDTH + 8
+ROW = 26 * 0.76  # pixels that a rank's row is high, of up to 16 ranks
+# By line of pixels above the axis: how much there is of each colour, in pixels, one that an edge goes through counting
+# for its part; `filled` is whether there is anything; `first`, where. Idle is drawn at 35 % of its colour.
 DRAWN = """async ([report, width, span]) => {
-  const { drawLanes, lanesHeight, COLOURS } = await import('/web/panel/lanes.mjs')
+  const { drawLanes, lanesHeight } = await import('/web/panel/lanes.mjs')
   const { readReport } = await import('/web/panel/report.mjs')
   const view = readReport(report)
   const canvas = document.createElement('canvas')
@@ -28,19 +30,21 @@ DRAWN = """async ([report, width, span]) => {
   document.body.replaceChildren(canvas)
   drawLanes(canvas, view.ranks, span ?? [0, view.end_s])
   const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
-  const near = (at, hex, alpha) => [1, 3, 5].every((from, part) =>
-    Math.abs(data[at + part] - parseInt(hex.slice(from, from + 2), 16)) < 6) && Math.abs(data[at + 3] - alpha) < 6
-  return Array.from({ length: canvas.height }, (_, y) => {
-    const counts = { compute: 0, communication: 0, idle: 0, first: -1 }
-    for (let x = 0; x < canvas.width; x++) {
+  const colours = [['compute', [0x4e, 0x79, 0xa7], 255], ['communication', [0xf2, 0x8e, 0x2b], 255],
+    ['idle', [0x9a, 0xa0, 0xa6], 89]]
+  const near = (at, rgb) => rgb.every((value, part) => Math.abs(data[at + part] - value) < 8)
+  return Array.from({ length: canvas.height - 20 }, (_, y) => {
+    const line = { compute: 0, communication: 0, idle: 0, filled: false, first: -1 }
+    for (let x = 86; x < canvas.width; x++) {
       const at = 4 * (y * canvas.width + x)
-      for (const [name, hex] of [['compute', '#4e79a7'], ['communication', '#f28e2b'], ['idle', '#9aa0a6']])
-        if (near(at, hex, name === 'idle' ? 89 : 255)) {
-          counts[name]++
-          if (counts.first < 0) counts.first = x
-        }
+      if (data[at + 3] > 60) {
+        line.filled = true
+        if (line.first < 0) line.first = x
+      }
+      for (const [name, rgb, alpha] of colours)
+        if (data[at + 3] > 8 && near(at, rgb)) line[name] += data[at + 3] / alpha
     }
-    return counts }) }"""
+    return line }) }"""
 TRACE = """async (report) => {
   const { chromeTrace, jsonBlob } = await import('/web/panel/exports.mjs')
   const { readReport } = await import('/web/panel/report.mjs')
@@ -50,7 +54,7 @@ PICKED = """async ([report, at, span]) => {
   const { timeAt, stepSpan } = await import('/web/panel/lanes.mjs')
   const { readReport } = await import('/web/panel/report.mjs')
   const { ranks } = readReport(report)
-  const canvas = { getBoundingClientRect: () => ({ left: 10, width: 886 }) }
+  const canvas = { getBoundingClientRect: () => ({ left: 10, width: 894 }) }
   return [at.map((x) => timeAt(canvas, ranks, span, x)), stepSpan(ranks, 1)] }"""
 HEARD = """async (states) => {
   const { Store } = await import('/web/panel/store.mjs')
@@ -91,42 +95,45 @@ def uneven(numbers: int, steps: int) -> dict[str, Any]:
     return report
 
 
-def rows_of(lines: list[dict[str, int]]) -> list[list[dict[str, int]]]:
+def rows_of(lines: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Runs of lines of pixels that have something of a rank, from the top."""
-    rows: list[list[dict[str, int]]] = []
-    for before, line in pairwise([{"first": -1}, *lines]):
-        if line["first"] >= 0:
-            if before["first"] < 0:
+    rows: list[list[dict[str, Any]]] = []
+    for before, line in pairwise([{"filled": False}, *lines]):
+        if line["filled"]:
+            if not before["filled"]:
                 rows.append([])
             rows[-1].append(line)
     return rows
 
 
+def shares_of(row: list[dict[str, Any]]) -> dict[str, float]:
+    """How much of a rank's row each colour fills."""
+    return {name: sum(line[name] for line in row) / (ROW * TIME_WIDTH) for name in ("compute", "communication", "idle")}
+
+
 @pytest.mark.parametrize(
     ("numbers", "steps", "off"),
-    [(1, 1, 0.01), (3, 4, 0.01), (8, 40, 0.04), (3, 2000, 0.06)],
-    ids=["one rank", "whole steps", "narrow steps", "steps narrower than pixels"],
+    [(1, 1, 0.02), (3, 4, 0.02), (3, 2000, 0.08)],
+    ids=["one step", "several steps", "steps narrower than pixels"],
 )
 def test_every_rank_has_a_row_and_each_colour_the_area_of_its_seconds(
     panel: Page, numbers: int, steps: int, off: float
 ) -> None:
-    """`off`: of a row's area. A step's edges fall between pixels, and so does what a column stands for."""
+    """`off`: of a row's area. Lines of pixels that two colours share count for neither."""
     rows = rows_of(panel.evaluate(DRAWN, [uneven(numbers, steps), WIDTH, None]))
     assert len(rows) == numbers
     for number, row in enumerate(rows):
-        area = len(row) * TIME_WIDTH
-        shares = {name: sum(line[name] for line in row) / area for name in ("compute", "communication", "idle")}
         compute = 0.2 + 0.3 * number / numbers
         expected = {"compute": compute, "communication": 0.3, "idle": 0.7 - compute}
-        assert shares == pytest.approx(expected, abs=off), f"rank {number}"
+        assert shares_of(row) == pytest.approx(expected, abs=off), f"rank {number}"
 
 
 def test_a_part_of_the_time_is_drawn_as_wide_as_all_of_it(panel: Page) -> None:
-    """From the middle of the first of four seconds to that of the second: idle, then compute."""
-    (row,) = rows_of(panel.evaluate(DRAWN, [uneven(1, 4), WIDTH, [0.5, 1.2]]))
-    shares = {name: sum(line[name] for line in row) / (len(row) * TIME_WIDTH) for name in ("compute", "idle")}
-    assert shares == pytest.approx({"compute": 0.2 / 0.7, "idle": 0.5 / 0.7}, abs=0.01)
-    assert row[0]["first"] == 86
+    """From the middle of the first of four seconds on: idle, then the second one's beginning."""
+    (row,) = rows_of(panel.evaluate(DRAWN, [uneven(1, 4), WIDTH, [0.5, 1.3]]))
+    expected = {"compute": 0.2 / 0.8, "communication": 0.1 / 0.8, "idle": 0.5 / 0.8}
+    assert shares_of(row) == pytest.approx(expected, abs=0.02)
+    assert row[1]["first"] == 86
 
 
 def test_a_rank_without_times_leaves_its_row_empty(panel: Page) -> None:
@@ -135,7 +142,7 @@ def test_a_rank_without_times_leaves_its_row_empty(panel: Page) -> None:
     lines = panel.evaluate(DRAWN, [report, WIDTH, None])
     rows = rows_of(lines)
     assert len(rows) == 2
-    filled = [number for number, line in enumerate(lines) if line["first"] >= 0]
+    filled = [number for number, line in enumerate(lines) if line["filled"]]
     assert max(b - a for a, b in pairwise(filled)) > len(rows[0]), "the third rank stands in the second one's place"
 
 

@@ -18,6 +18,8 @@ from parallel_runtime.oracle import Oracle
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.resident import ResidentRun
+from parallel_runtime.strategies.shard import SequenceShard
+from parallel_runtime.strategies.traffic import GATHER_BYTES, NEVER, AttentionShape, predict
 from runtime.resident_runs import host_loop, make_run
 from runtime.stale_model import StaleModel
 
@@ -63,6 +65,22 @@ def test_a_plan_equals_the_reference_model_with_and_without_a_mask(
         runner = PlanRunner(ranks, deep, ParallelPlan.parse(name), options={"ungathered": ungathered})
         assert relative_error(runner(tensors), plain) <= TOLERANCE, name
         assert relative_error(runner(masked), expected) <= TOLERANCE, name
+
+
+def test_a_plan_sends_what_the_formula_says(ranks: Pool, deep: ModelSpec, config: FluxConfig) -> None:
+    blocks = config.depth + config.depth_single
+    shape = AttentionShape(
+        blocks=blocks, heads=config.num_heads, head_dim=config.head_dim, element_bytes=4, batch=ODD.batch
+    )
+    for name in PLANS:
+        plan = ParallelPlan.parse(name)
+        lengths = SequenceShard(ODD.text_tokens, ODD.image_tokens, plan.ranks, 0).lengths
+        for ungathered in (True, False):
+            runner = PlanRunner(ranks, deep, plan, options={"ungathered": ungathered})
+            runner(ODD.tensors(config))
+            limit = NEVER if ungathered else GATHER_BYTES
+            predicted = predict(shape, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses, limit=limit)
+            assert [(rank["calls"], rank["bytes"]) for rank in runner.ranks] == predicted, name
 
 
 def test_lanes_give_each_row_of_each_call_its_own_result(

@@ -25,7 +25,7 @@ from parallel_runtime.report.text import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = parse_devices("cpu:2").devices
-COMPUTE, COMMUNICATION, IDLE = "@C", "@M", "@I"
+COMPUTE, COMMUNICATION, IDLE = "#2563eb", "#f59e0b", "#e5e7eb"
 
 
 def ranks() -> list[dict]:

@@ -80,12 +80,6 @@ MUTANTS = (
         ("test_lanes.py::test_a_task_has_the_settings_of_the_callers_thread",),
     ),
     Mutant(
-        "compiled blocks are asked for in no call",
-        '                "compiled": self.compiled,\n',
-        "",
-        ("test_pooled_model.py::test_every_call_says_whether_its_blocks_are_compiled",),
-    ),
-    Mutant(
         "blocks that visit count for one buffer",
         "return 2 * self.sizes.biggest_block if layout.shards",
         "return self.sizes.biggest_block if layout.shards",

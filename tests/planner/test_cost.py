@@ -96,13 +96,6 @@ def test_a_shared_bridge_slows_an_all_to_all_of_many_ranks_and_no_ring() -> None
         assert together - gathered == pytest.approx(slower * (alone - gathered))
 
 
-def test_a_ring_of_four_waits_for_three_hops() -> None:
-    hop = 2 * 2 * 4 * 2  # keys and values of two of the eight tokens, four wide, two bytes each
-    cost = step_cost(TINY, WORK, Candidate(ring=4), only("link", bandwidth=1.0))
-    gathered = 6 * 2 * 3 / 4  # the image's channel, from the three other ranks
-    assert cost.communication_s == pytest.approx(3 * hop + gathered)
-
-
 def test_the_longest_lane_decides() -> None:
     rate = only("rates", attention_flops=1.0)
     whole, (three, four) = seconds(rate), (seconds(rate, replace(WORK, batch=5), data=lanes) for lanes in (2, 4))

@@ -1,6 +1,6 @@
 """Which calls of a pipeline go through whole, and which use the keys and values of the call before them."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def entered(book: StaleBook, *calls: ModelCall, plan: ParallelPlan = PLAN, model
     """What the ranks are told of the one call, which they then do."""
     (told,) = book.enter(calls, ONE_LANE, plan, model)
     book.done()
-    return told
+    return asdict(told)
 
 
 def test_calls_of_a_run_warm_up_and_then_find_what_the_one_before_left() -> None:

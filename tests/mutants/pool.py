@@ -60,13 +60,13 @@ MUTANTS = (
         "a thread may ask inside its own request, and waits for ever",
         "        if self._owner == threading.get_ident():\n",
         "        if self._owner == 0:\n",
-        ("test_turns.py::test_a_thread_that_asks_inside_its_own_turn_is_told_so",),
+        ("test_request_lock.py::test_a_thread_that_asks_inside_its_own_request_is_told_so",),
     ),
     Mutant(
-        "a turn that ends in an error is never given back",
+        "the lock is kept after an error",
         "            yield check\n        finally:\n            self._owner = None\n            self.lock.release()\n",
         "            yield check\n        finally:\n            self._owner = None\n",
-        ("test_turns.py::test_a_turn_is_given_back_after_an_error",),
+        ("test_request_lock.py::test_the_lock_is_released_after_an_error",),
     ),
     Mutant(
         "keys of another run are used",

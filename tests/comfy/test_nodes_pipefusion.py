@@ -33,21 +33,12 @@ def test_a_pipeline_equals_stock_comfyui_while_it_warms_up(
     assert both(client, tiny_models, sampler, warmup_steps=STEPS) <= TOLERANCE
 
 
-def test_after_its_warm_up_a_pipeline_is_a_step_behind_in_either_loop_alike(
-    client: ComfyClient, tiny_models: TinyModels
+@pytest.mark.parametrize("sampler", ["KSampler", "ParallelFluxSampler"])
+def test_after_its_warm_up_a_pipeline_is_a_step_behind(
+    client: ComfyClient, tiny_models: TinyModels, sampler: str
 ) -> None:
-    """Loops of the host and of the workers go stale by the same keys: both are as far from stock, and not apart."""
-    graph = to_latent(workflows.text_to_image(tiny_models, steps=STEPS))
-    stock, host, workers = (
-        saved_latent(client, client.queue(each))
-        for each in (
-            graph,
-            piped(graph, "KSampler", warmup_steps=1, patches=3),
-            piped(graph, "ParallelFluxSampler", warmup_steps=1, patches=3),
-        )
-    )
-    assert relative_error(workers, host) <= TOLERANCE
-    assert relative_error(host, stock) > 100 * TOLERANCE, "it never went stale"
+    error = both(client, tiny_models, sampler, warmup_steps=1, patches=3)
+    assert 1e-4 < error < 0.5, "either it never went stale, or it is another picture"
 
 
 def test_more_stages_than_blocks_are_refused_before_anything_starts(

@@ -62,12 +62,6 @@ MUTANTS = (
         (OVERFLOW,),
     ),
     Mutant(
-        "compiled blocks leave what overflows in fp16",
-        "torch.nan_to_num(x, nan=0.0, posinf=65504, neginf=-65504) if x.dtype == torch.float16 else x",
-        "x",
-        (OVERFLOW,),
-    ),
-    Mutant(
         "a ControlNet's residual goes to the block after",
         "number = numbers[index] if index < len(numbers) else None",
         "number = numbers[index - 1] if 0 < index <= len(numbers) else None",

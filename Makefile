@@ -22,6 +22,9 @@ ENSURE_COMPILER = command -v g++ >/dev/null || \
 # Two ranks on a CPU; GPUs where there are any: make demo DEMO_FLAGS="--devices cuda:0,cuda:1"
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
+# Processes that tests run in, since much of a test is a wait for other processes. WORKERS=0 runs all in one, in order.
+WORKERS ?= 2
+PYTEST := $(RUN) -m pytest -n $(WORKERS)
 PARITY_FLAGS ?=
 PEERS_FLAGS ?=
 TARGETS_FLAGS ?=
@@ -32,12 +35,15 @@ SHOTS := build/pictures
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 PRETEND_FLAGS ?=
-MUTANTS_FLAGS ?=
 
-.PHONY: help venv test parity refusals plans endurance soak recovery fuzz mutants demo pretend-cuda lint format types imports peers targets resident pipefusion chromium compiler pictures pack clean
+.PHONY: help venv test test-quick test-full coverage parity refusals plans endurance soak recovery fuzz demo pretend-cuda lint format types imports peers targets resident pipefusion chromium compiler pictures pack clean
 
 help:
-	@echo "make venv | test | parity | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | lint | format | types | imports | peers | targets | resident | pipefusion | chromium | compiler | pictures | pack | clean"
+	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
+	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
+	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
+	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
+	@echo "make venv | parity | refusals | plans | endurance | soak | recovery | fuzz | demo | pretend-cuda | lint | format | types | imports | peers | targets | resident | pipefusion | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -47,8 +53,21 @@ $(STAMP): pyproject.toml requirements.txt constraints.txt tests/host/install.py 
 	PIP_NO_INPUT=1 $(RUN) -m host.install </dev/null
 	touch $@
 
+# What to run while you work; no browser, no compiler.
+test-quick: venv
+	$(PYTEST) -m "not slow and not full" $(PYTEST_FLAGS)
+
+# What must hold before a change goes in; .ci/run calls it.
 test: venv chromium compiler $(REGISTRY)/.installed
-	$(RUN) -m pytest $(PYTEST_FLAGS)
+	$(PYTEST) -m "not full" $(PYTEST_FLAGS)
+
+# What `make test` leaves out. One of its matrices: make test-full PYTEST_FLAGS=tests/parity
+test-full: venv compiler
+	$(PYTEST) -m full $(PYTEST_FLAGS)
+
+# As `make test`, slower; less of it: make coverage PYTEST_FLAGS=tests/pool
+coverage: venv chromium compiler $(REGISTRY)/.installed
+	$(RUN) -m line_coverage -n $(WORKERS) -m "not full" $(PYTEST_FLAGS)
 
 # Every kind of graph with the stock loader and with ours, under every kind of plan; writes docs/parity.md.
 # Part of it: make parity PARITY_FLAGS="--only kontext --plan 'ring 2'"
@@ -84,11 +103,6 @@ fuzz: venv
 # Part of it: make pretend-cuda PRETEND_FLAGS="--only mutants --match stage"
 pretend-cuda: venv compiler
 	$(RUN) -m gpu.pretend_cuda $(PRETEND_FLAGS)
-
-# Plausible mistakes, one at a time, two at once, each of which the tests that it names must find: prints those that
-# live. Some of them: make mutants MUTANTS_FLAGS="--only wire"
-mutants: venv chromium
-	$(RUN) -m mutants $(MUTANTS_FLAGS)
 
 demo: venv
 	$(RUN) -m demo.run $(DEMO_FLAGS)

@@ -1,11 +1,13 @@
-"""Fixtures all tests share: tiny models and real ComfyUI servers, each made once a session; how hypothesis runs.
+"""Fixtures all tests share: tiny models and real ComfyUI servers, each made once a session; tiers; how hypothesis runs.
 
-Owns: what is started once and stopped at the end. Does not own: how (host/).
+Owns: what is started once and stopped at the end, which folders are slow. Does not own: how a server starts (host/),
+which tests are left to `make test-full` (each says so itself).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +16,7 @@ import pytest
 from host.client import ComfyClient
 from host.server import ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
+from parallel_runtime.__main__ import main
 
 # A busy machine is no failure, nothing is kept between runs, and a failure says how to see it again.
 quiet = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
@@ -21,6 +24,42 @@ hypothesis.settings.register_profile(
     "quiet", deadline=None, database=None, print_blob=True, suppress_health_check=quiet
 )
 hypothesis.settings.load_profile("quiet")
+
+
+TESTS = Path(__file__).resolve().parent
+# Their tests need a server, a browser or workers that are made to fail: `make test-quick` leaves them out.
+SLOW_FOLDERS = {"browser", "comfy", "endurance", "faults", "gpu", "host", "parity", "refusals", "saved_workflows"}
+
+
+# What shares a server, and what shares eight ranks: too large to be there twice when tests run in two processes.
+TOGETHER = {
+    **dict.fromkeys(("browser", "comfy", "endurance", "parity", "refusals", "saved_workflows"), "server"),
+    **dict.fromkeys(("test_smoke_graph.py", "test_nothing_private.py", "test_two_at_once.py"), "server"),
+    "runtime": "ranks",
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of slow folders."""
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist asks, where there is one
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Keep in one process the tests of a file, and those that share what is large."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByWhatIsShared(LoadScopeScheduling):
+        """pytest-xdist's own way of dealing tests out, by other groups."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return next((TOGETHER[part] for part in path.split("/") if part in TOGETHER), path)
+
+    return ByWhatIsShared(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -59,3 +98,15 @@ def stock_server(models_dir: Path) -> Iterator[ComfyServer]:
 def stock_client(stock_server: ComfyServer) -> ComfyClient:
     """A client of the server without the pack."""
     return ComfyClient(stock_server.url)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `python -m parallel_runtime ARGUMENTS` in this process: to import torch again takes longer than most do."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        capsys.readouterr()
+        code = main(arguments)
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return run

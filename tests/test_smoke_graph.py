@@ -1,0 +1,18 @@
+"""One graph in a real ComfyUI, with the stock loader and with ours: what `make test-quick` knows of servers."""
+
+from __future__ import annotations
+
+from host import workflows
+from host.client import ComfyClient
+from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
+from host.tiny_models import TinyModels
+
+
+def test_two_ranks_equal_stock_comfyui_and_another_prompt_does_not(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    stock = latent_of(client, workflows.text_to_image(tiny_models, steps=3))
+    ours = latent_of(client, parallel(workflows.text_to_image(tiny_models, steps=3)))
+    other = latent_of(client, parallel(workflows.text_to_image(tiny_models, steps=3, prompt="a lighthouse at dawn")))
+    assert relative_error(ours, stock) <= TOLERANCE
+    assert relative_error(other, stock) > 100 * TOLERANCE

@@ -2,11 +2,7 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,8 +15,6 @@ from parallel_runtime.planner.known import ON_CPU
 from parallel_runtime.planner.store import CalibrationStore
 from parallel_runtime.pool.pool import Pool
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="module")
 def pool():
@@ -28,6 +22,7 @@ def pool():
         yield started
 
 
+@pytest.mark.slow
 def test_each_rank_measures_its_device_and_the_exchanges_of_its_axis(pool) -> None:
     everyone = pool.probe(ParallelPlan(ulysses=4))
     assert len(everyone) == 4
@@ -57,6 +52,7 @@ def plausible(found: Calibration) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_the_constants_that_follow_are_usable_and_survive_the_cache(pool, tmp_path) -> None:
     tried = [calibrate(pool, tmp_path)]
     while not plausible(tried[-1]):  # on a machine that others use, a small and a large call may take equally long
@@ -79,31 +75,29 @@ def test_a_line_tells_the_call_from_its_size() -> None:
     assert math.isfinite(Line.through([(1.0, 1e-9), (2.0, 1e-9)]).rate)
 
 
-def run(command: str, *options: str, cache: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "parallel_runtime", command, "--devices", "cpu:2", *options],
-        cwd=ROOT,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+@pytest.fixture
+def run(command, monkeypatch, tmp_path):
+    """A command for two CPU ranks, with `tmp_path` as the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return lambda name, *options: command(name, "--devices", "cpu:2", *options)
 
 
-def test_doctor_keeps_a_calibration_that_plan_then_uses(tmp_path) -> None:
-    done = run("doctor", "--calibrate", "--json", cache=tmp_path)
+@pytest.mark.slow
+def test_doctor_keeps_a_calibration_that_plan_then_uses(run, tmp_path) -> None:
+    done = run("doctor", "--calibrate", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     kept = report["calibration"]
     assert kept["file"] == str(tmp_path / "parallel-dit" / "calibration.json")
     assert kept["devices"] == device_set(parse_devices("cpu:2").devices)
-    planned = json.loads(run("plan", "--free-gib", "64", "--dtype", "float32", "--json", cache=tmp_path).stdout)
+    planned = json.loads(run("plan", "--free-gib", "64", "--dtype", "float32", "--json").stdout)
     assert planned["calibration"] == kept["constants"]
     assert any("measured on these devices" in reason for reason in planned["reasons"])
 
 
-def test_doctor_says_when_the_calibration_cannot_be_kept(tmp_path) -> None:
+@pytest.mark.full
+def test_doctor_says_when_the_calibration_cannot_be_kept(run, tmp_path) -> None:
     (tmp_path / "parallel-dit").write_text("a file where the folder should be")
-    done = run("doctor", "--calibrate", cache=tmp_path)
+    done = run("doctor", "--calibrate")
     assert done.returncode == 2
     assert "cannot be written" in done.stderr and "XDG_CACHE_HOME" in done.stderr

@@ -1,9 +1,8 @@
-"""`python -m parallel_runtime plan`: what it prints, its JSON and its exit codes, run as a user runs it."""
+"""`python -m parallel_runtime plan`: what it prints, its JSON and its exit codes."""
 
 import json
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,23 +14,23 @@ from parallel_runtime.devices import parse_devices
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.store import CalibrationStore
 
-ROOT = Path(__file__).resolve().parents[2]
+
+@pytest.fixture
+def plan(
+    command: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Exit code, stdout and stderr of `plan`; `cache` is the user's cache folder."""
+
+    def run(*options: str, cache: Path | None = None) -> tuple[int, str, str]:
+        if cache:
+            monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        done = command("plan", *options)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
 
 
-def plan(*options: str, cache: Path | None = None) -> tuple[int, str, str]:
-    environment = {**os.environ, **({"XDG_CACHE_HOME": str(cache)} if cache else {})}
-    done = subprocess.run(
-        [sys.executable, "-m", "parallel_runtime", "plan", *options],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_it_prints_plans_the_choice_and_the_reasons() -> None:
+def test_it_prints_plans_the_choice_and_the_reasons(plan) -> None:
     code, out, _ = plan("--kind", "A100", "--devices", "4", "--width", "2048", "--height", "2048")
     assert code == 0
     assert "16384 image + 512 text tokens" in out
@@ -40,7 +39,7 @@ def test_it_prints_plans_the_choice_and_the_reasons() -> None:
     assert "not measured here" in out
 
 
-def test_stale_also_weighs_pipefusion_and_marks_it() -> None:
+def test_stale_also_weighs_pipefusion_and_marks_it(plan) -> None:
     common = ("--kind", "A100", "--devices", "4", "--json")
     usual, stale = json.loads(plan(*common)[1]), json.loads(plan(*common, "--stale")[1])
     assert all(row["exact"] for row in usual["table"])
@@ -48,7 +47,7 @@ def test_stale_also_weighs_pipefusion_and_marks_it() -> None:
     assert any(not row["exact"] for row in stale["table"])
 
 
-def test_a_file_and_devices_here_are_planned_with_the_calibration_kept(tmp_path) -> None:
+def test_a_file_and_devices_here_are_planned_with_the_calibration_kept(plan, tmp_path) -> None:
     path = tmp_path / "small.safetensors"
     write_sample(path, sample_config())
     options = ("--model", str(path), "--devices", "cpu:2", "--dtype", "float32", "--json")
@@ -64,7 +63,7 @@ def test_a_file_and_devices_here_are_planned_with_the_calibration_kept(tmp_path)
     assert kept["plan"] is not None
 
 
-def test_the_link_can_be_told_and_matters() -> None:
+def test_the_link_can_be_told_and_matters(plan) -> None:
     slow = json.loads(plan("--kind", "L20", "--devices", "4", "--bandwidth-gbs", "1", "--json")[1])
     fast = json.loads(plan("--kind", "L20", "--devices", "4", "--bandwidth-gbs", "30", "--json")[1])
     times = [{row["name"]: row["seconds_per_step"] for row in report["table"]} for report in (slow, fast)]
@@ -73,7 +72,9 @@ def test_the_link_can_be_told_and_matters() -> None:
     assert slow["calibration"]["source"].endswith("link as given")
 
 
-def test_a_link_that_is_told_does_not_drop_the_calibration_and_compiled_is_not_ignored_in_silence(tmp_path) -> None:
+def test_a_link_that_is_told_does_not_drop_the_calibration_and_compiled_is_not_ignored_in_silence(
+    plan, tmp_path
+) -> None:
     devices = parse_devices("cpu:2").devices
     measured = replace(known_calibration("cpu"), source="measured by the test")
     measured = replace(measured, rates=replace(measured.rates, matmul_flops=1e9))
@@ -89,14 +90,14 @@ def test_a_link_that_is_told_does_not_drop_the_calibration_and_compiled_is_not_i
         assert "warning: --compiled changes nothing here: nothing is known of compiled blocks on a CPU" in out
 
 
-def test_compiled_blocks_of_a_kind_are_told_from_eager_ones() -> None:
+def test_compiled_blocks_of_a_kind_are_told_from_eager_ones(plan) -> None:
     common = ("--kind", "L20", "--devices", "4", "--json")
     eager, compiled = json.loads(plan(*common)[1]), json.loads(plan(*common, "--compiled")[1])
     assert compiled["warnings"] == []
     assert compiled["chosen"]["seconds_per_step"] < eager["chosen"]["seconds_per_step"]
 
 
-def test_more_than_four_cards_on_pcie_share_a_link() -> None:
+def test_more_than_four_cards_on_pcie_share_a_link(plan) -> None:
     links = [
         json.loads(plan("--kind", "NVIDIA L40", "--devices", count, "--json")[1])["calibration"]["link"]["name"]
         for count in ("4", "8")
@@ -104,7 +105,7 @@ def test_more_than_four_cards_on_pcie_share_a_link() -> None:
     assert links == ["pcie4", "pcie4-shared"]
 
 
-def test_nothing_fits_is_an_answer_and_exit_code_1() -> None:
+def test_nothing_fits_is_an_answer_and_exit_code_1(plan) -> None:
     code, out, _ = plan("--kind", "RTX 4090", "--devices", "1", "--free-gib", "0.5")
     assert code == 1
     assert "plan: none" in out and "does not fit" in out
@@ -126,7 +127,7 @@ def test_nothing_fits_is_an_answer_and_exit_code_1() -> None:
         (("--kind", "H100", "--devices", "2", "--free-gib", "1e300"), "--free-gib=1e+300 is not above 0 and at most"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_with_the_value_and_the_remedy(options, message) -> None:
+def test_what_cannot_be_planned_is_refused_with_the_value_and_the_remedy(plan, options, message) -> None:
     code, out, err = plan(*options)
     assert code == 2
     assert out == ""

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import diffusers
@@ -20,17 +21,39 @@ from parallel_runtime.report.schema import validate
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *python, "-m", "parallel_runtime", *arguments]
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, without asserts and docstrings (-OO)."""
+    command = [sys.executable, "-OO", "-m", "parallel_runtime", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
 
 
-def verify(model: str, plan: str, *more: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def verify(command: Command) -> Command:
+    """`verify` with a model and a plan, on inputs that no plan divides."""
     size = ("--width", "200", "--height", "136", "--text-tokens", "7", "--batch", "2")
-    return run("verify", "--model", model, "--plan", plan, *size, *more)
+    return lambda model, plan, *more: command("verify", "--model", model, "--plan", plan, *size, *more)
 
 
-def test_verify_reports_an_exact_plan_and_exits_0(sample: ModelSpec) -> None:
+@pytest.fixture
+def bench(command: Command) -> Callable[..., dict]:
+    """The report of a small bench."""
+
+    def run(model: str, *arguments: str) -> dict:
+        size = ("--width", "128", "--height", "128", "--text-tokens", "16")
+        done = command("bench", "--model", model, *size, "--warmup", "0", "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        validate(report)
+        return report
+
+    return run
+
+
+@pytest.mark.slow
+def test_verify_reports_an_exact_plan_and_exits_0(sample: ModelSpec, verify: Command) -> None:
     done = verify(sample.path, "ulysses=2,ring=2", "--devices", "cpu:4", "--dtype", "float32", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -41,18 +64,20 @@ def test_verify_reports_an_exact_plan_and_exits_0(sample: ModelSpec) -> None:
     assert report["image_tokens"] == 9 * 13
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_negative_control_exits_1(sample: ModelSpec, dtype: str) -> None:
+def test_the_negative_control_exits_1(sample: ModelSpec, dtype: str, command: Command) -> None:
     size = ("--width", "256", "--height", "256", "--text-tokens", "77")
     plan = ("--plan", "ring=2", "--dtype", dtype, "--negative-control")
-    done = run("verify", "--model", sample.path, *plan, *size, "--json")
+    done = command("verify", "--model", sample.path, *plan, *size, "--json")
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
     assert report["max_rel_err"] > 0.05 > 4 * report["tolerance"]
     assert report["negative_control"] is True
 
 
-def test_verify_runs_cond_and_uncond_in_a_lane_each(sample: ModelSpec) -> None:
+@pytest.mark.slow
+def test_verify_runs_cond_and_uncond_in_a_lane_each(sample: ModelSpec, verify: Command) -> None:
     done = verify(sample.path, "cfg=2,ulysses=2", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
@@ -64,7 +89,8 @@ def test_verify_runs_cond_and_uncond_in_a_lane_each(sample: ModelSpec) -> None:
     assert report["warnings"] == []
 
 
-def test_verify_counts_the_weights_that_each_rank_holds(sample: ModelSpec) -> None:
+@pytest.mark.slow
+def test_verify_counts_the_weights_that_each_rank_holds(sample: ModelSpec, verify: Command) -> None:
     whole = json.loads(verify(sample.path, "ulysses=2", "--json").stdout)["parameter_bytes_per_rank"][0]
     done = verify(sample.path, "data=2,ulysses=2", "--weights", "sharded", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,27 +101,33 @@ def test_verify_counts_the_weights_that_each_rank_holds(sample: ModelSpec) -> No
     assert report["max_rel_err"] <= 1e-5
 
 
-def test_a_lane_without_work_is_named(sample: ModelSpec) -> None:
-    done = run("verify", "--model", sample.path, "--plan", "data=2", "--width", "64", "--height", "64", "--batch", "1")
+@pytest.mark.slow
+def test_a_lane_without_work_is_named(sample: ModelSpec, command: Command) -> None:
+    done = command(
+        "verify", "--model", sample.path, "--plan", "data=2", "--width", "64", "--height", "64", "--batch", "1"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "warning: lane 1 of 2 had no work (rank 1); use a larger --batch" in done.stdout
     assert "rank 1, lane 1: no work" in done.stdout
 
 
-@pytest.mark.parametrize("plan", ["cfg=2", "data=2"])
-def test_the_negative_control_of_lanes_exits_1(sample: ModelSpec, plan: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["cfg=2", pytest.param("data=2", marks=pytest.mark.full)])
+def test_the_negative_control_of_lanes_exits_1(sample: ModelSpec, plan: str, verify: Command) -> None:
     done = verify(sample.path, plan, "--negative-control", "--json")
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["max_rel_err"] > 0.05
 
 
-def test_verify_follows_several_steps(sample: ModelSpec) -> None:
+@pytest.mark.full
+def test_verify_follows_several_steps(sample: ModelSpec, verify: Command) -> None:
     done = verify(sample.path, "ulysses=3", "--steps", "3", "--json")
     assert done.returncode == 0, done.stdout
     assert json.loads(done.stdout)["steps"] == 3
 
 
-def test_verify_in_bf16_is_held_against_one_bf16_process(sample: ModelSpec) -> None:
+@pytest.mark.slow
+def test_verify_in_bf16_is_held_against_one_bf16_process(sample: ModelSpec, verify: Command) -> None:
     done = verify(sample.path, "ring=2", "--dtype", "bfloat16", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout
@@ -103,8 +135,9 @@ def test_verify_in_bf16_is_held_against_one_bf16_process(sample: ModelSpec) -> N
     assert report["one_process_rel_err"] < 2e-2, "more than bf16's arithmetic makes of two blocks"
 
 
+@pytest.mark.slow
 def test_a_result_that_is_no_number_exits_1_and_leaves_the_report_strict_json(
-    sample: ModelSpec, tmp_path: Path
+    sample: ModelSpec, tmp_path: Path, verify: Command
 ) -> None:
     weights = load_file(sample.path)
     weights["img_in.bias"] *= float("nan")
@@ -117,21 +150,23 @@ def test_a_result_that_is_no_number_exits_1_and_leaves_the_report_strict_json(
     assert report["per_rank"] == [None, None]
 
 
+@pytest.mark.slow
 def test_stdout_is_the_report_and_nothing_else_without_asserts_and_docstrings(sample: ModelSpec) -> None:
     """-OO takes away what -O does, and docstrings too."""
     size = ("--width", "64", "--height", "64", "--text-tokens", "5")
-    done = run("verify", "--model", sample.path, "--plan", "ring=2", *size, "--json", python=("-OO",))
+    done = process("verify", "--model", sample.path, "--plan", "ring=2", *size, "--json")
     assert done.returncode == 0, done.stderr
     assert isinstance(json.loads(done.stdout), dict)
 
 
+@pytest.mark.slow
 def test_help_is_there_without_docstrings() -> None:
-    command = [sys.executable, "-OO", "-m", "parallel_runtime", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = process("--help")
     assert done.returncode == 0, done.stderr
     assert "verify" in done.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(sample: ModelSpec) -> None:
     command = [sys.executable, "-m", "parallel_runtime", "bench", "--model", sample.path, "--plan", "ring=2"]
     size = ["--width", "64", "--height", "64", "--text-tokens", "5", "--runs", "1000000"]
@@ -166,7 +201,10 @@ def wait_for_ranks(parent: int, *, count: int) -> list[psutil.Process]:
     raise AssertionError(f"{parent} has not started {count} ranks")
 
 
-def test_verify_shows_a_pipeline_exact_in_warm_up_and_what_its_old_keys_change(sample: ModelSpec) -> None:
+@pytest.mark.slow
+def test_verify_shows_a_pipeline_exact_in_warm_up_and_what_its_old_keys_change(
+    sample: ModelSpec, verify: Command
+) -> None:
     done = verify(sample.path, "pipefusion=2", "--steps", "3", "--warmup", "1", "--patches", "3", "--json")
     report = json.loads(done.stdout)
     assert report["max_rel_err"] <= report["tolerance"]
@@ -178,7 +216,8 @@ def test_verify_shows_a_pipeline_exact_in_warm_up_and_what_its_old_keys_change(s
     assert "every step a warm-up" in said and "0 with keys a step old" in said
 
 
-def test_verify_speaks_to_people_too(sample: ModelSpec) -> None:
+@pytest.mark.slow
+def test_verify_speaks_to_people_too(sample: ModelSpec, verify: Command) -> None:
     done = verify(sample.path, "ulysses=2")
     assert done.stdout.startswith("uly2: equal to one process: relative error")
     assert "rank 1:" in done.stdout
@@ -230,9 +269,10 @@ def test_a_file_that_cannot_be_read_exits_2(tmp_path: Path, capsys: pytest.Captu
     assert "only .safetensors" in capsys.readouterr().err
 
 
-def test_bench_puts_every_baseline_beside_each_plan(sample: ModelSpec, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_bench_puts_every_baseline_beside_each_plan(sample: ModelSpec, tmp_path: Path, command: Command) -> None:
     chart = tmp_path / "chart.png"
-    done = run(
+    done = command(
         *("bench", "--model", sample.path, "--plan", "ulysses=2", "--plan", "ring=2", "--width", "256"),
         *("--height", "256", "--text-tokens", "16", "--warmup", "1", "--runs", "3", "--json", "--chart", str(chart)),
         *("--trace", str(tmp_path)),
@@ -274,8 +314,9 @@ def test_bench_refuses_a_chart_it_cannot_write_before_it_measures(
     assert words in capsys.readouterr().err
 
 
-def test_bench_times_lanes_too(sample: ModelSpec) -> None:
-    done = run(
+@pytest.mark.full
+def test_bench_times_lanes_too(sample: ModelSpec, command: Command) -> None:
+    done = command(
         *("bench", "--model", sample.path, "--plan", "cfg=2", "--width", "64", "--height", "64"),
         *("--text-tokens", "16", "--warmup", "0", "--runs", "1", "--json"),
     )
@@ -285,17 +326,8 @@ def test_bench_times_lanes_too(sample: ModelSpec) -> None:
     assert {name for name in rows if name.startswith("diffusers")}  # the same two calls, of unequal text
 
 
-def bench(model: str, *arguments: str) -> dict:
-    """The report of a small bench."""
-    size = ("--width", "128", "--height", "128", "--text-tokens", "16")
-    done = run("bench", "--model", model, *size, "--warmup", "0", "--json", *arguments)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    validate(report)
-    return report
-
-
-def test_bench_times_a_pipeline_after_its_warm_up(sample: ModelSpec) -> None:
+@pytest.mark.slow
+def test_bench_times_a_pipeline_after_its_warm_up(sample: ModelSpec, bench: Callable[..., dict]) -> None:
     """What keys a step old change is told, by that name; a step of warm-up would be one rank's to 1e-5."""
     plans = ("--plan", "pipefusion=2", "--plan", "pipefusion=2,patches=3,warmup_steps=2")
     report = bench(sample.path, *plans, "--runs", "2")
@@ -308,15 +340,17 @@ def test_bench_times_a_pipeline_after_its_warm_up(sample: ModelSpec) -> None:
     assert "the weights lie in 2 ways (replicated, 2 stages)" in report["warnings"][0]
 
 
-def test_bench_says_which_judge_and_which_inputs_it_had(sample: ModelSpec) -> None:
+@pytest.mark.slow
+def test_bench_says_which_judge_and_which_inputs_it_had(sample: ModelSpec, bench: Callable[..., dict]) -> None:
     report = bench(sample.path, "--plan", "ulysses=2", "--runs", "1", "--seed", "5")
     assert report["versions"]["diffusers"] == diffusers.__version__
     assert report["inputs"] == {"seed": 5}
     assert "warnings" not in report
 
 
-def test_doctor_lists_passes_and_problems_with_remedies() -> None:
-    done = run("doctor", "--devices", "cpu:2", "--json")
+@pytest.mark.slow
+def test_doctor_lists_passes_and_problems_with_remedies(command: Command) -> None:
+    done = command("doctor", "--devices", "cpu:2", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout
     assert report["can_run"] is True
@@ -324,4 +358,4 @@ def test_doctor_lists_passes_and_problems_with_remedies() -> None:
     assert {"parity", "byte pattern", "shared memory", "torch"} <= names
     assert all(check["ok"] or check["remedy"] for check in report["checks"])
     assert report["versions"]["torch"]
-    assert run("doctor", "--devices", "cuda:77").returncode == 2
+    assert command("doctor", "--devices", "cuda:77").returncode == 2

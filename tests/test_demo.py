@@ -36,6 +36,7 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_an_image_and_a_table_and_status_zero(tmp_path: Path) -> None:
     done = run_demo("--size", "192", "--steps", "2", "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -45,6 +46,7 @@ def test_the_demo_ends_with_an_image_and_a_table_and_status_zero(tmp_path: Path)
     assert "step 2 of 2" in done.stdout
 
 
+@pytest.mark.full
 def test_the_demo_fails_when_the_graph_fails(tmp_path: Path) -> None:
     done = run_demo("--devices", "cuda:99", "--output", str(tmp_path))
     assert done.returncode != 0

@@ -80,7 +80,8 @@ def torch_family(installs: dict[str, str]) -> set[str]:
 
 
 # 2.6.0 is the oldest we support; the local version is how torch's own builds for a GPU name themselves.
-@pytest.mark.parametrize("torch_version", ["2.6.0", "2.7.1+cu128"])
+@pytest.mark.slow
+@pytest.mark.parametrize("torch_version", ["2.6.0", pytest.param("2.7.1+cu128", marks=pytest.mark.full)])
 def test_installing_the_requirements_leaves_the_users_torch_alone(users_python: Path, torch_version: str) -> None:
     for name, version in (("torch", torch_version), ("torchvision", "0.21.0"), ("torchaudio", "2.6.0")):
         pretend_installed(users_python, name, version)
@@ -99,6 +100,7 @@ def model_libraries(installs: dict[str, str]) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_installing_the_requirements_leaves_an_older_transformers_alone(users_python: Path) -> None:
     for name, version in (("torch", "2.8.0"), ("transformers", "4.57.1"), ("huggingface_hub", "0.36.0")):
         pretend_installed(users_python, name, version)
@@ -107,11 +109,13 @@ def test_installing_the_requirements_leaves_an_older_transformers_alone(users_py
     assert model_libraries(installs) == set()
 
 
+@pytest.mark.full
 def test_a_requirement_that_names_a_newer_hub_would_be_seen(users_python: Path) -> None:
     pretend_installed(users_python, "huggingface_hub", "0.36.0")
     assert model_libraries(planned_installs(users_python, "--no-deps", "huggingface_hub>=1")) == {"huggingface_hub"}
 
 
+@pytest.mark.slow
 def test_a_requirement_that_names_a_newer_torch_would_be_seen(users_python: Path) -> None:
     pretend_installed(users_python, "torch", "2.6.0")
     assert torch_family(planned_installs(users_python, "--no-deps", "torch==2.13.0")) == {"torch"}

@@ -18,6 +18,8 @@ from host.client import ComfyClient
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 COMFY = ROOT / "build" / "registry" / "bin" / "comfy"
 NEEDED = {"__init__.py", "pyproject.toml", "requirements.txt", "LICENSE", "README.md", "web/parallel_dit.js"}

@@ -23,6 +23,7 @@ def crew(folder: Path, peer: Peer) -> PeerCrew:
     return PeerCrew(peer, python=sys.executable, kind="cpu", dtype="float32", model=model, inputs=inputs)
 
 
+@pytest.mark.full
 def test_a_peer_over_two_processes_equals_one_process(tmp_path: Path) -> None:
     with crew(tmp_path, Peer(module="diffusers_peer", ring=2)) as peer:
         peer.wait_ready()
@@ -31,6 +32,7 @@ def test_a_peer_over_two_processes_equals_one_process(tmp_path: Path) -> None:
     assert relative_error(output, Oracle(str(tmp_path / "model.safetensors"))(TENSORS)) <= 1e-5
 
 
+@pytest.mark.full
 def test_our_loop_without_a_pool_equals_one_process(tmp_path: Path) -> None:
     with crew(tmp_path, Peer(module="own_loop")) as own:
         own.wait_ready()
@@ -39,6 +41,7 @@ def test_our_loop_without_a_pool_equals_one_process(tmp_path: Path) -> None:
     assert relative_error(output, Oracle(str(tmp_path / "model.safetensors"))(TENSORS)) <= 1e-5
 
 
+@pytest.mark.full
 def test_a_peer_that_ends_says_why(tmp_path: Path) -> None:
     with crew(tmp_path, Peer(module="no_such_peer")) as peer, pytest.raises(PeerError, match="no_such_peer"):
         peer.wait_ready()

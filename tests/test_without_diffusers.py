@@ -23,6 +23,8 @@ from host.tiny_models import TinyModels
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.sample_model import sample_config, write_sample
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 NEED_THE_JUDGE = {"parallel_runtime.oracle", "parallel_runtime.__main__"}  # the latter ends the interpreter
 REMEDY = 'pip install "diffusers>=0.35"'
@@ -70,7 +72,7 @@ def test_the_nodes_sample_without_it(without_diffusers: Path, models_dir: Path, 
         assert latent_of(ComfyClient(server.url), graph).isfinite().all()
 
 
-@pytest.mark.parametrize("command", ["verify", "bench"])
+@pytest.mark.parametrize("command", ["verify", pytest.param("bench", marks=pytest.mark.full)])
 def test_what_needs_the_judge_exits_2_with_one_line(command: str, sample: ModelSpec, without_diffusers: Path) -> None:
     arguments = ("-m", "parallel_runtime", command, "--model", sample.path, "--plan", "ulysses=2")
     done = run(without_diffusers, *arguments)

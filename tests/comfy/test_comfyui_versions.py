@@ -99,6 +99,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_remedy(pack) -> None:
     assert said == "Parallel DiT needs the package psutil; pip install -r requirements.txt in its folder"
 
 
+@pytest.mark.full
 def test_a_real_comfyui_that_is_too_old_starts_says_so_and_works(
     models_dir: Path, tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:

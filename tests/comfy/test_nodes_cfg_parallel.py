@@ -125,7 +125,13 @@ def lanes_of(report: dict[str, Any], request: int = 0) -> list[list[list[int]]]:
     return [pieces[lane] for lane in sorted(pieces)]
 
 
-@pytest.mark.parametrize("name", TOGETHER)
+# Graphs of these kinds run under a plan of cfg in parity/test_parity_subset.py too.
+IN_THE_SUBSET = ("unequal prompts, batch 2", "LoRA", "two areas and a negative")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in IN_THE_SUBSET else []) for name in TOGETHER]
+)
 def test_conditionings_go_together_and_equal_stock_comfyui(name: str, client: ComfyClient) -> None:
     graph, calls = TOGETHER[name]
     error, report = both(client, graph, CFG_2)
@@ -169,7 +175,9 @@ def test_what_keeps_state_between_calls_sees_them_in_stocks_order(
     assert comfy_server.log.count("one after the other") == told + 1
 
 
-@pytest.mark.parametrize("name", ["unequal prompts, batch 2", "areas that overlap"])
+@pytest.mark.parametrize(
+    "name", ["unequal prompts, batch 2", pytest.param("areas that overlap", marks=pytest.mark.full)]
+)
 def test_four_ranks_equal_stock_comfyui(name: str, client: ComfyClient) -> None:
     error, report = both(client, TOGETHER[name][0], {"devices": "cpu:4", "cfg": 2, "ulysses": 2})
     assert error <= TOLERANCE

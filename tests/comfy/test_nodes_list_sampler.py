@@ -124,7 +124,9 @@ def assert_same_images(client: ComfyClient, graphs: list[Workflow], **plan: Any)
 STOCHASTIC = ("euler_ancestral", "ddpm", "lcm", "dpmpp_2m_sde")
 
 
-@pytest.mark.parametrize("sampler", ("euler", *STOCHASTIC))
+@pytest.mark.parametrize(
+    "sampler", ["euler", "dpmpp_2m_sde", *(pytest.param(name, marks=pytest.mark.full) for name in STOCHASTIC[:-1])]
+)
 def test_five_images_over_two_replicas_are_the_images_of_single_runs(sampler: str, client: ComfyClient) -> None:
     graphs = [single(number, sampler=sampler, steps=3) for number in range(5)]
     report = report_of(assert_same_images(client, graphs, **DATA_2))
@@ -140,8 +142,12 @@ def test_random_numbers_of_the_whole_process_stay_those_of_each_image(client: Co
 
 @pytest.mark.parametrize(
     "plan",
-    [{"devices": "cpu:1"}, {"devices": "cpu:3", "data": 3}, {"devices": "cpu:4", "data": 2, "cfg": 2}, {}],
-    ids=["one rank", "data 3", "data 2, cfg 2", "stock MODEL"],
+    [
+        pytest.param({"devices": "cpu:1"}, id="one rank", marks=pytest.mark.full),
+        pytest.param({"devices": "cpu:3", "data": 3}, id="data 3", marks=pytest.mark.full),
+        pytest.param({"devices": "cpu:4", "data": 2, "cfg": 2}, id="data 2, cfg 2"),
+        pytest.param({}, id="stock MODEL"),
+    ],
 )
 def test_the_degree_changes_no_image(plan: dict[str, Any], client: ComfyClient) -> None:
     graphs = [single(number, guided(3.0), sampler="euler_ancestral") for number in range(3)]

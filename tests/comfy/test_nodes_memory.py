@@ -216,6 +216,7 @@ def test_workers_that_keep_dying_are_not_started_again_until_released(
     run(client, bf16(tiny_models, seed=90))
 
 
+@pytest.mark.full
 def test_models_and_plans_in_turn_do_not_grow_the_server_or_the_workers(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
@@ -237,6 +238,7 @@ def test_models_and_plans_in_turn_do_not_grow_the_server_or_the_workers(
     assert max(growth(held)) < HALF_A_MODEL, f"bytes by turn and rank: {held}"
 
 
+@pytest.mark.full
 def test_weights_of_a_model_that_comfyui_dropped_leave_the_workers(tiny_models: TinyModels) -> None:
     with ComfyServer(models=tiny_models.models, flags=("--cache-classic",)) as server:
         client = ComfyClient(server.url)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from host.client import ComfyClient, Workflow
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
@@ -11,6 +13,7 @@ from .run import MOST_GROWN, WARM_UP, Held, growth, prompt, run
 RELEASE: Workflow = {"end": {"class_type": "ReleaseParallelPool", "inputs": {}}}
 
 
+@pytest.mark.full
 def test_models_and_plans_in_turn_leave_nothing_over(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from faults.fuzz.fuzzer import Target, fuzz
 from faults.fuzz.marking import Edges, marked_module
 from faults.fuzz.targets import header, wire
@@ -30,6 +32,7 @@ def test_the_header_of_a_weights_file_survives_what_reaches_new_code(tmp_path):
     assert found.corpus > 3, "nothing new was reached: the fuzzer is blind"
 
 
+@pytest.mark.full
 def test_both_survive_without_assertions_too():
     """Nothing that a message can carry may rest on an `assert`."""
     command = [sys.executable, "-O", "-m", "faults.fuzz", "--inputs", str(INPUTS), "--seed", "2"]
@@ -40,6 +43,7 @@ def test_both_survive_without_assertions_too():
     assert done.stdout.count(f"{INPUTS} inputs") == 2
 
 
+@pytest.mark.full
 def test_the_fuzzer_finds_what_hides_behind_three_steps(tmp_path, monkeypatch):
     """The negative control: by chance alone, three bytes in a row are one in 17 million."""
     (tmp_path / "hiding.py").write_text(

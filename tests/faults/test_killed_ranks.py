@@ -12,7 +12,7 @@ from pool.echo_pool import FRESH, failure, first_line, in_time, is_alive, make_s
 from parallel_runtime.errors import PoolError
 
 
-@pytest.mark.parametrize("num_mib", [8, 64])
+@pytest.mark.parametrize("num_mib", [pytest.param(8, marks=pytest.mark.full), 64])
 def test_a_rank_killed_in_the_middle_of_an_exchange(pool, num_mib):
     """The other rank's "connection closed by peer" must not be taken for the cause."""
     exchange = ["exchange", num_mib << 20, 30.0]

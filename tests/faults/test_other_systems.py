@@ -16,7 +16,7 @@ MISSING = """
 """
 
 
-@pytest.mark.parametrize("system", ["win32", "darwin"])
+@pytest.mark.parametrize("system", ["win32", pytest.param("darwin", marks=pytest.mark.full)])
 def test_another_system_can_import_the_pool_and_is_told_what_is_missing(system):
     program = """
         take_away("SYSTEM")

@@ -8,6 +8,8 @@ import torch
 from faults.soak import Soak
 from faults.soak_cases import Case, Cases
 
+pytestmark = pytest.mark.full
+
 FAULTS = 7  # of thirteen; each has tests of its own
 PATIENCE = 3  # how soon faults are noticed is what those tests hold, in one of three tries
 

@@ -14,6 +14,8 @@ from host.client import ComfyClient, Event, PromptRefusedError, PromptResult, Wo
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 
+pytestmark = pytest.mark.full
+
 
 def pixels(client: ComfyClient, result: PromptResult) -> np.ndarray:
     """The one saved image as (height, width, 3) floats in 0..255."""

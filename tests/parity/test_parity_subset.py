@@ -13,18 +13,15 @@ from .edits import from_picture, on_model, set_inputs
 from .graphs import BY_NAME, KINDS, NOT_IN_STOCK, SAMPLERS, SCHEDULERS, of
 from .runner import PLANS, VISIBLE, Bench, FailedRunError, compared, effect, prepare
 
+Cells = dict[str, tuple[str, ...]]
 # By plan, so that the workers of one are not started over and over.
-SUBSET: dict[str, tuple[str, ...]] = {
+SUBSET: Cells = {
     "ulysses 2": (
-        "cfg 3, unequal prompts",
         "schnell",
         "fill, noise mask, cfg 2",
         "sampler dpmpp_2m_sde",
         "ModelSamplingFlux",
         "ScaleROPE",
-        "ConditioningSetArea",
-        "XLabs and InstantX",
-        "EasyCache",
         "attention mask, halves",
         "LoRA, then the base model",
     ),
@@ -35,36 +32,55 @@ SUBSET: dict[str, tuple[str, ...]] = {
         "RescaleCFG",
         "FluxDisableGuidance",
         "uxo/uno, 2 reference(s)",
-        "StyleModelApply (Redux), attn_bias",
-        "two LoRAs",
     ),
     "cfg 2": (
-        "cfg 3, long prompt, short negative",
         "batch 2, cfg 3, unequal prompts",
-        "DualCFGGuider",
         "PerpNegGuider",
         "ConditioningSetArea, cfg 3",
-        "ConditioningSetMask",
         "XLabs, cfg 2, batch 2",
         "EasyCache, cfg 2",
-        "attention mask of another size, batch 2, cfg 2",
         "LoRA, cfg 2, reference",
     ),
-    "ring 3": (
-        "begins with a picture",
-        "batch 3, cfg 3",
-        "72 x 104",
-        "CFGGuider",
-        "StyleModelApply (Redux), multiply",
-        "Union",
-        "LazyCache",
-        "attention mask, random bias",
-    ),
-    "cfg 2 x ulysses 2": ("cfg 3, unequal prompts", "fill, noise mask, cfg 2", "every second call skipped"),
+    "ring 3": ("begins with a picture", "72 x 104", "StyleModelApply (Redux), multiply", "Union"),
+    "cfg 2 x ulysses 2": ("cfg 3, unequal prompts",),
 }
-CELLS = [(name, plan) for plan, names in SUBSET.items() for name in names]
+# More of each kind, in the full tier.
+MORE: Cells = {
+    "ulysses 2": ("cfg 3, unequal prompts", "ConditioningSetArea", "XLabs and InstantX", "EasyCache"),
+    "ring 2": ("StyleModelApply (Redux), attn_bias", "two LoRAs"),
+    "cfg 2": (
+        "cfg 3, long prompt, short negative",
+        "DualCFGGuider",
+        "ConditioningSetMask",
+        "attention mask of another size, batch 2, cfg 2",
+    ),
+    "ring 3": ("batch 3, cfg 3", "CFGGuider", "LazyCache", "attention mask, random bias"),
+    "cfg 2 x ulysses 2": ("fill, noise mask, cfg 2", "every second call skipped"),
+}
+
+
+def cells(*, test: Cells, full: Cells):
+    """A graph and a plan each; those of `full` are left to that tier."""
+    return [
+        pytest.param(name, plan, marks=marks)
+        for part, marks in ((test, []), (full, [pytest.mark.full]))
+        for plan, names in part.items()
+        for name in names
+    ]
+
+
+def edited(part: Cells) -> Cells:
+    """Those graphs that have more than settings."""
+    return {plan: tuple(name for name in names if BY_NAME[name].edits) for plan, names in part.items()}
+
+
+EDITED = cells(test=edited(SUBSET), full=edited(MORE))
 # Lanes alone exchange nothing that could be switched off; tests/runtime/test_lane_parity.py has the control of theirs.
-WITH_EXCHANGE = [(name, plan) for name, plan in CELLS if {"ulysses", "ring"} & PLANS[plan].keys()]
+EXCHANGING = [plan for plan, degrees in PLANS.items() if {"ulysses", "ring"} & degrees.keys()]
+CONTROLS = cells(
+    test={plan: SUBSET[plan][:1] for plan in EXCHANGING},
+    full={plan: SUBSET[plan][1:] + MORE[plan] for plan in EXCHANGING},
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +89,14 @@ def bench(comfy_server: ComfyServer, tiny_models: TinyModels) -> Bench:
     return prepare(ComfyClient(comfy_server.url), tiny_models)
 
 
-@pytest.mark.parametrize(("name", "plan"), CELLS)
+@pytest.mark.parametrize(("name", "plan"), cells(test=SUBSET, full=MORE))
 def test_our_loader_equals_the_stock_loader(name: str, plan: str, bench: Bench) -> None:
     row = bench.compare(BY_NAME[name], plan)
     assert row.problems == ()
     assert row.calls > 0
 
 
-@pytest.mark.parametrize(("name", "plan"), WITH_EXCHANGE)
+@pytest.mark.parametrize(("name", "plan"), CONTROLS)
 def test_without_the_exchange_no_graph_of_the_subset_passes(name: str, plan: str, bench: Bench) -> None:
     row = compared(BY_NAME[name], plan, bench.without_exchange(BY_NAME[name], plan), bench.stock(BY_NAME[name]))
     assert row.error > VISIBLE
@@ -88,8 +104,8 @@ def test_without_the_exchange_no_graph_of_the_subset_passes(name: str, plan: str
     assert len(row.problems) == 1, "the control differs in more than its exchange"
 
 
-@pytest.mark.parametrize("name", [name for name, _ in CELLS if BY_NAME[name].edits])
-def test_what_the_graph_is_about_shows_in_its_latent(name: str, bench: Bench) -> None:
+@pytest.mark.parametrize(("name", "plan"), EDITED)
+def test_what_the_graph_is_about_shows_in_its_latent(name: str, plan: str, bench: Bench) -> None:
     try:
         assert effect(bench, BY_NAME[name]) > VISIBLE
     except AssertionError as error:
@@ -97,8 +113,8 @@ def test_what_the_graph_is_about_shows_in_its_latent(name: str, bench: Bench) ->
 
 
 def test_every_kind_of_graph_and_every_plan_is_in_the_subset() -> None:
-    assert {BY_NAME[name].kind for name, _ in CELLS} == set(KINDS)
-    assert set(SUBSET) == set(PLANS)
+    assert {BY_NAME[name].kind for names in SUBSET.values() for name in names} == set(KINDS)
+    assert set(SUBSET) == set(MORE) == set(PLANS)
 
 
 def test_every_sampler_and_scheduler_of_the_host_is_in_the_matrix(bench: Bench) -> None:

@@ -95,6 +95,7 @@ def test_a_planner_that_knows_only_computing_misses_the_best_plan_and_errs_more(
     assert statistics.median(held_out_errors(naive)) > 1.5 * statistics.median(held_out_errors(judge()))
 
 
+@pytest.mark.full
 def test_the_constants_are_what_the_fitted_rows_give_and_only_they() -> None:
     """From the constants as kept, the fit finds nothing better; rows held out do not reach it."""
     rows = [row for row in read_rows() if row.fitted]
@@ -105,6 +106,7 @@ def test_the_constants_are_what_the_fitted_rows_give_and_only_they() -> None:
         assert constants[kind].keys() == START[kind].keys()
 
 
+@pytest.mark.full
 def test_the_tables_pcie_links_are_what_the_fitted_rows_give() -> None:
     constants = kept_constants()
     again = fit_table([row for row in read_rows() if row.fitted], constants)

@@ -9,6 +9,8 @@ from parallel_runtime.rank import measure
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_rank_measures_its_device() -> None:
     with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:

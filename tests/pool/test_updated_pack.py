@@ -10,6 +10,8 @@ import pytest
 
 from parallel_runtime import VERSION
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 # As ComfyUI would: the code is in memory, then an update comes, then the workers start. argv: the update as JSON, by
 # file of the runtime: what is replaced, and by what.

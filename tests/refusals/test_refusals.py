@@ -32,6 +32,7 @@ def stock(graph: Workflow) -> Workflow:
     return kept | {"model": {"class_type": "UNETLoader", "inputs": inputs}}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", [case for case in CASES if case.stock], ids=names)
 def test_stock_comfyui_takes_the_same_graph(case: Case, client: ComfyClient, tiny_models: TinyModels) -> None:
     client.queue(stock(case.build(tiny_models))).require_success()

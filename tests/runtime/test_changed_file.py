@@ -17,6 +17,8 @@ from parallel_runtime.patch import PRISTINE, Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
+pytestmark = pytest.mark.slow
+
 CONFIG = sample_config(heads=4)
 PLAN = ParallelPlan(ulysses=2)
 KEY = "single_blocks.0.linear2.weight"

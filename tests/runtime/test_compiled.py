@@ -131,6 +131,7 @@ def both(
     return results[0], results[1], runner.ranks
 
 
+@pytest.mark.slow
 def test_the_first_step_makes_the_graphs_says_so_and_is_right(first_step: FirstStep) -> None:
     assert not any("compile_s" in rank["regions"] or "graphs" in rank for rank in first_step.eager_ranks)
     assert "compiling" in first_step.states
@@ -143,7 +144,14 @@ def test_the_first_step_makes_the_graphs_says_so_and_is_right(first_step: FirstS
     assert all(rank["compile_s"] == 0 and "compile_s" not in rank["regions"] for rank in first_step.later_ranks)
 
 
-@pytest.mark.parametrize(("plan", "workload"), OTHERS, ids=lambda value: str(value)[:60])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plan", "workload"),
+    [
+        pytest.param(plan, workload, id=f"{plan} {workload.width}", marks=[] if index == 1 else [pytest.mark.full])
+        for index, (plan, workload) in enumerate(OTHERS)
+    ],
+)
 def test_another_plan_size_or_length_of_text_needs_no_other_graph(
     pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int], plan: str, workload: Workload
 ) -> None:
@@ -153,12 +161,14 @@ def test_another_plan_size_or_length_of_text_needs_no_other_graph(
     check_graphs(ranks, made)
 
 
+@pytest.mark.slow
 def test_without_the_exchange_compiled_blocks_are_wrong_too(pool: Pool, model: ModelSpec, config: FluxConfig) -> None:
     expected, _, _ = both(pool, model, "ulysses=2", FIRST.tensors(config))
     _, wrong, _ = both(pool, model, "ulysses=2", FIRST.tensors(config), local_attention=True)
     assert relative_error(wrong, expected) > 0.05
 
 
+@pytest.mark.slow
 def test_a_merged_lora_needs_no_other_graph_and_one_beside_the_weights_runs_its_block_uncompiled(
     pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]
 ) -> None:
@@ -172,6 +182,7 @@ def test_a_merged_lora_needs_no_other_graph_and_one_beside_the_weights_runs_its_
         check_graphs(ranks, made, uncompiled=uncompiled)
 
 
+@pytest.mark.full
 def test_scaled_fp8_weights_need_no_other_graph(
     pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int], tmp_path: Path
 ) -> None:
@@ -186,6 +197,7 @@ def test_scaled_fp8_weights_need_no_other_graph(
     check_graphs(ranks, made)
 
 
+@pytest.mark.slow
 def test_a_run_of_one_token_runs_uncompiled(pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]) -> None:
     expected, result, ranks = both(
         pool, model, "ulysses=2", Workload(width=64, height=64, text_tokens=2).tensors(config)
@@ -194,6 +206,7 @@ def test_a_run_of_one_token_runs_uncompiled(pool: Pool, model: ModelSpec, config
     check_graphs(ranks, made, uncompiled=config.depth)
 
 
+@pytest.mark.slow
 def test_a_run_inside_the_workers_uses_the_same_graphs(
     pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]
 ) -> None:
@@ -207,6 +220,7 @@ def test_a_run_inside_the_workers_uses_the_same_graphs(
         assert "graphs" not in expected.ranks[0]
 
 
+@pytest.mark.full
 def test_stages_make_graphs_of_patches_without_text_once(
     pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]
 ) -> None:
@@ -225,6 +239,7 @@ def test_stages_make_graphs_of_patches_without_text_once(
     assert graphs == [[made[0] + 2, made[1]]] * 2
 
 
+@pytest.mark.full
 def test_several_images_have_graphs_of_their_own_for_any_number(
     pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]
 ) -> None:
@@ -240,6 +255,7 @@ def test_several_images_have_graphs_of_their_own_for_any_number(
     assert graphs == [made[0] + 2] * 2
 
 
+@pytest.mark.slow
 def test_what_was_compiled_lies_in_the_users_cache_and_nobody_else_may_write_there(
     first_step: FirstStep, cache: Path
 ) -> None:
@@ -272,6 +288,7 @@ def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
     assert "others can write to" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["verify", "bench"])
 def test_the_command_line_refuses_to_compile_without_a_compiler(
     model: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, command: str

@@ -15,6 +15,8 @@ from parallel_runtime.oracle import Oracle
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
+pytestmark = pytest.mark.slow
+
 CONFIG = sample_config(heads=4)
 TENSORS = Workload(width=96, height=64, text_tokens=5).tensors(CONFIG)
 

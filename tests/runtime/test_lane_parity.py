@@ -71,19 +71,41 @@ def test_the_plans_are_all_there_are() -> None:
     assert len(EVERY_PLAN) == len(set(EVERY_PLAN)) > 50
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+# Every plan runs "five calls" and one other request; all requests under all plans are left to the full tier.
+OTHERS = [name for name in REQUESTS if name != "five calls"]
+CASES = [
+    pytest.param("five calls", EVERY_PLAN, id="five calls", marks=pytest.mark.slow),
+    *(pytest.param(name, EVERY_PLAN[index :: len(OTHERS)], id=name) for index, name in enumerate(OTHERS)),
+    *(pytest.param(name, EVERY_PLAN, id=f"{name}, every plan", marks=pytest.mark.full) for name in OTHERS),
+]
+
+
+@pytest.mark.parametrize(("name", "plans"), CASES)
 def test_every_plan_equals_one_process(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, name: str
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, name: str, plans: list[ParallelPlan]
 ) -> None:
-    inputs = [each.tensors(config) for each in REQUESTS[name]]
-    expected = [judge(tensors) for tensors in inputs]
+    """And sends what the formula says."""
+    request = REQUESTS[name]
+    inputs = [each.tensors(config) for each in request]
+    expected, calls = [judge(tensors) for tensors in inputs], as_calls(config, inputs)
+    shape = AttentionShape(
+        blocks=config.depth + config.depth_single,
+        heads=config.num_heads,
+        head_dim=config.head_dim,
+        element_bytes=4,
+        batch=0,
+    )
     bad = {}
-    for plan in EVERY_PLAN:
-        result = eight_ranks.run(sample, plan, as_calls(config, inputs))
+    for plan in plans:
+        result = eight_ranks.run(sample, plan, calls)
         worst = max(errors(result, expected))
         if not worst <= FP32_TOLERANCE:
             bad[plan.name] = worst
-        check_reports(plan, result, rows=[each.batch for each in REQUESTS[name]])
+        check_reports(plan, result, rows=[each.batch for each in request])
+        lengths = [SequenceShard(each.text_tokens, each.image_tokens, plan.parts, 0).lengths for each in request]
+        lanes = shared_out(calls, plan)
+        predicted = predict_lanes(shape, lanes, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses)
+        assert [(rank["calls"], rank["bytes"]) for rank in result.ranks[: plan.ranks]] == predicted, plan.name
     assert not bad
 
 
@@ -103,34 +125,18 @@ def check_reports(plan: ParallelPlan, result: RunResult, *, rows: list[int]) -> 
     ]
 
 
-def test_every_plan_sends_what_the_formula_says(eight_ranks: Pool, sample: ModelSpec, config: FluxConfig) -> None:
-    request = REQUESTS["five calls"]
-    calls = as_calls(config, [each.tensors(config) for each in request])
-    shape = AttentionShape(
-        blocks=config.depth + config.depth_single,
-        heads=config.num_heads,
-        head_dim=config.head_dim,
-        element_bytes=4,
-        batch=0,
-    )
-    for plan in EVERY_PLAN:
-        lanes = shared_out(calls, plan)
-        lengths = [SequenceShard(each.text_tokens, each.image_tokens, plan.parts, 0).lengths for each in request]
-        predicted = predict_lanes(shape, lanes, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses)
-        ranks = eight_ranks.run(sample, plan, calls).ranks[: plan.ranks]
-        assert [(rank["calls"], rank["bytes"]) for rank in ranks] == predicted, plan.name
-
-
-@pytest.mark.parametrize("plan", LANE_PLANS, ids=lambda plan: plan.name)
 def test_lanes_that_run_the_first_row_for_theirs_are_wrong(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, plan: ParallelPlan
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig
 ) -> None:
     inputs = [each.tensors(config) for each in REQUESTS["a batch of each"]]
-    result = eight_ranks.run(sample, plan, as_calls(config, inputs, first_row=True))
-    assert max(errors(result, [judge(tensors) for tensors in inputs])) > 0.05
+    expected = [judge(tensors) for tensors in inputs]
+    for plan in LANE_PLANS:
+        result = eight_ranks.run(sample, plan, as_calls(config, inputs, first_row=True))
+        assert max(errors(result, expected)) > 0.05, plan.name
 
 
-@settings(max_examples=25)
+@pytest.mark.slow
+@settings(max_examples=10)
 @given(
     plan=st.sampled_from(LANE_PLANS),
     shapes=st.lists(
@@ -155,6 +161,7 @@ def test_random_shapes_equal_one_process(
     assert max(errors(result, [judge(tensors) for tensors in inputs])) <= FP32_TOLERANCE
 
 
+@pytest.mark.slow
 def test_each_row_has_its_own_mask_residuals_and_timestep_in_every_lane(
     eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig
 ) -> None:
@@ -182,13 +189,22 @@ def test_each_row_has_its_own_mask_residuals_and_timestep_in_every_lane(
         assert max(errors(result, expected)) <= FP32_TOLERANCE, text
 
 
-@pytest.mark.parametrize("weights", ["sharded", "offloaded"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("weights", "names"),
+    [
+        ("sharded", ("cond and uncond", "five calls")),
+        ("offloaded", ("a batch of each", "four rows")),
+        pytest.param("sharded", ("a batch of each", "four rows"), marks=pytest.mark.full),
+        pytest.param("offloaded", ("cond and uncond", "five calls"), marks=pytest.mark.full),
+    ],
+)
 def test_sharded_plans_equal_one_process_and_share_the_weights_out(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, weights: str
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, weights: str, names: tuple[str, ...]
 ) -> None:
     """Lanes with more passes than others, lanes without work, ranks that sleep."""
     whole = eight_ranks.load(sample).parameter_bytes[0]
-    requests = {name: [each.tensors(config) for each in request] for name, request in REQUESTS.items()}
+    requests = {name: [each.tensors(config) for each in REQUESTS[name]] for name in names}
     expected = {name: [judge(tensors) for tensors in inputs] for name, inputs in requests.items()}
     for text in ("cfg=2", "ulysses=3", "data=2,cfg=2", "data=2,cfg=2,ring=2", "cfg=3,ulysses=2", "data=2,cfg=3"):
         plan = ParallelPlan.parse(f"{text},weights={weights}")
@@ -205,6 +221,7 @@ def test_sharded_plans_equal_one_process_and_share_the_weights_out(
         eight_ranks.unload(sample, plan)
 
 
+@pytest.mark.slow
 def test_one_rank_may_keep_its_weights_in_host_memory(
     eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig
 ) -> None:
@@ -214,6 +231,7 @@ def test_one_rank_may_keep_its_weights_in_host_memory(
         assert max(errors(result, [judge(tensors) for tensors in inputs])) <= FP32_TOLERANCE, text
 
 
+@pytest.mark.slow
 def test_image_k_is_the_same_image_whatever_the_degree(
     eight_ranks: Pool, sample: ModelSpec, config: FluxConfig
 ) -> None:

@@ -11,6 +11,8 @@ from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
 from runtime.watched_memory import peak_growth
 
+pytestmark = pytest.mark.slow
+
 ALLOWANCE = 256 * 2**20
 
 

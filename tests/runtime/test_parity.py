@@ -1,5 +1,8 @@
 """Every plan equals one process of the unmodified diffusers model, at any size; without the exchange, none does."""
 
+from collections.abc import Callable
+from functools import cache
+
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ from host.tiny_models import TinyModels
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.verify import PlanRunner
-from parallel_runtime.cli.workload import Workload, error_by_rank, relative_error, worst
+from parallel_runtime.cli.workload import Workload, relative_error, worst
 from parallel_runtime.oracle import Oracle
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
@@ -25,6 +28,8 @@ PLANS = [
     for ulysses in (1, 2, 3, 4, 6, 8)
     if ring * ulysses <= 8
 ]
+# By workload its tensors, and what one process makes of them.
+Judged = Callable[[Workload], tuple[dict[str, torch.Tensor], torch.Tensor]]
 # width, height, text tokens, batch: square, odd, fewer tokens than ranks, one row
 WORKLOADS = [
     Workload(width=256, height=256, text_tokens=77, batch=1),
@@ -34,65 +39,47 @@ WORKLOADS = [
 ]
 
 
+def named(workload: Workload) -> str:
+    return f"{workload.image_tokens}+{workload.text_tokens}x{workload.batch}"
+
+
+# The first is square and large enough for every rank; the quick tier runs it alone.
+BY_NAME = [
+    pytest.param(workload, id=named(workload), marks=[pytest.mark.slow] if index else [])
+    for index, workload in enumerate(WORKLOADS)
+]
+
+
 def run(pool: Pool, spec: ModelSpec, plan: ParallelPlan, workload: Workload, **options: object) -> PlanRunner:
     return PlanRunner(pool, spec, plan, options=options)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: f"{w.image_tokens}+{w.text_tokens}x{w.batch}")
-def test_every_plan_equals_one_process(eight_ranks: Pool, sample: ModelSpec, judge: Oracle, workload: Workload) -> None:
-    tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
-    expected = judge(tensors)
-    errors = {}
-    for plan in PLANS:
-        runner = run(eight_ranks, sample, plan, workload)
-        errors[plan.name] = worst(error_by_rank(runner(tensors), expected, plan=plan, text_tokens=workload.text_tokens))
-        assert len(runner.ranks) == plan.ranks
-    bad = {name: error for name, error in errors.items() if not error <= FP32_TOLERANCE}
-    assert not bad, f"worst of all {max(errors.values()):.1e}"
-
-
-@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan.ranks > 1], ids=lambda plan: plan.name)
-def test_without_the_exchange_every_plan_is_wrong(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, plan: ParallelPlan
-) -> None:
-    workload = WORKLOADS[0]
-    tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
-    result = run(eight_ranks, sample, plan, workload, local_attention=True)(tensors)
-    assert relative_error(result, judge(tensors)) > 0.05
-
-
-@pytest.mark.parametrize("plan", ["ulysses=2", "ring=2", "ring=3", "ulysses=2,ring=2", "ring=8"])
-def test_bf16_is_no_further_from_fp32_than_one_bf16_process(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, plan: str
-) -> None:
-    workload = WORKLOADS[0]
-    half = ModelSpec.of(sample.path, "bfloat16")
-    tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
-    expected = judge(tensors)
-    one_process = relative_error(Oracle(sample.path, dtype=torch.bfloat16)(tensors), expected)
-    error = relative_error(run(eight_ranks, half, ParallelPlan.parse(plan), workload)(tensors), expected)
-    assert error <= HALF_ALLOWANCE * one_process
-    assert error > FP32_TOLERANCE, "bf16 that is exact to 1e-5 did not run in bf16"
-
-
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: f"{w.image_tokens}+{w.text_tokens}x{w.batch}")
-def test_heads_exchanged_and_hops_equal_one_process_however_few_the_tokens(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, workload: Workload
-) -> None:
-    """By themselves ranks gather few tokens, so parts of no token at all would be neither exchanged nor hop."""
-    tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
-    expected = judge(tensors)
-    for plan in [plan for plan in PLANS if plan.ranks > 1]:
-        runner = run(eight_ranks, sample, plan, workload, ungathered=True)
-        assert relative_error(runner(tensors), expected) <= FP32_TOLERANCE, plan.name
-        blocks = 2  # the sample's
-        assert runner.ranks[0]["calls"] == blocks * (plan.ring - 1 + 2 * (plan.ulysses > 1)), plan.name
-
-
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: f"{w.image_tokens}+{w.text_tokens}x{w.batch}")
-def test_every_plan_sends_what_the_formula_says(eight_ranks: Pool, sample: ModelSpec, workload: Workload) -> None:
+@pytest.fixture(scope="module")
+def judged(sample: ModelSpec, judge: Oracle) -> Judged:
+    """Each workload's tensors and the judge's result, computed once."""
     config = FluxConfig.from_header(read_header(sample.path))
-    tensors = workload.tensors(config)
+
+    @cache
+    def of(workload: Workload) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        tensors = workload.tensors(config)
+        return tensors, judge(tensors)
+
+    return of
+
+
+def worst_rank(result: torch.Tensor, expected: torch.Tensor, *, plan: ParallelPlan, workload: Workload) -> float:
+    """The largest error over the rows of one rank: those of a wrong one must not hide among right ones."""
+    rows = [SequenceShard(workload.text_tokens, result.shape[1], plan.ranks, rank).image for rank in range(plan.ranks)]
+    return worst([relative_error(result[:, own], expected[:, own]) for own in rows])
+
+
+@pytest.mark.parametrize("workload", BY_NAME)
+def test_every_plan_equals_one_process(
+    eight_ranks: Pool, sample: ModelSpec, judged: Judged, workload: Workload
+) -> None:
+    """And sends what the formula says."""
+    config = FluxConfig.from_header(read_header(sample.path))
+    tensors, expected = judged(workload)
     shape = AttentionShape(
         blocks=config.depth + config.depth_single,
         heads=config.num_heads,
@@ -100,14 +87,69 @@ def test_every_plan_sends_what_the_formula_says(eight_ranks: Pool, sample: Model
         element_bytes=4,
         batch=workload.batch,
     )
+    errors = {}
     for plan in PLANS:
         runner = run(eight_ranks, sample, plan, workload)
-        runner(tensors)
+        errors[plan.name] = worst_rank(runner(tensors), expected, plan=plan, workload=workload)
         lengths = SequenceShard(workload.text_tokens, workload.image_tokens, plan.ranks, 0).lengths
         predicted = predict(shape, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses)
         assert [(rank["calls"], rank["bytes"]) for rank in runner.ranks] == predicted, plan.name
+    bad = {name: error for name, error in errors.items() if not error <= FP32_TOLERANCE}
+    assert not bad, f"worst of all {max(errors.values()):.1e}"
 
 
+CONTROLS = [
+    pytest.param(plan, id=plan.name, marks=[pytest.mark.slow] if plan.ranks > 2 else [])
+    for plan in PLANS
+    if plan.ranks > 1
+]
+
+
+@pytest.mark.parametrize("plan", CONTROLS)
+def test_without_the_exchange_every_plan_is_wrong(
+    eight_ranks: Pool, sample: ModelSpec, judged: Judged, plan: ParallelPlan
+) -> None:
+    workload = WORKLOADS[0]
+    tensors, expected = judged(workload)
+    result = run(eight_ranks, sample, plan, workload, local_attention=True)(tensors)
+    assert relative_error(result, expected) > 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["ulysses=2", "ring=2", "ring=3", "ulysses=2,ring=2", "ring=8"])
+def test_bf16_is_no_further_from_fp32_than_one_bf16_process(
+    eight_ranks: Pool, sample: ModelSpec, judged: Judged, plan: str
+) -> None:
+    workload = WORKLOADS[0]
+    half = ModelSpec.of(sample.path, "bfloat16")
+    tensors, expected = judged(workload)
+    one_process = relative_error(Oracle(sample.path, dtype=torch.bfloat16)(tensors), expected)
+    error = relative_error(run(eight_ranks, half, ParallelPlan.parse(plan), workload)(tensors), expected)
+    assert error <= HALF_ALLOWANCE * one_process
+    assert error > FP32_TOLERANCE, "bf16 that is exact to 1e-5 did not run in bf16"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "workload",
+    [
+        pytest.param(workload, id=named(workload), marks=[pytest.mark.full] if index % 2 else [])
+        for index, workload in enumerate(WORKLOADS)
+    ],
+)
+def test_heads_exchanged_and_hops_equal_one_process_however_few_the_tokens(
+    eight_ranks: Pool, sample: ModelSpec, judged: Judged, workload: Workload
+) -> None:
+    """By themselves ranks gather few tokens, so parts of no token at all would be neither exchanged nor hop."""
+    tensors, expected = judged(workload)
+    for plan in [plan for plan in PLANS if plan.ranks > 1]:
+        runner = run(eight_ranks, sample, plan, workload, ungathered=True)
+        assert relative_error(runner(tensors), expected) <= FP32_TOLERANCE, plan.name
+        blocks = 2  # the sample's
+        assert runner.ranks[0]["calls"] == blocks * (plan.ring - 1 + 2 * (plan.ulysses > 1)), plan.name
+
+
+@pytest.mark.slow
 def test_an_attention_mask_is_followed_by_every_plan(eight_ranks: Pool, sample: ModelSpec, judge: Oracle) -> None:
     """Values to add, True and False, and whole parts of the ring that a query may not see."""
     workload = WORKLOADS[1]
@@ -126,6 +168,7 @@ def test_an_attention_mask_is_followed_by_every_plan(eight_ranks: Pool, sample: 
             assert relative_error(result, expected) <= FP32_TOLERANCE
 
 
+@pytest.mark.slow
 def test_rows_at_timestep_zero_are_modulated_so_on_every_plan(
     eight_ranks: Pool, sample: ModelSpec, judge: Oracle
 ) -> None:
@@ -140,6 +183,7 @@ def test_rows_at_timestep_zero_are_modulated_so_on_every_plan(
         assert relative_error(result, expected) <= FP32_TOLERANCE
 
 
+@pytest.mark.slow
 def test_each_block_takes_its_own_residual_on_every_plan(eight_ranks: Pool, deep: ModelSpec) -> None:
     """Against diffusers, which adds one residual a block when there are as many as blocks; two blocks of each kind."""
     workload = WORKLOADS[1]
@@ -158,6 +202,7 @@ def test_each_block_takes_its_own_residual_on_every_plan(eight_ranks: Pool, deep
         assert relative_error(runner({**tensors, **residuals}), expected) <= FP32_TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("naming", ["dev", "dev_saved", "checkpoint", "schnell", "fill"])
 def test_every_naming_and_variant_of_a_file_equals_one_process(
     eight_ranks: Pool, tiny_models: TinyModels, naming: str
@@ -174,10 +219,13 @@ def test_every_naming_and_variant_of_a_file_equals_one_process(
     eight_ranks.unload(spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "workload",
-    [Workload(width=1024, height=1024, text_tokens=512), Workload(width=1000, height=744, text_tokens=77, batch=2)],
-    ids=["1024x1024", "1000x744"],
+    [
+        pytest.param(Workload(width=1024, height=1024, text_tokens=512), id="1024x1024", marks=pytest.mark.full),
+        pytest.param(Workload(width=1000, height=744, text_tokens=77, batch=2), id="1000x744"),
+    ],
 )
 def test_two_ranks_equal_one_process_at_the_size_of_a_real_image(
     eight_ranks: Pool, tiny_models: TinyModels, workload: Workload

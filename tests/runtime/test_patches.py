@@ -112,6 +112,7 @@ def changed(sample: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return patches, Oracle(str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [ParallelPlan(ulysses=2), ParallelPlan(ring=3)], ids=lambda plan: plan.name)
 def test_a_change_reaches_every_rank_and_is_taken_back_bit_for_bit(
     eight_ranks: Pool, sample: ModelSpec, judge: Oracle, changed: tuple[list[Patch], Oracle], plan: ParallelPlan
@@ -129,6 +130,7 @@ def test_a_change_reaches_every_rank_and_is_taken_back_bit_for_bit(
     assert torch.equal(runner(tensors), pristine)
 
 
+@pytest.mark.slow
 def test_a_change_in_another_dtype_is_rounded_once_and_taken_back(eight_ranks: Pool, sample: ModelSpec) -> None:
     half = ModelSpec.of(sample.path, "bfloat16")
     tensors = WORKLOAD.tensors(FluxConfig.from_header(read_header(sample.path)))
@@ -142,6 +144,7 @@ def test_a_change_in_another_dtype_is_rounded_once_and_taken_back(eight_ranks: P
     eight_ranks.unload(half)
 
 
+@pytest.mark.slow
 def test_a_change_that_fits_no_weight_fails_with_its_reason(sample: ModelSpec, tmp_path: Path) -> None:
     from parallel_runtime.devices import parse_devices
 
@@ -167,6 +170,7 @@ def test_merging_by_rows_equals_merging_whole_matrices() -> None:
     assert relative_error(patched(weight, patches[:1]), patched(weight, patches)) > 0.1
 
 
+@pytest.mark.slow
 def test_side_branches_equal_merging_and_change_strength_without_sending_a_tensor(
     eight_ranks: Pool, sample: ModelSpec, changed: tuple[list[Patch], Oracle]
 ) -> None:

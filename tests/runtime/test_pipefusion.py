@@ -19,6 +19,8 @@ from runtime.resident_runs import host_loop, make_run
 from runtime.stale_model import StaleModel
 from runtime.zero_timestep_model import ZeroTimestepModel
 
+pytestmark = pytest.mark.slow
+
 # fp32 sums in another order, four calls of the model after one another
 TOLERANCE = 1e-5
 # The random model's latent moves a lot from step to step; a pipeline that never went stale would be below TOLERANCE.
@@ -60,28 +62,35 @@ def stale_model(spec: ModelSpec, run: ResidentRun, *, patches: int, warm_calls: 
     return StaleModel(spec.path, patches=patches, warm_calls=warm_calls, sides=len(run.conds), longest_text=longest)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Every plan runs one kind, in turn; all kinds under all plans are left to the full tier.
+CASES = [
+    *(pytest.param(kind, PLANS[index :: len(KINDS)], id=kind) for index, kind in enumerate(KINDS)),
+    *(pytest.param(kind, PLANS, id=f"{kind}, every plan", marks=pytest.mark.full) for kind in KINDS),
+]
+
+
+@pytest.mark.parametrize(("kind", "names"), CASES)
 def test_a_pipeline_in_warm_up_equals_one_process(
-    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, kind: str
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, kind: str, names: tuple[str, ...]
 ) -> None:
     run = make_run(deep_config, **KINDS[kind])
     expected, previews = host_loop(Oracle(deep.path), run)
     errors = {}
-    for name in PLANS:
+    for name in names:
         plan = ParallelPlan.parse(f"{name},warmup_steps={STEPS}")
         out, seen = sample(eight_ranks, deep, plan, run)
         errors[name] = max(map(relative_error, (out, *seen), (expected, *previews)))
     assert not {name: error for name, error in errors.items() if not error <= TOLERANCE}, errors
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "names"), CASES)
 def test_after_the_warm_up_it_is_as_stale_as_the_same_in_one_process(
-    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, kind: str
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, kind: str, names: tuple[str, ...]
 ) -> None:
     run = make_run(deep_config, **KINDS[kind])
     synchronous, _ = host_loop(Oracle(deep.path), run)
     errors, differences = {}, {}
-    plans = [ParallelPlan.parse(name) for name in PLANS]
+    plans = [ParallelPlan.parse(name) for name in names]
     for patches in sorted({plan.num_patches for plan in plans}):
         stale = stale_model(deep, run, patches=patches)
         expected, previews = host_loop(stale, run)
@@ -91,7 +100,7 @@ def test_after_the_warm_up_it_is_as_stale_as_the_same_in_one_process(
                 name = plan.describe()
                 errors[name] = max(map(relative_error, (out, *seen), (expected, *previews)))
                 differences[name] = relative_error(out, synchronous)
-    assert len(errors) == len(PLANS)
+    assert len(errors) == len(names)
     assert not {name: error for name, error in errors.items() if not error <= TOLERANCE}, errors
     assert all(difference > DIFFERENT for difference in differences.values()), differences
 
@@ -138,6 +147,29 @@ def test_rows_at_timestep_zero_and_residuals_go_through_stages(
     for name in ("pipefusion=2", "pipefusion=3,ring=2", "pipefusion=2,ulysses=2,patches=3"):
         plan = ParallelPlan.parse(f"{name},warmup_steps={STEPS}")
         assert relative_error(eight_ranks.sample(deep, plan, run).out, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("warmup_steps", [STEPS, 1])
+def test_an_attention_mask_is_followed_by_stages(
+    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, warmup_steps: int
+) -> None:
+    """Values to add and True or False, no two columns alike, while it warms up and while keys are a step old."""
+    plain = make_run(deep_config, sides=(7,))
+    tokens = 7 + plain.shape[1]
+    added = 2 * torch.randn(1, tokens, tokens, generator=torch.Generator().manual_seed(3))
+    seen = torch.rand(1, tokens, tokens, generator=torch.Generator().manual_seed(4)) > 0.5
+    for mask in (added, seen):
+        cond = replace(plain.conds[0], tensors={**plain.conds[0].tensors, "mask": mask})
+        run = replace(plain, conds=(cond,))
+        for name in ("pipefusion=2,patches=3", "pipefusion=2,ulysses=2", "pipefusion=2,ring=2"):
+            plan = ParallelPlan.parse(f"{name},warmup_steps={warmup_steps}")
+            warm_calls = len(plain.program.states) if warmup_steps == STEPS else 1
+            expected, ignored = (
+                host_loop(stale_model(deep, each, patches=plan.num_patches, warm_calls=warm_calls), each)[0]
+                for each in (run, plain)
+            )
+            assert relative_error(ignored, expected) > DIFFERENT
+            assert relative_error(sample(eight_ranks, deep, plan, run)[0], expected) <= TOLERANCE, name
 
 
 @pytest.mark.parametrize("plan", ["pipefusion=2", "pipefusion=2,ulysses=2", "pipefusion=2,cfg=2"])

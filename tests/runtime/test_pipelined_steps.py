@@ -52,6 +52,7 @@ def model_of(
     return model
 
 
+@pytest.mark.slow
 def test_a_call_that_belongs_to_no_run_is_exact(eight_ranks: Pool, deep: ModelSpec, run: ResidentRun) -> None:
     expected, _ = host_loop(Oracle(deep.path), run)
     for name in PLANS:
@@ -59,6 +60,7 @@ def test_a_call_that_belongs_to_no_run_is_exact(eight_ranks: Pool, deep: ModelSp
         assert relative_error(host_loop(model_of(eight_ranks, deep, plan, run, None), run)[0], expected) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_the_calls_of_a_run_are_as_stale_as_in_one_process(
     eight_ranks: Pool, deep: ModelSpec, run: ResidentRun
 ) -> None:
@@ -73,6 +75,7 @@ def test_the_calls_of_a_run_are_as_stale_as_in_one_process(
         assert relative_error(out, exact) > DIFFERENT
 
 
+@pytest.mark.slow
 def test_both_sides_in_one_request_over_cfg_lanes_are_as_stale(
     eight_ranks: Pool, deep: ModelSpec, run: ResidentRun
 ) -> None:
@@ -124,6 +127,7 @@ def test_an_option_that_names_no_run_and_key_is_refused(run: ResidentRun, option
         StaleBook().enter([call], [], ParallelPlan(pipefusion=2), 1)
 
 
+@pytest.mark.slow
 def test_more_patches_than_tokens_are_refused_before_anything_starts(
     eight_ranks: Pool, deep: ModelSpec, run: ResidentRun
 ) -> None:

@@ -51,7 +51,8 @@ def worst(outs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> flo
     return max(relative_error(out, judged) for out, judged in zip(outs, expected, strict=True))
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_fifty_swaps_of_prompts_and_plans_give_what_one_process_gives(
     two_ranks: Pool, spec: ModelSpec, judge: Oracle, batch: int
 ) -> None:
@@ -65,6 +66,7 @@ def test_fifty_swaps_of_prompts_and_plans_give_what_one_process_gives(
         assert worst(outs, [expected[index] for index in chosen]) <= FP32_TOLERANCE, turn
 
 
+@pytest.mark.slow
 def test_one_element_changed_in_place_is_seen(two_ranks: Pool, spec: ModelSpec, judge: Oracle) -> None:
     tensors, runner = prompts()[0], PlanRunner(two_ranks, spec, ParallelPlan(ulysses=2), options={})
     before = judge(tensors)
@@ -76,6 +78,7 @@ def test_one_element_changed_in_place_is_seen(two_ranks: Pool, spec: ModelSpec, 
     assert relative_error(runner(tensors), after) <= FP32_TOLERANCE
 
 
+@pytest.mark.slow
 def test_inputs_wrongly_taken_for_the_same_would_be_noticed(
     two_ranks: Pool, spec: ModelSpec, judge: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,8 @@ from parallel_runtime.pool.resident import ResidentRun
 from parallel_runtime.program import Program, State
 from runtime.resident_runs import conditioning, host_loop, make_run
 
+pytestmark = pytest.mark.slow
+
 # fp32 sums in another order, four calls of the model after one another
 TOLERANCE = 1e-5
 PLANS = (
@@ -44,14 +46,21 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Every plan runs one kind, in turn; all kinds under all plans are left to the full tier.
+CASES = [
+    *(pytest.param(kind, PLANS[index :: len(KINDS)], id=kind) for index, kind in enumerate(KINDS)),
+    *(pytest.param(kind, PLANS, id=f"{kind}, every plan", marks=pytest.mark.full) for kind in KINDS),
+]
+
+
+@pytest.mark.parametrize(("kind", "names"), CASES)
 def test_every_plan_samples_as_a_host_loop_does(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, kind: str
+    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, kind: str, names: tuple[str, ...]
 ) -> None:
     run = make_run(config, **KINDS[kind])
     expected, previews = host_loop(judge, run)
     errors = {}
-    for name in PLANS:
+    for name in names:
         seen: list[torch.Tensor] = []
         plan = ParallelPlan.parse(name)
         result = eight_ranks.sample(sample, plan, run, on_step=lambda step, x, s=seen: s.append((step, x.clone())))

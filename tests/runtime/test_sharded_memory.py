@@ -13,6 +13,8 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from runtime.watched_memory import peak_growth
 
+pytestmark = pytest.mark.slow
+
 HERE = str(Path(__file__).parent)
 ALLOWANCE = 64 * 2**20  # one piece of the file (32 MiB), and what a process takes for itself
 
@@ -25,7 +27,14 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.unlink()
 
 
-@pytest.mark.parametrize(("dtype", "offloaded"), [("default", False), ("float16", False), ("default", True)])
+@pytest.mark.parametrize(
+    ("dtype", "offloaded"),
+    [
+        ("float16", False),
+        pytest.param("default", False, marks=pytest.mark.full),
+        pytest.param("default", True, marks=pytest.mark.full),
+    ],
+)
 def test_a_rank_grows_by_its_part_and_the_buffers(large: Path, dtype: str, offloaded: bool) -> None:
     options = {"check": "load", "path": str(large), "dtype": dtype, "offloaded": offloaded}
     with Pool(

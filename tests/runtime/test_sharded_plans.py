@@ -12,6 +12,8 @@ from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 from runtime.loras import lora
 
+pytestmark = pytest.mark.slow
+
 # The same weights in other memory: some kernels add in another order by where a matrix begins.
 ELSEWHERE = 1e-6
 LORA_KEY = "double_blocks.0.img_attn.qkv.weight"
@@ -26,11 +28,13 @@ SHAPES = [
     (1, 2, 2, 2),
     (2, 2, 2, 1),
 ]
+# Each shape with one kind of weights, in turn; with the other in the full tier.
 PLANS = [
-    ParallelPlan(data=data, cfg=cfg, ring=ring, ulysses=ulysses, weights=weights)
-    for data, cfg, ring, ulysses in SHAPES
-    for weights in ("sharded", "offloaded")
-] + [ParallelPlan(weights="offloaded"), ParallelPlan(data=2, weights="offloaded")]
+    pytest.param(plan, id=plan.name, marks=[] if number % 2 == second else [pytest.mark.full])
+    for number, (data, cfg, ring, ulysses) in enumerate(SHAPES)
+    for second, weights in enumerate(("sharded", "offloaded"))
+    for plan in [ParallelPlan(data=data, cfg=cfg, ring=ring, ulysses=ulysses, weights=weights)]
+] + [pytest.param(ParallelPlan(data=data, weights="offloaded"), id=f"data {data}, offloaded") for data in (1, 2)]
 
 
 def calls_of(spec: ModelSpec) -> list[ModelCall]:
@@ -50,7 +54,7 @@ def calls_of(spec: ModelSpec) -> list[ModelCall]:
     ]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+@pytest.mark.parametrize("plan", PLANS)
 def test_a_plan_gives_the_same_with_parts_of_the_weights_as_with_all(
     eight_ranks: Pool, sample: ModelSpec, plan: ParallelPlan
 ) -> None:

@@ -67,9 +67,16 @@ def check(pool: Pool, name: str, path: str, *, size: int, **options: object) -> 
     return [rank["found"] for rank in result.ranks[:size]]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [("plain", "default"), ("plain", "float16"), ("fp8", "default"), ("scaled", "default")]
+    ("kind", "dtype", "size"),
+    [
+        pytest.param(kind, dtype, size, marks=[] if size == 2 + number % 2 else [pytest.mark.full])
+        for number, (kind, dtype) in enumerate(
+            [("plain", "default"), ("scaled", "default"), ("plain", "float16"), ("fp8", "default")]
+        )
+        for size in (2, 3)
+    ],
 )
 def test_every_weight_is_that_of_a_whole_model_with_and_without_patches(
     ranks: Pool, files: dict[str, str], kind: str, dtype: str, size: int
@@ -90,8 +97,16 @@ def test_every_weight_is_that_of_a_whole_model_with_and_without_patches(
         assert whole / size <= rank["sharded"] <= whole / size + padding + tensors * ALIGNMENT / size
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["plain", "scaled"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("plain", 1),
+        ("scaled", 2),
+        ("plain", 3),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("scaled", 1), ("plain", 2), ("scaled", 3))),
+    ],
+)
 def test_shards_on_the_host_are_copied_ahead_and_give_the_same_weights(
     ranks: Pool, files: dict[str, str], kind: str, size: int
 ) -> None:
@@ -102,12 +117,14 @@ def test_shards_on_the_host_are_copied_ahead_and_give_the_same_weights(
         assert rank["buffers"] < rank["replicated"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 def test_side_branches_run_beside_gathered_weights(ranks: Pool, files: dict[str, str], size: int) -> None:
     for rank in check(ranks, "beside", files["plain"], size=size):
         assert rank == {"equal": True, "moved": True, "back": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offloaded", [False, True])
 @pytest.mark.parametrize("passes", [1, 3])
 def test_the_next_unit_is_on_its_way_before_a_block_computes(
@@ -128,6 +145,7 @@ def test_the_next_unit_is_on_its_way_before_a_block_computes(
         assert rank["bytes"] == passes * rank["blocks"] + (passes + 1) * rank["outside"]
 
 
+@pytest.mark.slow
 def test_a_rank_without_work_keeps_the_others_going(ranks: Pool, files: dict[str, str]) -> None:
     for index, rank in enumerate(check(ranks, "idle", files["plain"], size=3)):
         assert rank["equal"]
@@ -136,6 +154,7 @@ def test_a_rank_without_work_keeps_the_others_going(ranks: Pool, files: dict[str
         assert rank["beats"] == (0 if index else 3 * (len(UNITS) + 1))
 
 
+@pytest.mark.slow
 def test_units_out_of_turn_are_refused_and_nothing_hangs(ranks: Pool, files: dict[str, str]) -> None:
     for rank in check(ranks, "out_of_turn", files["plain"], size=2):
         unasked, wrong, twice = rank["said"]
@@ -145,6 +164,7 @@ def test_units_out_of_turn_are_refused_and_nothing_hangs(ranks: Pool, files: dic
         assert rank["idle"]
 
 
+@pytest.mark.slow
 def test_loading_can_be_cancelled_reads_this_ranks_bytes_alone_and_can_be_done_again(
     ranks: Pool, files: dict[str, str]
 ) -> None:
@@ -160,6 +180,7 @@ def test_loading_can_be_cancelled_reads_this_ranks_bytes_alone_and_can_be_done_a
     assert sum(rank["seen"][-1][1] for rank in found) == whole, "each byte is read by one rank"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoilt", [0, 2])
 def test_a_number_that_differs_on_one_rank_is_seen_on_all(ranks: Pool, files: dict[str, str], spoilt: int) -> None:
     for rank in check(ranks, "corrupted", files["plain"], size=3, spoilt=spoilt):
@@ -167,6 +188,7 @@ def test_a_number_that_differs_on_one_rank_is_seen_on_all(ranks: Pool, files: di
         assert not rank["equal"]
 
 
+@pytest.mark.slow
 def test_units_smaller_than_the_ranks_are_whole(ranks: Pool, tmp_path: Path) -> None:
     path = tmp_path / "small.safetensors"
     large = torch.arange(1000.0)

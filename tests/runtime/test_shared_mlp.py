@@ -121,6 +121,7 @@ def test_a_product_that_is_done_before_its_launch_is_not_taken_apart() -> None:
     assert [("linear1", ROWS)] == ASKED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["ulysses=2", "ring=2", "ulysses=2,ring=2"])
 def test_ranks_with_big_parts_equal_one_process(eight_ranks: Pool, sample: ModelSpec, judge: Oracle, plan: str) -> None:
     config = FluxConfig.from_header(read_header(sample.path))

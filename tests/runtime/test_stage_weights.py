@@ -15,6 +15,8 @@ from parallel_runtime.strategies.traffic import AttentionShape, predict_stage
 from runtime.loras import lora
 from runtime.resident_runs import make_run
 
+pytestmark = pytest.mark.slow
+
 STEPS, CALLS = 3, 4
 # fp32 sums in another order, four calls of the model after one another
 TOLERANCE = 1e-5
@@ -57,9 +59,9 @@ def test_each_rank_holds_its_stage_alone(eight_ranks: Pool, deep: ModelSpec, nam
     "name",
     [
         "pipefusion=2,ulysses=2,weights=sharded",
-        "pipefusion=2,cfg=2,weights=sharded",
+        pytest.param("pipefusion=2,cfg=2,weights=sharded", marks=pytest.mark.full),
         "pipefusion=2,cfg=3,weights=sharded",
-        "data=2,pipefusion=2,ring=2,weights=sharded",
+        pytest.param("data=2,pipefusion=2,ring=2,weights=sharded", marks=pytest.mark.full),
         "pipefusion=3,weights=offloaded",
     ],
 )

@@ -40,6 +40,7 @@ def steady(pool: Pool, spec: ModelSpec, calls: Calls, *plans: ParallelPlan) -> l
     return [SteadyPlan(places, plan, calls, options={"timed": True}) for plan in plans]
 
 
+@pytest.mark.slow
 def test_the_ranks_hold_the_weights_of_the_plan_that_runs_and_no_other(
     two_ranks: Pool, sample: ModelSpec, calls: Calls
 ) -> None:
@@ -52,6 +53,7 @@ def test_the_ranks_hold_the_weights_of_the_plan_that_runs_and_no_other(
         assert [two_ranks.holds(sample, plan) for plan in plans] == [plan.layout.kind == kind for plan in plans]
 
 
+@pytest.mark.slow
 def test_plans_whose_weights_lie_alike_are_not_loaded_again(two_ranks: Pool, sample: ModelSpec, calls: Calls) -> None:
     one, two = steady(two_ranks, sample, calls, ParallelPlan(), ParallelPlan(ulysses=2))
     one.prepare()
@@ -61,6 +63,7 @@ def test_plans_whose_weights_lie_alike_are_not_loaded_again(two_ranks: Pool, sam
         assert two_ranks.load(sample) is loaded
 
 
+@pytest.mark.slow
 def test_a_pipelines_timed_run_uses_keys_of_the_step_before_each_time(
     two_ranks: Pool, sample: ModelSpec, calls: Calls
 ) -> None:

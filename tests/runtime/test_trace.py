@@ -23,6 +23,7 @@ def two_ranks() -> Iterator[Pool]:
         yield pool
 
 
+@pytest.mark.slow
 def test_every_rank_traces_its_operators_and_the_result_is_the_same(two_ranks: Pool, sample: ModelSpec) -> None:
     tensors = Workload(width=128, height=128, text_tokens=16).tensors(FluxConfig.from_header(read_header(sample.path)))
     runner = PlanRunner(two_ranks, sample, ParallelPlan(ulysses=2), options={"trace": True})

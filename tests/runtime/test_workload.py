@@ -5,7 +5,7 @@ import tempfile
 import pytest
 import torch
 
-from parallel_runtime.cli.doctor import _check_temporary
+from parallel_runtime.cli.machine_checks import _check_temporary
 from parallel_runtime.cli.workload import choose_devices
 from parallel_runtime.plan import ParallelPlan
 

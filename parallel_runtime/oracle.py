@@ -60,10 +60,21 @@ class _KeepTimes(torch.nn.Module):
 
 
 class Oracle:
-    """The reference model of one file. `dtype` defaults to the file's own."""
+    """The reference model of one file. `dtype` defaults to the file's own.
 
-    def __init__(self, path: str, *, dtype: torch.dtype | None = None, device: str = "cpu") -> None:
-        tensors = _read(path)
+    `scale_dtype`: what the scales of fp8 weights are rounded to, as ComfyUI on a CPU rounds them to the dtype that it
+    computes in. By default they are as in the file.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        dtype: torch.dtype | None = None,
+        device: str = "cpu",
+        scale_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        tensors = _read(path, scale_dtype)
         self.dtype = dtype or tensors["img_in.weight"].dtype
         with torch.device("meta"):
             self.model = FluxTransformer2DModel(**_config(tensors))
@@ -159,7 +170,7 @@ def _blocks(tensors: Mapping[str, torch.Tensor], kind: str) -> int:
     return 1 + max((int(name.split(".")[1]) for name in tensors if name.startswith(f"{kind}.")), default=-1)
 
 
-def _read(path: str) -> dict[str, torch.Tensor]:
+def _read(path: str, scale_dtype: torch.dtype) -> dict[str, torch.Tensor]:
     with safe_open(path, framework="pt") as file:
         names = list(file.keys())
         start = next(name for name in names if name.endswith("img_in.weight"))[: -len("img_in.weight")]
@@ -167,7 +178,7 @@ def _read(path: str) -> dict[str, torch.Tensor]:
     for suffix in (".weight_scale", ".scale_weight"):  # of matrices in fp8, as ComfyUI names them now and did before
         for name in [name for name in tensors if name.endswith(suffix)]:
             weight = name.removesuffix(suffix) + ".weight"
-            tensors[weight] = tensors[weight].float() * tensors[name].float()
+            tensors[weight] = tensors[weight].float() * tensors[name].to(scale_dtype).float()
     return tensors
 
 

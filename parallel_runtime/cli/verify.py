@@ -14,6 +14,7 @@ that difference is shown beside it, and nobody's tolerance.
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -99,9 +100,9 @@ def run(arguments: argparse.Namespace) -> dict:
         run_plan = _cast_to(dtype := getattr(torch, loaded.dtype), runner.run)
         results = euler(run_plan, calls, arguments.steps)
         stale = _stale(runner, run_plan, calls, steps=arguments.steps) if plan.pipefusion > 1 else None
-    reference = _cast_to(dtype, _one_process(spec.path, torch.float32))
-    references = euler(reference, calls, arguments.steps)
-    tolerance, one_process = _tolerance(spec.path, dtype, calls, references, steps=arguments.steps)
+    one_process_in = partial(_one_process, spec.path, on_cpu=selection.devices[0].kind == "cpu", compute_dtype=dtype)
+    references = euler(one_process_in(torch.float32), calls, arguments.steps)
+    tolerance, one_process = _tolerance(one_process_in, dtype, calls, references, steps=arguments.steps)
     report = {
         "dtype": loaded.dtype,
         "image_tokens": workload.image_tokens,
@@ -213,18 +214,24 @@ def control_options(plan: ParallelPlan, workload: Workload) -> dict[str, object]
     return {"first_row": True}
 
 
-def _one_process(path: str, dtype: torch.dtype) -> RunCalls:
-    oracle = load_judge()(path, dtype=dtype)
-    return lambda calls: [oracle(call) for call in calls]
+def _one_process(path: str, dtype: torch.dtype, *, on_cpu: bool, compute_dtype: torch.dtype) -> RunCalls:
+    """The reference model in `dtype`, with inputs and scales as they are rounded for ranks that compute in another."""
+    oracle = load_judge()(path, dtype=dtype, scale_dtype=compute_dtype if on_cpu else torch.float32)
+    return _cast_to(compute_dtype, lambda calls: [oracle(call) for call in calls])
 
 
 def _tolerance(
-    path: str, dtype: torch.dtype, calls: list[dict[str, torch.Tensor]], references: list[torch.Tensor], *, steps: int
+    one_process_in: Callable[[torch.dtype], RunCalls],
+    dtype: torch.dtype,
+    calls: list[dict[str, torch.Tensor]],
+    references: list[torch.Tensor],
+    *,
+    steps: int,
 ) -> tuple[float, float | None]:
     """What the plan is allowed, and the error of one process in the same dtype where that is the measure."""
     if dtype == torch.float32:
         return FP32_TOLERANCE, None
-    results = euler(_cast_to(dtype, _one_process(path, dtype)), calls, steps)
+    results = euler(one_process_in(dtype), calls, steps)
     one_process = worst([relative_error(*pair) for pair in zip(results, references, strict=True)])
     return HALF_ALLOWANCE * one_process, one_process
 

@@ -80,8 +80,15 @@ class ModelFile:
         }
 
     def scaled(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Multiply file values of an fp8 weight, in another dtype by now, with its scale, in place."""
-        return tensor.mul_(self.scales[name]) if name in self.scales else tensor
+        """Multiply file values of an fp8 weight, in another dtype by now, with its scale, in place.
+
+        On a CPU the scale is rounded to that dtype first. ComfyUI's kernel for the CPU does so
+        (comfy_kitchen/backends/eager/quantization.py); those for GPUs multiply in fp32.
+        """
+        if name not in self.scales:
+            return tensor
+        scale = self.scales[name]
+        return tensor.mul_(torch.tensor(scale, dtype=tensor.dtype).item() if tensor.device.type == "cpu" else scale)
 
     def holds(self, name: str) -> bool:
         """Whether the weight is one of this rank's. Raises `ValueError` when the model has no such weight."""

@@ -1,7 +1,7 @@
 """Traces every sampler of a real ComfyUI and runs the programs found beside the samplers; prints JSON.
 
 Owns: what is compared. Run as `python tests/host/trace_samplers.py COMFYUI`, in a process of its own, since ComfyUI's
-modules read the command line and are named like others.
+modules read the command line and are named like others. With `--bent`, what is said of samplers that are not linear.
 """
 
 from __future__ import annotations
@@ -68,16 +68,43 @@ class Bench:
         settings = {"callback": lambda _: None, "disable": True, **run.sampler.extra_options}
         return function(Model(self.guider, sigmas), x.clone(), sigmas, extra_args=extra, **settings), sigmas
 
-    def compare(self, name: str, scheduler: str, steps: int, part: float) -> dict[str, Any]:
-        """A sampler beside its program: the relative error and what else must agree; or the reason for none."""
-        torch = self.torch
+    def run_of(self, sampler: Any, scheduler: str, steps: int, part: float) -> Any:
+        """A sampler with all that it is called with."""
         sigmas = self.samplers.calculate_sigmas(self.sampling, scheduler, steps)[-(round(steps * part) + 1) :]
-        run = self.tracer.SamplerRun(
-            sampler=self.samplers.sampler_object(name),
+        return self.tracer.SamplerRun(
+            sampler=sampler,
             guider=self.guider,
             sigmas=sigmas,
             extra_args={"model_options": self.guider.model_options, "seed": 5, "denoise_mask": None},
         )
+
+    def bent(self, bend: float, *, hidden: bool) -> str:
+        """What is said of an Euler sampler whose latents are bent by so much; "" when it becomes a program.
+
+        `hidden`: what is bent is not in the result, but only in what the model is given.
+        """
+
+        def euler(
+            model: Any, x: Any, sigmas: Any, extra_args: Any = None, callback: Any = None, disable: Any = None
+        ) -> Any:
+            for step in range(len(sigmas) - 1):
+                given = x if step == 0 else x + bend * x * x.abs()
+                denoised = model(given, sigmas[step] * x.new_ones([x.shape[0]]), **(extra_args or {}))
+                callback({"x": x, "i": step, "sigma": sigmas[step], "sigma_hat": sigmas[step], "denoised": denoised})
+                x = denoised + ((x if hidden else given) - denoised) * (sigmas[step + 1] / sigmas[step])
+            return x
+
+        run = self.run_of(self.samplers.KSAMPLER(euler), *CASES["simple 12"])
+        try:
+            self.tracer.trace(run, self.sampling.timestep)
+        except self.tracer.NotLinearError as error:
+            return str(error)
+        return ""
+
+    def compare(self, name: str, scheduler: str, steps: int, part: float) -> dict[str, Any]:
+        """A sampler beside its program: the relative error and what else must agree; or the reason for none."""
+        torch = self.torch
+        run = self.run_of(self.samplers.sampler_object(name), scheduler, steps, part)
         torch.manual_seed(77)
         state = torch.get_rng_state()
         try:
@@ -105,7 +132,12 @@ class Bench:
 
 def main() -> None:
     """One line of JSON: for each sampler and case what `Bench.compare` finds."""
-    bench = Bench(load(sys.argv[1]))
+    comfyui, *asked = sys.argv[1:]
+    bench = Bench(load(comfyui))
+    if asked == ["--bent"]:
+        bends = [(bend, hidden) for bend in (0.0, 1e-6, 1e-4) for hidden in (False, True)]
+        print(json.dumps([[*case, bench.bent(case[0], hidden=case[1])] for case in bends]))  # noqa: T201
+        return
     found = {
         f"{name}, {case}": bench.compare(name, *settings)
         for name in bench.samplers.SAMPLER_NAMES

@@ -6,14 +6,13 @@ Owns the order and what is printed. The last line is `N mutants, 0 survived`, an
 from __future__ import annotations
 
 import argparse
+import queue
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 from .mutant import Mutant
@@ -42,8 +41,8 @@ def main() -> int:
     if wrong:
         return 1
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copies = Copies(tree, Path(folder), options.jobs)
-        return 0 if baseline(copies, tree, mutants.values()) and try_all(copies, mutants) else 1
+        with Copies(tree, Path(folder), options.jobs) as copies:
+            return 0 if baseline(copies, tree, mutants.values()) and try_all(copies, mutants) else 1
 
 
 def chosen(only: str) -> dict[str, Mutant]:
@@ -67,26 +66,31 @@ class Copies:
     """As many scratch copies as jobs; each job has one for itself."""
 
     def __init__(self, tree: Tree, folder: Path, jobs: int) -> None:
-        self.jobs = jobs
-        self._free = [Scratch(tree, folder / str(job)) for job in range(jobs)]
-        self._lock = threading.Lock()
+        self._all = [Scratch(tree, folder / str(job)) for job in range(jobs)]
+        self._free: queue.SimpleQueue[Scratch] = queue.SimpleQueue()
+        for copy in self._all:
+            self._free.put(copy)
+        self._threads = ThreadPoolExecutor(jobs)
 
-    def each(self, work: Sequence[Callable[[Scratch], Outcome]]) -> Iterator[tuple[int, Outcome]]:
-        """Do all of `work`, the first ones first; yields each one's number and outcome, in order."""
+    def __enter__(self) -> Copies:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        for copy in self._all:
+            copy.close()
+
+    def each(self, work: Sequence[Callable[[Scratch], Outcome]]) -> Iterator[Outcome]:
+        """Do all of `work`, the first ones first; yields the outcomes in that order."""
 
         def do(one: Callable[[Scratch], Outcome]) -> Outcome:
-            with self._lock:
-                copy = self._free.pop()
+            copy = self._free.get()
             try:
                 return one(copy)
             finally:
-                with self._lock:
-                    self._free.append(copy)
+                self._free.put(copy)
 
-        with ExitStack() as stack:
-            pool = stack.enter_context(ThreadPoolExecutor(self.jobs))
-            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-            yield from enumerate(pool.map(do, work))
+        return self._threads.map(do, work)
 
 
 def baseline(copies: Copies, tree: Tree, mutants: Iterable[Mutant]) -> bool:
@@ -97,9 +101,9 @@ def baseline(copies: Copies, tree: Tree, mutants: Iterable[Mutant]) -> bool:
     parts = sorted(folders.values(), key=len, reverse=True)
     work = [lambda copy, nodes=nodes: copy.run(nodes, limit_s=BASELINE_S) for nodes in parts]
     began, passed = time.monotonic(), True
-    for number, outcome in copies.each(work):
+    for nodes, outcome in zip(parts, copies.each(work), strict=True):
         if not outcome.passed:
-            say(f"without a mutant, of {len(parts[number])} tests: {outcome.failed or outcome.status}\n{outcome.said}")
+            say(f"without a mutant, of {len(nodes)} tests: {outcome.failed or outcome.status}\n{outcome.said}")
             passed = False
     if passed:
         say(f"{sum(map(len, parts))} tests pass without a mutant, {time.monotonic() - began:.0f} s")
@@ -108,10 +112,9 @@ def baseline(copies: Copies, tree: Tree, mutants: Iterable[Mutant]) -> bool:
 
 def try_all(copies: Copies, mutants: dict[str, Mutant]) -> bool:
     """Whether every mutant is killed."""
-    titles = list(mutants)
     survivors = []
-    for number, outcome in copies.each([lambda copy, m=mutant: copy.tried(m) for mutant in mutants.values()]):
-        title = titles[number]
+    outcomes = copies.each([lambda copy, m=mutant: copy.tried(m) for mutant in mutants.values()])
+    for title, outcome in zip(mutants, outcomes, strict=True):
         if outcome.killed:
             say(f"killed, {outcome.took_s:3.0f} s, {title}: {outcome.failed}")
         else:

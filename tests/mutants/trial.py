@@ -5,14 +5,17 @@ Owns the copies and the runs of pytest. Does not own which mutants there are (ta
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +23,9 @@ from .mutant import Mutant
 from .tree import Tree
 
 LIMIT_S = 300.0  # a mutant's tests take seconds; one that makes them wait for ever is not killed by them
-BASELINE_S = 1200.0
+BASELINE_S = 1500.0
+PRELOADED = Path(__file__).with_name("preloaded.py")
+OPTIONS = ("-x", "-q", "--no-header", "-p", "no:cacheprovider")
 FAILED = re.compile(r"^(?:FAILED|ERROR) \S*?(\w+\.py::\S+)", re.MULTILINE)
 LAST_LINES = 25
 
@@ -29,7 +34,7 @@ LAST_LINES = 25
 class Outcome:
     """What a run of tests came to: pytest's status, the first test that failed, the end of what it said."""
 
-    status: int | None
+    status: int
     failed: str
     said: str
     took_s: float
@@ -41,12 +46,12 @@ class Outcome:
 
     @property
     def killed(self) -> bool:
-        """A test failed. No answer in time, or a table that names no test, is not that."""
+        """A test failed. No end in time, or a table that names no test, is not that."""
         return self.status == 1
 
 
 class Scratch:
-    """A copy of the tree's files that may be spoilt. One run at a time."""
+    """A copy of the tree's files that may be spoilt, and the process that runs its tests. One run at a time."""
 
     def __init__(self, tree: Tree, folder: Path) -> None:
         self.tree, self.folder = tree, folder
@@ -55,6 +60,14 @@ class Scratch:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(tree.root / name, target)
+        self._runner = subprocess.Popen(
+            [sys.executable, str(PRELOADED)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
+        )
+        self._ready = False
+
+    def close(self) -> None:
+        """End the process that runs tests."""
+        self._runner.communicate()
 
     def tried(self, mutant: Mutant) -> Outcome:
         """What the tests of a mutant come to while it is in place."""
@@ -67,34 +80,40 @@ class Scratch:
             self._write(name, pristine)
 
     def run(self, nodes: Sequence[str], *, limit_s: float) -> Outcome:
-        """Run these tests here until one fails."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *nodes]
-        log, began = self.folder / "pytest.log", time.monotonic()
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(self.folder / "tests")},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                status = process.wait(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                status = None
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+        """Run these tests here until one fails, or time is up."""
+        if not self._ready:
+            self._ready = self._hear() == "ready"
+        log = self.folder / "pytest.log"
+        began = time.monotonic()
+        self._say({"folder": str(self.folder), "arguments": [*OPTIONS, *nodes], "log": str(log)})
+        child = int(self._hear())
+        late = threading.Timer(limit_s, _end, [child])
+        late.start()
+        status = int(self._hear())
+        late.cancel()
         said = log.read_text(encoding="utf-8", errors="replace")
         failed = FAILED.search(said)
         last = "\n".join(said.splitlines()[-LAST_LINES:])
         return Outcome(status, failed[1] if failed else "", last, time.monotonic() - began)
+
+    def _say(self, order: dict[str, object]) -> None:
+        self._runner.stdin.write(f"{json.dumps(order)}\n")
+        self._runner.stdin.flush()
+
+    def _hear(self) -> object:
+        line = self._runner.stdout.readline()
+        if not line:
+            raise RuntimeError("the process that runs tests has ended; see what it printed")
+        return json.loads(line)
 
     def _write(self, name: str, text: str) -> None:
         """Write a file with a time that it never had: Python knows compiled files by time and size alone."""
         self._written += 1
         (self.folder / name).write_text(text, encoding="utf-8")
         os.utime(self.folder / name, (self._written, self._written))
+
+
+def _end(child: int) -> None:
+    """Kill a run and what it started, which is a session of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)

@@ -192,6 +192,12 @@ def hold_the_interpreter(_message, _beat):
     re.match("(a+)+$", "a" * 60 + "b")
 
 
+def answer_for_generation(message, _beat, generation):
+    """Answer the request as a rank of an older, or newer, start would."""
+    number = message.generation + generation
+    own_channel().send(Message(Op.DONE, message.rank, number, message.request))
+
+
 def speak_out_of_turn(message, _beat, request):
     """Answer another request than the one asked, counted from it."""
     own_channel().send(Message(Op.DONE, message.rank, message.generation, message.request + request))
@@ -227,6 +233,7 @@ ACTIONS = {
     action.__name__: action
     for action in (
         *(fail, sleep, work, send_signal, leave, say, start_child, exchange, allocate, map_file),
-        *(receive, hold_the_interpreter, speak_out_of_turn, say_compiling, send_garbage, close_channel),
+        *(receive, hold_the_interpreter, speak_out_of_turn, answer_for_generation),
+        *(say_compiling, send_garbage, close_channel),
     )
 }

@@ -1,7 +1,10 @@
 """A rank breaks the protocol or leaves: the caller learns at once which rank and why, and no process is left."""
 
+from dataclasses import replace
+
 import pytest
 
+from parallel_runtime.pool.failure import Failure, choose, failure_of_error
 from pool.echo_pool import FRESH, failure, failure_in_time, first_line
 
 
@@ -18,9 +21,31 @@ def test_an_exit_names_the_code_and_shows_what_was_printed_last(lone_rank):
     [
         (["send_garbage", 5], "broke the protocol: 5 bytes, a header alone has 28"),
         (["speak_out_of_turn", -1], "broke the protocol: it answered DONE to request"),
+        (["answer_for_generation", -1], "broke the protocol: it answered DONE to request"),
         (["close_channel"], "closed its channel"),
     ],
 )
 def test_a_rank_that_breaks_the_protocol_is_ended(lone_rank, action, cause):
     error = failure_in_time(lone_rank, faults={0: [action]})
     assert first_line(error).startswith(f"rank 0: {cause}")
+
+
+def test_the_cause_is_blamed_and_not_what_followed_from_it():
+    followed, cause, later = Failure(0, "its peer is gone", weak=True), Failure(1, "killed"), Failure(2, "raised")
+    assert choose([followed, cause, later]) is cause
+    assert choose([followed, replace(followed, rank=3)]) is followed
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "remedy"),
+    [
+        ("OutOfMemoryError", "CUDA out of memory", "memory"),
+        ("RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried 9 bytes", "memory"),
+        ("MemoryError", "", "memory"),
+        ("RuntimeError", "Resource temporarily unavailable", "ulimit -u"),
+    ],
+)
+def test_a_failure_has_the_remedy_of_its_cause(kind, text, remedy):
+    found = failure_of_error(1, {"type": kind, "text": text}).remedy
+    assert remedy in found
+    assert found != failure_of_error(1, {"type": "KeyError", "text": "x"}).remedy

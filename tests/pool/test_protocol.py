@@ -99,6 +99,8 @@ def test_every_truncation_and_every_trailing_byte_is_refused(message, data):
         decode(whole + data.draw(st.binary(min_size=1, max_size=8)))
     with pytest.raises(ProtocolError):
         decode(whole + whole)
+    with pytest.raises(ProtocolError):
+        decode(whole + b" ")  # which JSON alone would let pass
 
 
 @pytest.mark.parametrize(

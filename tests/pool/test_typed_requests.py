@@ -48,6 +48,7 @@ CASES = [
     requests.CheckCopies(mesh=4),
     requests.MeasureDevice(),
     requests.Probe(mesh=4),
+    requests.Trim(ranks=(0, 1)),
 ]
 
 

@@ -43,7 +43,7 @@ class Reference:
     @classmethod
     def of(cls, path: str, dtype: torch.dtype, calls: list[Mapping[str, torch.Tensor]]) -> "Reference":
         """Of the file's model, for calls whose inputs are rounded already."""
-        exact, rounded = Oracle(path, dtype=torch.float32), Oracle(path, dtype=dtype)
+        exact, rounded = (Oracle(path, dtype=each, scale_dtype=dtype) for each in (torch.float32, dtype))
         expected = [exact(call) for call in calls]
         errors = [relative_error(rounded(call), out) for call, out in zip(calls, expected, strict=True)]
         return cls(expected, worst(errors))

@@ -149,29 +149,6 @@ def test_rows_at_timestep_zero_and_residuals_go_through_stages(
         assert relative_error(eight_ranks.sample(deep, plan, run).out, expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("warmup_steps", [STEPS, 1])
-def test_an_attention_mask_is_followed_by_stages(
-    eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, warmup_steps: int
-) -> None:
-    """Values to add and True or False, no two columns alike, while it warms up and while keys are a step old."""
-    plain = make_run(deep_config, sides=(7,))
-    tokens = 7 + plain.shape[1]
-    added = 2 * torch.randn(1, tokens, tokens, generator=torch.Generator().manual_seed(3))
-    seen = torch.rand(1, tokens, tokens, generator=torch.Generator().manual_seed(4)) > 0.5
-    for mask in (added, seen):
-        cond = replace(plain.conds[0], tensors={**plain.conds[0].tensors, "mask": mask})
-        run = replace(plain, conds=(cond,))
-        for name in ("pipefusion=2,patches=3", "pipefusion=2,ulysses=2", "pipefusion=2,ring=2"):
-            plan = ParallelPlan.parse(f"{name},warmup_steps={warmup_steps}")
-            warm_calls = len(plain.program.states) if warmup_steps == STEPS else 1
-            expected, ignored = (
-                host_loop(stale_model(deep, each, patches=plan.num_patches, warm_calls=warm_calls), each)[0]
-                for each in (run, plain)
-            )
-            assert relative_error(ignored, expected) > DIFFERENT
-            assert relative_error(sample(eight_ranks, deep, plan, run)[0], expected) <= TOLERANCE, name
-
-
 @pytest.mark.parametrize("plan", ["pipefusion=2", "pipefusion=2,ulysses=2", "pipefusion=2,cfg=2"])
 def test_without_the_exchange_the_latent_is_wrong(
     eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, plan: str

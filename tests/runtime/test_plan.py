@@ -91,6 +91,15 @@ def test_a_plan_says_what_its_ranks_share() -> None:
     assert ParallelPlan(data=2, cfg=2, weights="offloaded").layout == Layout(ranks=4, shards=2, offloaded=True)
 
 
+def test_weights_serve_plans_of_their_kind_and_of_no_more_ranks() -> None:
+    four = Layout(ranks=4)
+    assert four.serves(Layout(ranks=4)) and four.serves(Layout(ranks=2))
+    assert not four.serves(Layout(ranks=8))
+    assert not four.serves(Layout(ranks=4, shards=2))
+    assert not four.serves(Layout(ranks=4, offloaded=True))
+    assert not Layout(ranks=4, stages=2).serves(Layout(ranks=4, stages=2, stage_ranks=2))
+
+
 def test_layouts_have_names() -> None:
     assert Layout(ranks=4).name == "replicated"
     assert Layout(ranks=4, shards=2).name == "sharded over 2"

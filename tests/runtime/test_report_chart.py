@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -24,6 +25,7 @@ from parallel_runtime.report.text import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = parse_devices("cpu:2").devices
+COMPUTE, COMMUNICATION, IDLE = "#2563eb", "#f59e0b", "#e5e7eb"
 
 
 def ranks() -> list[dict]:
@@ -103,6 +105,41 @@ def speed_ups(report: dict) -> tuple[str, list[str]]:
     axes = Figure().subplots()
     dict(panels(report))["speedup"](axes)
     return axes.get_title(), [text.get_text() for text in axes.texts]
+
+
+def test_workers_are_held_against_the_process_of_as_many_threads() -> None:
+    rows = [
+        contender("diffusers, 1 thread", "one_process", "diffusers", [4.0], threads=1),
+        contender("diffusers, 2 threads", "one_process", "diffusers", [3.0], threads=2),
+        contender("uly2", "plan", "parallel-dit", [1.5], threads=2),
+    ]
+    compare(rows)
+    assert rows[2]["speedup_over_one_process"] == pytest.approx(2.0)
+
+
+def test_a_timeline_has_a_row_for_each_rank_with_the_area_of_its_seconds() -> None:
+    """Of what is drawn: a rectangle's place and width are seconds. Rank 1 waits twice as long as rank 0."""
+    spans = []
+    for step in range(3):
+        told = [{"began_s": step + 0.1, "step_s": 0.8, "regions": {"communication_s": waited}} for waited in (0.2, 0.4)]
+        spans.append(Span(wall_s=1.0, requests=[told]))
+    parts = rank_parts(spans, DEVICES, began_s=0.0)
+    report = denoise() | {"ranks": parts}
+    axes = Figure().subplots()
+    dict(panels(report))["timeline"](axes)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0\ncpu:0", "rank 1\ncpu:1"]
+    drawn: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for bars in axes.collections:
+        for path in bars.get_paths():
+            box = path.get_extents()
+            row = round((box.y0 + box.y1) / 2)
+            drawn.setdefault((row, to_hex(bars.get_facecolor()[0])), []).append((box.x0, box.width))
+    for row, waited in enumerate((0.2, 0.4)):
+        begun = [step + 0.1 for step in range(3)]
+        assert drawn[row, COMPUTE] == [pytest.approx((begin, 0.8 - waited)) for begin in begun]
+        assert drawn[row, COMMUNICATION] == [pytest.approx((begin + 0.8 - waited, waited)) for begin in begun]
+        assert drawn[row, IDLE] == [pytest.approx((0.0, 2.9))], "what is left of it is idle"
+    assert len(drawn) == 6
 
 
 def test_a_report_with_nothing_to_draw_is_refused_in_one_line(tmp_path: Path) -> None:

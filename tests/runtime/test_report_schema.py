@@ -84,6 +84,12 @@ def test_regions_of_several_requests_add_up() -> None:
     assert ranks[1]["begin_s"] == pytest.approx([1.0, 4.0])
 
 
+def test_a_step_of_several_requests_ends_with_the_last() -> None:
+    requests = [[told(rank, began_s=began, step_s=0.5) for rank in (0, 1)] for began in (1.0, 2.0)]
+    (rank, _) = rank_parts([Span(wall_s=3.0, requests=requests)], DEVICES, began_s=0.0)
+    assert (rank["begin_s"], rank["end_s"]) == ([1.0], [2.5])
+
+
 def test_a_step_that_needed_no_worker_is_idle_and_not_unknown() -> None:
     spans = [*two_steps(), Span(wall_s=0.5, requests=[])]
     (rank, _) = rank_parts(spans, DEVICES, began_s=9.0)

@@ -63,7 +63,11 @@ class Pretence:
             aliases = defaultdict(lambda: [name])
             found = self.handler._handle_kernel_launch(stream, reads - writes, writes, set(), name, aliases)
         if found:
-            raise RaceError(f"{name} on stream {stream}: {str(found[0])[:1500]}")
+            before = found[0].previous_access
+            raise RaceError(
+                f"{name} on stream {stream} uses memory that {before.operator} on stream {before.stream} used, and "
+                f"nothing orders them (stream {HOST} is the host)"
+            )
 
     def collect_freed(self) -> None:
         """Take in what was freed: every use on another stream must be ordered before its own stream's present."""

@@ -1,0 +1,88 @@
+"""Mistakes at ComfyUI's side: what reaches the workers, what may run at once, and which samplers are taken apart."""
+
+from __future__ import annotations
+
+from .mutant import Mutant
+
+BENT = "test_bent_samplers.py::test_a_sampler_that_is_slightly_bent_is_refused_by_the_check_of_linearity_itself"
+
+MUTANTS = (
+    Mutant(
+        "the timestep is rounded at the door",
+        '"timesteps": given.timesteps[:batch].float(),',
+        '"timesteps": given.timesteps[:batch].to(given.img.dtype).float(),',
+        ("test_the_door.py::test_the_timestep_reaches_the_workers_as_it_came",),
+    ),
+    Mutant(
+        "rows at timestep zero are one too few",
+        'tensors["still_rows"][start:stop] = 1',
+        'tensors["still_rows"][start + 1 : stop] = 1',
+        ("test_the_door.py::test_runs_of_rows_at_timestep_zero_are_marked",),
+    ),
+    Mutant(
+        "a residual that several blocks share is sent for each",
+        "        if id(residual) not in numbers:\n",
+        "        if True:\n",
+        ("test_the_door.py::test_a_residual_of_several_blocks_travels_once_and_each_block_knows_its_own",),
+    ),
+    Mutant(
+        "blocks after a missing residual take the next one's",
+        "            uses.append(None)\n            continue\n",
+        "            continue\n",
+        ("test_the_door.py::test_a_residual_of_several_blocks_travels_once_and_each_block_knows_its_own",),
+    ),
+    Mutant(
+        "a mask for each head is taken for one of each image",
+        "if mask.ndim == 4 and mask.shape[1] == 1:",
+        "if mask.ndim == 4:",
+        ("test_the_door.py::test_masks_of_any_shape_that_attention_takes_become_one_of_each_image",),
+    ),
+    Mutant(
+        "without pooled text the model is given nothing",
+        "        y = torch.zeros((batch, config.vec_dim), device=given.img.device, dtype=given.img.dtype)\n",
+        "        y = torch.ones((batch, config.vec_dim), device=given.img.device, dtype=given.img.dtype)\n",
+        ("test_the_door.py::test_without_pooled_text_it_is_zeros",),
+    ),
+    Mutant(
+        "a sampler that is slightly bent passes for linear",
+        "_check(program, random, still, randoms, 100 * TOLERANCES[dtype])",
+        "_check(program, random, still, randoms, 1e6 * TOLERANCES[dtype])",
+        (BENT,),
+    ),
+    Mutant(
+        "only a sampler's result is checked",
+        "        _check_close(x, run.inputs[number], tolerance)\n        return vectors[number + 1]",
+        "        return vectors[number + 1]",
+        ("test_bent_samplers.py::test_a_sampler_whose_last_step_hides_what_was_bent_is_refused_too",),
+    ),
+    Mutant(
+        "calls in lanes get each other's results",
+        "lane.outs = [outs.popleft() for _ in lane.calls]",
+        "lane.outs = [outs.pop() for _ in lane.calls]",
+        ("test_lanes.py::test_calls_of_all_tasks_go_in_one_request_and_each_gets_its_own_result",),
+    ),
+    Mutant(
+        "calls that cannot travel together are sent with the first one's model",
+        "numbers.setdefault(handed.key, []).append(number)",
+        "numbers.setdefault(calls[0].key, []).append(number)",
+        ("test_lanes.py::test_calls_that_cannot_travel_together_go_in_requests_of_their_own",),
+    ),
+    Mutant(
+        "all tasks draw from one random number generator",
+        "    for each, version in kept:\n        each.put(version)\n    try:",
+        "    try:",
+        ("test_lanes.py::test_random_numbers_of_a_task_do_not_depend_on_those_beside_it",),
+    ),
+    Mutant(
+        "a task's thread has torch's defaults",
+        "        with self._surroundings.restored():\n            return self._task()",
+        "        return self._task()",
+        ("test_lanes.py::test_a_task_has_the_settings_of_the_callers_thread",),
+    ),
+    Mutant(
+        "blocks that visit count for one buffer",
+        "return 2 * self.sizes.biggest_block if layout.shards",
+        "return self.sizes.biggest_block if layout.shards",
+        ("test_pooled_model.py::test_blocks_that_visit_count_only_where_weights_are_apart",),
+    ),
+)

@@ -1,0 +1,88 @@
+"""Mistakes in what the panel reads from a report, draws and exports."""
+
+from __future__ import annotations
+
+from .mutant import Mutant
+
+AREAS = "test_panel_drawing.py::test_every_rank_has_a_row_and_each_colour_the_area_of_its_seconds"
+TRACE = "test_panel_drawing.py::test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds"
+NUMBERS = "test_panel_drawing.py::test_what_stands_for_many_numbers_is_theirs"
+
+MUTANTS = (
+    Mutant(
+        "the colours of computing and waiting are swapped",
+        "compute: '#4e79a7', communication: '#f28e2b'",
+        "compute: '#f28e2b', communication: '#4e79a7'",
+        (AREAS,),
+        file="lanes.mjs",
+    ),
+    Mutant(
+        "all parts of a step are drawn from its beginning",
+        "      at_s += rank[name][step]\n",
+        "",
+        (AREAS,),
+    ),
+    Mutant(
+        "every rank is drawn in the first row",
+        "    const y = TOP + index * row\n",
+        "    const y = TOP\n",
+        (AREAS,),
+    ),
+    Mutant(
+        "every row is that of rank 0",
+        "if (rank.begin) drawRank(frame, rank, y + row * 0.12, row * 0.76)",
+        "if (rank.begin) drawRank(frame, ranks[0], y + row * 0.12, row * 0.76)",
+        (AREAS,),
+    ),
+    Mutant(
+        "a column of pixels shows its first step alone",
+        "for (const name of Object.keys(sums)) sums[name] += rank[name][step]\n      step++",
+        "for (const name of Object.keys(sums)) sums.idle += rank[name][step]\n      step++",
+        (f"{AREAS}[steps narrower than pixels]",),
+    ),
+    Mutant(
+        "a part of the time begins at the left of the whole",
+        "fill(frame, name, (at_s - from_s) * pixels_a_s, rank[name][step] * pixels_a_s, y, height)",
+        "fill(frame, name, at_s * pixels_a_s, rank[name][step] * pixels_a_s, y, height)",
+        ("test_panel_drawing.py::test_a_part_of_the_time_is_drawn_as_wide_as_all_of_it",),
+    ),
+    Mutant(
+        "what a rank idles is left out of a report",
+        "const idle = numbers(rank.idle_s) ?? busy.map(() => 0)",
+        "const idle = busy.map(() => 0)",
+        (f"{AREAS}[several steps]",),
+    ),
+    Mutant(
+        "waiting counts as computing in a report",
+        "const compute = numbers(rank.compute_s) ?? busy\n",
+        "const compute = busy\n",
+        (f"{AREAS}[several steps]",),
+    ),
+    Mutant("a trace is in milliseconds", "ts: at * 1e6,", "ts: at * 1e3,", (TRACE,)),
+    Mutant("a trace's parts begin together", "        at += length\n", "", (TRACE,)),
+    Mutant(
+        "a trace has all ranks in one track",
+        "            ph: 'X',\n            pid: 0,\n            tid: rank.rank,",
+        "            ph: 'X',\n            pid: 0,\n            tid: 0,",
+        (TRACE,),
+    ),
+    Mutant("a trace counts steps from nought", "args: { step: step + 1 }", "args: { step }", (TRACE,)),
+    Mutant(
+        "the middle of an even number is the upper one",
+        "(sorted[middle - 1] + sorted[middle]) / 2",
+        "sorted[middle]",
+        (NUMBERS,),
+    ),
+    Mutant(
+        "a click looks at the step after",
+        "  return low - 1\n",
+        "  return low\n",
+        ("test_panel_drawing.py::test_a_place_on_the_timeline_is_the_time_and_the_step_there",),
+    ),
+    Mutant(
+        "an older state replaces a newer one",
+        "known.session === state.session && known.revision > state.revision) return",
+        "known.session === state.session && known.revision < state.revision) return",
+        ("test_panel_drawing.py::test_only_a_newer_state_of_the_same_server_is_taken",),
+    ),
+)

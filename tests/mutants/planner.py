@@ -1,0 +1,74 @@
+"""Mistakes in the predicted time and memory of plans, and in which plan is taken."""
+
+from __future__ import annotations
+
+from .mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "a matrix costs one operation a weight and token",
+        "compute = 2 * mine * shape.token_params / rates.matmul_flops\n",
+        "compute = mine * shape.token_params / rates.matmul_flops\n",
+        ("test_cost.py::test_matrices_cost_two_operations_a_weight_and_token_of_this_rank",),
+    ),
+    Mutant(
+        "attention sees this rank's keys alone",
+        "compute += 4 * mine * work.tokens * shape.hidden / rates.attention_flops",
+        "compute += 4 * mine * mine * shape.hidden / rates.attention_flops",
+        ("test_cost.py::test_attention_costs_four_operations_a_query_key_and_channel_shared_by_all_ranks",),
+    ),
+    Mutant(
+        "the host always runs ahead",
+        "        if rates.asynchronous:\n            launch = max(",
+        "        if launch:\n            launch = max(",
+        ("test_cost.py::test_a_host_that_runs_ahead_hides_behind_the_device_and_one_that_does_not_adds",),
+    ),
+    Mutant(
+        "uneven stages cost what even ones do",
+        "uneven = stages * math.ceil(shape.blocks / stages) / shape.blocks",
+        "uneven = 1.0",
+        ("test_cost.py::test_pipefusion_waits_for_the_stage_with_the_most_blocks",),
+    ),
+    Mutant(
+        "every step of a pipeline costs what a warm-up step costs not",
+        "return warmup * self.warmup_step_s + (steps - warmup) * self.step_s",
+        "return steps * self.step_s",
+        ("test_cost.py::test_pipefusion_repeats_the_text_and_starts_with_a_synchronous_step",),
+    ),
+    Mutant(
+        "weights of other ranks travel whole",
+        "seconds += weights * (shards - 1) / shards / link.bandwidth + link.latency_s",
+        "seconds += weights / link.bandwidth + link.latency_s",
+        ("test_cost.py::test_sharded_weights_travel_and_hide_behind_the_block",),
+    ),
+    Mutant(
+        "sharded weights take no room for the block that visits",
+        "return blocks / shards + at_hand + other, 0.0",
+        "return blocks / shards + other, 0.0",
+        ("test_cost.py::test_memory_follows_the_degrees",),
+    ),
+    Mutant(
+        "a lane of five rows over two has two",
+        "return -(-work.rows // plan.lanes)",
+        "return max(1, work.rows // plan.lanes)",
+        ("test_cost.py::test_the_longest_lane_decides",),
+    ),
+    Mutant(
+        "any ulysses degree is a candidate",
+        "if prod(degrees) == ranks and useful and model.heads % ulysses == 0:",
+        "if prod(degrees) == ranks and useful:",
+        ("test_choose.py::test_useful_plans_divide_the_heads_the_rows_and_the_blocks",),
+    ),
+    Mutant(
+        "the auto plan takes the smallest ulysses degree",
+        "ulysses = max(d for d in range(1, parts + 1)",
+        "ulysses = min(d for d in range(1, parts + 1)",
+        ("test_plan.py::test_the_auto_plan_prefers_ulysses_and_falls_back_to_ring",),
+    ),
+    Mutant(
+        "nine ranks are let in",
+        "        if self.ranks > MAX_RANKS:\n",
+        "        if self.ranks > MAX_RANKS + 1:\n",
+        ("test_plan.py::test_a_plan_that_cannot_be_names_value_limit_and_remedy",),
+    ),
+)

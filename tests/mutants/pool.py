@@ -1,0 +1,131 @@
+"""Mistakes in who may ask the ranks, in whose answer is believed, in what is kept, and in how a failure is told."""
+
+from __future__ import annotations
+
+from .mutant import Mutant
+
+STALE = "test_kv_book.py::test_calls_of_a_run_warm_up_and_then_find_what_the_one_before_left"
+SHARES = "test_shares.py::test_each_side_goes_to_a_lane_of_its_own_and_images_to_the_replicas"
+
+MUTANTS = (
+    Mutant(
+        "a reply of an older generation is taken for this one's",
+        "if (message.rank, message.generation, message.request) != (rank.rank, self.number, request.number):",
+        "if (message.rank, message.request) != (rank.rank, request.number):",
+        ("test_failures.py::test_a_rank_that_breaks_the_protocol_is_ended",),
+    ),
+    Mutant(
+        "a reply to an older request is taken for this one's",
+        "if (message.rank, message.generation, message.request) != (rank.rank, self.number, request.number):",
+        "if (message.rank, message.generation) != (rank.rank, self.number):",
+        ("test_failures.py::test_a_rank_that_breaks_the_protocol_is_ended",),
+    ),
+    Mutant(
+        "a consequence is blamed where the cause came later",
+        "return next((sign for sign in signs if not sign.weak), signs[0])",
+        "return signs[0]",
+        ("test_failures.py::test_the_cause_is_blamed_and_not_what_followed_from_it",),
+    ),
+    Mutant(
+        "an input that changed is not sent again",
+        "if content is None or not _holds(place, content.twin, source):",
+        "if content is None:",
+        ("test_repeated_inputs.py::test_bits_are_compared_and_not_values",),
+    ),
+    Mutant(
+        "not a number is never equal to itself",
+        "_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}",
+        "_INTEGERS = {1: torch.uint8, 2: torch.float16, 4: torch.float32, 8: torch.float64}",
+        ("test_repeated_inputs.py::test_bits_are_compared_and_not_values",),
+    ),
+    Mutant(
+        "a copy that failed counts as sent",
+        "before, self._contents = self._contents, {}",
+        "before = self._contents",
+        ("test_repeated_inputs.py::test_a_copy_that_fails_leaves_nothing_that_counts_as_sent",),
+    ),
+    Mutant(
+        "a step's deadline is the last step's alone",
+        "return max(least_s, TIMES * max(self._seconds.get(shape, (0.0,))))",
+        "return max(least_s, TIMES * self._seconds.get(shape, (0.0,))[-1])",
+        ("test_silent_ranks.py::test_the_pace_keeps_the_slowest_of_the_last_steps_and_forgets_shapes_unused_for_long",),
+    ),
+    Mutant(
+        "a deadline that never passes is taken",
+        "if not (deadline_s > 0 and math.isfinite(deadline_s)):",
+        "if not deadline_s > 0:",
+        ("test_silent_ranks.py::test_the_deadline_is_what_the_environment_says_or_two_minutes",),
+    ),
+    Mutant(
+        "a thread may ask inside its own request, and waits for ever",
+        "        if self._owner == threading.get_ident():\n",
+        "        if self._owner == 0:\n",
+        ("test_request_lock.py::test_a_thread_that_asks_inside_its_own_request_is_told_so",),
+    ),
+    Mutant(
+        "the lock is kept after an error",
+        "            yield check\n        finally:\n            self._owner = None\n            self.lock.release()\n",
+        "            yield check\n        finally:\n            self._owner = None\n",
+        ("test_request_lock.py::test_the_lock_is_released_after_an_error",),
+    ),
+    Mutant(
+        "keys of another run are used",
+        'place = (asked["run"], plan, model)',
+        "place = (plan, model)",
+        (STALE,),
+    ),
+    Mutant(
+        "a pipeline goes stale a call too late",
+        "warm=self._calls[slot] <= plan.warmup_steps)",
+        "warm=self._calls[slot] <= plan.warmup_steps + 1)",
+        (STALE,),
+    ),
+    Mutant(
+        "keys of a request that failed are used",
+        "        if self._under_way:\n            self.forget()\n",
+        "",
+        ("test_kv_book.py::test_nothing_is_known_after_a_request_that_was_not_done",),
+    ),
+    Mutant(
+        "both lanes of cfg do the same side",
+        "conds = tuple(side for side in conds if side == lane % plan.cfg)",
+        "conds = tuple(side for side in conds if side == lane // plan.cfg % 2)",
+        (SHARES,),
+    ),
+    Mutant(
+        "lanes without an image work all the same",
+        "conds=conds if works else ()",
+        "conds=conds",
+        (SHARES,),
+    ),
+    Mutant(
+        "a preview is told before every rank has written its rows",
+        'done = min(int(progress[rank]["step"]) for rank in self._writers) + 1',
+        'done = max(int(progress[rank]["step"]) for rank in self._writers) + 1',
+        ("test_shares.py::test_a_step_is_told_once_every_writer_has_done_it_in_order",),
+    ),
+    Mutant(
+        "ranks may run ahead of the previews that were taken",
+        "self._grant(self._done + CREDIT_AHEAD)",
+        "self._grant(self._done + CREDIT_AHEAD + 1)",
+        ("test_shares.py::test_a_step_is_told_once_every_writer_has_done_it_in_order",),
+    ),
+    Mutant(
+        "a program's noise is added twice",
+        "            if given is not None:\n                x.add_(given)\n",
+        "            if given is not None:\n                x.add_(given, alpha=2)\n",
+        ("test_program.py::test_noise_given_ahead_is_added_where_its_state_says",),
+    ),
+    Mutant(
+        "a program changes the latent that it was given",
+        "            x = first * factor\n",
+        "            x = first.mul_(factor)\n",
+        ("test_program.py::test_a_latent_that_was_given_is_left_alone",),
+    ),
+    Mutant(
+        "a smaller layout serves where a bigger one is asked for",
+        "return self.kind == other.kind and self.ranks >= other.ranks",
+        "return self.kind == other.kind",
+        ("test_plan.py::test_weights_serve_plans_of_their_kind_and_of_no_more_ranks",),
+    ),
+)

@@ -1,0 +1,166 @@
+"""Mistakes in what ranks exchange, and in who has which tokens, heads, rows and blocks."""
+
+from __future__ import annotations
+
+from .mutant import Mutant
+
+EXCHANGED = "test_few_ranks.py::test_a_plan_equals_the_reference_model_with_and_without_a_mask[exchanged]"
+GATHERED = "test_few_ranks.py::test_a_plan_equals_the_reference_model_with_and_without_a_mask[gathered]"
+WARM_UP = "test_few_ranks.py::test_stages_equal_one_process_of_the_same_staleness_with_and_without_a_mask[warm-up]"
+A_STEP_OLD = (
+    "test_few_ranks.py::test_stages_equal_one_process_of_the_same_staleness_with_and_without_a_mask[a step old]"
+)
+MERGED = "test_kernels.py::test_merged_parts_equal_the_whole_and_a_wrong_log_sum_exp_does_not"
+
+MUTANTS = (
+    Mutant(
+        "parts of a ring are merged by the wrong side's weight",
+        "torch.sigmoid(part_lse - lse)",
+        "torch.sigmoid(lse - part_lse)",
+        (MERGED,),
+    ),
+    Mutant(
+        "the log-sum-exp of merged parts is the larger one's",
+        "return out, torch.logaddexp(lse, part_lse)",
+        "return out, torch.maximum(lse, part_lse)",
+        (MERGED,),
+    ),
+    Mutant(
+        "a mask of True and False is turned round",
+        ".masked_fill_(~mask, MASKED)",
+        ".masked_fill_(mask, MASKED)",
+        ("test_forward.py::test_an_attention_mask_is_followed",),
+    ),
+    Mutant(
+        "text runs are dealt from the same end as the image's",
+        "image = split_lengths(self.num_image, self.parts)[::-1]",
+        "image = split_lengths(self.num_image, self.parts)",
+        ("test_shard.py::test_the_parts_cover_every_token_once_and_are_level",),
+    ),
+    Mutant(
+        "a patch begins at the image's first token",
+        "return _run(split_lengths(self.num_image, self.parts)[::-1], self.index, first=self.first_image)",
+        "return _run(split_lengths(self.num_image, self.parts)[::-1], self.index)",
+        ("test_patched_sequence.py::test_every_token_has_one_place_and_every_chunk_finds_its_own",),
+    ),
+    Mutant(
+        "the longer runs come last",
+        "base + (part < extra) for part in range(parts)",
+        "base + (part >= parts - extra) for part in range(parts)",
+        ("test_patched_sequence.py::test_patches_are_as_long_as_each_other_with_the_text_before_the_first",),
+    ),
+    Mutant(
+        "a residual is not cut where it ends",
+        "start, stop = min(run.start, tensor.shape[dim]), min(run.stop, tensor.shape[dim])",
+        "start, stop = min(run.start, tensor.shape[dim]), run.stop",
+        ("test_shard.py::test_a_residual_shorter_than_the_image_is_cut_where_it_ends",),
+    ),
+    Mutant(
+        "queries are sent where values belong",
+        "for slot, tensor in enumerate((q, k, v)):\n            send[:, :, slot] = tensor.unflatten",
+        "for slot, tensor in enumerate((v, k, q)):\n            send[:, :, slot] = tensor.unflatten",
+        (EXCHANGED,),
+    ),
+    Mutant(
+        "heads come back in another order",
+        "return received.permute(2, 1, 0, 3, 4)",
+        "return received.flip(0).permute(2, 1, 0, 3, 4)",
+        (EXCHANGED,),
+    ),
+    Mutant(
+        "a hop of the ring goes the other way",
+        "owner = (self.ring.index - hop) % self.ring.size",
+        "owner = (self.ring.index + hop) % self.ring.size",
+        (EXCHANGED,),
+    ),
+    Mutant(
+        "a ring takes its first part of the mask for all parts",
+        "columns = None if mask is None else mask[:, :, start : start + lengths[owner]]",
+        "columns = None if mask is None else mask[:, :, : lengths[owner]]",
+        (EXCHANGED,),
+    ),
+    Mutant(
+        "a ring's queries follow another group's rows of the mask",
+        "lengths=lengths, mask=None if mask is None else mask[:, mine])",
+        "lengths=lengths, mask=None if mask is None else mask[:, : q.shape[1]])",
+        (EXCHANGED,),
+    ),
+    Mutant(
+        "gathered keys stand in for values",
+        "for slot, tensor in enumerate((k, v)):\n            send[:, :, slot] = tensor.transpose(0, 1)",
+        "for slot, tensor in enumerate((k, k)):\n            send[:, :, slot] = tensor.transpose(0, 1)",
+        (GATHERED,),
+    ),
+    Mutant(
+        "many keys and values are gathered too",
+        "return 2 * tokens * row_bytes <= limit",
+        "return tokens * row_bytes <= limit",
+        ("test_traffic.py::test_keys_and_values_together_decide_whether_they_are_gathered",),
+    ),
+    Mutant(
+        "what an all-to-all keeps is counted as sent",
+        "axis.traffic.add((send.shape[0] - send_lengths[axis.index]) * row_bytes)",
+        "axis.traffic.add(send.shape[0] * row_bytes)",
+        ("test_few_ranks.py::test_a_plan_sends_what_the_formula_says",),
+    ),
+    Mutant(
+        "an all-gather's own part is left out",
+        "        parts[index].copy_(self.source)\n",
+        "",
+        ("test_sharded_weights.py::test_units_smaller_than_the_ranks_are_whole",),
+    ),
+    Mutant(
+        "under PipeFusion the mask's columns stay in the order of the image",
+        "return mask.index_select(1, rows).index_select(2, columns)",
+        "return mask.index_select(1, rows)",
+        (WARM_UP,),
+    ),
+    Mutant(
+        "under PipeFusion the mask's rows are those of the group's first part",
+        "for part in self._group(self.ring.index) for token in _tokens(sequence, part, chunk)]",
+        "for part in self._group(0) for token in _tokens(sequence, part, chunk)]",
+        (WARM_UP,),
+    ),
+    Mutant(
+        "a stage ignores the attention mask",
+        "            return partial(finish, there.mask)\n",
+        "            return partial(finish, None)\n",
+        (WARM_UP,),
+    ),
+    Mutant(
+        "fresh keys of other ring ranks are not kept",
+        "            for hop, group in enumerate(groups):\n                self._store(",
+        "            for hop, group in enumerate(groups):\n                hop or self._store(",
+        (A_STEP_OLD,),
+    ),
+    Mutant(
+        "a chunk's keys stand a patch too early",
+        "return slice(before + rows.start, before + rows.stop)",
+        "return slice(before, before + rows.stop - rows.start)",
+        ("test_patched_sequence.py::test_every_token_has_one_place_and_every_chunk_finds_its_own",),
+    ),
+    Mutant(
+        "stages are cut without looking at what blocks cost",
+        "(max(cost, before[end] - before[begin]), (*cuts, end))",
+        "(max(cost, float(end - begin)), (*cuts, end))",
+        ("test_patched_sequence.py::test_no_other_cut_has_a_cheaper_most_costly_stage",),
+    ),
+    Mutant(
+        "the first patch is as long as the others, and has the text beside",
+        "first = max(1, -(-(num_text + num_image) // patches) - num_text)",
+        "first = max(1, -(-num_image // patches))",
+        ("test_patched_sequence.py::test_patches_are_as_long_as_each_other_with_the_text_before_the_first",),
+    ),
+    Mutant(
+        "a lane's limit is one row too generous",
+        "        if before[row] - before[begin] > limit:\n",
+        "        if before[row - 1] - before[begin] > limit:\n",
+        ("test_lanes.py::test_no_other_cut_has_a_smaller_largest_lane",),
+    ),
+    Mutant(
+        "a lane that passes through the blocks twice costs no more",
+        "cost = (extra + passes, squares",
+        "cost = (extra, squares",
+        ("test_lanes.py::test_a_lane_runs_rows_of_one_call_where_that_costs_nothing",),
+    ),
+)

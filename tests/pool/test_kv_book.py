@@ -1,0 +1,74 @@
+"""Which calls of a pipeline go through whole, and which use the keys and values of the call before them."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.stale import StaleBook
+from parallel_runtime.strategies.lanes import Piece
+
+PLAN = ParallelPlan(pipefusion=2, warmup_steps=2)
+ONE_LANE = ((Piece(0, 0, 1),),)
+
+
+def call(run: str = "a run", key: str = "cond", *, tokens: int = 8) -> ModelCall:
+    tensors = {"img": torch.zeros(1, tokens, 4)}
+    options = {"pipeline": {"run": run, "key": key}}
+    return ModelCall(tensors=tensors, out_shape=(1, tokens, 4), out_dtype=torch.float32, options=options)
+
+
+def entered(book: StaleBook, *calls: ModelCall, plan: ParallelPlan = PLAN, model: int = 1) -> dict:
+    """What the ranks are told of the one call, which they then do."""
+    (told,) = book.enter(calls, ONE_LANE, plan, model)
+    book.done()
+    return asdict(told)
+
+
+def test_calls_of_a_run_warm_up_and_then_find_what_the_one_before_left() -> None:
+    book = StaleBook()
+    told = [entered(book, call()) for _ in range(4)]
+    assert [each["warm"] for each in told] == [True, True, False, False]
+    assert {(each["epoch"], each["slot"]) for each in told} == {(1, 0)}
+    assert entered(book, call(key="uncond")) == {"epoch": 1, "slot": 1, "warm": True}
+    assert entered(book, call("another run")) == {"epoch": 2, "slot": 0, "warm": True}
+    assert entered(book, call()) == {"epoch": 3, "slot": 0, "warm": True}, "of the run before nothing is kept"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"plan": replace(PLAN, patches=3)}, {"model": 2}],
+    ids=["another plan", "another model"],
+)
+def test_another_plan_or_model_begins_anew(other: dict) -> None:
+    book = StaleBook()
+    for _ in range(3):
+        told = entered(book, call())
+    assert not told["warm"]
+    assert entered(book, call(), **other) == {"epoch": 2, "slot": 0, "warm": True}
+
+
+def test_another_shape_has_a_slot_of_its_own() -> None:
+    book = StaleBook()
+    for _ in range(3):
+        entered(book, call())
+    assert entered(book, call(tokens=12)) == {"epoch": 1, "slot": 1, "warm": True}
+    assert entered(book, call()) == {"epoch": 1, "slot": 0, "warm": False}
+
+
+def test_nothing_is_known_after_a_request_that_was_not_done() -> None:
+    book = StaleBook()
+    for _ in range(3):
+        entered(book, call())
+    book.enter([call()], ONE_LANE, PLAN, 1)  # and the ranks never say that they did it
+    assert entered(book, call()) == {"epoch": 2, "slot": 0, "warm": True}
+
+
+def test_a_call_of_no_run_is_warm_up_and_leaves_nothing() -> None:
+    book = StaleBook()
+    told = entered(book, replace(call(), options={}))
+    assert (told["slot"], told["warm"]) == (None, True)
+    with pytest.raises(ValueError, match="option pipeline is"):
+        entered(book, replace(call(), options={"pipeline": {"run": "x"}}))

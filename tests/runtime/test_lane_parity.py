@@ -189,24 +189,35 @@ def test_each_row_has_its_own_mask_residuals_and_timestep_in_every_lane(
         assert max(errors(result, expected)) <= FP32_TOLERANCE, text
 
 
+SHARDED = ("cfg=2", "ulysses=3", "data=2,cfg=2", "data=2,cfg=2,ring=2", "cfg=3,ulysses=2", "data=2,cfg=3")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("weights", "names"),
+    ("weights", "plans", "names"),
     [
-        ("sharded", ("cond and uncond", "five calls")),
-        ("offloaded", ("a batch of each", "four rows")),
-        pytest.param("sharded", ("a batch of each", "four rows"), marks=pytest.mark.full),
-        pytest.param("offloaded", ("cond and uncond", "five calls"), marks=pytest.mark.full),
+        pytest.param("sharded", SHARDED[1::2], ("cond and uncond", "five calls"), id="sharded"),
+        pytest.param("offloaded", SHARDED[::2], ("a batch of each", "four rows"), id="offloaded"),
+        *(
+            pytest.param(weights, SHARDED, tuple(REQUESTS), id=f"{weights}, every plan", marks=pytest.mark.full)
+            for weights in ("sharded", "offloaded")
+        ),
     ],
 )
 def test_sharded_plans_equal_one_process_and_share_the_weights_out(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, weights: str, names: tuple[str, ...]
+    eight_ranks: Pool,
+    sample: ModelSpec,
+    judge: Oracle,
+    config: FluxConfig,
+    weights: str,
+    plans: tuple[str, ...],
+    names: tuple[str, ...],
 ) -> None:
     """Lanes with more passes than others, lanes without work, ranks that sleep."""
     whole = eight_ranks.load(sample).parameter_bytes[0]
     requests = {name: [each.tensors(config) for each in REQUESTS[name]] for name in names}
     expected = {name: [judge(tensors) for tensors in inputs] for name, inputs in requests.items()}
-    for text in ("cfg=2", "ulysses=3", "data=2,cfg=2", "data=2,cfg=2,ring=2", "cfg=3,ulysses=2", "data=2,cfg=3"):
+    for text in plans:
         plan = ParallelPlan.parse(f"{text},weights={weights}")
         held = eight_ranks.load(sample, plan).parameter_bytes
         assert held[plan.ranks :] == [0] * (8 - plan.ranks), text

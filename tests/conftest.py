@@ -16,7 +16,7 @@ import pytest
 from host.client import ComfyClient
 from host.server import ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
-from parallel_runtime.__main__ import main
+from parallel_runtime.__main__ import EXIT_INTERRUPTED, main
 
 # A busy machine is no failure, nothing is kept between runs, and a failure says how to see it again.
 quiet = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
@@ -107,6 +107,8 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., subprocess.Comp
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         capsys.readouterr()
         code = main(arguments)
+        if code == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt  # meant for pytest
         return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
 
     return run

@@ -18,7 +18,7 @@ from .cond_lanes import LANES_KEY, calc_in_lanes
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
-from .remote_model import RemoteFlux, read_source, reckoned_by
+from .remote_model import RemoteFlux, read_source
 from .run_context import RUN_KEY, begun
 
 REMEMBERED = 64  # decisions of a MODEL, by work
@@ -96,5 +96,5 @@ def with_context(
     usual = patcher.decision.work
     work = None if usual is None else work_of_run(guider, noise, sigmas, usual)
     run = patcher.new_run(patcher.decision_for(work))
-    with begun(guider.model_options, run), reckoned_by(run.plan):
+    with begun(guider.model_options, run):
         return executor(noise, latent, sampler, sigmas, *more, **named)

@@ -6,9 +6,6 @@ Patchify, padding, reference ids, prediction type and all wrappers stay ComfyUI'
 import inspect
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 import comfy.ldm.flux.model
@@ -23,14 +20,13 @@ from comfy.supported_models_base import BASE
 from ...parallel_runtime.adapters.flux_config import FluxConfig
 from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
-from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision, usual_work
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from ...parallel_runtime.rank.weights import file_names, weight_bytes
 from .conditioning import ForwardArguments, step_tensors
 from .pooled_model import PooledModel, WeightSizes
 from .refusals import check_transformer_options, refuse_in
-from .run_context import RUN_KEY, RunContext
+from .run_context import RUN_KEY, RunContext, run_inside
 
 HEAD_DIM = 128  # the only one ComfyUI's Flux knows
 META = torch.device("meta")
@@ -38,18 +34,6 @@ BODY = inspect.signature(comfy.ldm.flux.model.Flux.forward_orig)
 # ComfyUI's names of what its body takes, and ours.
 BODY_INPUTS = {name: name for name in ("img", "img_ids", "txt", "txt_ids", "timesteps", "y", "guidance", "control")}
 BODY_INPUTS |= {"attn_mask": "mask", "timestep_zero_index": "still"}
-# ComfyUI asks how much memory a run takes with no word of which: it is the one that this code is in.
-_RECKONED: ContextVar[ParallelPlan | None] = ContextVar("parallel_dit_reckoned", default=None)
-
-
-@contextmanager
-def reckoned_by(plan: ParallelPlan) -> Iterator[None]:
-    """Have ComfyUI reckon with the memory that `plan` takes."""
-    token = _RECKONED.set(plan)
-    try:
-        yield
-    finally:
-        _RECKONED.reset(token)
 
 
 class MetaOperations(comfy.ops.disable_weight_init):
@@ -124,7 +108,7 @@ class RemoteFlux(comfy.model_base.Flux):
 
         Counted for one rank even where none shares it. Of sharded weights, the blocks that become whole count too.
         """
-        plan = _RECKONED.get() or self.diffusion_model.outside_runs.plan
+        plan = (run_inside(self.pooled) or self.diffusion_model.outside_runs).plan
         rows = -(-input_shape[0] // plan.lanes)
         whole = super().memory_required([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
         ranks = max(1, self.pooled.ranks_on(comfy.model_management.get_torch_device(), plan))

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,8 @@ from .lanes import Handed, hand_over
 from .pooled_model import PooledModel
 
 RUN_KEY = "parallel_dit_run"
+# ComfyUI asks how much memory a run takes with no word of which: it is the one that this code is in.
+_INSIDE: ContextVar["RunContext | None"] = ContextVar("parallel_dit_inside_run", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +69,9 @@ class StepListener:
         """A step of a loop inside the workers ends; they report at the end of the loop."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RunContext:
-    """One sampling run with a MODEL of ours.
+    """One sampling run with a MODEL of ours; no two are equal, and a deep copy of the options has the same one.
 
     `captured` collects the run's calls instead of sending them; each is answered with zeros.
     """
@@ -81,6 +84,9 @@ class RunContext:
     recorder: Recorder | None = None
     captured: list[ModelCall] | None = None
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "RunContext":
+        return self
 
     @property
     def plan(self) -> ParallelPlan:
@@ -188,12 +194,23 @@ def options_of_run(model_options: Mapping[str, Any], run: RunContext) -> dict[st
     return {**model_options, "transformer_options": {**model_options.get("transformer_options", {}), RUN_KEY: run}}
 
 
+def run_inside(model: PooledModel) -> RunContext | None:
+    """The run of this model that this code is in, wherever its options are; None outside of one."""
+    run = _INSIDE.get()
+    return None if run is None or run.model is not model else run
+
+
 @contextmanager
 def begun(model_options: dict[str, Any], run: RunContext) -> Iterator[None]:
-    """Have the run's context in its options for the time of the block."""
+    """Have the run's context in its options for the time of the block; then that of the run around it again, if any."""
     options = model_options.setdefault("transformer_options", {})
+    around = options.get(RUN_KEY)
     options[RUN_KEY] = run
+    token = _INSIDE.set(run)
     try:
         yield
     finally:
-        del options[RUN_KEY]
+        _INSIDE.reset(token)
+        options[RUN_KEY] = around
+        if around is None:
+            del options[RUN_KEY]

@@ -58,6 +58,7 @@ def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.devi
         prefixes=tuple(block.prefix for block in stage_blocks(adapter, stages=layout.stages, stage=stage)),
         elsewhere=whole.keys() - held,
         dtype=dtype,
+        device=device,
     )
     weights: ModelWeights
     if layout.shards == 1 and not layout.offloaded:

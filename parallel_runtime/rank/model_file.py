@@ -31,14 +31,19 @@ class ModelFile:
         scales: Mapping[str, str],
         prefixes: tuple[str, ...],
         dtype: torch.dtype,
+        device: torch.device,
         elsewhere: Collection[str] = (),
     ) -> None:
-        """`elsewhere`: the model's weights that other ranks hold, and this one knows by name alone."""
+        """`device` computes with the weights, wherever they lie.
+
+        `elsewhere`: the model's weights that other ranks hold, and this one knows by name alone.
+        """
         self._elsewhere = frozenset(elsewhere)
         self.entries = {canonical: header.tensors[name] for canonical, name in names.items()}
         self.mapped = file
         self.scales = {name: float(self.mapped.tensor(header.tensors[scale])) for name, scale in scales.items()}
         self.dtype = dtype
+        self.device = device
         self.units: dict[str, list[str]] = {prefix: [] for prefix in ("", *prefixes)}
         for name in self.entries:
             self.units[self.place(name)[0]].append(name)
@@ -82,13 +87,13 @@ class ModelFile:
     def scaled(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Multiply file values of an fp8 weight, in another dtype by now, with its scale, in place.
 
-        On a CPU the scale is rounded to that dtype first. ComfyUI's kernel for the CPU does so
+        Where a CPU computes, the scale is rounded to that dtype first. ComfyUI's kernel for the CPU does so
         (comfy_kitchen/backends/eager/quantization.py); those for GPUs multiply in fp32.
         """
         if name not in self.scales:
             return tensor
         scale = self.scales[name]
-        return tensor.mul_(torch.tensor(scale, dtype=tensor.dtype).item() if tensor.device.type == "cpu" else scale)
+        return tensor.mul_(torch.tensor(scale, dtype=tensor.dtype).item() if self.device.type == "cpu" else scale)
 
     def holds(self, name: str) -> bool:
         """Whether the weight is one of this rank's. Raises `ValueError` when the model has no such weight."""

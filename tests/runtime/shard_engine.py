@@ -72,6 +72,7 @@ def described(path, dtype):
         scales=file_scales(header, names),
         prefixes=tuple(block.prefix for block in FluxAdapter(config).blocks),
         dtype=compute_dtype(header, names, dtype),
+        device=CPU,
     )
 
 
@@ -319,6 +320,7 @@ def check_small(axis, *, path):
         scales={},
         prefixes=("b.0.", "b.1."),
         dtype=torch.float32,
+        device=CPU,
     )
     ours = ShardedWeights(file, device=CPU, group=axis)
     load(ours)

@@ -42,7 +42,7 @@ PASSED_ON = (
 # names without TORCH_ before, which it still reads; some NCCL_ ones are among them.
 PASSED_ON_FAMILIES = ("NCCL_", "TORCH_NCCL_", "CUDA_MPS_")
 # Of those, what makes NCCL listen, or meet others, where somebody else says.
-NEVER_PASSED_ON = ("NCCL_COMM_ID", "NCCL_SOCKET_IFNAME")
+NEVER_PASSED_ON = ("NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_RAS_ADDR")
 # What a rank has unless the caller says otherwise.
 DEFAULTS = {
     # Exchanges go ahead of matrix products that would fill the device; of all groups, those of new_group included.

@@ -10,12 +10,12 @@ Source: PipeFusion (arXiv 2405.14430, section 4). The last stage owns the latent
 the first stage as soon as it has it, so patches of the next call start while others of this one are under way, and no
 stage waits between steps. Ranks with the same place inside their stages talk to each other.
 
-Every rank makes a call's messages only when the call's step has leave to start, which all ranks see alike: so a
-cancelled run leaves nothing in flight. Owns the schedule. What a stage does
-with a chunk is stage.py's.
+X travels whether or not the next step has leave to start: ranks see leave come at different moments, and of a send that
+waits for a receive, or the other way round, neither may depend on that (strategies/links.py). Hidden states travel in
+steps that have leave, which all ranks make alike. So a cancelled run has no message but X under way, which both ends
+take in. Owns the schedule. What a stage does with a chunk is stage.py's.
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -81,7 +81,6 @@ class PipelinedCalls:
             for shard in (patches if stage.last else ())
         ]
         self._timeline = Timeline(forward.device, on=timeline)
-        self._waiting: deque[tuple[int, torch.Tensor]] = deque()  # X that the first stage may not need any more
 
     @property
     def passes(self) -> int:
@@ -112,7 +111,6 @@ class PipelinedCalls:
         """As `Calls.run`."""
         if self._stage.last and call == 0:
             self._enter(0, self._image.whole)
-        self._send_back()
         for chunk in self._chunks(call):
             self._run_chunk(call, chunk)
 
@@ -126,7 +124,8 @@ class PipelinedCalls:
         return self._timeline.report(self._stage.index)
 
     def close(self) -> None:
-        """As `Calls.close`: what was sent has been received."""
+        """As `Calls.close`: what was sent has been received, X of a call that nobody makes included."""
+        self._inbox.drain()
         self._outbox.drain()
 
     def _run_chunk(self, call: int, chunk: range) -> None:
@@ -176,27 +175,23 @@ class PipelinedCalls:
             self._rows[patch].leave(call, mine)
         if call + 1 < self._program.num_calls:
             self._enter(call + 1, chunk)
-        self._send_back()
         for patch in chunk:  # last: other ranks wait for what is sent
             self._rows[patch].preview(call)
 
     def _enter(self, call: int, done: range) -> None:
-        """X of a call, for those of its chunks whose patches are all done with the call before."""
+        """Send X of a call, for those of its chunks whose patches are all done with the call before."""
         for chunk in self._chunks(call):
             if done.start <= chunk.start and chunk.stop <= done.stop:
                 x = torch.cat([self._rows[patch].enter(call) for patch in chunk], 1)
-                self._waiting.append((call, x))
-
-    def _send_back(self) -> None:
-        """Send what the first stage is sure to need. The rest waits for its step's leave to start."""
-        while self._waiting and self._sure(self._waiting[0][0]):
-            _, x = self._waiting.popleft()
-            if self._share.conds:
-                self._outbox.send(x)
+                if self._share.conds:
+                    self._outbox.send(x)
 
     def _sure(self, call: int) -> bool:
-        """Whether every rank will run the call, as far as is known now; asked of this call and the next."""
-        return call not in self._starts or self._gate.open(self._starts[call])
+        """Whether what this stage receives in a call is sure to be sent; asked of this call and the next.
+
+        X is, with the call before. Hidden states are when every rank will run the call, as far as is known now.
+        """
+        return self._stage.first or call not in self._starts or self._gate.open(self._starts[call])
 
     def _chunks(self, call: int) -> list[range]:
         """What of the image goes through the stages at once in a call: all of it in a step of the warm-up."""

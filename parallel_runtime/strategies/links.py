@@ -96,17 +96,25 @@ class Inbox:
         """The next message, complete to whatever the current stream runs next."""
         if not self._posted:
             self._post()
-        work, tensor = self._posted.popleft()
-        if work is not None:
-            with self._link.traffic.waiting():
-                work.wait()
-        return tensor.to(self._device)
+        return self._finish_oldest().to(self._device)
+
+    def drain(self) -> None:
+        """Return when all that was posted has come: of a run that ends early, messages that nobody takes."""
+        while self._posted:
+            self._finish_oldest()
 
     def worked_on(self) -> None:
         """Say that the work on the message taken last is queued and its result sent. Posts what may now be received."""
         self._worked_on += 1
         while self._next is not None and self._next.after <= self._worked_on and self._may_post(self._next.call):
             self._post()
+
+    def _finish_oldest(self) -> torch.Tensor:
+        work, tensor = self._posted.popleft()
+        if work is not None:
+            with self._link.traffic.waiting():
+                work.wait()
+        return tensor
 
     def _post(self) -> None:
         if self._next is None:

@@ -29,10 +29,17 @@ def count_wrong_bytes(axis: Axis, device: torch.device) -> int:
 def count_wrong_bytes_of_links(previous: Link, following: Link, device: torch.device) -> int:
     """Send the stage after a run that only the two ranks of that link have, and compare that of the stage before."""
     rank = dist.get_rank()
-    outbox = Outbox(following, depth=1)
-    outbox.send(_run(rank, following.peer, RUN_BYTES, device))
+    outbox, run = Outbox(following, depth=1), _run(rank, following.peer, RUN_BYTES, device)
     message = Expected(0, (RUN_BYTES,), torch.uint8, after=0)
-    arrived = Inbox(previous, expected=iter([message]), may_post=lambda _: True, device=device).take()
+    inbox = Inbox(previous, expected=iter([message]), may_post=lambda _: True, device=device)
+    # NCCL connects two ranks with their first message, and the hosts of both wait for it: if all stages of the circle
+    # sent first, none would ever receive.
+    if following.peer < rank:  # the last stage
+        arrived = inbox.take()
+        outbox.send(run)
+    else:
+        outbox.send(run)
+        arrived = inbox.take()
     outbox.drain()
     return int((arrived != _run(previous.peer, rank, RUN_BYTES, device)).sum())
 

@@ -7,13 +7,15 @@ Owns no segment of ours: those are memfds (channel.py) and leave nothing.
 
 import os
 import re
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")  # noqa: S108  NCCL's choice, which it lets nobody change
-_MAPPED = re.compile(r" (/\S*/nccl-\w+)$", re.MULTILINE)  # without "(deleted)"
+_NAME = r"nccl-\w+"
+_MAPPED = re.compile(rf" ({re.escape(str(FOLDER))}/{_NAME})$", re.MULTILINE)  # without "(deleted)"
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ def remove(segments: set[Path]) -> None:
 
 def leftovers(folder: Path = FOLDER) -> list[Leftover]:
     """The segments of this user that none of its processes has mapped. Processes of other containers are not seen."""
-    try:
-        found = {path: path.stat() for path in folder.glob("nccl-*")}
-    except OSError:
-        return []
-    ours = {path: status.st_size for path, status in found.items() if status.st_uid == os.getuid()}
+    ours = {}
+    for path in folder.glob("nccl-*"):
+        with suppress(OSError):  # gone meanwhile
+            status = path.lstat()
+            # What others may have named or linked there is not for a command that people paste.
+            if re.fullmatch(_NAME, path.name) and stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+                ours[path] = status.st_size
     if not ours:
         return []
     held: set[Path] = set()

@@ -4,12 +4,13 @@ The files are what NCCL makes, a named file that a process maps; the ranks are r
 """
 
 import mmap
+import os
 import uuid
 from contextlib import suppress
 
 import pytest
 
-from parallel_runtime.wire.nccl_segments import FOLDER, leftovers
+from parallel_runtime.wire.nccl_segments import FOLDER, leftovers, segments_of
 from pool.echo_pool import failure, run_step
 
 SIZE = 4096
@@ -46,6 +47,22 @@ def test_segments_of_others_stay(lone_rank, segment):
     run_step(lone_rank)
     failure(lone_rank, faults={0: [["fail", "RuntimeError", "NCCL error"]]})
     assert segment.exists()
+
+
+def test_a_file_of_such_a_name_elsewhere_is_no_segment(segment, tmp_path):
+    segment.write_bytes(bytes(SIZE))
+    mine = tmp_path / "nccl-model"
+    mine.write_bytes(bytes(SIZE))
+    with mine.open("r+b") as file, mmap.mmap(file.fileno(), SIZE):
+        assert segments_of([os.getpid()]) == set()
+
+
+def test_names_that_nccl_does_not_give_and_links_are_not_listed_with_a_command_to_remove_them(tmp_path):
+    (tmp_path / "nccl-good").write_bytes(bytes(SIZE))
+    (tmp_path / "nccl-x; rm -rf ~").write_bytes(bytes(SIZE))
+    (tmp_path / "nccl-link").symlink_to("nccl-good")
+    (tmp_path / "nccl-gone").symlink_to("nowhere")
+    assert [left.path.name for left in leftovers(tmp_path)] == ["nccl-good"]
 
 
 def test_a_segment_is_left_over_when_no_process_has_it(segment):

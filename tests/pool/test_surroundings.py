@@ -63,12 +63,13 @@ def test_what_a_user_sets_for_nccl_reaches_the_ranks_but_for_where_they_listen()
         "CUDA_MPS_PIPE_DIRECTORY": "/run/mps",
         "CUDA_MODULE_LOADING": "EAGER",
     }
-    ours = theirs | {"NCCL_COMM_ID": "10.0.0.1:1", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_P2P_DISABLE": "0", "LESS": "-R"}
+    listen = {"NCCL_COMM_ID": "10.0.0.1:1", "NCCL_RAS_ADDR": "0.0.0.0:28028", "NCCL_OOB_NET_IFNAME": "eth0"}
+    ours = theirs | listen | {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_P2P_DISABLE": "0", "LESS": "-R"}
     settings = RankSettings(devices=(Device("cuda", 0), Device("cuda", 1)), threads=1, engine="a:B", peer_access=False)
     found = rank_environment(ours, settings)
     assert {name: found.get(name) for name in theirs} == theirs
     assert (found["NCCL_SOCKET_IFNAME"], found["NCCL_P2P_DISABLE"]) == ("=lo", "1"), "what we set is ours"
-    assert not {"NCCL_COMM_ID", "LESS"} & found.keys()
+    assert not {*listen, "LESS"} & found.keys()
 
 
 def test_ranks_on_nccl_exchange_at_high_priority_and_are_watched_by_their_parent_alone():

@@ -7,20 +7,42 @@ import torch.distributed as dist
 
 from parallel_runtime.rank.engine import Engine
 from parallel_runtime.rank.host_copies import HostCopies
+from parallel_runtime.rank.resident import Gate
 from parallel_runtime.rank.stage import Stage
 
 
+class Done:
+    """A message that has arrived."""
+
+    def wait(self):
+        return True
+
+
 class NotingEngine(Engine):
-    """The engine, whose report of a run has `issued`: [what, peer, ranks of its group, its group], in order."""
+    """The engine, whose report of a run has `issued`: [what, peer, ranks of its group, its group], in order.
+
+    Leave to start a step comes as late as it can: when a rank waits for it. The first send over a link returns when
+    the other rank receives it, as NCCL connects the two then (ncclTransportP2pSetup); gloo's own returns at once.
+    """
+
+    def __init__(self, **given):
+        super().__init__(**given)
+        self.connected = set()
 
     def handle(self, message, **told):
-        issued, real = [], (dist.isend, dist.irecv, Stage.through, HostCopies.start)
+        issued, asked = [], set()
+        real = (dist.isend, dist.irecv, Stage.through, HostCopies.start, Gate.wait, Gate.open)
 
         def noting(what, run):
             def noted(tensor, peer, group):
                 members = dist.get_process_group_ranks(group)
                 issued.append([what, peer, members, group.group_name])
-                return run(tensor, peer, group=group)
+                work = run(tensor, peer, group=group)
+                if what == "receive" or group.group_name in self.connected:
+                    return work
+                self.connected.add(group.group_name)
+                work.wait()  # gloo is done with a message when it was asked for
+                return Done()
 
             return noted
 
@@ -32,9 +54,15 @@ class NotingEngine(Engine):
             issued.append(["preview"])
             return real[3](copies, *arguments)
 
+        def wait(gate, step, **told):
+            issued.append(["step"])
+            asked.add(step)
+            return real[4](gate, step, **told)
+
         dist.isend, dist.irecv = noting("send", dist.isend), noting("receive", dist.irecv)
-        Stage.through, HostCopies.start = through, start
+        Stage.through, HostCopies.start, Gate.wait = through, start, wait
+        Gate.open = lambda gate, step: step in asked and real[5](gate, step)
         try:
             return super().handle(message, **told) | {"issued": issued}
         finally:
-            dist.isend, dist.irecv, Stage.through, HostCopies.start = real
+            dist.isend, dist.irecv, Stage.through, HostCopies.start, Gate.wait, Gate.open = real

@@ -78,11 +78,30 @@ def test_a_receive_is_queued_after_the_work_that_its_message_depends_on(
 def test_the_last_stage_sends_the_next_latent_before_it_copies_a_preview(
     stages: tuple[tuple[int, ...], list[list]],
 ) -> None:
-    """Seen at the first step's end: the second step has leave to start from the beginning."""
     chunks, (*_, last) = stages
     whats = [note[0] for note in last]
     assert whats[: whats.index("preview")].count("send") == sum(chunks[:2])
     assert all("preview" not in [note[0] for note in notes] for notes in stages[1][:-1])
+
+
+def test_the_next_latent_travels_before_its_step_has_leave_to_start(stages: tuple[tuple[int, ...], list[list]]) -> None:
+    """The two ends see leave at different moments: a send that waits for it, and a receive that does not, or the other
+    way round, is in flight for as long as the other rank is held up by a kernel's first launch."""
+    chunks, (first, *_, last) = stages
+    for what, notes in (("receive", first), ("send", last)):
+        whats = [note[0] for note in notes]
+        before = [whats[: _place_of(whats, "step", step)].count(what) for step in range(3)]
+        assert before == [0, *(sum(chunks[: call + 1]) for call in (1, 2))]  # the third step has two calls
+
+
+def test_a_circle_of_stages_checks_its_links_though_each_first_send_waits_for_its_receive(pool: Pool) -> None:
+    pool.deadline_s, usual_s = 10.0, pool.deadline_s
+    try:
+        for name in ("pipefusion=2", "pipefusion=3"):
+            wrong = pool.exchange_pattern(ParallelPlan.parse(name))
+            assert wrong == [0, 0, 0]
+    finally:
+        pool.deadline_s = usual_s
 
 
 def _place_of(whats: list[str], what: str, number: int) -> int:

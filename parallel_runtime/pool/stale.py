@@ -2,8 +2,9 @@
 
 A call that may says so in its option `pipeline`: {"run": the sampling run it belongs to, "key": its place in a step of
 it, for example the conditioning and the number of the call in the step}. The first `warmup_steps` calls of a key go
-through whole; later ones use what the one before left. Keys are those of one run at a time: with another run, model,
-plan or shape, nothing is known, and everything is warm-up. A call without the option is warm-up and leaves nothing.
+through whole; later ones use what the one before left. Keys are those of the runs of one request, and stay while each
+request is of these runs or some of them: with another run, model or plan, nothing is known, and everything is warm-up.
+A call of another shape, number or lane is warm-up too. One without the option is warm-up and leaves nothing.
 
 Owns the book. The parent keeps it, so that all ranks do the same; ranks keep the tensors (rank/pipelined_step.py).
 """
@@ -22,6 +23,7 @@ class StaleBook:
 
     def __init__(self) -> None:
         self._place: Hashable = None
+        self._runs: frozenset[str] = frozenset()
         self._epoch = 0  # what ranks hold of another epoch they drop
         self._slots: dict[Hashable, int] = {}
         self._calls: Counter[int] = Counter()
@@ -46,24 +48,30 @@ class StaleBook:
         if self._under_way:
             self.forget()
         self._under_way = True
+        runs = frozenset(run for call in calls if (run := _run_of(call)) is not None)
+        if runs and ((plan, model) != self._place or not runs <= self._runs):
+            self._place, self._runs, self._epoch = (plan, model), runs, self._epoch + 1
+            self._slots, self._calls = {}, Counter()
         return tuple(
-            self._entered(call, [[p for p in lane if p.call == n] for lane in lanes], plan, model)
+            self._entered(call, [[p for p in lane if p.call == n] for lane in lanes], plan)
             for n, call in enumerate(calls)
         )
 
-    def _entered(
-        self, call: ModelCall, pieces: Sequence[Sequence[Piece]], plan: ParallelPlan, model: int
-    ) -> CachedKeys:
+    def _entered(self, call: ModelCall, pieces: Sequence[Sequence[Piece]], plan: ParallelPlan) -> CachedKeys:
         asked = call.options.get("pipeline")
         if asked is None:
             return CachedKeys(epoch=self._epoch, slot=None, warm=True)
-        if not isinstance(asked, dict) or set(asked) != {"run", "key"}:
-            raise ValueError(f'option pipeline is {asked!r}; give {{"run": .., "key": ..}}, two strings')
-        place = (asked["run"], plan, model)
-        if place != self._place:
-            self._place, self._epoch = place, self._epoch + 1
-            self._slots, self._calls = {}, Counter()
-        where = tuple((lane, piece.start, piece.stop) for lane, own in enumerate(pieces) for piece in own)
-        slot = self._slots.setdefault((asked["key"], shape_of([call]), where), len(self._slots))
+        where = tuple((lane, piece.call, piece.start, piece.stop) for lane, own in enumerate(pieces) for piece in own)
+        slot = self._slots.setdefault((asked["run"], asked["key"], shape_of([call]), where), len(self._slots))
         self._calls[slot] += 1
         return CachedKeys(epoch=self._epoch, slot=slot, warm=self._calls[slot] <= plan.warmup_steps)
+
+
+def _run_of(call: ModelCall) -> str | None:
+    """The sampling run that a call is of, None for one that leaves nothing."""
+    asked = call.options.get("pipeline")
+    if asked is None:
+        return None
+    if not isinstance(asked, dict) or set(asked) != {"run", "key"}:
+        raise ValueError(f'option pipeline is {asked!r}; give {{"run": .., "key": ..}}, two strings')
+    return str(asked["run"])

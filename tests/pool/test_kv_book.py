@@ -37,6 +37,21 @@ def test_calls_of_a_run_warm_up_and_then_find_what_the_one_before_left() -> None
     assert entered(book, call()) == {"epoch": 3, "slot": 0, "warm": True}, "of the run before nothing is kept"
 
 
+def test_runs_that_travel_together_each_find_their_own_until_a_new_one_joins() -> None:
+    """Of a list over replicas: the calls of each step come in one request, and a run that ends first stops none."""
+    book, lanes = StaleBook(), ((Piece(0, 0, 1),), (Piece(1, 0, 1),))
+    for step in range(4):
+        told = book.enter([call("one"), call("two")], lanes, PLAN, 1)
+        book.done()
+        assert [(each.epoch, each.slot, each.warm) for each in told] == [(1, 0, step < 2), (1, 1, step < 2)]
+    assert entered(book, call("one")) == {"epoch": 1, "slot": 0, "warm": False}
+    (moved,) = book.enter([call("two")], ((), (Piece(0, 0, 1),)), PLAN, 1)
+    book.done()
+    assert (moved.epoch, moved.warm) == (1, True), "the ranks have its keys under another number"
+    joined = book.enter([call("two"), call("three")], lanes, PLAN, 1)
+    assert [(each.epoch, each.warm) for each in joined] == [(2, True), (2, True)]
+
+
 @pytest.mark.parametrize(
     "other",
     [{"plan": replace(PLAN, patches=3)}, {"model": 2}],

@@ -25,7 +25,7 @@ from .asked import PATCH, asks_negative
 from .cond_lanes import LANES_KEY, tell_idle
 from .linear_program import SamplerRun, given_tensors, trace
 from .progress import NodeText
-from .run_context import RunContext, options_of_run, run_of
+from .run_context import options_of_run, run_of
 
 log = logging.getLogger(__name__)
 
@@ -77,20 +77,25 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         self._stock = stock
 
     def sample(
-        self, guider: comfy.samplers.CFGGuider, sigmas: torch.Tensor, extra_args: dict, *arguments: object
+        self,
+        guider: comfy.samplers.CFGGuider,
+        sigmas: torch.Tensor,
+        extra_args: dict,
+        *arguments: object,
+        **named: object,
     ) -> torch.Tensor:
         """As any sampler's. Raises `PoolError` when a worker fails, and ComfyUI's interrupt when the user cancels.
 
         That a run must stay in ComfyUI's loop is known before any rank is asked, and before torch's random state moves.
         """
         try:
-            _refuse(guider, run_of(extra_args["model_options"]), self.reason)
-            samples = super().sample(guider, sigmas, extra_args, *arguments)
+            _refuse(guider, extra_args["model_options"], self.reason)
+            samples = super().sample(guider, sigmas, extra_args, *arguments, **named)
         except HostLoopError as error:
             self.reason = without_places(str(error))  # the sampler's own words may be part of it
             log.info("Parallel Flux Sampler: the loop stays in ComfyUI: %s", self.reason)
             NodeText().say(f"The loop stays in ComfyUI: {self.reason}")
-            return self._stock.sample(guider, sigmas, extra_args, *arguments)
+            return self._stock.sample(guider, sigmas, extra_args, *arguments, **named)
         self.loop = "resident"
         return samples
 
@@ -106,13 +111,14 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         **extra_options: object,
     ) -> torch.Tensor:
         """What stands where the stock class has its sampler function: (B, C, H, W) noise in, the sampled latent out."""
-        guider, context = model.inner_model, run_of(extra_args["model_options"])
+        guider, model_options = model.inner_model, extra_args["model_options"]
+        context = run_of(model_options)
         run = SamplerRun(sampler=self._stock, guider=guider, sigmas=sigmas, extra_args=extra_args)
         program, sigmas_left = _program(run)
         if x.ndim != 4 or x.shape[2] % PATCH or x.shape[3] % PATCH:
             raise HostLoopError(f"a latent of {tuple(x.shape[2:])} does not divide into tokens of {PATCH}")
         inpaint = _inpaint(model, extra_args["denoise_mask"], x, sigmas)
-        conds = tuple(_cond(guider, name, extra_args, x, sigmas[:1]) for name in _cond_names(guider))
+        conds = tuple(_cond(guider, name, extra_args, x, sigmas[:1]) for name in _cond_names(guider, model_options))
         if len({tuple(cond.tensors["img"].shape) for cond in conds}) > 1:
             raise HostLoopError("one conditioning has other reference images than the other")
         _refuse_idle(context.plan, x.shape[0], len(conds))
@@ -138,25 +144,29 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         return from_tokens(result, x.shape).to(device=x.device, dtype=x.dtype)
 
 
-def _refuse(guider: comfy.samplers.CFGGuider, context: RunContext | None, reason: str | None) -> None:
-    """Raise `HostLoopError` for a MODEL, sampler (for that `reason`), guider or conditionings that need the host."""
+def _refuse(guider: comfy.samplers.CFGGuider, model_options: dict, reason: str | None) -> None:
+    """Raise `HostLoopError` for a MODEL, sampler (for that `reason`), guider or conditionings that need the host.
+
+    `model_options` are the sampler's: a wrapper around it may have changed those of the guider.
+    """
+    context = run_of(model_options)
     if context is None or vars(guider.inner_model).get("pooled") is not context.model:
         raise HostLoopError("the MODEL is a stock loader's")
     if reason is not None:
         raise HostLoopError(reason)
-    _refuse_guider(guider)
+    _refuse_guider(guider, model_options)
     _refuse_model(guider)
-    _refuse_conds(guider)
+    _refuse_conds(guider, model_options)
 
 
-def _refuse_guider(guider: comfy.samplers.CFGGuider) -> None:
+def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
     """Raise `HostLoopError` for what changes from step to step by other hands than the sampler's."""
     if type(guider) is not comfy.samplers.CFGGuider:
         raise HostLoopError(f"the guider is a {type(guider).__name__}")
     for name, reason in OPTIONS.items():
-        if guider.model_options.get(name):
+        if model_options.get(name):
             raise HostLoopError(reason)
-    wrappers = guider.model_options.get("transformer_options", {}).get("wrappers", {})
+    wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
     inside = [key for kind, by_key in wrappers.items() if kind not in OUTSIDE for key, found in by_key.items() if found]
     inside = [key for key in inside if key != LANES_KEY]  # ours, for the host's loop
     if inside:
@@ -173,9 +183,9 @@ def _refuse_model(guider: comfy.samplers.CFGGuider) -> None:
             raise HostLoopError(f"a node replaces the model's {name}")
 
 
-def _refuse_conds(guider: comfy.samplers.CFGGuider) -> None:
+def _refuse_conds(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
     """Raise `HostLoopError` for conditionings that are not one and the same at each step and place."""
-    for name in _cond_names(guider):
+    for name in _cond_names(guider, model_options):
         entries = guider.conds[name] or []
         if len(entries) != 1:
             raise HostLoopError(f"the {name} conditioning has {len(entries)} parts")
@@ -184,8 +194,8 @@ def _refuse_conds(guider: comfy.samplers.CFGGuider) -> None:
                 raise HostLoopError(reason)
 
 
-def _cond_names(guider: comfy.samplers.CFGGuider) -> tuple[str, ...]:
-    return ("positive", "negative") if asks_negative(guider.cfg, guider.model_options) else ("positive",)
+def _cond_names(guider: comfy.samplers.CFGGuider, model_options: dict) -> tuple[str, ...]:
+    return ("positive", "negative") if asks_negative(guider.cfg, model_options) else ("positive",)
 
 
 def _program(run: SamplerRun) -> tuple[Program, torch.Tensor]:

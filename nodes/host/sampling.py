@@ -145,6 +145,7 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
         extra: dict,
         callback: OnStep,
         *rest: object,
+        **named: object,
     ) -> torch.Tensor:
         tell = on_step or callback
 
@@ -158,7 +159,7 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
         record.began_s = marks[0]
         context = run_of(extra["model_options"])
         record.decision = None if context is None else context.decision
-        samples = executor(guider, sigmas, extra, step_done, *rest)
+        samples = executor(guider, sigmas, extra, step_done, *rest, **named)
         record.denoise_s = synchronized_s(device) - marks[0]
         return samples
 

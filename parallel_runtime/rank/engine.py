@@ -222,7 +222,7 @@ class Engine:
                 whole = call_tensors(tensors, 0 if options.get("first_row") else piece.call)
                 forward.run(piece, whole | {"out": tensors[f"{piece.call}.out"]}, options)
             for _ in range(passes - len(pieces)):
-                model.weights.idle_pass(beat)  # the replica's other lanes need this rank's part of the weights
+                model.weights.idle_pass(forward.beat)  # the replica's other lanes need this rank's part of the weights
 
         report: dict = {"pieces": pieces, "began_s": began}
         room = tensors.get(f"trace.{self.rank}")

@@ -1,7 +1,8 @@
 """Traces every sampler of a real ComfyUI and runs the programs found beside the samplers; prints JSON.
 
 Owns: what is compared. Run as `python tests/host/trace_samplers.py COMFYUI`, in a process of its own, since ComfyUI's
-modules read the command line and are named like others. With `--bent`, what is said of samplers that are not linear.
+modules read the command line and are named like others. With `--bent`, what is said of samplers that are not linear;
+with `--options`, of what only the options that a sampler is called with have.
 """
 
 from __future__ import annotations
@@ -101,6 +102,16 @@ class Bench:
             return str(error)
         return ""
 
+    def refused(self, model_options: dict[str, Any]) -> list[str]:
+        """Why the loop in the workers refuses a run with these options of the sampler, and what it asks the model."""
+        resident = importlib.import_module(f"{NAME}.nodes.host.resident")
+        asked = list(resident._cond_names(self.guider, model_options))
+        try:
+            resident._refuse_guider(self.guider, model_options)
+        except resident.HostLoopError as error:
+            return [str(error), *asked]
+        return ["", *asked]
+
     def compare(self, name: str, scheduler: str, steps: int, part: float) -> dict[str, Any]:
         """A sampler beside its program: the relative error and what else must agree; or the reason for none."""
         torch = self.torch
@@ -137,6 +148,10 @@ def main() -> None:
     if asked == ["--bent"]:
         bends = [(bend, hidden) for bend in (0.0, 1e-6, 1e-4) for hidden in (False, True)]
         print(json.dumps([[*case, bench.bent(case[0], hidden=case[1])] for case in bends]))  # noqa: T201
+        return
+    if asked == ["--options"]:
+        given = ({}, {"sampler_post_cfg_function": [print]}, {"disable_cfg1_optimization": True})
+        print(json.dumps([bench.refused(options) for options in given]))  # noqa: T201
         return
     found = {
         f"{name}, {case}": bench.compare(name, *settings)

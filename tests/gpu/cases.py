@@ -88,10 +88,11 @@ def _met(row: Mapping[str, object], left: Mapping) -> list:
 
 def error_of(pool: Pool, spec: ModelSpec, case: Case, options: Mapping[str, object]) -> float:
     """How far a case's result and previews are from one process's. `options` are of each of its calls."""
-    plan, run = case.parallel_plan, _run_of(spec, case.run)
+    plan, run = case.parallel_plan, _run_of(spec.path, case.run)
     options = {**options, "ungathered": not case.gathers}
     conds = tuple(replace(cond, options={**cond.options, **options}) for cond in run.conds)
-    expected, previews = _reference(spec, case.run, plan.num_patches if plan.pipefusion > 1 else 0, case.in_workers)
+    patches = plan.num_patches if plan.pipefusion > 1 else 0
+    expected, previews = _reference(spec.path, case.run, patches, case.in_workers or not patches)
     seen: list[torch.Tensor] = []
     if case.in_workers:
         ours = replace(run, conds=conds)
@@ -128,18 +129,18 @@ class _Calls:
 
 
 @lru_cache(maxsize=8)
-def _run_of(spec: ModelSpec, name: str) -> ResidentRun:
-    return make_run(FluxConfig.from_header(read_header(spec.path)), **RUNS[name])
+def _run_of(path: str, name: str) -> ResidentRun:
+    return make_run(FluxConfig.from_header(read_header(path)), **RUNS[name])
 
 
 @lru_cache(maxsize=64)
-def _reference(spec: ModelSpec, name: str, patches: int, in_workers: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _reference(path: str, name: str, patches: int, in_workers: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """One process's result and previews, as stale as a pipeline of so many patches; exact with none."""
-    run = _run_of(spec, name)
-    model: Callable[[Mapping], torch.Tensor] = Oracle(spec.path, dtype=torch.float32)
+    run = _run_of(path, name)
+    model: Callable[[Mapping], torch.Tensor] = Oracle(path, dtype=torch.float32)
     if patches:
         # In a run of the workers all sides have the patches of the longest text.
         longest = max(cond.tensors["txt"].shape[1] for cond in run.conds) if in_workers else None
         sides = len(run.conds)
-        model = StaleModel(spec.path, patches=patches, warm_calls=1, sides=sides, longest_text=longest)
+        model = StaleModel(path, patches=patches, warm_calls=1, sides=sides, longest_text=longest)
     return host_loop(model, run)

@@ -375,6 +375,9 @@ class SimulatedGroup(dist.ProcessGroup):
 def join_world(device: Device | None = None) -> Simulation:
     """Put a world with NCCL's rules in the place of the gloo world that this rank has joined."""
     rank, size, store = dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    store.add("left the gloo world", 1)
+    while store.add("left the gloo world", 0) < size:  # or who leaves first breaks off the connecting of the others
+        time.sleep(0.002)
     dist.destroy_process_group()
     patience = timedelta(days=1)
     wire = ProcessGroupGloo(dist.PrefixStore("wire", store), rank, size, patience)

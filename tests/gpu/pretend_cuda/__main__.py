@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpu.cases import RUNS, is_plan, pairs
+from gpu.pretend_cuda.forked import fork_ranks
+from gpu.pretend_cuda.library import library
 from gpu.pretend_cuda.mutants import MUTANTS, Scratch
 from gpu.pretend_cuda.pool import PretendPool
 from gpu.pretend_cuda.trial import Trial, write_model, wrong
@@ -50,7 +52,7 @@ def cases(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
             for trial in run:
                 began = time.monotonic()
                 said = wrong(pool, model, trial)
-                forgive(pool)
+                pool.forgive()
                 say(f"{said or 'right'}, {time.monotonic() - began:.1f} s: {trial}")
                 found += [said] if said else []
     return len(trials) + len(sharing), found
@@ -84,28 +86,26 @@ def broken(pool: PretendPool, model: str, trial: Trial, site: str) -> Iterator[s
         yield f"{site}: said {said or 'nothing, and went on'}"
     if said and (pool.state != "failed" or pool.status()["pids"]):
         yield f"{site}: left {pool.state} with {pool.status()['pids']}"
-    forgive(pool)
+    pool.forgive()
     after = wrong(pool, model, trial)
     if after:
         yield f"{site}: the next prompt {after}"
     say(f"{said.partition(';')[0][:110]}: {site}")
 
 
-def mutants(folder: Path, _: str, match: str) -> tuple[int, list[str]]:
+def mutants(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
     """Try them all; how many they are, and which survive."""
     scratch, found = Scratch(folder / "copy"), []
     chosen = [mutant for mutant in MUTANTS if match in mutant.name]
+    for trial in dict.fromkeys(mutant.trial for mutant in chosen):
+        if said := scratch.wrong(model, trial):
+            found.append(f"not spoilt, and {said}: {trial}")
     for mutant in chosen:
         began = time.monotonic()
-        said = scratch.found(mutant)
+        said = scratch.found(model, mutant)
         say(f"{'caught' if said else 'SURVIVED'}, {time.monotonic() - began:.0f} s, {mutant.name}: {said[:160]}")
         found += [] if said else [mutant.name]
     return len(chosen), found
-
-
-def forgive(pool: PretendPool) -> None:
-    """Three failures in a minute are too many for a pool, not for this."""
-    pool._failures._times.clear()
 
 
 def say(text: str) -> None:
@@ -127,6 +127,8 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--match", default="", metavar="TEXT", help="cases, places and mutants with this in their name")
     options = parser.parse_args()
+    library()
+    fork_ranks()
     results, wrongs, began = [], [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pretend-cuda-") as name:
         model = write_model(Path(name))

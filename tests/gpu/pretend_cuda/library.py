@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import torch
-from torch.utils.cpp_extension import include_paths, library_paths
 
 SOURCE = Path(__file__).with_name("device.cpp")
 BUILD = Path(__file__).resolve().parents[3] / "build" / "pretend_cuda"
@@ -17,6 +16,8 @@ def library() -> Path:
     found = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
     path = BUILD / f"device-{found}.so"
     if not path.exists():
+        from torch.utils.cpp_extension import include_paths, library_paths  # here: it takes a second
+
         BUILD.mkdir(parents=True, exist_ok=True)
         made = path.with_suffix(f".{os.getpid()}")
         places = [f"-I{folder}" for folder in include_paths()] + [f"-L{folder}" for folder in library_paths()]

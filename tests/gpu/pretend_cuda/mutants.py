@@ -3,18 +3,15 @@
 As `mutants/` in spirit: `old` stands exactly once in the product's file and becomes `new`. Tried in a scratch copy.
 """
 
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu.pretend_cuda.trial import Trial, as_json
+from gpu.pretend_cuda.pool import PretendPool
+from gpu.pretend_cuda.trial import Trial, wrong
 
 ROOT = Path(__file__).resolve().parents[3]
-COPIED = ("parallel_runtime", "tests")
-LIMIT_S = 200.0
+PRODUCT = "parallel_runtime"
 
 
 @dataclass(frozen=True)
@@ -36,13 +33,17 @@ class Scratch:
     files: dict[str, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in COPIED:
-            shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        (self.folder / "build").symlink_to(ROOT / "build")
-        for path in (self.folder / "parallel_runtime").rglob("*.py"):
+        shutil.copytree(ROOT / PRODUCT, self.folder / PRODUCT, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in (self.folder / PRODUCT).rglob("*.py"):
             self.files[path.name] = path
 
-    def found(self, mutant: Mutant) -> str:
+    def wrong(self, model: str, trial: Trial) -> str:
+        """What is wrong with a trial as the copy is now."""
+        ranks, folder = trial.case.parallel_plan.ranks, self.folder.parent
+        with PretendPool(ranks, folder, shared=trial.shared, copy=self.folder) as pool:
+            return wrong(pool, model, trial)
+
+    def found(self, model: str, mutant: Mutant) -> str:
         """What the trial says of the mutant, nothing when it survives. `ValueError` for a text not found once."""
         path = self.files[mutant.file]
         text = path.read_text(encoding="utf-8")
@@ -50,19 +51,9 @@ class Scratch:
             raise ValueError(f"{mutant.name}: its old text stands {text.count(mutant.old)} times in {mutant.file}")
         path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
         try:
-            run = subprocess.run(
-                [sys.executable, "-B", "-m", "gpu.pretend_cuda.trial", as_json(mutant.trial)],
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": f"{self.folder}:{self.folder / 'tests'}"},
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-            )
+            return self.wrong(model, mutant.trial)
         finally:
             path.write_text(text, encoding="utf-8")
-        if run.returncode not in (0, 1) or (run.returncode == 1 and not run.stdout.strip()):
-            raise ValueError(f"{mutant.name}: the trial itself failed\n{run.stderr[-2000:]}")
-        return run.stdout.strip()
 
 
 OFFLOADED = Trial(plan="ulysses=1", weights="offloaded")
@@ -161,7 +152,7 @@ MUTANTS = (
         "sequence.py",
         "send = out.wait().transpose(0, 1).contiguous()",
         "send = out.wait().transpose(0, 1)",
-        ULYSSES,
+        Trial(plan="ulysses=2", run="two sides of unequal texts, two images"),
     ),
     Mutant(
         "keys on the way around the ring are not contiguous",

@@ -12,12 +12,15 @@ ENGINE = "pretend_cuda.engine:PretendEngine"
 
 
 class PretendPool(Pool):
-    """A pool on `cuda:0` and so on, or with `shared` all ranks on `cuda:0`. `folder` is its own, for its settings."""
+    """A pool on `cuda:0` and so on, or with `shared` all ranks on `cuda:0`. `folder` is its own, for its settings.
 
-    def __init__(self, ranks: int, folder: Path, *, shared: bool = False) -> None:
+    Its ranks run the product of the folder `copy`, where there is one.
+    """
+
+    def __init__(self, ranks: int, folder: Path, *, shared: bool = False, copy: Path | None = None) -> None:
         self._told = folder / "pretend.json"
         self.tell({})
-        path = tuple(str(place) for place in (GPU / "pretend_cuda" / "site", GPU, folder))
+        path = tuple(str(place) for place in (GPU, folder, copy) if place is not None)
         devices = tuple(Device("cuda", 0 if shared else index) for index in range(ranks))
         self._sites = folder / "sites.txt"
         super().__init__(devices, threads_per_rank=1, engine=ENGINE, python_path=path, deadline_s=60.0)
@@ -33,3 +36,7 @@ class PretendPool(Pool):
         written = self._told.with_suffix(".new")
         written.write_text(json.dumps(settings), encoding="utf-8")
         written.replace(self._told)
+
+    def forgive(self) -> None:
+        """Forget failures: three in a minute are too many for a pool, not for this."""
+        self._failures.forget()

@@ -1,13 +1,9 @@
 """One run of a plan on pretend devices against one process, in the dtype and on the hardware that it says.
 
-`python -m gpu.pretend_cuda.trial JSON` runs one alone and says how it differs or fails, with status 1; status 0 when
-it is right. Owns what is right. Which trials there are is the callers'.
+Owns what is right. Which trials there are is the callers'.
 """
 
-import json
-import sys
-import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpu.cases import Case, error_of
@@ -62,23 +58,3 @@ def write_model(folder: Path) -> str:
     path = folder / "model.safetensors"
     write_sample(str(path), sample_config(heads=12, depth=1, depth_single=2))
     return str(path)
-
-
-def main() -> int:
-    """Run one trial; the exit status."""
-    trial = Trial(**json.loads(sys.argv[1]))
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with PretendPool(trial.case.parallel_plan.ranks, folder, shared=trial.shared) as pool:
-            found = wrong(pool, write_model(folder), trial)
-    sys.stdout.write(found + "\n")
-    return 1 if found else 0
-
-
-def as_json(trial: Trial) -> str:
-    """As the command line takes it."""
-    return json.dumps(asdict(trial))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,7 @@ Owns the book. The parent keeps it, so that all ranks do the same; ranks keep th
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from ..plan import ParallelPlan
 from ..strategies.lanes import Piece
@@ -58,7 +58,7 @@ class StaleBook:
         )
 
     def _entered(self, call: ModelCall, pieces: Sequence[Sequence[Piece]], plan: ParallelPlan) -> CachedKeys:
-        asked = call.options.get("pipeline")
+        asked = _asked_of(call)
         if asked is None:
             return CachedKeys(epoch=self._epoch, slot=None, warm=True)
         where = tuple((lane, piece.call, piece.start, piece.stop) for lane, own in enumerate(pieces) for piece in own)
@@ -69,9 +69,13 @@ class StaleBook:
 
 def _run_of(call: ModelCall) -> str | None:
     """The sampling run that a call is of, None for one that leaves nothing."""
+    asked = _asked_of(call)
+    return None if asked is None else str(asked["run"])
+
+
+def _asked_of(call: ModelCall) -> Mapping[str, object] | None:
+    """What the option `pipeline` of a call says, None where it has none. Raises `ValueError` for another form."""
     asked = call.options.get("pipeline")
-    if asked is None:
-        return None
-    if not isinstance(asked, dict) or set(asked) != {"run", "key"}:
+    if asked is not None and (not isinstance(asked, dict) or set(asked) != {"run", "key"}):
         raise ValueError(f'option pipeline is {asked!r}; give {{"run": .., "key": ..}}, two strings')
-    return str(asked["run"])
+    return asked

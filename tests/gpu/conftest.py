@@ -8,7 +8,7 @@ from parallel_runtime.cli.sample_model import sample_config, write_sample
 
 @pytest.fixture(scope="session")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    """Two double and two single blocks, 12 heads."""
+    """Two double and two single blocks, six heads, which two and three ranks can share."""
     path = tmp_path_factory.mktemp("deep") / "deep.safetensors"
-    write_sample(path, sample_config(heads=12, depth=2, depth_single=2))
+    write_sample(path, sample_config(heads=6, depth=2, depth_single=2))
     return ModelSpec.of(path)

@@ -16,10 +16,9 @@ from parallel_runtime.pool.pool import Pool
 TOLERANCE = 1e-5
 CHOICES = {
     "plan": (
-        *("ulysses=2", "ulysses=3", "ring=2", "ring=3", "ring=4", "ulysses=2,ring=2"),
-        *("cfg=2", "cfg=3", "cfg=2,ulysses=2", "data=2,cfg=2", "data=2,ring=2"),
-        *("pipefusion=2", "pipefusion=3", "pipefusion=3,patches=7", "pipefusion=4,patches=5"),
-        *("pipefusion=2,ulysses=2", "pipefusion=2,ring=2,patches=3", "pipefusion=2,cfg=2", "data=2,pipefusion=2"),
+        *("ulysses=3", "ring=3", "ulysses=2,ring=2", "cfg=3", "cfg=2,ulysses=2", "data=2,cfg=2", "data=2,ring=2"),
+        *("pipefusion=2", "pipefusion=3", "pipefusion=4,patches=5", "pipefusion=2,ulysses=2"),
+        *("pipefusion=2,ring=2,patches=3", "pipefusion=2,cfg=2", "data=2,pipefusion=2"),
     ),
     "weights": ("replicated", "sharded", "offloaded"),
     "in_workers": (True, False),

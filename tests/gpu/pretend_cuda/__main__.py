@@ -1,7 +1,6 @@
-"""`python -m gpu.pretend_cuda`: every kind of plan on pretend devices, memory that is refused, and mistakes.
+"""`python -m gpu.pretend_cuda`: plans on pretend devices, memory refused and given back, and mistakes to be found.
 
-The last line counts all three, and the exit status is 0, when all is well. `--only` runs one part: cases, refusals or
-mutants.
+The last line counts each, and the exit status is 0, when all is well. `--only` runs one part.
 """
 
 import argparse
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpu.cases import RUNS, is_plan, pairs
+from gpu.pretend_cuda import memory
 from gpu.pretend_cuda.forked import fork_ranks
 from gpu.pretend_cuda.library import library
 from gpu.pretend_cuda.mutants import MUTANTS, Scratch
@@ -117,6 +117,7 @@ def say(text: str) -> None:
 PARTS = {
     "cases": (cases, "{} cases, {} wrong"),
     "refusals": (refusals, "{} allocation sites refused, {} wrong"),
+    "memory": (memory.checks, "{} decodes after a run, {} wrong"),
     "mutants": (mutants, "{} mutants, {} survived"),
 }
 

@@ -232,7 +232,7 @@ class Watch(TorchDispatchMode):
             PRETENCE.launched(name, current_stream().id, reads, writes)
             current_stream().synchronize()
         elif on_device:
-            asynchronous = not host or kwargs.get("non_blocking", len(args) > 2 and args[2])
+            asynchronous = not host or any(p.name == "non_blocking" and value for p, value in given)
             PRETENCE.launched(name, current_stream().id, reads, writes)
             if not asynchronous or name == "aten::_local_scalar_dense":
                 current_stream().synchronize()

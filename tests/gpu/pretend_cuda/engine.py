@@ -1,8 +1,10 @@
 """The real engine on a pretend device. A rank finds this module through `python_path`.
 
-Every request takes its settings anew, reports its allocation sites and what is left allocated, and must leave nothing
+Every request takes its settings anew, writes down its allocation sites and its allocator's book, and must leave nothing
 in flight.
 """
+
+import json
 
 import torch
 import torch.distributed as dist
@@ -30,7 +32,9 @@ class PretendEngine(Engine):
         held = torch.cuda.memory_allocated(self.device)
         if settings.get("record"):
             note_sites(message.op)
-        return reply | {"held_bytes": held, "backend": dist.get_backend()}
+        book = {"allocated": held, "reserved": torch.cuda.memory_reserved(self.device)}
+        settings_file().with_name(f"book.{self.rank}.json").write_text(json.dumps(book), encoding="utf-8")
+        return reply | {"backend": dist.get_backend()}
 
 
 def note_sites(op: Op) -> None:

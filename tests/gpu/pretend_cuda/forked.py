@@ -6,6 +6,7 @@ the simulated NCCL, and the product too where it runs from a copy. The parent co
 thread that a fork leaves behind is missed, and never has the device itself.
 """
 
+import gc
 import itertools
 import os
 import runpy
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -27,6 +28,7 @@ from parallel_runtime.pool import process
 OWN = ("pretend_cuda", "nccl_rules")  # modules that a rank imports itself, whatever this process has
 PRODUCT = "parallel_runtime"
 MOST_FDS = 1 << 16
+LEFT_BEHIND: list[object] = []  # the parent's modules, which nothing may take apart in a rank
 
 
 class Forked:
@@ -77,16 +79,14 @@ def _become_rank(command: Sequence[str], stdout: int, pass_fds: Sequence[int], e
     """Run the module that the command line names as a fresh interpreter would, as far as a rank can tell."""
     try:
         os.setpgid(0, 0)
+        gc.freeze()  # or a socket of the parent's is collected here and closes what has its number by then
         for fd, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, stdout), (2, stdout)):
             os.dup2(source, fd)
         for below, above in itertools.pairwise((*sorted({0, 1, 2, *pass_fds}), MOST_FDS)):
             os.closerange(below + 1, above)
         os.environ.clear()
         os.environ.update(env)
-        _import_anew(env["PYTHONPATH"].split(os.pathsep))
-        from pretend_cuda import device  # type: ignore[import-not-found]  # the path is the rank's since this moment
-
-        device.install()
+        _install_device(env["PYTHONPATH"].split(os.pathsep))
         name = command.index("-m") + 1
         sys.argv = list(command[name:])
         runpy.run_module(command[name], run_name="__main__", alter_sys=True)
@@ -95,10 +95,38 @@ def _become_rank(command: Sequence[str], stdout: int, pass_fds: Sequence[int], e
         os._exit(1)
 
 
+def with_device(run: Callable[[], str]) -> str:
+    """What `run` returns in a process of its own that has the pretend device, as the host's would; "" if it fails."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        try:
+            gc.freeze()
+            _install_device([str(Path(__file__).resolve().parents[1])])
+            os.write(writing, run().encode())
+        finally:
+            if sys.exc_info()[0] is not None:
+                traceback.print_exc()
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as answer:
+        said = answer.read().decode()
+    os.waitpid(pid, 0)
+    return said
+
+
+def _install_device(path: Sequence[str]) -> None:
+    _import_anew(path)
+    from pretend_cuda import device  # type: ignore[import-not-found]  # on the path since this moment
+
+    device.install()
+
+
 def _import_anew(path: Sequence[str]) -> None:
     """Search `path` first, a copy of the product before the product, and forget what must come from there."""
     copies = [place for place in path[1:] if (Path(place) / PRODUCT).is_dir()]
     sys.path[:0] = [*copies, *path]
     own = (*OWN, PRODUCT) if copies else OWN
     for name in [name for name in sys.modules if name.partition(".")[0] in own]:
-        del sys.modules[name]
+        LEFT_BEHIND.append(sys.modules.pop(name))

@@ -73,7 +73,9 @@ def refusals(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
         for site, trial in sorted(chosen.items(), key=lambda item: ALLOCATING.index(item[1])):
             if not site.startswith(("STEP ", "RUN ")):
                 pool.close()  # what is asked once a start is asked again
-            found += broken(pool, model, trial, site)
+            for text in broken(pool, model, trial, site):
+                say(f"wrong: {text}")
+                found.append(text)
     if len(known) < LEAST_SITES:
         found.append(f"only {len(known)} places allocate; at least {LEAST_SITES} are known to")
     return len(chosen), found

@@ -70,8 +70,8 @@ MUTANTS = (
     ),
     Mutant(
         "keys of another run are used",
-        'place = (asked["run"], plan, model)',
-        "place = (plan, model)",
+        "(plan, model) != self._place or not runs <= self._runs):",
+        "(plan, model) != self._place):",
         (STALE,),
     ),
     Mutant(

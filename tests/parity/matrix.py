@@ -64,7 +64,7 @@ def effects(bench: Bench, graphs: list[Graph]) -> dict[str, str]:
             found[graph.name] = f"{effect(bench, graph):.1e}" if graph.edits else ""
         except FailedRunError as failed:
             found[graph.name] = f"stock ComfyUI: {failed}"
-        except AssertionError:  # another size of latent: certainly changed
+        except ValueError:  # another size of latent: certainly changed
             found[graph.name] = "size"
     return found
 

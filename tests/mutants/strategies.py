@@ -47,7 +47,7 @@ MUTANTS = (
         "the longer runs come last",
         "base + (part < extra) for part in range(parts)",
         "base + (part >= parts - extra) for part in range(parts)",
-        ("test_patched_sequence.py::test_patches_are_as_long_as_each_other_with_the_text_before_the_first",),
+        ("test_shard.py::test_lengths_add_up_and_differ_by_at_most_one",),
     ),
     Mutant(
         "a residual is not cut where it ends",

@@ -52,6 +52,7 @@ def test_a_header_written_by_the_library_is_read_as_it_is(tmp_path: Path) -> Non
         ({"x": entry([1], 0, 4), "y": entry([1], 0, 4)}, b"\0" * 4, ["starts at byte"]),
         ({"x": entry([1], 4, 8)}, b"\0" * 8, ["starts at byte"]),
         ({"x": entry([-1], 0, 4)}, b"\0" * 4, ["shape [-1]"]),
+        ({"x": entry([1], 0, 8)}, b"\0" * 8, ["needs 4 bytes for shape [1]", "span 8"]),
         ({"x": entry([1], 0, 4, "F1")}, b"\0" * 4, ["dtype 'F1'"]),
         ({"x": [1]}, b"", ["no description"]),
         ([1], b"", ["no JSON object"]),

@@ -27,6 +27,7 @@ def test_a_plan_is_read_as_it_is_described() -> None:
         ("ulysses=-3", ["ulysses=-3", "1 to 8"]),
         ("ring=1000000", ["ring=1000000", "1 to 8"]),
         ("ulysses=4,ring=4", ["ulysses=4,ring=4", "16 ranks", "lower"]),
+        ("ulysses=3,ring=3", ["9 ranks, more than 8", "lower"]),
         ("uly=2", ["'uly'", "ulysses"]),
         ("ulysses", ["'ulysses'", "ulysses=2,ring=2"]),
         ("ulysses=two", ["'two'", "whole number"]),

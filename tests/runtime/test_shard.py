@@ -14,6 +14,7 @@ def test_lengths_add_up_and_differ_by_at_most_one(total: int, parts: int) -> Non
     assert len(lengths) == parts
     assert sum(lengths) == total
     assert max(lengths) - min(lengths) <= 1
+    assert list(lengths) == sorted(lengths, reverse=True), "the longer runs come first"
 
 
 @given(st.integers(0, 600), st.integers(0, 5000), st.integers(1, 8))

@@ -26,6 +26,7 @@ PYTEST_FLAGS ?=
 WORKERS ?= 2
 PYTEST := $(RUN) -m pytest -n $(WORKERS)
 PARITY_FLAGS ?=
+PARITY_MODELS_FLAGS ?=
 PEERS_FLAGS ?=
 TARGETS_FLAGS ?=
 RESIDENT_FLAGS ?=
@@ -37,14 +38,14 @@ FUZZ_FLAGS ?=
 MUTANTS_FLAGS ?=
 PRETEND_FLAGS ?=
 
-.PHONY: help venv test test-quick test-full coverage parity refusals plans endurance soak recovery fuzz mutants demo pretend-cuda lint format types imports peers targets resident pipefusion chromium compiler pictures pack clean
+.PHONY: help venv test test-quick test-full coverage parity parity-models refusals plans endurance soak recovery fuzz mutants demo pretend-cuda lint format types imports peers targets resident pipefusion chromium compiler pictures pack clean
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
-	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
+	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under half an hour"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
-	@echo "make venv | parity | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | lint | format | types | imports | peers | targets | resident | pipefusion | chromium | compiler | pictures | pack | clean"
+	@echo "make venv | parity | parity-models | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | lint | format | types | imports | peers | targets | resident | pipefusion | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -74,6 +75,11 @@ coverage: venv chromium compiler $(REGISTRY)/.installed
 # Part of it: make parity PARITY_FLAGS="--only kontext --plan 'ring 2'"
 parity: venv
 	$(RUN) -m parity.matrix $(PARITY_FLAGS)
+
+# Every family of models with the stock loader and with ours, under every plan; writes docs/models.md.
+# Part of it: make parity-models PARITY_MODELS_FLAGS="--only Wan --plan 'ring 2'"
+parity-models: venv
+	$(RUN) -m families.matrix $(PARITY_MODELS_FLAGS)
 
 # What is refused, with its message, from a real server; writes docs/refusals.md.
 refusals: venv

@@ -128,16 +128,16 @@ def measure(pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: ResidentRun, *
     """One run, after one to `warm` the machine up."""
     if warm:
         pool.sample(spec, plan, run)
-    ranks = pool.sample(spec, plan, run).ranks[: plan.ranks]
+    ranks = pool.sample(spec, plan, run).ran
     steps, tokens = len(run.program.step_ends), run.conds[0].tensors
     adapter = FluxAdapter(FluxConfig.from_header(read_header(spec.path)))
     sequence = PatchedSequence(tokens["txt"].shape[1], tokens["img"].shape[1], plan.num_patches, plan.parts)
-    stages = [rank["timeline"]["spans"] for rank in ranks[:: plan.parts]] if plan.pipefusion > 1 else []
+    stages = [list(rank.timeline.spans) for rank in ranks[:: plan.parts] if rank.timeline is not None]
     return Measured(
         plan=plan,
-        sent_bytes=sum(rank["bytes"] for rank in ranks) / steps,
+        sent_bytes=sum(rank.sent_bytes for rank in ranks) / steps,
         held_bytes=pool.load(spec, plan).parameter_bytes[: plan.ranks],
-        step_s=max(statistics.median(rank["step_s"][1:]) for rank in ranks),
+        step_s=max(statistics.median(rank.step_s[1:]) for rank in ranks),
         stages=stages,
         after=[steady(spans, plan.warmup_steps) for spans in stages],
         counted=counted_cost(adapter, sequence, stages=plan.pipefusion),

@@ -50,8 +50,8 @@ def row(pool: Pool, spec: ModelSpec, plan: ParallelPlan, calls: list[dict], expe
     outs = runner.run(calls)
     error = max(relative_error(*pair) for pair in zip(outs, expected, strict=True))
     held = pool.load(spec, plan).parameter_bytes[: plan.ranks]
-    most = {name: max(rank[name] for rank in runner.ranks) for name in ("calls", "bytes", "weight_bytes")}
-    counted = (most["calls"], most["bytes"], most["weight_bytes"], max(held))
+    ranks = [(rank.collectives, rank.sent_bytes, rank.weight_bytes) for rank in runner.ranks]
+    counted = (*map(max, zip(*ranks, strict=True)), max(held))
     return f"| {plan.name} | {error:.1e} | " + " | ".join(f"{number:,}" for number in counted) + " |"
 
 

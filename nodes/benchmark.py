@@ -23,6 +23,7 @@ from .host.contenders import (
 )
 from .host.decoding import decode
 from .host.progress import NodeText
+from .host.sampling import sizes_of
 from .host.shelf import published
 from .report import benchmark_report, loop_of, steps_of
 from .sampler import LOOPS, loop_input, sampler_inputs
@@ -34,7 +35,7 @@ class ParallelBenchmark(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """The inputs of Parallel Flux Sampler, then what to compare; new ones are only ever appended."""
+        """The inputs of Parallel Sampler, then what to compare; new ones are only ever appended."""
         return io.Schema(
             node_id="ParallelBenchmark",
             display_name="Parallel Benchmark",
@@ -105,6 +106,7 @@ class ParallelBenchmark(io.ComfyNode):
             runs=runs,
             warnings=warnings + more,
             decodes=decodes,
+            sizes=sizes_of(ours, latent_image),
             traces=[item["filename"] for item in files],
         )
         return io.NodeOutput(report, ui=published(report) | ({"files": files} if files else {}))

@@ -60,6 +60,31 @@ class ParallelChoice:
             log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
 
+    def plan_for_any(self, name: str) -> Decision:
+        """The plan to run a model that the planner does not know; automatic, all devices share each image by heads.
+
+        Raises `ValueError` for degrees that fit neither the devices nor such a model.
+        """
+        plan = self.plan
+        if plan is None:
+            plan = self._plan_by_count()
+        elif plan.ranks > len(self.selection.devices):
+            plan = self._fitting_plan(plan)
+        if plan.pipefusion > 1:
+            raise ValueError(
+                f"pipefusion={plan.pipefusion} runs Flux.1 alone so far, not {name}; use ulysses, ring, cfg or data"
+            )
+        remarks = ("blocks run uncompiled: only those of Flux.1 are compiled",) if self.compiled else ()
+        return Decision(plan=plan, reasons=remarks)
+
+    def _fitting_plan(self, plan: ParallelPlan) -> ParallelPlan:
+        if not self._may_shrink():
+            raise ValueError(self._too_few(plan))
+        return self._plan_by_count()
+
+    def _plan_by_count(self) -> ParallelPlan:
+        return ParallelPlan(ulysses=len(self.selection.devices), weights=self.weights)
+
     def plan_of_run(self, model: ModelShape, work: Work, held: ParallelPlan) -> Decision:
         """The plan of a sampling run of `work`, of those that weights loaded for `held` serve; its reasons are logged.
 
@@ -88,10 +113,7 @@ class ParallelChoice:
         if self.plan.ranks <= num_ranks:
             return Decision(plan=self.plan)
         if not self._may_shrink():
-            raise ValueError(
-                f"{self.plan.describe()} makes {self.plan.ranks} rank(s), devices={self.devices_text!r} names "
-                f"{num_ranks}; make the product of the degrees {num_ranks} or less, or name {self.plan.ranks} device(s)"
-            )
+            raise ValueError(self._too_few(self.plan))
         decision = self._automatic(model, work)
         log.warning(
             "%s needs %d ranks, %d found; running %s",
@@ -101,6 +123,13 @@ class ParallelChoice:
             decision.plan.name,
         )
         return decision
+
+    def _too_few(self, plan: ParallelPlan) -> str:
+        num_ranks = len(self.selection.devices)
+        return (
+            f"{plan.describe()} makes {plan.ranks} rank(s), devices={self.devices_text!r} names "
+            f"{num_ranks}; make the product of the degrees {num_ranks} or less, or name {plan.ranks} device(s)"
+        )
 
     def _automatic(self, model: ModelShape, work: Work, held: ParallelPlan | None = None) -> Decision:
         """The planner's plan on these devices, with weights that lie as `held` needs them once they are loaded."""

@@ -6,11 +6,11 @@ from .benchmark import ParallelBenchmark
 from .config import SPConfig
 from .host.routes import add_routes
 from .list_sampler import ParallelFluxListSampler
-from .loader import ParallelFluxLoader
+from .loader import ParallelFluxLoader, ParallelModelLoader
 from .parallelize import ParallelizeModel
 from .plan_check import check_plan
 from .release import ReleaseParallelPool
-from .sampler import ParallelFluxSampler
+from .sampler import ParallelFluxSampler, ParallelSampler
 from .show_report import ShowTimingReport
 from .vae import TimedVAEDecode
 
@@ -26,8 +26,10 @@ class ParallelDiTExtension(ComfyExtension):
         """All node classes, in the order of a graph."""
         return [
             SPConfig,
-            ParallelFluxLoader,
+            ParallelModelLoader,
             ParallelizeModel,
+            ParallelSampler,
+            ParallelFluxLoader,
             ParallelFluxSampler,
             ParallelFluxListSampler,
             TimedVAEDecode,

@@ -16,7 +16,7 @@ class ParallelFluxListSampler(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """The inputs of Parallel Flux Sampler; new ones are only ever appended."""
+        """The inputs of Parallel Sampler; new ones are only ever appended."""
         return io.Schema(
             node_id="ParallelFluxListSampler",
             display_name="Parallel Flux Sampler (List)",

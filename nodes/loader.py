@@ -1,4 +1,4 @@
-"""Parallel Flux Loader: a file and a config to a MODEL that every stock node takes."""
+"""Parallel Model Loader: a file and a config to a MODEL that every stock node takes. And the name it had before."""
 
 from comfy_api.latest import io
 
@@ -11,45 +11,91 @@ from .host.progress import NodeText
 from .sockets import CATEGORY, SpConfigSocket
 
 
-class ParallelFluxLoader(io.ComfyNode):
+class ParallelModelLoader(io.ComfyNode):
     """Reads the file's header; its weights enter the workers when something samples."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Inputs in the order they are drawn; new ones are only ever appended."""
         return io.Schema(
-            node_id="ParallelFluxLoader",
-            display_name="Parallel Flux Loader",
+            node_id="ParallelModelLoader",
+            display_name="Parallel Model Loader",
             category=CATEGORY,
-            description="Loads a Flux.1 model into the workers of SP Config, in place of Load Diffusion Model.",
-            inputs=[
-                io.Combo.Input("unet_name", options=diffusion_models(), tooltip="A .safetensors file of Flux.1."),
-                io.Combo.Input(
-                    "weight_dtype",
-                    options=list(COMPUTE_DTYPES),
-                    default="default",
-                    tooltip="What the workers compute in; default is what Load Diffusion Model would choose.",
-                ),
-                SpConfigSocket.Input("sp_config", tooltip="Of SP Config: devices and plan."),
-            ],
+            description="Loads a model into the workers of SP Config, in place of Load Diffusion Model.",
+            inputs=loader_inputs(),
             outputs=[io.Model.Output(display_name="model")],
         )
 
     @classmethod
     def fingerprint_inputs(cls, unet_name: str, weight_dtype: str, sp_config: ParallelChoice | None) -> str:
         """Load again when the file changed, or when workers were lost since. Linked inputs are not known here."""
-        return f"{file_identity(unet_name)} {POOLS.lost_generations()}"
+        return state_of(unet_name)
 
     @classmethod
     def execute(cls, unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.NodeOutput:
         """Raises `ValueError` when the file or the plan cannot be used."""
-        model = remote_patcher(
-            diffusion_model_path(unet_name),
-            weight_dtype,
-            devices=sp_config.selection.devices,
-            chooser=sp_config,
-            side_branch=sp_config.side_branch,
-            compiled=sp_config.compiled,
+        return load(unet_name, weight_dtype, sp_config)
+
+
+class ParallelFluxLoader(io.ComfyNode):
+    """Parallel Model Loader by the name it had in versions up to 0.2, so that saved workflows open."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """As the new one's; only the id and the name are the old ones."""
+        return io.Schema(
+            node_id="ParallelFluxLoader",
+            display_name="Parallel Flux Loader",
+            category=CATEGORY,
+            description="The earlier name of Parallel Model Loader, which it loads the same files as.",
+            inputs=loader_inputs(),
+            outputs=[io.Model.Output(display_name="model")],
+            is_deprecated=True,
         )
-        NodeText().say("\n".join(sp_config.told(model.decision)))
-        return io.NodeOutput(model)
+
+    @classmethod
+    def fingerprint_inputs(cls, unet_name: str, weight_dtype: str, sp_config: ParallelChoice | None) -> str:
+        """As the new one's."""
+        return state_of(unet_name)
+
+    @classmethod
+    def execute(cls, unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.NodeOutput:
+        """As the new one's."""
+        return load(unet_name, weight_dtype, sp_config)
+
+
+def loader_inputs() -> list[io.Input]:
+    """Names of Load Diffusion Model where it has them, so that values stay when nodes are swapped."""
+    return [
+        io.Combo.Input(
+            "unet_name",
+            options=diffusion_models(),
+            tooltip="A .safetensors file of models/diffusion_models, of any model that ComfyUI knows.",
+        ),
+        io.Combo.Input(
+            "weight_dtype",
+            options=list(COMPUTE_DTYPES),
+            default="default",
+            tooltip="What the workers compute in; default is what Load Diffusion Model would choose.",
+        ),
+        SpConfigSocket.Input("sp_config", tooltip="Of SP Config: devices and plan."),
+    ]
+
+
+def state_of(unet_name: str) -> str:
+    """What a loaded MODEL depends on beside its inputs: the file as it lies there, and the workers."""
+    return f"{file_identity(unet_name)} {POOLS.lost_generations()}"
+
+
+def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.NodeOutput:
+    """The MODEL of a file. Raises `ValueError` when the file or the plan cannot be used."""
+    model = remote_patcher(
+        diffusion_model_path(unet_name),
+        weight_dtype,
+        devices=sp_config.selection.devices,
+        chooser=sp_config,
+        side_branch=sp_config.side_branch,
+        compiled=sp_config.compiled,
+    )
+    NodeText().say("\n".join(sp_config.told(model.decision)))
+    return io.NodeOutput(model)

@@ -23,7 +23,7 @@ class ParallelizeModel(io.ComfyNode):
             node_id="ParallelizeModel",
             display_name="Parallelize Model",
             category=CATEGORY,
-            description="Runs a loaded Flux.1 model in the workers of SP Config; what was applied to it comes along.",
+            description="Runs a loaded model in the workers of SP Config; what was applied to it comes along.",
             inputs=[
                 io.Model.Input(
                     "model", tooltip="Of Load Diffusion Model or Load Checkpoint, with what was applied to it."

@@ -19,14 +19,12 @@ from .host.run_context import Request
 from .host.sampling import SamplingRecord
 from .host.version import comfyui_version
 
-PIXELS_PER_LATENT = 8
 ASKED = {"steps": "steps", "seed": "seed", "sampler_name": "sampler", "scheduler": "scheduler", "cfg": "cfg"}
 ASKED |= {"denoise": "denoise"}
-FOUND = ("free_bytes", "gflops")  # by each rank, of its device
 
 
-def denoise_report(record: SamplingRecord, latent: dict, settings: Mapping[str, object]) -> dict:
-    """The report of a sampling run with these settings that ended with `latent`."""
+def denoise_report(record: SamplingRecord, settings: Mapping[str, object]) -> dict:
+    """The report of a sampling run with these settings."""
     spans = steps_of(record)
     ranks = _ranks(record.pooled, spans, began_s=record.began_s, took_s=record.denoise_s)
     for rank in ranks:
@@ -36,7 +34,7 @@ def denoise_report(record: SamplingRecord, latent: dict, settings: Mapping[str, 
     if record.step_s:
         timings |= {"per": "step", "first_step_s": record.step_s[0]}
     if record.loop == "resident":
-        timings["prepare_s"] = max(rank.get("prepare_s", 0.0) for rank in record.requests[-1].ranks)
+        timings["prepare_s"] = max(rank.ran.prepare_s for rank in record.requests[-1].ranks if rank.ran is not None)
     return _report(
         "denoise",
         record.pooled,
@@ -44,7 +42,7 @@ def denoise_report(record: SamplingRecord, latent: dict, settings: Mapping[str, 
         decision=record.decision,
         devices=[] if record.device is None else [_device(record.device)],
         sampling=_asked(settings),
-        sizes=_sizes(latent["samples"].shape),
+        sizes=record.sizes,
         loop=loop_of(record),
         timings=timings | _request_timings(record.requests) | span_timings(ranks),
         ranks=ranks,
@@ -64,7 +62,7 @@ def list_report(record: ListRecord, latents: Sequence[dict], settings: Sequence[
         record.requests,
         decision=record.runs[-1].decision,
         sampling=_asked(settings[0]) | {"at_once": record.at_once},
-        sizes=_sizes(latents[0]["samples"].shape) | {"images": len(latents)},
+        sizes=record.runs[0].sizes | {"images": len(latents)},
         loop={"kind": "host"},
         timings=timings | _request_timings(record.requests) | span_timings(ranks),
         images=[
@@ -100,6 +98,7 @@ def benchmark_report(
     *,
     warnings: Sequence[str],
     decodes: Sequence[DecodeRecord],
+    sizes: Mapping[str, int],
     **parts: object,
 ) -> dict:
     """The report of a benchmark of sampling runs with these settings; `requests` are of any run of ours."""
@@ -112,7 +111,7 @@ def benchmark_report(
         requests,
         warnings=warnings,
         sampling=_asked(settings),
-        sizes=_sizes(settings["latent"]["samples"].shape),
+        sizes=sizes,
         **parts,
     )
 
@@ -158,7 +157,7 @@ def _report(
     if pooled is not None:
         devices = pooled.devices
         ranks = pooled.plan.ranks if decision is None else decision.plan.ranks
-        warnings = [*warnings, *unequal(pooled.measured[:ranks])]
+        warnings = [*warnings, *unequal(devices, pooled.measured[:ranks])]
         parts |= {
             "model": {"file": os.path.basename(pooled.spec.path), "dtype": pooled.spec.dtype},
             **({} if decision is None else {"plan": _plan(decision)}),
@@ -166,7 +165,8 @@ def _report(
         }
         if requests:
             _, image_tokens, text_tokens = max(requests[-1].calls, key=lambda call: call[1:])
-            parts["sizes"] = parts["sizes"] | {"image_tokens": image_tokens, "text_tokens": text_tokens}
+            if image_tokens:  # else nobody in this process can count them
+                parts["sizes"] = parts["sizes"] | {"image_tokens": image_tokens, "text_tokens": text_tokens}
     report = new_report(
         kind,
         devices=devices or (),
@@ -177,7 +177,7 @@ def _report(
     )
     if pooled is not None:
         for device, found in zip(report["devices"], pooled.measured, strict=False):
-            device |= {name: found[name] for name in FOUND}
+            device |= {"free_bytes": found.free_bytes, "gflops": found.gflops}
     return report
 
 
@@ -203,11 +203,6 @@ def _request_timings(requests: Sequence[Request]) -> dict:
 
 def _asked(settings: Mapping[str, object]) -> dict:
     return {ours: settings[theirs] for theirs, ours in ASKED.items()}
-
-
-def _sizes(latent: Sequence[int]) -> dict[str, int]:
-    height, width = latent[-2:]
-    return {"width": width * PIXELS_PER_LATENT, "height": height * PIXELS_PER_LATENT, "batch": latent[0]}
 
 
 def _device(device: torch.device) -> Device:

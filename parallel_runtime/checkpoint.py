@@ -21,6 +21,7 @@ MAX_TENSORS = 1 << 16
 MAX_PARTS = 1 << 19  # lists and objects in the header's JSON, those inside of metadata's texts included
 MAX_DIMS = 8
 MAX_BYTES = 1 << 46  # of one tensor, and where it may end
+GGUF = b"GGUF"  # how such a file begins
 SHOWN = 80  # characters of a name or value in a message
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -37,6 +38,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 LOAD_AGAIN = "load it again (ComfyUI: Unload Models and Execution Cache)"
+HOSTED = "hosted"  # the adapter of a spec that ComfyUI's own modules compute
 COMPUTE_DTYPES = ("default", "float32", "bfloat16", "float16")
 
 
@@ -71,17 +73,36 @@ class CheckpointHeader:
 
 
 @dataclass(frozen=True)
+class ComfyUI:
+    """The ComfyUI whose modules a worker runs: the folder of its main.py, and options of its command line."""
+
+    path: str
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelSpec:
-    """Which weights, in which dtype, for which adapter; equal specs are the same model in the workers."""
+    """Which weights, in which dtype, for which adapter; equal specs are the same model in the workers.
+
+    `comfyui` is whose modules compute, where they are not ours.
+    """
 
     path: str
     dtype: str
     adapter: str
     size_bytes: int
     mtime_ns: int
+    comfyui: ComfyUI | None = None
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str], dtype: str = "default", *, adapter: str = "flux") -> "ModelSpec":
+    def of(
+        cls,
+        path: str | os.PathLike[str],
+        dtype: str = "default",
+        *,
+        adapter: str = "flux",
+        comfyui: ComfyUI | None = None,
+    ) -> "ModelSpec":
         """Identify the file as it is now. `dtype` is the compute dtype; `default` keeps the file's.
 
         Raises `ValueError` when the file is missing or the dtype unknown.
@@ -89,7 +110,7 @@ class ModelSpec:
         if dtype not in COMPUTE_DTYPES:
             raise ValueError(f"dtype={dtype!r} is unknown; use one of {', '.join(COMPUTE_DTYPES)}")
         stat = os.stat(_checked_path(path))
-        return cls(os.path.abspath(path), dtype, adapter, stat.st_size, stat.st_mtime_ns)
+        return cls(os.path.abspath(path), dtype, adapter, stat.st_size, stat.st_mtime_ns, comfyui)
 
     def refuse_changed(self, now: os.stat_result | None = None) -> None:
         """Raise `ValueError` unless the file is the one that was identified.
@@ -137,6 +158,8 @@ def _read_raw(path: str) -> tuple[bytes, int]:
         raw_length = file.read(8)
         if len(raw_length) < 8:
             raise ValueError(f"{path} is truncated: {file_size} bytes, no safetensors header; download it again")
+        if raw_length.startswith(GGUF):
+            raise ValueError(f"{path} is a GGUF file, whatever its name says; use a .safetensors file of this model")
         (length,) = struct.unpack("<Q", raw_length)
         if length > HEADER_LIMIT or length < 2:
             raise ValueError(
@@ -172,7 +195,7 @@ def _parse(path: str, raw: bytes) -> tuple[dict[str, object], dict[str, str]]:
     if tensors > MAX_TENSORS or parts > MAX_PARTS:
         raise ValueError(
             f"{path} has a header of {tensors} tensors and {parts} parts, at most {MAX_TENSORS} and {MAX_PARTS} are "
-            "read; use the file of one Flux.1 model"
+            "read; use the file of one model"
         )
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=refuse_twice)

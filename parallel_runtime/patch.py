@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 Value = torch.Tensor | float | None
-KINDS = ("diff", "set", "lora", "loha", "lokr", "glora", "oft", "boft")
+# Kinds that only ComfyUI's own functions merge: a LoRA with a core or another shape, a difference of another shape.
+HOSTED_KINDS = ("lora_core", "padded_diff")
+KINDS = ("diff", "set", "lora", "loha", "lokr", "glora", "oft", "boft", *HOSTED_KINDS)
 
 # What one message may carry; a weight with more than that is refused.
 MAX_TENSORS = 512
@@ -37,6 +39,15 @@ class Patch:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"{self.key}: a patch of kind {self.kind!r} is unknown; use {', '.join(KINDS)}")
+
+    @property
+    def new_shape(self) -> tuple[int, ...] | None:
+        """The shape that it gives its weight, by zeros at the end of each dimension; None where it keeps the shape."""
+        if self.kind == "padded_diff" and isinstance(self.values[0], torch.Tensor):
+            return tuple(self.values[0].shape)
+        if self.kind == "lora_core" and isinstance(self.values[5], torch.Tensor):
+            return tuple(self.values[5].tolist())
+        return None
 
 
 @dataclass(frozen=True)

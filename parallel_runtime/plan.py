@@ -9,6 +9,7 @@ Ranks are numbered row by row over the axes, outermost first. A *replica* is the
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 MAX_RANKS = 8
 # Outermost first: neighbours in the last axis exchange the most bytes, so they are the closest devices.
@@ -58,6 +59,14 @@ class Layout:
         if self.stages > 1:
             parts.append(f"{self.stages} stages")
         return ", ".join(parts) or "replicated"
+
+
+class Piece(NamedTuple):
+    """Rows `start` to `stop` (exclusive) of call number `call` of the model: what a lane runs in one go."""
+
+    call: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ come from (nodes/host/linear_program.py) nor the model (rank/).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -22,8 +22,7 @@ NUM_SIDES = 2  # of cfg: the positive conditioning, the negative one
 PREVIEW_SLOTS = 2  # a step's preview is read before the step after the next may start
 
 
-@dataclass(frozen=True, kw_only=True)
-class State:
+class State(NamedTuple):
     """How one X is made. `sigma` and `timestep` are those of the call that it goes into; the result has none."""
 
     inputs: tuple[tuple[int, float], ...] = ()  # (k, factor of X_k)
@@ -81,32 +80,6 @@ class Program:
             x = trajectory.enter(number, given(number) if self.states[number].given else None)
             trajectory.leave(number, denoise(number, x))
         return trajectory.enter(self.num_calls, given(self.num_calls) if self.states[-1].given else None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; `from_dict` is the inverse."""
-        return {
-            "states": [
-                [list(map(list, state.inputs)), list(map(list, state.denoised)), state.given]
-                + [state.sigma, state.timestep]
-                for state in self.states
-            ],
-            "step_ends": list(self.step_ends),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Program":
-        """Build a program from JSON values."""
-        states = tuple(
-            State(
-                inputs=tuple((int(k), float(factor)) for k, factor in inputs),
-                denoised=tuple((int(j), float(weight)) for j, weight in denoised),
-                given=given,
-                sigma=sigma,
-                timestep=timestep,
-            )
-            for inputs, denoised, given, sigma, timestep in values["states"]
-        )
-        return cls(states=states, step_ends=tuple(values["step_ends"]))
 
 
 class Trajectory:

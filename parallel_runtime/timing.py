@@ -166,6 +166,12 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
+def wait_for_all(device: torch.device) -> None:
+    """Return when a GPU has done what any stream has, those of communicators too; at once on the CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _recorded(device: torch.device) -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))

@@ -7,12 +7,14 @@ which tests are left to `make test-full` (each says so itself).
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from families.variants import write_families
 from host.client import ComfyClient
 from host.server import ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
@@ -28,14 +30,28 @@ hypothesis.settings.load_profile("quiet")
 
 TESTS = Path(__file__).resolve().parent
 # Their tests need a server, a browser or workers that are made to fail: `make test-quick` leaves them out.
-SLOW_FOLDERS = {"browser", "comfy", "endurance", "faults", "gpu", "host", "parity", "refusals", "saved_workflows"}
+SLOW_FOLDERS = {
+    "browser",
+    "comfy",
+    "endurance",
+    "families",
+    "faults",
+    "gpu",
+    "host",
+    "parity",
+    "refusals",
+    "saved_workflows",
+}
 
 
 # What shares a server, and what shares eight ranks: too large to be there twice when tests run in two processes.
 TOGETHER = {
-    **dict.fromkeys(("browser", "comfy", "endurance", "parity", "refusals", "saved_workflows"), "server"),
+    **dict.fromkeys(("browser", "comfy", "endurance", "parity", "refusals"), "server"),
     **dict.fromkeys(("test_smoke_graph.py", "test_nothing_private.py", "test_two_at_once.py"), "server"),
     "runtime": "ranks",
+    **dict.fromkeys(
+        ("families", "saved_workflows", "test_parallel_sampler.py", "test_hosted_bad_input.py"), "hosted server"
+    ),
 }
 
 
@@ -57,7 +73,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return next((TOGETHER[part] for part in path.split("/") if part in TOGETHER), path)
+            return next((TOGETHER[part] for part in reversed(path.split("/")) if part in TOGETHER), path)
 
     return ByWhatIsShared(config, log)
 
@@ -66,6 +82,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     """The tiny models, written once; `tiny_models.models` is a models folder, the fields are file names."""
     return write_tiny_models(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def family_models() -> Iterator[Path]:
+    """A `models` folder with the tiny files of all families; gone at the end, since one of them is of 1.5 GB."""
+    with tempfile.TemporaryDirectory(prefix="families-") as folder:
+        yield write_families(Path(folder) / "models")
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +108,19 @@ def comfy_server(models_dir: Path) -> Iterator[ComfyServer]:
 def client(comfy_server: ComfyServer) -> ComfyClient:
     """A client of the session's server."""
     return ComfyClient(comfy_server.url)
+
+
+@pytest.fixture(scope="session")
+def hosted_server(family_models: Path) -> Iterator[ComfyServer]:
+    """A ComfyUI with the pack and the families' tiny files, which ComfyUI's own modules compute."""
+    with ComfyServer(models=family_models) as server:
+        yield server
+
+
+@pytest.fixture
+def hosted_client(hosted_server: ComfyServer) -> ComfyClient:
+    """A client of that server."""
+    return ComfyClient(hosted_server.url)
 
 
 @pytest.fixture(scope="session")

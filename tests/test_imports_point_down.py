@@ -23,25 +23,31 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/__main__",),
     ("runtime/cli",),
     ("runtime/pool", "runtime/rank"),
+    ("runtime/models/hosted",),
     ("runtime/oracle",),
     ("runtime/planner",),
-    ("runtime/wire", "runtime/strategies", "runtime/adapters"),
     ("runtime/report",),
+    ("runtime/wire", "runtime/strategies", "runtime/adapters"),
     (
         "runtime/checkpoint",
         "runtime/compiling",
         "runtime/devices",
+        "runtime/exchange_groups",
         "runtime/patch",
         "runtime/program",
         "runtime/timing",
     ),
     ("runtime/plan",),
+    ("runtime/models/plans",),
+    ("runtime/models",),
     ("runtime/errors", "runtime/places"),
     ("runtime/__init__",),
 )
 COMFY_PUBLIC = {"comfy_api", "folder_paths"}
 COMFY_INTERNAL = {"comfy", "comfy_execution", "comfy_extras", "comfyui_version", "execution", "latent_preview"}
 COMFY_INTERNAL |= {"server", "nodes"}
+MODEL_FOLDERS = (["plans"], ["hosted"])  # of runtime/models, each a unit of its own
+HOSTED = "runtime/models/hosted"  # alone in the runtime imports comfy: in a function, which a worker calls
 NEVER = {"pickle", "multiprocessing", "marshal", "shelve", "dill", "cloudpickle"}
 
 
@@ -53,6 +59,7 @@ class Import:
     line: int
     unit: str
     module: str
+    in_function: bool = False
 
     @property
     def target(self) -> str | None:
@@ -71,6 +78,8 @@ def unit_of(parts: list[str]) -> str:
         return "nodes/host"
     if parts[:1] == ["nodes"]:
         return "nodes"
+    if parts[:2] == ["parallel_runtime", "models"]:
+        return "/".join(["runtime", *parts[1 : 3 if parts[2:3] in MODEL_FOLDERS else 2]])
     if parts[:1] == ["parallel_runtime"]:
         return f"runtime/{parts[1]}" if len(parts) > 1 else "runtime/__init__"
     return "entrypoint"
@@ -90,9 +99,16 @@ def read_imports(root: Path) -> list[Import]:
         relative = path.relative_to(root)
         package = list(relative.parent.parts)
         unit = unit_of([*package, *([] if path.stem == "__init__" else [path.stem])])
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        in_functions = {
+            id(node)
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            for node in ast.walk(function)
+        }
+        for node in ast.walk(tree):
             for module in modules_named(node, package, root):
-                found.append(Import(str(relative), node.lineno, unit, module))
+                found.append(Import(str(relative), node.lineno, unit, module, id(node) in in_functions))
     return found
 
 
@@ -130,7 +146,10 @@ def offences(imports: list[Import]) -> list[str]:
             lines.append(f"{where} imports {each.target}, which is not below it")
         if each.outside in NEVER:
             lines.append(f"{where} imports {each.outside}, which nothing here may")
-        if each.outside in COMFY_INTERNAL and each.unit != "nodes/host":
+        if each.outside == "comfy" and each.unit == HOSTED:
+            if not each.in_function:
+                lines.append(f"{where} imports ComfyUI's {each.module} at its top; import it in a function")
+        elif each.outside in COMFY_INTERNAL and each.unit != "nodes/host":
             lines.append(f"{where} imports ComfyUI's {each.module}; only nodes/host touches its internals")
         if each.outside in COMFY_PUBLIC and each.unit.startswith("runtime/"):
             lines.append(f"{where} imports ComfyUI's {each.module}; the runtime does not know ComfyUI")
@@ -172,10 +191,16 @@ def test_imports_point_down_and_only_the_host_folder_knows_comfyui() -> None:
         ("nodes/loader.py", "from .. import comfy_entrypoint", "imports entrypoint, which is not below it"),
         ("nodes/host/patcher.py", "from ..loader import ParallelFluxLoader", "imports nodes, which is not below it"),
         ("parallel_runtime/extra/new.py", "import math", "is in no layer"),
+        ("parallel_runtime/models/hosted/hooks.py", "import comfy.ops", "at its top; import it in a function"),
+        ("parallel_runtime/models/hosted/hooks.py", "def f():\n    import execution", "only nodes/host touches"),
+        ("parallel_runtime/models/plans/wan.py", "def f():\n    import comfy.ops", "only nodes/host touches"),
+        ("parallel_runtime/models/plans/wan.py", "from ..hosted import hooks", "imports runtime/models/hosted"),
+        ("parallel_runtime/strategies/new.py", "from ..models.hosted import group", "imports runtime/models/hosted"),
     ],
 )
 def test_an_import_that_points_elsewhere_is_found(tmp_path: Path, file: str, source: str, expected: str) -> None:
-    for folder in ("nodes/host", "parallel_runtime/strategies", "parallel_runtime/rank"):
+    folders = ("nodes/host", "parallel_runtime/strategies", "parallel_runtime/rank", "parallel_runtime/models/hosted")
+    for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "parallel_runtime/rank/engine.py").write_text("")
     path = tmp_path / file
@@ -189,6 +214,7 @@ def test_imports_the_rules_allow_are_not_reported(tmp_path: Path) -> None:
     allowed = {
         "nodes/loader.py": "import folder_paths\nfrom comfy_api.latest import io\nfrom .host.patcher import Patcher",
         "nodes/host/patcher.py": "import comfy.utils\nfrom ...parallel_runtime.pool.pool import Pool",
+        "parallel_runtime/models/hosted/hooks.py": "from ..plans import plan_for\ndef f():\n    import comfy.ops",
         "parallel_runtime/pool/pool.py": "from ..wire import protocol\nfrom .watch import x\nfrom .. import plan",
     }
     for file, source in allowed.items():

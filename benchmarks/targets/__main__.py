@@ -74,7 +74,7 @@ def hand_over() -> None:
         for _ in range(STEPS + 5):
             began = time.perf_counter()
             runner(tensors)
-            lost.append(1000 * (time.perf_counter() - began - max(rank["step_s"] for rank in runner.ranks)))
+            lost.append(1000 * (time.perf_counter() - began - max(rank.step_s for rank in runner.ranks)))
     lost = lost[5:]
     measured = f"median {median(lost):.2f} ms, p99 {quantiles(lost, n=100)[98]:.2f} ms, {STEPS} steps"
     show(f"| hand-over per step, host to pool and back, 1024 x 1024 | median 0.5 ms, p99 2 ms | {measured} |")

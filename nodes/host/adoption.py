@@ -16,7 +16,6 @@ from .new_model import Chooser, remote_patcher
 from .patcher import RemotePatcher
 from .pools import Devices
 from .refusals import COMPILED, check_transformer_options, refuse_in
-from .weight_patches import patch_set
 
 NODE = "Parallelize Model"
 COMPUTE_DTYPE = "manual_cast_dtype"  # the object patch of ModelComputeDtype
@@ -48,9 +47,9 @@ def parallelized(
         side_branch=side_branch,
         compiled=compiled,
     )
-    _refuse_what_stays_behind(model)
+    _refuse_what_stays_behind(model, ours.model.patch_kinds)
     copy_changes(model, ours)
-    patch_set(ours.patches, ours.patches_uuid)
+    ours.patch_set()  # refuses what cannot travel
     ours.attachments = dict(model.attachments)
     ours.additional_models = {
         name: [each.clone() for each in models] for name, models in model.additional_models.items()
@@ -77,7 +76,7 @@ def _source(model: ModelPatcher) -> tuple[str, dict]:
     if recipe is None or recipe[0].__module__ != comfy.sd.__name__ or recipe[0].__name__ not in LOADERS:
         raise ValueError(
             f"{NODE}: this MODEL was read by neither Load Diffusion Model nor Load Checkpoint, its file is unknown; "
-            "use Parallel Flux Loader on the .safetensors file"
+            "use Parallel Model Loader on the .safetensors file"
         )
     function, arguments = recipe[:2]
     given = inspect.signature(function).bind(*arguments).arguments
@@ -102,8 +101,8 @@ def _compute_dtype(model: ModelPatcher, options: dict) -> str:
     return name
 
 
-def _refuse_what_stays_behind(model: ModelPatcher) -> None:
-    check_transformer_options(model.model_options["transformer_options"])
+def _refuse_what_stays_behind(model: ModelPatcher, patch_kinds: tuple[str, ...] | None) -> None:
+    check_transformer_options(model.model_options["transformer_options"], patch_kinds)
     if COMPILED in model.wrappers.get(WrappersMP.APPLY_MODEL, {}):  # it holds the stock model, and would run that
         raise refuse_in("TorchCompileModel", "the MODEL carries a compiled transformer")
     held = {

@@ -77,8 +77,7 @@ class Board:
             for rank, (device, about) in enumerate(zip(pool.devices, devices, strict=True))
         ]
         for rank, memory in zip(shown["ranks"], status["memory"], strict=False):
-            if memory:
-                rank["memory"] = {name: value for name, value in memory.items() if name.endswith("_bytes")}
+            rank["memory"] = memory
         shown["sampling"] = self._is_sampling(pool, status["state"], run)
         return shown
 

@@ -35,7 +35,7 @@ class ForwardArguments:
 def step_tensors(
     given: ForwardArguments, config: FluxConfig
 ) -> tuple[dict[str, torch.Tensor], dict[str, list[int | None]]]:
-    """The tensors and options of `Pool.step`.
+    """The tensors and options of one call (`RunContext.step`).
 
     img (B, S_img, C), txt (B, S_txt, context), y (B, vec), guidance (B,), timesteps (B,) fp32, img_ids (S_img, 3) and
     txt_ids (S_txt, 3) fp32, where there are any a mask (B or 1, S_txt + S_img, the same) and still_rows (S_img,), and

@@ -31,7 +31,8 @@ def require_ours(model: ModelPatcher) -> RemotePatcher:
     """The MODEL when it is ours. Raises `ValueError` for any other."""
     if not isinstance(model, RemotePatcher):
         raise ValueError(
-            f"this MODEL is a {type(model).__name__} without workers; connect Parallel Flux Loader or Parallelize Model"
+            f"this MODEL is a {type(model).__name__} without workers; "
+            "connect Parallel Model Loader or Parallelize Model"
         )
     return model
 
@@ -88,7 +89,7 @@ def sampled(
 def traced(model: ModelPatcher, settings: Mapping[str, object]) -> list[bytes]:
     """Each rank's Chrome trace, gzipped JSON, of the last request of a run of one step."""
     _, record = sampled(model, {**settings, "steps": 1}, trace=True)
-    return [rank["trace"] for rank in record.requests[-1].ranks if "trace" in rank]
+    return list(record.requests[-1].traces.values())
 
 
 @contextmanager

@@ -3,22 +3,28 @@
 Owns who is asked for a plan, and when. What a plan is chosen by is the chooser's, what a run is asked for asked.py's.
 """
 
+import os
+from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import comfy.model_management
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
+from ...parallel_runtime.adapters.flux_config import FluxConfig
+from ...parallel_runtime.checkpoint import read_header
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from .asked import work_of_run
 from .cond_lanes import LANES_KEY, calc_in_lanes
+from .hosted_model import HostedSource, read_hosted, refuse_unplanned, remote_hosted
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
-from .remote_model import RemoteFlux, read_source
+from .refusals import check_controlnets
+from .remote_model import RemoteFlux, Source, read_source
 from .run_context import RUN_KEY, begun
 
 REMEMBERED = 64  # decisions of a MODEL, by work
@@ -30,8 +36,29 @@ class Chooser(Protocol):
     def plan_for(self, model: ModelShape, work: Work) -> Decision:
         """The plan that the weights are loaded for; raises `ValueError` for one that fits neither devices nor model."""
 
+    def plan_for_any(self, name: str) -> Decision:
+        """The same for a model that the planner does not know, by the name of its file."""
+
     def plan_of_run(self, model: ModelShape, work: Work, held: ParallelPlan) -> Decision:
         """The plan of one run of `work`, which weights loaded for `held` serve. Asked only if `held` was weighed."""
+
+
+Reader: TypeAlias = Callable[[str, str, Devices], Source | HostedSource]
+
+
+def read_any(path: str, weight_dtype: str, devices: Devices) -> Source | HostedSource:
+    """Recognise the file at `path`: a Flux.1, which our own blocks compute, or what ComfyUI's modules do.
+
+    Arguments as `read_source`. Raises `ValueError` when the file is missing or broken, or no diffusion model.
+    """
+    try:
+        FluxConfig.from_header(read_header(path))
+    except ValueError as error:
+        source = read_hosted(path, weight_dtype, devices)
+        if source.recognised.config.unet_config.get("image_model") == "flux":
+            raise error
+        return source
+    return read_source(path, weight_dtype, devices)
 
 
 def remote_patcher(
@@ -42,37 +69,43 @@ def remote_patcher(
     chooser: Chooser,
     side_branch: bool,
     compiled: bool = False,
+    read: Reader = read_any,
 ) -> RemotePatcher:
     """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
 
-    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs.
+    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs. `read` chooses who computes it:
+    `read_hosted` has ComfyUI's own modules compute a Flux.1 too.
 
     Raises `ValueError` when the file cannot be used, or the plan does not fit it.
     """
-    source = read_source(path, weight_dtype, devices)
-    decision = chooser.plan_for(source.shape, source.work)
+    source = read(path, weight_dtype, devices)
+    if isinstance(source, HostedSource):
+        decision = chooser.plan_for_any(os.path.basename(path))
+    else:
+        decision = chooser.plan_for(source.shape, source.work)
     pooled = PooledModel(
         devices=devices,
         spec=source.spec,
         plan=decision.plan,
         sizes=source.sizes,
-        num_heads=source.config.num_heads,
+        num_heads=source.num_heads,
     )
 
     def make() -> RemotePatcher:
         management = comfy.model_management
-        root = RemotePatcher(
-            RemoteFlux(source, pooled), management.get_torch_device(), management.unet_offload_device()
-        )
+        model = remote_hosted(source, pooled) if isinstance(source, HostedSource) else RemoteFlux(source, pooled)
+        root = RemotePatcher(model, management.get_torch_device(), management.unet_offload_device())
         root.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, LANES_KEY, calc_in_lanes)
         root.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, RUN_KEY, with_context)
         return root
 
     patcher = POOLS.root(pooled.weights, make).clone()
+    if isinstance(source, HostedSource):
+        refuse_unplanned(patcher.model.diffusion_model, decision.plan)
     patcher.decision = decision
-    if decision.work is not None and decision.plan.ranks > 1:
+    if decision.work is not None and decision.plan.ranks > 1 and isinstance(source, Source):
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, source.shape, held=decision.plan))
-    patcher.side_branch, patcher.compiled = side_branch, compiled
+    patcher.side_branch, patcher.compiled = side_branch, compiled and isinstance(source, Source)
     return patcher
 
 
@@ -93,6 +126,7 @@ def with_context(
     patcher = guider.model_patcher
     if not isinstance(patcher, RemotePatcher):  # a guider may run another model with our options
         return executor(noise, latent, sampler, sigmas, *more, **named)
+    check_controlnets(guider.conds)
     usual = patcher.decision.work
     work = None if usual is None else work_of_run(guider, noise, sigmas, usual)
     run = patcher.new_run(patcher.decision_for(work))

@@ -6,7 +6,7 @@ would change weights. A pool cannot hold half a model, so every partial request 
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import comfy.model_management
@@ -15,6 +15,7 @@ import torch
 from comfy.hooks import WeightHook
 from comfy.patcher_extension import CallbacksMP
 
+from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.patch import PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
@@ -22,7 +23,7 @@ from ...parallel_runtime.planner.shapes import Work
 from .measures import unequal
 from .progress import NodeText, StepText
 from .refusals import COMPILED, block_patches, check_transformer_options, refuse, refuse_in
-from .remote_model import RemoteFlux
+from .remote import RemoteModel
 from .run_context import Recorder, RunContext
 from .weight_patches import patch_set
 
@@ -30,11 +31,11 @@ log = logging.getLogger(__name__)
 
 
 class RemotePatcher(comfy.model_patcher.ModelPatcher):
-    """A ModelPatcher around a `RemoteFlux`. Constructed and cloned as ComfyUI does."""
+    """A ModelPatcher around a model without weights. Constructed and cloned as ComfyUI does."""
 
-    model: RemoteFlux
+    model: RemoteModel
 
-    def __init__(self, model: RemoteFlux, *where: object, **settings: object) -> None:
+    def __init__(self, model: RemoteModel, *where: object, **settings: object) -> None:
         super().__init__(model, *where, **settings)
         self.decision = Decision(plan=model.pooled.plan)
         self.choose_again: Callable[[Work], Decision] | None = None
@@ -75,7 +76,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def new_run(self, decision: Decision) -> RunContext:
         """The context of a sampling run that begins under this plan. Raises `ValueError` for patches of its blocks."""
-        check_transformer_options(self.model_options["transformer_options"])
+        check_transformer_options(self.model_options["transformer_options"], self.model.patch_kinds)
         return RunContext(
             model=self.model.pooled,
             decision=decision,
@@ -115,8 +116,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     ) -> None:
         """Have the weights in the workers. Raises `PoolError`, or ComfyUI's interrupt when the user cancels."""
         self._ensure_pooled()
+        patches = self.patch_set()
+        self.model.take_shapes(patches)
         self.model.diffusion_model.outside_runs = RunContext(
-            model=self.model.pooled, decision=self.decision, patches=self.patch_set(), compiled=self.compiled
+            model=self.model.pooled, decision=self.decision, patches=patches, compiled=self.compiled
         )
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()
@@ -143,11 +146,15 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def patch_set(self) -> PatchSet:
         """The patches as the workers take them."""
-        return patch_set(self.patches, self.patches_uuid, side_branch=self.side_branch)
+        return self._as_sent(self.patches)
+
+    def _as_sent(self, patches: Mapping[str, Sequence[tuple]]) -> PatchSet:
+        hosted = self.model.pooled.spec.adapter == HOSTED
+        return patch_set(patches, self.patches_uuid, hosted=hosted, side_branch=self.side_branch)
 
     def pre_run(self) -> None:
         """As ComfyUI's, before the first step; refuses what came into the options without asking the methods below."""
-        check_transformer_options(self.model_options["transformer_options"])
+        check_transformer_options(self.model_options["transformer_options"], self.model.patch_kinds)
         super().pre_run()
 
     def cleanup(self) -> None:
@@ -161,7 +168,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """As ComfyUI's; refused here, at the node that adds them, when they are of a kind the workers cannot merge."""
         applied = super().add_patches(patches, strength_patch, strength_model)
         names = {name if isinstance(name, str) else name[0] for name in applied}  # a tuple where only rows are changed
-        patch_set({name: self.patches[name] for name in names}, self.patches_uuid)
+        self._as_sent({name: self.patches[name] for name in names})
         return applied
 
     def add_hook_patches(
@@ -212,7 +219,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             asked, held = (str(each).removeprefix("torch.") for each in (dtype, held))
             raise refuse(
                 f"it sets the compute dtype to {asked} where the workers compute in {held}",
-                "set weight_dtype in Parallel Flux Loader, or put it before Parallelize Model",
+                "set weight_dtype in Parallel Model Loader, or put it before Parallelize Model",
             )
 
     def get_key_patches(self, filter_prefix: str | None = None) -> dict:
@@ -248,13 +255,15 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         if self.recorder is not None:
             self.recorder.rank_load_s.update(rank_load_s)
         if loads:
-            warnings = unequal(pooled.measured[: self.plan.ranks]) if pooled.measured is not before else []
+            warnings = (
+                unequal(pooled.devices, pooled.measured[: self.plan.ranks]) if pooled.measured is not before else []
+            )
             for warning in warnings:
                 log.warning(warning)
             text.say("\n".join([f"{name} is in the workers on {devices}", *warnings]))
 
     def _refuse_block_patches(self) -> None:
-        found = block_patches(self.model_options["transformer_options"])
+        found = block_patches(self.model_options["transformer_options"], self.model.patch_kinds)
         if found:
             raise refuse(f"it patches the model's blocks ({', '.join(found)})")
 

@@ -4,6 +4,7 @@ Owns the weights' identity and size, and when they enter and leave the workers. 
 say; the plan and the weight patches are a run's (run_context.py). Knows nothing of ComfyUI's model classes.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,10 +13,15 @@ import torch
 
 from ...parallel_runtime.checkpoint import ModelSpec
 from ...parallel_runtime.devices import Device
+from ...parallel_runtime.errors import PoolError
 from ...parallel_runtime.patch import PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.pool import Pool
+from ...parallel_runtime.pool.status import first_line
+from ...parallel_runtime.wire.replies import MeasureReply
 from .pools import POOLS, Devices, Weights
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +56,7 @@ class PooledModel:
         return POOLS.is_alive(self.devices)
 
     @property
-    def measured(self) -> list[dict]:
+    def measured(self) -> list[MeasureReply]:
         """What the present set of workers measured of its devices, by rank; [] when it has not."""
         return POOLS.measured(self.devices)
 
@@ -107,10 +113,18 @@ class PooledModel:
         return rank_load_s
 
     def give_back(self, device: torch.device) -> None:
-        """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later."""
+        """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later.
+
+        Never raises PoolError: a run that failed has an error of its own to tell, and of one that did not the result is
+        there. Workers that fail in this are logged; the next run starts others.
+        """
         shared = [rank for rank in self.devices if device.type != "cpu" and _is_on(rank, device)]
-        if shared and self.started:
+        if not shared or not self.started:
+            return
+        try:
             self.pool.give_back(shared)
+        except PoolError as error:
+            log.warning("parallel workers failed after a sampling run: %s", first_line(error))
 
     def unload(self, plan: ParallelPlan) -> None:
         """Free the weights in the workers; nothing when they are not there."""

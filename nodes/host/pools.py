@@ -17,6 +17,7 @@ from ...parallel_runtime.devices import Device
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.deadlines import deadline_from
 from ...parallel_runtime.pool.pool import Pool
+from ...parallel_runtime.wire.replies import MeasureReply
 
 Devices: TypeAlias = tuple[Device, ...]
 Weights: TypeAlias = tuple[Devices, ModelSpec, tuple[int, bool, int, int]]  # the last is the `kind` of a plan's layout
@@ -32,7 +33,7 @@ class PoolRegistry:
         self._roots: weakref.WeakValueDictionary[Weights, object] = weakref.WeakValueDictionary()
         self._loaded: dict[Weights, ParallelPlan] = {}
         self._last_loaded: object = None
-        self._measured: dict[Devices, tuple[int, list[dict]]] = {}
+        self._measured: dict[Devices, tuple[int, list[MeasureReply]]] = {}
         self._released = 0
 
     def pool(self, devices: Devices) -> Pool:
@@ -86,7 +87,9 @@ class PoolRegistry:
         with self._lock:
             self._unload(weights, plan)
 
-    def measured(self, devices: Devices, measure: Callable[[Pool], list[dict]] | None = None) -> list[dict]:
+    def measured(
+        self, devices: Devices, measure: Callable[[Pool], list[MeasureReply]] | None = None
+    ) -> list[MeasureReply]:
         """What was measured of these devices, once a set of workers: by `measure` if need be, without it maybe []."""
         pool = self.pool(devices)
         generation, found = self._measured.get(devices, (0, []))

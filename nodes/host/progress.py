@@ -2,12 +2,13 @@
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from comfy_api.latest import get_executing_context, get_progress_state
 from server import PromptServer
 
 from ...parallel_runtime.planner.automatic import Decision
+from ...parallel_runtime.wire.replies import StepReply
 from .run_context import StepListener
 
 INTERVAL_S = 0.2
@@ -67,12 +68,11 @@ class StepText(StepListener):
         if self._plan:
             NodeText().say(self._plan)
 
-    def request(self, wall_s: float, ranks: Sequence[Mapping]) -> None:
+    def request(self, wall_s: float, ranks: Sequence[StepReply]) -> None:
         """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`; nothing where nobody samples."""
-        members = [rank for rank in ranks if rank.get("member", True)]
-        ends = [rank["began_s"] + rank["step_s"] for rank in members if "began_s" in rank and "step_s" in rank]
-        known = len(ends) == len(members) > 1 and wall_s > 0
-        self._tell(wall_s, len(members), f"skew {(max(ends) - min(ends)) / wall_s * 100:.0f} %" if known else "")
+        ends = [rank.ran.began_s + rank.ran.step_s for rank in ranks if rank.ran is not None]
+        known = len(ends) > 1 and wall_s > 0
+        self._tell(wall_s, len(ends), f"skew {(max(ends) - min(ends)) / wall_s * 100:.0f} %" if known else "")
 
     def compiling(self) -> None:
         """The workers make graphs of the blocks, which may take a minute; said at most every `INTERVAL_S`."""

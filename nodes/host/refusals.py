@@ -3,15 +3,18 @@
 Owns the list of such things and their messages: the first line names the node to remove. Checks only, changes nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
+import comfy.controlnet
 import nodes as comfy_nodes
 from comfy_api.latest import get_executing_context, get_progress_state
 
 # What ComfyUI's own Flux reads inside its blocks; every other patch name has no effect on it, there as here.
-IN_MODEL_PATCHES = ("post_input", "double_block", "single_block", "attn1_patch", "attn1_output_patch")
+FLUX_PATCHES = ("post_input", "double_block", "single_block", "attn1_patch", "attn1_output_patch")
 COMPILED = "torch.compile"  # the key of ComfyUI's own wrapper, in every version that has it
 PATCHERS = "the node that adds them (SkipLayerGuidanceDiT, for one)"
+# ControlNets that compute with the model's own first layers, where this ComfyUI has them.
+WITH_OUR_LAYERS = tuple(filter(None, [vars(comfy.controlnet).get("QwenFunControlNet")]))
 ATTENTION_OVERRIDES = ("optimized_attention_override",)
 
 
@@ -26,20 +29,36 @@ def refuse_in(source: str, what: str, instead: str = "use Load Diffusion Model f
     return ValueError(f"{what}, which a parallel MODEL cannot take; remove {source}, or {instead}")
 
 
-def block_patches(options: Mapping[str, dict]) -> list[str]:
-    """What in ComfyUI's `transformer_options` would run inside the blocks, by name; empty when nothing would."""
+def block_patches(options: Mapping[str, dict], kinds: Collection[str] | None = None) -> list[str]:
+    """What in ComfyUI's `transformer_options` would run inside the blocks, by name; empty when nothing would.
+
+    `kinds` are the patches that the model reads; None: it may read any.
+    """
     patches = options.get("patches", {})
-    found = [name for name in IN_MODEL_PATCHES if patches.get(name)]
-    found += [f"{kind} {index}" for kind, index, *_ in options.get("patches_replace", {}).get("dit", {})]
+    found = [name for name in (patches if kinds is None else kinds) if patches.get(name)]
+    for name, replaced in options.get("patches_replace", {}).items():
+        if kinds is None or name == "dit":
+            found += [f"{kind} {index}" for kind, index, *_ in replaced]
     found += [name for name in ATTENTION_OVERRIDES if options.get(name) is not None]
     return found
 
 
-def check_transformer_options(options: Mapping[str, dict]) -> None:
-    """Raise `ValueError` when `options` hold anything that would run inside the blocks."""
-    found = block_patches(options)
+def check_transformer_options(options: Mapping[str, dict], kinds: Collection[str] | None = None) -> None:
+    """Raise `ValueError` when `options` hold anything that would run inside the blocks; `kinds` as `block_patches`."""
+    found = block_patches(options, kinds)
     if found:
         raise refuse_in(PATCHERS, f"the MODEL carries patches of its blocks ({', '.join(found)})")
+
+
+def check_controlnets(conds: Mapping[str, Sequence[Mapping] | None]) -> None:
+    """Raise `ValueError` when a conditioning has a ControlNet that computes with weights which are not here."""
+    for entry in (entry for side in conds.values() for entry in side or ()):
+        control = entry.get("control")
+        while control is not None:
+            if isinstance(control, WITH_OUR_LAYERS):
+                what = f"a ControlNet ({type(control).__name__}) computes with the model's own first layers"
+                raise refuse_in("its Apply ControlNet", what, "use a ControlNet with layers of its own")
+            control = control.previous_controlnet
 
 
 def _executing_node() -> str:

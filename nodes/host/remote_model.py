@@ -20,30 +20,22 @@ from comfy.supported_models_base import BASE
 from ...parallel_runtime.adapters.flux_config import FluxConfig
 from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
+from ...parallel_runtime.patch import PatchSet
 from ...parallel_runtime.planner.automatic import Decision, usual_work
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from ...parallel_runtime.rank.weights import file_names, weight_bytes
 from .conditioning import ForwardArguments, step_tensors
+from .dtypes import compute_dtype
+from .meta import META, MetaOperations
 from .pooled_model import PooledModel, WeightSizes
-from .refusals import check_transformer_options, refuse_in
+from .refusals import FLUX_PATCHES, check_transformer_options, refuse_in
 from .run_context import RUN_KEY, RunContext, run_inside
 
 HEAD_DIM = 128  # the only one ComfyUI's Flux knows
-META = torch.device("meta")
 BODY = inspect.signature(comfy.ldm.flux.model.Flux.forward_orig)
 # ComfyUI's names of what its body takes, and ours.
 BODY_INPUTS = {name: name for name in ("img", "img_ids", "txt", "txt_ids", "timesteps", "y", "guidance", "control")}
 BODY_INPUTS |= {"attn_mask": "mask", "timestep_zero_index": "still"}
-
-
-class MetaOperations(comfy.ops.disable_weight_init):
-    """ComfyUI's layers, but a plain Linear: under dynamic VRAM ComfyUI's own has no weight for a LoRA to name."""
-
-    class Linear(torch.nn.Linear):
-        """A Linear that initialises nothing."""
-
-        def reset_parameters(self) -> None:
-            """Weights on the meta device have no values."""
 
 
 class RemoteTransformer(comfy.ldm.flux.model.Flux):
@@ -69,7 +61,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
         run = transformer_options.pop(RUN_KEY, None)
         if run is None or run.model is not self.pooled:
             run = self.outside_runs
-        check_transformer_options(transformer_options)
+        check_transformer_options(transformer_options, FLUX_PATCHES)
         known = {ours: inputs.pop(theirs, None) for theirs, ours in BODY_INPUTS.items()}
         for what, value in inputs.items():
             if value is not None:
@@ -89,6 +81,8 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
 class RemoteFlux(comfy.model_base.Flux):
     """ComfyUI's Flux.1 model around a `RemoteTransformer`."""
 
+    patch_kinds = FLUX_PATCHES
+
     def __init__(self, source: "Source", pooled: PooledModel) -> None:
         types = comfy.model_base.ModelType
         super().__init__(
@@ -102,6 +96,9 @@ class RemoteFlux(comfy.model_base.Flux):
         self.diffusion_model.pooled = pooled
         self.diffusion_model.config = source.config
         self.diffusion_model.outside_runs = RunContext(model=pooled, decision=Decision(plan=pooled.plan))
+
+    def take_shapes(self, patches: PatchSet) -> None:
+        """Nothing to do: our own engine takes no patch that changes a shape."""
 
     def memory_required(self, input_shape: list[int], cond_shapes: dict | None = None) -> float:
         """Bytes of activations on the device shared with ComfyUI: the rows of one lane, the tokens of one rank.
@@ -131,6 +128,11 @@ class Source:
     sizes: WeightSizes
 
     @property
+    def num_heads(self) -> int:
+        """Heads of its attention."""
+        return self.config.num_heads
+
+    @property
     def shape(self) -> ModelShape:
         """The sizes as the planner takes them."""
         return ModelShape.of(self.config, os.path.basename(self.spec.path))
@@ -154,7 +156,7 @@ def read_source(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> So
     weights = _without_values(header, config)
     model_config = _detect(header, config, weights)
     device = torch.device(devices[0].kind, None if devices[0].kind == "cpu" else devices[0].index)
-    dtype = _compute_dtype(weight_dtype, weights, model_config, device)
+    dtype = compute_dtype(weight_dtype, weights, model_config, device)
     model_config.set_inference_dtype(dtype, None)
     model_config.custom_operations = MetaOperations
     return Source(
@@ -188,18 +190,3 @@ def _detect(header: CheckpointHeader, config: FluxConfig, weights: dict[str, tor
     if model_config is None or model_config.unet_config["image_model"] != "flux":
         raise ValueError(f"{header.path}: ComfyUI does not recognise this file as Flux.1; use a Flux.1 file")
     return model_config
-
-
-def _compute_dtype(
-    weight_dtype: str, weights: dict[str, torch.Tensor], model_config: BASE, device: torch.device
-) -> torch.dtype:
-    if weight_dtype != "default":
-        return getattr(torch, weight_dtype)
-    management = comfy.model_management
-    stored = management.unet_dtype(
-        device=device,
-        model_params=comfy.utils.calculate_parameters(weights),
-        supported_dtypes=model_config.supported_inference_dtypes,
-        weight_dtype=comfy.utils.weight_dtype(weights),
-    )
-    return management.unet_manual_cast(stored, device, model_config.supported_inference_dtypes) or stored

@@ -16,6 +16,7 @@ import comfy.samplers
 import torch
 from comfy.patcher_extension import WrappersMP
 
+from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.places import without_places
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.calls import ModelCall
@@ -93,7 +94,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
             samples = super().sample(guider, sigmas, extra_args, *arguments, **named)
         except HostLoopError as error:
             self.reason = without_places(str(error))  # the sampler's own words may be part of it
-            log.info("Parallel Flux Sampler: the loop stays in ComfyUI: %s", self.reason)
+            log.info("Parallel Sampler: the loop stays in ComfyUI: %s", self.reason)
             NodeText().say(f"The loop stays in ComfyUI: {self.reason}")
             return self._stock.sample(guider, sigmas, extra_args, *arguments, **named)
         self.loop = "resident"
@@ -152,6 +153,8 @@ def _refuse(guider: comfy.samplers.CFGGuider, model_options: dict, reason: str |
     context = run_of(model_options)
     if context is None or vars(guider.inner_model).get("pooled") is not context.model:
         raise HostLoopError("the MODEL is a stock loader's")
+    if context.model.spec.adapter == HOSTED:
+        raise HostLoopError("the loop in the workers runs Flux.1 alone")
     if reason is not None:
         raise HostLoopError(reason)
     _refuse_guider(guider, model_options)

@@ -20,6 +20,7 @@ from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.pool.calls import ModelCall
 from ...parallel_runtime.pool.resident import ResidentRun, StepDone
+from ...parallel_runtime.wire.replies import SampleReply, StepReply
 from .lanes import Handed, hand_over
 from .pooled_model import PooledModel
 
@@ -32,20 +33,22 @@ _INSIDE: ContextVar["RunContext | None"] = ContextVar("parallel_dit_inside_run",
 class Request:
     """One request to the pool, as it was measured: seconds, since when, and the workers' own reports, by rank.
 
-    `calls` are the calls of the model that it carried, each (batch, image tokens, text tokens).
+    `calls` are the calls of the model that it carried, each (batch, image tokens, text tokens); `traces` are the ranks'
+    traces, where they were asked for.
     """
 
     calls: tuple[tuple[int, int, int], ...]
     began_s: float
     wall_s: float
-    ranks: list[dict]
+    ranks: Sequence[StepReply | SampleReply]
+    traces: Mapping[int, bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorder:
     """What a caller wants to know of a run: its requests in order, and seconds by rank that loaded weights for it.
 
-    With `trace`, each rank traces each request; the trace is in the rank's report, as `trace`, gzipped JSON.
+    With `trace`, each rank traces each request.
     """
 
     trace: bool = False
@@ -56,8 +59,8 @@ class Recorder:
 class StepListener:
     """What hears of steps as they end; this one does nothing with them."""
 
-    def request(self, wall_s: float, ranks: Sequence[Mapping]) -> None:
-        """One exchange with the workers took `wall_s`; `ranks` are their reports, by rank."""
+    def request(self, wall_s: float, ranks: Sequence[StepReply]) -> None:
+        """One exchange with the workers took `wall_s`; `ranks` are their replies, by rank."""
 
     def compiling(self) -> None:
         """The workers make graphs of the blocks; told again and again until they have."""
@@ -121,6 +124,29 @@ class RunContext:
         if self.captured is not None:
             self.captured.append(call)
             return img.new_zeros(call.out_shape)
+        return self._hand_over(call, check_cancelled)
+
+    def call(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        out_shape: tuple[int, int],
+        options: Mapping[str, object],
+        check_cancelled: Callable[[], None],
+    ) -> torch.Tensor:
+        """One call of a model that ComfyUI's own module computes in the workers; see `rank/hosted.py`.
+
+        Returns (B, numbers) fp32 on the CPU, all outputs side by side. Raises as `step`.
+        """
+        call = ModelCall(
+            tensors=tensors,
+            out_shape=out_shape,
+            out_dtype=torch.float32,
+            options={**options, **self._engine_options()},
+        )
+        return self._hand_over(call, check_cancelled)
+
+    def _hand_over(self, call: ModelCall, check_cancelled: Callable[[], None]) -> torch.Tensor:
         (out,) = hand_over([Handed(self._together(), lambda calls: self._send(calls, check_cancelled), call)])
         return out
 
@@ -141,7 +167,8 @@ class RunContext:
             on_step=told,
             check_cancelled=self._checks(check_cancelled),
         )
-        self._record(list(run.conds) * run.program.num_calls, began_s, result.wall_s, result.ranks)
+        calls = list(run.conds) * run.program.num_calls
+        self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
         return result.out
 
     def _engine_options(self) -> dict[str, bool]:
@@ -163,13 +190,14 @@ class RunContext:
             self.model.spec, self.plan, calls, patches=self.patches, check_cancelled=self._checks(check_cancelled)
         )
         self.listener.request(result.wall_s, result.ranks)
-        self._record(calls, time.perf_counter() - result.wall_s, result.wall_s, result.ranks)
+        began_s = time.perf_counter() - result.wall_s
+        self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces=result.traces)
         return result.outs
 
-    def _record(self, calls: Sequence[ModelCall], began_s: float, wall_s: float, ranks: list[dict]) -> None:
+    def _record(self, calls: Sequence[ModelCall], **measured: Any) -> None:  # noqa: ANN401  the other fields of Request
         if self.recorder is not None:
-            shapes = tuple((*call.out_shape[:2], call.tensors["txt"].shape[1]) for call in calls)
-            self.recorder.requests.append(Request(calls=shapes, began_s=began_s, wall_s=wall_s, ranks=ranks))
+            shapes = tuple(call.sizes for call in calls)
+            self.recorder.requests.append(Request(calls=shapes, **measured))
 
     def _checks(self, check_cancelled: Callable[[], None]) -> Callable[[], None]:
         """What the pool calls while it waits: whether to go on and, where blocks are compiled, whether they are now."""

@@ -37,6 +37,7 @@ class SamplingRecord:
     denoise_s: float = 0.0
     step_s: list[float] = field(default_factory=list)
     recorder: Recorder = field(default_factory=Recorder)
+    sizes: dict[str, int] = field(default_factory=dict)  # of what was sampled, as the report has them
     loop: str = "host"  # where the sampler's loop ran: in ComfyUI, or resident in the workers
     loop_reason: str | None = None  # why a run that could have been resident was not
 
@@ -104,9 +105,21 @@ def timed_run(
         timed.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, _in_workers(record))
     timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step))
     (result,) = comfy_nodes.common_ksampler(timed, **settings)
-    record.device = model.load_device
+    record.device, record.sizes = model.load_device, sizes_of(model, result)
     record.load_s = max(0.0, record.began_s - called_s)
     return result
+
+
+def sizes_of(model: ModelPatcher, latent: dict) -> dict[str, int]:
+    """Width and height in pixels, frames of a video's latent, and the batch, of a latent of this model; what it has."""
+    shape, form = latent["samples"].shape, model.model.latent_format
+    sizes = {"batch": shape[0]}
+    if len(shape) >= 4:  # (B, C, H, W), or (B, C, frames, H, W)
+        height, width = (each * form.spacial_downscale_ratio for each in shape[-2:])
+        sizes |= {"width": width, "height": height}
+    if len(shape) == 5 and shape[2] > 1:
+        sizes["frames"] = shape[2]
+    return sizes
 
 
 def check_latent(latent: dict, name: str) -> None:

@@ -17,22 +17,25 @@ PREFIX = "diffusion_model."
 LOADERS = "the LoRA loader that adds it"
 
 
-def patch_set(patches: Mapping[str, Sequence[tuple]], uuid: object, *, side_branch: bool = False) -> PatchSet:
+def patch_set(
+    patches: Mapping[str, Sequence[tuple]], uuid: object, *, hosted: bool, side_branch: bool = False
+) -> PatchSet:
     """The patches of a ModelPatcher, by ComfyUI's keys; `uuid` is its name for them.
 
-    Raises `ValueError` for what cannot travel, naming the weight.
+    `hosted`: ComfyUI's own functions merge them, which take more kinds than ours. Raises `ValueError` for what cannot
+    travel, naming the weight.
     """
     if not patches:
         return PatchSet()
-    changes = tuple(_patch(key, entry) for key, entries in patches.items() for entry in entries)
+    changes = tuple(_patch(key, entry, hosted) for key, entries in patches.items() for entry in entries)
     return PatchSet(str(uuid), changes, side_branch)
 
 
-def _patch(key: str, entry: tuple) -> Patch:
+def _patch(key: str, entry: tuple, hosted: bool) -> Patch:
     strength, change, strength_model, offset, function = entry
     if function is not None and function is not comfy.utils.swap_scale_shift:
         raise refuse_in(LOADERS, f"{key} is changed through a function of its own")
-    kind, values = _values(key, change)
+    kind, values = _values(key, change, hosted)
     return Patch(
         key=key.removeprefix(PREFIX),
         kind=kind,
@@ -44,20 +47,24 @@ def _patch(key: str, entry: tuple) -> Patch:
     )
 
 
-def _values(key: str, change: object) -> tuple[str, tuple[torch.Tensor | float | None, ...]]:
-    """The kind of a change and what its formula takes; see `rank/patches.py`."""
+def _values(key: str, change: object, hosted: bool) -> tuple[str, tuple[torch.Tensor | float | None, ...]]:
+    """The kind of a change and what its formula takes; see `rank/patches.py`, and `patch.py` for the hosted kinds."""
     if isinstance(change, LoRAAdapter):
         up, down, alpha, middle, dora, reshape = change.weights
-        if middle is not None or reshape is not None:
-            raise refuse_in(LOADERS, f"{key} is changed by a LoRA that {'reshapes it' if reshape else 'has a core'}")
-        return "lora", (up, down, alpha, dora)
+        if middle is None and reshape is None:
+            return "lora", (up, down, alpha, dora)
+        if hosted:
+            return "lora_core", (up, down, alpha, middle, dora, None if reshape is None else torch.tensor(reshape))
+        raise refuse_in(LOADERS, f"{key} is changed by a LoRA that {'reshapes it' if reshape else 'has a core'}")
     if isinstance(change, tuple(adapters)) and change.name in KINDS:
         return change.name, tuple(change.weights)
     if isinstance(change, tuple) and len(change) == 1:
         change = ("diff", change)
     if isinstance(change, tuple) and len(change) == 2 and change[0] in ("diff", "set"):
         kind, (tensor, *rest) = change
-        if rest and rest[0].get("pad_weight"):
-            raise refuse_in(LOADERS, f"{key} is padded to another shape")
-        return kind, (tensor,)
+        if not (rest and rest[0].get("pad_weight")):
+            return kind, (tensor,)
+        if hosted:
+            return "padded_diff", (tensor,)
+        raise refuse_in(LOADERS, f"{key} is padded to another shape")
     raise refuse_in("the node that adds it (model merging)", f"{key} is changed by another model's weights")

@@ -139,9 +139,9 @@ class Race:
         runner.run()
         stem = called(plan).replace(", ", "-").replace(" ", "-")
         names = [f"{stem}.rank{number}.json.gz" for number in range(plan.ranks)]
-        for name, rank in zip(names, runner.ranks, strict=True):
+        for number, name in enumerate(names):
             with open(os.path.join(folder, name), "wb") as file:
-                file.write(rank["trace"])
+                file.write(runner.traces[number])
         return names
 
     def processes(self, oracle: "Oracle", plans: list[ParallelPlan]) -> list[Contender]:
@@ -163,7 +163,7 @@ class Race:
         def run_once() -> Run:
             began = time.perf_counter()
             result = torch.cat(runner.run())
-            span = Span(wall_s=time.perf_counter() - began, requests=[runner.ranks])
+            span = Span(wall_s=time.perf_counter() - began, requests=[runner.replies])
             return Run(result=result, spans=[span], began_s=began)
 
         return Contender(

@@ -8,9 +8,10 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from ..adapters.flux_config import FluxConfig
 from ..checkpoint import ModelSpec
@@ -23,6 +24,7 @@ from ..planner.known import EAGER, ON_CPU, known_link
 from ..planner.shapes import ModelShape, Work
 from ..planner.store import CalibrationStore
 from ..pool.pool import Pool
+from ..wire.replies import ProbeReply
 from .machine import calibration_path, device_set, free_bytes
 from .sample_model import sample_config, write_sample
 from .verify import PlanRunner
@@ -46,7 +48,8 @@ PASSING = {
 LAUNCH_BOUND = 1.5
 OWN_SWAP_CALLS = 2  # q, k and v there in one, the output back in another
 
-Probes = Mapping[int, Sequence[Mapping[str, list[list[float]]]]]
+Point: TypeAlias = tuple[float, float]  # an amount, and the seconds that it took
+Probes = Mapping[int, Sequence[ProbeReply]]  # by the ranks of the axis that was probed
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Line:
     latency_s: float
 
     @classmethod
-    def through(cls, points: Sequence[Sequence[float]]) -> "Line":
+    def through(cls, points: Sequence[Point]) -> "Line":
         """The line through (amount, seconds) of a small and a large call, or from zero when noise has it falling."""
         (small, quick), (large, slow) = points[0], points[-1]
         rate = (large - small) / (slow - quick) if large > small and slow > quick else large / slow
@@ -117,19 +120,18 @@ def _spans(ranks: int) -> dict[int, ParallelPlan]:
     return spans
 
 
-def _slowest(probes: Probes, span: int, name: str) -> list[list[float]]:
-    """(amount, seconds) of the slowest rank, by size."""
-    ranks = [rank[name] for rank in probes[span] if name in rank]
-    return [max(points, key=lambda point: point[1]) for points in zip(*ranks, strict=True)]
+def _slowest(ranks: Iterable[Sequence[Point]]) -> list[Point]:
+    """(amount, seconds) of the slowest rank that measured any, by size."""
+    return [max(points, key=lambda point: point[1]) for points in zip(*filter(None, ranks), strict=True)]
 
 
 def _rates(pool: Pool, probes: Probes, *, asynchronous: bool) -> Rates:
-    span = max(probes)
+    ranks = probes[max(probes)]
     return Rates(
         name=str(pool.devices[0].kind),
-        matmul_flops=Line.through(_slowest(probes, span, "matmul")).rate,
-        attention_flops=Line.through(_slowest(probes, span, "attention")).rate,
-        memory_bandwidth=Line.through(_slowest(probes, span, "memory")).rate,
+        matmul_flops=Line.through(_slowest(rank.matmul for rank in ranks)).rate,
+        attention_flops=Line.through(_slowest(rank.attention for rank in ranks)).rate,
+        memory_bandwidth=Line.through(_slowest(rank.memory for rank in ranks)).rate,
         memory_bytes=min(free_bytes(pool.devices)),
         asynchronous=asynchronous,
     )
@@ -140,8 +142,8 @@ def _link(probes: Probes) -> Link:
     least, most = min(probes), max(probes)
     if most == 1:
         return known_link("memory")  # one rank exchanges nothing
-    near = Line.through(_slowest(probes, least, "all_to_all"))
-    far = Line.through(_slowest(probes, most, "all_to_all"))
+    near = Line.through(_slowest(rank.all_to_all for rank in probes[least]))
+    far = Line.through(_slowest(rank.all_to_all for rank in probes[most]))
     contention = 0.0 if least == most else max(0.0, math.log(near.rate / far.rate) / math.log(most / least))
     # Told for two ranks; where no pairs could be probed, what all of them reach at once stands for two.
     return Link(name="measured", bandwidth=near.rate, latency_s=far.latency_s, contention=contention)
@@ -199,7 +201,7 @@ def _timer(pool: Pool, path: Path, config: FluxConfig, workload: Workload) -> Ca
         taken = []
         for _ in range(SETTLING + RUNS):
             runner(tensors)
-            taken.append(max(rank["step_s"] for rank in runner.ranks))
+            taken.append(max(rank.step_s for rank in runner.ranks))
         return statistics.median(taken[SETTLING:]) / (config.depth + config.depth_single)
 
     return timed

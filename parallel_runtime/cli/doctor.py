@@ -23,11 +23,12 @@ from ..checkpoint import ModelSpec
 from ..devices import Device, DeviceSelection, parse_devices
 from ..errors import PoolError
 from ..plan import auto_plan
+from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
 from ..wire.nccl_segments import leftovers
 from .calibrate import describe_calibration, keep_calibration
 from .check import Check
-from .gpu_checks import check_cuda, gpu_checks
+from .gpu_checks import LOOK, LOOK_AMD, check_cuda, check_nccl_files, gpu_checks
 from .gpu_facts import GpuFacts, look
 from .judge import REMEDY, NoJudgeError, load_judge
 from .machine_checks import (
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> dict:
     """Look at the machine and try it. Raises `ValueError` when `--devices` names what does not exist."""
     selection = _selection(arguments.devices)
     # A build of torch for the CPU has nobody to ask.
-    facts = look() if torch.version.cuda is not None else GpuFacts()
+    facts = look() if torch.version.cuda or torch.version.hip else GpuFacts()
     checks = [*machine_checks(), *_device_checks(selection, facts)]
     if all(check.ok for check in checks if check.needed):
         checks.extend(_live_checks(selection.devices))
@@ -102,11 +103,16 @@ def _device_checks(selection: DeviceSelection, facts: GpuFacts) -> list[Check]:
     if indices:
         over_host = not all(_peer_access(facts, selection).values())
         room = check_segment_room(segment_room_bytes(), ranks=len(indices), over_host=over_host)
-        return [*gpu_checks(facts, indices), room, check_leftovers(leftovers())]
+        checks = [*gpu_checks(facts, indices), check_nccl_files(present_files())]
+        return [*checks, room, check_leftovers(leftovers())]
     there = len(facts.gpus) or torch.cuda.device_count()
     seen = "CPU ranks only" if there else "no CUDA device; CPU ranks work, for trying things out"
-    checks = [Check(name="devices", ok=bool(there), seen=seen, remedy="look at nvidia-smi", needed=False)]
+    checks = [Check(name="devices", ok=bool(there), seen=seen, remedy=_look(), needed=False)]
     return [*checks, replace(check_cuda(facts), needed=False)] if facts.error else checks
+
+
+def _look() -> str:
+    return LOOK_AMD if torch.version.hip else LOOK
 
 
 def _live_checks(devices: tuple[Device, ...]) -> list[Check]:

@@ -6,14 +6,17 @@ Owns the verdicts. Asks nobody: everything is in the `GpuFacts` it gets, so reco
 import re
 from collections.abc import Sequence
 
+from ..pool import nccl_files
 from ..pool.known_errors import NEW_DRIVER, recognise
+from ..pool.nccl_files import NcclFile
 from .check import Check
 from .gpu_facts import Gpu, GpuFacts
 
 # The oldest driver for each CUDA major version: CUDA Toolkit release notes, "minor version compatibility".
 OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 AMPERE, TURING = (8, 0), (7, 5)
-LOOK = "look at nvidia-smi"
+DIFFER = "the GPUs differ, and the slowest sets the pace of all"
+LOOK, LOOK_AMD = "look at nvidia-smi", "look at rocm-smi"
 
 
 def gpu_checks(facts: GpuFacts, indices: Sequence[int]) -> list[Check]:
@@ -22,8 +25,12 @@ def gpu_checks(facts: GpuFacts, indices: Sequence[int]) -> list[Check]:
     if facts.error or not set(indices) <= set(known):
         return [check_cuda(facts)]
     gpus = [known[index] for index in indices]
+    if facts.torch_hip:
+        checks = [check_cuda(facts), _check_nccl(facts), _check_rocm(facts), _check_kernels(facts, gpus)]
+        checks += [_check_answers(facts, gpus), _check_architecture(gpus)]
+        return [*checks, _check_peers(facts, indices)] if len(gpus) > 1 else checks
     checks = [check_cuda(facts), _check_nccl(facts), _check_driver(facts), _check_kernels(facts, gpus)]
-    checks += [_check_answers(gpus), _check_capability(gpus), _check_compute_mode(facts, gpus), _check_mig(gpus)]
+    checks += [_check_answers(facts, gpus), _check_capability(gpus), _check_compute_mode(facts, gpus), _check_mig(gpus)]
     if facts.mps:
         checks.append(_check_mps())
     if len(gpus) > 1:
@@ -39,12 +46,47 @@ def check_cuda(facts: GpuFacts) -> Check:
     found = recognise(reason) or recognise("", facts.driver_error)
     others = f"; the driver sees {facts.driver_gpus}" if facts.driver_gpus else ""
     seen = f"{(found and found.cause) or reason}{others}"
-    return Check(name="cuda", ok=False, seen=seen, remedy=found.known.remedy if found else LOOK)
+    return Check(name="cuda", ok=False, seen=seen, remedy=found.known.remedy if found else _look_at(facts))
 
 
 def _check_nccl(facts: GpuFacts) -> Check:
-    seen = f"NCCL {facts.nccl}" if facts.nccl else "missing from this torch"
-    return Check(name="nccl", ok=bool(facts.nccl), seen=seen, remedy="install a CUDA build of torch for Linux")
+    library, build = ("RCCL", "ROCm") if facts.torch_hip else ("NCCL", "CUDA")
+    seen = f"{library} {facts.nccl}" if facts.nccl else "missing from this torch"
+    return Check(name="nccl", ok=bool(facts.nccl), seen=seen, remedy=f"install a {build} build of torch for Linux")
+
+
+def check_nccl_files(files: Sequence[NcclFile]) -> Check:
+    """What NCCL's configuration files set. Ranks are not started where they would meet elsewhere."""
+    name, refused = "NCCL files", nccl_files.refusal(files)
+    if refused is not None:
+        return Check(name=name, ok=False, seen=refused, remedy=nccl_files.REMEDY)
+    told = [f"{file.name} sets {', '.join(file.settings)}" for file in files if file.settings]
+    lost = sorted({setting for file in files for setting in file.without_effect})
+    return Check(
+        name=name,
+        ok=not lost,
+        seen="; ".join(told) or "none set anything",
+        remedy=f"ranks are on this machine's loopback, so {', '.join(lost)} has no effect here",
+        needed=False,
+    )
+
+
+def _check_rocm(facts: GpuFacts) -> Check:
+    """AMD's driver has no NVML: what it is and which modes it has stays unasked."""
+    return Check(
+        name="rocm",
+        ok=False,
+        seen=f"torch is built for ROCm (HIP {facts.torch_hip}); driver and modes not checked",
+        remedy="nobody has run this pack on AMD GPUs yet: run verify before you trust a picture, and tell us",
+        needed=False,
+    )
+
+
+def _check_architecture(gpus: Sequence[Gpu]) -> Check:
+    listed = ", ".join(f"cuda:{gpu.index} {gpu.name} {gpu.arch}" for gpu in gpus)
+    differ = len({gpu.arch for gpu in gpus}) > 1
+    remedy = DIFFER if differ else ""
+    return Check(name="capability", ok=not differ, seen=listed, remedy=remedy, needed=False)
 
 
 def _check_driver(facts: GpuFacts) -> Check:
@@ -66,18 +108,27 @@ def _check_driver(facts: GpuFacts) -> Check:
 
 
 def _check_kernels(facts: GpuFacts, gpus: Sequence[Gpu]) -> Check:
-    lacking = [gpu for gpu in gpus if not _has_kernels(facts.kernels, gpu.capability)]
-    named = ", ".join(f"cuda:{gpu.index} ({_dotted(gpu)})" for gpu in lacking)
+    lacking = [gpu for gpu in gpus if not _has_kernels(facts.kernels, gpu)]
+    named = ", ".join(f"cuda:{gpu.index} ({gpu.arch or _dotted(gpu)})" for gpu in lacking)
+    remedy = "install a torch built for this GPU (RTX 50xx need CUDA 12.8 or newer)"
+    if facts.torch_hip:
+        remedy = "install a torch built for it; HSA_OVERRIDE_GFX_VERSION=10.3.0 lets gfx1031 to gfx1036 run as gfx1030"
     return Check(
         name="kernels",
         ok=not lacking,
         seen=f"torch has none for {named}; it has {' '.join(facts.kernels)}" if lacking else "torch has them for all",
-        remedy="install a torch built for this GPU (RTX 50xx need CUDA 12.8 or newer)",
+        remedy=remedy,
     )
 
 
-def _has_kernels(kernels: Sequence[str], capability: tuple[int, int]) -> bool:
-    """Machine code (sm_86) runs on its major version, from its minor on; code to compile (compute_80) on all later."""
+def _has_kernels(kernels: Sequence[str], gpu: Gpu) -> bool:
+    """Machine code (sm_86) runs on its major version, from its minor on; code to compile (compute_80) on all later.
+
+    AMD's (gfx90a) runs on that architecture alone.
+    """
+    if gpu.arch:
+        return gpu.arch in kernels
+    capability = gpu.capability
     for kernel in kernels:
         if (match := re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", kernel)) is None:
             continue
@@ -87,7 +138,7 @@ def _has_kernels(kernels: Sequence[str], capability: tuple[int, int]) -> bool:
     return False
 
 
-def _check_answers(gpus: Sequence[Gpu]) -> Check:
+def _check_answers(facts: GpuFacts, gpus: Sequence[Gpu]) -> Check:
     """Whether each device took a context of ours a moment ago."""
     silent = [gpu for gpu in gpus if gpu.error]
     found = recognise(silent[0].error) if silent else None
@@ -96,7 +147,7 @@ def _check_answers(gpus: Sequence[Gpu]) -> Check:
         name="devices answer",
         ok=not silent,
         seen=seen or "each takes a new process",
-        remedy=found.known.remedy if found else LOOK,
+        remedy=found.known.remedy if found else _look_at(facts),
     )
 
 
@@ -108,7 +159,7 @@ def _check_capability(gpus: Sequence[Gpu]) -> Check:
         slow = "no bfloat16 in hardware and no flash attention below 8.0: slower, and float16 is the better dtype"
         remarks.append(slow if least >= TURING else f"{slow}; below 7.5 nobody has tried it")
     if least != most:
-        remarks.append("the GPUs differ, and the slowest sets the pace of all")
+        remarks.append(DIFFER)
     return Check(
         name="capability",
         ok=not remarks,
@@ -161,12 +212,17 @@ def _check_peers(facts: GpuFacts, indices: Sequence[int]) -> Check:
     cut = [pair for pair in pairs if not facts.peer_access[pair]]
     if not cut:
         linked = [pair for pair in pairs if pair in facts.nvlink]
-        over = "over NVLink" if len(linked) == len(pairs) else "over PCIe" if not linked else "some over NVLink"
-        return Check(name="peer access", ok=True, seen=f"every device reaches every other, {over}", needed=False)
+        over = ", over NVLink" if len(linked) == len(pairs) else ", over PCIe" if not linked else ", some over NVLink"
+        told = "" if facts.torch_hip else over  # AMD's own links are not asked for
+        return Check(name="peer access", ok=True, seen=f"every device reaches every other{told}", needed=False)
     reasons = {facts.p2p_reason[pair] for pair in cut if pair in facts.p2p_reason}
     why = f" ({'; '.join(sorted(reasons))})" if reasons else ""
     remedy = "nothing is broken: copies go through the host's memory in /dev/shm and are slower"
     return Check(name="peer access", ok=False, seen=f"none between {', '.join(cut)}{why}", remedy=remedy, needed=False)
+
+
+def _look_at(facts: GpuFacts) -> str:
+    return LOOK_AMD if facts.torch_hip else LOOK
 
 
 def _dotted(gpu: Gpu) -> str:

@@ -1,8 +1,9 @@
 """What torch and the driver's library NVML say of this machine's GPUs.
 
-Owns the asking. What an answer means is gpu_checks.py's. `look` asks in a process of its own, because some questions
-make a CUDA context: it takes memory, and a device in exclusive mode would then refuse the ranks. NVML is asked through
-pynvml where that is installed; without it its fields stay empty.
+Owns the asking. torch for ROCm answers as torch for CUDA does, with AMD's names of architectures; there is no NVML.
+What an answer means is gpu_checks.py's. `look` asks in a process of its own, because some questions make a CUDA
+context: it takes memory, and a device in exclusive mode would then refuse the ranks. NVML is asked through pynvml where
+that is installed; without it its fields stay empty.
 
 `python -m parallel_runtime.cli.gpu_facts` prints the answers as one line of JSON.
 """
@@ -34,7 +35,10 @@ P2P_READ, P2P_NVLINK = 0, 2  # nvmlGpuP2PCapsIndex_t
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One device as torch numbers it. `error`: why it took no context. Empty or None: nobody could say."""
+    """One device as torch numbers it. `error`: why it took no context. Empty or None: nobody could say.
+
+    `arch` is AMD's name of the architecture, such as gfx90a; empty on CUDA.
+    """
 
     index: int
     name: str
@@ -45,16 +49,21 @@ class Gpu:
     error: str = ""
     compute_mode: str = ""
     mig: str = ""  # "slice": it is one; "on": the GPU is cut into slices
+    arch: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """All answers. `driver_cuda` is 12040 for CUDA 12.4; `pairs` are named "0-1", lower index first."""
+    """All answers. `driver_cuda` is 12040 for CUDA 12.4; pairs are named "0-1", lower index first.
+
+    `torch_hip` is set where torch is built for ROCm: `nccl` is then RCCL's version.
+    """
 
     torch: str = ""
     torch_cuda: str = ""
+    torch_hip: str = ""
     nccl: str = ""
-    kernels: tuple[str, ...] = ()  # what torch was built for: sm_90, compute_90
+    kernels: tuple[str, ...] = ()  # what torch was built for: sm_90, compute_90, gfx90a
     error: str = ""  # why torch sees no device
     gpus: tuple[Gpu, ...] = ()
     peer_access: dict[str, bool] = field(default_factory=dict)
@@ -100,11 +109,12 @@ def of_json(line: str) -> GpuFacts:
 def ask(torch: Any, nvml: Any | None, *, mps: bool) -> GpuFacts:  # noqa: ANN401  modules
     """Ask torch, then NVML (None: not installed)."""
     facts = replace(_ask_torch(torch), mps=mps)
-    return facts if nvml is None else _ask_nvml(nvml, facts)
+    return facts if nvml is None or facts.torch_hip else _ask_nvml(nvml, facts)
 
 
 def _ask_torch(torch: Any) -> GpuFacts:  # noqa: ANN401
-    facts = GpuFacts(torch=torch.__version__, torch_cuda=torch.version.cuda or "")
+    version = torch.version
+    facts = GpuFacts(torch=torch.__version__, torch_cuda=version.cuda or "", torch_hip=version.hip or "")
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:  # AssertionError: a build for the CPU alone
@@ -133,6 +143,7 @@ def _ask_device(torch: Any, index: int) -> Gpu:  # noqa: ANN401
         capability=(found.major, found.minor),
         total_bytes=found.total_memory,
         uuid=str(found.uuid) if hasattr(found, "uuid") else "",  # torch 2.6 and newer have it on CUDA
+        arch=found.gcnArchName.partition(":")[0] if torch.version.hip else "",  # gfx90a:sramecc+:xnack-
     )
     try:
         return replace(gpu, free_bytes=torch.cuda.mem_get_info(index)[0])

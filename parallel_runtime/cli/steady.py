@@ -17,6 +17,7 @@ from ..checkpoint import ModelSpec
 from ..plan import ParallelPlan
 from ..pool.models import LoadResult
 from ..pool.pool import Pool
+from ..wire.replies import StepReply
 from .verify import PlanRunner
 from .workload import steps_before
 
@@ -67,14 +68,19 @@ class SteadyPlan:
         self.compile_s = 0.0  # that the slowest rank took for graphs, of all runs
 
     @property
-    def ranks(self) -> list[dict]:
+    def replies(self) -> list[StepReply]:
         """What the plan's ranks said of the last run."""
-        return self._runner.ranks
+        return self._runner.replies
+
+    @property
+    def traces(self) -> dict[int, bytes]:
+        """The ranks' traces of the last run, where they were asked for."""
+        return self._runner.traces
 
     @property
     def graphs(self) -> int:
         """How many graphs the rank with the most has made."""
-        return max(rank["graphs"] for rank in self.ranks)
+        return max(rank.compiled.graphs for rank in self._runner.ranks if rank.compiled is not None)
 
     def prepare(self) -> None:
         """Have the ranks ready for a run. Raises PoolError."""
@@ -90,7 +96,7 @@ class SteadyPlan:
 
     def _ask(self, calls: Calls) -> list[torch.Tensor]:
         outs = self._runner.run(calls)
-        self.compile_s += max(rank.get("compile_s", 0.0) for rank in self.ranks)
+        self.compile_s += max(reply.compile_s for reply in self.replies)
         return outs
 
     def _warm_up(self) -> None:

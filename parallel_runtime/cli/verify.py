@@ -26,6 +26,7 @@ from ..patch import PRISTINE
 from ..plan import ParallelPlan
 from ..pool.calls import ModelCall
 from ..pool.pool import Pool
+from ..wire.replies import RankStep, StepReply
 from .judge import load_judge
 from .workload import Workload, choose_devices, euler, piece_errors, refuse_uncompilable, relative_error, worst
 
@@ -42,7 +43,8 @@ class PlanRunner:
         self.pool, self.spec, self.plan, self.options = pool, spec, plan, options
         self.out_channels = FluxConfig.from_header(read_header(spec.path)).out_channels
         self.patches = PRISTINE
-        self.ranks: list[dict] = []
+        self.replies: list[StepReply] = []  # of the plan's ranks, to the last request
+        self.traces: dict[int, bytes] = {}
         self.sampling_run: str | None = None  # of which calls are; a pipeline uses keys of the step before within one
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -60,8 +62,13 @@ class PlanRunner:
             for number, tensors in enumerate(inputs)
         ]
         result = self.pool.run(self.spec, self.plan, calls, patches=self.patches)
-        self.ranks = result.ranks[: self.plan.ranks]
+        self.replies, self.traces = result.ranks[: self.plan.ranks], result.traces
         return result.outs
+
+    @property
+    def ranks(self) -> list[RankStep]:
+        """What each of the plan's ranks ran and sent in the last request."""
+        return [reply.ran for reply in self.replies if reply.ran is not None]
 
     def _options_of(self, call: int) -> dict[str, object]:
         if self.sampling_run is None:
@@ -117,7 +124,7 @@ def run(arguments: argparse.Namespace) -> dict:
     report |= _plan_report(plan, runner.ranks) | _errors(plan, calls, results, references, runner.ranks)
     report["within_tolerance"] = report["max_rel_err"] <= tolerance
     if arguments.compile:
-        report["graphs_by_rank"] = [rank["graphs"] for rank in runner.ranks]
+        report["graphs_by_rank"] = [rank.compiled.graphs for rank in runner.ranks if rank.compiled is not None]
     if stale is not None:
         report |= {"warmup_steps": plan.warmup_steps, "patches": plan.num_patches}
         report["stale_difference"] = worst([relative_error(*pair) for pair in zip(stale, references, strict=True)])
@@ -137,17 +144,17 @@ def _stale(
     return euler(run, calls, steps)
 
 
-def _plan_report(plan: ParallelPlan, ranks: Sequence[Mapping]) -> dict:
+def _plan_report(plan: ParallelPlan, ranks: Sequence[RankStep]) -> dict:
     """The plan, and what each rank sent a step."""
     return {
         "plan": plan.describe(),
         "name": plan.name,
         "weights": plan.weights,
         "lanes": plan.lanes,
-        "lane_by_rank": [rank["lane"] for rank in ranks],
-        "bytes_per_step": [rank["bytes"] for rank in ranks],
-        "calls_per_step": [rank["calls"] for rank in ranks],
-        "weight_bytes_per_step": [rank["weight_bytes"] for rank in ranks],
+        "lane_by_rank": [rank.lane for rank in ranks],
+        "bytes_per_step": [rank.sent_bytes for rank in ranks],
+        "calls_per_step": [rank.collectives for rank in ranks],
+        "weight_bytes_per_step": [rank.weight_bytes for rank in ranks],
     }
 
 
@@ -156,7 +163,7 @@ def _errors(
     calls: Sequence[Mapping[str, torch.Tensor]],
     results: Sequence[torch.Tensor],
     references: Sequence[torch.Tensor],
-    ranks: Sequence[Mapping],
+    ranks: Sequence[RankStep],
 ) -> dict:
     """The largest error of all, of each rank (None for one without work), and of each piece of each rank."""
     texts = [call["txt"].shape[1] for call in calls]
@@ -187,14 +194,14 @@ def chosen_plan(text: str, weights: str | None, **pipeline: int | None) -> Paral
     return ParallelPlan.parse(text)
 
 
-def idle_lanes(plan: ParallelPlan, ranks: Sequence[Mapping]) -> list[str]:
+def idle_lanes(plan: ParallelPlan, ranks: Sequence[RankStep]) -> list[str]:
     """A warning for every lane that had no work."""
     size = plan.ranks // plan.lanes
     return [
         f"lane {first // size} of {plan.lanes} had no work ({_named(first, first + size)}); "
         "use a larger --batch or fewer lanes (data x cfg)"
         for first in range(0, plan.ranks, size)
-        if not ranks[first]["pieces"]
+        if not ranks[first].pieces
     ]
 
 

@@ -15,6 +15,7 @@ from ..compiling import why_not
 from ..devices import Device, DeviceSelection, parse_devices
 from ..plan import ParallelPlan
 from ..strategies.pipefusion import PatchedSequence
+from ..wire.replies import RankStep
 
 PIXELS_PER_LATENT = 8
 LATENTS_PER_TOKEN = 2
@@ -116,16 +117,16 @@ def piece_errors(
     *,
     plan: ParallelPlan,
     text_tokens: Sequence[int],
-    ranks: Sequence[Mapping],
+    ranks: Sequence[RankStep],
 ) -> list[list[dict]]:
     """For every rank of the plan, the `relative_error` of what it wrote of each piece that it says it ran.
 
     A rank of a pipeline is measured by what the last stage wrote in its place.
     """
     found: list[list[dict]] = []
-    for rank, report in enumerate(ranks[: plan.ranks]):
+    for rank, ran in enumerate(ranks):
         found.append([])
-        for call, start, stop in report["pieces"]:
+        for call, start, stop in ran.pieces:
             sequence = PatchedSequence(text_tokens[call], results[call].shape[1], plan.num_patches, plan.parts)
             ours, theirs = (
                 sequence.take(tensors[call][start:stop], part=rank % plan.parts, stream="image", dim=1)

@@ -91,7 +91,9 @@ def plan_of_run(
     `held` is the plan that they were loaded for, and the answer where nothing fits; `free` bytes on each device.
     """
     there = free[: held.ranks]
-    choice = choose_plan(model, work, there, calibration, weights=(held.weights,), held=held.layout)
+    choice = choose_plan(
+        model, work, there, calibration, weights=(held.weights,), held=held.layout, num_ranks=len(free)
+    )
     if choice.plan is None or choice.seconds_per_step is None:
         return Decision(plan=held, reasons=(*choice.reasons, _trying(held)), work=work)
     more: tuple[str, ...] = ()

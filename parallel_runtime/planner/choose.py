@@ -59,16 +59,18 @@ def choose_plan(
     stale: bool = False,
     weights: Sequence[str] = WEIGHTS,
     held: Layout | None = None,
+    num_ranks: int | None = None,
 ) -> Choice:
     """The best plan of `model` for `work` on `devices`, given as free bytes of each, in rank order.
 
     `stale` also weighs PipeFusion, whose result differs from one process's. `weights`: the kinds that are weighed;
-    `held`: how they lie already, if only plans that they serve are to be weighed. Raises `ValueError` without devices.
+    `held`: how they lie already, if only plans that they serve are to be weighed. `num_ranks`: of the pool, by default
+    one a device. Raises `ValueError` without devices.
     """
     if not devices:
         raise ValueError("no devices to plan for; give at least one")
     weighed = (
-        _predict(model, work, plan, calibration, free=min(devices[:ranks]))
+        _predict(model, work, plan, calibration, free=min(devices[:ranks]), num_ranks=num_ranks or len(devices))
         for ranks in range(1, len(devices) + 1)
         for plan in useful_plans(ranks, model=model, work=work, stale=stale)
         if plan.weights in weights and (held is None or held.serves(plan.layout))
@@ -99,9 +101,11 @@ def useful_plans(ranks: int, *, model: ModelShape, work: Work, stale: bool) -> I
                     yield ParallelPlan(**dict(zip(AXES, degrees, strict=True)), weights=weights)
 
 
-def _predict(model: ModelShape, work: Work, plan: ParallelPlan, calibration: Calibration, *, free: int) -> Prediction:
+def _predict(
+    model: ModelShape, work: Work, plan: ParallelPlan, calibration: Calibration, *, free: int, num_ranks: int
+) -> Prediction:
     cost = step_cost(model, work, plan, calibration)
-    memory = memory_of(model, work, plan, calibration.rates)
+    memory = memory_of(model, work, plan, calibration.rates, num_ranks=num_ranks)
     return Prediction(
         plan=plan, cost=cost, memory=memory, run_s=cost.image_s(work.steps), fits=memory.total <= HEADROOM * free
     )

@@ -3,9 +3,14 @@
 Owns the formulas. Letters: `s` tokens of this rank, `d` hidden width, `m` width of the MLP, `e` bytes an element.
 """
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 
-from ..plan import ParallelPlan
+from ..exchange_groups import ExchangeGroup, groups_of
+from ..plan import AXES, ParallelPlan
 from .cost import rows_per_lane
 from .hardware import Rates
 from .shapes import ModelShape, Work
@@ -37,8 +42,10 @@ class Memory:
         return self.weights + self.activations + self.buffers + self.runtime
 
 
-def memory_of(shape: ModelShape, work: Work, plan: ParallelPlan, rates: Rates) -> Memory:
-    """What one rank needs."""
+def memory_of(
+    shape: ModelShape, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None
+) -> Memory:
+    """What one rank needs, of a pool of `num_ranks` ranks: by default as many as the plan has."""
     rows = rows_per_lane(work, plan)
     mine = rows * max(work.lengths(plan.parts)) * shape.hidden * work.element_bytes
     weights, host = _weights(shape, work, plan)
@@ -49,7 +56,7 @@ def memory_of(shape: ModelShape, work: Work, plan: ParallelPlan, rates: Rates) -
         weights=round(weights),
         activations=round(activations),
         buffers=round(_buffers(shape, work, plan, rows, mine)),
-        runtime=_runtime(plan, rates),
+        runtime=_runtime(plan, rates, num_ranks or plan.ranks),
         host_bytes=round(host),
     )
 
@@ -80,25 +87,53 @@ def _buffers(shape: ModelShape, work: Work, plan: ParallelPlan, rows: int, mine:
     return total
 
 
-def _runtime(plan: ParallelPlan, rates: Rates) -> int:
+def _runtime(plan: ParallelPlan, rates: Rates, num_ranks: int) -> int:
     if not rates.asynchronous:
         return CPU_RUNTIME_BYTES
-    sizes = communicators(plan)
-    each = sum(COMMUNICATOR_BYTES + (size - 1) * CONNECTION_BYTES for size in sizes)
-    return CUDA_CONTEXT_BYTES + (NCCL_BYTES + each if sizes else 0)
+    if num_ranks == 1:
+        return CUDA_CONTEXT_BYTES
+    return CUDA_CONTEXT_BYTES + NCCL_BYTES + bytes_of(communicators(plan, num_ranks)) + kept_bytes(num_ranks)
 
 
-def communicators(plan: ParallelPlan) -> tuple[int, ...]:
-    """The ranks of each communicator that a rank of the plan is in, as `rank/mesh.py` makes them.
+def communicators(plan: ParallelPlan, num_ranks: int) -> tuple[int, ...]:
+    """The sizes of all communicators that a rank of the plan is in, as the fullest of `num_ranks` ranks has them.
 
-    One is over all ranks, which also serves an axis of that size. Weights travel in one of their own, and a stage has a
-    link from the stage before and one to the stage after.
+    One is over all ranks, which also serves an axis of that size.
     """
-    if plan.ranks == 1:
+    if num_ranks == 1:
         return ()
-    axes = [plan.cfg, plan.ring, plan.ulysses]
-    if plan.pipefusion == 1 and min(plan.ring, plan.ulysses) > 1:
-        axes.append(plan.parts)  # all that share a sequence
-    sizes = [plan.ranks, *(size for size in axes if 1 < size < plan.ranks)]
-    sizes += [2, 2] if plan.pipefusion > 1 else []
-    return (*sizes, plan.layout.shards) if plan.layout.shards > 1 else tuple(sizes)
+    return (num_ranks, *max(_sizes(groups_of(plan, num_ranks), num_ranks), key=bytes_of))
+
+
+def extra_bytes(groups: Iterable[ExchangeGroup], num_ranks: int) -> int:
+    """What these groups take on the rank that is in most of them."""
+    return max(bytes_of(sizes) for sizes in _sizes(groups, num_ranks))
+
+
+@functools.cache
+def kept_bytes(num_ranks: int) -> int:
+    """What groups of plans used before may take beside those of the plan that runs: as much as any one plan's.
+
+    So two plans that take turns never make a group twice. The pool frees what is beyond that (`pool/meshes.py`).
+    """
+    return max(extra_bytes(groups_of(plan, num_ranks), num_ranks) for plan in _plans(num_ranks))
+
+
+def bytes_of(sizes: Iterable[int]) -> int:
+    """What communicators of so many ranks take on each of them."""
+    return sum(COMMUNICATOR_BYTES + (size - 1) * CONNECTION_BYTES for size in sizes)
+
+
+def _sizes(groups: Iterable[ExchangeGroup], num_ranks: int) -> list[list[int]]:
+    """The sizes of the groups that each rank is in."""
+    groups = list(groups)
+    return [[len(group.ranks) for group in groups if rank in group.ranks] for rank in range(num_ranks)]
+
+
+def _plans(num_ranks: int) -> Iterator[ParallelPlan]:
+    """Every plan on so many ranks or fewer, with sharded weights where there is something to share out."""
+    for degrees in product(range(1, num_ranks + 1), repeat=len(AXES)):
+        if prod(degrees) <= num_ranks:
+            plan = ParallelPlan.from_dict(dict(zip(AXES, degrees, strict=True)))
+            sharing = plan.replica_ranks > plan.pipefusion
+            yield replace(plan, weights="sharded") if sharing else plan

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..wire.channel import CONTROL_BYTES, Segment, SegmentTable
+from ..wire.channel import CONTROL_BYTES, Attach, Segment, SegmentTable
 from ..wire.protocol import ALIGNMENT, TensorSpec
 from .failure import system_error
 
@@ -59,10 +59,10 @@ class _Content:
 class Arena:
     """Places tensors in the segments of one generation.
 
-    `announce(index, fd, num_bytes, drop)` tells the ranks about a further segment and the one that it replaces.
+    `announce(segment, fd)` tells the ranks about a further segment and the one that it replaces.
     """
 
-    def __init__(self, table: SegmentTable, *, announce: Callable[[int, int, int, list[int]], None]) -> None:
+    def __init__(self, table: SegmentTable, *, announce: Callable[[Attach, int], None]) -> None:
         self._table = table
         self._announce = announce
         self._further = 0  # index of the further segment; 0: none yet. Indices are never used again
@@ -108,7 +108,7 @@ class Arena:
         return _copy(torch.empty_like(view), view)
 
     def _replace_further(self, num_bytes: int) -> None:
-        index, dropped = self._further + 1, [self._further] if self._further else []
+        index, dropped = self._further + 1, (self._further,) if self._further else ()
         num_bytes = -(-num_bytes // GROWTH_BYTES) * GROWTH_BYTES
         try:
             segment, fd = Segment.create(num_bytes)
@@ -119,7 +119,7 @@ class Arena:
                 self._table.drop(old)
             self._table.add(index, segment)
             self._further = index
-            self._announce(index, fd, num_bytes, dropped)
+            self._announce(Attach(segment=index, num_bytes=num_bytes, drop=dropped), fd)
         finally:
             os.close(fd)
 

@@ -6,12 +6,12 @@ travel (arena.py) nor what a rank does with its rows (rank/).
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from ..plan import ParallelPlan
-from ..strategies.lanes import Piece, share_out
+from ..plan import ParallelPlan, Piece
+from ..strategies.lanes import share_out
+from ..wire.replies import RankStep, StepReply
 from .arena import OUT, Extent, dtype_name
 
 TRACE_BYTES = 8 << 20  # gzipped; 57 blocks take about 0.1 MB
@@ -45,26 +45,30 @@ class ModelCall:
         """Tokens of a row, image and text; 1 for inputs that have none."""
         return sum(self.tensors[name].shape[1] for name in STREAMS if name in self.tensors) or 1
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Batch, image tokens, text tokens; 0 for tokens that nobody here can count."""
+        img, txt = (self.tensors[name].shape[1] if name in self.tensors else 0 for name in STREAMS)
+        return self.rows, img, txt
+
 
 @dataclass(frozen=True)
 class RunResult:
-    """The calls' results in memory of their own, the ranks' reports in rank order, and the time that it took.
+    """The calls' results in memory of their own, the ranks' replies in rank order, and the time that it took.
 
     The time is from copying the inputs to having the results, without loading, patching or starting before.
+    `traces` are the ranks' traces, gzipped JSON, by rank; {} where nobody asked.
     """
 
     outs: list[torch.Tensor]
-    ranks: list[dict[str, Any]]
+    ranks: list[StepReply]
     wall_s: float
+    traces: dict[int, bytes]
 
-
-@dataclass(frozen=True)
-class StepResult:
-    """As `RunResult`, of one call."""
-
-    out: torch.Tensor
-    ranks: list[dict[str, Any]]
-    wall_s: float
+    @property
+    def ran(self) -> list[RankStep]:
+        """What each rank of the plan ran."""
+        return [reply.ran for reply in self.ranks if reply.ran is not None]
 
 
 def shared_out(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[Piece, ...], ...]:

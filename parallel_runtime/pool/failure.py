@@ -4,14 +4,14 @@ Owns the wording of PoolError for failed ranks. Does not watch anybody (supervis
 """
 
 import errno
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from .. import VERSION, installed_version
 from ..checkpoint import LOAD_AGAIN, ModelSpec
 from ..errors import PoolError, SilentWorkersError
+from ..wire.replies import RankError
 from .known_errors import recognise
 from .process import RankProcess
 
@@ -43,18 +43,17 @@ class Failure:
     silent: bool = False
 
 
-def failure_of_error(rank: int, body: Mapping[str, Any]) -> Failure:
+def failure_of_error(rank: int, error: RankError) -> Failure:
     """The failure that an ERROR message tells of."""
-    kind, text = str(body.get("type", "error")), str(body.get("text", ""))
-    lines = text.strip().splitlines()
-    said = f"{kind}: {text}"
+    lines = error.text.strip().splitlines()
+    said = f"{error.kind}: {error.text}"
     found = recognise(said)
     return Failure(
         rank,
-        f"{kind}: {lines[0]}" if lines else kind,
+        f"{error.kind}: {lines[0]}" if lines else error.kind,
         said=said,
-        detail=str(body.get("traceback", "")).strip(),
-        weak=kind == "DistBackendError" if found is None or found.known.vague else found.known.consequence,
+        detail=error.traceback.strip(),
+        weak=error.kind == "DistBackendError" if found is None or found.known.vague else found.known.consequence,
     )
 
 

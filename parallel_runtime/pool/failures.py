@@ -1,6 +1,6 @@
 """The failures of one pool's workers: the last one, and whether there were too many to start others by itself.
 
-Owns the count. The wording of a failure is failure.py's; what ends and starts workers is pool.py's.
+Owns the count. The wording of a failure is failure.py's; what ends and starts workers is generations.py's.
 """
 
 import time

@@ -6,19 +6,20 @@ half-way. Does not own the book of models (models.py) nor how ranks are asked (w
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..checkpoint import ModelSpec
 from ..patch import PatchBatch, PatchSet, pack
 from ..plan import Layout
 from ..wire.protocol import TensorSpec
-from ..wire.requests import AnyRequest, ChangeWeights, Load, SetStrengths, Unload
+from ..wire.replies import Cancelled, LoadReply, MemoryReply, Progress
+from ..wire.requests import Asked, ChangeWeights, Load, SetStrengths, Unload
 from .arena import Arena
 from .models import LoadResult, Model, Models
-from .supervisor import Request
+from .supervisor import Answer, Request
 
 Check = Callable[[], None]
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
 class Ask(Protocol):
@@ -26,14 +27,14 @@ class Ask(Protocol):
 
     def __call__(
         self,
-        asked: AnyRequest,
+        asked: Asked[Answer],
         check: Check,
         tensors: tuple[TensorSpec, ...] = (),
         *,
         deadline_s: float | None = None,
-        on_progress: Callable[[Request], None] = ...,
-        on_done: Callable[[Request], None] = ...,
-    ) -> Request:
+        on_progress: Callable[[Request[Answer]], None] = ...,
+        on_done: Callable[[Request[Answer]], None] = ...,
+    ) -> Request[Answer]:
         """The request with all replies. Given up, it stays in flight, and `on_done` is called when it has ended."""
         ...
 
@@ -69,7 +70,7 @@ class HeldWeights:
         check: Check,
         *,
         mesh: int | None = None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> Model:
         """The model in that layout, loaded on the ranks that lack it; those without room first evict what is oldest.
 
@@ -84,18 +85,18 @@ class HeldWeights:
         first, began = 0 if held is None else held.layout.ranks, time.perf_counter()
         self._mapped[handle] = spec
 
-        def report(request: Request) -> None:
+        def report(request: Request[LoadReply]) -> None:
             if progress is not None:
                 progress(*_sum_of(request.progress, num_ranks=layout.ranks - first))
 
-        def keep(request: Request) -> None:
-            if any(reply.get("cancelled") for reply in request.replies.values()):
+        def keep(request: Request[LoadReply]) -> None:
+            if any(isinstance(reply, Cancelled) for reply in request.replies.values()):
                 self._let_go(handle)
             else:
                 result = LoadResult(request.ranked(), time.perf_counter() - began)
                 new = Model(spec, handle, layout, result)
                 self.models.use(new if held is None else held.grown_to(new))
-            for evicted in {number for reply in request.replies.values() for number in reply.get("evicted", ())}:
+            for evicted in {number for reply in request.replies.values() for number in reply.evicted}:
                 self._let_go(evicted)
 
         load = Load(
@@ -135,7 +136,7 @@ class HeldWeights:
         if held is not None and patches.differs_in_strength_alone(held):
             strengths = SetStrengths(model=model.handle, strengths=tuple(patches.strengths))
             request = self._ask(strengths, check)
-            if all(reply.get("set") for reply in request.replies.values()):
+            if all(reply.changed for reply in request.ranked()):
                 model.patches = patches
                 return
         batches = list(pack(patches.patches)) or [PatchBatch([], {})]
@@ -147,9 +148,7 @@ class HeldWeights:
                 first=number == 0,
                 last=number == len(batches) - 1,
             )
-            request = self._ask(change, check, self._arena.place(batch.tensors).specs)
-            if any(reply.get("cancelled") for reply in request.replies.values()):
-                return
+            self._ask(change, check, self._arena.place(batch.tensors).specs)
         model.patches = patches
 
     def free_partly_held(self, check: Check) -> None:
@@ -163,7 +162,7 @@ class HeldWeights:
         self._partly_held.append(handle)
 
     def _free(self, handle: int, check: Check, *, on_done: Callable[[int], None] = lambda _: None) -> None:
-        def forget(_: Request) -> None:
+        def forget(_: Request[MemoryReply]) -> None:
             del self._mapped[handle]
             on_done(handle)
 
@@ -171,8 +170,7 @@ class HeldWeights:
         self._ask(Unload(model=handle), check, on_done=forget)
 
 
-def _sum_of(progress: Mapping[int, Mapping[str, Any]], *, num_ranks: int) -> tuple[int, int]:
+def _sum_of(progress: Mapping[int, Progress], *, num_ranks: int) -> tuple[int, int]:
     """Bytes loaded and to load over all ranks. One that has not reported yet has as many to load as another."""
-    loaded = sum(int(body["loaded_bytes"]) for body in progress.values())
-    totals = [int(body["total_bytes"]) for body in progress.values()]
-    return loaded, sum(totals) + (num_ranks - len(totals)) * max(totals)
+    totals = [said.total for said in progress.values()]
+    return sum(said.done for said in progress.values()), sum(totals) + (num_ranks - len(totals)) * max(totals)

@@ -83,7 +83,9 @@ KNOWN: tuple[KnownError, ...] = (
     ),
     KnownError(
         name="memory",
-        pattern=r"OutOfMemoryError|MemoryError|DefaultCPUAllocator: can't allocate memory"
+        # The type of an error, where Python prints it: at the beginning of a line. A text may only name one.
+        pattern=r"(?m:^)(?:[\w.]+\.)?(?:OutOf|_Array)?MemoryError(?=:|(?m:$))"
+        r"|DefaultCPUAllocator: can't allocate memory"
         r"|CUDA (?:error: )?out of memory|Triton Error \[CUDA\]: out of memory",
         remedy=MEMORY_REMEDY,
     ),
@@ -215,6 +217,13 @@ KNOWN: tuple[KnownError, ...] = (
         pattern=r"Found no NVIDIA driver on your system|no CUDA-capable device is detected|No CUDA GPUs are available",
         cause="no NVIDIA driver or GPU is visible",
         remedy="see that nvidia-smi works for this user; in a container, start it with --gpus all",
+    ),
+    KnownError(
+        name="no amd gpu",
+        pattern=r"No HIP GPUs are available",
+        cause="torch is built for ROCm, and no AMD GPU can be opened",
+        remedy="see that rocm-smi works for this user, who must be in the groups render and video; "
+        "in a container, start it with --device=/dev/kfd --device=/dev/dri",
     ),
     KnownError(
         name="torch without cuda",

@@ -6,41 +6,42 @@ Owns the book. Asks no rank anything: what is loaded, patched and freed is held_
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..checkpoint import ModelSpec
 from ..patch import PRISTINE, PatchSet
 from ..plan import Layout
+from ..wire.replies import LoadReply
 
 Key: TypeAlias = tuple[ModelSpec, tuple[int, bool, int, int]]
 
 
 @dataclass(frozen=True)
 class LoadResult:
-    """A loaded model: the ranks' own reports in rank order, and how long loading took the last time.
+    """A loaded model: the ranks' replies in rank order, and how long loading took the last time.
 
     Those before `first_rank` had it then.
     """
 
-    ranks: list[dict[str, Any]]
+    ranks: list[LoadReply]
     wall_s: float
     first_rank: int = 0
 
     @property
     def dtype(self) -> str:
         """The dtype that the ranks compute in, without "torch."."""
-        return str(self.ranks[0]["dtype"])
+        return self.ranks[0].dtype
 
     @property
     def parameter_bytes(self) -> list[int]:
         """Bytes of weights on each rank; 0 on those that the layout leaves out."""
-        return [int(rank["parameter_bytes"]) for rank in self.ranks]
+        return [rank.parameter_bytes for rank in self.ranks]
 
     @property
     def rank_load_s(self) -> dict[int, float]:
         """Seconds by rank, its device waited for, of the ranks that loaded the last time."""
         loaded = enumerate(self.ranks[self.first_rank :], self.first_rank)
-        return {number: rank["load_s"] for number, rank in loaded if "load_s" in rank}
+        return {number: rank.load_s for number, rank in loaded if rank.load_s is not None}
 
 
 @dataclass

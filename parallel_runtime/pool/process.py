@@ -43,6 +43,14 @@ PASSED_ON = (
 PASSED_ON_FAMILIES = ("NCCL_", "TORCH_NCCL_", "CUDA_MPS_")
 # Of those, what makes NCCL listen, or meet others, where somebody else says.
 NEVER_PASSED_ON = ("NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_RAS_ADDR")
+# Both backends listen where these say: nobody outside this machine can connect. No file of NCCL's changes what is set
+# here (nccl_files.py). The address of its RAS subsystem is the default one.
+LISTEN_HERE = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "=lo",
+    "NCCL_OOB_NET_IFNAME": "=lo",
+    "NCCL_RAS_ADDR": "localhost:28028",
+}
 # What a rank has unless the caller says otherwise.
 DEFAULTS = {
     # Exchanges go ahead of matrix products that would fill the device; of all groups, those of new_group included.
@@ -222,6 +230,8 @@ def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[st
     """A rank's whole environment, from the caller's."""
     families = {name for name in ours if name.startswith(PASSED_ON_FAMILIES)}.difference(NEVER_PASSED_ON)
     taken_over = {name: ours[name] for name in (*PASSED_ON, *sorted(families)) if name in ours}
+    if taken_over.get("NCCL_CONF_FILE"):  # a rank's current folder is another
+        taken_over["NCCL_CONF_FILE"] = str(Path(taken_over["NCCL_CONF_FILE"]).absolute())
     return (
         (DEFAULTS if settings.backend == "nccl" else {})
         | taken_over
@@ -231,10 +241,8 @@ def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[st
             "PYTHONPATH": os.pathsep.join((str(PACK_ROOT), *settings.python_path)),
             "PYTHONSAFEPATH": "1",  # not the current folder, whatever it is
             "OMP_NUM_THREADS": str(settings.threads),
-            # Both backends listen where these say: nobody outside this machine can connect.
-            "GLOO_SOCKET_IFNAME": "lo",
-            "NCCL_SOCKET_IFNAME": "=lo",
         }
+        | LISTEN_HERE
     )
 
 

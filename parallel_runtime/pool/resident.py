@@ -9,7 +9,6 @@ after each step. Does not own how a rank runs it (rank/resident.py).
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -17,6 +16,8 @@ from ..plan import ParallelPlan
 from ..program import NUM_SIDES, PREVIEW_SLOTS, Program
 from ..strategies.shard import split_lengths
 from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES
+from ..wire.records import to_body
+from ..wire.replies import Progress, RankRun, SampleReply
 from ..wire.requests import GroupWork, Sample
 from .arena import Extent
 from .calls import ModelCall, inputs_of
@@ -132,7 +133,7 @@ def refuse_unfit(plan: ParallelPlan, run: ResidentRun) -> None:
 
 def refuse_long(program: Program) -> None:
     """Raise `ValueError` when a program has more numbers, or tensors given ahead, than a message has room for."""
-    num_bytes = len(json.dumps(program.to_dict(), separators=(",", ":")))
+    num_bytes = len(json.dumps(to_body(program), separators=(",", ":")))
     if num_bytes > MAX_PROGRAM_BYTES:
         raise ValueError(
             f"a run of {program.num_calls} calls takes {num_bytes} bytes to describe, at most {MAX_PROGRAM_BYTES}; "
@@ -149,8 +150,13 @@ class ResidentResult:
     """The sampled latent (B, S, C) fp32, the ranks' reports in rank order, and the time that it all took."""
 
     out: torch.Tensor
-    ranks: list[dict[str, Any]]
+    ranks: list[SampleReply]
     wall_s: float
+
+    @property
+    def ran(self) -> list[RankRun]:
+        """What each rank of the plan ran."""
+        return [reply.ran for reply in self.ranks if reply.ran is not None]
 
 
 def shares(plan: ParallelPlan, *, images: int, num_conds: int) -> tuple[GroupWork, ...]:
@@ -200,11 +206,11 @@ class Steps:
         self._done = 0
         grant(CREDIT_AHEAD)
 
-    def take(self, progress: Mapping[int, Mapping[str, Any]]) -> None:
+    def take(self, progress: Mapping[int, Progress]) -> None:
         """Take in how far the ranks are; a step is done when every rank that writes has said so."""
         if any(rank not in progress for rank in self._writers):
             return
-        done = min(int(progress[rank]["step"]) for rank in self._writers) + 1
+        done = min(progress[rank].done for rank in self._writers)
         while self._done < done:
             self._on_step(self._done, self._preview(self._done % PREVIEW_SLOTS))
             self._done += 1

@@ -12,8 +12,7 @@ Owns the book. The parent keeps it, so that all ranks do the same; ranks keep th
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
-from ..plan import ParallelPlan
-from ..strategies.lanes import Piece
+from ..plan import ParallelPlan, Piece
 from ..wire.requests import CachedKeys
 from .calls import ModelCall, shape_of
 

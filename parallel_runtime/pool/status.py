@@ -21,7 +21,7 @@ def describe(
     failure: PoolError | None,
     peer_access: bool,
 ) -> dict[str, Any]:
-    """Plain values for JSON. `plans` are those that have run since the workers started, the last one last."""
+    """Plain values for JSON. `plans` are those whose process groups the workers have, the one used last last."""
     models = [] if workers is None else list(workers.models)
     plans = [] if workers is None else list(workers.meshes)
     return {
@@ -35,13 +35,12 @@ def describe(
                 "dtype": model.spec.dtype,
                 "weights": model.layout.name,
                 "held_by": model.layout.ranks,
-                "ranks": model.result.ranks,
             }
             for model in models
         ],
         "meshes": [plan.name for plan in plans],
         "plans": [plan.to_dict() for plan in plans],
-        "memory": [] if workers is None else workers.memory,
+        "memory": [] if workers is None else [memory.known() for memory in workers.memory],
         "peer_access": peer_access,
         "last_failure": None if failure is None else first_line(failure),
         "failed_rank": None if failure is None else failure.rank,

@@ -1,7 +1,7 @@
 """One generation of ranks, from spawn to the last process reaped.
 
 Owns asking all ranks at once, waiting for all answers, and ending all ranks when one fails. Does not own what a request
-means, which models are loaded, or when to start anew (pool.py), nor the wording of a failure (failure.py).
+means, which models are loaded, or when to start anew (generations.py), nor the wording of a failure (failure.py).
 
 What a rank can do wrong, and how and when it is seen::
 
@@ -26,13 +26,15 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ..checkpoint import ModelSpec
 from ..errors import PoolError
 from ..wire import nccl_segments
-from ..wire.channel import Segment, SegmentTable
+from ..wire.channel import Attach, Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
+from ..wire.records import from_body, to_body
+from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from .failure import FRESH, Failure, choose, explain, failure_of_error, other_version, pool_error, silence, system_error
 from .process import RankProcess, RankSettings, spawn
 from .watcher import Watcher
@@ -43,28 +45,32 @@ SETTLE_S = 0.1  # how long to look for the cause when the first sign may be only
 STOP_S = 2.0  # how long idle ranks get to end by themselves
 CLOSED = "closed its channel"
 
+Answer = TypeVar("Answer")
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Request:
-    """What all ranks were asked, and what came back so far, by rank. `on_progress` and `on_done` get the request."""
+class Request(Generic[Answer]):
+    """What all ranks were asked, and what came back so far, by rank. `on_progress` and `on_done` get the request.
+
+    `reply` is the kind of answer; a rank that was told to give the request up says `Cancelled` in its place.
+    """
 
     op: Op
     number: int
     deadline_s: float
-    expects: Op = Op.DONE
-    on_progress: Callable[["Request"], None] = lambda _: None
-    on_done: Callable[["Request"], None] = lambda _: None
-    progress: dict[int, dict[str, Any]] = field(default_factory=dict)
-    replies: dict[int, dict[str, Any]] = field(default_factory=dict)
+    reply: type[Answer]
+    on_progress: Callable[["Request[Answer]"], None] = lambda _: None
+    on_done: Callable[["Request[Answer]"], None] = lambda _: None
+    progress: dict[int, Progress] = field(default_factory=dict)
+    replies: dict[int, Answer | Cancelled] = field(default_factory=dict)
     compiling: set[int] = field(default_factory=set)  # ranks that make a graph now
     has_news: bool = False
     listened_s: float = field(default_factory=time.monotonic)  # since when nobody was held up but by the ranks
 
-    def ranked(self) -> list[dict[str, Any]]:
-        """The replies in rank order."""
-        return [self.replies[rank] for rank in sorted(self.replies)]
+    def ranked(self) -> list[Answer]:
+        """The replies in rank order, of a request that nobody gave up."""
+        return [reply for _, reply in sorted(self.replies.items()) if not isinstance(reply, Cancelled)]
 
 
 class Generation:
@@ -87,7 +93,7 @@ class Generation:
     ) -> None:
         self.number = number
         self.ended = False
-        self.in_flight: Request | None = Request(Op.READY, 0, start_deadline_s, expects=Op.READY)
+        self.in_flight: Request[Any] | None = Request(Op.READY, 0, start_deadline_s, Ready)
         self.ranks: list[RankProcess] = []
         self._devices = settings.devices
         self.segments: SegmentTable
@@ -118,19 +124,18 @@ class Generation:
                 self._epoll.register(process.pidfd, select.EPOLLIN)
             self.watcher = Watcher(self.ranks, on_death=lambda: on_death(self))
             self._held.callback(self.watcher.stop)
-            self.attach(0, segment_fd, segment_bytes, [])
+            self.attach(Attach(segment=0, num_bytes=segment_bytes, drop=()), segment_fd)
 
     @property
     def ready(self) -> bool:
         """Whether all ranks have started."""
-        return self.in_flight is None or self.in_flight.expects is not Op.READY
+        return self.in_flight is None or self.in_flight.reply is not Ready
 
-    def attach(self, index: int, fd: int, num_bytes: int, drop: list[int]) -> None:
-        """Hand all ranks segment `index`, and have them forget the segments `drop`. Nobody answers this."""
-        body = {"segment": index, "num_bytes": num_bytes, "drop": drop}
-        self._send(self._packets(Op.ATTACH, 0, body), fds=(fd,))
+    def attach(self, segment: Attach, fd: int) -> None:
+        """Hand all ranks a segment, and have them forget those that it replaces."""
+        self._send(self._packets(Op.ATTACH, 0, to_body(segment)), fds=(fd,))
 
-    def ask(self, request: Request, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()) -> None:
+    def ask(self, request: Request[Any], body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()) -> None:
         """Send `request` to all ranks. Raises ProtocolError, before anything is sent, for what cannot travel."""
         packets = self._packets(request.op, request.number, body, tensors)
         self.in_flight = request
@@ -241,42 +246,48 @@ class Generation:
     def _receive(self, rank: RankProcess) -> Failure | None:
         try:
             received = rank.channel.recv()
+            if received is None:
+                return Failure(rank.rank, CLOSED, weak=True)
+            message, fds = received
+            for fd in fds:
+                os.close(fd)
+            rank.last_heard_s = time.monotonic()
+            return self._take(rank, message)
         except (ProtocolError, OSError) as error:
             return Failure(rank.rank, f"broke the protocol: {error}")
-        if received is None:
-            return Failure(rank.rank, CLOSED, weak=True)
-        message, fds = received
-        for fd in fds:
-            os.close(fd)
-        rank.last_heard_s = time.monotonic()
-        if message.op is Op.ERROR:
-            return failure_of_error(rank.rank, message.body)
-        if message.op is Op.HELLO and (updated := other_version(rank.rank, str(message.body.get("version")))):
-            return updated
-        if self._accept(rank, message):
-            return None
-        said = f"{message.op.name} to request {message.request} of generation {message.generation}"
-        return Failure(rank.rank, f"broke the protocol: it answered {said}, which nobody asked")
 
-    def _accept(self, rank: RankProcess, message: Message) -> bool:
-        """Whether `message` is what the rank may say now; if so, it is noted."""
+    def _take(self, rank: RankProcess, message: Message) -> Failure | None:
+        """Note what the rank says. Raises ProtocolError for what it may not say now."""
+        if message.op is Op.ERROR:
+            return failure_of_error(rank.rank, from_body(RankError, message.body, message.op.name))
         if message.op is Op.HELLO:
-            return message.body.get("pid") == rank.pid
+            hello = from_body(Hello, message.body, message.op.name)
+            if hello.pid != rank.pid:
+                raise ProtocolError(f"process {hello.pid} says HELLO for {rank.pid}")
+            return other_version(rank.rank, hello.version)
         request = self.in_flight
         if request is None or rank.rank in request.replies:
-            return False
+            raise _unasked(message)
         if (message.rank, message.generation, message.request) != (rank.rank, self.number, request.number):
-            return False
-        if message.op is Op.PROGRESS and "compiling" in message.body:
-            (request.compiling.add if message.body["compiling"] else request.compiling.discard)(rank.rank)
-        elif message.op is Op.PROGRESS:
-            request.progress[rank.rank] = message.body
+            raise _unasked(message)
+        self._note(rank.rank, request, message)
+        return None
+
+    def _note(self, rank: int, request: Request[Any], message: Message) -> None:
+        """Take in what a rank says of the request in flight."""
+        name = f"{message.op.name} of {request.op.name}"
+        if message.op is Op.PROGRESS:
+            request.progress[rank] = from_body(Progress, message.body, name)
             request.has_news = True
-        elif message.op is request.expects:
-            request.replies[rank.rank] = message.body
+        elif message.op is Op.COMPILING:
+            begins = from_body(Compiling, message.body, name).begins
+            (request.compiling.add if begins else request.compiling.discard)(rank)
+        elif message.op is OPS.get(request.reply, Op.DONE):
+            request.replies[rank] = from_body(request.reply, message.body, name)
+        elif message.op is Op.CANCELLED and self.segments.cancelled_request == request.number:
+            request.replies[rank] = from_body(Cancelled, message.body, name)
         else:
-            return False
-        return True
+            raise _unasked(message)
 
     def _judge_death(self, rank: RankProcess) -> None:
         """Note how a process ended, unless it has said why: its last messages come before its exit."""
@@ -287,7 +298,7 @@ class Generation:
         if last_words is None or last_words.cause == CLOSED:
             self._signs.append(Failure(rank.rank, rank.end_text()))
 
-    def _refuse_silence(self, request: Request) -> None:
+    def _refuse_silence(self, request: Request[Any]) -> None:
         """Raise PoolError when no rank has shown life for the request's deadline."""
         now = time.monotonic()
         for rank in self.ranks:
@@ -298,7 +309,7 @@ class Generation:
             self._signs.append(silence(self._silent(request), request.op.name, now=now, deadline_s=request.deadline_s))
             raise self._failed()
 
-    def _silent(self, request: Request) -> RankProcess:
+    def _silent(self, request: Request[Any]) -> RankProcess:
         """Of the ranks that owe an answer, the one that the others most likely wait for.
 
         One that a signal holds is surely it; else one that does not wait itself; else the longest silent.
@@ -328,3 +339,8 @@ class Generation:
             for pidfd, _ in poll.poll(left_s * 1000):
                 poll.unregister(pidfd)
                 alive.remove(pidfd)
+
+
+def _unasked(message: Message) -> ProtocolError:
+    said = f"{message.op.name} to request {message.request} of generation {message.generation}"
+    return ProtocolError(f"it answered {said}, which nobody asked")

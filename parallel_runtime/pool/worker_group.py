@@ -2,7 +2,7 @@
 
 Owns which request answers what the pool is asked, and that a request given up is taken in before the next. Does not own
 which weights are held (held_weights.py), how ranks are watched and ended (supervisor.py), nor when there is a new
-generation (pool.py).
+generation (generations.py).
 
 A request that its caller gives up stays in flight, since a collective must never be abandoned. `settle` takes in what
 is owed before anything else is asked; until then nobody writes the shared memory that the request reads. Only a LOAD
@@ -11,25 +11,26 @@ cancel word of the control page.
 """
 
 import itertools
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ..checkpoint import ModelSpec
 from ..patch import PatchSet
-from ..plan import MAX_RANKS, Layout, ParallelPlan
-from ..strategies.lanes import Piece
+from ..plan import MAX_RANKS, Layout, ParallelPlan, Piece
 from ..wire.protocol import Op, TensorSpec
-from ..wire.requests import OPS, AnyRequest, CheckCopies, MakeMesh, MeasureDevice, Probe, Step, Trim, to_body
+from ..wire.records import to_body
+from ..wire.replies import EmptyReply, MeasureReply, Memory, MemoryReply, ProbeReply
+from ..wire.requests import Asked, CheckCopies, MakeMesh, MeasureDevice, Probe, Step, Trim
 from .arena import OUT, Arena
-from .calls import ModelCall, inputs_of, results_of, traces_of, whole_trace
-from .held_weights import Check, HeldWeights, Progress
+from .calls import ModelCall, RunResult, inputs_of, results_of, traces_of, whole_trace
+from .held_weights import Check, HeldWeights, OnProgress
+from .meshes import Meshes
 from .models import Model
-from .resident import ResidentRun, StepDone, Steps, writers
+from .resident import ResidentResult, ResidentRun, StepDone, Steps, writers
 from .stale import StaleBook
-from .supervisor import Generation, Request
+from .supervisor import Answer, Generation, Request
 
 GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH, Op.RUN)
 
@@ -60,8 +61,8 @@ class WorkerGroup:
         budget_bytes: int | None,
     ) -> None:
         self.generation = generation
-        self.meshes: dict[ParallelPlan, int] = {}
-        self.memory: list[Any] = []  # each rank's last report
+        self.meshes = Meshes(len(generation.ranks))
+        self.memory: list[Memory] = []  # as each rank said last
         self.copies_are_sound = len(generation.ranks) == 1  # until `damaged_copies` finds that they are
         self._numbers, self._deadline_s = numbers, deadline_s
         self._handles = itertools.count(1)  # of models and meshes; none is used again
@@ -95,7 +96,7 @@ class WorkerGroup:
         check: Check,
         *,
         plan: ParallelPlan | None = None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
     ) -> Model:
         """The model in that layout, which is the plan's if there is one."""
         mesh = None if plan is None or layout.shards == 1 else self.mesh(plan, check)
@@ -116,15 +117,21 @@ class WorkerGroup:
         self._ask(Trim(ranks=tuple(ranks)), check)
 
     def mesh(self, plan: ParallelPlan, check: Check) -> int:
-        """The handle of the plan's process groups, made unless they are there."""
-        if plan not in self.meshes:
-            handle = next(self._handles)
+        """The handle of the plan's process groups, made unless they are there. Those of plans used long ago may go."""
+        layouts = [model.layout for model in self.models]
+        change = self.meshes.change_for(plan, layouts, new_handle=lambda: next(self._handles))
+        if change is not None:
+            dropped = tuple(change.dropped.values())
 
-            def keep(_: Request) -> None:
-                self.meshes[plan] = handle
+            def note(_: Request[EmptyReply]) -> None:
+                self.meshes.apply(change)
+                self._ensured = {use: each for use, each in self._ensured.items() if each.mesh not in dropped}
 
-            self._ask(MakeMesh(mesh=handle, plan=plan), check, on_done=keep)
-        return self.meshes[plan]
+            self._ask(MakeMesh(mesh=change.handle, plan=plan, dropped=dropped, freed=change.freed), check, on_done=note)
+        handle = self.meshes.use(plan)
+        if handle is None:
+            raise RuntimeError(f"the mesh of {plan.describe()} was made and is not there")
+        return handle
 
     def ensure(self, spec: ModelSpec, plan: ParallelPlan, patches: PatchSet, check: Check) -> Ensured:
         """Weights, patches and mesh, looked for once, and again only when the weights' version has changed since."""
@@ -138,7 +145,9 @@ class WorkerGroup:
             current = {other: each for other, each in self._ensured.items() if each.version == version}
             ensured = Ensured(version, model, mesh)
             self._ensured = current | {use: ensured}
-        self._note_use(ensured.model, plan)
+        elif self.meshes.newest != plan:
+            self.mesh(plan, check)  # under this plan the groups of others may be too many
+        self.models.use(ensured.model)
         return ensured
 
     def run(
@@ -146,12 +155,13 @@ class WorkerGroup:
         ensured: Ensured,
         plan: ParallelPlan,
         calls: Sequence[ModelCall],
-        lanes: Sequence[Sequence[Piece]],
+        lanes: tuple[tuple[Piece, ...], ...],
         check: Check,
         *,
         deadline_s: float,
-    ) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
-        """Calls of a model, each lane running its pieces: the results in memory of their own, and the reports."""
+    ) -> RunResult:
+        """Calls of a model, each lane running its pieces."""
+        began = time.perf_counter()
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
         placed = self._arena.place(inputs_of(calls), results)
         specs, model = placed.specs, ensured.model.handle
@@ -159,23 +169,26 @@ class WorkerGroup:
             model=model,
             mesh=ensured.mesh,
             calls=tuple(dict(call.options) for call in calls),
-            lanes=tuple(tuple((piece.call, piece.start, piece.stop) for piece in lane) for lane in lanes),
+            lanes=lanes,
             repeated=placed.repeated,
             pipeline=self._stale.enter(calls, lanes, plan, model),
         )
         request = self._ask(step, check, specs, deadline_s=deadline_s)
         self._stale.done()
-        outs, traces = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
+        outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
         ranks = request.ranked()
-        for rank, spec in zip(ranks, traces, strict=False):
-            if "trace_bytes" in rank:
-                rank["trace"] = whole_trace(self._arena.take(spec), rank.pop("trace_bytes"))
-        return [self._arena.take(spec) for spec in outs], ranks
+        traces = {
+            rank: whole_trace(self._arena.take(room), reply.ran.trace_bytes)
+            for rank, (reply, room) in enumerate(zip(ranks, rooms, strict=False))
+            if reply.ran is not None and reply.ran.trace_bytes is not None
+        }
+        return RunResult([self._arena.take(spec) for spec in outs], ranks, time.perf_counter() - began, traces)
 
     def sample(
         self, ensured: Ensured, plan: ParallelPlan, run: ResidentRun, check: Check, *, on_step: StepDone
-    ) -> tuple[torch.Tensor, list[dict[str, Any]]]:
-        """A whole sampling run: its latent in memory of its own, and the reports."""
+    ) -> ResidentResult:
+        """A whole sampling run."""
+        began = time.perf_counter()
         self._stale.forget()
         specs = self._arena.place(run.tensors(), run.results()).specs
         places = {spec.name: spec for spec in specs}
@@ -197,18 +210,18 @@ class WorkerGroup:
             on_progress=lambda request: steps.take(request.progress),
         )
         steps.take(request.progress)
-        return self._arena.take(places[OUT]), request.ranked()
+        return ResidentResult(self._arena.take(places[OUT]), request.ranked(), time.perf_counter() - began)
 
-    def measure(self, check: Check) -> list[dict[str, Any]]:
+    def measure(self, check: Check) -> list[MeasureReply]:
         """What each rank says of its device."""
         return self._ask(MeasureDevice(), check).ranked()
 
     def check_pattern(self, mesh: int, check: Check, *, deadline_s: float | None = None) -> list[int]:
         """How many bytes of a known pattern arrived wrong at each rank."""
         request = self._ask(CheckCopies(mesh=mesh), check, deadline_s=deadline_s)
-        return [int(reply["wrong_bytes"]) for reply in request.ranked()]
+        return [reply.wrong_bytes for reply in request.ranked()]
 
-    def probe(self, mesh: int, check: Check) -> list[dict[str, Any]]:
+    def probe(self, mesh: int, check: Check) -> list[ProbeReply]:
         """What each rank measured, in rank order; see `rank/probe.py`."""
         return self._ask(Probe(mesh=mesh), check).ranked()
 
@@ -220,33 +233,28 @@ class WorkerGroup:
         counts = [f"{count} wrong bytes at rank {rank}" for rank, count in enumerate(wrong) if count]
         return f"copies between devices arrive damaged ({', '.join(counts)})" if counts else ""
 
-    def _note_use(self, model: Model, plan: ParallelPlan) -> None:
-        """The model and the plan are in use now: the last to be evicted, and the last in `meshes`."""
-        self.models.use(model)
-        if next(reversed(self.meshes)) != plan:  # a reader in another thread has the old dict or the new one
-            others = {other: handle for other, handle in self.meshes.items() if other != plan}
-            self.meshes = {**others, plan: self.meshes[plan]}
-
     def _ask(
         self,
-        asked: AnyRequest,
+        asked: Asked[Answer],
         check: Check,
         tensors: tuple[TensorSpec, ...] = (),
         *,
         deadline_s: float | None = None,
-        on_progress: Callable[[Request], None] = lambda _: None,
-        on_done: Callable[[Request], None] = lambda _: None,
-    ) -> Request:
-        def done(request: Request) -> None:
-            if all("memory" in reply for reply in request.replies.values()):
-                self.memory = [reply["memory"] for reply in request.ranked()]
+        on_progress: Callable[[Request[Answer]], None] = lambda _: None,
+        on_done: Callable[[Request[Answer]], None] = lambda _: None,
+    ) -> Request[Answer]:
+        def done(request: Request[Answer]) -> None:
+            memory = [reply.memory for reply in request.ranked() if isinstance(reply, MemoryReply)]
+            if len(memory) == len(request.replies):
+                self.memory = memory
             on_done(request)
 
         check()
         request = Request(
-            OPS[type(asked)],
+            asked.op,
             next(self._numbers),
             self._deadline_s() if deadline_s is None else deadline_s,
+            asked.reply,
             on_progress=on_progress,
             on_done=done,
         )
@@ -258,7 +266,7 @@ class WorkerGroup:
                 self._give_up(request)
         return request
 
-    def _give_up(self, request: Request) -> None:
+    def _give_up(self, request: Request[Any]) -> None:
         """The caller does not want the request any more, nor to hear of it."""
         request.on_progress = lambda _: None
         if request.op in GIVEN_UP_EARLY:

@@ -23,6 +23,7 @@ from ..adapters.flux import Block, FluxAdapter, Mlp, Modulation, Rest, Tokens, W
 from ..adapters.flux_config import FluxConfig
 from ..compiling import COMPILE_S
 from ..timing import RegionTimer
+from ..wire.replies import CompiledBlocks, Compiling
 
 BEAT_S = 1.0
 GRAPHS_A_FUNCTION = 8  # torch's own limit, beyond which it would run a function uncompiled
@@ -43,7 +44,7 @@ class Watch:
 
     timer: RegionTimer
     beat: Callable[[], None]
-    tell: Callable[[dict], None]
+    tell: Callable[[Compiling], None]
     compile_s: float = 0.0
 
 
@@ -106,7 +107,7 @@ def _making(watch: Watch) -> Iterator[None]:
         while not done.wait(BEAT_S) and time.perf_counter() - began < COMPILE_S:
             watch.beat()
 
-    watch.tell({"compiling": True})
+    watch.tell(Compiling(begins=True))
     thread = threading.Thread(target=show_life, name="compiling", daemon=True)
     thread.start()
     try:
@@ -116,7 +117,7 @@ def _making(watch: Watch) -> Iterator[None]:
         thread.join()
         watch.compile_s += time.perf_counter() - began
         watch.timer.spent("compile", time.perf_counter() - began)
-    watch.tell({"compiling": False})
+    watch.tell(Compiling(begins=False))
 
 
 class CompiledFlux(FluxAdapter):
@@ -131,10 +132,11 @@ class CompiledFlux(FluxAdapter):
         self._key: dict[str, object] = {}
         self._rope = self._text_rows = torch.empty(0)
 
-    def report(self) -> dict[str, float]:
-        """Graphs that this process has made so far, seconds this request took for its own, blocks without a graph."""
-        counts = {"graphs": self._graphs.made, "uncompiled_blocks": self.uncompiled_blocks}
-        return {**counts, "compile_s": self._watch.compile_s}
+    def report(self) -> CompiledBlocks:
+        """What graphs there are, and what this request's took."""
+        return CompiledBlocks(
+            graphs=self._graphs.made, uncompiled_blocks=self.uncompiled_blocks, compile_s=self._watch.compile_s
+        )
 
     def modulation(self, block: Block, rows: Modulation, tokens: Tokens) -> Modulation:
         """`rows` as they are: a graph takes them apart."""

@@ -4,19 +4,36 @@ Owns the handles and the requests. Marries one adapter, one set of weights and o
 blocks is forward.py's. Knows no ComfyUI, no socket, and no arithmetic of a model.
 """
 
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import psutil
 import torch
 
 from ..errors import RequestCancelledError
+from ..plan import Piece
 from ..strategies.collectives import Axis
-from ..strategies.lanes import Piece
-from ..timing import RegionTimer, wait_for
+from ..timing import RegionTimer, wait_for, wait_for_all
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, TensorSpec
+from ..wire.replies import (
+    Cancelled,
+    CheckReply,
+    Compiling,
+    EmptyReply,
+    LoadReply,
+    Memory,
+    MemoryReply,
+    ProbeReply,
+    Progress,
+    RankStep,
+    SampleReply,
+    StepReply,
+    StrengthsReply,
+)
 from ..wire.requests import (
     AnyRequest,
     ChangeWeights,
@@ -36,6 +53,7 @@ from .compiled import CompiledFlux, Graphs, Watch
 from .forward import Forward
 from .host_copies import HostCopies
 from .host_memory import give_back_heap
+from .hosted import HostedForward, HostedModel
 from .latent import LatentRows, call_tensors
 from .loading import LoadedModel, open_model
 from .measure import free_bytes, measure
@@ -47,6 +65,8 @@ from .repeated import RepeatedInputs, RequestInputs
 from .resident import Gate, ResidentLoop, WholeCalls
 from .trace import Trace
 
+NO_STAGES = "this model has no stages and no sampling loop in the workers; use pipefusion=1 and ComfyUI's own sampler"
+
 
 class Engine:
     """What one rank holds and does. `handle` is called with one request at a time."""
@@ -55,7 +75,7 @@ class Engine:
         self.rank = rank
         self.device = device
         self.segments = segments
-        self.models: dict[int, LoadedModel] = {}
+        self.models: dict[int, LoadedModel | HostedModel] = {}
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
         self.held_keys = HeldKeys()  # of calls that one like them will follow
@@ -69,11 +89,11 @@ class Engine:
         self,
         message: Message,
         *,
-        progress: Callable[[dict], None],
+        progress: Callable[[Progress | Compiling], None],
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
-    ) -> dict:
-        """Do what the message asks and return the reply's body. Raises what goes wrong.
+    ) -> object:
+        """Do what the message asks and return the reply that its request names. Raises what goes wrong.
 
         All of it in inference mode, so that every tensor is of one kind: a graph made for weights of the other would
         not serve these.
@@ -106,16 +126,16 @@ class Engine:
         self,
         request: Load,
         *,
-        progress: Callable[[dict], None],
+        progress: Callable[[Progress | Compiling], None],
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
-    ) -> dict:
+    ) -> LoadReply | Cancelled:
         def report(loaded: int, total: int) -> None:
             beat()
-            progress({"loaded_bytes": loaded, "total_bytes": total})
+            progress(Progress(done=loaded, total=total))
 
         if not request.first_rank <= self.rank < request.layout.ranks:  # it has it already, or sleeps
-            return {"parameter_bytes": 0, "memory": self._memory()}
+            return LoadReply(memory=self._memory())
         began = time.perf_counter()
         group = Axis("shards") if request.mesh is None else self.meshes[request.mesh].shard_axis
         opened = open_model(request.spec, request.layout, rank=self.rank, device=self.device, group=group)
@@ -124,16 +144,16 @@ class Engine:
             opened.model.weights.load(progress=report, cancelled=cancelled)
         except RequestCancelledError:  # what had to go for it is gone all the same, and the parent must know
             self._give_back()
-            return {"cancelled": True, "evicted": evicted}
+            return Cancelled(evicted=tuple(evicted))
         self.models[request.model] = opened.model
         wait_for(self.device)
-        return {
-            "load_s": time.perf_counter() - began,
-            "parameter_bytes": opened.model.weights.parameter_bytes,
-            "dtype": str(opened.model.weights.dtype).removeprefix("torch."),
-            "evicted": evicted,
-            "memory": self._memory(),
-        }
+        return LoadReply(
+            load_s=time.perf_counter() - began,
+            parameter_bytes=opened.model.weights.parameter_bytes,
+            dtype=str(opened.model.weights.dtype).removeprefix("torch."),
+            evicted=tuple(evicted),
+            memory=self._memory(),
+        )
 
     def _make_room(self, needed: int, *, order: Sequence[int], budget: int | None) -> list[int]:
         """Evict models in the given order until `needed` bytes fit; returns the handles of those evicted.
@@ -147,33 +167,41 @@ class Engine:
                 break
             if self.models.pop(handle, None) is not None:
                 evicted.append(handle)
-                self._give_back()
+                self._let_go()
         return evicted
 
-    def _unload(self, request: Unload) -> dict:
+    def _unload(self, request: Unload) -> MemoryReply:
         self.repeated.clear()
         self.models.pop(request.model, None)
         self.held_keys.drop()
-        self._give_back()
-        return {"memory": self._memory()}
+        self._let_go()
+        return MemoryReply(memory=self._memory())
 
-    def _of_mesh(self, request: MakeMesh | CheckCopies | Probe) -> dict:
+    def _of_mesh(self, request: MakeMesh | CheckCopies | Probe) -> EmptyReply | CheckReply | ProbeReply:
         if isinstance(request, MakeMesh):
-            plan, groups, show_waiting = request.plan, self.groups, self._show_waiting
-            self.meshes[request.mesh] = Mesh(plan, device=self.device, groups=groups, show_waiting=show_waiting)
-            return {}
+            return self._make_mesh(request)
         mesh = self.meshes[request.mesh]
         if isinstance(request, Probe):
             return mesh.probe(self.device)
-        return {"wrong_bytes": mesh.wrong_bytes(self.device)}
+        return CheckReply(wrong_bytes=mesh.wrong_bytes(self.device))
 
-    def _trim(self, request: Trim) -> dict:
+    def _make_mesh(self, request: MakeMesh) -> EmptyReply:
+        for dropped in request.dropped:
+            del self.meshes[dropped]
+        if request.freed:
+            wait_for_all(self.device)
+            self.groups.free(request.freed)
+        plan, groups, show_waiting = request.plan, self.groups, self._show_waiting
+        self.meshes[request.mesh] = Mesh(plan, device=self.device, groups=groups, show_waiting=show_waiting)
+        return EmptyReply()
+
+    def _trim(self, request: Trim) -> MemoryReply:
         """Keep nothing of a sampling run that has ended; what torch caches goes where others compute on the device."""
         self.repeated.clear()
         self.held_keys.drop()
         if self.rank in request.ranks:
             self._give_back()
-        return {"memory": self._memory()}
+        return MemoryReply(memory=self._memory())
 
     def _change(
         self,
@@ -182,63 +210,71 @@ class Engine:
         *,
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
-    ) -> dict:
-        model = self.models.get(request.model)
-        if model is None:  # a rank that the model's layout leaves out has nothing to change
-            return {"set": True, "memory": self._memory()}
+    ) -> MemoryReply:
+        model = self.models.get(request.model)  # a rank that the model's layout leaves out has nothing to change
         if isinstance(request, SetStrengths):
-            return {"set": model.changes.set_strengths(request.strengths), "memory": self._memory()}
-        tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
-        model.changes.take(request, tensors, cancelled=cancelled, beat=beat)
-        return {"memory": self._memory()}
+            changed = model is None or model.changes.set_strengths(request.strengths)
+            return StrengthsReply(changed=changed, memory=self._memory())
+        if model is not None:
+            tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
+            model.changes.take(request, tensors, cancelled=cancelled, beat=beat)
+        return MemoryReply(memory=self._memory())
 
     def _step(
         self,
         request: Step,
         specs: tuple[TensorSpec, ...],
         *,
-        progress: Callable[[dict], None],
+        progress: Callable[[Progress | Compiling], None],
         beat: Callable[[], None],
-    ) -> dict:
+    ) -> StepReply:
         mesh = self.meshes[request.mesh]
         if not mesh.member:
-            return {"member": False, "memory": self._memory()}
+            return StepReply(memory=self._memory(), ran=None)
         began = time.perf_counter()
         model = self.models[request.model]
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
         sent = self.repeated.of_request(tensors, request.repeated)
         pace = Pace(self.device, beat)
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
-        lanes = [[Piece(*piece) for piece in lane] for lane in request.lanes]
-        pieces = lanes[mesh.lane]
-        passes = max(len(lanes[lane]) for lane in mesh.replica_lanes)
+        pieces = request.lanes[mesh.lane]
+        passes = max(len(request.lanes[lane]) for lane in mesh.replica_lanes)
 
         def run() -> None:
             if mesh.plan.pipefusion > 1:
+                if isinstance(forward, HostedForward):
+                    raise ValueError(NO_STAGES)
                 return PipelinedStep(forward, mesh, step=request, tensors=tensors, held=self.held_keys).run()
-            model.weights.begin(passes)
+            if isinstance(forward, HostedForward):
+                return forward.run_lanes(request.lanes, mesh, tensors, request.calls)
+            forward.weights.begin(passes)
             for piece in pieces:
                 options = request.calls[piece.call]
                 whole = call_tensors(tensors, 0 if options.get("first_row") else piece.call)
                 forward.run(piece, whole | {"out": tensors[f"{piece.call}.out"]}, options)
-            for _ in range(passes - len(pieces)):
-                model.weights.idle_pass(forward.beat)  # the replica's other lanes need this rank's part of the weights
+            for _ in range(passes - len(pieces)):  # the replica's other lanes need this rank's part of the weights
+                forward.weights.idle_pass(forward.beat)
 
-        report: dict = {"pieces": pieces, "began_s": began}
         room = tensors.get(f"trace.{self.rank}")
+        trace_bytes = None
         if room is None:
             run()
         else:
-            report["trace_bytes"] = self._traced(run, room)
+            trace_bytes = self._traced(run, room)
         pace.drain()
         # Also where nobody times regions, and where a rank writes no result and so has waited for nothing yet: the
         # request ends with the last rank's answer, so to wait for the device delays nobody.
         forward.timer.mark()
         (ended,) = forward.timer.moments()
-        report["step_s"] = ended - began
-        if forward.timer.on:
-            report["regions"] = forward.timer.seconds()
-        return report | self._report(model, mesh, forward)
+        ran = RankStep(
+            pieces=pieces,
+            began_s=began,
+            step_s=ended - began,
+            regions=forward.timer.seconds() if forward.timer.on else None,
+            trace_bytes=trace_bytes,
+            **self._counts(model, mesh, forward),
+        )
+        return StepReply(memory=self._memory(), ran=ran)
 
     def _traced(self, run: Callable[[], None], room: torch.Tensor) -> int:
         """Run under the profiler; the trace goes to `room`, (bytes,), as far as that goes. Returns its own length."""
@@ -254,13 +290,13 @@ class Engine:
         specs: tuple[TensorSpec, ...],
         *,
         gate: Gate,
-        progress: Callable[[dict], None],
+        progress: Callable[[Progress | Compiling], None],
         beat: Callable[[], None],
-    ) -> dict:
+    ) -> SampleReply:
         mesh = self.meshes[request.mesh]
         self.held_keys.drop()
         if not mesh.member:
-            return {"member": False, "memory": self._memory()}
+            return SampleReply(memory=self._memory(), ran=None)
         model = self.models[request.model]
         sent = self.repeated.of_request({}, {})
         pace, copies = Pace(self.device, beat), HostCopies(self.device)
@@ -270,6 +306,8 @@ class Engine:
             copies.collect()
 
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=block_queued)
+        if isinstance(forward, HostedForward):
+            raise ValueError(NO_STAGES)
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
         program, share = request.program, request.lanes[mesh.lane]
         passes = max(len(request.lanes[lane].conds) for lane in mesh.replica_lanes)
@@ -277,42 +315,51 @@ class Engine:
         loop = ResidentLoop(program, calls, forward.timer, pace=pace, copies=copies)
         model.weights.begin(calls.passes)
         try:
-            loop.run(gate, step_done=lambda step: progress({"step": step}))
+            steps = len(program.step_ends)
+            loop.run(gate, step_done=lambda step: progress(Progress(done=step + 1, total=steps)))
         finally:
             model.weights.end()
-        report = loop.report() | {"pieces": [[cond, share.start, share.stop] for cond in share.conds]}
-        return report | self._report(model, mesh, forward)
+        pieces = tuple(Piece(cond, share.start, share.stop) for cond in share.conds)
+        ran = loop.report(pieces=pieces, **self._counts(model, mesh, forward))
+        return SampleReply(memory=self._memory(), ran=ran)
 
     def _forward(
         self,
-        model: LoadedModel,
+        model: LoadedModel | HostedModel,
         mesh: Mesh,
         sent: RequestInputs,
         *,
         calls: Sequence[Options],
-        progress: Callable[[dict], None],
+        progress: Callable[[Progress | Compiling], None],
         beat: Callable[[], None],
-    ) -> Forward:
+    ) -> Forward | HostedForward:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
         model.weights.refuse_changed_file()
         timer = self.new_timer(on=_timed(calls))
+        mesh.traffic.reset(timer)
+        model.group.traffic.reset(timer)
+        if isinstance(model, HostedModel):
+            return HostedForward(model, mesh.uneven_sequence(), timer, beat, sent)
         adapter = model.adapter
         if _compiled(calls):
             adapter = CompiledFlux(adapter.config, self.graphs, Watch(timer, beat, progress))
-        mesh.traffic.reset(timer)
-        model.group.traffic.reset(timer)
         return Forward(adapter, model.weights, mesh.sequence(), self.device, timer, beat, sent)
 
-    def _report(self, model: LoadedModel, mesh: Mesh, forward: Forward) -> dict:
-        """What was counted since `_forward`."""
+    def _counts(self, model: LoadedModel | HostedModel, mesh: Mesh, forward: Forward | HostedForward) -> dict[str, Any]:
+        """What was counted since `_forward`: fields of `RankWork`."""
         return {
             "lane": mesh.lane,
-            "calls": mesh.traffic.calls,
-            "bytes": mesh.traffic.num_bytes,
-            "weight_calls": model.group.traffic.calls,
+            "collectives": mesh.traffic.calls,
+            "sent_bytes": mesh.traffic.num_bytes,
+            "weight_collectives": model.group.traffic.calls,
             "weight_bytes": model.group.traffic.num_bytes,
-            "memory": self._memory(),
-        } | (forward.adapter.report() if isinstance(forward.adapter, CompiledFlux) else {})
+            "compiled": forward.adapter.report() if isinstance(forward.adapter, CompiledFlux) else None,
+        }
+
+    def _let_go(self) -> None:
+        """Free a model that was dropped: a module of ComfyUI's and the hooks on it refer to each other."""
+        gc.collect()
+        self._give_back()
 
     def _give_back(self) -> None:
         """Memory kept for later goes back to the host and the device, where ComfyUI or another rank may want it."""
@@ -320,13 +367,15 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _memory(self) -> dict[str, int]:
-        """Bytes this rank occupies: resident in the process and, on a GPU, allocated and reserved by torch."""
-        memory = {"resident_bytes": self._process.memory_info().rss}
-        if self.device.type == "cuda":
-            memory["allocated_bytes"] = torch.cuda.memory_allocated(self.device)
-            memory["reserved_bytes"] = torch.cuda.memory_reserved(self.device)
-        return memory
+    def _memory(self) -> Memory:
+        resident_bytes = self._process.memory_info().rss
+        if self.device.type != "cuda":
+            return Memory(resident_bytes=resident_bytes)
+        return Memory(
+            resident_bytes=resident_bytes,
+            allocated_bytes=torch.cuda.memory_allocated(self.device),
+            reserved_bytes=torch.cuda.memory_reserved(self.device),
+        )
 
 
 def _calls(

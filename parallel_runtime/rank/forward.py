@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 
 from ..adapters.flux import Block, FluxAdapter, Modulation, Tokens
+from ..plan import Piece
 from ..strategies.kernels import additive_mask
-from ..strategies.lanes import Piece
 from ..strategies.sequence import Arrival, LocalAttention, SequenceAttention
 from ..strategies.shard import SequenceShard
 from ..timing import RegionTimer

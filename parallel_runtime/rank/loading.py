@@ -10,10 +10,11 @@ import torch
 
 from ..adapters.flux import FluxAdapter
 from ..adapters.flux_config import FluxConfig
-from ..checkpoint import ModelSpec, read_header
+from ..checkpoint import HOSTED, ModelSpec, read_header
 from ..plan import Layout
 from ..strategies.collectives import Axis
 from .changes import WeightChanges
+from .hosted import OpenedHosted, open_hosted
 from .mapped_file import MappedFile
 from .model_file import ModelFile
 from .sharded import ShardedWeights
@@ -39,9 +40,13 @@ class OpenedModel:
     needed_bytes: int
 
 
-def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.device, group: Axis) -> OpenedModel:
+def open_model(
+    spec: ModelSpec, layout: Layout, *, rank: int, device: torch.device, group: Axis
+) -> OpenedModel | OpenedHosted:
     """The model in that layout. Raises `ValueError` for a file that changed or cannot be used."""
     spec.refuse_changed()
+    if spec.adapter == HOSTED:
+        return open_hosted(spec, layout, device=device, group=group)
     header = read_header(spec.path)
     config = FluxConfig.from_header(header)
     adapter = FluxAdapter(config)

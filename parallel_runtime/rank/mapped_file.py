@@ -47,6 +47,10 @@ class MappedFile:
         """The tensor as a view of the mapping. It must not be written to."""
         return self._rows(entry.dtype, entry.start, entry.end).reshape(entry.shape)
 
+    def give_back(self) -> None:
+        """Let go of all pages that were read; those that views still need are read again from the file's cache."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
     def copy_into(self, target: torch.Tensor, entry: TensorEntry) -> Iterator[int]:
         """Copy the tensor into `target`, converting; yields the bytes done so far, piece by piece.
 

@@ -7,10 +7,11 @@ import os
 import platform
 import statistics
 import time
-from typing import Any
 
 import psutil
 import torch
+
+from ..wire.replies import MeasureReply
 
 RUNS = 5
 ROWS = {"cpu": 512, "cuda": 4096}  # of the square matrices: long enough to time, short enough not to be noticed
@@ -34,10 +35,10 @@ def operand(*shape: int, device: torch.device) -> torch.Tensor:
     return torch.randn(shape, dtype=computing_dtype(device), device=device)
 
 
-def measure(device: torch.device) -> dict[str, Any]:
-    """`name`, `free_bytes`, `total_bytes`, and `gflops`: 10^9 operations a second, the median of a few products."""
+def measure(device: torch.device) -> MeasureReply:
+    """The device's speed is the median of a few products."""
     free, total = _memory(device)
-    return {"name": _name(device), "free_bytes": free, "total_bytes": total, "gflops": _gflops(device)}
+    return MeasureReply(name=_name(device), free_bytes=free, total_bytes=total, gflops=_gflops(device))
 
 
 def _gflops(device: torch.device) -> float:

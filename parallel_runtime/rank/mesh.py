@@ -5,22 +5,31 @@ plan's product are in no group and sleep. Replicas exchange nothing, so the data
 group; the two sides of cfg meet in whole sampling runs.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
-from ..plan import AXES, ParallelPlan
+from ..exchange_groups import (
+    ACTIVATIONS,
+    GROUPED_AXES,
+    LINK,
+    WEIGHTS,
+    ExchangeGroup,
+    has_sequence_group,
+    links_of,
+    runs_along,
+    weight_groups,
+)
+from ..plan import ParallelPlan
 from ..strategies.collectives import Axis, Traffic
 from ..strategies.displaced import DisplacedAttention
 from ..strategies.links import Link
 from ..strategies.pattern import count_wrong_bytes, count_wrong_bytes_of_links
 from ..strategies.sequence import SequenceAttention
+from ..strategies.uneven import UnevenSequence
+from ..wire.replies import ProbeReply
 from .probe import probe
-
-GROUPED_AXES = ("cfg", "ring", "ulysses")
-ACTIVATIONS, LINK, WEIGHTS = "activations", "link", "weights"
 
 
 class Groups:
@@ -30,7 +39,7 @@ class Groups:
     """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup | None] = {}
+        self._made: dict[ExchangeGroup, dist.ProcessGroup | None] = {}
 
     def join(self, purpose: str, runs: list[tuple[int, ...]]) -> dist.ProcessGroup | None:
         """Make a group of each run of ranks; the one that this rank is in, if any.
@@ -39,12 +48,25 @@ class Groups:
         """
         mine = None
         for ranks in runs:
-            if (purpose, ranks) not in self._made:
+            key = ExchangeGroup(purpose=purpose, ranks=ranks)
+            if key not in self._made:
                 whole = purpose == ACTIVATIONS and len(ranks) == dist.get_world_size()
-                self._made[purpose, ranks] = dist.group.WORLD if whole else dist.new_group(list(ranks))
+                self._made[key] = dist.group.WORLD if whole else dist.new_group(list(ranks))
             if dist.get_rank() in ranks:
-                mine = self._made[purpose, ranks]
+                mine = self._made[key]
         return mine
+
+    def free(self, groups: Sequence[ExchangeGroup]) -> None:
+        """Destroy groups that no mesh and no weights use any more, one after another. Nothing may be in flight.
+
+        Collective: every rank of the world must free the same, in the same order. NCCL ends a communicator when all of
+        its ranks do (torch's ProcessGroupNCCL calls ncclCommFinalize), so ranks that begin with different ones wait for
+        each other in a circle.
+        """
+        for key in groups:
+            group = self._made.pop(key)
+            if dist.get_rank() in key.ranks:
+                dist.destroy_process_group(group)
 
 
 class Mesh:
@@ -71,11 +93,11 @@ class Mesh:
         }
         for axis in GROUPED_AXES:
             if self.axes[axis].size > 1:
-                self.axes[axis].group = groups.join(ACTIVATIONS, _runs_along(plan, axis))
+                self.axes[axis].group = groups.join(ACTIVATIONS, runs_along(plan, axis))
         self._sequence_axis = self._join_sequence(groups)
         self._previous, self._next = self._join_stages(groups)
         shards = plan.layout.shards
-        sharing = _ranks_that_share(plan)
+        sharing = [group.ranks for group in weight_groups(plan.layout)]
         index = next((ranks.index(rank) for ranks in sharing if rank in ranks), 0)
         weights = Traffic(region="weights", show_waiting=show_waiting)
         self.shard_axis = Axis("shards", shards, index, None, weights, self._staged)
@@ -109,37 +131,38 @@ class Mesh:
     def _join_stages(self, groups: Groups) -> tuple[Link | None, Link | None]:
         """This rank's links from the stage before and to the stage after. A group each: (sender, receiver)."""
         previous = following = None
-        if self.plan.pipefusion == 1:
-            return previous, following
-        for run in _runs_along(self.plan, "pipefusion"):
-            for sender, receiver in zip(run, (*run[1:], run[0]), strict=True):
-                group = groups.join(LINK, [(sender, receiver)])
-                if group is not None and dist.get_rank() == sender:
-                    following = Link(peer=receiver, group=group, traffic=self.traffic, staged=self._staged)
-                elif group is not None:
-                    previous = Link(peer=sender, group=group, traffic=self.traffic, staged=self._staged)
+        for sender, receiver in links_of(self.plan):
+            group = groups.join(LINK, [(sender, receiver)])
+            if group is not None and dist.get_rank() == sender:
+                following = Link(peer=receiver, group=group, traffic=self.traffic, staged=self._staged)
+            elif group is not None:
+                previous = Link(peer=sender, group=group, traffic=self.traffic, staged=self._staged)
         return previous, following
 
     def _join_sequence(self, groups: Groups) -> Axis | None:
-        """All ranks that share a sequence as one axis, where neither ring nor ulysses is that. Stages do without."""
-        ring, ulysses = self["ring"], self["ulysses"]
-        if min(ring.size, ulysses.size) == 1 or self.plan.pipefusion > 1:
+        """All ranks that share a sequence as one axis, where they need a group."""
+        if not has_sequence_group(self.plan):
             return None
+        ring, ulysses = self["ring"], self["ulysses"]
         size, index = ring.size * ulysses.size, ring.index * ulysses.size + ulysses.index
-        group = groups.join(ACTIVATIONS, _runs_along(self.plan, "ring", "ulysses"))
+        group = groups.join(ACTIVATIONS, runs_along(self.plan, "ring", "ulysses"))
         return Axis("sequence", size, index, group, self.traffic, self._staged)
 
     def sequence(self) -> SequenceAttention:
         """The attention of this plan over a sequence that its ring and ulysses ranks share."""
         return SequenceAttention(ring=self["ring"], ulysses=self["ulysses"], whole=self._sequence_axis)
 
+    def uneven_sequence(self) -> UnevenSequence:
+        """As `sequence`, for a model whose attention is a call like any other."""
+        return UnevenSequence(ring=self["ring"], ulysses=self["ulysses"], whole=self._sequence_axis)
+
     def displaced(self) -> DisplacedAttention:
         """As `sequence`, for a plan with stages: the keys of the patches not under way are of the step before."""
         return DisplacedAttention(ring=self["ring"], ulysses=self["ulysses"])
 
-    def probe(self, device: torch.device) -> dict[str, list[list[float]]]:
+    def probe(self, device: torch.device) -> ProbeReply:
         """Measure this rank's device and its ulysses axis; ranks in no group measure nothing and hold nobody up."""
-        return probe(self["ulysses"], device) if self.member else {}
+        return probe(self["ulysses"], device) if self.member else ProbeReply()
 
     def wrong_bytes(self, device: torch.device) -> int:
         """Exchange a known pattern over every group; how many bytes of what this rank received are not as sent."""
@@ -154,16 +177,3 @@ def _link_of_stages(link: Link | None) -> Link:
     if link is None:
         raise ValueError("a plan without stages has no links between them; use a plan with pipefusion of 2 or more")
     return link
-
-
-def _runs_along(plan: ParallelPlan, *axes: str) -> list[tuple[int, ...]]:
-    """The ranks that differ in their place on these axes alone, run by run, the last axis innermost."""
-    dims = [AXES.index(axis) for axis in axes]
-    ranks = torch.arange(plan.ranks).reshape(plan.degrees).movedim(dims, list(range(-len(dims), 0)))
-    return [tuple(run) for run in ranks.reshape(-1, math.prod(plan.degrees[dim] for dim in dims)).tolist()]
-
-
-def _ranks_that_share(plan: ParallelPlan) -> list[tuple[int, ...]]:
-    """The ranks that hold weights together: those of a replica that have the same stage."""
-    ranks = torch.arange(plan.ranks).reshape(plan.degrees).movedim(AXES.index("pipefusion"), 1)
-    return [tuple(run) for run in ranks.reshape(-1, plan.layout.shards).tolist()]

@@ -18,13 +18,13 @@ take in. Owns the schedule. What a stage does with a chunk is stage.py's.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ..adapters.flux import Tokens
 from ..program import Program
 from ..strategies.links import Expected, Inbox, Outbox
+from ..wire.replies import StageTimeline
 from ..wire.requests import GroupWork
 from .forward import Forward
 from .host_copies import HostCopies
@@ -119,14 +119,15 @@ class PipelinedCalls:
         for rows in self._rows:
             rows.finish()
 
-    def report(self) -> dict[str, Any]:
-        """The timeline, where one was asked for."""
+    def timeline(self) -> StageTimeline | None:
+        """As `Calls.timeline`."""
         return self._timeline.report(self._stage.index)
 
     def close(self) -> None:
         """As `Calls.close`: what was sent has been received, X of a call that nobody makes included."""
         self._inbox.drain()
         self._outbox.drain()
+        del self._inbox  # it refers back to this: a circle keeps all keys and values until Python collects it
 
     def _run_chunk(self, call: int, chunk: range) -> None:
         """A chunk of all of this lane's conditionings through this stage's blocks."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..adapters.flux import Modulation
-from ..strategies.lanes import Piece
+from ..plan import Piece
 from ..strategies.links import Expected, Inbox, Outbox
 from ..wire.requests import Step
 from .forward import Forward
@@ -50,8 +50,7 @@ class PipelinedStep:
         self._options: Sequence[Mapping] = step.calls
         self._told = step.pipeline
         self._stage = stage = Stage(forward, mesh)
-        lanes = [[Piece(*piece) for piece in lane] for lane in step.lanes]
-        self._pieces = lanes[mesh.lane]
+        lanes, self._pieces = step.lanes, step.lanes[mesh.lane]
         self._sequences = {piece: stage.sequence(self._whole(piece)) for piece in self._pieces}
         self._passes = max(sum(self._num_chunks(piece, mesh) for piece in lanes[lane]) for lane in mesh.replica_lanes)
         chunks = sum(len(self._chunks(piece)) for piece in self._pieces)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ..adapters.flux import Block, Condition, Modulation
+from ..plan import Piece
 from ..program import Program
-from ..strategies.lanes import Piece
 from ..wire.requests import GroupWork
 from .forward import Forward, Rows
 from .latent import call_tensors

@@ -13,6 +13,7 @@ import torch
 
 from ..strategies.collectives import Axis
 from ..strategies.kernels import attention
+from ..wire.replies import ProbeReply
 from .measure import operand
 
 RUNS = 5
@@ -36,37 +37,36 @@ SIZES = {
 }
 
 
-def probe(axis: Axis, device: torch.device) -> dict[str, list[list[float]]]:
-    """Pairs of (amount, seconds) by name: `matmul` and `attention` in operations, the others in bytes sent or moved."""
+def probe(axis: Axis, device: torch.device) -> ProbeReply:
+    """Measure the device, and the axis where it has several ranks."""
     sizes = SIZES[device.type]
-    found = {
-        "matmul": [_matmul(sizes, rows, device) for rows in sizes.rows],
-        "attention": [_attention(sizes, tokens, device) for tokens in sizes.tokens],
-        "memory": [_memory(sizes, device)],
-    }
-    if axis.size > 1:
-        found["all_to_all"] = [_all_to_all(axis, num_bytes, device) for num_bytes in sizes.sent_bytes]
-        found["shift"] = [_shift(axis, num_bytes, device) for num_bytes in sizes.sent_bytes]
-    return found
+    sent_bytes = sizes.sent_bytes if axis.size > 1 else ()
+    return ProbeReply(
+        matmul=tuple(_matmul(sizes, rows, device) for rows in sizes.rows),
+        attention=tuple(_attention(sizes, tokens, device) for tokens in sizes.tokens),
+        memory=(_memory(sizes, device),),
+        all_to_all=tuple(_all_to_all(axis, num_bytes, device) for num_bytes in sent_bytes),
+        shift=tuple(_shift(axis, num_bytes, device) for num_bytes in sent_bytes),
+    )
 
 
-def _matmul(sizes: _Sizes, rows: int, device: torch.device) -> list[float]:
+def _matmul(sizes: _Sizes, rows: int, device: torch.device) -> tuple[float, float]:
     left, right = operand(rows, sizes.width, device=device), operand(sizes.width, 4 * sizes.width, device=device)
-    return [2.0 * rows * 4 * sizes.width**2, _seconds(lambda: left @ right, device)]
+    return 2.0 * rows * 4 * sizes.width**2, _seconds(lambda: left @ right, device)
 
 
-def _attention(sizes: _Sizes, tokens: int, device: torch.device) -> list[float]:
+def _attention(sizes: _Sizes, tokens: int, device: torch.device) -> tuple[float, float]:
     q = operand(1, tokens, sizes.heads, sizes.width // sizes.heads, device=device)
-    return [4.0 * tokens**2 * sizes.width, _seconds(lambda: attention(q, q, q), device)]
+    return 4.0 * tokens**2 * sizes.width, _seconds(lambda: attention(q, q, q), device)
 
 
-def _memory(sizes: _Sizes, device: torch.device) -> list[float]:
+def _memory(sizes: _Sizes, device: torch.device) -> tuple[float, float]:
     source = torch.zeros(sizes.copied_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return [2.0 * sizes.copied_bytes, _seconds(lambda: target.copy_(source), device)]
+    return 2.0 * sizes.copied_bytes, _seconds(lambda: target.copy_(source), device)
 
 
-def _all_to_all(axis: Axis, num_bytes: int, device: torch.device) -> list[float]:
+def _all_to_all(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float, float]:
     """Every rank sends `num_bytes` to others, in equal parts."""
     part = num_bytes // (axis.size - 1)
     lengths = (part,) * axis.size
@@ -75,13 +75,13 @@ def _all_to_all(axis: Axis, num_bytes: int, device: torch.device) -> list[float]
     def exchange() -> torch.Tensor:
         return axis.all_to_all(send, send_lengths=lengths, receive_lengths=lengths)
 
-    return [float(part * (axis.size - 1)), _seconds(exchange, device)]
+    return float(part * (axis.size - 1)), _seconds(exchange, device)
 
 
-def _shift(axis: Axis, num_bytes: int, device: torch.device) -> list[float]:
+def _shift(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float, float]:
     send = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     receive = torch.empty_like(send)
-    return [float(num_bytes), _seconds(lambda: axis.start_shift(send, receive).wait(), device)]
+    return float(num_bytes), _seconds(lambda: axis.start_shift(send, receive).wait(), device)
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

@@ -19,6 +19,7 @@ from ..errors import RequestCancelledError
 from ..program import Program
 from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
+from ..wire.replies import RankRun, StageTimeline
 from ..wire.requests import GroupWork
 from .forward import Forward
 from .host_copies import HostCopies
@@ -91,8 +92,8 @@ class Calls(Protocol):
         """Leave nothing in flight, after the last call that every rank makes."""
         ...
 
-    def report(self) -> dict[str, Any]:
-        """What more there is to say of the run than how long its steps took."""
+    def timeline(self) -> StageTimeline | None:
+        """When which chunk came and went, where that was asked for."""
         ...
 
 
@@ -143,28 +144,24 @@ class ResidentLoop:
                 self._timer.lap()
                 self._copies.then(partial(step_done, ends[call]))
 
-    def report(self) -> dict[str, Any]:
-        """Seconds of each step, of what came before the first and after the last, and of waiting for leave to go on.
-
-        Where they were timed, `regions` has a list for each, an entry a step, and `prepare_regions` what was before the
-        first; a run of very many steps goes without `regions`, as a message has room for no more. Waits for the device.
-        """
+    def report(self, **work: Any) -> RankRun:  # noqa: ANN401  the fields of RankWork
+        """The run's times beside what it ran and sent. Waits for the device."""
         run_s, prepared_s, *ends_s, finished_s = self._timer.moments()
         began_s = step_begins(prepared_s, ends_s, self._leaves[: len(ends_s)])
         step_s = [end - began for began, end in zip(began_s, ends_s, strict=True)]
-        report = {"step_s": _brief(step_s), "prepare_s": prepared_s - run_s}
-        report["finish_s"] = finished_s - [prepared_s, *ends_s][-1]
-        report |= {"waited_s": sum(leave.waited_s for leave in self._leaves), **self._calls.report()}
-        if self._timer.on:
-            prepared, *steps = self._timer.laps()
-            report["prepare_regions"] = prepared
-        if len(step_s) > MOST_TIMED_STEPS:
-            return report
-        report["began_s"] = _brief(began_s)
-        if self._timer.on:
-            names = {name for step in steps for name in step}
-            report["regions"] = {name: _brief([step.get(name, 0.0) for step in steps]) for name in sorted(names)}
-        return report
+        prepared, *steps = self._timer.laps()
+        fit = len(step_s) <= MOST_TIMED_STEPS
+        return RankRun(
+            step_s=_brief(step_s),
+            prepare_s=prepared_s - run_s,
+            finish_s=finished_s - [prepared_s, *ends_s][-1],
+            waited_s=sum(leave.waited_s for leave in self._leaves),
+            began_s=_brief(began_s) if fit else None,
+            regions=_by_name(steps) if fit and self._timer.on else None,
+            prepare_regions=prepared if self._timer.on else None,
+            timeline=self._calls.timeline(),
+            **work,
+        )
 
 
 class WholeCalls:
@@ -223,9 +220,8 @@ class WholeCalls:
         """As `Calls.finish`."""
         self._rows.finish()
 
-    def report(self) -> dict[str, Any]:
-        """Nothing more."""
-        return {}
+    def timeline(self) -> None:
+        """As `Calls.timeline`; there are no stages."""
 
     def close(self) -> None:
         """Nothing: a call ends with all of its exchanges done."""
@@ -260,6 +256,12 @@ def step_starts(program: Program) -> dict[int, int]:
     return {end + 1: step + 1 for step, end in enumerate(program.step_ends)} | {0: 0}
 
 
-def _brief(seconds: Sequence[float]) -> list[float]:
+def _by_name(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
+    """Seconds of each step by region; 0 in a step that did not enter it."""
+    names = sorted({name for step in steps for name in step})
+    return {name: _brief([step.get(name, 0.0) for step in steps]) for name in names}
+
+
+def _brief(seconds: Sequence[float]) -> tuple[float, ...]:
     """To a microsecond, so that a message has room for many."""
-    return [round(value, 6) for value in seconds]
+    return tuple(round(value, 6) for value in seconds)

@@ -4,11 +4,11 @@ A timeline that is on makes each chunk's end wait for the device, so a run that 
 """
 
 import time
-from typing import Any
 
 import torch
 
 from ..timing import wait_for
+from ..wire.replies import ChunkSpan, StageTimeline
 
 MOST_SPANS = 500  # beside the times of all steps, a message has room for no more
 
@@ -18,7 +18,7 @@ class Timeline:
 
     def __init__(self, device: torch.device, *, on: bool) -> None:
         self._device, self._on = device, on
-        self._spans: list[list[float]] = []
+        self._spans: list[ChunkSpan] = []
         self._left_out = 0
 
     def now(self) -> float:
@@ -35,11 +35,12 @@ class Timeline:
         if len(self._spans) == MOST_SPANS:
             self._left_out += 1
             return
-        moments = (round(moment, 6) for moment in (asked_s, began_s, ended_s))
-        self._spans.append([call, chunk.start, chunk.stop, cond, *moments])
+        asked_s, began_s, ended_s = (round(moment, 6) for moment in (asked_s, began_s, ended_s))
+        span = ChunkSpan(call, chunk.start, chunk.stop, cond, asked_s=asked_s, began_s=began_s, ended_s=ended_s)
+        self._spans.append(span)
 
-    def report(self, stage: int) -> dict[str, Any]:
-        """Spans [call, first patch, patch after the last, conditioning, asked_s, began_s, ended_s]; {} when off."""
+    def report(self, stage: int) -> StageTimeline | None:
+        """What was noted, None when off."""
         if not self._on:
-            return {}
-        return {"timeline": {"stage": stage, "spans": self._spans, "left_out": self._left_out}}
+            return None
+        return StageTimeline(stage=stage, spans=tuple(self._spans), left_out=self._left_out)

@@ -12,20 +12,21 @@ import faulthandler
 import importlib
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from .. import VERSION
 from ..errors import RequestCancelledError
 from ..wire import nccl_segments
-from ..wire.channel import Channel, Segment, SegmentTable
+from ..wire.channel import Attach, Channel, Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError
+from ..wire.records import from_body, to_body
+from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from . import lifeline
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ class Engine(Protocol):
         self,
         message: Message,
         *,
-        progress: Callable[[dict[str, Any]], None],
+        progress: Callable[[Progress | Compiling], None],
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
-    ) -> dict[str, Any]:
-        """Do what `message` asks, whose body is a request of wire/requests.py; return the body of DONE.
+    ) -> object:
+        """Do what `message` asks, whose body is a request of wire/requests.py; return the reply that its class names.
 
         Any exception but RequestCancelledError ends the rank.
         """
@@ -66,22 +67,21 @@ class Worker:
 
     def run(self) -> None:
         """Start, then answer until STOP or the parent's end of the channel closes. Raises whatever goes wrong."""
-        began = time.perf_counter()
-        self.say(Op.HELLO, 0, {"pid": os.getpid(), "version": VERSION})
+        self.say(0, Hello(pid=os.getpid(), version=VERSION))
         device = prepare_torch(self.options.device, threads=self.options.threads)
-        imported = time.perf_counter()
         if (first := self.hear()) is None:
             return
-        segments = SegmentTable(attached(*first))
+        _, segment = attached(*first)
+        segments = SegmentTable(segment)
         join_ranks(self.options, device)
         engine = make_engine(self.options.engine, rank=self.rank, device=device, segments=segments)
-        self.say(Op.READY, 0, {"import_s": imported - began, "join_s": time.perf_counter() - imported})
+        self.say(0, Ready())
         while (received := self.hear()) is not None:
             message, fds = received
             if message.op is Op.ATTACH:
                 attach(segments, message, fds)
             else:
-                self.say(Op.DONE, message.request, self.result_of(engine, segments, message))
+                self.say(message.request, self.result_of(engine, segments, message))
 
     def hear(self) -> tuple[Message, tuple[int, ...]] | None:
         """The next message that is for this rank, None when there is nothing more to do."""
@@ -93,46 +93,49 @@ class Worker:
             raise ProtocolError(f"a message for rank {message.rank} of generation {message.generation} came here")
         return received
 
-    def result_of(self, engine: Engine, segments: SegmentTable, message: Message) -> dict[str, Any]:
+    def result_of(self, engine: Engine, segments: SegmentTable, message: Message) -> object:
         """What the engine says to one request. Raises ProtocolError for a body that the request cannot have."""
-        from ..wire.requests import from_body  # here: it imports torch, and HELLO comes first
+        from ..wire.requests import request_of  # here: it imports torch, and HELLO comes first
 
         try:
             return engine.handle(
-                replace(message, body=from_body(message.op, message.body)),
-                progress=lambda body: self.say(Op.PROGRESS, message.request, body),
+                replace(message, body=request_of(message.op, message.body)),
+                progress=lambda said: self.say(message.request, said),
                 cancelled=lambda: segments.cancelled_request == message.request,
                 beat=lambda: segments.beat(self.rank),
             )
         except RequestCancelledError:
-            return {"cancelled": True}
+            return Cancelled()
 
-    def say(self, op: Op, request: int, body: dict[str, Any]) -> None:
-        """Send one message to the parent."""
-        self.channel.send(Message(op, self.rank, self.generation, request, body))
+    def say(self, request: int, said: object) -> None:
+        """Send one message to the parent: what wire/replies.py has."""
+        op = OPS.get(type(said), Op.DONE)
+        self.channel.send(Message(op, self.rank, self.generation, request, to_body(said)))
 
     def report(self, error: BaseException) -> None:
         """Tell the parent what went wrong, if it is still there."""
         try:
-            self.say(Op.ERROR, 0, error_body(error))
+            self.say(0, rank_error(error))
         except OSError:
             traceback.print_exception(error)
 
 
 def attach(segments: SegmentTable, message: Message, fds: tuple[int, ...]) -> None:
     """Take in a further segment, and drop those that the message says have served."""
-    for index in message.body.get("drop", []):
+    said, segment = attached(message, fds)
+    for index in said.drop:
         segments.drop(index)
-    segments.add(message.body["segment"], attached(message, fds))
+    segments.add(said.segment, segment)
 
 
-def attached(message: Message, fds: tuple[int, ...]) -> Segment:
-    """The segment that came with an ATTACH."""
+def attached(message: Message, fds: tuple[int, ...]) -> tuple[Attach, Segment]:
+    """What an ATTACH says, and the segment that came with it."""
     if message.op is not Op.ATTACH:
         raise ProtocolError(f"{message.op.name} came before the first segment")
     if len(fds) != 1:
         raise ProtocolError(f"ATTACH came with {len(fds)} descriptors, not 1")
-    return Segment.attach(fds[0], message.body["num_bytes"])
+    said = from_body(Attach, message.body, message.op.name)
+    return said, Segment.attach(fds[0], said.num_bytes)
 
 
 def prepare_torch(device_name: str, *, threads: int) -> "torch.device":
@@ -175,14 +178,13 @@ def make_engine(name: str, *, rank: int, device: "torch.device", segments: Segme
     return engine
 
 
-def error_body(error: BaseException) -> dict[str, Any]:
-    """What the parent is told about `error`: its type, text and traceback."""
-    text = str(error)
-    return {
-        "type": type(error).__name__,
-        "text": text[:TEXT_CHARS],
-        "traceback": "".join(traceback.format_exception(error))[-TRACEBACK_CHARS:],
-    }
+def rank_error(error: BaseException) -> RankError:
+    """What the parent is told about `error`."""
+    return RankError(
+        kind=type(error).__name__,
+        text=str(error)[:TEXT_CHARS],
+        traceback="".join(traceback.format_exception(error))[-TRACEBACK_CHARS:],
+    )
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

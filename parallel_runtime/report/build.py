@@ -1,8 +1,6 @@
 """Makes a report of what was measured. Owns which measurement becomes which field; measures and prints nothing.
 
-A rank reports each step as plain values: `began_s` on the machine's monotonic clock, which all ranks of one machine
-share, `step_s`, `regions` (seconds by name, when they were timed), `calls`, `bytes`, `weight_bytes`, `pieces`, `lane`
-and `memory`; a rank beyond the plan reports `member` false.
+What a rank says of a step, or of a whole run, is a reply of wire/replies.py.
 """
 
 import statistics
@@ -13,23 +11,25 @@ from datetime import datetime, timezone
 
 from ..devices import Device
 from ..plan import AXES, ParallelPlan
+from ..wire.replies import RankRun, RankStep, SampleReply, StepReply
 from .schema import SCHEMA, validate
 from .surroundings import describe_devices, versions
 
-SUMS = ("step_s", "calls", "bytes", "weight_bytes")
-AROUND = ("prepare_s", "prepare_regions", "finish_s")  # what a run in the workers does before and after its steps
-OF_THE_RUN = ("lane", "run_sent_bytes", "run_weight_bytes", *AROUND)
-RUN_BYTES = (("sent_bytes", "bytes"), ("weight_bytes", "weight_bytes"))
+COUNTS = ("collectives", "sent_bytes", "weight_bytes")
 WAITING = ("communication_s", "weights_s")  # the regions in which a rank waits for others
 CLOCKS_AGREE, CLOCKS_AGREE_S = 1.001, 0.0001  # a device's clock drifts from the machine's, and numbers are rounded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """One step as its parent saw it: how long it took, and of each request in it every rank's report, in rank order."""
+    """One step as its parent saw it: how long it took, and of each request in it every rank's reply, in rank order.
+
+    Of a whole run in the workers there is one request, and this is its step number `step`.
+    """
 
     wall_s: float
-    requests: Sequence[Sequence[Mapping]]
+    requests: Sequence[Sequence[StepReply | SampleReply]]
+    step: int = 0
 
 
 def new_report(
@@ -86,37 +86,40 @@ def rank_parts(
         part: dict = {"rank": rank, "device": str(device)}
         if all(step is not None for step in steps):
             part |= _series([step for step in steps if step is not None], spans, began_s)
-        last = [request[rank] for span in spans for request in span.requests if len(request) > rank]
-        if last and "memory" in last[-1]:
-            part["memory"] = dict(last[-1]["memory"])
-        if last:
-            part |= {name: last[-1][name] for name in OF_THE_RUN if name in last[-1]}
+        replies = [request[rank] for span in spans for request in span.requests if len(request) > rank]
+        if replies:
+            part |= {"memory": replies[-1].memory.known()} | _of_run(replies[-1].ran)
         if utilisation and rank in utilisation:
             part["utilisation"] = utilisation[rank]
         parts.append(part)
     return parts
 
 
-def spans_of_run(ranks: Sequence[Mapping], wall_s: Sequence[float]) -> list[Span]:
-    """Spans of a run whose loop was in the workers; `wall_s` of each step, as the parent saw it.
-
-    Each rank's one report has a list in place of each step's value, and bytes of the whole run, which are of no step.
-    """
-    return [
-        Span(wall_s=seconds, requests=[[_step_of(rank, number) for rank in ranks]])
-        for number, seconds in enumerate(wall_s)
-    ]
+def spans_of_run(ranks: Sequence[SampleReply], wall_s: Sequence[float]) -> list[Span]:
+    """Spans of a run whose loop was in the workers; `wall_s` of each step, as the parent saw it."""
+    return [Span(wall_s=seconds, requests=[ranks], step=number) for number, seconds in enumerate(wall_s)]
 
 
-def _step_of(rank: Mapping, number: int) -> dict:
-    if not rank.get("member", True):
-        return dict(rank)
-    step = {name: rank[name] for name in ("lane", "memory", *AROUND) if name in rank}
-    step |= {f"run_{name}": rank[key] for name, key in RUN_BYTES if key in rank}
-    step |= {name: rank[name][number] for name in ("step_s", "began_s") if name in rank}
-    if "regions" in rank:
-        step["regions"] = {name: values[number] for name, values in rank["regions"].items()}
-    return step
+def _of_run(ran: RankStep | RankRun | None) -> dict:
+    """What is of no single step: the lane and, of a run in the workers, its bytes and what was around its steps."""
+    if ran is None:
+        return {}
+    if isinstance(ran, RankStep):
+        return {"lane": ran.lane}
+    found: dict = {"lane": ran.lane, "run_sent_bytes": ran.sent_bytes, "run_weight_bytes": ran.weight_bytes}
+    found |= {"prepare_s": ran.prepare_s, "finish_s": ran.finish_s}
+    return found if ran.prepare_regions is None else found | {"prepare_regions": ran.prepare_regions}
+
+
+def _of_step(ran: RankStep | RankRun, step: int) -> dict:
+    """What a rank says of one step, without what it does not know."""
+    if isinstance(ran, RankStep):
+        told: dict = {"step_s": ran.step_s, "began_s": ran.began_s, "pieces": ran.pieces, "regions": ran.regions}
+        told |= {name: getattr(ran, name) for name in COUNTS}
+    else:
+        told = {"step_s": ran.step_s[step], "began_s": None if ran.began_s is None else ran.began_s[step]}
+        told["regions"] = None if ran.regions is None else {name: each[step] for name, each in ran.regions.items()}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def span_timings(ranks: Sequence[Mapping]) -> dict:
@@ -201,12 +204,14 @@ def _process_for(row: Mapping, contenders: Sequence[dict]) -> dict | None:
 
 def _sum_up(span: Span, rank: int) -> dict | None:
     """What one rank did in all requests of a span, nothing where there was none; None when the plan is without it."""
-    reports = [request[rank] for request in span.requests if len(request) > rank]
-    if not all(report.get("member", True) for report in reports):
+    ran = [request[rank].ran for request in span.requests if len(request) > rank]
+    reports = [_of_step(each, span.step) for each in ran if each is not None]
+    if len(reports) < len(ran):
         return None
+    sums = ("step_s", *COUNTS)
     if not reports:  # a step that the host answered by itself
-        return dict.fromkeys(SUMS, 0) | {"regions": {}, "timed": True, "pieces": []}
-    total: dict = {name: sum(report[name] for report in reports) for name in SUMS if name in reports[0]}
+        return dict.fromkeys(sums, 0) | {"regions": {}, "timed": True, "pieces": []}
+    total: dict = {name: sum(report[name] for report in reports) for name in sums if name in reports[0]}
     if all("began_s" in report for report in reports):
         total["began_s"] = reports[0]["began_s"]
         total["ended_s"] = reports[-1]["began_s"] + reports[-1]["step_s"]
@@ -231,9 +236,9 @@ def _series(steps: Sequence[Mapping], spans: Sequence[Span], began_s: float) -> 
     if all("began_s" in step for step in steps):
         series["begin_s"] = [max(0.0, step["began_s"] - began_s) for step in steps]
         series["end_s"] = [max(0.0, step["ended_s"] - began_s) for step in steps]
-    for source, target in (("calls", "collectives"), ("bytes", "sent_bytes"), ("weight_bytes", "weight_bytes")):
-        if all(source in step for step in steps):
-            series[target] = [step[source] for step in steps]
+    for name in COUNTS:
+        if all(name in step for step in steps):
+            series[name] = [step[name] for step in steps]
     if any(step["pieces"] for step in steps):
         series["pieces"] = [step["pieces"] for step in steps]
     names = {name for step in steps for name in step["regions"]}

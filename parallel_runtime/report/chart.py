@@ -124,7 +124,8 @@ def _headline(report: Mapping) -> str:
     """What was run on what, in one line."""
     sizes, words = report.get("sizes", {}), []
     if "width" in sizes and "height" in sizes:
-        words.append(f"{sizes['width']} x {sizes['height']} px")
+        frames = f", {sizes['frames']} latent frames" if "frames" in sizes else ""
+        words.append(f"{sizes['width']} x {sizes['height']} px{frames}")
     if "image_tokens" in sizes:
         words.append(f"{sizes['image_tokens']} + {sizes.get('text_tokens', 0)} tokens")
     if "plan" in report:

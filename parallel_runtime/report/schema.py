@@ -200,7 +200,10 @@ REPORT = {
     "model": _object({"file": _needed(_name), "dtype": _needed(_name)}),
     "plan": _object(PLAN),
     "sizes": _object(
-        {name: Field(_count) for name in ("width", "height", "batch", "images", "image_tokens", "text_tokens")}
+        {
+            name: Field(_count)
+            for name in ("width", "height", "frames", "batch", "images", "image_tokens", "text_tokens")
+        }
     ),
     "pool": _object({"generation": _needed(_count)}),
     "sampling": _object(

@@ -31,12 +31,15 @@ def _what(report: Mapping) -> str:
     sizes, words = report.get("sizes", {}), []
     if "image_tokens" in sizes:
         words.append(f"{sizes['image_tokens']} image + {sizes.get('text_tokens', 0)} text tokens")
+    elif {"width", "height"} <= sizes.keys():
+        frames = f", {sizes['frames']} latent frames" if "frames" in sizes else ""
+        words.append(f"{sizes['width']} x {sizes['height']} px{frames}")
     if sizes.get("batch", 1) > 1:
         words.append(f"batch {sizes['batch']}")
     if "plan" in report:
         words.append(f"plan {report['plan']['name']} on {', '.join(device['name'] for device in report['devices'])}")
     if "model" in report:
-        words.append(report["model"]["dtype"])
+        words.append(f"{report['model']['file']} in {report['model']['dtype']}")
     if "runs" in report:
         words.append(f"median of {report['runs']} after {report.get('warmup', 0)} warm-up, interleaved")
     return ", ".join(words)

@@ -6,15 +6,8 @@ other lanes. Knows no tensor and no rank.
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
-
-class Piece(NamedTuple):
-    """Rows `start` to `stop` (exclusive) of call number `call`: what a lane runs in one go."""
-
-    call: int
-    start: int
-    stop: int
+from ..plan import Piece
 
 
 def share_out(rows: Sequence[int], tokens: Sequence[int], lanes: int) -> tuple[tuple[Piece, ...], ...]:

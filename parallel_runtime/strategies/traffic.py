@@ -20,7 +20,7 @@ uneven lengths; PipeFusion (arXiv 2405.14430, section 4).
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .lanes import Piece
+from ..plan import Piece
 
 # Up to here, one message to each and one kernel take less time than two, or than hops, parts and their merging.
 GATHER_BYTES = 1 << 20

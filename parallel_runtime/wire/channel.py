@@ -27,6 +27,7 @@ import os
 import select
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..plan import MAX_RANKS
@@ -111,6 +112,15 @@ class Segment:
     def words(self) -> memoryview:
         """The control page as u64 words, writable."""
         return memoryview(self._map).cast("Q")[: CONTROL_BYTES // 8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attach:
+    """What the parent says of a segment whose descriptor comes beside it, and which ones have served. Not answered."""
+
+    segment: int
+    num_bytes: int
+    drop: tuple[int, ...]
 
 
 class SegmentTable:

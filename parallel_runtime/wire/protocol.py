@@ -76,7 +76,7 @@ class ProtocolError(ValueError):
 
 
 class Op(IntEnum):
-    """What a message says. A rank sends HELLO, READY, PROGRESS, DONE and ERROR; the parent sends the others."""
+    """What a message says. A rank sends what replies.py has, and DONE; the parent sends the others."""
 
     HELLO = 1  # a rank's process runs, before it imports torch
     READY = 2  # its process group stands
@@ -96,6 +96,8 @@ class Op(IntEnum):
     STRENGTHS = 21  # other strengths for LoRAs that run beside the weights
     TRIM = 22  # a sampling run has ended: give back memory that is only kept for later
     PROBE = 20  # measure the device, and the exchanges over a mesh's ulysses axis
+    COMPILING = 23  # a rank begins to make a graph of a block, or has made it
+    CANCELLED = 24  # in place of DONE: a rank gave the request up, as it was told to
 
 
 _OPS = frozenset(int(op) for op in Op)
@@ -146,8 +148,8 @@ class TensorSpec:
 class Message:
     """One message. `rank` is whom it is for or from.
 
-    On its way `body` is a dict of what JSON can carry, without NaN and infinities; an engine finds a dataclass of
-    requests.py there.
+    On its way `body` is a dict of what JSON can carry, without NaN and infinities, as records.py makes it; an engine
+    finds a dataclass of requests.py there.
     """
 
     op: Op
@@ -165,7 +167,7 @@ def encode(message: Message) -> bytes:
     if not isinstance(message.body, dict):
         raise ProtocolError(f"{message.op.name}: the body is a {type(message.body).__name__}, not a dict")
     try:
-        text = json.dumps(message.body, allow_nan=False, separators=(",", ":")).encode("ascii")
+        text = _TO_JSON.encode(message.body).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"{message.op.name}: the body cannot be written as JSON: {error}") from error
     if len(text) > MAX_TEXT_BYTES:
@@ -228,7 +230,7 @@ def _unpack_entry(data: bytes, start: int) -> TensorSpec:
 
 def _parse_body(text: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(text.decode("utf-8"), parse_constant=_refuse_number, parse_float=_finite_float)
+        body = _FROM_JSON.decode(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
@@ -245,3 +247,8 @@ def _finite_float(text: str) -> float:
 
 def _refuse_number(text: str) -> NoReturn:
     raise ProtocolError(f"the body holds {text[:32]}, which is no finite number")
+
+
+# Made once: each message would make its own.
+_TO_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+_FROM_JSON = json.JSONDecoder(parse_constant=_refuse_number, parse_float=_finite_float)

@@ -13,6 +13,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
+from host.client import ComfyClient
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 
@@ -172,22 +173,17 @@ class ComfyPage:
         """Set a widget of the one node of a class, as a user does."""
         self.page.evaluate(SET, [kind, name, value])
 
+    def newest_report(self, kind: str) -> dict[str, Any]:
+        """The server's newest report of a kind."""
+        client = ComfyClient(self.server.url)
+        number = [entry["number"] for entry in client.get("/parallel_dit/state")["reports"] if entry["kind"] == kind][
+            -1
+        ]
+        return client.get(f"/parallel_dit/reports/{number}")
+
     def shot(self, name: str, part: Locator | None = None) -> None:
         """A picture of the page or of a part of it, where somebody wants to look at it."""
         folder = os.environ.get(SHOTS)
         if folder:
             path = Path(folder) / f"{name}-{'nodes2' if self.nodes2 else 'classic'}.png"
             (part or self.page).screenshot(path=path, animations="disabled")
-
-
-def coloured_pixels(canvas: Locator, colour: tuple[int, int, int]) -> int:
-    """How many pixels of a canvas have exactly this colour."""
-    return canvas.evaluate(
-        """(canvas, [r, g, b]) => {
-          const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
-          let count = 0
-          for (let at = 0; at < data.length; at += 4)
-            if (data[at] === r && data[at + 1] === g && data[at + 2] === b && data[at + 3] === 255) count++
-          return count }""",
-        list(colour),
-    )

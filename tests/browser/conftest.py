@@ -118,7 +118,8 @@ def tabs(request: pytest.FixtureRequest, all_tabs: Tabs) -> Iterator[Tabs]:
     all_tabs.end_of_test(failed=request.node.stash.get(FAILED, True))
 
 
-@pytest.fixture(params=["classic", "nodes2"])
+# The renderer that new installations have; the other in the full tier.
+@pytest.fixture(params=[pytest.param("classic", marks=pytest.mark.full), "nodes2"])
 def comfy(request: pytest.FixtureRequest, tabs: Tabs) -> ComfyPage:
     """ComfyUI's page in one renderer and then in the other."""
     return tabs.get(request.param, nodes2=request.param == "nodes2")

@@ -19,9 +19,12 @@ GB = 10**9
 ONE = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 1, "ulysses": 1}
 SESSIONS = itertools.count(1)
 ONLY_OURS = """() => {
-  const tell = app.api.dispatchCustomEvent.bind(app.api)
-  app.api.dispatchCustomEvent = (kind, state) =>
-    kind === 'parallel_dit.state' && !state.session.startsWith('made up') ? false : tell(kind, state)
+  if (window.onlyOurs) return
+  window.onlyOurs = EventTarget.prototype.dispatchEvent  // which the page's api calls with what the server sends
+  EventTarget.prototype.dispatchEvent = function (event) {
+    const real = event.type === 'parallel_dit.state' && !event.detail.session.startsWith('made up')
+    return real ? false : window.onlyOurs.call(this, event)
+  }
 }"""
 TELL = "(state) => app.api.dispatchCustomEvent('parallel_dit.state', state)"
 

@@ -30,7 +30,7 @@ RUNS = {
     "flux_parallel": ("SPConfig", "ParallelFluxLoader", "ParallelFluxSampler", "TimedVAEDecode"),
     "flux_benchmark": ("ParallelBenchmark", "ShowTimingReport"),
 }
-ALONE = ("ParallelFluxListSampler", "ParallelizeModel", "ReleaseParallelPool")
+ALONE = ("ParallelModelLoader", "ParallelSampler", "ParallelFluxListSampler", "ParallelizeModel", "ReleaseParallelPool")
 SHOTS = ("run-classic", "run-nodes2", "failure-nodes2", "config-nodes2", "light-nodes2")
 SHOW = """(kind) => {
   if (!app.graph.nodes.some((node) => node.comfyClass === kind)) {

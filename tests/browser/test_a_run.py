@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
 import signal
 
+import numpy as np
+import pytest
+from PIL import Image
 from playwright.sync_api import Locator, expect
 
 from host.workers import worker_pids
 
-from .comfy_page import ComfyPage, coloured_pixels
+from .comfy_page import ComfyPage
 from .conftest import Tabs
+from .drawn import TIME_LEFT, TIME_RIGHT, lengths_by_row, picture_of
 
-COMPUTE, COMMUNICATION = (0x4E, 0x79, 0xA7), (0xF2, 0x8E, 0x2B)
 PICTURE = """async (node) => {
   const query = new URLSearchParams(app.nodeOutputs[node].images[0])
   const bitmap = await createImageBitmap(await (await fetch(app.api.apiURL(`/view?${query}`))).blob())
@@ -46,8 +51,9 @@ def test_from_an_example_to_the_picture_its_figures_and_a_reload(comfy: ComfyPag
     comfy.open_timeline()
     lanes = comfy.page.get_by_test_id("pdit-lanes")
     expect(lanes).to_have_attribute("data-drawn", "2x3")
-    assert coloured_pixels(lanes, COMPUTE) > 1000
-    assert coloured_pixels(lanes, COMMUNICATION) > 50
+    rows = lengths_by_row(picture_of(lanes))
+    assert len(rows) == 2
+    assert all(row["compute"] > 50 and row["communication"] > 5 for row in rows), rows
     comfy.shot("run")
     before = headline.inner_text()
     comfy.reload()
@@ -70,15 +76,62 @@ def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(comfy: ComfyPage) 
     assert lanes.evaluate("(canvas) => canvas.toDataURL()") == whole
     expect_links(timeline)
     comfy.shot("timeline", timeline)
-    for name, ending in (("PNG", ".png"), ("JSON", ".json"), ("Trace", ".trace.json")):
-        with comfy.page.expect_download() as found:
-            timeline.get_by_role("button", name=name, exact=True).click()
-        assert found.value.suggested_filename.endswith(ending)
-        assert found.value.path().stat().st_size > 500
+    report = expect_files(comfy)
+    assert [len(rank["compute_s"]) for rank in report["ranks"]] == [4, 4]
     comfy.page.evaluate("window.open = (address) => { window.asked = address; return null }")  # a browser that blocks
     timeline.get_by_role("button", name="Perfetto").click()
     assert comfy.page.evaluate("window.asked") == "https://ui.perfetto.dev"
     expect(comfy.page.locator(".p-toast-message", has_text="blocked the new tab")).to_be_visible()
+
+
+def expect_files(comfy: ComfyPage) -> dict:
+    """What the timeline saves is the server's report; that as a trace; and as a picture, a row a rank, to scale."""
+    report, trace = json.loads(saved(comfy, "JSON", ".json")), json.loads(saved(comfy, "Trace", ".trace.json"))
+    assert report == comfy.newest_report("denoise")
+    events = trace["traceEvents"]
+    tracks = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
+    assert tracks == {0: "rank 0 cpu:0", 1: "rank 1 cpu:1"}
+    slices = [(x["tid"], x["name"], x["args"]["step"], x["ts"], x["dur"]) for x in events if x["ph"] == "X"]
+    assert slices == [
+        (rank["rank"], name, step + 1, pytest.approx(at * 1e6), pytest.approx(length * 1e6))
+        for rank in report["ranks"]
+        for name, step, at, length in parts_of(rank)
+    ]
+    picture = Image.open(io.BytesIO(saved(comfy, "PNG", ".png"))).convert("RGB")
+    width, height = comfy.page.get_by_test_id("pdit-lanes").evaluate("(canvas) => [canvas.width, canvas.height]")
+    rows = lengths_by_row(picture.crop((0, 0, width, height)))
+    edges = 2 * len(report["timings"]["step_s"])  # of each colour, between two pixels
+    assert rows == [pytest.approx(lengths_of(rank, report["ranks"], width), abs=edges) for rank in report["ranks"]]
+    return report
+
+
+def saved(comfy: ComfyPage, button: str, ending: str) -> bytes:
+    """What is in the file that one of the timeline's buttons saves."""
+    with comfy.page.expect_download() as found:
+        comfy.timeline.get_by_role("button", name=button, exact=True).click()
+    assert found.value.suggested_filename.endswith(ending)
+    return found.value.path().read_bytes()
+
+
+def parts_of(rank: dict) -> list[tuple[str, int, float, float]]:
+    """Each part of each step that took any time: what it is, the step, when it began, how long it took."""
+    parts = []
+    for step, at in enumerate(rank["begin_s"]):
+        for name in ("compute", "communication", "idle"):
+            length = rank[f"{name}_s"][step]
+            parts += [(name, step, at, length)] if length > 0 else []
+            at += length
+    return parts
+
+
+def lengths_of(rank: dict, ranks: list[dict], width: int) -> dict[str, float]:
+    """How many pixels of a rank's row have which colour, later parts over earlier ones."""
+    end_s = max(at + length for each in ranks for *_, at, length in parts_of(each)[-1:])
+    fine, there = 20, width - TIME_LEFT - TIME_RIGHT
+    row = np.full(there * fine, "", dtype="U13")
+    for name, _, at, length in parts_of(rank):
+        row[round(at / end_s * len(row)) : round((at + length) / end_s * len(row))] = name
+    return {name: float((row == name).sum() / fine) for name in ("compute", "communication", "idle")}
 
 
 def expect_links(timeline: Locator) -> None:

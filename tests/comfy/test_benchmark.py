@@ -125,4 +125,4 @@ def test_a_model_without_workers_is_refused(client: ComfyClient, tiny_models: Ti
     graph["model"] = workflows.text_to_image(tiny_models)["model"]
     result = client.queue(graph)
     assert (result.status, result.error_node) == ("error", "ParallelBenchmark")
-    assert "connect Parallel Flux Loader or Parallelize Model" in result.error_message
+    assert "connect Parallel Model Loader or Parallelize Model" in result.error_message

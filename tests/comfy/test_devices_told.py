@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from parallel_runtime.devices import Device
+from parallel_runtime.wire.replies import MeasureReply
 
-def measured(name: str, *, gflops: float = 100.0, free_gb: float = 20.0) -> dict[str, Any]:
-    """A rank's device as the pool measures it."""
-    sizes = {"free_bytes": int(free_gb * 1e9), "total_bytes": int(24e9)}
-    return {"device": name, "name": "RTX 4090", "gflops": gflops, **sizes}
+
+def measured(*, gflops: float = 100.0, free_gb: float = 20.0) -> MeasureReply:
+    """A rank's device as it measures it."""
+    return MeasureReply(name="RTX 4090", gflops=gflops, free_bytes=int(free_gb * 1e9), total_bytes=int(24e9))
 
 
 @pytest.fixture(scope="module")
 def unequal(module_of_pack):
-    return module_of_pack("nodes.host.measures").unequal
+    module = module_of_pack("nodes.host.measures")
+    return lambda *found, kind="cuda": module.unequal([Device(kind, index) for index in range(4)], found)
 
 
 def test_devices_that_are_alike_are_no_news(unequal) -> None:
-    assert unequal([measured("cuda:0"), measured("cuda:1", gflops=91.0, free_gb=16.0)]) == []
-    assert unequal([measured("cuda:0")]) == []
+    assert unequal(measured(), measured(gflops=91.0, free_gb=16.0)) == []
+    assert unequal(measured()) == []
 
 
 def test_a_device_more_than_a_tenth_slower_is_named_with_what_it_costs(unequal) -> None:
-    (line,) = unequal([measured("cuda:0"), measured("cuda:1", gflops=60.0), measured("cuda:2", gflops=80.0)])
+    (line,) = unequal(measured(), measured(gflops=60.0), measured(gflops=80.0))
     for word in ("cuda:1 (RTX 4090) is 40% slower than cuda:0", "the others wait", "SP Config"):
         assert word in line
 
 
 def test_a_device_with_much_less_memory_free_is_named(unequal) -> None:
-    (line,) = unequal([measured("cuda:0"), measured("cuda:1", free_gb=9.0)])
+    (line,) = unequal(measured(), measured(free_gb=9.0))
     assert "cuda:1 (RTX 4090) has 9.0 GB free, cuda:0 (RTX 4090) 20.0 GB" in line
 
 
 def test_ranks_on_one_processor_are_not_compared(unequal) -> None:
-    assert unequal([measured("cpu:0"), measured("cpu:1", gflops=10.0, free_gb=1.0)]) == []
+    assert unequal(measured(), measured(gflops=10.0, free_gb=1.0), kind="cpu") == []
 
 
 # A plan, and the lines of its first and last device of eight.

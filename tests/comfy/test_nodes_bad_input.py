@@ -20,7 +20,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "truncated in its header": ({"file": "stub.safetensors"}, "ParallelFluxLoader", ("stub", "truncated", "again")),
     "not safetensors": ({"file": "text.safetensors"}, "ParallelFluxLoader", ("text", "not a safetensors file", "use")),
     "another format": ({"file": "pickled.pt"}, "ParallelFluxLoader", ("pickled.pt", "only .safetensors", "convert")),
-    "no Flux": ({"file": "vae.safetensors"}, "ParallelFluxLoader", ("vae", "no Flux.1", "use a Flux.1 file")),
+    "no diffusion model": (
+        {"file": "vae.safetensors"},
+        "ParallelFluxLoader",
+        ("vae", "no diffusion model", "choose a file of diffusion_models"),
+    ),
     "other text encoders": ({"file": "wide.safetensors"}, "KSampler", ("64 wide", "takes 96", "text encoders")),
     "ulysses against heads": (
         {"devices": "cpu:3", "mode": "manual", "ulysses": 3},

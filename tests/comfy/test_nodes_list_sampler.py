@@ -157,6 +157,7 @@ def test_the_degree_changes_no_image(plan: dict[str, Any], client: ComfyClient) 
         assert report["timings"]["calls"][0] == 3, "prompts of both lengths and two images in one request"
 
 
+@pytest.mark.full
 def test_runs_with_one_controlnet_do_not_disturb_each_other(client: ComfyClient) -> None:
     edits = (guided(3.0), controlnet(FILES.controlnet_xlabs), controlnet(INSTANTX, strength=0.3))
     graphs = seeds_of([single(0, *edits, steps=2 + number) for number in range(3)])

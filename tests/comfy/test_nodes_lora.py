@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,55 +10,13 @@ import torch
 from safetensors.torch import save_file
 
 from host import workflows
+from host.adapters import KINDS, lora, write_adapter
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
 from host.tiny_models import TinyModels
 
 QKV = "double_blocks.0.img_attn.qkv"
 LINEAR = "single_blocks.1.linear2"
-Tensors = dict[str, torch.Tensor]
-
-
-def noise(*shape: int, scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))) * scale
-
-
-def lora(rows: int, columns: int) -> Tensors:
-    return {"lora_up.weight": noise(rows, 4, scale=0.3), "lora_down.weight": noise(4, columns, scale=columns**-0.5)}
-
-
-# The tensors of one module by kind, under the names trainers write.
-KINDS: dict[str, Callable[[int, int], Tensors]] = {
-    "lora_alpha": lambda rows, columns: lora(rows, columns) | {"alpha": torch.tensor(2.0)},
-    "dora_rows": lambda rows, columns: lora(rows, columns) | {"dora_scale": noise(rows, 1).abs() + 0.5},
-    "dora_columns": lambda rows, columns: lora(rows, columns) | {"dora_scale": noise(1, columns).abs() + 0.5},
-    "loha": lambda rows, columns: {
-        "hada_w1_a": noise(rows, 4, scale=0.3),
-        "hada_w1_b": noise(4, columns, scale=0.2),
-        "hada_w2_a": noise(rows, 4, scale=0.3),
-        "hada_w2_b": noise(4, columns, scale=0.2),
-        "alpha": torch.tensor(4.0),
-    },
-    "lokr": lambda rows, columns: {"lokr_w1": noise(8, 8, scale=0.2), "lokr_w2": noise(rows // 8, columns // 8) * 0.1},
-    "lokr_factors": lambda rows, columns: {
-        "lokr_w1": noise(8, 8, scale=0.2),
-        "lokr_w2_a": noise(rows // 8, 4, scale=0.2),
-        "lokr_w2_b": noise(4, columns // 8, scale=0.2),
-        "alpha": torch.tensor(2.0),
-    },
-    "glora": lambda rows, columns: {
-        "a1.weight": noise(columns, 4, scale=0.05),
-        "a2.weight": noise(4, columns, scale=0.05),
-        "b1.weight": noise(rows, 4, scale=0.1),
-        "b2.weight": noise(4, columns, scale=0.1),
-    },
-    "oft": lambda rows, columns: {"oft_blocks": noise(rows // 64, 64, 64, scale=0.03)},
-    "boft": lambda rows, columns: {
-        "oft_blocks": noise(3, rows // 64, 64, 64, scale=0.03),
-        "alpha": torch.tensor(0.0),
-    },
-    "diff": lambda rows, columns: {"diff": noise(rows, columns, scale=0.03), "diff_b": noise(rows, scale=0.1)},
-}
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +24,9 @@ def adapters(tiny_models: TinyModels) -> dict[str, str]:
     """A file of each kind in the server's loras folder, by kind."""
     hidden = tiny_models.shape.hidden
     names = {}
-    for kind, make in KINDS.items():
-        tensors = {}
-        for module, rows, columns in ((QKV, 3 * hidden, hidden), (LINEAR, hidden, 5 * hidden)):
-            tensors |= {f"diffusion_model.{module}.{name}": value for name, value in make(rows, columns).items()}
-        names[kind] = f"tiny_{kind}.safetensors"
-        save_file({name: value.contiguous() for name, value in tensors.items()}, folder(tiny_models) / names[kind])
+    for kind in KINDS:
+        modules = {QKV: (3 * hidden, hidden), LINEAR: (hidden, 5 * hidden)}
+        names[kind] = write_adapter(folder(tiny_models) / f"tiny_{kind}.safetensors", kind, modules).name
     return names
 
 

@@ -18,6 +18,7 @@ from host.client import ComfyClient, Event
 from host.pack_workflows import parallel
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
+from host.workers import generation
 
 STATE = "/parallel_dit/state"
 LOOPBACK_HOST = r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?"
@@ -66,12 +67,14 @@ def sampling(state: dict) -> bool:
     return state["run"] is not None and pool_of(state)["sampling"]
 
 
-def test_the_state_tells_of_ranks_plan_memory_and_reports(client: ComfyClient, tiny_models: TinyModels) -> None:
+def test_the_state_tells_of_ranks_plan_memory_and_reports(
+    client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
+) -> None:
     run(client, tiny_models, seed=901).require_success()
     state = client.get(STATE)
     pool = pool_of(state)
     assert pool["state"] in ("idle", "busy")
-    assert pool["generation"] >= 1
+    assert pool["generation"] == generation(comfy_server)
     assert [rank["device"] for rank in pool["ranks"]] == ["cpu:0", "cpu:1"]
     assert all(rank["memory"]["resident_bytes"] > 1e8 and rank["memory_bytes"] > 1e8 for rank in pool["ranks"])
     assert pool["plans"][-1]["ulysses"] == 2
@@ -202,10 +205,10 @@ def test_a_report_that_is_not_there_says_so(comfy_server: ComfyServer) -> None:
 
 def test_release_ends_the_workers_and_restart_starts_them_again(client: ComfyClient, tiny_models: TinyModels) -> None:
     run(client, tiny_models, seed=906).require_success()
-    generation = pool_of(client.get(STATE))["generation"]
+    before = pool_of(client.get(STATE))["generation"]
     client.post("/parallel_dit/restart", {})
     state = settled(client, lambda state: state["action"] is None)
-    assert (pool_of(state)["state"], pool_of(state)["generation"]) == ("idle", generation + 1)
+    assert (pool_of(state)["state"], pool_of(state)["generation"]) == ("idle", before + 1)
     client.post("/parallel_dit/release", {})
     state = settled(client, lambda state: state["action"] is None)
     assert pool_of(state)["state"] == "stopped"

@@ -105,6 +105,28 @@ def test_every_call_says_whether_its_blocks_are_compiled(compiled: bool, module_
     assert [call.options["compiled"] for call in calls] == [compiled]
 
 
+def test_workers_that_fail_after_a_run_hide_neither_its_error_nor_its_result(
+    monkeypatch: pytest.MonkeyPatch, module_of_pack, pooled_model, made, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ComfyUI cleans up where the run's error passes by: what that raised would be all that anybody sees."""
+    error = module_of_pack("parallel_runtime.errors").PoolError
+
+    class Workers:
+        def give_back(self, devices: list) -> None:
+            raise error("killed by SIGKILL", rank=1, device="cuda:0", remedy="the next prompt starts fresh workers")
+
+    monkeypatch.setattr(pooled_model.PooledModel, "started", True)
+    monkeypatch.setattr(pooled_model.PooledModel, "pool", Workers())
+    model = made("cuda", "ulysses=4")
+    with pytest.raises(InterruptedError, match="the user cancels"):
+        try:
+            raise InterruptedError("the user cancels")
+        finally:
+            model.give_back(CUDA_0)
+    assert "failed after a sampling run: rank 1 (cuda:0): killed by SIGKILL; the next prompt" in caplog.text
+    model.give_back(CUDA_0)  # after a run that ended well
+
+
 @pytest.mark.parametrize(
     ("kind", "device", "shared"),
     [("cuda", CUDA_0, [0]), ("cuda", CPU, None), ("cpu", CPU, None), ("cpu", CUDA_0, None)],

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from pool.echo_pool import in_time, make_spec, run_step
+from pool.echo_pool import held, in_time, make_spec, run_step
 
 from parallel_runtime.patch import Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
@@ -74,7 +74,7 @@ def test_a_request_waiting_for_a_cancelled_one_can_be_cancelled_too(pool):
 
 def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool):
     """Rank 0 has the whole model when rank 1 is told to stop."""
-    before = [rank["held"] for rank in run_step(pool).ranks]
+    before = held(run_step(pool).ranks)
 
     def returned():
         began = time.monotonic()
@@ -82,11 +82,11 @@ def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool):
             pool.load(make_spec("slow1"), check_cancelled=after(0.1))
         assert "slow1" not in [model["name"] for model in pool.status()["models"]]
         after_cancel = run_step(pool)
-        assert [rank["held"] for rank in after_cancel.ranks] == before
+        assert held(after_cancel.ranks) == before
         return time.monotonic() - began
 
     in_time(returned, 1.5)  # of 2.2 s that the whole load takes
-    assert [rank["held"] for rank in pool.load(make_spec("slow1")).ranks] == [count + 1 for count in before]
+    assert held(pool.load(make_spec("slow1")).ranks) == [count + 1 for count in before]
     pool.unload(make_spec("slow1"))
 
 
@@ -162,9 +162,10 @@ def test_cancelling_at_random_moments_leaves_every_result_right(pool):
             pool.unload(make_spec(name))
     assert wrong == [], f"seed {seed}"
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
-    held = [rank["held"] for rank in run_step(pool).ranks]
     models = pool.status()["models"]
-    assert held == [sum(rank < model["held_by"] for model in models) for rank in range(2)], f"seed {seed}"
+    assert held(run_step(pool).ranks) == [sum(rank < model["held_by"] for model in models) for rank in range(2)], (
+        f"seed {seed}"
+    )
     assert pool.generation == generation, f"seed {seed}"
 
 

@@ -8,7 +8,7 @@ import pytest
 from parallel_runtime.devices import Device
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool import pool as pools
+from parallel_runtime.pool import generations
 from parallel_runtime.pool.pool import Pool
 
 
@@ -59,8 +59,8 @@ def test_copies_that_stay_damaged_are_one_clear_error():
 
 def test_copies_that_hang_are_taken_for_damaged_ones(caplog, monkeypatch):
     """After a deadline of their own, and at no cost of the three failures after which a pool wants its user."""
-    assert pools.PEER_CHECK_S == 20.0
-    monkeypatch.setattr(pools, "PEER_CHECK_S", 6.0)  # in which sound copies arrive, however busy the machine
+    assert generations.PEER_CHECK_S == 20.0
+    monkeypatch.setattr(generations, "PEER_CHECK_S", 6.0)  # in which sound copies arrive, however busy the machine
     caplog.set_level(logging.WARNING)
     with corrupting_pool("Hanging", check_peers=True) as pool:
         assert pool.deadline_s == 120.0
@@ -71,11 +71,11 @@ def test_copies_that_hang_are_taken_for_damaged_ones(caplog, monkeypatch):
         assert pool.exchange_pattern(ParallelPlan(ulysses=2)) == [0, 0]
         status = pool.status()
         assert (pool.generation, pool.state, status["peer_access"]) == (2, "idle", False)
-        assert pool._failures.last is None
+        assert pool._generations.failures.last is None
 
 
 def test_copies_that_hang_even_so_are_one_clear_error(monkeypatch):
-    monkeypatch.setattr(pools, "PEER_CHECK_S", 1.0)
+    monkeypatch.setattr(generations, "PEER_CHECK_S", 1.0)
     with corrupting_pool("HangingAlways", check_peers=True) as pool:
         with pytest.raises(PoolError, match=r"^copies .* do not arrive \(.*\) even without peer access; run the doc"):
             pool.start()
@@ -91,4 +91,4 @@ def test_without_the_check_the_damage_is_there():
 @pytest.mark.parametrize(("devices", "checked"), [("cuda:0 cuda:1", True), ("cuda:0 cuda:0", False), ("cpu:0", False)])
 def test_the_check_is_for_devices_that_copy_to_each_other(devices, checked):
     parsed = tuple(Device(kind, int(index)) for kind, index in (name.split(":") for name in devices.split()))
-    assert Pool(parsed)._check_peers is checked
+    assert Pool(parsed)._generations._settings.check_peers is checked

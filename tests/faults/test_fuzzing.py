@@ -12,7 +12,7 @@ import pytest
 
 from faults.fuzz.fuzzer import Target, fuzz
 from faults.fuzz.marking import Edges, marked_module
-from faults.fuzz.targets import header, wire
+from faults.fuzz.targets import header, records, wire
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS = 20_000
@@ -25,6 +25,14 @@ def test_the_wires_decoder_survives_what_reaches_new_code():
     assert found.corpus > 4, "nothing new was reached: the fuzzer is blind"
 
 
+def test_requests_and_replies_survive_what_reaches_new_code():
+    target = records()
+    found = fuzz(target, inputs=INPUTS, seed=1)
+    assert found.broken == []
+    assert found.accepted > 0
+    assert found.corpus > len(target.seeds) + 4, "nothing new was reached: the fuzzer is blind"
+
+
 def test_the_header_of_a_weights_file_survives_what_reaches_new_code(tmp_path):
     found = fuzz(header(tmp_path), inputs=INPUTS, seed=1)
     assert found.broken == []
@@ -33,14 +41,14 @@ def test_the_header_of_a_weights_file_survives_what_reaches_new_code(tmp_path):
 
 
 @pytest.mark.full
-def test_both_survive_without_assertions_too():
+def test_all_survive_without_assertions_too():
     """Nothing that a message can carry may rest on an `assert`."""
     command = [sys.executable, "-O", "-m", "faults.fuzz", "--inputs", str(INPUTS), "--seed", "2"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "python -O" in done.stdout
-    assert done.stdout.count(f"{INPUTS} inputs") == 2
+    assert done.stdout.count(f"{INPUTS} inputs") == 3
 
 
 @pytest.mark.full

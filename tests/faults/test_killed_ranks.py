@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from pool.echo_pool import FRESH, failure, first_line, in_time, is_alive, make_spec, run_step, wait_until
+from pool.echo_pool import FRESH, failure, first_line, held, in_time, is_alive, make_spec, run_step, wait_until
 
 from parallel_runtime.errors import PoolError
 
@@ -51,7 +51,7 @@ def test_a_rank_killed_while_it_loads(pool):
             pool.load(make_spec("die1"))
         seconds = time.monotonic() - began
         assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
-        assert [rank["held"] for rank in run_step(pool).ranks] == [1, 1]
+        assert held(run_step(pool).ranks) == [1, 1]
         return seconds
 
     in_time(noticed)

@@ -1,6 +1,7 @@
 """Nothing of ours is reachable from outside, and no bytes that arrive can run code: no pickle anywhere on the path."""
 
 import ast
+import json
 import os
 
 import pytest
@@ -164,6 +165,7 @@ def test_a_run_with_all_of_that_booby_trapped_is_right(tmp_path):
     assert lines == [*(f"{name} was called" for name in traps), "True", "True"]
 
 
-def test_the_traps_are_set_in_a_rank_too(pool_of):
+def test_the_traps_are_set_in_a_rank_too(pool_of, tmp_path):
     pool = pool_of(1, python_path=(str(ROOT / "tests" / "pool"), str(TRAPPED)))
-    assert "sitecustomize" in run_step(pool, about=["sitecustomize"]).ranks[0]["about"]["loaded"]
+    run_step(pool, faults={0: [["write_about", str(tmp_path / "about"), "sitecustomize"]]})
+    assert json.loads((tmp_path / "about").read_text())["loaded"] == ["sitecustomize"]

@@ -123,7 +123,7 @@ def test_what_ranks_print_and_what_the_pool_tells_holds_nothing_private(tmp_path
         runner.patches = lora("one", seed=1, strength=0.5)
         runner(tensors)
         told = [*texts(pool.status()), *texts(runner.ranks)]
-        printed = [rank.output.text() for rank in pool._workers.generation.ranks]
+        printed = [rank.output.text() for rank in pool._generations.workers.generation.ranks]
     assert "model.safetensors" in told
     assert [text for text in told if private(text)] == []
     assert [text for text in printed if private(text)] == []

@@ -63,7 +63,7 @@ def test_a_rank_that_fails_after_its_step_was_cancelled_does_not_fail_the_next_o
         pass
 
     def cancel():
-        if pool.state == "busy" and pool._workers.busy:
+        if pool.state == "busy" and pool._generations.workers.busy:
             raise Cancelled
 
     caplog.set_level(logging.WARNING)

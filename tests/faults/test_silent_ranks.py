@@ -58,7 +58,7 @@ def test_the_silence_of_a_time_when_nobody_listened_does_not_count(lone):
     given, rests = torch.ones(6), []
 
     def rest_once():
-        if lone._workers.busy and not rests:
+        if lone._generations.workers.busy and not rests:
             rests.append(time.sleep(1.0))
 
     run_step(lone, given)

@@ -1,4 +1,4 @@
-"""An engine whose steps break one of NCCL's rules each, and report what the simulation says of it.
+"""An engine whose steps break one of NCCL's rules each, and note what the simulation says of it.
 
 A rank finds this module through `python_path`; `test_nccl_rules.py` says what must be found.
 """
@@ -6,8 +6,10 @@ A rank finds this module through `python_path`; `test_nccl_rules.py` says what m
 import torch
 import torch.distributed as dist
 from nccl_rules import NcclRuleError, Settings, join_world
+from noted import note
 
 from parallel_runtime.wire.protocol import Op
+from parallel_runtime.wire.replies import EmptyReply, LoadReply, Memory, StepReply
 
 
 class Breaking:
@@ -19,9 +21,9 @@ class Breaking:
 
     def handle(self, message, *, progress, cancelled, beat):
         if message.op is Op.LOAD:
-            return {"parameter_bytes": 0, "dtype": "float32"}
+            return LoadReply(dtype="float32", memory=Memory(resident_bytes=0))
         if message.op is Op.MESH:
-            return {}
+            return EmptyReply()
         self.simulation.begin(Settings(lazy=message.body.calls[0].get("lazy", False), deadline_s=1.0))
         said = ""
         with torch.inference_mode():
@@ -31,7 +33,8 @@ class Breaking:
             except NcclRuleError as error:
                 said = str(error)
         self.simulation.pending.clear()  # what it left in flight stays in its own group
-        return {"said": said, "step_s": 0.0}
+        note(message.body.calls[0], self.rank, said)
+        return StepReply(ran=None, memory=Memory(resident_bytes=0))
 
 
 def exchange(group, source, target, *, lengths=(2, 2)):
@@ -61,9 +64,23 @@ def each_sends_first(rank, group):
     works[1].wait()
 
 
+def nobody_connects(rank, group):
+    if rank == 0:
+        dist.irecv(torch.ones(3), 1, group=group)
+
+
 def nobody_comes(rank, group):
+    exchange(group, torch.ones(4, 3), torch.empty(4, 3)).wait()  # connects them
     if rank == 0:
         dist.irecv(torch.ones(3), 1, group=group).wait()
+
+
+def a_circle_of_first_messages(rank, group):
+    """Each direction in a group of its own, as links have; without connecting, both sends would be in flight."""
+    links = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    sent = dist.isend(torch.ones(3), 1 - rank, group=links[rank])
+    dist.irecv(torch.ones(3), 1 - rank, group=links[1 - rank]).wait()
+    sent.wait()
 
 
 def strided(rank, group):
@@ -88,7 +105,14 @@ def never_waited(rank, group):
     exchange(group, torch.ones(4, 3), torch.empty(4, 3))
 
 
+def destroyed_in_flight(rank, group):
+    exchange(group, torch.ones(4, 3), torch.empty(4, 3))
+    dist.destroy_process_group(group)
+
+
 def other_order(rank, group):
+    exchange(group, torch.ones(4, 3), torch.empty(4, 3)).wait()
+    group.all_gather_single(torch.empty(4, 3), torch.ones(2, 3)).wait()
     first = exchange if rank else (lambda group, source, target: group.all_gather_single(target, source[:2]))
     first(group, torch.ones(4, 3), torch.empty(4, 3)).wait()
 
@@ -123,6 +147,16 @@ BREACHES = {
     breach.__name__: breach
     for breach in (
         *(sound, strided, source_written, target_written, never_waited, other_order, unequal, other_dtype),
-        *(each_sends_first, nobody_comes, without_elements, uneven_sums, uneven_gather, unknown_dtype),
+        *(
+            each_sends_first,
+            nobody_connects,
+            nobody_comes,
+            a_circle_of_first_messages,
+            without_elements,
+            destroyed_in_flight,
+            uneven_sums,
+            uneven_gather,
+            unknown_dtype,
+        ),
     )
 }

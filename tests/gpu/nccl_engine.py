@@ -1,12 +1,16 @@
 """The real engine on a process group with NCCL's rules. A rank finds this module through `python_path`.
 
+A note says how many ranks each of the `groups` has that the rank is in.
+
 A call's option `nccl` says how its request is run: the fields of `Settings`, and `launches_wait`.
 """
 
 from contextlib import nullcontext
+from typing import ClassVar
 
 import torch
 from nccl_rules import Settings, Simulation, join_world
+from noted import note
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_runtime.rank.engine import Engine
@@ -41,18 +45,21 @@ def launches(func: torch._ops.OpOverload) -> bool:
 
 
 class NcclEngine(Engine):
-    """As the real one."""
+    """As the real one. `OTHERWISE`: how requests without calls are run."""
+
+    OTHERWISE: ClassVar[dict] = {}
 
     def __init__(self, **given) -> None:
         self.simulation = join_world()
         super().__init__(**given)
 
     def handle(self, message, **told):
-        calls = message.body.calls if message.op in (Op.STEP, Op.RUN) else [{}]
+        calls = message.body.calls if message.op in (Op.STEP, Op.RUN) else [{"nccl": self.OTHERWISE}]
         options = dict(calls[0].get("nccl", {}))
         waiting = LaunchesWait(self.simulation) if options.pop("launches_wait", False) else nullcontext()
         self.simulation.begin(Settings(**options))
         with waiting:
             reply = super().handle(message, **told)
         self.simulation.end()
+        note(calls[0], self.rank, {"groups": list(self.simulation.groups)})
         return reply

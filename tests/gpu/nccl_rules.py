@@ -11,6 +11,11 @@ ProcessGroupNCCL. What holds here:
   has one more for each pair of ranks that send to each other, made when both first need it; making it blocks the host.
 - An operation runs once every peer's matching operation is at the head of its own queue. A batch is one operation.
 - Ranks agree on what an operation is, on its bytes and on its dtype. No message is empty.
+- NCCL connects ranks when they first need it: a sender and a receiver with their first message, all ranks of a group
+  with their first gather (NCCL_RUNTIME_CONNECT, which is on). That blocks the hosts of both ends until both are there,
+  in eager groups too (NVIDIA/nccl issues 415 and 1346, `ncclTransportP2pSetup`). A batch connects all that it needs.
+- Destroying a group blocks the host until all of its ranks destroy it, and nothing may be in flight on it. So ranks
+  that destroy groups in other orders may wait in a circle (pytorch pull request 190431).
 - Tensors are contiguous. Until the operation is waited for, its targets hold NaN (every byte 0xFF), and neither they
   nor its sources may be written to. Everything issued is waited for before a request ends.
 
@@ -20,10 +25,11 @@ a wait depends on it either way. Owns the rules. Does not own which requests the
 
 import queue
 import random
+import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import NoReturn, Protocol
 
@@ -34,11 +40,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 BACKEND = "nccl_rules"
 POISON = 0xFF  # as every byte: NaN in each floating type
-KINDS = ("point to point", "all_to_all", "all_gather", "join")
+KINDS = ("point to point", "all_to_all", "all_gather", "join", "destroy", "connect")
 DTYPES = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8, torch.int8, torch.int32, torch.int64),
     *(torch.bool, torch.float8_e4m3fn, torch.float8_e5m2),
 )
+HELLO = torch.zeros(1, dtype=torch.uint8)
 LOOK_S = 0.05  # how often a host that waits looks whether anything can still move
 OTHERS_NOTICE_S = 0.3
 TAGS_A_GROUP = 4  # of the wire: the group's communicator, its pairs', and the making of either
@@ -92,10 +99,11 @@ class Simulation:
     device: Device | None = None
     settings: Settings = field(default_factory=Settings)
     pending: list["SimulatedWork"] = field(default_factory=list)
-    joined: set[tuple[int, int]] = field(default_factory=set)
+    joined: set[tuple[int, ...]] = field(default_factory=set)  # communicators and connections that were made
+    groups: list[int] = field(default_factory=list)  # how many ranks each group has that this rank is in
 
     def begin(self, settings: Settings) -> None:
-        """Run what follows by `settings`; a lazy group's communicators are made anew."""
+        """Run what follows by `settings`; connections, and a lazy group's communicators, are made anew."""
         self.settings = settings
         self.joined.clear()
 
@@ -115,6 +123,7 @@ class Simulation:
         if rank == 0:
             store.set("number", str(self.store.add("communicators", 1)))
         members = [int(store.get(f"member {index}")) for index in range(size)]
+        self.groups.append(size)
         return SimulatedGroup(self, rank, members, number=int(store.get("number")))
 
 
@@ -193,7 +202,7 @@ class Communicator:
 
     def __init__(self, simulation: Simulation, members: Sequence[int], *, tag: int) -> None:
         self._simulation, self.members, self._tag = simulation, members, tag
-        self._queue: queue.Queue[tuple[SimulatedWork, bool, list[Message]]] = queue.Queue()
+        self._queue: queue.Queue[tuple[SimulatedWork, bool, list[Message]] | None] = queue.Queue()
         self._head: tuple[str, float] | None = None  # what it is at, and since when
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -211,14 +220,55 @@ class Communicator:
 
     def join(self, peers: Sequence[int]) -> None:
         """Meet `peers`, to make the communicator: the host waits for them."""
-        self._meet("join", peers, [], tag=self._tag + 1, text=f"making the communicator of ranks {tuple(self.members)}")
+        self._by_host("join", peers, [], f"making the communicator of ranks {tuple(self.members)}")
+
+    def connect(self, messages: Sequence[Message], *, gather: bool) -> None:
+        """Make the connections that these messages need and that are not there: the host waits for the other ends."""
+        joined, me, new = self._simulation.joined, self.members.index(self._simulation.rank), []
+        for message in messages:
+            link = (me, message.peer) if message.outgoing else (message.peer, me)
+            if message.data.numel() and (self._tag, gather, *link) not in joined:
+                joined.add((self._tag, gather, *link))
+                new.append(replace(message, data=HELLO, dtype=HELLO.dtype))
+        if new:
+            towards = ", ".join(f"{'to' if m.outgoing else 'from'} rank {self.members[m.peer]}" for m in new)
+            text = f"connecting {towards} among ranks {tuple(self.members)}"
+            self._by_host("connect", sorted({message.peer for message in new}), new, text)
+
+    def end(self, peers: Sequence[int]) -> None:
+        """Meet `peers`, to end the communicator: the host waits for them."""
+        self._by_host("destroy", peers, [], f"ending the communicator of ranks {tuple(self.members)}")
+        self._queue.put(None)
+
+    def _by_host(self, kind: str, peers: Sequence[int], messages: list[Message], text: str) -> None:
+        """Have the host wait until `peers` do the same."""
+        began, failed = time.monotonic(), []
+
+        def meet() -> None:
+            try:
+                with torch.inference_mode():
+                    self._meet(kind, peers, messages, tag=self._tag + 1, text=text)
+            except RuntimeError as error:
+                failed.append(error)
+
+        meeting = threading.Thread(target=meet, daemon=True)
+        meeting.start()
+        while meeting.is_alive():
+            meeting.join(LOOK_S)
+            self._refuse_standstill_of((text, began))
+        if failed:
+            raise failed[0]
 
     def refuse_standstill(self) -> None:
         """Raise `NcclRuleError` when what is at the head of the queue has waited for its peers for too long."""
-        head, deadline_s = self._head, self._simulation.settings.deadline_s
-        if head is None or time.monotonic() - head[1] < deadline_s:
+        if self._head is not None:
+            self._refuse_standstill_of(self._head)
+
+    def _refuse_standstill_of(self, head: tuple[str, float]) -> None:
+        deadline_s = self._simulation.settings.deadline_s
+        if time.monotonic() - head[1] < deadline_s:
             return
-        behind = [work.text for work, _, _ in tuple(self._queue.queue)]
+        behind = [queued[0].text for queued in tuple(self._queue.queue) if queued is not None]
         store, rank = self._simulation.store, self._simulation.rank
         store.set(f"stuck {rank}", f"rank {rank} waits in {', before '.join((head[0], *behind))}")
         time.sleep(OTHERS_NOTICE_S)
@@ -229,8 +279,8 @@ class Communicator:
     @torch.inference_mode()
     def _run(self) -> None:
         number = 0
-        while True:
-            work, everybody, messages = self._queue.get()
+        while (queued := self._queue.get()) is not None:
+            work, everybody, messages = queued
             settings = self._simulation.settings
             number += 1
             drawn = random.Random(f"{settings.seed} {self._simulation.rank} {self._tag} {number}")  # noqa: S311  delays
@@ -247,7 +297,9 @@ class Communicator:
         """Nothing that is or comes behind what went wrong moves."""
         while True:
             work.end(error)
-            work, _, _ = self._queue.get()
+            if (queued := self._queue.get()) is None:
+                sys.exit()
+            work = queued[0]
 
     def _move(self, work: SimulatedWork, everybody: bool, messages: list[Message]) -> None:
         me = self.members.index(self._simulation.rank)
@@ -289,6 +341,26 @@ class SimulatedGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802  torch's name
         """As torch asks for it."""
         return BACKEND
+
+    def _set_group_name(self, name: str) -> None:
+        """As torch names it. torch's own keeps the name in its backends, of which this has none."""
+        self._name = name
+
+    @property
+    def group_name(self) -> str:
+        """As torch asks for it when it forgets the group."""
+        return self._name
+
+    def shutdown(self) -> None:
+        """As torch calls it to destroy the group."""
+        communicators = (self._whole, *self._pairs.values())
+        left = next((work for work in self._simulation.pending if work.communicator in communicators), None)
+        if left is not None:
+            raise NcclRuleError(f"{left.text}: its group is destroyed before it was waited for")
+        self._whole.end([peer for peer in range(len(self._members)) if peer != self.rank()])
+        for peer in sorted(self._pairs, key=lambda peer: sorted((peer, self.rank()))):
+            self._pairs[peer].end([peer])
+        self._simulation.groups.remove(len(self._members))
 
     def alltoall_base(
         self,
@@ -340,6 +412,7 @@ class SimulatedGroup(dist.ProcessGroup):
             for operation, (_, data) in zip(run, held, strict=True)
         ]
         self._make(self._whole, sorted({message.peer for message in messages}), pair=-1)
+        self._whole.connect(messages, gather=False)
         return self._whole.issue(work, messages, everybody=False)
 
     def _everybody(
@@ -354,6 +427,7 @@ class SimulatedGroup(dist.ProcessGroup):
         incoming[self.rank()].copy_(outgoing[self.rank()])
         messages = [Message(peer, True, outgoing[peer], dtype) for peer in others]
         messages += [Message(peer, False, incoming[peer], dtype) for peer in others]
+        self._whole.connect(messages, gather=work.kind == "all_gather")
         return self._whole.issue(work, messages, everybody=True)
 
     def _alone(self, work: SimulatedWork, message: Message) -> SimulatedWork:
@@ -363,6 +437,7 @@ class SimulatedGroup(dist.ProcessGroup):
                 self._pairs[message.peer] = Communicator(self._simulation, self._members, tag=self._tag + 2)
             communicator = self._pairs[message.peer]
         self._make(communicator, [message.peer], pair=message.peer)
+        communicator.connect([message], gather=False)
         return communicator.issue(work, [message], everybody=False)
 
     def _make(self, communicator: Communicator, peers: Sequence[int], *, pair: int) -> None:
@@ -417,6 +492,8 @@ def _refuse_others(ours: list[int], theirs: list[int], text: str) -> None:
     """Raise `NcclRuleError` when a peer's header is not the other end of ours."""
     if theirs == [ours[0], *ours[4:], *ours[1:4]]:
         return
+    if ours[0] == theirs[0] == KINDS.index("connect"):
+        raise NcclRuleError(f"{text} connects otherwise; both ends of a first message must come to it")
     if theirs[0] != ours[0]:
         raise NcclRuleError(f"{text} is at {KINDS[theirs[0]]} instead; ranks must agree on the order of operations")
     told = [f"{run[0]} bytes in {run[1]} messages of dtypes {run[2]}" for run in (theirs[1:4], ours[4:])]

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from noted import FOLDER
 
 from gpu.cases import RUNS, Case, error_of, is_plan, pairs
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
+from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
 # fp32 sums in another order, four calls of the model after one another
@@ -32,8 +34,8 @@ RULES = ("lazy", "launches_wait")
 
 def nccl_pool(ranks: int, engine: str = "nccl_engine:NcclEngine") -> Pool:
     """CPU ranks that exchange by NCCL's rules."""
-    folder = str(Path(__file__).parent)
-    return Pool(parse_devices(f"cpu:{ranks}").devices, threads_per_rank=1, engine=engine, python_path=(folder,))
+    folders, devices = (str(Path(__file__).parent), FOLDER), parse_devices(f"cpu:{ranks}").devices
+    return Pool(devices, threads_per_rank=1, engine=engine, python_path=folders)
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +71,11 @@ def test_links_as_they_were_wait_for_ever_and_the_operation_is_named(
     found = pytest.raises(PoolError, match=f"deadlock for 1.5 s: .*{waits}")
     with nccl_pool(3, f"nccl_undone:{engine}") as pool, found:
         error_of(pool, deep, Case(plan=plan), {"nccl": rules})
+
+
+def test_the_byte_pattern_goes_round_stages_whose_hosts_wait_for_a_first_message(four_ranks: Pool) -> None:
+    for stages in (2, 3, 4):
+        assert four_ranks.exchange_pattern(ParallelPlan(pipefusion=stages)) == [0] * 4
+    found = pytest.raises(PoolError, match=r"deadlock for 1.5 s: .*rank 0 waits in connecting to rank 1")
+    with nccl_pool(3, "nccl_undone:AllSendFirst") as pool, found:
+        pool.exchange_pattern(ParallelPlan(pipefusion=3))

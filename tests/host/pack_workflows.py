@@ -15,6 +15,7 @@ from parallel_runtime.cli.workload import relative_error as relative_error  # fo
 
 from .client import ComfyClient, PromptResult, Workflow
 
+LOADER = "ParallelFluxLoader"
 TOLERANCE = 1e-5  # fp32: the largest relative error the design allows, for any plan
 
 
@@ -27,9 +28,10 @@ def parallel(
     ring: int = 1,
     weight_dtype: str = "default",
     sampler: str = "KSampler",
+    loader: str = LOADER,
     **optional: Any,
 ) -> Workflow:
-    """The same graph with our loader in place of UNETLoader, and `sampler` in place of KSampler.
+    """The same graph with `loader` of ours in place of UNETLoader, and `sampler` in place of KSampler.
 
     `optional` are inputs of SP Config that a saved workflow may lack: lora, data, cfg, weights.
     """
@@ -37,7 +39,7 @@ def parallel(
     inputs = {"mode": mode, "devices": devices, "ulysses": ulysses, "ring": ring, **optional}
     graph["config"] = {"class_type": "SPConfig", "inputs": inputs}
     graph["model"] = {
-        "class_type": "ParallelFluxLoader",
+        "class_type": loader,
         "inputs": {
             "unet_name": graph["model"]["inputs"]["unet_name"],
             "weight_dtype": weight_dtype,

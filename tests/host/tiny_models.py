@@ -52,11 +52,12 @@ def write_layout(
     seed: int,
     dtype: torch.dtype = torch.float32,
     prefix: str = "",
+    metadata: dict[str, str] | None = None,
     values_of: Callable[[Row], bytes] | None = None,
 ) -> Path:
     """Writes a safetensors file; `prefix` goes before every name; `values_of` replaces the random values' bytes."""
     rows = list(rows)
-    header: dict[str, dict[str, object]] = {}
+    header: dict[str, dict[str, object]] = {"__metadata__": {**metadata}} if metadata else {}
     end = 0
     for row in rows:
         start, end = end, end + math.prod(row.shape) * dtype.itemsize

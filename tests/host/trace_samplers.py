@@ -43,6 +43,7 @@ class Bench:
 
         torch.set_num_threads(1)  # tensors of a few hundred numbers
         self.tracer, self.samplers, self.torch = tracer, comfy.samplers, torch
+        self.records = importlib.import_module(f"{NAME}.parallel_runtime.wire.records")
         kinds = (comfy.model_sampling.ModelSamplingFlux, comfy.model_sampling.CONST)
         self.sampling = sampling = type("Sampling", kinds, {})()
         self.guider = guider = object.__new__(comfy.samplers.CFGGuider)
@@ -133,7 +134,7 @@ class Bench:
             "error": float((result - wanted).norm() / wanted.norm()),
             "calls": program.num_calls,
             "steps": len(program.step_ends),
-            "json_bytes": len(json.dumps(program.to_dict())),
+            "json_bytes": len(json.dumps(self.records.to_body(program))),
             "sigmas_as_sampler": torch.equal(sigmas_left, own_sigmas),
             "noisy": program.given != (0,),
             "random_state_kept": kept,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import psutil
 
 from .server import ComfyServer
@@ -24,3 +26,10 @@ def worker_pids(server: ComfyServer) -> list[int]:
 def private_bytes(server: ComfyServer) -> list[int]:
     """Memory that belongs to each rank alone, in the order of `workers`."""
     return [process.memory_full_info().uss for process in workers(server)]
+
+
+def generation(server: ComfyServer, *, ranks: int = 2) -> int:
+    """The number that the living ranks of the one pool of so many were started with."""
+    options = [dict(re.findall(r"--(\w+)=(\d+)", " ".join(process.cmdline()))) for process in workers(server)]
+    (number,) = {each["generation"] for each in options if each["ranks"] == str(ranks)}
+    return int(number)

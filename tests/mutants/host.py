@@ -85,4 +85,13 @@ MUTANTS = (
         "return self.sizes.biggest_block if layout.shards",
         ("test_pooled_model.py::test_blocks_that_visit_count_only_where_weights_are_apart",),
     ),
+    Mutant(
+        "SP Config keeps the number of patches for itself",
+        'pipeline = {"patches": patches, "warmup_steps": warmup_steps} if',
+        'pipeline = {"warmup_steps": warmup_steps} if',
+        (
+            "test_nodes_pipefusion.py::"
+            "test_after_its_warm_up_a_pipeline_equals_stock_comfyui_with_keys_of_the_step_before",
+        ),
+    ),
 )

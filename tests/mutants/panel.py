@@ -7,6 +7,8 @@ from .mutant import Mutant
 AREAS = "test_panel_drawing.py::test_every_rank_has_a_row_and_each_colour_the_area_of_its_seconds"
 TRACE = "test_panel_drawing.py::test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds"
 NUMBERS = "test_panel_drawing.py::test_what_stands_for_many_numbers_is_theirs"
+SAVED = "test_a_run.py::test_the_timeline_looks_at_a_step_and_saves_what_it_shows[classic]"
+BARS = "test_benchmark_bars.py::test_bars_are_as_high_as_their_contenders_are_quick"
 
 MUTANTS = (
     Mutant(
@@ -59,7 +61,13 @@ MUTANTS = (
         (f"{AREAS}[several steps]",),
     ),
     Mutant("a trace is in milliseconds", "ts: at * 1e6,", "ts: at * 1e3,", (TRACE,)),
-    Mutant("a trace's parts begin together", "        at += length\n", "", (TRACE,)),
+    Mutant(
+        "a trace's parts begin together",
+        "        at += length\n",
+        "",
+        (TRACE,),
+        file="exports.mjs",
+    ),
     Mutant(
         "a trace has all ranks in one track",
         "            ph: 'X',\n            pid: 0,\n            tid: rank.rank,",
@@ -85,4 +93,18 @@ MUTANTS = (
         "known.session === state.session && known.revision < state.revision) return",
         ("test_panel_drawing.py::test_only_a_newer_state_of_the_same_server_is_taken",),
     ),
+    Mutant(
+        "the saved report is what the panel made of it",
+        "jsonBlob(this.report.raw)",
+        "jsonBlob(this.report)",
+        (SAVED,),
+    ),
+    Mutant(
+        "the saved picture has its charts one over the other",
+        "    brush.drawImage(canvas, 0, y)\n    y += canvas.height + 8\n",
+        "    brush.drawImage(canvas, 0, y)\n",
+        (SAVED,),
+    ),
+    Mutant("bars begin above nought", "beginAtZero: zero === true,", "beginAtZero: false,", (BARS,)),
+    Mutant("one rank is drawn as a loss", "row.speedup >= 1 ? BAR.good", "row.speedup > 1 ? BAR.good", (BARS,)),
 )

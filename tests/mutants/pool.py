@@ -5,6 +5,7 @@ from __future__ import annotations
 from .mutant import Mutant
 
 STALE = "test_kv_book.py::test_calls_of_a_run_warm_up_and_then_find_what_the_one_before_left"
+JOINS = "test_layouts.py::test_weights_changed_on_one_rank_are_changed_on_a_rank_that_joins"
 SHARES = "test_shares.py::test_each_side_goes_to_a_lane_of_its_own_and_images_to_the_replicas"
 
 MUTANTS = (
@@ -21,10 +22,58 @@ MUTANTS = (
         ("test_failures.py::test_a_rank_that_breaks_the_protocol_is_ended",),
     ),
     Mutant(
+        "a model that is evicted stays on its rank",
+        "            if self.models.pop(handle, None) is not None:\n                evicted",
+        "            if self.models.get(handle) is not None:\n                evicted",
+        ("test_handles.py::test_the_model_used_longest_ago_is_evicted_when_there_is_no_room",),
+    ),
+    Mutant(
+        "a rank may give up what nobody cancelled",
+        "elif message.op is Op.CANCELLED and self.segments.cancelled_request == request.number:",
+        "elif message.op is Op.CANCELLED:",
+        ("test_failures.py::test_a_rank_that_breaks_the_protocol_is_ended",),
+    ),
+    Mutant(
         "a consequence is blamed where the cause came later",
         "return next((sign for sign in signs if not sign.weak), signs[0])",
         "return signs[0]",
         ("test_failures.py::test_the_cause_is_blamed_and_not_what_followed_from_it",),
+    ),
+    Mutant(
+        "a file of NCCL's may say where ranks meet",
+        "REFUSED = tuple(name for name in NEVER_PASSED_ON if name not in LISTEN_HERE)",
+        "REFUSED: tuple[str, ...] = ()",
+        ("test_nccl_files.py::test_a_file_that_has_ranks_meet_elsewhere_is_named_and_refused",),
+    ),
+    Mutant(
+        "NCCL's files are not looked at before ranks start",
+        'if self._ranks.backend == "nccl" and (refused := ',
+        'if self._ranks.backend == "none" and (refused := ',
+        ("test_nccl_files.py::test_a_pool_on_gpus_does_not_start_with_such_a_file",),
+    ),
+    Mutant(
+        "groups of plans that nobody uses stay for ever",
+        "if other == plan or extra_bytes(more - own, self._num_ranks) <= kept_bytes(self._num_ranks):",
+        "if True:",
+        ("test_meshes.py::test_ranks_never_have_more_groups_than_the_planner_counts",),
+    ),
+    Mutant(
+        "groups of weights that are held are freed",
+        "kept = {group for layout in held for group in weight_groups(layout)}",
+        "kept = set()",
+        ("test_meshes.py::test_groups_of_weights_that_are_held_outlive_every_plan",),
+    ),
+    Mutant(
+        "groups of the plan used last go first",
+        "for other, its_handle in reversed(self._handles.items()):",
+        "for other, its_handle in self._handles.items():",
+        ("test_meshes.py::test_what_was_used_longest_ago_goes_first",),
+    ),
+    Mutant(
+        "groups are freed only where another plan makes some",
+        "if handle is not None and not dropped:",
+        "if handle is not None:",
+        ("test_meshes.py::test_ranks_never_have_more_groups_than_the_planner_counts",),
     ),
     Mutant(
         "an input that changed is not sent again",
@@ -100,8 +149,8 @@ MUTANTS = (
     ),
     Mutant(
         "a preview is told before every rank has written its rows",
-        'done = min(int(progress[rank]["step"]) for rank in self._writers) + 1',
-        'done = max(int(progress[rank]["step"]) for rank in self._writers) + 1',
+        "done = min(progress[rank].done for rank in self._writers)",
+        "done = max(progress[rank].done for rank in self._writers)",
         ("test_shares.py::test_a_step_is_told_once_every_writer_has_done_it_in_order",),
     ),
     Mutant(
@@ -127,5 +176,17 @@ MUTANTS = (
         "return self.kind == other.kind and self.ranks >= other.ranks",
         "return self.kind == other.kind",
         ("test_plan.py::test_weights_serve_plans_of_their_kind_and_of_no_more_ranks",),
+    ),
+    Mutant(
+        "ranks that join count as changed like those before them",
+        "patches = self.patches if self.patches == more.patches else None",
+        "patches = self.patches",
+        (JOINS,),
+    ),
+    Mutant(
+        "the same change of weights is made again",
+        "(held.name, held.side_branch) == (patches.name, patches.side_branch):",
+        "held.name == patches.name and held.side_branch:",
+        (JOINS,),
     ),
 )

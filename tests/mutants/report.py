@@ -52,9 +52,9 @@ MUTANTS = (
         (BESIDE,),
     ),
     Mutant(
-        "bytes of a whole run count as its first step's",
-        'step |= {name: rank[name][number] for name in ("step_s", "began_s") if name in rank}',
-        'step |= {name: rank[name][0] for name in ("step_s", "began_s") if name in rank}',
+        "every step of a whole run is read as its first",
+        "Span(wall_s=seconds, requests=[ranks], step=number)",
+        "Span(wall_s=seconds, requests=[ranks])",
         (IN_THE_WORKERS,),
     ),
     Mutant(
@@ -92,5 +92,23 @@ MUTANTS = (
         'value = base["median_s"] / each["median_s"]',
         'value = each["median_s"] / base["median_s"]',
         ("test_report_chart.py::test_speed_ups_are_over_one_rank_or_over_the_contender_that_is_named",),
+    ),
+    Mutant(
+        "a report counts the generations of workers from nought",
+        '"pool": {"generation": pooled.pool.generation},',
+        '"pool": {"generation": pooled.pool.generation - 1},',
+        ("test_nodes_report.py::test_the_sampler_reports_each_rank_and_each_step",),
+    ),
+    Mutant(
+        "a pipeline is timed a step later than its first with old keys",
+        "steps_before(self._calls, exact, self._plan.warmup_steps)",
+        "steps_before(self._calls, exact, self._plan.warmup_steps + 1)",
+        ("test_steady.py::test_a_pipelines_timed_run_uses_keys_of_the_step_before_each_time",),
+    ),
+    Mutant(
+        "verify compares a pipeline after another number of steps",
+        "_stale(runner, run_plan, calls, steps=arguments.steps)",
+        "_stale(runner, run_plan, calls, steps=plan.warmup_steps + 1)",
+        ("test_command_line.py::test_verify_shows_a_pipeline_exact_in_warm_up_and_what_its_old_keys_change",),
     ),
 )

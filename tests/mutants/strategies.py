@@ -104,6 +104,12 @@ MUTANTS = (
         ("test_few_ranks.py::test_a_plan_sends_what_the_formula_says",),
     ),
     Mutant(
+        "an all-gather counts as sent to one other rank",
+        "axis.traffic.add((axis.size - 1) * mine.nbytes)",
+        "axis.traffic.add(mine.nbytes)",
+        ("test_sharded_weights.py::test_the_next_unit_is_on_its_way_before_a_block_computes[1-False]",),
+    ),
+    Mutant(
         "an all-gather's own part is left out",
         "        parts[index].copy_(self.source)\n",
         "",

@@ -7,6 +7,8 @@ from .mutant import Mutant
 REGION = "test_timing.py::test_a_region_of_a_device_is_what_its_work_took_and_not_the_hosts_time_to_queue_it"
 MARKS = "test_timing.py::test_marks_on_a_device_are_on_the_hosts_clock_however_its_own_runs"
 
+RUNS = "test_timing.py::test_every_rank_of_a_run_looks_at_the_clock_after_preparing_and_where_each_step_ends"
+
 MUTANTS = (
     Mutant(
         "a device's regions are timed by the host's clock",
@@ -61,5 +63,17 @@ MUTANTS = (
         "        self.total_s += time.perf_counter() - self.began_s\n",
         "        self.total_s = time.perf_counter() - self.began_s\n",
         ("test_timing.py::test_a_regions_entries_add_up",),
+    ),
+    Mutant(
+        "what is prepared counts to the first step",
+        "        self._timer.mark()\n        self._timer.lap()\n        try:",
+        "        self._timer.mark()\n        try:",
+        (f"{RUNS}[True-ulysses=2]",),
+    ),
+    Mutant(
+        "of a stage's patches only the first takes in the mask before the first step",
+        "for patch in self._rows:\n            patch.take_in()",
+        "for patch in self._rows[:1]:\n            patch.take_in()",
+        (f"{RUNS}[True-cfg=2,pipefusion=2,warmup_steps=1]",),
     ),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-PARTS = "test_sharded_weights.py::test_the_parts_of_a_unit_are_each_element_once_and_begin_between_elements[3]"
+PARTS = "test_sharded_weights.py::test_the_parts_of_a_unit_are_each_element_once_and_begin_between_elements"
+UNEVEN, EVEN = f"{PARTS}[3]", f"{PARTS}[5]"
 
 MUTANTS = (
     Mutant(
@@ -71,13 +72,28 @@ MUTANTS = (
         "weights of a unit are not aligned",
         "self.slots[name] = Slot(dtype, shape, -(-end // ALIGNMENT) * ALIGNMENT)",
         "self.slots[name] = Slot(dtype, shape, end)",
-        (PARTS,),
+        (UNEVEN,),
+    ),
+    Mutant(
+        "a range is a step longer where a unit can be cut evenly",
+        "self.shard_bytes = max(1, -(-end // (ALIGNMENT * shards))) * ALIGNMENT",
+        "self.shard_bytes = (end // (ALIGNMENT * shards) + 1) * ALIGNMENT",
+        (EVEN,),
+    ),
+    Mutant(
+        "a replica without work gathers weights as often as the others",
+        "passes = max(len(request.lanes[lane]) for lane in mesh.replica_lanes)",
+        "passes = max(len(lane) for lane in request.lanes)",
+        (
+            "test_sharded_plans.py::test_a_plan_gives_the_same_with_parts_of_the_weights_as_with_all"
+            "[data2-ring1-uly2-offloaded]",
+        ),
     ),
     Mutant(
         "a rank's part of a weight begins a range too late",
         "low = min(max(slot.start, begin), slot.stop)",
         "low = min(max(slot.start, begin + 64), slot.stop)",
-        (PARTS,),
+        (UNEVEN,),
     ),
     Mutant(
         "a tensor may have other bytes than its shape needs",

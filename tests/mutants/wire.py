@@ -48,6 +48,24 @@ MUTANTS = (
         (FIELDS,),
     ),
     Mutant(
+        "a field that nobody knows is let through",
+        "if not required <= body.keys() <= names:",
+        "if not required <= body.keys():",
+        ("test_typed_messages.py::test_a_field_more_or_less_is_refused_by_name",),
+    ),
+    Mutant(
+        "true is taken for the number 1",
+        "    if type(value) is kind:\n",
+        "    if isinstance(value, kind):\n",
+        ("test_typed_messages.py::test_a_value_of_another_type_is_refused_by_name",),
+    ),
+    Mutant(
+        "a field that was left out has no value",
+        "values = defaults.copy()",
+        "values: dict[str, Any] = {}",
+        ("test_typed_messages.py::test_a_record_arrives_as_it_was_sent",),
+    ),
+    Mutant(
         "a tensor may pass the end of its segment by a byte",
         "        if end > self.num_bytes:\n",
         "        if end > self.num_bytes + 1:\n",

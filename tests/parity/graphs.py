@@ -6,9 +6,10 @@ Owns: which graphs there are. Does not own: what an edit does (edits.py), runnin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from host.client import Workflow
+from host.pack_workflows import LOADER
 
 from .edits import (
     FILES,
@@ -44,6 +45,8 @@ class Graph:
     name: str
     edits: tuple[Edit, ...]
     settings: tuple[tuple[str, Any], ...]
+    loader: str = LOADER
+    saves: ClassVar[tuple[str, ...]] = ("save",)
 
     def workflow(self) -> Workflow:
         """The stock graph, saving its latent."""

@@ -2,7 +2,9 @@
 
 Owns: the order of the runs and how the table looks. Exit code 1 when any cell differs or fails.
 
-`PYTHONPATH=tests python -m parity.matrix [--only TEXT] [--plan NAME] [--models DIR] [--write FILE]`
+`--hosted` runs them on ComfyUI's own modules in the workers, whose Flux.1 judges ours.
+
+`PYTHONPATH=tests python -m parity.matrix [--only TEXT] [--plan NAME] [--hosted] [--models DIR] [--write FILE]`
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from host.client import ComfyClient
 from host.layouts import FluxShape
-from host.pack_workflows import TOLERANCE
+from host.pack_workflows import LOADER, TOLERANCE
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
 
 from .graphs import GRAPHS, NOT_IN_STOCK, Graph
-from .runner import PLANS, Bench, FailedRunError, Row, effect, prepare
+from .runner import HOSTED_LOADER, PLANS, Bench, FailedRunError, Row, effect, prepare
+from .table import markdown, shown, verdict
 
 ONE_CONDITIONING = ("sampler", "scheduler", "model sampling", "position", "guidance", "saved by comfyui")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # more cost more than they give, on models as small as these
@@ -48,11 +52,9 @@ def tiny_models(folder: Path | None) -> Iterator[TinyModels]:
         yield tiny if tiny.models.exists() else write_tiny_models(tiny.base)
 
 
-def line(row: Row, changed: str = "") -> str:
-    """One row of the table, in Markdown."""
-    result = "equal" if not row.problems else "; ".join(row.problems)
-    error = "-" if row.failure else f"{row.error:.1e}"
-    return f"| {row.kind} | {row.graph} | {row.plan} | {error} | {row.calls} | {row.previews} | {changed} | {result} |"
+def line(row: Row, changed: str = "") -> tuple[object, ...]:
+    """One row of the table."""
+    return row.kind, row.graph, row.plan, shown(row), row.calls, row.previews, changed, verdict(row)
 
 
 def effects(bench: Bench, graphs: list[Graph]) -> dict[str, str]:
@@ -75,7 +77,7 @@ def run(bench: Bench, graphs: list[Graph], plans: list[str], changed: dict[str, 
     for plan in plans:
         for graph in worthwhile(graphs, plan):
             rows.append(bench.compare(graph, plan))
-            print(line(rows[-1], changed[graph.name]), flush=True)  # noqa: T201
+            print(*line(rows[-1], changed[graph.name]), sep=" | ", flush=True)  # noqa: T201
     return rows
 
 
@@ -92,11 +94,10 @@ def document(rows: list[Row], changed: dict[str, str]) -> str:
         f"{len(changed)} graphs, {len({row.plan for row in rows})} plans, {len(rows)} cells, {differing} differ. "
         f"Worst: {worst.error:.1e} ({worst.graph}, {worst.plan}).\n"
     )
-    head = "| kind | graph | plan | relative error | calls | previews | changed by | result |\n"
+    head = ("kind", "graph", "plan", "relative error", "calls", "previews", "changed by", "result")
     order = {name: number for number, name in enumerate(changed)}
     ordered = sorted(rows, key=lambda row: order[row.graph])  # stable: the plans keep their order
-    table = "\n".join(line(row, changed[row.graph]) for row in ordered)
-    return f"{INTRODUCTION}\n{summary}\n{head}{'| --- ' * 8}|\n{table}\n"
+    return f"{INTRODUCTION}\n{summary}\n{markdown(head, [line(row, changed[row.graph]) for row in ordered])}"
 
 
 def main() -> int:
@@ -104,10 +105,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="graphs whose kind or name contains this")
     parser.add_argument("--plan", action="append", choices=list(PLANS), help="default: all")
+    parser.add_argument("--hosted", action="store_true", help="on ComfyUI's own modules; writes no page by itself")
     parser.add_argument("--models", type=Path, help="keep the tiny models here between runs")
     parser.add_argument("--write", type=Path, help=f"default: {DOCUMENT}, when everything was run")
     arguments = parser.parse_args()
-    graphs = [graph for graph in GRAPHS if arguments.only in f"{graph.kind} {graph.name}"]
+    loader = HOSTED_LOADER if arguments.hosted else LOADER
+    graphs = [replace(graph, loader=loader) for graph in GRAPHS if arguments.only in f"{graph.kind} {graph.name}"]
     plans = arguments.plan or list(PLANS)
     start = time.monotonic()
     with tiny_models(arguments.models) as tiny, ComfyServer(models=tiny.models, environment=ONE_THREAD) as server:
@@ -117,7 +120,7 @@ def main() -> int:
         rows = run(bench, graphs, plans, changed)
     text = document(rows, changed)
     print(text.split("\n| kind")[0].split("\n\n")[-1], f"{time.monotonic() - start:.0f} s")  # noqa: T201
-    whole = len(graphs) == len(GRAPHS) and len(plans) == len(PLANS)
+    whole = not arguments.hosted and len(graphs) == len(GRAPHS) and len(plans) == len(PLANS)
     target = arguments.write or (DOCUMENT if whole else None)
     if target:
         target.write_text(text)

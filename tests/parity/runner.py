@@ -1,14 +1,15 @@
 """Runs a graph with the stock loader and with ours in one server, and says where they differ.
 
 Owns: what is compared (saved latents, progress, previews, calls of the model) and the limits. Does not own: the graphs
-(graphs.py), which of them are run (test_parity_subset.py, matrix.py), the server.
+(graphs.py; families/cases.py for other models), which of them are run (test_parity_subset.py, matrix.py), the server.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,12 +17,13 @@ from PIL import Image
 
 from host import layouts
 from host.client import ComfyClient, PromptRefusedError, PromptResult, Workflow
-from host.pack_workflows import TOLERANCE, relative_error, saved_latent
+from host.pack_workflows import LOADER, TOLERANCE, relative_error, saved_latent
 from host.tiny_models import TinyModels, write_layout
 
 from .edits import INSTANTX, PICTURES
 from .graphs import Graph
 
+Plans = Mapping[str, Mapping[str, Any]]
 PLANS: dict[str, dict[str, Any]] = {
     "ulysses 2": {"devices": "cpu:2", "ulysses": 2},
     "ring 2": {"devices": "cpu:2", "ring": 2},
@@ -29,6 +31,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "ring 3": {"devices": "cpu:3", "ring": 3},
     "cfg 2 x ulysses 2": {"devices": "cpu:4", "cfg": 2, "ulysses": 2},
 }
+HOSTED_LOADER = "HostedModelLoader"  # of the test hosts: ComfyUI's own modules compute a Flux.1 too
 SAMPLERS = ("KSampler", "KSamplerAdvanced")
 GUIDERS = ("BasicGuider", "CFGGuider", "DualCFGGuider", "DualModelGuider", "PerpNegGuider")
 MODELS_OF_A_GUIDER = ("model", "model_negative")
@@ -36,24 +39,48 @@ RELEASE: Workflow = {"end": {"class_type": "ReleaseParallelPool", "inputs": {}}}
 VISIBLE = 1e-3  # an edit that changes the latent less than this would hide an error of ours: 100 x the tolerance
 
 
+class Case(Protocol):
+    """What is compared: `saves` are the ids of its SaveLatent nodes, `loader` what takes UNETLoader's place."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def saves(self) -> tuple[str, ...]: ...
+    @property
+    def loader(self) -> str: ...
+    def workflow(self) -> Workflow: ...
+
+
 @dataclass(frozen=True)
 class Run:
-    """What one run left: the latent, progress as (node, value, max), and two counts."""
+    """What one run left: the latents, progress as (node, value, max), and two counts."""
 
-    latent: torch.Tensor
+    latents: tuple[torch.Tensor, ...]
     progress: tuple[tuple[str, int, int], ...]
     previews: int
     calls: int
 
+    @property
+    def latent(self) -> torch.Tensor:
+        """That of a graph which saves one."""
+        (latent,) = self.latents
+        return latent
+
 
 @dataclass(frozen=True)
 class Row:
-    """One cell of the matrix. `error` is relative; `failure` is the first line of an error, and then the rest is 0."""
+    """One cell of the matrix. `error` is relative; `failure` is the first line of an error, and then the rest is 0.
+
+    `least` is the smallest error of a latent where a graph saves several.
+    """
 
     graph: str
     kind: str
     plan: str
     error: float = 0.0
+    least: float = 0.0
     calls: int = 0
     previews: int = 0
     failure: str = ""
@@ -65,36 +92,35 @@ class FailedRunError(RuntimeError):
 
 
 class Bench:
-    """Runs graphs on one server; every stock result is made once."""
+    """Runs graphs on one server, under plans by their names; every stock result is made once."""
 
-    def __init__(self, client: ComfyClient) -> None:
-        self.client = client
+    def __init__(self, client: ComfyClient, plans: Plans = PLANS) -> None:
+        self.client, self.plans = client, plans
         self._stock: dict[str, Run] = {}
 
-    def stock(self, graph: Graph) -> Run:
+    def stock(self, graph: Case) -> Run:
         """What stock ComfyUI makes of `graph`; raises FailedRunError when it does not."""
         if graph.name not in self._stock:
-            self._stock[graph.name] = self.run(counted(graph.workflow()))
+            self._stock[graph.name] = self.run(counted(graph.workflow()), graph.saves)
         return self._stock[graph.name]
 
-    def ours(self, graph: Graph, plan: str) -> Run:
-        """What our loader makes of it under a plan of PLANS; raises FailedRunError when it does not."""
-        return self.run(counted(parallelized(graph.workflow(), **PLANS[plan])))
+    def ours(self, graph: Case, plan: str) -> Run:
+        """What our loader makes of it; raises FailedRunError when it does not."""
+        return self.run(counted(self._parallelized(graph, plan)), graph.saves)
 
-    def without_exchange(self, graph: Graph, plan: str) -> Run:
+    def without_exchange(self, graph: Case, plan: str) -> Run:
         """As `ours`, with ranks that attend to their own tokens alone: what must not pass for parity."""
-        return self.run(counted(switched_off(parallelized(graph.workflow(), **PLANS[plan]))))
+        return self.run(counted(switched_off(self._parallelized(graph, plan))), graph.saves)
 
-    def compare(self, graph: Graph, plan: str) -> Row:
+    def compare(self, graph: Case, plan: str) -> Row:
         """The cell of a graph and a plan."""
-        try:
-            return compared(graph, plan, self.ours(graph, plan), self.stock(graph))
-        except FailedRunError as failed:
-            problem = str(failed)
-            self.client.queue(RELEASE)  # or three failures in a row would fail every cell after them as well
-            return Row(graph.name, graph.kind, plan, failure=problem, problems=(problem,))
+        return self._cell(graph, plan, self.ours)
 
-    def run(self, workflow: Workflow) -> Run:
+    def control(self, graph: Case, plan: str) -> Row:
+        """The same cell without the exchange; its problems are what they should be when `seen` says so."""
+        return self._cell(graph, plan, self.without_exchange)
+
+    def run(self, workflow: Workflow, saves: Sequence[str] = ("save",)) -> Run:
         """One prompt; raises FailedRunError when it is refused or does not succeed."""
         try:
             result = self.client.queue(workflow)
@@ -103,12 +129,25 @@ class Bench:
         if result.status != "success":
             raise FailedRunError(f"{result.status} in {result.error_node}: {first_line(result.error_message)}")
         progress = tuple((each.node, each.value, each.max) for each in result.progress)
-        return Run(saved_latent(self.client, result), progress, len(result.previews), calls_of(result))
+        latents = tuple(saved_latent(self.client, result, node=node) for node in saves)
+        return Run(latents, progress, len(result.previews), calls_of(result))
+
+    def _parallelized(self, graph: Case, plan: str) -> Workflow:
+        return parallelized(graph.workflow(), loader=graph.loader, **self.plans[plan])
+
+    def _cell(self, graph: Case, plan: str, run: Callable[[Case, str], Run]) -> Row:
+        try:
+            return compared(graph, plan, run(graph, plan), self.stock(graph))
+        except FailedRunError as failed:
+            problem = str(failed)
+            self.client.queue(RELEASE)  # or three failures in a row would fail every cell after them as well
+            return Row(graph.name, graph.kind, plan, failure=problem, problems=(problem,))
 
 
-def compared(graph: Graph, plan: str, ours: Run, stock: Run) -> Row:
-    """A cell out of two runs, with everything in which they differ."""
-    error = relative_error(ours.latent, stock.latent)
+def compared(graph: Case, plan: str, ours: Run, stock: Run) -> Row:
+    """A cell out of two runs, with everything in which they differ. Of several latents, the error is the largest."""
+    errors = [relative_error(mine, theirs) for mine, theirs in zip(ours.latents, stock.latents, strict=True)]
+    error = max(errors)
     problems = [] if error <= TOLERANCE else [f"relative error {error:.1e}, the limit is {TOLERANCE:.0e}"]
     for what in ("progress", "previews", "calls"):
         mine, theirs = getattr(ours, what), getattr(stock, what)
@@ -116,8 +155,13 @@ def compared(graph: Graph, plan: str, ours: Run, stock: Run) -> Row:
             problems.append(f"{what}: {mine} with our loader, {theirs} with the stock loader")
     if not stock.progress or not stock.previews:
         problems.append("no progress or no preview to compare")
-    row = {"error": error, "calls": ours.calls, "previews": ours.previews, "problems": tuple(problems)}
-    return Row(graph.name, graph.kind, plan, **row)
+    row = {"error": error, "least": min(errors), "calls": ours.calls, "previews": ours.previews}
+    return Row(graph.name, graph.kind, plan, **row, problems=tuple(problems))
+
+
+def seen(control: Row) -> bool:
+    """Whether a run without exchange differs from stock in every latent, far above the tolerance, and in no count."""
+    return len(control.problems) == 1 and control.least > VISIBLE
 
 
 def effect(bench: Bench, graph: Graph) -> float:
@@ -125,13 +169,13 @@ def effect(bench: Bench, graph: Graph) -> float:
     return relative_error(bench.stock(graph).latent, bench.stock(graph.without_edits()).latent)
 
 
-def parallelized(graph: Workflow, *, devices: str, **degrees: int) -> Workflow:
+def parallelized(graph: Workflow, *, devices: str, loader: str = LOADER, **degrees: Any) -> Workflow:
     """The same graph with our loader wherever there was UNETLoader."""
     graph = copy.deepcopy(graph)
     config = {"mode": "manual", "devices": devices, "ulysses": 1, "ring": 1} | degrees
     for node in graph.values():
         if node["class_type"] == "UNETLoader":
-            node["class_type"] = "ParallelFluxLoader"
+            node["class_type"] = loader
             node["inputs"]["sp_config"] = ["config", 0]
     return graph | {"config": {"class_type": "SPConfig", "inputs": config}}
 
@@ -139,7 +183,7 @@ def parallelized(graph: Workflow, *, devices: str, **degrees: int) -> Workflow:
 def switched_off(graph: Workflow) -> Workflow:
     """The same graph, the exchange of our loaders' MODELs switched off."""
     graph = copy.deepcopy(graph)
-    for name in [name for name, node in graph.items() if node["class_type"] == "ParallelFluxLoader"]:
+    for name in [name for name, node in graph.items() if node["class_type"] in (LOADER, HOSTED_LOADER)]:
         for node in graph.values():
             links = {slot: [f"off {name}", 0] for slot, value in node["inputs"].items() if value == [name, 0]}
             node["inputs"] |= links

@@ -14,6 +14,7 @@ from parallel_runtime.planner.hardware import Calibration
 from parallel_runtime.planner.known import ON_CPU
 from parallel_runtime.planner.store import CalibrationStore
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.wire.replies import ProbeReply
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +28,19 @@ def test_each_rank_measures_its_device_and_the_exchanges_of_its_axis(pool) -> No
     everyone = pool.probe(ParallelPlan(ulysses=4))
     assert len(everyone) == 4
     for rank in everyone:
-        assert set(rank) == {"matmul", "attention", "memory", "all_to_all", "shift"}
-        for points in rank.values():
-            assert all(amount > 0 and seconds > 0 for amount, seconds in points)
-        for name in ("matmul", "attention", "all_to_all", "shift"):
-            (small, _), (large, _) = rank[name]
+        sized = (rank.matmul, rank.attention, rank.all_to_all, rank.shift)
+        for points in (*sized, rank.memory):
+            assert points and all(amount > 0 and seconds > 0 for amount, seconds in points)
+        for (small, _), (large, _) in sized:
             assert large > small
     pairs = pool.probe(ParallelPlan(ulysses=2, ring=2))
     # Sent to others: one part of two, three of four.
-    assert [points[0] for points in pairs[0]["all_to_all"]] == [2**14, 2**21]
-    assert everyone[0]["all_to_all"][1][0] == 3 * (2**21 // 3)
+    assert [points[0] for points in pairs[0].all_to_all] == [2**14, 2**21]
+    assert everyone[0].all_to_all[1][0] == 3 * (2**21 // 3)
     alone = pool.probe(ParallelPlan())
-    assert set(alone[0]) == {"matmul", "attention", "memory"}
-    assert alone[1:] == [{}, {}, {}]
+    assert alone[0].matmul and alone[0].attention and alone[0].memory
+    assert (alone[0].all_to_all, alone[0].shift) == ((), ())
+    assert alone[1:] == [ProbeReply()] * 3
 
 
 def plausible(found: Calibration) -> bool:

@@ -7,9 +7,17 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from parallel_runtime.exchange_groups import groups_of
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.known import known_calibration
-from parallel_runtime.planner.memory import CONNECTION_BYTES, communicators, memory_of
+from parallel_runtime.planner.memory import (
+    COMMUNICATOR_BYTES,
+    CONNECTION_BYTES,
+    NCCL_BYTES,
+    communicators,
+    kept_bytes,
+    memory_of,
+)
 from parallel_runtime.planner.shapes import FLUX_DEV, Work
 from parallel_runtime.rank.mesh import Groups, Mesh
 
@@ -46,11 +54,34 @@ def test_the_planner_counts_the_communicators_that_every_rank_is_in(name: str, w
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.ranks)
         groups = Groups()
         Mesh(plan, device=torch.device("cpu"), groups=groups, show_waiting=lambda _: None)
-        mine = {id(group): len(ranks) for (_, ranks), group in groups._made.items() if rank in ranks}
+        mine = {id(group): len(key.ranks) for key, group in groups._made.items() if rank in key.ranks}
+        others = [key for key, group in groups._made.items() if group is not dist.group.WORLD]
+        assert others == list(groups_of(plan, plan.ranks)), "all that ranks make is what the parent has in its book"
         mine[id(dist.group.WORLD)] = plan.ranks  # made when a rank joins, whether a plan uses it or not
         dist.destroy_process_group()
         found = sorted(size for size in mine.values() if size > 1)
-        assert found == sorted(communicators(plan)), f"rank {rank}"
+        assert found == sorted(communicators(plan, plan.ranks)), f"rank {rank}"
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_ranks_that_sleep_make_the_same_groups(name: str, world: None) -> None:
+    plan = ParallelPlan.parse(name)
+    for rank in (0, 7):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
+        groups = Groups()
+        Mesh(plan, device=torch.device("cpu"), groups=groups, show_waiting=lambda _: None)
+        made = {key: group for key, group in groups._made.items() if group is not dist.group.WORLD}
+        assert list(made) == list(groups_of(plan, 8))
+        groups.free(groups_of(plan, 8))
+        assert len(dist.distributed_c10d._world.pg_map) == 1, "the one of all ranks is left"
+        dist.destroy_process_group()
+
+
+def test_the_planner_counts_a_pool_of_more_ranks_than_the_plan_has() -> None:
+    work, rates = Work(image_tokens=4096, text_tokens=512), known_calibration("A100").rates
+    runtime = [memory_of(FLUX_DEV, work, ParallelPlan(), rates, num_ranks=ranks).runtime for ranks in (1, 2, 4, 8)]
+    assert runtime[1] - runtime[0] > NCCL_BYTES + COMMUNICATOR_BYTES + CONNECTION_BYTES + kept_bytes(2) - 1
+    assert runtime == sorted(runtime)
 
 
 def test_each_communicator_is_paid_for() -> None:

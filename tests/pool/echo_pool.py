@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import Device
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 
 HERE = str(Path(__file__).parent)
@@ -29,20 +31,38 @@ def make_spec(name="model"):
     return ModelSpec(f"/nowhere/{name}", "float32", "flux", 1, 1)
 
 
+class StepResult(NamedTuple):
+    """What a request of one call gave."""
+
+    out: torch.Tensor
+    ranks: list
+    wall_s: float
+
+
 def run_step(pool, *tensors, spec=None, plan=None, check_cancelled=None, **options):
     """Sum the tensors (by default a small one) in the pool. Keys of `faults` are ranks."""
     tensors = tensors or (torch.arange(10.0),)
     if "faults" in options:
         options["faults"] = {str(rank): actions for rank, actions in options["faults"].items()}
-    return pool.step(
-        spec or make_spec(),
-        plan or ParallelPlan(ulysses=len(pool.devices)),
-        {f"x{index}": tensor for index, tensor in enumerate(tensors)},
+    call = ModelCall(
+        tensors={f"x{index}": tensor for index, tensor in enumerate(tensors)},
         out_shape=tuple(tensors[0].shape),
         out_dtype=tensors[0].dtype,
         options=options,
-        check_cancelled=check_cancelled,
     )
+    plan = plan or ParallelPlan(ulysses=len(pool.devices))
+    result = pool.run(spec or make_spec(), plan, [call], check_cancelled=check_cancelled)
+    return StepResult(result.outs[0], result.ranks, result.wall_s)
+
+
+def held(replies):
+    """How many models each rank holds, as `Echo` says it."""
+    return [reply.memory.allocated_bytes for reply in replies]
+
+
+def repeated(replies):
+    """The names of the inputs that each rank got before, as `Echo` says them."""
+    return [sorted(reply.ran.regions) for reply in replies]
 
 
 def is_alive(pid):

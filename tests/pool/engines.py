@@ -4,6 +4,7 @@ A rank finds this module through `python_path`. A step's options say what happen
 of actions with their arguments, done in order before the collective.
 """
 
+import json
 import mmap
 import os
 import re
@@ -20,6 +21,18 @@ import torch.distributed as dist
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.wire.channel import Channel
 from parallel_runtime.wire.protocol import Message, Op
+from parallel_runtime.wire.records import to_body
+from parallel_runtime.wire.replies import (
+    CheckReply,
+    Compiling,
+    EmptyReply,
+    LoadReply,
+    Memory,
+    MemoryReply,
+    Progress,
+    RankStep,
+    StepReply,
+)
 
 mapped = []  # held until the process ends
 
@@ -27,7 +40,9 @@ mapped = []  # held until the process ends
 class Echo:
     """A call's "out" is the sum of its inputs plus `add`, each rank writing its part of the elements.
 
-    The lanes play no part: their pieces are only said again.
+    The lanes play no part: a lane's pieces are only said again. Of its replies' figures, resident bytes are the rank's
+    number, allocated bytes the models that it holds and reserved bytes the changes of weights that it has done; the
+    regions of a step are the inputs that it got before, each with the number of its content.
     """
 
     def __init__(self, *, rank, device, segments):
@@ -35,24 +50,28 @@ class Echo:
         self.segments = segments
         self.models = set()
         self.groups = {}
+        self.changes = 0  # of weights, done
 
     def handle(self, message, *, progress, cancelled, beat):
         beat()
         if message.op is Op.LOAD:
             if message.body.first_rank <= self.rank < message.body.layout.ranks:
                 self.load(message.body, progress, cancelled)
-            return {"parameter_bytes": 100, "dtype": message.body.spec.dtype, "held": len(self.models)}
+            return LoadReply(parameter_bytes=100, dtype=message.body.spec.dtype, memory=self.memory())
         if message.op is Op.UNLOAD:
             self.models.discard(message.body.model)  # of a cancelled load, a rank may hold nothing
-            return {"held": len(self.models)}
+            return MemoryReply(memory=self.memory())
         if message.op is Op.MESH:
             self.groups[message.body.mesh] = dist.new_group(list(range(dist.get_world_size())))
-            return {}
+            return EmptyReply()
         if message.op is Op.PATCH:
             return self.patch(message.body.records, cancelled)
         if message.op is Op.CHECK:
-            return {"wrong_bytes": 7 * self.rank}
+            return CheckReply(wrong_bytes=7 * self.rank)
         return self.step(message, beat)
+
+    def memory(self):
+        return Memory(resident_bytes=self.rank, allocated_bytes=len(self.models), reserved_bytes=self.changes)
 
     def patch(self, records, cancelled):
         """Each change takes 0.1 s; one that has begun is finished."""
@@ -60,7 +79,8 @@ class Echo:
             if cancelled():
                 raise RequestCancelledError("cancelled")
             time.sleep(0.1)
-        return {"memory": {"resident_bytes": 1}}
+            self.changes += 1
+        return MemoryReply(memory=self.memory())
 
     def load(self, request, progress, cancelled):
         """The path says how: `slow1` on rank 1 only, `die1`, `refuse1` and `quiet1` likewise."""
@@ -68,7 +88,7 @@ class Echo:
         for loaded in range(0, 101, 10):
             if cancelled():
                 raise RequestCancelledError("cancelled")
-            progress({"loaded_bytes": loaded, "total_bytes": 100})
+            progress(Progress(done=loaded, total=100))
             if name == f"slow{self.rank}":
                 time.sleep(0.2)
             if name == f"quiet{self.rank}" and loaded == 50:
@@ -92,11 +112,17 @@ class Echo:
             dist.barrier(self.groups[message.body.mesh])
         for number, own in enumerate(every_call):
             self.add_up([spec for spec in message.tensors if spec.name.startswith(f"{number}.")], own.get("add", 0))
-        report = {"held": len(self.models), "memory": {"rank": self.rank}, "lanes": message.body.lanes}
-        report["repeated"] = sorted(message.body.repeated)
-        if "about" in options:
-            report |= {"about": about(options["about"])}
-        return report | {"step_s": time.perf_counter() - began}
+        lanes = message.body.lanes
+        lane = self.rank * len(lanes) // dist.get_world_size()
+        ran = RankStep(
+            lane=lane,
+            pieces=lanes[lane],
+            regions={name: float(content) for name, content in message.body.repeated.items()},
+            began_s=began,
+            step_s=time.perf_counter() - began,
+            **dict.fromkeys(("collectives", "sent_bytes", "weight_collectives", "weight_bytes"), 0),
+        )
+        return StepReply(memory=self.memory(), ran=ran)
 
     def add_up(self, specs, more):
         *inputs, out = (self.segments.tensor(spec) for spec in specs)
@@ -113,17 +139,17 @@ class Unmakeable:
         raise RuntimeError("this engine does not start")
 
 
-def about(modules):
-    """What the process is like."""
-    return {
+def write_about(_message, _beat, path, *modules):
+    """Write to a file what the process is like."""
+    about = {
         "loaded": [name for name in modules if name in sys.modules],
         "environment": sorted(os.environ),
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "grad": torch.is_grad_enabled(),
         "session": os.getsid(0),
-        "path": sys.path,
     }
+    Path(path).write_text(json.dumps(about), encoding="utf-8")
 
 
 def fail(_message, _beat, kind, text, times=1):
@@ -206,8 +232,20 @@ def speak_out_of_turn(message, _beat, request):
 
 def say_compiling(message, _beat, begins):
     """As a rank does before and after it makes a graph."""
-    body = {"compiling": begins}
-    own_channel().send(Message(Op.PROGRESS, message.rank, message.generation, message.request, body))
+    body = to_body(Compiling(begins=begins))
+    own_channel().send(Message(Op.COMPILING, message.rank, message.generation, message.request, body))
+
+
+def give_up_unasked(message, _beat):
+    """Say that the request was given up, as only a rank that was told to may."""
+    own_channel().send(Message(Op.CANCELLED, message.rank, message.generation, message.request))
+    time.sleep(60)
+
+
+def answer_other_fields(message, _beat, body):
+    """Answer the request with a body that its reply does not have."""
+    own_channel().send(Message(Op.DONE, message.rank, message.generation, message.request, body))
+    time.sleep(60)
 
 
 def send_garbage(_message, _beat, length):
@@ -234,6 +272,6 @@ ACTIONS = {
     for action in (
         *(fail, sleep, work, send_signal, leave, say, start_child, exchange, allocate, map_file),
         *(receive, hold_the_interpreter, speak_out_of_turn, answer_for_generation),
-        *(say_compiling, send_garbage, close_channel),
+        *(say_compiling, send_garbage, close_channel, write_about, give_up_unasked, answer_other_fields),
     )
 }

@@ -11,6 +11,7 @@ import torch
 
 from parallel_runtime.patch import Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.wire.protocol import Op
 from pool.echo_pool import make_spec
 
@@ -21,7 +22,7 @@ PLAN = ParallelPlan(ulysses=2)
 def asked(pool: Any, act: Callable[[], object]) -> Counter[str]:
     """What the ranks are asked while `act` runs, as the generation sends it."""
     found: Counter[str] = Counter()
-    generation = pool._workers.generation
+    generation = pool._generations.workers.generation
     ask = generation.ask
 
     def noting(request: Any, *rest: Any) -> None:
@@ -37,22 +38,15 @@ def asked(pool: Any, act: Callable[[], object]) -> Counter[str]:
 
 
 def step(pool: Any, patches: PatchSet, name: str = "model") -> None:
-    pool.step(
-        make_spec(name),
-        PLAN,
-        {"x": torch.ones(4)},
-        out_shape=(4,),
-        out_dtype=torch.float32,
-        patches=patches,
-        options={"sync": False},
-    )
+    call = ModelCall(tensors={"x": torch.ones(4)}, out_shape=(4,), out_dtype=torch.float32, options={"sync": False})
+    pool.run(make_spec(name), PLAN, [call], patches=patches)
 
 
 def test_a_step_after_a_step_looks_for_nothing(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     step(pool, CHANGE)
     looked: list[str] = []
     for name in ("load", "patch", "mesh"):
-        monkeypatch.setattr(pool._workers, name, lambda *_, name=name, **__: looked.append(name))
+        monkeypatch.setattr(pool._generations.workers, name, lambda *_, name=name, **__: looked.append(name))
     assert asked(pool, lambda: [step(pool, CHANGE) for _ in range(3)]) == {Op.STEP.name: 3}
     assert looked == []
 

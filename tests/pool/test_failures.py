@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from parallel_runtime.pool.failure import Failure, choose, failure_of_error, pool_error
+from parallel_runtime.wire.replies import RankError
 from pool.echo_pool import FRESH, failure, failure_in_time, first_line
 
 
@@ -23,6 +24,15 @@ def test_an_exit_names_the_code_and_shows_what_was_printed_last(lone_rank):
         (["speak_out_of_turn", -1], "broke the protocol: it answered DONE to request"),
         (["answer_for_generation", -1], "broke the protocol: it answered DONE to request"),
         (["close_channel"], "closed its channel"),
+        (["give_up_unasked"], "broke the protocol: it answered CANCELLED to request"),
+        (
+            ["answer_other_fields", {}],
+            "broke the protocol: DONE of STEP: missing memory, ran; the parent and this rank",
+        ),
+        (
+            ["answer_other_fields", {"memory": {"resident_bytes": "1"}, "ran": None}],
+            "broke the protocol: DONE of STEP.memory.resident_bytes is '1', not of type int",
+        ),
     ],
 )
 def test_a_rank_that_breaks_the_protocol_is_ended(lone_rank, action, cause):
@@ -36,6 +46,11 @@ def test_the_cause_is_blamed_and_not_what_followed_from_it():
     assert choose([followed, replace(followed, rank=3)]) is followed
 
 
+def said(kind, text):
+    """An error as a rank says it."""
+    return RankError(kind=kind, text=text, traceback="")
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "remedy"),
     [
@@ -47,8 +62,8 @@ def test_the_cause_is_blamed_and_not_what_followed_from_it():
 )
 def test_a_failure_has_the_remedy_of_its_cause(kind, text, remedy):
     found, unknown = (
-        pool_error(failure_of_error(1, body), printed="", device="cpu:1", starting=False).remedy
-        for body in ({"type": kind, "text": text}, {"type": "KeyError", "text": "x"})
+        pool_error(failure_of_error(1, error), printed="", device="cpu:1", starting=False).remedy
+        for error in (said(kind, text), said("KeyError", "x"))
     )
     assert remedy in found
     assert found != unknown

@@ -11,6 +11,7 @@ import pytest
 
 from parallel_runtime.pool.failure import Failure, choose, failure_of_error, pool_error
 from parallel_runtime.pool.known_errors import KNOWN, recognise
+from parallel_runtime.wire.replies import RankError
 from pool.echo_pool import FRESH, failure, first_line
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_errors.json").read_text(encoding="utf-8"))
@@ -27,7 +28,7 @@ def told(failure_, printed="", device="cuda:1"):
 
 
 def raised(recorded, rank=1):
-    return failure_of_error(rank, {"type": recorded["type"], "text": recorded["text"], "traceback": "Traceback"})
+    return failure_of_error(rank, RankError(kind=recorded["type"], text=recorded["text"], traceback="Traceback"))
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=name_of)
@@ -63,8 +64,8 @@ def test_an_abort_is_explained_by_what_the_rank_printed(recorded):
 @pytest.mark.parametrize("recorded", [r for r in RECORDED if r["type"] == "print"], ids=name_of)
 def test_a_vague_error_is_explained_by_what_the_rank_printed(recorded):
     known = next(known for known in KNOWN if known.name == recorded["known"])
-    body = {"type": "DistBackendError", "text": VAGUE}
-    assert known.remedy in told(failure_of_error(0, body), recorded["text"])
+    error = RankError(kind="DistBackendError", text=VAGUE, traceback="")
+    assert known.remedy in told(failure_of_error(0, error), recorded["text"])
 
 
 def test_every_entry_has_a_recorded_message_and_a_name_of_its_own():
@@ -81,13 +82,32 @@ def test_every_entry_has_a_recorded_message_and_a_name_of_its_own():
         ("RuntimeError", "The size of tensor a (3) must match the size of tensor b (4) at dimension 0"),
         ("DistBackendError", "something that no NCCL has said yet"),
         ("KeyError", "'memory'"),
+        ("ValueError", "handler MemoryErrorPolicy is not in the list of nodes"),
+        ("RuntimeError", "on_error=OutOfMemoryError names no function"),
+        ("RuntimeError", "expected MemoryError: nothing was raised"),
     ],
 )
 def test_what_is_not_known_stays_as_it_is(kind, text):
     """Whatever was printed before."""
     printed = "NCCL WARN Cuda failure 2 'out of memory'"
-    body = {"type": kind, "text": text}
-    assert told(failure_of_error(2, body), printed, device="cpu:2") == f"rank 2: {kind}: {text}; {FRESH}"
+    error = RankError(kind=kind, text=text, traceback="")
+    assert told(failure_of_error(2, error), printed, device="cpu:2") == f"rank 2: {kind}: {text}; {FRESH}"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("MemoryError: ", "OutOfMemoryError: asked for 3 GiB", "_ArrayMemoryError: Unable to allocate 3 GiB"),
+        *(
+            "InductorError: a kernel failed\nMemoryError",
+            "BackendFailed: inductor raised:\ntorch.OutOfMemoryError: 3 GiB",
+        ),
+    ],
+)
+def test_memory_is_recognised_by_the_type_of_an_error(said):
+    found = recognise(said)
+    assert found is not None
+    assert found.known.name == "memory"
 
 
 def test_a_signal_is_not_explained_by_an_older_warning():

@@ -11,7 +11,7 @@ from parallel_runtime.pool import arena
 from parallel_runtime.pool.arena import OUT, TWIN_BYTES, Arena, Extent
 from parallel_runtime.pool.calls import ModelCall, inputs_of
 from parallel_runtime.wire.channel import Segment, SegmentTable
-from pool.echo_pool import make_spec, run_step
+from pool.echo_pool import make_spec, repeated, run_step
 
 LAYOUTS = {
     "plain": lambda x: x,
@@ -54,13 +54,13 @@ def test_an_equal_input_is_not_sent_again_and_one_other_element_is(pool, layout)
     base = torch.arange(40.0)
     own = LAYOUTS[layout](base)
     run_step(pool, torch.zeros(3))
-    assert [rank["repeated"] for rank in run_step(pool, own).ranks] == [[], []]
+    assert repeated(run_step(pool, own).ranks) == [[], []]
     again = run_step(pool, LAYOUTS[layout](base.clone()))
-    assert [rank["repeated"] for rank in again.ranks] == [["0.x0"]] * 2
+    assert repeated(again.ranks) == [["0.x0"]] * 2
     assert torch.equal(again.out, own)
     base[3] += 1  # in place: the same object at the same address
     changed = run_step(pool, own)
-    assert [rank["repeated"] for rank in changed.ranks] == [[], []]
+    assert repeated(changed.ranks) == [[], []]
     assert torch.equal(changed.out, own)
 
 
@@ -73,7 +73,7 @@ def test_prompts_of_equal_shape_that_swap_are_never_taken_for_each_other(pool):
         chosen = prompts[draw.randrange(2)].clone()  # freed and made again: addresses and ids come back
         result = run_step(pool, img, chosen)
         assert torch.equal(result.out, img + chosen)
-        repeats += result.ranks[0]["repeated"] == ["0.x1"]
+        repeats += repeated(result.ranks)[0] == ["0.x1"]
     assert 10 < repeats < 40
 
 
@@ -93,7 +93,7 @@ def test_each_call_of_a_request_keeps_its_own(pool):
         ]
         result = pool.run(make_spec(), ParallelPlan(cfg=2), calls)
         assert [out.unique().tolist() for out in result.outs] == [[value] for value in values]
-        return result.ranks[0]["repeated"]
+        return repeated(result.ranks)[0]
 
     run(0.0, 0.0)
     assert run(1.0, 2.0) == []
@@ -120,10 +120,10 @@ def test_other_requests_between_leave_nothing_wrong(pool):
     assert torch.equal(run_step(pool, torch.zeros(1000), txt).out, txt)
     pool.exchange_pattern(ParallelPlan(ulysses=2))
     result = run_step(pool, torch.ones(1000), txt)
-    assert (result.ranks[0]["repeated"], torch.equal(result.out, txt + 1)) == (["0.x1"], True)
+    assert (repeated(result.ranks)[0], torch.equal(result.out, txt + 1)) == (["0.x1"], True)
     run_step(pool, torch.full((3000,), 5.0))
     result = run_step(pool, torch.ones(1000), txt)
-    assert (result.ranks[0]["repeated"], torch.equal(result.out, txt + 1)) == ([], True)
+    assert (repeated(result.ranks)[0], torch.equal(result.out, txt + 1)) == ([], True)
 
 
 def test_no_order_of_sizes_values_and_growing_segments_confuses_it(memory, monkeypatch):

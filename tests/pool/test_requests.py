@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.wire.protocol import DTYPE_BYTES
-from pool.echo_pool import make_pool, make_spec, run_step
+from pool.echo_pool import held, make_pool, make_spec, run_step
 
 MIB = 1 << 20
 
@@ -18,8 +19,8 @@ MIB = 1 << 20
 def test_a_step_gives_back_what_the_ranks_wrote(pool):
     result = run_step(pool, torch.arange(101.0), torch.full((101,), 2.0), add=0.5)
     assert torch.equal(result.out, torch.arange(101.0) + 2.5)
-    assert [rank["memory"] for rank in result.ranks] == [{"rank": 0}, {"rank": 1}]
-    assert 0 < max(rank["step_s"] for rank in result.ranks) < result.wall_s
+    assert [rank.memory.resident_bytes for rank in result.ranks] == [0, 1]
+    assert 0 < max(rank.ran.step_s for rank in result.ranks) < result.wall_s
 
 
 @pytest.mark.parametrize("dtype", sorted(set(DTYPE_BYTES) - {"bool", "float8_e4m3fn", "float8_e5m2"}))
@@ -60,7 +61,7 @@ def test_results_are_copies_that_later_steps_do_not_touch(pool):
 
 def test_a_result_outlives_the_workers(pool):
     result = run_step(pool, torch.ones(MIB)).out
-    view = pool._workers.generation.segments[0].words()
+    view = pool._generations.workers.generation.segments[0].words()
     os.kill(pool.status()["pids"][1], 9)
     while pool.state != "failed":
         time.sleep(0.01)
@@ -77,7 +78,7 @@ def test_a_request_bigger_than_the_segment_goes_to_a_further_one(pool_of):
     for num_bytes in (fits, fits + 1, 8 * MIB, 10, 4 * MIB, 32 * MIB, 8 * MIB, fits):
         given = torch.randint(0, 200, (num_bytes,), dtype=torch.uint8)
         assert torch.equal(run_step(pool, given, add=1).out, given + 1)
-        segments.append(pool._workers.generation.segments.indices)
+        segments.append(pool._generations.workers.generation.segments.indices)
     # made once, used again while it is big enough, replaced when it is not
     assert segments == [[0], [0, 1], [0, 1], [0, 1], [0, 1], [0, 2], [0, 2], [0, 2]]
 
@@ -93,12 +94,12 @@ def test_a_model_is_loaded_once_a_generation(pool):
 
 
 def test_unloading_frees_a_model_in_every_rank(pool):
-    before = run_step(pool).ranks[0]["held"]
+    before = held(run_step(pool).ranks)[0]
     pool.load(make_spec("more"))
-    assert [rank["held"] for rank in run_step(pool).ranks] == [before + 1] * 2
+    assert held(run_step(pool).ranks) == [before + 1] * 2
     pool.unload(make_spec("more"))
     pool.unload(make_spec("more"))
-    assert [rank["held"] for rank in run_step(pool).ranks] == [before] * 2
+    assert held(run_step(pool).ranks) == [before] * 2
 
 
 def test_a_plan_of_fewer_ranks_runs_and_one_of_more_is_refused(pool):
@@ -125,7 +126,7 @@ def test_what_cannot_travel_is_refused_and_the_pool_goes_on(pool, change, reason
     request = {"tensors": {}, "out_shape": (1,), "out_dtype": torch.float32, **change}
     generation = pool.generation
     with pytest.raises(ValueError, match=reason):
-        pool.step(make_spec(), ParallelPlan(ulysses=2), request.pop("tensors"), **request)
+        pool.run(make_spec(), ParallelPlan(ulysses=2), [ModelCall(**request)])
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
     assert pool.generation == generation
 
@@ -207,7 +208,7 @@ def test_the_status_names_what_is_there_and_no_folder(pool):
     assert status["devices"] == ["cpu:0", "cpu:1"]
     assert len(status["pids"]) == 2
     assert "model" in [model["name"] for model in status["models"]]
-    assert status["memory"] == [{"rank": 0}, {"rank": 1}]
+    assert [memory["resident_bytes"] for memory in status["memory"]] == [0, 1]
     assert "nowhere" not in str(status)
 
 
@@ -215,7 +216,7 @@ def test_a_closed_pool_ends_its_workers_gently_and_can_start_again(pool_of):
     pool = pool_of(1)
     pool.close()
     run_step(pool)
-    (rank,) = pool._workers.generation.ranks
+    (rank,) = pool._generations.workers.generation.ranks
     pool.close()
     pool.close()
     assert rank.end_text() == "exited with code 0"

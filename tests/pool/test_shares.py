@@ -4,6 +4,7 @@ import torch
 
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.resident import Steps, shares
+from parallel_runtime.wire.replies import Progress
 from parallel_runtime.wire.requests import GroupWork
 
 
@@ -35,11 +36,12 @@ def test_a_step_is_told_once_every_writer_has_done_it_in_order() -> None:
     )
     (ahead,) = granted
     assert ahead == 2, "as many steps as there are previews"
-    steps.take({0: {"step": 0}})
-    steps.take({0: {"step": 3}, 1: {"step": 3}})
+    one, two, three, four = (Progress(done=count, total=4) for count in range(1, 5))
+    steps.take({0: one})
+    steps.take({0: four, 1: four})
     assert told == [], "rank 2 writes too"
-    steps.take({0: {"step": 1}, 2: {"step": 0}})
+    steps.take({0: two, 2: one})
     assert told == [(0, 0)]
-    steps.take({0: {"step": 2}, 2: {"step": 2}})
+    steps.take({0: three, 2: three})
     assert told == [(0, 0), (1, 1), (2, 0)]
     assert granted == [2, 3, 4, 5]

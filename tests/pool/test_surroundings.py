@@ -1,5 +1,6 @@
 """What ranks take from their surroundings: modules, threads, an environment that is written out; a backend."""
 
+import json
 import os
 import subprocess
 import sys
@@ -15,10 +16,10 @@ from pool.echo_pool import HERE, run_step
 ROOT = Path(HERE).parents[1]
 
 
-def test_a_rank_is_set_up_for_inference_and_imports_no_model_library(pool):
-    about = run_step(pool, about=["torch", "diffusers", "transformers", "comfy", "multiprocessing.queues"]).ranks[1][
-        "about"
-    ]
+def test_a_rank_is_set_up_for_inference_and_imports_no_model_library(pool, tmp_path):
+    libraries = ["torch", "diffusers", "transformers", "comfy", "multiprocessing.queues"]
+    run_step(pool, faults={1: [["write_about", str(tmp_path / "about"), *libraries]]})
+    about = json.loads((tmp_path / "about").read_text())
     assert about["loaded"] == ["torch"]
     cpus = len(os.sched_getaffinity(0))
     assert (about["threads"], about["interop_threads"], about["grad"]) == (max(1, cpus // 2), 1, False)
@@ -46,6 +47,8 @@ def test_a_ranks_environment_is_written_out_not_inherited():
         "OMP_NUM_THREADS": "3",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "=lo",
+        "NCCL_OOB_NET_IFNAME": "=lo",
+        "NCCL_RAS_ADDR": "localhost:28028",
         "TORCHINDUCTOR_CACHE_DIR": "/libraries",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
@@ -69,7 +72,8 @@ def test_what_a_user_sets_for_nccl_reaches_the_ranks_but_for_where_they_listen()
     found = rank_environment(ours, settings)
     assert {name: found.get(name) for name in theirs} == theirs
     assert (found["NCCL_SOCKET_IFNAME"], found["NCCL_P2P_DISABLE"]) == ("=lo", "1"), "what we set is ours"
-    assert not {*listen, "LESS"} & found.keys()
+    assert (found["NCCL_OOB_NET_IFNAME"], found["NCCL_RAS_ADDR"]) == ("=lo", "localhost:28028")
+    assert not {"NCCL_COMM_ID", "LESS"} & found.keys()
 
 
 def test_ranks_on_nccl_exchange_at_high_priority_and_are_watched_by_their_parent_alone():

@@ -40,7 +40,10 @@ UPDATES = {
     "the version alone": {},
     "another layout of messages": {"wire/protocol.py": ["\nVERSION = 1\n", "\nVERSION = 200\n"]},
     "another command line": {"rank/worker.py": ['"store", "threads"', '"store", "cores"']},
-    "other words in a message": {"rank/worker.py": ['{"pid": os.getpid(), ', '{"process": os.getpid(), ']},
+    "other words in a message": {
+        "rank/worker.py": ["Hello(pid=", "Hello(process="],
+        "wire/replies.py": ["    pid: int\n", "    process: int\n"],
+    },
     "code that does not run": {"rank/lifeline.py": ["import", "from __future__ import nonsense; import"]},
 }
 

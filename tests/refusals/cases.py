@@ -164,7 +164,7 @@ CASES = (
     Case(
         "ModelComputeDtype",
         "ModelComputeDtype",
-        ("ModelComputeDtype (node between)", "weight_dtype in Parallel Flux Loader"),
+        ("ModelComputeDtype (node between)", "weight_dtype in Parallel Model Loader"),
         between("ModelComputeDtype", dtype="bf16"),
         stock=True,
     ),

@@ -4,11 +4,13 @@ A rank finds this module through `python_path`.
 """
 
 import torch.distributed as dist
+from noted import note
 
 from parallel_runtime.rank.engine import Engine
 from parallel_runtime.rank.host_copies import HostCopies
 from parallel_runtime.rank.resident import Gate
 from parallel_runtime.rank.stage import Stage
+from parallel_runtime.wire.requests import Sample
 
 
 class Done:
@@ -19,7 +21,7 @@ class Done:
 
 
 class NotingEngine(Engine):
-    """The engine, whose report of a run has `issued`: [what, peer, ranks of its group, its group], in order.
+    """The engine, which notes of a run what it issued: [what, peer, ranks of its group, its group], in order.
 
     Leave to start a step comes as late as it can: when a rank waits for it. The first send over a link returns when
     the other rank receives it, as NCCL connects the two then (ncclTransportP2pSetup); gloo's own returns at once.
@@ -63,6 +65,8 @@ class NotingEngine(Engine):
         Stage.through, HostCopies.start, Gate.wait = through, start, wait
         Gate.open = lambda gate, step: step in asked and real[5](gate, step)
         try:
-            return super().handle(message, **told) | {"issued": issued}
+            return super().handle(message, **told)
         finally:
+            if isinstance(message.body, Sample):
+                note(message.body.calls[0], self.rank, issued)
             dist.isend, dist.irecv, Stage.through, HostCopies.start, Gate.wait, Gate.open = real

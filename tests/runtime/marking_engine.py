@@ -3,6 +3,8 @@
 Owns what runs in the ranks; `test_timing.py` says what must be found. A rank finds this module through `python_path`.
 """
 
+from noted import note
+
 from parallel_runtime.rank.engine import Engine
 from parallel_runtime.timing import RegionTimer
 
@@ -32,7 +34,7 @@ class NotingTimer(RegionTimer):
 
 
 class MarkingEngine(Engine):
-    """The engine, with the notes of its timer in each report."""
+    """The engine, which notes what its timer noted."""
 
     def new_timer(self, *, on):
         self.noting = NotingTimer(self.device, on=on)
@@ -40,5 +42,7 @@ class MarkingEngine(Engine):
 
     def handle(self, message, **told):
         self.noting = None
-        report = super().handle(message, **told)
-        return report if self.noting is None else report | {"notes": self.noting.notes}
+        reply = super().handle(message, **told)
+        if self.noting is not None:
+            note(message.body.calls[0], self.rank, self.noting.notes)
+        return reply

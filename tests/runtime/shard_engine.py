@@ -1,11 +1,12 @@
 """An engine whose steps are checks of sharded weights, so that they run in real ranks with real process groups.
 
-A step's options name the check and say what it needs; what it finds is the rank's report. Owns what runs in the ranks;
+A step's options name the check and say what it needs; what it finds is the rank's note. Owns what runs in the ranks;
 `test_sharded_weights.py` says what must be found.
 """
 
 import torch
 import torch.distributed as dist
+from noted import note
 
 from parallel_runtime.adapters.flux import FluxAdapter
 from parallel_runtime.adapters.flux_config import FluxConfig
@@ -21,11 +22,13 @@ from parallel_runtime.rank.weights import ReplicatedWeights, compute_dtype, file
 from parallel_runtime.strategies.collectives import Axis
 from parallel_runtime.strategies.kernels import attention
 from parallel_runtime.wire.protocol import Op
+from parallel_runtime.wire.replies import EmptyReply, LoadReply, Memory, StepReply
 
 LORA, LOHA, DORA = "double_blocks.0.img_attn.qkv.weight", "double_blocks.1.img_mlp.0.weight", "img_in.weight"
 BIAS, SECOND = "single_blocks.1.linear2.bias", "single_blocks.0.linear1.weight"
 
 CPU = torch.device("cpu")
+NO_MEMORY = Memory(resident_bytes=0)
 TOLERANCE = 1e-6  # of outputs, relative: they differed by 3e-7 at most, and by 6e-2 with a side branch left out
 
 
@@ -38,15 +41,17 @@ class ShardEngine:
 
     def handle(self, message, *, progress, cancelled, beat):
         if message.op is Op.LOAD:
-            return {"parameter_bytes": 0, "dtype": "float32"}
+            return LoadReply(dtype="float32", memory=NO_MEMORY)
         if message.op is Op.MESH:
             size = message.body.plan.ulysses
             self.axes[message.body.mesh] = Axis("shard", size, self.rank, dist.new_group(list(range(size))))
-            return {}
+            return EmptyReply()
         axis, options = self.axes[message.body.mesh], dict(message.body.calls[0])
         with torch.inference_mode():
+            notes = {"notes": options.pop("notes")}
             found = CHECKS[options.pop("check")](axis, **options) if self.rank < axis.size else {}
-        return {"found": found, "step_s": 0.0}
+        note(notes, self.rank, found)
+        return StepReply(ran=None, memory=NO_MEMORY)
 
 
 def sharded(path, axis, *, dtype="default", offloaded=False):
@@ -244,8 +249,6 @@ def check_order(axis, *, path, passes, offloaded=False):
         "idle": ours.idle,
         "calls": axis.traffic.calls,
         "bytes": axis.traffic.num_bytes,
-        "blocks": sum(shard.nbytes for prefix, shard in ours._shards.items() if prefix),
-        "outside": ours._shards[""].nbytes,
     }
 
 

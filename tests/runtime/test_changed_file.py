@@ -15,6 +15,7 @@ from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.patch import PRISTINE, Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 
 pytestmark = pytest.mark.slow
@@ -56,8 +57,10 @@ def step(
     check: Callable[[], None] | None = None,
 ) -> torch.Tensor:
     tensors = Workload(width=width, height=width, text_tokens=5).tensors(CONFIG)
-    wanted = {"out_shape": (*tensors["img"].shape[:2], CONFIG.out_channels), "out_dtype": torch.float32}
-    return pool.step(spec, PLAN, tensors, **wanted, patches=patches, check_cancelled=check).out
+    out_shape = (*tensors["img"].shape[:2], CONFIG.out_channels)
+    call = ModelCall(tensors=tensors, out_shape=out_shape, out_dtype=torch.float32)
+    (out,) = pool.run(spec, PLAN, [call], patches=patches, check_cancelled=check).outs
+    return out
 
 
 def other_weights(path: Path) -> Path:
@@ -145,7 +148,7 @@ def test_taking_a_patch_back_notices_it_too(pool: Pool, file: Path) -> None:
 def test_a_rank_that_dies_of_a_file_cut_short_names_the_file(pool: Pool, file: Path) -> None:
     spec = ModelSpec.of(file)
     step(pool, spec)
-    segments = pool._workers.generation.segments
+    segments = pool._generations.workers.generation.segments
     before = [segments.beats(rank) for rank in range(2)]
 
     def cut() -> None:

@@ -23,7 +23,9 @@ from parallel_runtime.compiling import FOLDER, cache_folder, why_not
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.patch import PRISTINE, PatchSet
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.wire.replies import RankStep
 from runtime.loras import lora
 from runtime.resident_runs import make_run
 
@@ -76,11 +78,11 @@ def pool(cache: Path) -> Iterator[Pool]:
 class FirstStep:
     """What was seen of the step that made the graphs, and of another one after it."""
 
-    eager_ranks: list[dict]
+    eager_ranks: list[RankStep]
     states: list[str]
     error: float
-    ranks: list[dict]
-    later_ranks: list[dict]
+    ranks: list[RankStep]
+    later_ranks: list[RankStep]
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +93,10 @@ def first_step(pool: Pool, model: ModelSpec, config: FluxConfig) -> FirstStep:
     eager = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={"timed": True})
     tensors = FIRST.tensors(config)
     expected = eager(tensors)
-    step = pool.step(
-        model,
-        runner.plan,
-        tensors,
-        out_shape=tuple(expected.shape),
-        out_dtype=torch.float32,
-        options={"compiled": True, "timed": True},
-        check_cancelled=lambda: states.append(pool.state),
-    )
+    call = ModelCall(tensors=tensors, out_shape=tuple(expected.shape), out_dtype=torch.float32, options=runner.options)
+    step = pool.run(model, runner.plan, [call], check_cancelled=lambda: states.append(pool.state))
     runner(tensors)
-    return FirstStep(eager.ranks, states, relative_error(step.out, expected), list(step.ranks), runner.ranks)
+    return FirstStep(eager.ranks, states, relative_error(step.outs[0], expected), step.ran, runner.ranks)
 
 
 @pytest.fixture
@@ -109,19 +104,19 @@ def made(pool: Pool, model: ModelSpec, config: FluxConfig, first_step: FirstStep
     """How many graphs each rank has made before this test; those of whole steps of one image are among them."""
     runner = PlanRunner(pool, model, ParallelPlan(ulysses=2), options={"compiled": True})
     runner(FIRST.tensors(config))
-    assert all(rank["compile_s"] == 0 for rank in runner.ranks)
-    return [rank["graphs"] for rank in runner.ranks]
+    assert all(rank.compiled.compile_s == 0 for rank in runner.ranks)
+    return [rank.compiled.graphs for rank in runner.ranks]
 
 
-def check_graphs(ranks: list[dict], made: list[int], *, uncompiled: int = 0) -> None:
+def check_graphs(ranks: list[RankStep], made: list[int], *, uncompiled: int = 0) -> None:
     """These ranks made no other graph, and ran so many blocks without one."""
-    counts = [(rank["graphs"], rank["uncompiled_blocks"]) for rank in ranks]
+    counts = [(rank.compiled.graphs, rank.compiled.uncompiled_blocks) for rank in ranks]
     assert counts == [(graphs, uncompiled) for graphs in made[: len(ranks)]]
 
 
 def both(
     pool: Pool, model: ModelSpec, plan: str, tensors: dict, *, patches: PatchSet = PRISTINE, **options: object
-) -> tuple[torch.Tensor, torch.Tensor, list[dict]]:
+) -> tuple[torch.Tensor, torch.Tensor, list[RankStep]]:
     """The result without and with compiled blocks, and what the ranks say of the latter."""
     results = []
     for compiled in (False, True):
@@ -131,26 +126,25 @@ def both(
     return results[0], results[1], runner.ranks
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_first_step_makes_the_graphs_says_so_and_is_right(first_step: FirstStep) -> None:
-    assert not any("compile_s" in rank["regions"] or "graphs" in rank for rank in first_step.eager_ranks)
+    assert all(rank.compiled is None and "compile_s" not in rank.regions for rank in first_step.eager_ranks)
     assert "compiling" in first_step.states
     assert first_step.error <= TOLERANCE
     assert len(first_step.ranks) == 2
     for rank in first_step.ranks:
-        assert (rank["graphs"], rank["uncompiled_blocks"]) == (GRAPHS, 0)
-        assert 0 < rank["regions"]["compile_s"] == pytest.approx(rank["compile_s"])
-        assert rank["compile_s"] < rank["regions"]["double_blocks_s"] + rank["regions"]["single_blocks_s"]
-    assert all(rank["compile_s"] == 0 and "compile_s" not in rank["regions"] for rank in first_step.later_ranks)
+        assert (rank.compiled.graphs, rank.compiled.uncompiled_blocks) == (GRAPHS, 0)
+        compile_s, regions = rank.compiled.compile_s, rank.regions
+        assert 0 < regions["compile_s"] == pytest.approx(compile_s)
+        assert compile_s < regions["double_blocks_s"] + regions["single_blocks_s"]
+    later = first_step.later_ranks
+    assert all(rank.compiled.compile_s == 0 and "compile_s" not in rank.regions for rank in later)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "workload"),
-    [
-        pytest.param(plan, workload, id=f"{plan} {workload.width}", marks=[] if index == 1 else [pytest.mark.full])
-        for index, (plan, workload) in enumerate(OTHERS)
-    ],
+    [pytest.param(plan, workload, id=f"{plan} {workload.width}", marks=pytest.mark.full) for plan, workload in OTHERS],
 )
 def test_another_plan_size_or_length_of_text_needs_no_other_graph(
     pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int], plan: str, workload: Workload
@@ -161,14 +155,14 @@ def test_another_plan_size_or_length_of_text_needs_no_other_graph(
     check_graphs(ranks, made)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_without_the_exchange_compiled_blocks_are_wrong_too(pool: Pool, model: ModelSpec, config: FluxConfig) -> None:
     expected, _, _ = both(pool, model, "ulysses=2", FIRST.tensors(config))
     _, wrong, _ = both(pool, model, "ulysses=2", FIRST.tensors(config), local_attention=True)
     assert relative_error(wrong, expected) > 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_merged_lora_needs_no_other_graph_and_one_beside_the_weights_runs_its_block_uncompiled(
     pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]
 ) -> None:
@@ -197,7 +191,7 @@ def test_scaled_fp8_weights_need_no_other_graph(
     check_graphs(ranks, made)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_of_one_token_runs_uncompiled(pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]) -> None:
     expected, result, ranks = both(
         pool, model, "ulysses=2", Workload(width=64, height=64, text_tokens=2).tensors(config)
@@ -206,7 +200,7 @@ def test_a_run_of_one_token_runs_uncompiled(pool: Pool, model: ModelSpec, config
     check_graphs(ranks, made, uncompiled=config.depth)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_inside_the_workers_uses_the_same_graphs(
     pool: Pool, model: ModelSpec, config: FluxConfig, made: list[int]
 ) -> None:
@@ -216,8 +210,8 @@ def test_a_run_inside_the_workers_uses_the_same_graphs(
         expected = pool.sample(model, plan, run)
         result = pool.sample(model, plan, replace(run, conds=compiled))
         assert relative_error(result.out, expected.out) <= 4 * TOLERANCE  # four calls after one another
-        assert [rank["graphs"] for rank in result.ranks] == made
-        assert "graphs" not in expected.ranks[0]
+        assert [rank.compiled.graphs for rank in result.ran] == made
+        assert expected.ran[0].compiled is None
 
 
 @pytest.mark.full
@@ -235,7 +229,7 @@ def test_stages_make_graphs_of_patches_without_text_once(
             tensors = Workload(width=width, height=192, text_tokens=33).tensors(config)
             runs.append([runner(tensors) for _ in range(3)])
         assert all(relative_error(*pair) <= TOLERANCE for pair in zip(runs[1], runs[0], strict=True))
-        graphs.append([rank["graphs"] for rank in runner.ranks])
+        graphs.append([rank.compiled.graphs for rank in runner.ranks])
     assert graphs == [[made[0] + 2, made[1]]] * 2
 
 
@@ -250,12 +244,12 @@ def test_several_images_have_graphs_of_their_own_for_any_number(
         tensors = Workload(width=128, height=96, text_tokens=9, batch=batch).tensors(config)
         expected, result, ranks = both(pool, model, "ulysses=1", tensors, patches=beside)
         assert relative_error(result, expected) <= TOLERANCE
-        assert ranks[0]["uncompiled_blocks"] == config.depth
-        graphs.append(ranks[0]["graphs"])
+        assert ranks[0].compiled.uncompiled_blocks == config.depth
+        graphs.append(ranks[0].compiled.graphs)
     assert graphs == [made[0] + 2] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_was_compiled_lies_in_the_users_cache_and_nobody_else_may_write_there(
     first_step: FirstStep, cache: Path
 ) -> None:

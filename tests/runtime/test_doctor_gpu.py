@@ -1,10 +1,11 @@
-"""What the doctor says of GPUs: answers of torch and NVML for fourteen machines, and the verdicts that follow.
+"""What the doctor says of GPUs: answers of torch and NVML for eighteen machines, and the verdicts that follow.
 
 gpu_answers.json holds the answers, written after the libraries' documentation and users' public logs, not by us on such
 machines. The two stand-ins give them through the functions' documented names; nothing of the doctor is replaced.
 """
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ class AnsweringTorch:
     def __init__(self, machine):
         self._machine = machine
         self.__version__ = machine["torch"]
-        self.version = SimpleNamespace(cuda=machine["cuda"])
+        self.version = SimpleNamespace(cuda=machine["cuda"], hip=machine.get("hip"))
         self.distributed = SimpleNamespace(is_nccl_available=lambda: True)
         self.cuda = SimpleNamespace(
             init=self._init,
@@ -44,8 +45,9 @@ class AnsweringTorch:
 
     def _properties(self, index):
         device = self._machine["devices"][index]
-        names = ("name", "major", "minor", "total_memory")
-        return SimpleNamespace(uuid=f"0000-{index}", **{name: device[name] for name in names})
+        told = {name: device[name] for name in ("name", "major", "minor", "total_memory")}
+        own = {"gcnArchName": device["arch"]} if self.version.hip else {"uuid": f"0000-{index}"}
+        return SimpleNamespace(**told, **own)
 
     def _memory(self, index):
         device = self._machine["devices"][index]
@@ -209,6 +211,7 @@ def test_a_gpu_newer_than_torch_has_no_kernels():
     [
         ("8x H100 without the fabric manager", "nvidia-fabricmanager"),
         ("a driver updated without a restart", "restart the machine"),
+        ("an AMD GPU that the user may not open", "groups render and video"),
     ],
 )
 def test_why_torch_sees_no_device(name, remedy):
@@ -221,6 +224,66 @@ def test_gpus_that_differ_are_told():
     checks = checks_of("RTX 4090 and T4")
     assert not failing(checks)
     assert "the slowest sets the pace" in checks["capability"].remedy
+
+
+def test_four_mi210_run_on_rccl_with_the_note_that_nobody_has_tried():
+    checks = checks_of("4x MI210 with ROCm 6.2")
+    assert not failing(checks)
+    assert checks["cuda"].seen == "torch 2.5.1+rocm6.2 sees 4 device(s)"
+    assert checks["nccl"].seen == "RCCL 2.20.5"
+    assert checks["rocm"].seen.startswith("torch is built for ROCm (HIP 6.2.41133-dd7f95766)")
+    assert "nobody has run this pack on AMD GPUs yet" in checks["rocm"].remedy
+    assert checks["capability"].ok, "what is below 8.0 on CUDA says nothing of AMD"
+    assert checks["capability"].seen.endswith("cuda:3 AMD Instinct MI210 gfx90a")
+    assert checks["kernels"].ok
+    assert checks["peer access"].seen == "every device reaches every other"
+    assert not {"driver", "compute mode", "mig", "mps"} & set(checks), "nvidia-smi's, which is not there"
+
+
+def test_two_radeons_are_told_apart_and_that_copies_go_through_the_host():
+    checks = checks_of("RX 7900 XTX and RX 7700 XT without peer access")
+    assert not failing(checks)
+    assert "the slowest sets the pace" in checks["capability"].remedy
+    assert checks["peer access"].seen == "none between 0-1"
+    assert "host's memory" in checks["peer access"].remedy
+
+
+def test_a_radeon_that_torch_has_no_kernels_for_is_told_how_others_run():
+    checks = checks_of("1x RX 6600 with torch for ROCm 6.3")
+    assert failing(checks) == {"kernels"}
+    assert checks["kernels"].seen.startswith("torch has none for cuda:0 (gfx1032); it has gfx900 ")
+    assert "HSA_OVERRIDE_GFX_VERSION=10.3.0" in checks["kernels"].remedy
+
+
+@pytest.mark.parametrize("name", [name for name, machine in MACHINES.items() if machine.get("hip")])
+@pytest.mark.parametrize("devices", [True, False], ids=["devices", "no device answers"])
+def test_nobody_with_an_amd_gpu_is_sent_to_nvidias_tools(name, devices):
+    facts = facts_of(name)
+    if not devices:
+        silent = tuple(gpu_facts.replace(gpu, error="HIP error: something new") for gpu in facts.gpus)
+        facts = gpu_facts.replace(facts, gpus=silent)
+    for check in gpu_checks(facts, range(len(facts.gpus)) or [0]):
+        words = f"{check.seen} {check.remedy}"
+        assert not re.search(r"nvidia|nvml|CUDA|RTX", words), words
+
+
+@pytest.mark.parametrize(
+    ("version", "asked"),
+    [
+        ({"cuda": "12.4", "hip": None}, True),
+        ({"cuda": None, "hip": "6.3.42131-fa1d09cbd"}, True),
+        ({"cuda": None, "hip": None}, False),
+    ],
+)
+def test_the_doctor_asks_where_torch_is_built_for_gpus(monkeypatch, version, asked):
+    looked = []
+    monkeypatch.setattr(doctor, "look", lambda: looked.append(1) or gpu_facts.GpuFacts(error="asked"))
+    monkeypatch.setattr(doctor.torch, "version", SimpleNamespace(**version))
+    monkeypatch.setattr(doctor, "_live_checks", lambda _: [])
+    report = doctor.run(SimpleNamespace(devices="cpu:1", calibrate=False))
+    assert bool(looked) is asked
+    (devices,) = (check for check in report["checks"] if check["name"] == "devices")
+    assert devices["remedy"] == ("look at rocm-smi" if version["hip"] else "look at nvidia-smi")
 
 
 def test_without_nvml_torch_alone_answers():

@@ -80,7 +80,7 @@ def test_a_plan_sends_what_the_formula_says(ranks: Pool, deep: ModelSpec, config
             runner(ODD.tensors(config))
             limit = NEVER if ungathered else GATHER_BYTES
             predicted = predict(shape, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses, limit=limit)
-            assert [(rank["calls"], rank["bytes"]) for rank in runner.ranks] == predicted, name
+            assert [(rank.collectives, rank.sent_bytes) for rank in runner.ranks] == predicted, name
 
 
 def test_lanes_give_each_row_of_each_call_its_own_result(

@@ -1,17 +1,21 @@
 """After a sampling run, ranks keep nothing of it, and a device that ComfyUI uses too gets what torch only caches."""
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from noted import FOLDER, Notes
 
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.devices import Device, parse_devices
-from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.plan import ParallelPlan, Piece
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.rank.engine import Engine
-from parallel_runtime.strategies.lanes import Piece
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op
 from parallel_runtime.wire.requests import Trim
@@ -53,3 +57,33 @@ def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(sample: ModelS
         assert next(pool._numbers) == request + 3
         assert torch.equal(pool.sample(sample, plan, run).out, first)
         assert pool.generation == 1
+
+
+@pytest.fixture(scope="module")
+def holding() -> Iterator[Pool]:
+    """Two ranks without a garbage collector."""
+    here, devices = str(Path(__file__).parent), parse_devices("cpu:2").devices
+    with Pool(devices, threads_per_rank=1, engine="holding_engine:HoldingEngine", python_path=(here, FOLDER)) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("plan", ["ulysses=2", "ring=2", "cfg=2", "pipefusion=2", "ulysses=2,weights=sharded"])
+def test_a_run_that_has_ended_holds_no_tensor(holding: Pool, sample: ModelSpec, plan: str, cancelled: bool) -> None:
+    """A pipeline's keys and values of the step before are gigabytes, which a decode of the image needs."""
+    run = make_run(FluxConfig.from_header(read_header(sample.path)), sides=(7, 12))
+    parsed = ParallelPlan.parse(plan)
+
+    def give_up(step: int, _: torch.Tensor) -> None:
+        if cancelled and step == 0:
+            raise InterruptedError
+
+    held = []
+    for _ in range(4):
+        with suppress(InterruptedError):
+            holding.sample(sample, parsed, run, on_step=give_up)
+        with Notes() as found:
+            call = replace(run.conds[0], options=found.option)
+            holding.run(sample, parsed, [call])
+            held.append(found.read())
+    assert held[1] == held[2] == held[3], "each run leaves tensors behind"

@@ -16,6 +16,7 @@ from parallel_runtime.pool.calls import ModelCall, RunResult, shared_out
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.strategies.shard import SequenceShard
 from parallel_runtime.strategies.traffic import AttentionShape, predict_lanes
+from runtime.shard_sizes import ranges, sent, weight_bytes
 
 # fp32 sums in another order: what the design allows any plan
 FP32_TOLERANCE = 1e-5
@@ -105,21 +106,18 @@ def test_every_plan_equals_one_process(
         lengths = [SequenceShard(each.text_tokens, each.image_tokens, plan.parts, 0).lengths for each in request]
         lanes = shared_out(calls, plan)
         predicted = predict_lanes(shape, lanes, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses)
-        assert [(rank["calls"], rank["bytes"]) for rank in result.ranks[: plan.ranks]] == predicted, plan.name
+        assert [(rank.collectives, rank.sent_bytes) for rank in result.ran] == predicted, plan.name
     assert not bad
 
 
 def check_reports(plan: ParallelPlan, result: RunResult, *, rows: list[int]) -> None:
     """Each rank says its lane; the lanes' pieces are every row once; ranks beyond the plan are no members."""
     assert len(result.ranks) == 8
-    for rank, report in enumerate(result.ranks):
-        if rank >= plan.ranks:
-            assert report["member"] is False
-            assert "pieces" not in report
-        else:
-            assert report["lane"] == rank // plan.parts
-            assert report["pieces"] == result.ranks[report["lane"] * plan.parts]["pieces"]
-    run = [piece for rank in range(0, plan.ranks, plan.parts) for piece in result.ranks[rank]["pieces"]]
+    assert [reply.ran is None for reply in result.ranks] == [rank >= plan.ranks for rank in range(8)]
+    for rank, ran in enumerate(result.ran):
+        assert ran.lane == rank // plan.parts
+        assert ran.pieces == result.ran[ran.lane * plan.parts].pieces
+    run = [piece for ran in result.ran[:: plan.parts] for piece in ran.pieces]
     assert [(call, row) for call, start, stop in run for row in range(start, stop)] == [
         (call, row) for call, count in enumerate(rows) for row in range(count)
     ]
@@ -214,21 +212,20 @@ def test_sharded_plans_equal_one_process_and_share_the_weights_out(
     names: tuple[str, ...],
 ) -> None:
     """Lanes with more passes than others, lanes without work, ranks that sleep."""
-    whole = eight_ranks.load(sample).parameter_bytes[0]
     requests = {name: [each.tensors(config) for each in REQUESTS[name]] for name in names}
     expected = {name: [judge(tensors) for tensors in inputs] for name, inputs in requests.items()}
     for text in plans:
         plan = ParallelPlan.parse(f"{text},weights={weights}")
-        held = eight_ranks.load(sample, plan).parameter_bytes
-        assert held[plan.ranks :] == [0] * (8 - plan.ranks), text
-        assert all(whole / plan.replica_ranks <= own <= whole / plan.replica_ranks * 1.01 for own in held[: plan.ranks])
+        units = ranges(weight_bytes(sample.path), plan.replica_ranks)
+        held = [sum(units.values())] * plan.ranks + [0] * (8 - plan.ranks)
+        assert eight_ranks.load(sample, plan).parameter_bytes == held, text
         for name, inputs in requests.items():
             result = eight_ranks.run(sample, plan, as_calls(config, inputs))
             assert max(errors(result, expected[name])) <= FP32_TOLERANCE, (text, name)
             for first in range(0, plan.ranks, plan.replica_ranks):
-                replica = result.ranks[first : first + plan.replica_ranks]
-                works = any(report["pieces"] for report in replica)
-                assert all((report["weight_bytes"] > 0) == works for report in replica), (text, name)
+                replica = result.ran[first : first + plan.replica_ranks]
+                gathered = sent(units, plan.replica_ranks, passes=max(len(ran.pieces) for ran in replica))
+                assert {(ran.weight_collectives, ran.weight_bytes) for ran in replica} == {gathered}, (text, name)
         eight_ranks.unload(sample, plan)
 
 

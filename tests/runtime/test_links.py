@@ -1,9 +1,11 @@
 """Stages of a pipeline queue messages in an order, and in groups, with which a GPU cannot wait for itself."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from noted import FOLDER, Notes
 
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
@@ -25,7 +27,7 @@ SIDES = 2
 def pool() -> Iterator[Pool]:
     here = str(Path(__file__).parent)
     devices = parse_devices("cpu:3").devices
-    with Pool(devices, threads_per_rank=1, engine="link_engine:NotingEngine", python_path=(here,)) as noting:
+    with Pool(devices, threads_per_rank=1, engine="link_engine:NotingEngine", python_path=(here, FOLDER)) as noting:
         yield noting
 
 
@@ -34,8 +36,9 @@ def stages(request: pytest.FixtureRequest, pool: Pool, deep: ModelSpec) -> tuple
     """The chunks of each call, and what each stage queued, in order."""
     run = make_run(FluxConfig.from_header(read_header(deep.path)), sides=(5, 7))
     plan = ParallelPlan.parse(request.param)
-    ranks = pool.sample(deep, plan, run).ranks[: plan.ranks]
-    return PLANS[request.param], [rank["issued"] for rank in ranks]
+    with Notes() as notes:
+        pool.sample(deep, plan, replace(run, conds=tuple(replace(cond, options=notes.option) for cond in run.conds)))
+        return PLANS[request.param], notes.read()[: plan.ranks]
 
 
 def test_each_direction_between_two_stages_has_a_group_of_its_own(stages: tuple[tuple[int, ...], list[list]]) -> None:

@@ -93,7 +93,7 @@ def test_every_plan_equals_one_process(
         errors[plan.name] = worst_rank(runner(tensors), expected, plan=plan, workload=workload)
         lengths = SequenceShard(workload.text_tokens, workload.image_tokens, plan.ranks, 0).lengths
         predicted = predict(shape, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses)
-        assert [(rank["calls"], rank["bytes"]) for rank in runner.ranks] == predicted, plan.name
+        assert [(rank.collectives, rank.sent_bytes) for rank in runner.ranks] == predicted, plan.name
     bad = {name: error for name, error in errors.items() if not error <= FP32_TOLERANCE}
     assert not bad, f"worst of all {max(errors.values()):.1e}"
 
@@ -146,7 +146,7 @@ def test_heads_exchanged_and_hops_equal_one_process_however_few_the_tokens(
         runner = run(eight_ranks, sample, plan, workload, ungathered=True)
         assert relative_error(runner(tensors), expected) <= FP32_TOLERANCE, plan.name
         blocks = 2  # the sample's
-        assert runner.ranks[0]["calls"] == blocks * (plan.ring - 1 + 2 * (plan.ulysses > 1)), plan.name
+        assert runner.ranks[0].collectives == blocks * (plan.ring - 1 + 2 * (plan.ulysses > 1)), plan.name
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """A sampler's run as numbers: that a program does what its recurrence says, and refuses what it cannot mean."""
 
-import json
-
 import pytest
 import torch
 
@@ -50,11 +48,6 @@ def test_noise_given_ahead_is_added_where_its_state_says() -> None:
     program.run(given.__getitem__, lambda _, x: seen.append(x.clone()) or x + 1)
     assert program.given == (0, 1)
     assert torch.equal(seen[1], torch.full((1, 2, 2), 4.0))
-
-
-def test_a_program_survives_json() -> None:
-    program = euler()
-    assert Program.from_dict(json.loads(json.dumps(program.to_dict()))) == program
 
 
 def test_a_latent_that_was_given_is_left_alone() -> None:

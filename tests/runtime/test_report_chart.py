@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_replies import step_reply
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image
@@ -22,6 +23,7 @@ from parallel_runtime.report.build import (
 )
 from parallel_runtime.report.chart import NoChartError, draw, panels
 from parallel_runtime.report.text import describe
+from parallel_runtime.wire.replies import Memory
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = parse_devices("cpu:2").devices
@@ -32,12 +34,8 @@ def ranks() -> list[dict]:
     """Two ranks in three steps of a second."""
     spans = []
     for step in range(3):
-        rank = {
-            "began_s": step + 0.1,
-            "step_s": 0.8,
-            "regions": {"communication_s": 0.2},
-            "memory": {"resident_bytes": 2 * 10**9},
-        }
+        memory, regions = Memory(resident_bytes=2 * 10**9), {"communication_s": 0.2}
+        rank = step_reply(memory=memory, began_s=step + 0.1, step_s=0.8, regions=regions)
         spans.append(Span(wall_s=1.0, requests=[[rank, rank]]))
     return rank_parts(spans, DEVICES, began_s=0.0)
 
@@ -121,7 +119,8 @@ def test_a_timeline_has_a_row_for_each_rank_with_the_area_of_its_seconds() -> No
     """Of what is drawn: a rectangle's place and width are seconds. Rank 1 waits twice as long as rank 0."""
     spans = []
     for step in range(3):
-        told = [{"began_s": step + 0.1, "step_s": 0.8, "regions": {"communication_s": waited}} for waited in (0.2, 0.4)]
+        regions = [{"communication_s": waited} for waited in (0.2, 0.4)]
+        told = [step_reply(began_s=step + 0.1, step_s=0.8, regions=each) for each in regions]
         spans.append(Span(wall_s=1.0, requests=[told]))
     parts = rank_parts(spans, DEVICES, began_s=0.0)
     report = denoise() | {"ranks": parts}

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from made_replies import BEYOND, BEYOND_RUN, run_reply, step_reply
 
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
@@ -20,17 +21,17 @@ from parallel_runtime.report.build import (
 )
 from parallel_runtime.report.schema import ReportError, fields, validate
 from parallel_runtime.report.text import describe
+from parallel_runtime.wire.replies import Memory, StepReply
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 DEVICES = parse_devices("cpu:2").devices
 
 
-def told(rank: int, *, began_s: float, step_s: float) -> dict:
+def told(rank: int, *, began_s: float, step_s: float) -> StepReply:
     """What a rank says of one request, a fifth of it in collectives."""
     regions = {"double_blocks_s": step_s / 2, "communication_s": step_s / 5}
-    memory = {"resident_bytes": 1000 + rank}
-    numbers = {"began_s": began_s, "step_s": step_s, "calls": 4, "bytes": 64}
-    return {**numbers, "regions": regions, "memory": memory, "lane": 0}
+    memory = Memory(resident_bytes=1000 + rank)
+    return step_reply(memory=memory, began_s=began_s, step_s=step_s, collectives=4, sent_bytes=64, regions=regions)
 
 
 def two_steps() -> list[Span]:
@@ -98,29 +99,29 @@ def test_a_step_that_needed_no_worker_is_idle_and_not_unknown() -> None:
 
 
 def test_a_rank_beyond_the_plan_has_no_times() -> None:
-    spans = [Span(wall_s=2.0, requests=[[told(0, began_s=1.0, step_s=1.0), {"member": False}]])]
+    spans = [Span(wall_s=2.0, requests=[[told(0, began_s=1.0, step_s=1.0), BEYOND]])]
     ranks = rank_parts(spans, DEVICES, began_s=0.0)
-    assert ranks[1] == {"rank": 1, "device": "cpu:1"}
+    assert ranks[1] == {"rank": 1, "device": "cpu:1", "memory": {"resident_bytes": 1000}}
     assert span_timings(ranks)["slowest_rank"] == [0]
     assert "skew_s" not in span_timings(ranks)
 
 
 def test_a_run_in_the_workers_reads_like_one_step_after_the_other() -> None:
-    told_once = {"member": True, "step_s": [1.0, 0.5], "began_s": [2.0, 3.0], "regions": {"weights_s": [0.25, 0.0]}}
-    told_once |= {"lane": 0, "calls": 8, "bytes": 640, "weight_bytes": 0}
-    spans = spans_of_run([told_once, {"member": False}], [1.5, 0.75])
+    regions = {"weights_s": (0.25, 0.0)}
+    told_once = run_reply(step_s=(1.0, 0.5), began_s=(2.0, 3.0), regions=regions, collectives=8, sent_bytes=640)
+    spans = spans_of_run([told_once, BEYOND_RUN], [1.5, 0.75])
     ranks = rank_parts(spans, DEVICES, began_s=1.0)
     first = {"busy_s": [1.0, 0.5], "compute_s": [0.75, 0.5], "communication_s": [0.25, 0.0], "idle_s": [0.5, 0.25]}
     assert ranks[0].items() >= {**first, "begin_s": [1.0, 2.0], "end_s": [2.0, 2.5], "lane": 0}.items()
     assert not {"collectives", "sent_bytes", "weight_bytes"} & set(ranks[0]), "counts of the whole run are of no step"
     assert (ranks[0]["run_sent_bytes"], ranks[0]["run_weight_bytes"]) == (640, 0)
-    assert ranks[1] == {"rank": 1, "device": "cpu:1"}
+    assert ranks[1] == {"rank": 1, "device": "cpu:1", "memory": {"resident_bytes": 1000}}
 
 
 def test_what_a_run_in_the_workers_does_around_its_steps_is_the_ranks_own() -> None:
     around = {"prepare_s": 0.5, "prepare_regions": {"hand_over_s": 0.125, "modulation_s": 0.25}, "finish_s": 0.0625}
-    told_once = {"step_s": [1.0], "began_s": [2.0], "regions": {"gather_s": [0.25]}, "lane": 0, **around}
-    ranks = rank_parts(spans_of_run([told_once, {"member": False}], [1.5]), DEVICES, began_s=1.0)
+    told_once = run_reply(step_s=(1.0,), began_s=(2.0,), regions={"gather_s": (0.25,)}, **around)
+    ranks = rank_parts(spans_of_run([told_once, BEYOND_RUN], [1.5]), DEVICES, began_s=1.0)
     ranks[0]["load_s"] = 3.0
     timings = {"load_s": 4.0, "prepare_s": 0.5, "denoise_s": 2.0, **span_timings(ranks)}
     report = new_report("denoise", devices=DEVICES, sampling={"steps": 1}, timings=timings, ranks=ranks)
@@ -136,7 +137,7 @@ def test_what_a_run_in_the_workers_does_around_its_steps_is_the_ranks_own() -> N
 
 @pytest.mark.parametrize(("waited_s", "early"), [(0.9, False), (1.0, False), (1.01, True)])
 def test_a_rank_that_waited_longer_than_its_step_took_is_named(waited_s: float, early: bool) -> None:
-    spans = [Span(wall_s=2.0, requests=[[{"step_s": 1.0, "regions": {"communication_s": waited_s}}, {"step_s": 1.0}]])]
+    spans = [Span(wall_s=2.0, requests=[[step_reply(regions={"communication_s": waited_s}), step_reply()]])]
     ranks = rank_parts(spans, DEVICES, began_s=0.0)
     parts = {"sampling": {"steps": 1}, "timings": {"denoise_s": 2.0}, "ranks": ranks, "warnings": ["another"]}
     report = new_report("denoise", devices=DEVICES, **parts)
@@ -149,8 +150,9 @@ def test_a_rank_that_waited_longer_than_its_step_took_is_named(waited_s: float, 
 
 
 def test_what_was_not_measured_is_absent() -> None:
-    (rank, _) = rank_parts([Span(wall_s=2.0, requests=[[{"step_s": 1.0}, {"step_s": 1.0}]])], DEVICES, began_s=0.0)
-    assert rank == {"rank": 0, "device": "cpu:0", "busy_s": [1.0], "idle_s": [1.0]}, "regions were not timed"
+    very_long = [run_reply(step_s=(1.0,)), BEYOND_RUN]  # so that its ranks' messages had no room for more
+    (rank, _) = rank_parts(spans_of_run(very_long, [2.0]), DEVICES, began_s=0.0)
+    assert not {"begin_s", "end_s", "regions", "compute_s", "pieces", "prepare_regions"} & set(rank)
     report = new_report("vae", devices=DEVICES[:1], vae={"decode_s": 0.0, "device": "cpu"}, warnings=[], plan={})
     assert not {"warnings", "plan", "prompt_id", "ranks"} & set(report)
     assert "null" not in json.dumps(report)

@@ -141,16 +141,18 @@ def timed(run: ResidentRun) -> ResidentRun:
 
 def test_reports_have_a_time_for_every_step(eight_ranks: Pool, sample: ModelSpec, config: FluxConfig) -> None:
     run = make_run(config)
-    assert not any("regions" in rank for rank in eight_ranks.sample(sample, ParallelPlan(ulysses=2), run).ranks)
+    assert all(rank.regions is None for rank in eight_ranks.sample(sample, ParallelPlan(ulysses=2), run).ran)
     result = eight_ranks.sample(sample, ParallelPlan(ulysses=2), timed(run))
-    for rank in result.ranks[:2]:
-        assert len(rank["step_s"]) == 3
-        assert rank["prepare_s"] > 0
-        assert rank["began_s"] == sorted(rank["began_s"])
-        for step, whole_s in enumerate(rank["step_s"]):
-            parts = {name: values[step] for name, values in rank["regions"].items()}
+    for rank in result.ran:
+        assert len(rank.step_s) == 3
+        assert rank.prepare_s > 0
+        assert list(rank.began_s) == sorted(rank.began_s)
+        for step, whole_s in enumerate(rank.step_s):
+            parts = {name: values[step] for name, values in rank.regions.items()}
             assert 0 < parts["communication_s"] < parts["double_blocks_s"] + parts["single_blocks_s"] < whole_s
-        assert rank["calls"] == 4 * (config.depth + config.depth_single), "so few tokens are gathered, in one message"
+        assert rank.collectives == 4 * (config.depth + config.depth_single), (
+            "so few tokens are gathered, in one message"
+        )
 
 
 @pytest.mark.parametrize("name", ["ulysses=2", "cfg=2", "pipefusion=2,patches=2,warmup_steps=1"])
@@ -159,29 +161,28 @@ def test_what_is_taken_from_the_host_and_written_for_it_is_in_the_report(
 ) -> None:
     plan = ParallelPlan.parse(name)
     result = eight_ranks.sample(sample, plan, timed(make_run(config, sides=(7, 7))))
-    writers = [rank for rank in result.ranks[: plan.ranks] if "gather_s" in rank["regions"]]
+    writers = [rank for rank in result.ran if "gather_s" in rank.regions]
     assert len(writers) == (2 if name == "ulysses=2" else 1)
     for rank in writers:
-        assert min(rank["regions"]["gather_s"]) > 0, "each step's preview"
-        assert rank["finish_s"] > 0, "the result"
-        first, second, third = rank["regions"]["hand_over_s"]
+        assert min(rank.regions["gather_s"]) > 0, "each step's preview"
+        assert rank.finish_s > 0, "the result"
+        first, second, third = rank.regions["hand_over_s"]
         assert first > 0
         # Noise was made ahead for the third call, of the third step. The last stage makes that latent in the second.
         assert (second > 0, third > 0) == (plan.pipefusion > 1, plan.pipefusion == 1)
-    for rank in result.ranks[: plan.ranks]:
-        prepared = rank["prepare_regions"]
-        assert {"hand_over_s", "embed_s", "modulation_s"} <= prepared.keys()
-        assert all(prepared[name] > 0 for name in ("hand_over_s", "embed_s", "modulation_s"))
-        whole = sum(prepared[name] for name in ("hand_over_s", "embed_s", "modulation_s"))
-        assert whole <= rank["prepare_s"], "a part is counted twice, or elsewhere"
+    for rank in result.ran:
+        prepared = rank.prepare_regions
+        assert set(prepared) == {"hand_over_s", "embed_s", "modulation_s"}
+        assert min(prepared.values()) > 0
+        assert sum(prepared.values()) <= rank.prepare_s, "a part is counted twice, or elsewhere"
 
 
 def test_what_is_prepared_and_written_last_is_no_part_of_a_step(
     eight_ranks: Pool, sample: ModelSpec, config: FluxConfig
 ) -> None:
     result = eight_ranks.sample(sample, ParallelPlan(ulysses=2), make_run(config))
-    for rank in result.ranks[:2]:
-        parts = rank["prepare_s"] + sum(rank["step_s"]) + rank["finish_s"] + rank["waited_s"]
+    for rank in result.ran:
+        parts = rank.prepare_s + sum(rank.step_s) + rank.finish_s + rank.waited_s
         assert parts <= result.wall_s
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from made_replies import run_reply
 
 from parallel_runtime.adapters.flux import FluxAdapter
 from parallel_runtime.cli.sample_model import sample_config
@@ -15,6 +16,7 @@ from parallel_runtime.rank.timeline import MOST_SPANS, Timeline
 from parallel_runtime.report.schema import REGIONS
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, encode
+from parallel_runtime.wire.records import to_body
 
 SHAPE = (2, 6, 4)
 
@@ -90,14 +92,14 @@ def test_the_longest_report_of_a_run_fits_into_a_message() -> None:
     late_s = 12_345_678.123456  # a machine that is up for months
     for _ in range(MOST_SPANS + 1):
         timeline.add(399, range(10, 20), 1, asked_s=late_s, began_s=late_s, ended_s=late_s)
-    body = {
-        "step_s": [12.345678] * MOST_TIMED_STEPS,
-        "began_s": [late_s] * MOST_TIMED_STEPS,
-        "regions": {name: [12.345678] * MOST_TIMED_STEPS for name in REGIONS},
-        **timeline.report(0),
-    }
-    assert body["timeline"]["left_out"] == 1
-    encode(Message(Op.DONE, 0, 1, 1, body))
+    reply = run_reply(
+        step_s=(12.345678,) * MOST_TIMED_STEPS,
+        began_s=(late_s,) * MOST_TIMED_STEPS,
+        regions={name: (12.345678,) * MOST_TIMED_STEPS for name in REGIONS},
+        timeline=timeline.report(0),
+    )
+    assert reply.ran.timeline.left_out == 1
+    encode(Message(Op.DONE, 0, 1, 1, to_body(reply)))
 
 
 def test_a_rank_that_was_slow_to_look_goes_on_with_the_others() -> None:

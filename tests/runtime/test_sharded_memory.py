@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from noted import FOLDER, Notes
 
 from host.tiny_models import write_large_flux
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 from runtime.watched_memory import peak_growth
 
@@ -36,16 +38,23 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ],
 )
 def test_a_rank_grows_by_its_part_and_the_buffers(large: Path, dtype: str, offloaded: bool) -> None:
-    options = {"check": "load", "path": str(large), "dtype": dtype, "offloaded": offloaded}
-    with Pool(
-        parse_devices("cpu:2").devices, threads_per_rank=1, engine="shard_engine:ShardEngine", python_path=(HERE,)
-    ) as pool:
+    with (
+        Notes() as notes,
+        Pool(
+            parse_devices("cpu:2").devices,
+            threads_per_rank=1,
+            engine="shard_engine:ShardEngine",
+            python_path=(HERE, FOLDER),
+        ) as pool,
+    ):
         spec, plan = ModelSpec.of(large), ParallelPlan(ulysses=2)
         pool.load(spec)
         with peak_growth(pool.status()["pids"]) as growth:
-            result = pool.step(spec, plan, {}, out_shape=(1,), out_dtype=torch.float32, options=options)
-    for grown, rank in zip(growth, result.ranks, strict=True):
-        found = rank["found"]
+            options = {"check": "load", "path": str(large), "dtype": dtype, "offloaded": offloaded, **notes.option}
+            call = ModelCall(tensors={}, out_shape=(1,), out_dtype=torch.float32, options=options)
+            pool.run(spec, plan, [call])
+        noted = notes.read()
+    for grown, found in zip(growth, noted, strict=True):
         assert abs(found["shard"] - found["whole"] / 2) < 2**20
         assert found["buffers"] < 2**28
         assert found["shard"] * 0.99 < grown < found["shard"] + found["buffers"] + ALLOWANCE, (grown, found)

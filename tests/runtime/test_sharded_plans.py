@@ -11,30 +11,35 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 from runtime.loras import lora
+from runtime.shard_sizes import ranges, sent, weight_bytes
 
 pytestmark = pytest.mark.slow
 
 # The same weights in other memory: some kernels add in another order by where a matrix begins.
 ELSEWHERE = 1e-6
 LORA_KEY = "double_blocks.0.img_attn.qkv.weight"
-# data, cfg, ring, ulysses: each axis alone, pairs, all, three ranks, lanes that idle
-SHAPES = [
-    (1, 1, 1, 2),
-    (1, 1, 3, 1),
-    (1, 2, 1, 1),
-    (1, 3, 1, 1),
-    (2, 2, 1, 1),
-    (2, 1, 1, 2),
-    (1, 2, 2, 2),
-    (2, 2, 2, 1),
-]
-# Each shape with one kind of weights, in turn; with the other in the full tier.
+# data, cfg, ring, ulysses: each axis alone, pairs, all, three ranks, lanes that idle; and how often each replica goes
+# through the blocks for the calls below: as often as its lane with the most pieces has
+SHAPES = {
+    (1, 1, 1, 2): [2],
+    (1, 1, 3, 1): [2],
+    (1, 2, 1, 1): [2],
+    (1, 3, 1, 1): [1],
+    (2, 2, 1, 1): [1, 1],
+    (2, 1, 1, 2): [1, 2],
+    (1, 2, 2, 2): [2],
+    (2, 2, 2, 1): [1, 1],
+}
+# Each shape with one kind of weights, in turn; with the other in the full tier. Alone, a rank gathers nothing.
 PLANS = [
-    pytest.param(plan, id=plan.name, marks=[] if number % 2 == second else [pytest.mark.full])
-    for number, (data, cfg, ring, ulysses) in enumerate(SHAPES)
+    pytest.param(plan, passes, id=plan.name, marks=[] if number % 2 == second else [pytest.mark.full])
+    for number, ((data, cfg, ring, ulysses), passes) in enumerate(SHAPES.items())
     for second, weights in enumerate(("sharded", "offloaded"))
     for plan in [ParallelPlan(data=data, cfg=cfg, ring=ring, ulysses=ulysses, weights=weights)]
-] + [pytest.param(ParallelPlan(data=data, weights="offloaded"), id=f"data {data}, offloaded") for data in (1, 2)]
+] + [
+    pytest.param(ParallelPlan(data=data, weights="offloaded"), [0] * data, id=f"data {data}, offloaded")
+    for data in (1, 2)
+]
 
 
 def calls_of(spec: ModelSpec) -> list[ModelCall]:
@@ -54,10 +59,11 @@ def calls_of(spec: ModelSpec) -> list[ModelCall]:
     ]
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("plan", "passes"), PLANS)
 def test_a_plan_gives_the_same_with_parts_of_the_weights_as_with_all(
-    eight_ranks: Pool, sample: ModelSpec, plan: ParallelPlan
+    eight_ranks: Pool, sample: ModelSpec, plan: ParallelPlan, passes: list[int]
 ) -> None:
+    """And each rank holds its range of every unit, and sends it as often as its replica goes through them."""
     calls = calls_of(sample)
     whole = ParallelPlan(data=plan.data, cfg=plan.cfg, ring=plan.ring, ulysses=plan.ulysses)
     outs = []
@@ -75,12 +81,10 @@ def test_a_plan_gives_the_same_with_parts_of_the_weights_as_with_all(
     assert (outs[1] - outs[0]).abs().max() > 0.01, "the LoRA changes nothing"
     assert torch.equal(outs[0], outs[3])
 
-    held = eight_ranks.load(sample, plan).parameter_bytes[: plan.ranks]
-    all_bytes = eight_ranks.load(sample, whole).parameter_bytes[0]
-    shards = plan.layout.shards
-    for rank, bytes_held in zip(result.ranks, held, strict=False):
-        assert all_bytes / shards <= bytes_held < all_bytes / shards + 2**13, "more than 8 KiB of padding"
-        passes = rank["weight_calls"] // 3  # two blocks and what is outside them, which ends a pass and begins the next
-        assert rank["weight_bytes"] >= passes * (shards - 1) * bytes_held
-        assert (passes == 0) == (shards == 1)
+    units = ranges(weight_bytes(sample.path), plan.replica_ranks)
+    assert eight_ranks.load(sample, plan).parameter_bytes[: plan.ranks] == [sum(units.values())] * plan.ranks
+    assert len(result.ran) == plan.ranks
+    for rank, ran in enumerate(result.ran):
+        gathered = sent(units, plan.replica_ranks, passes=passes[rank // plan.replica_ranks])
+        assert (ran.weight_collectives, ran.weight_bytes) == gathered, f"rank {rank}"
     eight_ranks.unload(sample, plan)

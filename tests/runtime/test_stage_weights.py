@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parallel_runtime.adapters.flux_config import FluxConfig
-from parallel_runtime.checkpoint import ModelSpec, read_header
+from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.patch import PRISTINE
 from parallel_runtime.plan import ParallelPlan
@@ -14,6 +14,7 @@ from parallel_runtime.pool.pool import Pool
 from parallel_runtime.strategies.traffic import AttentionShape, predict_stage
 from runtime.loras import lora
 from runtime.resident_runs import make_run
+from runtime.shard_sizes import named, ranges, weight_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -28,30 +29,25 @@ CUTS = {
 EVERYWHERE = "time_in vector_in guidance_in"
 # Of the first and the last block, and of what comes before them.
 LORA_KEYS = ("double_blocks.0.img_attn.qkv.weight", "single_blocks.1.linear2.weight", "txt_in.weight")
-PADDING = 2**13  # at most, of all units of a rank
 
 
-def bytes_of(spec: ModelSpec, *starts: str) -> int:
-    """Bytes of the weights of these names in the file."""
-    wanted = tuple(f"{start}." for part in starts for start in part.split())
-    return sum(entry.num_bytes for name, entry in read_header(spec.path).tensors.items() if name.startswith(wanted))
-
-
-def stage_bytes(spec: ModelSpec, stages: int) -> list[int]:
-    """What a rank of each stage is to hold."""
+def stage_weights(spec: ModelSpec, stages: int) -> list[dict[str, int]]:
+    """What each stage is to hold, by weight its bytes."""
     ends = {0: "img_in txt_in", stages - 1: "final_layer"}
-    return [bytes_of(spec, cut, EVERYWHERE, ends.get(stage, "")) for stage, cut in enumerate(CUTS[stages])]
+    weights = weight_bytes(spec.path)
+    return [named(weights, cut, EVERYWHERE, ends.get(stage, "")) for stage, cut in enumerate(CUTS[stages])]
 
 
 @pytest.mark.parametrize("name", ["pipefusion=2", "pipefusion=3", "pipefusion=4", "data=2,cfg=2,pipefusion=2"])
 def test_each_rank_holds_its_stage_alone(eight_ranks: Pool, deep: ModelSpec, name: str) -> None:
     plan = ParallelPlan.parse(name)
-    expected = stage_bytes(deep, plan.pipefusion) * (plan.ranks // plan.pipefusion)
+    stages = [sum(weights.values()) for weights in stage_weights(deep, plan.pipefusion)]
+    expected = stages * (plan.ranks // plan.pipefusion)
     eight_ranks.unload(deep, plan)  # a test before may have had these stages on more ranks
     assert eight_ranks.load(deep, plan).parameter_bytes == expected + [0] * (8 - plan.ranks)
-    whole = sum(entry.num_bytes for entry in read_header(deep.path).tensors.values())
-    shared = bytes_of(deep, EVERYWHERE)
-    assert sum(expected[: plan.pipefusion]) == whole + (plan.pipefusion - 1) * shared
+    weights = weight_bytes(deep.path)
+    shared = sum(named(weights, EVERYWHERE).values())
+    assert sum(stages) == sum(weights.values()) + (plan.pipefusion - 1) * shared
     eight_ranks.unload(deep, plan)
 
 
@@ -74,10 +70,10 @@ def test_stages_in_parts_give_what_whole_stages_give(
         run = make_run(deep_config, batch=3, sides=sides)
         results = [eight_ranks.sample(deep, plan, run).out for plan in (whole, parts)]
         assert relative_error(*results) <= TOLERANCE, "weights in other memory may be added in another order, no more"
-    stages, shards = stage_bytes(deep, parts.pipefusion), parts.layout.shards
-    for rank, held in enumerate(eight_ranks.load(deep, parts).parameter_bytes[: parts.ranks]):
-        share = stages[parts.layout.stage_of(rank)] / shards
-        assert share <= held < share + PADDING
+    shards = parts.cfg * parts.parts  # the ranks of a stage in all lanes of a replica
+    held = [sum(ranges(weights, shards).values()) for weights in stage_weights(deep, parts.pipefusion)]
+    by_rank = [held[rank // parts.parts % parts.pipefusion] for rank in range(parts.ranks)]
+    assert eight_ranks.load(deep, parts).parameter_bytes[: parts.ranks] == by_rank
     eight_ranks.unload(deep, parts)
     eight_ranks.unload(deep, whole)
 
@@ -123,7 +119,7 @@ def test_stages_send_what_the_formula_says(
     latents: list[tuple[int, ...]],
 ) -> None:
     plan = ParallelPlan.parse(name)
-    ranks = eight_ranks.sample(deep, plan, make_run(deep_config)).ranks[: plan.ranks]
+    ranks = eight_ranks.sample(deep, plan, make_run(deep_config)).ran
     shape = AttentionShape(
         blocks=2, heads=deep_config.num_heads, head_dim=deep_config.head_dim, element_bytes=4, batch=1
     )
@@ -144,7 +140,7 @@ def test_stages_send_what_the_formula_says(
         for stage in range(2)
         for part in range(plan.parts)
     ]
-    assert [(rank["calls"], rank["bytes"]) for rank in ranks] == expected
+    assert [(rank.collectives, rank.sent_bytes) for rank in ranks] == expected
 
 
 def test_a_timeline_has_every_patch_of_every_stage_in_the_order_of_the_pipeline(
@@ -152,15 +148,15 @@ def test_a_timeline_has_every_patch_of_every_stage_in_the_order_of_the_pipeline(
 ) -> None:
     run = replace(make_run(deep_config, sides=(7, 7)), timeline=True)
     plan = ParallelPlan(pipefusion=2, patches=3)
-    ranks = eight_ranks.sample(deep, plan, run).ranks[:2]
+    ranks = eight_ranks.sample(deep, plan, run).ran
     chunks = [(0, 0, 3), *((call, patch, patch + 1) for call in range(1, CALLS) for patch in range(3))]
     by_stage = []
     for stage, rank in enumerate(ranks):
-        assert rank["timeline"]["stage"] == stage and rank["timeline"]["left_out"] == 0
-        spans = rank["timeline"]["spans"]
+        assert (rank.timeline.stage, rank.timeline.left_out) == (stage, 0)
+        spans = rank.timeline.spans
         assert [tuple(span[:4]) for span in spans] == [(*chunk, cond) for chunk in chunks for cond in range(2)]
         moments = [moment for span in spans for moment in span[4:]]
         assert moments == sorted(moments)
         by_stage.append(spans)
     assert all(there[5] > here[5] for here, there in zip(*by_stage, strict=True)), "a stage was ahead of the one before"
-    assert "timeline" not in eight_ranks.sample(deep, plan, make_run(deep_config)).ranks[0]
+    assert eight_ranks.sample(deep, plan, make_run(deep_config)).ran[0].timeline is None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from noted import FOLDER, Notes
 
 from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
@@ -163,16 +164,38 @@ def test_a_step_begins_where_its_device_could_go_on(leave: Leave, began_s: float
 
 @pytest.fixture(scope="module")
 def noting_ranks() -> Iterator[Pool]:
-    """Four ranks whose reports have what their timers were asked."""
+    """Four ranks that note what their timers are asked."""
     here = str(Path(__file__).parent)
     devices = parse_devices("cpu:4").devices
-    with Pool(devices, threads_per_rank=1, engine="marking_engine:MarkingEngine", python_path=(here,)) as pool:
+    with Pool(devices, threads_per_rank=1, engine="marking_engine:MarkingEngine", python_path=(here, FOLDER)) as pool:
         yield pool
 
 
-# How many ranks write the latent, which others do not wait for: of lanes that share the sides one, of stages the last.
-CLOCKED = {"ulysses=2": 2, "cfg=2": 1, "cfg=3": 1, "cfg=2,pipefusion=2,warmup_steps=1": 1}
-STEPS = 3
+@dataclass(frozen=True)
+class Rank:
+    """What a rank does in a run of three steps of one, one and two calls, with a noise mask, on a model of four blocks.
+
+    taken_in: what of the parent's tensors, before the first step: mask, noise and latent, for each run of rows that it
+    updates, and once the conditionings. blocks: whose modulations it makes ahead. single: single blocks in each step.
+    """
+
+    taken_in: int
+    blocks: int
+    single: tuple[int, ...]
+
+
+BOTH_SIDES, ONE_SIDE = Rank(3 + 1, 4, (4, 4, 8)), Rank(3 + 1, 4, (2, 2, 4))
+NO_SIDE = Rank(3, 0, (0, 0, 0))
+FIRST_STAGE, LAST_STAGE = Rank(1, 2, (0, 0, 0)), Rank(2 * 3 + 1, 2, (2, 4, 8))  # two patches after the first step
+STAGES = [FIRST_STAGE, LAST_STAGE]
+CLOCKED = {
+    "ulysses=2": [BOTH_SIDES] * 2,
+    "cfg=2": [ONE_SIDE] * 2,
+    "cfg=3": [ONE_SIDE, ONE_SIDE, NO_SIDE],
+    "cfg=2,pipefusion=2,warmup_steps=1": STAGES * 2,
+}
+# Which ranks write the latent, for which others do not wait: of lanes that share the sides the first, the last stage.
+WRITERS = {"ulysses=2": [0, 1], "cfg=2": [0], "cfg=3": [0], "cfg=2,pipefusion=2,warmup_steps=1": [1]}
 
 
 @pytest.mark.slow
@@ -182,26 +205,24 @@ def test_every_rank_of_a_run_looks_at_the_clock_after_preparing_and_where_each_s
     noting_ranks: Pool, deep: ModelSpec, name: str, on: bool
 ) -> None:
     run = make_run(FluxConfig.from_header(read_header(deep.path)), sides=(7, 7), mask=True)
-    run = replace(run, conds=tuple(replace(cond, options={"timed": on}) for cond in run.conds))
     plan = ParallelPlan.parse(name)
-    ranks = noting_ranks.sample(deep, plan, run).ranks[: plan.ranks]
-    for rank in ranks:
-        notes = rank["notes"]
+    with Notes() as found:
+        options = {"timed": on, **found.option}
+        run = replace(run, conds=tuple(replace(cond, options=options) for cond in run.conds))
+        ranks = [reply.ran for reply in noting_ranks.sample(deep, plan, run).ranks[: plan.ranks]]
+        noted = found.read()
+    for rank, notes, work in zip(ranks, noted, CLOCKED[name], strict=True):
         begun, prepared, *steps, finished, read = (part.split() for part in " ".join(notes).split("mark"))
         assert begun == [], "nothing is done before the first look"
-        assert len(steps) == STEPS
-        assert set(prepared) <= {"hand_over", "embed", "modulation"}
+        ahead = ["embed"] + ["modulation"] * work.blocks if work.blocks else []
+        assert prepared == ["hand_over"] * work.taken_in + ahead
         assert all(part[0] == "lap" and "lap" not in part[1:] for part in [*steps, finished])
-        masked = 0 if plan.pipefusion > 1 and not rank["notes"].count("gather") else 3
-        assert prepared.count("hand_over") >= masked + ("embed" in prepared), "mask, noise, latent; the conditionings"
+        assert tuple(step.count("single_blocks") for step in steps) == work.single
         assert read == ["read"], "marks are read when all is done"
         assert notes.count("read") == 1, "and are not waited for before"
-        assert len(rank["step_s"]) == STEPS
-        assert min(rank["step_s"]) > 0
-        assert min(rank["prepare_s"], rank["finish_s"]) >= 0
-        worked = any("single_blocks" in step for step in steps)
-        assert all("single_blocks" in step for step in steps) == worked, "a step's blocks were counted to another"
-    assert sum("gather" in " ".join(rank["notes"]) for rank in ranks) == CLOCKED[name]
+        assert len(rank.step_s) == len(work.single)
+        assert min(*rank.step_s, rank.prepare_s, rank.finish_s) > 0
+    assert [number for number, notes in enumerate(noted) if "gather" in notes] == WRITERS[name]
 
 
 @pytest.mark.slow
@@ -211,12 +232,14 @@ def test_every_rank_of_a_request_looks_at_the_clock_after_all_its_work(
     noting_ranks: Pool, deep: ModelSpec, name: str, on: bool
 ) -> None:
     tensors = Workload(width=128, height=128, text_tokens=16).tensors(FluxConfig.from_header(read_header(deep.path)))
-    runner = PlanRunner(noting_ranks, deep, ParallelPlan.parse(name), options={"timed": on})
-    runner.run([tensors, tensors])
-    for rank in runner.ranks:
-        assert rank["notes"][-2:] == ["mark", "read"]
-        assert rank["notes"].count("mark") == 1
-        assert rank["step_s"] > 0
+    with Notes() as found:
+        runner = PlanRunner(noting_ranks, deep, ParallelPlan.parse(name), options={"timed": on, **found.option})
+        runner.run([tensors, tensors])
+        noted = found.read()
+    for rank, notes in zip(runner.ranks, noted, strict=True):
+        assert notes[-2:] == ["mark", "read"]
+        assert notes.count("mark") == 1
+        assert rank.step_s > 0
 
 
 @pytest.mark.slow
@@ -263,10 +286,10 @@ def test_measuring_costs_a_small_part_of_a_step(two_ranks: Pool, launching: Mode
     step_s = []
     for _ in range(5):
         runner(tensors)
-        step_s.append(min(rank["step_s"] for rank in runner.ranks))
+        step_s.append(min(rank.step_s for rank in runner.ranks))
     blocks = config.depth + config.depth_single
     # a region a block, one for modulation, two for attention; each collective is started and waited for
-    entries = 4 + blocks * 4 + 2 * runner.ranks[0]["calls"]
+    entries = 4 + blocks * 4 + 2 * runner.ranks[0].collectives
     assert entries > 4 * blocks, "the exchange of this plan is not counted"
     assert entries * seconds_of_a_region(on=on) < limit * min(step_s)
 
@@ -278,16 +301,16 @@ def test_regions_come_back_only_when_they_are_timed(two_ranks: Pool, launching: 
     )
     runner = PlanRunner(two_ranks, launching, ParallelPlan(ring=2), options={"timed": False})
     runner(tensors)
-    assert all("regions" not in rank for rank in runner.ranks)
+    assert all(rank.regions is None for rank in runner.ranks)
     runner.options = {"timed": True}
     outermost = ("hand_over_s", "embed_s", "double_blocks_s", "single_blocks_s", "head_s", "gather_s")
     parts = []  # of the step, in the regions
     for _ in range(5):
         runner(tensors)
         for rank in runner.ranks:
-            found = rank["regions"]
+            found = rank.regions
             assert set(found) == {*outermost, "modulation_s", "attention_s", "communication_s"}
-            parts.append(sum(found[name] for name in outermost) / rank["step_s"])
+            parts.append(sum(found[name] for name in outermost) / rank.step_s)
             assert found["communication_s"] < found["attention_s"] < found["double_blocks_s"] + found["single_blocks_s"]
     # What else the machine does may fall between two regions, but not in every step.
     assert max(parts) > 0.8, f"the regions leave out more than bookkeeping: {parts}"

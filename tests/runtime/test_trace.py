@@ -28,8 +28,9 @@ def test_every_rank_traces_its_operators_and_the_result_is_the_same(two_ranks: P
     tensors = Workload(width=128, height=128, text_tokens=16).tensors(FluxConfig.from_header(read_header(sample.path)))
     runner = PlanRunner(two_ranks, sample, ParallelPlan(ulysses=2), options={"trace": True})
     traced = runner(tensors)
-    for number, rank in enumerate(runner.ranks):
-        text = gzip.decompress(rank["trace"]).decode()
+    assert list(runner.traces) == [0, 1]
+    for number, trace in runner.traces.items():
+        text = gzip.decompress(trace).decode()
         name, *events = json.loads(text)["traceEvents"]
         assert name["args"] == {"name": f"rank {number}"}
         assert {event["pid"] for event in events} == {number}
@@ -40,7 +41,7 @@ def test_every_rank_traces_its_operators_and_the_result_is_the_same(two_ranks: P
         assert "/" not in text.replace("nccl:", ""), "a path"
     runner.options = {}
     assert torch.equal(runner(tensors), traced)
-    assert all("trace" not in rank for rank in runner.ranks)
+    assert runner.traces == {}
 
 
 def test_a_trace_without_room_is_refused_and_not_cut() -> None:

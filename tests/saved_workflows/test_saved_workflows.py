@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ SAVED = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*.json")
 SHIPPED = sorted((PACK_ROOT / "example_workflows").glob("*.json"))  # as the editor saves them
 QUEUED = sorted((PACK_ROOT / "examples").glob("*.json"))  # the same, as headless clients queue them
 RELEASED_NODES = json.loads((FOLDER.parent / "comfy" / "released_nodes.json").read_text())
-SMALL = {"width": 128, "height": 96, "steps": 1}
+SMALL = {"width": 128, "height": 96, "length": 9, "steps": 1}
 FILES = {
     "unet_name": "dev",
     "clip_name1": "clip_l",
@@ -31,6 +33,11 @@ FILES = {
     "control_net_name": "controlnet_union",
 }
 KINDS = {"flux1-fill-dev.safetensors": "fill"}  # where another model than dev is needed
+# A family's file, the width of its text, and what a VAE makes of pixels: its channels and how many pictures a frame.
+FAMILIES = {
+    "wan2.1_t2v_1.3B_fp16.safetensors": ("tiny_wan_t2v.safetensors", 48, 16, 4),
+    "qwen_image_fp8_e4m3fn.safetensors": ("tiny_qwen_image.safetensors", 3584, 16, 1),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,6 +53,29 @@ def read(path: Path, client: ComfyClient) -> Workflow:
     """A workflow of either format, as the server takes it."""
     saved = json.loads(path.read_text())
     return to_api(saved, client.object_info()) if "nodes" in saved else saved
+
+
+def family_of(graph: Workflow) -> str | None:
+    """The published file of a family that this graph loads; None for what the session's server has."""
+    names = {node["inputs"].get("unet_name") for node in graph.values()}
+    return next((name for name in FAMILIES if name in names), None)
+
+
+def tiny_family(graph: Workflow) -> Workflow:
+    """The same graph with the family's tiny file, encoders without weights, and few pixels and steps."""
+    file, width, channels, temporal = FAMILIES[family_of(graph) or ""]
+    for node in graph.values():
+        node["inputs"] |= {name: value for name, value in SMALL.items() if name in node["inputs"]}
+        if "unet_name" in node["inputs"]:
+            node["inputs"]["unet_name"] = file
+        elif node["class_type"] == "CLIPLoader":
+            node |= {"class_type": "RandomTextEncoder", "inputs": {"tokens": 13, "width": width}}
+        elif node["class_type"] == "VAELoader":
+            sizes = {"channels": channels, "spatial": 8, "temporal": temporal}
+            node |= {"class_type": "RandomVAE", "inputs": sizes}
+        elif node["class_type"] == "SPConfig":
+            node["inputs"] |= {"devices": "cpu:2"}
+    return graph
 
 
 def tiny(graph: Workflow, models: TinyModels) -> Workflow:
@@ -76,9 +106,40 @@ def by_title(graph: Workflow) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_a_saved_workflow_runs(name: str, client: ComfyClient, tiny_models: TinyModels) -> None:
-    result = client.queue(tiny(read(FOLDER / name, client), tiny_models)).require_success()
-    assert result.images()
+def test_a_saved_workflow_runs(name: str, request: pytest.FixtureRequest, client: ComfyClient) -> None:
+    graph = read(FOLDER / name, client)
+    if family_of(graph) is None:
+        graph = tiny(graph, request.getfixturevalue("tiny_models"))
+    else:
+        client, graph = request.getfixturevalue("hosted_client"), tiny_family(graph)
+    assert client.queue(graph).require_success().images()
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in QUEUED if not path.stem.startswith("flux")], ids=lambda path: path.stem
+)
+def test_the_headless_client_runs_the_example_of_a_family(
+    path: Path, hosted_server: ComfyServer, tmp_path: Path
+) -> None:
+    graph = tmp_path / path.name
+    graph.write_text(json.dumps(tiny_family(json.loads(path.read_text()))))
+    command = [sys.executable, "-I", "-S", str(PACK_ROOT / "examples" / "headless_client.py"), str(graph)]
+    command += ["--server", hosted_server.url, "--output", str(tmp_path / "out"), "--set", "sampler.steps=2"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    (picture,) = (each for each in (tmp_path / "out").iterdir() if each.suffix in (".png", ".webp"))
+    with Image.open(picture) as image:
+        assert image.size == (128, 96)
+        # 9 pictures in 3 latent frames, whose pictures are alike; WebP keeps one of those
+        assert getattr(image, "n_frames", 1) == (3 if "length" in graph.read_text() else 1)
+    reports = json.loads((tmp_path / "out" / "timing.json").read_text())
+    assert reports["sampler"][0]["plan"]["ranks"] == 2
+    assert reports["sampler"][0]["model"]["file"] == FAMILIES[family_of(json.loads(path.read_text())) or ""][0]
+
+
+@pytest.mark.parametrize("path", QUEUED, ids=lambda path: path.stem)
+def test_an_example_of_a_family_names_a_published_file(path: Path) -> None:
+    assert (family_of(json.loads(path.read_text())) is None) == path.stem.startswith("flux")
 
 
 def test_every_released_node_is_in_a_saved_workflow(client: ComfyClient) -> None:

@@ -8,7 +8,8 @@ import { COLOURS } from './lanes.mjs'
 import { readReport } from './report.mjs'
 import { headline } from './sidebar.mjs'
 
-const MEASURED = new Set(['ParallelFluxSampler', 'ParallelFluxListSampler', 'TimedVAEDecode', 'ParallelBenchmark'])
+const SAMPLERS = ['ParallelSampler', 'ParallelFluxSampler', 'ParallelFluxListSampler']
+const MEASURED = new Set([...SAMPLERS, 'TimedVAEDecode', 'ParallelBenchmark'])
 const CONFIG = 'SPConfig'
 const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'patches', 'warmup_steps'])
 const STAGES_ONLY = new Set(['patches', 'warmup_steps'])

@@ -1,18 +1,27 @@
-"""What is fuzzed: the wire's decoder with the segments behind it, and the header of a weights file.
+"""What is fuzzed: the wire's decoder with the segments behind it, requests and replies, and a weights file's header.
 
-Owns what must hold of each. Both get what is not only random: a message's counts and a header's length are made right
-again for half of the inputs, or nearly all of them would be refused for that alone.
+Owns what must hold of each. They get what is not only random: a message's counts and a header's length are made right
+again for half of the inputs, or nearly all of them would be refused for that alone; a request's or a reply's text
+always comes in a message that is one.
 """
 
 import json
 import os
 import struct
+from dataclasses import fields
 from pathlib import Path
+
+from pool.messages import CASES, REPLIES
+
+from parallel_runtime.wire.protocol import HEADER, MAGIC, VERSION, Message, Op, ProtocolError, decode, encode
+from parallel_runtime.wire.replies import Hello
 
 from .fuzzer import Target
 from .marking import Edges, marked_module
 
 SEGMENT_BYTES = 1 << 14
+MAX_REFUSAL_CHARS = 6000  # a program or a plan may say which of its own numbers do not go together
+KINDS = sorted({type(each) for each in (*CASES, *REPLIES)}, key=lambda kind: kind.__name__)
 JSON_WORDS = (
     b"{",
     b"}",
@@ -27,6 +36,7 @@ JSON_WORDS = (
     b"true",
     b"null",
     b"9" * 40,
+    b"9" * 400,
     b"\\ud800",
 )
 HEADER_WORDS = (
@@ -71,6 +81,30 @@ def wire() -> Target:
         protocol.Message(op.PATCH, 0, 1, 9, {"records": [{"key": "a.weight", "values": ["patch.0", 2.0]}]}, specs[:1]),
     ]
     return Target("wire", edges, run, [protocol.encode(each) for each in messages], JSON_WORDS)
+
+
+def records() -> Target:
+    """Every kind of request and reply, read from the text of a message; the first byte says which kind."""
+    edges = Edges()
+    own = marked_module("parallel_runtime.wire.records", edges)
+
+    def run(data: bytes) -> bool:
+        kind = KINDS[data[0] % len(KINDS)] if data else Hello
+        message = HEADER.pack(MAGIC, VERSION, Op.DONE, 0, 1, len(data[1:]), 1, 0) + data[1:]
+        try:
+            record = own.from_body(kind, decode(message).body, kind.__name__)
+        except ProtocolError as error:
+            if "\n" in str(error) or len(str(error)) > MAX_REFUSAL_CHARS:
+                raise AssertionError(f"a message of {len(str(error))} characters in several lines") from error
+            return False
+        back = decode(encode(Message(Op.DONE, 0, 1, 1, own.to_body(record)))).body
+        if own.from_body(kind, back, kind.__name__) != record:
+            raise AssertionError("another record came back")
+        return True
+
+    seeds = [bytes([KINDS.index(type(each))]) + json.dumps(own.to_body(each)).encode() for each in (*CASES, *REPLIES)]
+    names = sorted({field.name for kind in KINDS for field in fields(kind)})
+    return Target("requests and replies", edges, run, seeds, (*JSON_WORDS, *(f'"{name}":'.encode() for name in names)))
 
 
 def header(folder: Path) -> Target:

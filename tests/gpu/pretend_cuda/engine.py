@@ -7,7 +7,6 @@ in flight.
 import json
 
 import torch
-import torch.distributed as dist
 from nccl_rules import Settings
 from pretend_cuda.device import PRETENCE, settings_file, take_settings
 
@@ -34,7 +33,7 @@ class PretendEngine(Engine):
             note_sites(message.op)
         book = {"allocated": held, "reserved": torch.cuda.memory_reserved(self.device)}
         settings_file().with_name(f"book.{self.rank}.json").write_text(json.dumps(book), encoding="utf-8")
-        return reply | {"backend": dist.get_backend()}
+        return reply
 
 
 def note_sites(op: Op) -> None:

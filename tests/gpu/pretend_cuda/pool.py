@@ -44,4 +44,4 @@ class PretendPool(Pool):
 
     def forgive(self) -> None:
         """Forget failures: three in a minute are too many for a pool, not for this."""
-        self._failures.forget()
+        self._generations.failures.forget()

@@ -1,9 +1,10 @@
 """A ComfyUI node pack for test hosts only: what no stock node gives, and a count of the model's calls.
 
 Owns: a style model of tiny widths, attention masks and skipped steps as popular packs make them, and two nodes that
-count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py), a planner that is
-told of GPUs (choosing.py), runs that take turns (taking_turns.py), what rounds and overflows (rounding.py). Linked into
-a test host's custom_nodes, never part of the pack.
+count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py), what the pack
+would choose by itself (choosing.py), runs that take turns (taking_turns.py), what rounds and overflows (rounding.py),
+what encoders would give (conditions.py, sounds.py), what attention is worth (without_exchange.py), keys of the step
+before (staleness.py). Linked into a test host's custom_nodes, never part of the pack.
 Letters: `L` text and image tokens.
 """
 
@@ -19,10 +20,21 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import ComfyExtension, io
 
-from .choosing import LikeKnownGpus
-from .reaching import ReachIntoModel, SwitchOffExchange
+from .choosing import HostedModelLoader, LikeKnownGpus
+from .conditions import (
+    ObjectInConditioning,
+    RandomConditioning,
+    RandomPictures,
+    RandomTextEncoder,
+    RandomVAE,
+    RandomVisionOutput,
+)
+from .reaching import ReachIntoModel, SwitchOffExchange, TinyBlockwiseControlnet
 from .rounding import SetGuidance, StockAttention
+from .sounds import RandomSound, RandomSoundVAE
+from .staleness import UseOldKeys
 from .taking_turns import SampleInTurn
+from .without_exchange import AttendInHalves
 
 Calls = io.Custom("MODEL_CALLS")
 CATEGORY = "tests"
@@ -43,10 +55,10 @@ class CountModelCalls(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any) -> io.NodeOutput:
-        calls: list[int] = []
+        calls: list[None] = []
 
-        def count(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            calls.append(args[0].shape[0])
+        def count(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(None)
             return executor(*args, **kwargs)
 
         count.parallel_dit_any_order = True  # a count is the same in any order
@@ -64,7 +76,7 @@ class ReportModelCalls(io.ComfyNode):
         return io.Schema(node_id="ReportModelCalls", category=CATEGORY, inputs=inputs, is_output_node=True)
 
     @classmethod
-    def execute(cls, latent: dict[str, Any], calls: list[int]) -> io.NodeOutput:
+    def execute(cls, latent: dict[str, Any], calls: list[None]) -> io.NodeOutput:
         return io.NodeOutput(ui={"model_calls": [len(calls)]})
 
 
@@ -199,7 +211,10 @@ class ProbeNodes(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         nodes = [CountModelCalls, ReportModelCalls, TinyStyle, SetAttentionMask, SkipEverySecondCall]
-        nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, ReachIntoModel, SwitchOffExchange]
+        nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, HostedModelLoader, ReachIntoModel]
+        nodes += [RandomConditioning, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
+        nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchOffExchange]
+        nodes += [UseOldKeys, ObjectInConditioning, TinyBlockwiseControlnet]
         return [*nodes, SampleInTurn, StockAttention, SetGuidance]
 
 

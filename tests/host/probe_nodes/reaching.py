@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import comfy.ops
 import torch
+from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import PatcherInjection, WrappersMP
 from comfy_api.latest import io
+from comfy_extras.nodes_model_patch import QwenImageBlockWiseControlNet
 
 CATEGORY = "tests"
 RUN_KEY = "parallel_dit_run"
@@ -41,6 +44,11 @@ def patch_block(model: Any) -> None:
     model.set_model_patch(lambda args: args, "double_block")
 
 
+def patch_attention(model: Any) -> None:
+    """A patch of what attention is given, as attention guidance and IP-Adapters do."""
+    model.set_model_attn1_patch(lambda q, k, v, extra_options: (q, k, v))
+
+
 def replace_block(model: Any) -> None:
     """A whole block replaced."""
     model.set_model_patch_replace(lambda args, extra: extra["original_block"](args), "dit", "single_block", 1)
@@ -62,6 +70,7 @@ WAYS = {
     "replace layer": replace_layer,
     "override attention": override_attention,
     "patch block": patch_block,
+    "patch attention": patch_attention,
     "replace block": replace_block,
     "copy to device": copy_to_device,
     "compute in float64": compute_in_float64,
@@ -91,7 +100,12 @@ class WithoutExchange:
         self.run, self.model = run, run.model
 
     def step(self, tensors: Any, *, options: dict[str, Any], **rest: Any) -> torch.Tensor:
+        """A call of Flux.1's own engine."""
         return self.run.step(tensors, options={**options, "local_attention": True}, **rest)
+
+    def call(self, tensors: Any, *, options: dict[str, Any], **rest: Any) -> torch.Tensor:
+        """A call of a model that ComfyUI's own module computes."""
+        return self.run.call(tensors, options={**options, "local_attention": True}, **rest)
 
 
 def with_run_without_exchange(argument: Any) -> Any:
@@ -112,8 +126,24 @@ class SwitchOffExchange(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any) -> io.NodeOutput:
         def without_exchange(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            return executor(*map(with_run_without_exchange, args), **kwargs)
+            named = {name: with_run_without_exchange(each) for name, each in kwargs.items()}
+            return executor(*map(with_run_without_exchange, args), **named)
 
         model = model.clone()
         model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "switch_off_exchange", without_exchange)
         return io.NodeOutput(model)
+
+
+class TinyBlockwiseControlnet(io.ComfyNode):
+    """What ModelPatchLoader gives for Qwen-Image's blockwise ControlNet, of one block and a width of 8."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        outputs = [io.Custom("MODEL_PATCH").Output()]
+        return io.Schema(node_id="TinyBlockwiseControlnet", category=CATEGORY, inputs=[], outputs=outputs)
+
+    @classmethod
+    def execute(cls) -> io.NodeOutput:
+        cpu = torch.device("cpu")
+        net = QwenImageBlockWiseControlNet(num_layers=1, dim=8, device=cpu, operations=comfy.ops.manual_cast)
+        return io.NodeOutput(ModelPatcher(net, load_device=cpu, offload_device=cpu))

@@ -1,0 +1,296 @@
+"""A ComfyUI MODEL of any family whose transformer computes elsewhere: ComfyUI's own classes without weights.
+
+The stock class stays, on the meta device, with its attributes and the names of its weights; what is replaced on the
+instance is `forward`, and those methods that ComfyUI calls and that need weights. Owns the form of a call, and what of
+it cannot be sent. Does not own what the workers do with it (rank/hosted.py). Letters: `B` batch.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.cli_args
+import comfy.model_base
+import comfy.model_management
+import comfy.patcher_extension
+import torch
+from comfy.patcher_extension import WrapperExecutor, WrappersMP
+
+from ...parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec, read_header
+from ...parallel_runtime.devices import Device
+from ...parallel_runtime.models.hosted.build import Recognised, recognise
+from ...parallel_runtime.models.hosted.places import find_places
+from ...parallel_runtime.models.plans import plan_for
+from ...parallel_runtime.patch import PatchSet
+from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.planner.automatic import Decision
+from ...parallel_runtime.rank.hosted import METHODS
+from ...parallel_runtime.rank.mapped_file import MappedFile
+from ...parallel_runtime.wire.tree import to_tree
+from .dtypes import compute_dtype
+from .meta import META, MetaOperations
+from .pooled_model import PooledModel, WeightSizes
+from .refusals import check_transformer_options, refuse_in
+from .run_context import RUN_KEY, RunContext, run_inside
+
+# Entries of transformer_options that are this process's own business, or were checked to be empty.
+STAY_HERE = frozenset(
+    (*("wrappers", "callbacks", "patches", "patches_replace", "uuids", "prefetch_dynamic_vbars", "block"), RUN_KEY)
+    + ("block_index", "block_type", "total_blocks", "model_conds", "multigpu_thread_pool", "grid_sizes")
+    + ("easycache", "context_window")  # what the wrappers of step caches and context windows keep
+)
+# Classes that mix the rows of a batch: both sides of cfg, by their places; and options that a class writes to.
+WHOLE_BATCH = frozenset(("comfy.ldm.seedvr.model.NaDiT", "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain"))
+WRITTEN = {"ar_state": "SamplerARVideo"}
+# What a class builds anew from the rest of the call where it is missing.
+BUILT_AGAIN = {"minimax_payload": ("layout",)}
+# Options of ComfyUI's command line that change what a module computes, and with which attention function.
+FLAGS = (
+    *("use_split_cross_attention", "use_quad_cross_attention", "use_pytorch_cross_attention", "use_sage_attention"),
+    *("use_flash_attention", "disable_xformers", "force_upcast_attention", "dont_upcast_attention", "deterministic"),
+    *("force_fp32", "force_fp16", "supports_fp8_compute", "force_channels_last"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedSource:
+    """A file as ComfyUI recognised it: its own description, identity, bytes of weights, heads where it says them."""
+
+    recognised: Recognised
+    spec: ModelSpec
+    sizes: WeightSizes
+    num_heads: int
+
+
+def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> HostedSource:
+    """Recognise the file at `path` as ComfyUI does; arguments as `remote_model.read_source`.
+
+    Raises `ValueError` when the file is missing or broken, or no diffusion model that ComfyUI knows.
+    """
+    header = read_header(path)
+    file = MappedFile(ModelSpec.of(path))
+    tensors = {name: file.tensor(entry) for name, entry in header.tensors.items()}
+    recognised = recognise(path, tensors, header.metadata)
+    device = torch.device(devices[0].kind, None if devices[0].kind == "cpu" else devices[0].index)
+    dtype = compute_dtype(weight_dtype, recognised.weights, recognised.config, device)
+    recognised.config.set_inference_dtype(dtype, None)
+    recognised.config.custom_operations = MetaOperations
+    name = str(dtype).removeprefix("torch.")
+    unet_config = recognised.config.unet_config
+    return HostedSource(
+        recognised=recognised,
+        spec=ModelSpec.of(path, name, adapter=HOSTED, comfyui=this_comfyui()),
+        sizes=_sizes(recognised.weights),
+        num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
+    )
+
+
+def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan) -> None:
+    """Raise `ValueError` when ranks are to share tokens of a class that nobody planned, or planned for another ComfyUI.
+
+    Known here, before a worker is asked: what a worker refuses ends all of them.
+    """
+    if plan.parts == 1:
+        return
+    try:
+        find_places(transformer, plan_for(type(transformer)))
+    except ValueError as error:
+        raise ValueError(f"{plan.describe()}: {error}; in SP Config, mode manual with ulysses=1 and ring=1") from error
+
+
+def this_comfyui() -> ComfyUI:
+    """The ComfyUI that this process runs, and the options by which its modules compute."""
+    arguments = vars(comfy.cli_args.args)
+    options = [f"--{name.replace('_', '-')}" for name in FLAGS if arguments.get(name)]
+    fast = arguments.get("fast")
+    if fast:
+        options += ["--fast", *sorted(each.value for each in fast)]
+    return ComfyUI(os.path.dirname(os.path.dirname(os.path.abspath(comfy.model_base.__file__))), tuple(options))
+
+
+def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base.BaseModel:
+    """ComfyUI's model of this file on the meta device, whose transformer is called in the workers of `pooled`."""
+    recognised = source.recognised
+    model = recognised.config.get_model(dict(recognised.weights), "", device=META)
+    model.device = None  # set by the patcher to where ComfyUI thinks the weights are
+    model.pooled, model.patch_kinds = pooled, None
+    transformer = model.diffusion_model
+    transformer.outside_runs = RunContext(model=pooled, decision=Decision(plan=pooled.plan))
+    stock_memory = model.memory_required
+
+    def memory_required(input_shape: Sequence[int], cond_shapes: Mapping | None = None) -> float:
+        """As `RemoteFlux.memory_required`."""
+        plan = (run_inside(pooled) or transformer.outside_runs).plan
+        rows = -(-input_shape[0] // plan.lanes)
+        whole = stock_memory([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
+        ranks = max(1, pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
+        return ranks * (whole / plan.parts + pooled.visiting_bytes(plan))
+
+    model.memory_required = memory_required
+    model.take_shapes = MetaShapes(transformer)
+    transformer.forward = RemoteForward(transformer, pooled, model.latent_format.latent_channels)
+    for name in METHODS:
+        if hasattr(type(transformer), name):
+            setattr(transformer, name, RemoteMethod(transformer, pooled, name))
+    return model
+
+
+class MetaShapes:
+    """Keeps the shapes of the weights on the meta device those of the patched weights in the workers.
+
+    Where a LoRA makes the first layer wider, ComfyUI reads from it how many channels go beside the latent.
+    """
+
+    def __init__(self, transformer: torch.nn.Module) -> None:
+        self._transformer = transformer
+        self._stock: dict[str, torch.nn.Parameter] = {}
+
+    def __call__(self, patches: PatchSet) -> None:
+        """Take the shapes of these patches, and back those of all others."""
+        for name in list(self._stock):
+            self._put(name, self._stock.pop(name))
+        for patch in patches.patches:
+            if patch.new_shape is not None:
+                self._stock.setdefault(patch.key, self._transformer.get_parameter(patch.key))
+                wider = torch.empty(patch.new_shape, dtype=self._stock[patch.key].dtype, device=META)
+                self._put(patch.key, torch.nn.Parameter(wider, requires_grad=False))
+
+    def _put(self, name: str, weight: torch.nn.Parameter) -> None:
+        path, _, last = name.rpartition(".")
+        setattr(self._transformer.get_submodule(path), last, weight)
+
+
+class _Remote:
+    """What a call of the transformer is sent with."""
+
+    def __init__(self, transformer: torch.nn.Module, pooled: PooledModel) -> None:
+        self.transformer, self.pooled = transformer, pooled
+
+    def _run(self, transformer_options: Mapping[str, Any]) -> RunContext:
+        """The run that a call belongs to: what its options say, else the one around, else the MODEL loaded last."""
+        run = transformer_options.get(RUN_KEY)
+        if run is None or run.model is not self.pooled:
+            run = run_inside(self.pooled)
+        return self.transformer.outside_runs if run is None else run
+
+    def _send(
+        self,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        *,
+        run: RunContext,
+        out_shape: tuple[int, int],
+        batched: Sequence[torch.Tensor] = (),
+        method: str | None = None,
+    ) -> torch.Tensor:
+        tree, tensors = to_tree({"args": list(args), "kwargs": dict(kwargs)}, type(self.transformer).__name__)
+        residuals = [each for listed in (kwargs.get("control") or {}).values() for each in listed or ()]
+        options = {
+            "call": tree,
+            "tensors": len(tensors),
+            "batched": _numbers(tensors, batched),
+            "residuals": _numbers(tensors, residuals),
+            "method": method,
+        }
+        return run.call(
+            {f"t{number}": tensor for number, tensor in enumerate(tensors)},
+            out_shape=out_shape,
+            options=options,
+            check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+        )
+
+
+class RemoteForward(_Remote):
+    """Stands for the transformer's `forward`: same arguments, same result; wrappers around it run in this process."""
+
+    def __init__(self, transformer: torch.nn.Module, pooled: PooledModel, channels: int) -> None:
+        super().__init__(transformer, pooled)
+        self.channels = channels  # of a latent; a call's input may have more beside it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """As ComfyUI's."""
+        options = kwargs.get("transformer_options", {})
+        wrappers = comfy.patcher_extension.get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options)
+        return WrapperExecutor.new_class_executor(self._forward, self.transformer, wrappers).execute(*args, **kwargs)
+
+    def _forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        options = dict(kwargs.pop("transformer_options", None) or {})
+        run = self._run(options)
+        check_transformer_options(options)
+        for name, node in WRITTEN.items():
+            if options.get(name) is not None:
+                raise refuse_in(node, f"it keeps state in the model ({name})")
+        plain = {name: value for name, value in options.items() if name not in STAY_HERE}
+        for name, parts in BUILT_AGAIN.items():
+            if isinstance(kwargs.get(name), dict):
+                kwargs[name] = {part: value for part, value in kwargs[name].items() if part not in parts}
+        xs = [x] if isinstance(x, torch.Tensor) else list(x)
+        shapes = [tuple(each.shape) for each in xs]
+        if isinstance(x, torch.Tensor):
+            shapes = [(x.shape[0], self.channels, *x.shape[2:])]
+        batch = 1 if self._rows_belong_together(kwargs) else shapes[0][0]
+        numbers = [torch.Size(shape).numel() // batch for shape in shapes]
+        flat = self._send(
+            [x, *args],
+            {**kwargs, "transformer_options": plain},
+            run=run,
+            out_shape=(batch, sum(numbers)),
+            batched=list(_with_rows([x, *args, *kwargs.values(), *(kwargs.get("control") or {}).values()], batch)),
+        )
+        parts = [part.reshape(shape) for part, shape in zip(flat.split(numbers, 1), shapes, strict=True)]
+        outs = [part.to(each.device) for part, each in zip(parts, xs, strict=True)]
+        return outs[0] if len(outs) == 1 else outs
+
+    def _rows_belong_together(self, kwargs: Mapping[str, object]) -> bool:
+        """Whether the rows of a batch are not an image each, so that no lane can take some of them."""
+        kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(self.transformer).__mro__}
+        return bool(kinds & WHOLE_BATCH) or kwargs.get("num_video_frames") is not None
+
+
+class RemoteMethod(_Remote):
+    """Stands for a method of the transformer that needs weights, called before a run; its result is one tensor."""
+
+    def __init__(self, transformer: torch.nn.Module, pooled: PooledModel, name: str) -> None:
+        super().__init__(transformer, pooled)
+        self.name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        """As ComfyUI's. The stock method says on the meta device which shape and dtype comes back."""
+        stock: Callable[..., torch.Tensor] = getattr(type(self.transformer), self.name)
+        with torch.no_grad():
+            shape = stock(self.transformer, *map(_on_meta, args), **{name: _on_meta(kwargs[name]) for name in kwargs})
+        (first, *_) = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
+        out = self._send(args, kwargs, run=self._run({}), out_shape=(1, shape.numel()), method=self.name)
+        return out.reshape(shape.shape).to(first.device, shape.dtype)
+
+
+def _on_meta(value: Any) -> Any:  # noqa: ANN401
+    return value.to(META) if isinstance(value, torch.Tensor) else value
+
+
+def _numbers(tensors: Sequence[torch.Tensor], some: Sequence[object]) -> list[int]:
+    """Which of the tensors are among `some`, by identity."""
+    wanted = {id(each) for each in some}
+    return [number for number, tensor in enumerate(tensors) if id(tensor) in wanted]
+
+
+def _with_rows(values: Sequence[object], batch: int) -> Iterator[torch.Tensor]:
+    """Tensors with a row an image: those that ComfyUI hands over by themselves, in lists, and a ControlNet's.
+
+    What is deeper in the call is one for all images: ComfyUI repeats nothing there.
+    """
+    if batch == 1:
+        return
+    for value in values:
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(each, torch.Tensor) and each.ndim and each.shape[0] == batch:
+                yield each
+
+
+def _sizes(weights: Mapping[str, torch.Tensor]) -> WeightSizes:
+    blocks: Counter[tuple[str, ...]] = Counter()
+    for name, weight in weights.items():
+        blocks[tuple(name.split(".")[:2])] += weight.nbytes
+    return WeightSizes(total=blocks.total(), biggest_block=max(blocks.values()))

@@ -1,0 +1,26 @@
+"""What ComfyUI's models have in common whose transformer computes in the workers."""
+
+from typing import Protocol
+
+import torch
+
+from ...parallel_runtime.patch import PatchSet
+from .pooled_model import PooledModel
+
+
+class RemoteModel(Protocol):
+    """One of ComfyUI's `BaseModel`s with every weight on the meta device.
+
+    `patch_kinds` are the patches that its transformer reads inside its blocks; None: it may read any.
+    `diffusion_model.outside_runs` is the context of calls that come without a run.
+    """
+
+    pooled: PooledModel
+    patch_kinds: tuple[str, ...] | None
+    device: torch.device | None
+    diffusion_model: torch.nn.Module
+    model_loaded_weight_memory: int
+    current_weight_patches_uuid: object
+
+    def take_shapes(self, patches: PatchSet) -> None:
+        """Give the weights here the shapes that those in the workers have with these patches: ComfyUI reads shapes."""

@@ -1,0 +1,65 @@
+"""Which groups of ranks exchange something under a plan, in the order in which they are made.
+
+Owns their names, which the parent, the ranks and the planner share. Makes no process group: `rank/mesh.py` does.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from .plan import Layout, ParallelPlan
+
+GROUPED_AXES = ("cfg", "ring", "ulysses")
+ACTIVATIONS, LINK, WEIGHTS = "activations", "link", "weights"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeGroup:
+    """Ranks that exchange one kind of thing, so that nothing of another kind waits behind it."""
+
+    purpose: str
+    ranks: tuple[int, ...]
+
+
+@functools.cache
+def groups_of(plan: ParallelPlan, num_ranks: int) -> tuple[ExchangeGroup, ...]:
+    """The groups of a plan among `num_ranks` ranks, without the one of all of them, which is there before any plan.
+
+    Replicas exchange nothing and have none.
+    """
+    runs = [run for axis in GROUPED_AXES if getattr(plan, axis) > 1 for run in runs_along(plan, axis)]
+    if has_sequence_group(plan):
+        runs += runs_along(plan, "ring", "ulysses")
+    found = [ExchangeGroup(purpose=ACTIVATIONS, ranks=run) for run in runs if len(run) < num_ranks]
+    found += [ExchangeGroup(purpose=LINK, ranks=link) for link in links_of(plan)]
+    return (*found, *weight_groups(plan.layout))
+
+
+def weight_groups(layout: Layout) -> tuple[ExchangeGroup, ...]:
+    """The ranks that hold weights together, those of a replica that have the same stage; none where each has all."""
+    runs: dict[tuple[int, int], list[int]] = {}
+    for rank in range(layout.ranks) if layout.shards > 1 else ():
+        replica = rank // (layout.shards * layout.stages)
+        runs.setdefault((replica, layout.stage_of(rank)), []).append(rank)
+    return tuple(ExchangeGroup(purpose=WEIGHTS, ranks=tuple(run)) for run in runs.values())
+
+
+def runs_along(plan: ParallelPlan, *axes: str) -> list[tuple[int, ...]]:
+    """The ranks that differ in their place on these axes alone, run by run, the last axis innermost."""
+    runs: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(plan.ranks):
+        elsewhere = tuple(index for axis, index in plan.coordinates(rank).items() if axis not in axes)
+        runs.setdefault(elsewhere, []).append(rank)
+    return [tuple(run) for run in runs.values()]
+
+
+def has_sequence_group(plan: ParallelPlan) -> bool:
+    """Whether all ranks that share a sequence exchange, where neither ring nor ulysses is that. Stages do without."""
+    return min(plan.ring, plan.ulysses) > 1 and plan.pipefusion == 1
+
+
+def links_of(plan: ParallelPlan) -> list[tuple[int, int]]:
+    """(sender, receiver): from each stage to the next, and from the last to the first. None without stages."""
+    if plan.pipefusion == 1:
+        return []
+    runs = runs_along(plan, "pipefusion")
+    return [link for run in runs for link in zip(run, (*run[1:], run[0]), strict=True)]

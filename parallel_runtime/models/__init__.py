@@ -1,0 +1,1 @@
+"""What a rank runs: models, and the plans by which they share their tokens."""

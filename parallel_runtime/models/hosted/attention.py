@@ -1,0 +1,173 @@
+"""ComfyUI's attention function, replaced: inside planned blocks its calls go through the group.
+
+Model files take the function by name when they are imported (`from ... import optimized_attention`), so `install` runs
+before any of them is. ComfyUI's own function stays the kernel: it attends with some of the heads to whole keys.
+
+Letters: `B` batch, `H` heads, `S` tokens of this rank, `D` head size.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..plans.words import UNPLANNED, Attention
+from .cuts import Lengths, TokenCall
+from .group import Kernel
+from .lightricks import GuideMask
+
+NAMES = ("optimized_attention", "optimized_attention_masked")
+
+
+class AttentionSwitch:
+    """Called as ComfyUI's attention function. `call`: the shared call under way, which hooks set; None: as in stock."""
+
+    def __init__(self, stock: Callable[..., Tensor]) -> None:
+        self.stock = stock
+        self.call: TokenCall | None = None
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        mask: Tensor | GuideMask | None = None,
+        attn_precision: torch.dtype | None = None,
+        skip_reshape: bool = False,
+        skip_output_reshape: bool = False,
+        **options: Any,  # noqa: ANN401
+    ) -> Tensor:
+        """As ComfyUI's function: q, k, v (B, H, S, D) with `skip_reshape`, else (B, S, H * D); the output alike."""
+        call = self.call
+        attention = None if call is None else call.attention
+        if call is None or attention is None or attention.local:
+            return self.stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
+        if not skip_reshape:
+            width = q.shape[-1] // heads
+            q, k, v = (_by_heads(tensor, width) for tensor in (q, k, v))
+        queries, keys = self._lengths(call, attention, q, k)
+        if isinstance(mask, GuideMask):
+            options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
+        elif mask is not None:
+            mask = _whole_mask(call, mask, queries, keys)
+        attend = partial(
+            call.group.attend,
+            self._kernel(attn_precision, options),
+            k=k,
+            v=v,
+            key_lengths=keys,
+            scale=options.get("scale"),
+        )
+        if isinstance(mask, GuideMask):
+            out = attend(q=q, query_lengths=queries, mask=mask.all)
+            for each in mask.segments:
+                part = attend(q=q[:, :, each.first : each.last], query_lengths=each.lengths, mask=each.mask)
+                out[:, :, each.first : each.last] = part
+        else:
+            out = attend(q=q, query_lengths=queries, mask=mask)
+        return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+    def _kernel(self, attn_precision: torch.dtype | None, options: dict[str, Any]) -> Kernel:
+        """ComfyUI's function with the options of this call, for the heads that the group hands it."""
+
+        def kernel(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None) -> Tensor:
+            given = {**options, "enable_gqa": True} if k.shape[1] != q.shape[1] else options
+            return self.stock(q, k, v, heads, mask, attn_precision, True, True, **given)
+
+        return kernel
+
+    def _lengths(self, call: TokenCall, attention: Attention, q: Tensor, k: Tensor) -> Lengths:
+        """Queries and keys of each rank in this call, by the plan, or as the ranks told each other for this shape."""
+        if attention is UNPLANNED:
+            raise ValueError(
+                f"{call.name}: attention in a block, outside of the modules that the plan names; "
+                "use a ComfyUI that the plan was made for"
+            )
+        if not attention.queries:
+            return self._ask(call, q, k)
+        lengths = call.lengths_of.get(id(attention))
+        if lengths is None:
+            lengths = call.lengths(attention.queries), call.lengths(attention.keys)
+            call.lengths_of[id(attention)] = lengths
+        found, planned = (q.shape[2], k.shape[2]), (lengths[0][call.index], lengths[1][call.index])
+        if found != planned:
+            raise ValueError(
+                f"{call.name}: attention over {'+'.join(attention.queries)} has {found[0]} queries and {found[1]} keys "
+                f"on this rank and {planned[0]} and {planned[1]} by the plan; use a ComfyUI that the plan was made for"
+            )
+        return lengths
+
+    def _ask(self, call: TokenCall, q: Tensor, k: Tensor) -> Lengths:
+        """Everybody's lengths; once for each attention call of a forward and all that its lengths can depend on."""
+        call.asked += 1
+        found = (q.shape[2], k.shape[2])
+        shape = (call.asked, *sorted(call.streams.items()), *call.indices)
+        if shape not in call.told:
+            told = call.group.gather(torch.tensor([found], device=q.device), dim=0, lengths=(1,) * call.parts).tolist()
+            call.told[shape] = tuple(each[0] for each in told), tuple(each[1] for each in told)
+        queries, keys = call.told[shape]
+        if (queries[call.index], keys[call.index]) != found:
+            raise ValueError(
+                f"{call.name}: attention has {found[0]} queries and {found[1]} keys on this rank, and had others in an "
+                "earlier call of this shape; use cfg parallel or data parallel for this input"
+            )
+        return queries, keys
+
+
+def _by_heads(tensor: Tensor, width: int) -> Tensor:
+    """(B, S, H * D) or (B, S, H, D) to (B, H, S, D)."""
+    return tensor.reshape(*tensor.shape[:2], -1, width).transpose(1, 2)
+
+
+def _whole_mask(call: TokenCall, mask: Tensor, queries: tuple[int, ...], keys: tuple[int, ...]) -> Tensor:
+    """A mask (B, H or 1, all queries or 1, all keys), gathered where a model made it from this rank's tokens."""
+    while mask.ndim < 4:
+        mask = mask.unsqueeze(0 if mask.ndim == 2 else 1)
+    mine_q, mine_k = queries[call.index], keys[call.index]
+    local_keys = mask.shape[-1] == mine_k != sum(keys)
+    local_queries = mask.shape[-2] == mine_q != sum(queries) and mine_q != 1
+    if local_keys and mask.shape[-2] != 1:
+        raise ValueError(
+            f"{call.name}: a mask of {mask.shape[-2]} queries x {mine_k} keys holds this rank's keys alone; "
+            "use cfg parallel or data parallel for this input"
+        )
+    if local_keys:
+        return call.group.gather(mask, dim=3, lengths=keys)
+    return call.group.gather(mask, dim=2, lengths=queries) if local_queries else mask
+
+
+def install() -> AttentionSwitch:
+    """Put a switch where ComfyUI's attention function stands, once a process, and return it.
+
+    Raises RuntimeError when a model's file was imported before: it holds the stock function already.
+    """
+    import comfy.ldm.modules.attention as module
+
+    stock = module.optimized_attention
+    if isinstance(stock, AttentionSwitch):
+        return stock
+    early = sorted(
+        name
+        for name, loaded in sys.modules.items()
+        if loaded is not module and any(vars(loaded).get(each) is stock for each in NAMES)
+    )
+    if early:
+        raise RuntimeError(f"{early[0]} was imported before attention could be replaced; install the switch first")
+    switch = AttentionSwitch(stock)
+    for name in NAMES:
+        setattr(module, name, switch)
+    return switch
+
+
+def installed() -> AttentionSwitch:
+    """The switch of this process. Raises RuntimeError when there is none."""
+    import comfy.ldm.modules.attention as module
+
+    switch = module.optimized_attention
+    if not isinstance(switch, AttentionSwitch):
+        raise RuntimeError("ComfyUI's attention is still its own; call install() before a model's file is imported")
+    return switch

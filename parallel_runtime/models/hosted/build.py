@@ -1,0 +1,130 @@
+"""From a file's tensors to ComfyUI's own module, as ComfyUI's loader makes it, with weights that are views of the file.
+
+Owns which of ComfyUI's classes it is, the dtype of every weight, and which of them are copies. Does not own where the
+tensors come from, nor how the module's calls are shared (hooks.py). Source: `load_diffusion_model_state_dict` in
+ComfyUI's comfy/sd.py; what it rounds when it loads is rounded here, what it only widens stays as the file has it and is
+widened where it is used.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+META = torch.device("meta")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A file as ComfyUI knows it: its description of the model, and the weights by ComfyUI's names."""
+
+    config: Any  # comfy.supported_models_base.BASE
+    weights: dict[str, torch.Tensor]
+
+    @property
+    def quantised(self) -> bool:
+        """Whether ComfyUI keeps weights in a format of its own, with scales."""
+        return getattr(self.config, "quant_config", None) is not None
+
+
+def recognise(path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Recognised:
+    """What ComfyUI takes the tensors of a file for. Raises `ValueError` when it knows no such model."""
+    import comfy.model_detection as detection
+    import comfy.utils
+
+    weights, found = comfy.utils.convert_old_quants(dict(tensors), "", metadata=dict(metadata))
+    inside = comfy.utils.state_dict_prefix_replace(
+        dict(weights), {detection.unet_prefix_from_state_dict(weights): ""}, filter_keys=True
+    )
+    if inside:  # the transformer of a whole checkpoint
+        weights, found = comfy.utils.convert_old_quants(inside, "", metadata=found)
+    config = detection.model_config_from_unet(weights, "", metadata=found)
+    if config is None:
+        raise ValueError(
+            f"{path}: ComfyUI recognises no diffusion model in this file; choose a file of diffusion_models, not a "
+            "text encoder, a VAE or a LoRA"
+        )
+    return Recognised(config, weights)
+
+
+@dataclass(frozen=True)
+class Built:
+    """ComfyUI's transformer with the file's tensors for weights, on the host.
+
+    `declared`: the dtype that its class made each weight with, by name, in which ComfyUI's loader would hold it.
+    `rounded`: those of them that ComfyUI would round to that, or that nothing casts when it computes; see `round_here`.
+    """
+
+    module: torch.nn.Module
+    declared: dict[str, torch.dtype]
+    rounded: dict[str, torch.dtype]
+
+    def round_here(self) -> None:
+        """Give the weights that the module has now the dtypes of `rounded`, as ComfyUI's loader does."""
+        for path, owner in self.module.named_modules():
+            for name, weight in owner.named_parameters(recurse=False):
+                dtype = self.rounded.get(f"{path}.{name}" if path else name, weight.dtype)
+                if weight.dtype != dtype:
+                    setattr(owner, name, torch.nn.Parameter(weight.to(dtype), requires_grad=False))
+
+
+def build(path: str, recognised: Recognised, dtype: torch.dtype) -> Built:
+    """ComfyUI's transformer with the file's weights, to compute in `dtype`; nothing is rounded or copied yet.
+
+    Raises `ValueError` when the file lacks weights that the class has.
+    """
+    import comfy.ops
+
+    config = recognised.config
+    # what stock ComfyUI says to its classes: quantised layers cast by themselves
+    config.set_inference_dtype(dtype, dtype if recognised.quantised else None)
+    if not recognised.quantised:
+        widened = any(_widens(each.dtype, dtype) for each in recognised.weights.values())
+        config.custom_operations = comfy.ops.manual_cast if widened else comfy.ops.disable_weight_init
+    # a quantised layer has no weight before it is loaded, and is loaded to where it was made
+    model, declared = _assigned(recognised, CPU if recognised.quantised else META)
+    if missing := [name for name, weight in model.named_parameters() if weight.is_meta]:
+        raise ValueError(
+            f"{path} lacks {len(missing)} weight(s) of {type(model).__name__}, {missing[0]} for one; download it again"
+        )
+    if any(buffer.is_meta for buffer in model.buffers()):  # computed when the module is made, so no file has it
+        model, declared = _assigned(recognised, CPU)
+    return Built(model, declared, _rounded(model, declared, quantised=recognised.quantised))
+
+
+def _assigned(recognised: Recognised, device: torch.device) -> tuple[torch.nn.Module, dict[str, torch.dtype]]:
+    """The module made on `device` with the file's tensors for weights, and the dtypes that it was made with."""
+    weights = dict(recognised.weights)
+    whole = recognised.config.get_model(weights, "", device=device)
+    model: torch.nn.Module = whole.diffusion_model
+    declared = {name: weight.dtype for name, weight in model.named_parameters()}
+    whole.load_model_weights(weights, "", assign=True)
+    return model, declared
+
+
+def _rounded(model: torch.nn.Module, declared: Mapping[str, torch.dtype], *, quantised: bool) -> dict[str, torch.dtype]:
+    """The weights that lose digits in the dtype that the class made them with, or that nothing casts, and that dtype.
+
+    ComfyUI's loader copies into the class's own weights. Quantised layers load their weights themselves.
+    """
+    found = {}
+    for path, module in model.named_modules():
+        layer = hasattr(module, "comfy_cast_weights")  # of comfy.ops
+        if layer and quantised:
+            continue
+        casts = layer and module.comfy_cast_weights  # when it computes
+        for name, weight in module.named_parameters(recurse=False):
+            full = f"{path}.{name}" if path else name
+            dtype = declared.get(full, weight.dtype)
+            if weight.dtype != dtype and not (casts and _widens(weight.dtype, dtype)):
+                found[full] = dtype
+    return found
+
+
+def _widens(stored: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether `dtype` holds every value of another dtype that a file has."""
+    if stored == dtype or not (stored.is_floating_point and dtype.is_floating_point):
+        return False
+    return stored.itemsize == 1 < dtype.itemsize or torch.promote_types(stored, dtype) == dtype

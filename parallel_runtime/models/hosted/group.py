@@ -1,0 +1,46 @@
+"""What hooks ask of the ranks that share a model's tokens. parallel_runtime/strategies implements it.
+
+Letters: `B` batch, `H` heads, `S` tokens of this rank, `D` head size.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+# (q, k, v, heads, mask) -> (B, heads, Sq, Dv): ComfyUI's attention function, for some heads and whole keys.
+Kernel = Callable[[Tensor, Tensor, Tensor, int, Tensor | None], Tensor]
+
+
+class TokenGroup(Protocol):
+    """The ranks that share the tokens of one call. Lengths are planned ints, a number for each rank, in part order."""
+
+    @property
+    def parts(self) -> int:
+        """Number of ranks that share the tokens."""
+
+    @property
+    def index(self) -> int:
+        """This rank's part."""
+
+    def gather(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
+        """Everybody's `tensor`, whole along `dim`, parts in order; `lengths[i]` rows of part i."""
+
+    def attend(
+        self,
+        kernel: Kernel,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
+        mask: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Tensor:
+        """Attention of this rank's queries over everybody's keys.
+
+        q (B, Hq, Sq, D), k and v (B, Hk, Sk, D) are this rank's tokens with all heads; Hq is a multiple of Hk. `mask`
+        is broadcastable to (B, Hq or 1, all queries or 1, all keys), tokens in part order, bool or added to the scores.
+        Returns (B, Hq, Sq, Dv). Some ranks may have no queries, none may have no keys.
+        """

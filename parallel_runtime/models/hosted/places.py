@@ -1,0 +1,164 @@
+"""Where in a model the hooks of a plan go, and what each does there: found once, and checked against the class.
+
+A plan that names a module or an argument which this ComfyUI's class lacks is refused here, with both names.
+"""
+
+import fnmatch
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from ..plans.plan import Plan, Words
+from ..plans.words import UNPLANNED, Attention, Word, introduced_by, parse
+from .cuts import Change, cutter, gatherer
+
+RETURN = "return"
+IN_KWARGS = "**"
+NOWHERE = 1 << 30  # the position of an argument that is only passed by name
+UNNAMED = NOWHERE + 1  # the same, and no forward of the class names it
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a module's forward that is changed. `key`: of a word that several modules share, else None."""
+
+    name: str
+    position: int
+    change: Change
+    key: int | None
+
+    @property
+    def required(self) -> bool:
+        """Whether the module must be given it: only then is it known that it takes it."""
+        return self.position == UNNAMED
+
+
+@dataclass
+class Place:
+    """What is done at one module."""
+
+    module: nn.Module
+    arguments: list[Argument] = field(default_factory=list)
+    results: list[Change] = field(default_factory=list)
+    attention: Attention | None = None  # while the module runs; None: as around it
+    around: Attention | None = None
+
+
+def find_places(model: nn.Module, plan: Plan) -> list[Place]:
+    """Every module that a plan has something for. Raises ValueError for a plan that is not of this class."""
+    return _Places(model).fill(plan)
+
+
+class _Places:
+    def __init__(self, model: nn.Module) -> None:
+        self.title = type(model).__name__
+        self.modules = dict(model.named_modules())
+        self.places: dict[str, Place] = {}
+
+    def fill(self, plan: Plan) -> list[Place]:
+        for blocks in plan.attention:
+            self._attention(blocks, plan.attention_of(blocks))
+        self._cuts(plan.cut)
+        for pattern, words in plan.whole.items():
+            for path in self._matching(pattern):
+                self._whole(path, words)
+        table = next((each for each in plan.gathers if all(self._find(path) for path in each)), plan.gathers[0])
+        for pattern, text in table.items():
+            for path in self._matching(pattern):
+                self._at(path).results.append(gatherer(parse(text)))
+        return list(self.places.values())
+
+    def _at(self, path: str) -> Place:
+        return self.places.setdefault(path, Place(self.modules[path]))
+
+    def _attention(self, blocks: str, said: Mapping[str, Attention]) -> None:
+        """Blocks themselves, and modules in them."""
+        in_block = said.get("", UNPLANNED)
+        paths = self._matching(f"{blocks}.*")
+        for path in paths:
+            self._at(path).attention = in_block
+        for name, attention in said.items():
+            found = [f"{path}.{name}" for path in paths if f"{path}.{name}" in self.modules]
+            if name and paths and not found:
+                raise self._missing(f"{blocks}.*.{name}")
+            for path in found if name else []:
+                self._at(path).attention, self._at(path).around = attention, in_block
+
+    def _cuts(self, cut: Mapping[str, Words]) -> None:
+        said: dict[str, dict[str, Word]] = {}
+        keys: dict[Word, int] = {}
+        for pattern, words in cut.items():
+            for path in self._matching(pattern):
+                said.setdefault(path, {}).update({name: parse(text) for name, text in words.items()})
+        for path, parsed in said.items():
+            place = self._at(path)
+            # a stream's length first, then what is cut by it
+            for name, word in sorted(parsed.items(), key=lambda item: not introduced_by(item[1])):
+                if name == RETURN:
+                    place.results.append(cutter(word))
+                else:
+                    several = sum(word in other.values() for other in said.values()) > 1
+                    key = keys.setdefault(word, len(keys)) if several else None
+                    place.arguments.append(Argument(_bare(name), self._position(path, name), cutter(word), key))
+
+    def _whole(self, path: str, words: Words) -> None:
+        place = self._at(path)
+        for name, text in words.items():
+            word = parse(text)
+            if name == RETURN:
+                place.results.append(cutter(word))
+            else:
+                place.arguments.append(Argument(_bare(name), self._position(path, name), gatherer(word), None))
+
+    def _position(self, path: str, name: str) -> int:
+        """Where an argument of a module's forward stands. Raises ValueError if no forward of its class has it."""
+        if name.startswith("#"):
+            return int(name[1:])
+        if name.startswith(IN_KWARGS):
+            taken = inspect.signature(type(self.modules[path]).forward).parameters.values()
+            if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken):
+                return UNNAMED
+            raise self._no_argument(path, name)
+        for base in type(self.modules[path]).__mro__:
+            forward = vars(base).get("forward")
+            parameters = list(inspect.signature(forward).parameters.values())[1:] if forward else []
+            names = [each.name for each in parameters]
+            if name in names:
+                by_place = parameters[names.index(name)].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+                return names.index(name) if by_place and base is type(self.modules[path]) else NOWHERE
+            if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters) and forward:
+                break
+        raise self._no_argument(path, name)
+
+    def _matching(self, pattern: str) -> list[str]:
+        """Paths of a pattern; none for a list that is there and empty. Raises ValueError for what is not there."""
+        found, parent = self._find(pattern), pattern.rpartition(".")[0]
+        if not found and not (parent and self._find(parent)):
+            raise self._missing(pattern)
+        return found
+
+    def _find(self, pattern: str) -> list[str]:
+        parent, _, last = pattern.rpartition(".")
+        if last in ("0", "-1") and parent in self.modules:
+            children = [name for name, _ in self.modules[parent].named_children()]
+            return [f"{parent}.{children[int(last)]}"] if children else []
+        depth = pattern.count(".")
+        return [path for path in self.modules if path.count(".") == depth and fnmatch.fnmatchcase(path, pattern)]
+
+    def _no_argument(self, path: str, name: str) -> ValueError:
+        return ValueError(
+            f"{self.title}: {path} of this ComfyUI takes no argument {name!r}, which the plan names; "
+            "use a ComfyUI that the plan was made for"
+        )
+
+    def _missing(self, path: str) -> ValueError:
+        return ValueError(
+            f"{self.title} of this ComfyUI has no module {path!r}, which the plan names; "
+            "use a ComfyUI that the plan was made for"
+        )
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix(IN_KWARGS)

@@ -1,0 +1,59 @@
+"""Plans of other image models: Z-Image and Lumina 2, OmniGen2, SD3.5, PixArt, HunyuanDiT, AuraFlow, HiDream-I1."""
+
+from .plan import Plan
+
+PLANS = {
+    "comfy.ldm.lumina.model.NextDiT": Plan(
+        attention={"noise_refiner": "img", "layers": "all"},
+        cut={
+            "noise_refiner.0": {"x": "img"},
+            "noise_refiner.*": {"freqs_cis": "img", "timestep_zero_index": "ranges:img"},
+            "layers.0": {"x": "all"},
+            "layers.*": {"freqs_cis": "all", "timestep_zero_index": "ranges:all"},
+            "final_layer": {"timestep_zero_index": "ranges:all"},
+        },
+        gather={"noise_refiner.-1": "img", "final_layer": "all"},
+    ),
+    "comfy.ldm.omnigen.omnigen2.OmniGen2Transformer2DModel": Plan(
+        attention={"noise_refiner": "img", "layers": "all"},
+        cut={
+            "noise_refiner.0": {"hidden_states": "img"},
+            "noise_refiner.*": {"image_rotary_emb": "img"},
+            "layers.0": {"hidden_states": "all"},
+            "layers.*": {"image_rotary_emb": "all"},
+        },
+        gather={"noise_refiner.-1": "img", "norm_out": "all"},
+    ),
+    "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper": Plan(
+        attention={"joint_blocks": "?"},  # joint, then in some blocks of the image alone
+        cut={"joint_blocks.0": {"#0": "txt", "#1": "img"}},
+        gather={"final_layer": "img"},
+        control={"output": "img"},
+    ),
+    "comfy.ldm.pixart.pixartms.PixArtMS": Plan(
+        attention={"blocks": {"attn": "img", "cross_attn": "local"}},
+        cut={"blocks.0": {"x": "img"}},
+        gather={"final_layer": "img"},
+    ),
+    "comfy.ldm.hydit.models.HunYuanDiT": Plan(
+        attention={"blocks": {"attn1": "img", "attn2": "local"}},
+        cut={"blocks.0": {"x": "img"}, "blocks.*": {"freq_cis_img": "img@0"}},
+        gather={"final_layer": "img"},
+        control={"output": "img"},
+    ),
+    "comfy.ldm.aura.mmdit.MMDiT": Plan(
+        attention={"double_layers": "txt+img", "single_layers": "txt+img"},
+        cut={"double_layers.0": {"c": "txt", "x": "img"}},
+        gather={"final_linear": "img"},
+    ),
+    "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel": Plan(
+        attention={"double_stream_blocks": "img+t5+llama+llama", "single_stream_blocks": "img+t5+llama+llama"},
+        cut={  # each block is given other text, joined outside of it, so all is cut where it is made
+            "caption_projection.*": {"return": "llama"},
+            "caption_projection.-1": {"return": "t5"},
+            "x_embedder": {"return": "img"},
+            "*_stream_blocks.*": {"rope": "img+*"},
+        },
+        gather={"final_layer": "img"},
+    ),
+}

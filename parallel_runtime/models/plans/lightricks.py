@@ -1,0 +1,43 @@
+"""Plans of LTX-Video and LTX-2 (video and audio)."""
+
+from .plan import Plan
+
+PLANS = {
+    "comfy.ldm.lightricks.model.LTXVModel": Plan(
+        attention={"transformer_blocks": {"attn1": "vid", "attn2": "local"}},
+        cut={
+            "transformer_blocks.0": {"x": "vid"},
+            "transformer_blocks.*": {"pe": "vid", "timestep": "vid", "self_attention_mask": "guides:vid"},
+        },
+        gather={"transformer_blocks.-1": "vid"},
+    ),
+    "comfy.ldm.lightricks.av_model.LTXAVModel": Plan(
+        attention={
+            "transformer_blocks": {
+                "attn1": "vid",
+                "audio_attn1": "aud",
+                "audio_to_video_attn": "vid<-aud",
+                "video_to_audio_attn": "aud<-vid",
+                "attn2": "local",
+                "audio_attn2": "local",
+            }
+        },
+        cut={
+            "transformer_blocks.0": {"x": ("vid", "aud")},
+            "transformer_blocks.*": {
+                "v_pe": "vid",
+                "v_cross_pe": "vid",
+                "v_timestep": "frames:vid",
+                "v_cross_scale_shift_timestep": "frames:vid",
+                "v_cross_gate_timestep": "frames:vid",
+                "a_pe": "aud",
+                "a_cross_pe": "aud",
+                "a_timestep": "aud",
+                "a_cross_scale_shift_timestep": "aud",
+                "a_cross_gate_timestep": "aud",
+                "self_attention_mask": "guides:vid",
+            },
+        },
+        gather={"transformer_blocks.-1": ("vid", "aud")},
+    ),
+}

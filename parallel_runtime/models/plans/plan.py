@@ -1,0 +1,63 @@
+"""A plan: what of one of ComfyUI's classes must be known to share its tokens over ranks. Data, checked when it is made.
+
+Owns the fields and their checks against each other. Does not own the words (words.py), nor the check against a class,
+which needs ComfyUI (models/hosted/hooks.py).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from .words import Attention, Tokens, Word, WordText, introduced_by, parse, parse_attention, streams_in
+
+Words = Mapping[str, WordText]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How one class is shared. Paths are names of modules in the class: "blocks.*" is each of the list, "blocks.0" the
+    first, "blocks.-1" the last.
+
+    `attention`: a module list of blocks -> what attention in them is over, or the same for modules inside a block, by
+    their name in the block. `cut`: path -> argument of the module's forward ("#0": by position; "**a": in its
+    **kwargs; "return": its output)
+    -> word for what becomes this rank's. `gather`: path -> word for the output that becomes whole; or several such
+    tables, of which the first that the model has modules for holds. `whole`: as `cut`, for modules that need all
+    tokens: arguments become whole, the output this rank's again. `control`: list in the argument `control` -> stream.
+    """
+
+    attention: Mapping[str, str | Mapping[str, str]]
+    cut: Mapping[str, Words]
+    gather: Words | tuple[Words, ...]
+    whole: Mapping[str, Words] = field(default_factory=dict)
+    control: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = {stream for word in self._cutting() for stream in introduced_by(word)}
+        unknown = sorted({stream for word in self._all() for stream in streams_in(word)} - known)
+        if unknown:
+            raise ValueError(f"no word of the plan gives the length of {unknown[0]!r}; cut it alone somewhere")
+        for name, text in self.control.items():
+            word = parse(text)
+            if not (isinstance(word, Tokens) and word.dim == 1 and len(word.runs) == 1):
+                raise ValueError(f"control[{name!r}] is {text!r}; use the name of one stream")
+
+    @property
+    def gathers(self) -> tuple[Words, ...]:
+        """The tables of `gather`, one or several."""
+        return self.gather if isinstance(self.gather, tuple) else (self.gather,)
+
+    def attention_of(self, blocks: str) -> dict[str, Attention]:
+        """Module in a block -> what its attention is over; "" is the block itself."""
+        said = self.attention[blocks]
+        return {name: parse_attention(text) for name, text in ({"": said} if isinstance(said, str) else said).items()}
+
+    def _cutting(self) -> Iterator[Word]:
+        for words in self.cut.values():
+            yield from map(parse, words.values())
+
+    def _all(self) -> Iterator[Word | Attention]:
+        yield from self._cutting()
+        for words in (*self.gathers, *self.whole.values(), self.control):
+            yield from map(parse, words.values())
+        for blocks in self.attention:
+            yield from self.attention_of(blocks).values()

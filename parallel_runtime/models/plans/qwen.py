@@ -1,0 +1,19 @@
+"""Plans of Qwen-Image and Qwen-Image-Edit."""
+
+from .plan import Plan
+
+PLANS = {
+    "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel": Plan(
+        attention={"transformer_blocks": "txt+img"},
+        cut={
+            "transformer_blocks.0": {"hidden_states": "img", "encoder_hidden_states": "txt"},
+            "transformer_blocks.*": {
+                "image_rotary_emb": "txt+img@2",
+                "encoder_hidden_states_mask": "txt",
+                "timestep_zero_index": "index:img",
+            },
+        },
+        gather={"proj_out": "img"},
+        control={"input": "img"},
+    ),
+}

@@ -1,0 +1,205 @@
+"""The vocabulary of plans: what a word says of the tokens in an argument, parsed once into a frozen object.
+
+A *stream* is a run of tokens that ranks share: `img`, `txt`. The first word that names one stream alone (`"img"`) takes
+its length from the tensor; from then on the stream's length is known.
+
+Words for a tensor, or for each tensor in a tuple or list:
+
+    "img"             dim 1 holds the tokens of img: this rank's are taken, or everybody's put together
+    "img@2"           the same in dim 2
+    "txt+img"         two streams, one after another; "-txt+img": of txt, only this rank's are there already
+    "img+*"           tokens of img first; what follows stays as it is
+    "order:txt+img"   a mask over all tokens in its last two dims: into the order in which the ranks hold them
+    "frames:img"      one row for each frame: becomes one row for each token, then cut; "frames4:img" if it has 4 dims
+    "grid@1"          dims 1, 2, 3 are time, height and width: cut along the longer of the last two
+    "flat:grid@1"     the same, flattened into dim 1
+
+A dim of size 1 holds for all tokens and stays as it is. Words for other values:
+
+    "ranges:txt+img"  a list of (start, end, ...) over these tokens; a range without tokens of this rank is left out
+    "guides:vid"      LTX's attention mask of guide frames, over these tokens
+    "index:img"       a number of tokens of img, counted from the first
+    ("img", "")       a tuple of words, for a tuple or list of as many values; "" leaves a value as it is
+
+Words for attention, of the queries and keys in an attention call:
+
+    "txt+img"         both are these streams, one after another
+    "vid<-aud"        queries are vid, keys are aud
+    "local"           keys are whole on every rank (cross attention): nothing is exchanged
+    "?"               not known from the streams: the ranks tell each other their lengths, once for each shape
+
+Owns the text of words. Does not own what a word does to a tensor (models/hosted/cuts.py).
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Union
+
+GRID = "grid"
+FORM = re.compile(r"(?:(?P<kind>[a-z]+)(?P<ndim>\d*):)?(?P<runs>[a-z0-9_+*-]+)(?:@(?P<dim>\d+))?")
+RUN = re.compile(r"-?[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The tokens of one stream. `held`: only this rank's are there."""
+
+    stream: str
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Dim `dim` holds these runs, one after another; `rest`: and more, which stays as it is."""
+
+    runs: tuple[Run, ...]
+    dim: int = 1
+    rest: bool = False
+
+
+@dataclass(frozen=True)
+class Frames:
+    """A row for each frame of `stream` in dim 1. `ndim`: only where the tensor has as many dims."""
+
+    stream: str
+    ndim: int | None = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Time, height and width in dims `dim`, `dim + 1`, `dim + 2`; `flat`: flattened into `dim`."""
+
+    dim: int
+    flat: bool = False
+
+
+@dataclass(frozen=True)
+class Order:
+    """A mask over all tokens of these runs."""
+
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """A list of (start, end, ...) over the tokens of these runs."""
+
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """A number of tokens of a stream."""
+
+    stream: str
+
+
+@dataclass(frozen=True)
+class Guides:
+    """LTX's `GuideAttentionMask` over the tokens of a stream."""
+
+    stream: str
+
+
+@dataclass(frozen=True)
+class Each:
+    """A tuple of words, one for each value of a tuple or list. None: the value stays as it is."""
+
+    words: tuple[Union["Word", None], ...]
+
+
+Word = Tokens | Frames | Grid | Order | Ranges | Index | Guides | Each
+WordText = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The streams of an attention call's queries and keys. `local`: keys are whole. No streams: lengths are asked."""
+
+    queries: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    local: bool = False
+
+
+UNPLANNED = Attention(queries=("unplanned",))  # in a block, but in none of the modules that its plan names
+
+
+def parse(text: WordText) -> Word:
+    """The word that `text` writes. Raises ValueError, with the text, for what no word is."""
+    if isinstance(text, tuple):
+        return Each(tuple(parse(part) if part else None for part in text))
+    form = FORM.fullmatch(text)
+    if form is None:
+        raise ValueError(f"{text!r} is no word of a plan; write it as 'img', 'txt+img@2' or 'ranges:img'")
+    kind, ndim, dim = form["kind"], form["ndim"], int(form["dim"] or 1)
+    if (form["dim"] and kind not in (None, "flat")) or (ndim and kind != "frames"):
+        raise ValueError(f"{text!r}: {kind!r} takes no such number; leave it out")
+    if form["runs"] == GRID:
+        if kind not in (None, "flat"):
+            raise ValueError(f"{text!r}: 'grid' stands alone or as 'flat:grid'; use one of them")
+        return Grid(dim, flat=kind == "flat")
+    names = form["runs"].split("+")
+    rest = kind is None and len(names) > 1 and names[-1] == "*"
+    runs = _runs(names[:-1] if rest else names, text)
+    if kind is None:
+        return Tokens(runs, dim, rest)
+    return _of_kind(kind, runs, ndim, text)
+
+
+def _of_kind(kind: str, runs: tuple[Run, ...], ndim: str, text: str) -> Word:
+    if kind == "order":
+        return Order(runs)
+    if kind == "ranges":
+        return Ranges(runs)
+    if kind not in ("frames", "guides", "index"):
+        raise ValueError(f"{text!r}: {kind!r} is none of flat, frames, guides, index, order, ranges; use one of them")
+    if len(runs) != 1 or runs[0].held:
+        raise ValueError(f"{text!r}: {kind!r} takes one stream; name one")
+    stream = runs[0].stream
+    if kind == "frames":
+        return Frames(stream, int(ndim) if ndim else None)
+    return Guides(stream) if kind == "guides" else Index(stream)
+
+
+def parse_attention(text: str) -> Attention:
+    """What `text` says of an attention call. Raises ValueError, with the text, for what it cannot be."""
+    if text == "local":
+        return Attention(local=True)
+    if text == "?":
+        return Attention()
+    sides = [side.split("+") for side in text.split("<-")]
+    names = [name for side in sides for name in side]
+    if len(sides) > 2 or not all(RUN.fullmatch(name) and not name.startswith("-") for name in names):
+        raise ValueError(f"{text!r} says nothing of attention; use 'txt+img', 'vid<-aud', 'local' or '?'")
+    return Attention(tuple(sides[0]), tuple(sides[-1]))
+
+
+def _runs(names: list[str], text: str) -> tuple[Run, ...]:
+    wrong = [name for name in names if not RUN.fullmatch(name) or name == GRID]
+    if wrong:
+        raise ValueError(f"{text!r}: {wrong[0]!r} is no stream here; use names like img, or -img")
+    return tuple(Run(name.removeprefix("-"), held=name.startswith("-")) for name in names)
+
+
+def streams_in(word: Word | Attention) -> set[str]:
+    """The streams that a word names."""
+    if isinstance(word, Attention):
+        return {*word.queries, *word.keys}
+    if isinstance(word, Each):
+        return {name for each in word.words if each is not None for name in streams_in(each)}
+    if isinstance(word, Grid):
+        return {GRID}
+    if isinstance(word, (Frames, Guides, Index)):
+        return {word.stream}
+    return {run.stream for run in word.runs}
+
+
+def introduced_by(word: Word) -> set[str]:
+    """The streams whose length can be read from the value that `word` is for."""
+    if isinstance(word, Each):
+        return {name for each in word.words if each is not None for name in introduced_by(each)}
+    if isinstance(word, Grid) and not word.flat:
+        return {GRID}
+    if isinstance(word, Tokens) and len(word.runs) == 1 and not word.rest and not word.runs[0].held:
+        return streams_in(word)
+    return set()

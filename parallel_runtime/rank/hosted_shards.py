@@ -1,0 +1,253 @@
+"""The blocks of one of ComfyUI's modules with a part of their weights on each rank, whole only while they compute.
+
+Owns which bytes of a block this rank holds, and the hooks that make a block whole before it runs. How the bytes of
+ranks come together is `unit_feed.py`'s, where a weight lies in them `unit_layout.py`'s. What stands outside the blocks
+is whole on every rank. A quantised weight is the plain tensors that it is made of.
+
+Blocks run in an order that only the module knows: the first call asks for each as it comes, and those after it have the
+next one under way while a block computes. Every rank of the group makes the same calls.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .host_memory import host_bytes
+from .unit_feed import ShardGroup, UnitFeed
+from .unit_layout import UnitLayout
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A weight's place in a block: the module that has it, its name there, and how it is made of plain tensors."""
+
+    owner: torch.nn.Module
+    name: str
+    path: str  # in the whole model
+
+    def put(self, weight: torch.nn.Parameter | None) -> None:
+        """Have the module hold this weight."""
+        self.owner._parameters[self.name] = weight
+
+
+Make = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+
+
+def plain_parts(weight: torch.Tensor) -> tuple[list[torch.Tensor], Make]:
+    """The plain tensors of which a weight is made, and what makes it of others like them."""
+    data = weight.data
+    if not hasattr(data, "__tensor_flatten__"):
+        return [data], lambda parts: parts[0]
+    names, context = data.__tensor_flatten__()
+    kind, shape, stride = type(data), data.shape, data.stride()
+
+    def make(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        inner = dict(zip(names, parts, strict=True))
+        made: torch.Tensor = kind.__tensor_unflatten__(inner, context, shape, stride)  # type: ignore[attr-defined]
+        return made
+
+    return [getattr(data, name) for name in names], make
+
+
+class Unit:
+    """One block: its weights by path, what the file says of them, and this rank's bytes of them as they are now."""
+
+    def __init__(self, path: str, block: torch.nn.Module, rounded: Mapping[str, torch.dtype], *, shards: int) -> None:
+        """`rounded`: weights that are held in another dtype than the file's."""
+        self.rounded = rounded
+        self.slots: dict[str, Slot] = {}
+        self.pristine: dict[str, torch.nn.Parameter] = {}
+        self.changed: frozenset[str] = frozenset()  # weights that are not what the file says
+        for below, owner in block.named_modules():
+            for name, weight in owner._parameters.items():
+                if weight is not None:
+                    full = ".".join(part for part in (path, below, name) if part)
+                    self.slots[full] = Slot(owner, name, full)
+                    self.pristine[full] = weight
+        self._shards = shards
+        self.lay_out({})
+
+    def lay_out(self, changed: Mapping[str, torch.nn.Parameter]) -> None:
+        """Find a place for every plain tensor of every weight; those not in `changed` are what the file says."""
+        self.changed = frozenset(changed)
+        self.makes: dict[str, tuple[Make, int]] = {}
+        sizes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        for path in self.slots:
+            parts, make = plain_parts(changed.get(path, self.pristine[path]))
+            if path in self.rounded and path not in changed:
+                parts = [parts[0].to(META, self.rounded[path])]
+            self.makes[path] = make, len(parts)
+            sizes |= {f"{path}#{number}": (part.dtype, tuple(part.shape)) for number, part in enumerate(parts)}
+        self.layout = UnitLayout(sizes, shards=self._shards)
+
+    def cut(self, shard: torch.Tensor, index: int, changed: Mapping[str, torch.nn.Parameter]) -> None:
+        """Copy what the rank of that index holds of every weight into its bytes, `shard`; `changed` as `lay_out`."""
+        for path in self.slots:
+            parts, _ = plain_parts(changed.get(path, self.pristine[path]))
+            if path in self.rounded and path not in changed:
+                parts = [parts[0].to(self.rounded[path])]
+            for number, part in enumerate(parts):
+                mine = self.layout.part(f"{path}#{number}", index)
+                if mine.first < mine.stop:
+                    mine.of(shard).copy_(part.reshape(-1)[mine.first : mine.stop])
+
+    def whole(self, received: torch.Tensor) -> dict[str, torch.nn.Parameter]:
+        """Every weight as a view of the whole unit's bytes."""
+        views = self.layout.views(received)
+        return {
+            path: torch.nn.Parameter(make([views[f"{path}#{number}"] for number in range(count)]), requires_grad=False)
+            for path, (make, count) in self.makes.items()
+        }
+
+
+class BlockShards:
+    """The weights of `blocks`, modules of one model by path, spread over `group`; `offloaded`: kept on the host."""
+
+    collective = True  # what was changed before is gathered
+
+    def __init__(
+        self,
+        blocks: Mapping[str, torch.nn.Module],
+        group: ShardGroup,
+        *,
+        rounded: Mapping[str, torch.dtype],
+        device: torch.device,
+        offloaded: bool,
+    ) -> None:
+        """`rounded`: weights that are held in another dtype than the file's, by path."""
+        self.device, self.offloaded = device, offloaded
+        self._index = group.index
+        self._feed = UnitFeed(group, device=device, offloaded=offloaded)
+        self._units = {path: Unit(path, block, rounded, shards=group.size) for path, block in blocks.items()}
+        self._shards: dict[str, torch.Tensor] = {}
+        self._whole: dict[tuple[str, int], dict[str, torch.nn.Parameter]] = {}  # by unit and where its bytes lie
+        self._order: list[str] = []  # as the last whole call asked for them
+        self._asked: list[str] = []
+        self._unit_of = {slot: path for path, unit in self._units.items() for slot in unit.slots}
+        for path, block in blocks.items():
+            block.register_forward_pre_hook(lambda *_, path=path: self._arrive(path), prepend=True)
+            block.register_forward_hook(lambda *_, path=path: self._leave(path), always_call=True)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of blocks that this rank holds."""
+        return sum(shard.nbytes for shard in self._shards.values())
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the buffers in which blocks become whole."""
+        return self._feed.buffer_bytes
+
+    def load(self) -> Iterator[int]:
+        """Cut this rank's part out of every block; yields the bytes of blocks done so far."""
+        done = 0
+        for path, unit in self._units.items():
+            self._cut(path, {})
+            self._leave(path)
+            done += unit.layout.num_bytes
+            yield done
+        self._feed.fit(max(unit.layout.shard_bytes for unit in self._units.values()))
+
+    def begin(self) -> None:
+        """A call of the model begins: the first block of the last call's order is on its way when this returns."""
+        self._asked = []
+        self._feed.begin(self._order, self._shards)
+
+    def end(self) -> None:
+        """The call has ended, or raised."""
+        self._feed.end()
+        self._order = self._asked
+
+    def pristine(self, path: str) -> torch.nn.Parameter | None:
+        """A weight of a block as the file says it, on the host; None for one outside of the blocks."""
+        unit = self._unit_of.get(path)
+        return None if unit is None else self._units[unit].pristine[path]
+
+    def by_block(self, paths: Iterable[str]) -> list[list[str]]:
+        """The same weights, those of one block together."""
+        groups: dict[str | None, list[str]] = {}
+        for path in paths:
+            groups.setdefault(self._unit_of.get(path), []).append(path)
+        return list(groups.values())
+
+    def change(self, weights: Mapping[str, torch.nn.Parameter | None]) -> None:
+        """Have these weights of one block, whole and on any device; None: what the file says.
+
+        Every rank of the group changes the same ones: what was changed before is gathered, and cut anew.
+        """
+        (path,) = {self._unit_of[name] for name in weights}
+        unit = self._units[path]
+        changed = {name: weight for name, weight in weights.items() if weight is not None}
+        if kept := unit.changed - weights.keys():
+            self._feed.begin([path], self._shards)
+            whole = unit.whole(self._feed.take(path))
+            changed |= {name: whole[name] for name in kept}
+        unit.lay_out(changed)
+        self._cut(path, changed)
+        self._feed.end()
+        self._whole.clear()
+        self._feed.fit(max(unit.layout.shard_bytes for unit in self._units.values()))
+
+    def _cut(self, path: str, changed: Mapping[str, torch.nn.Parameter]) -> None:
+        layout = self._units[path].layout
+        self._shards.pop(path, None)  # the old goes before the new comes
+        if self.offloaded:
+            shard = host_bytes(layout.shard_bytes, device=self.device)
+        else:
+            shard = torch.zeros(layout.shard_bytes, dtype=torch.uint8, device=self.device)
+        self._units[path].cut(shard, self._index, changed)
+        self._shards[path] = shard
+
+    def _arrive(self, path: str) -> None:
+        """Before a block runs: have it whole."""
+        if self._order[len(self._asked) : len(self._asked) + 1] != [path]:  # another order than before, on all ranks
+            self._feed.end()
+            self._order = []
+            self._feed.begin([path], self._shards)
+        self._asked.append(path)
+        received = self._feed.take(path)
+        unit, key = self._units[path], (path, received.data_ptr())
+        whole = self._whole.get(key)
+        if whole is None:
+            whole = self._whole[key] = unit.whole(received)
+        for name, slot in unit.slots.items():
+            slot.put(whole[name])
+
+    def _leave(self, path: str) -> None:
+        """After a block ran: its weights are the next one's buffer soon."""
+        for slot in self._units[path].slots.values():
+            slot.put(None)
+
+
+def blocks_of(module: torch.nn.Module, lists: Sequence[str]) -> dict[str, torch.nn.Module]:
+    """The blocks of a model by path: the modules in the lists named, else in the outermost lists that it has.
+
+    Of lists in lists, and of modules that only call their parts in turn, the parts: a model may call those itself.
+    """
+    found = [(name, module.get_submodule(name)) for name in lists] or list(_outermost_lists(module))
+    return {
+        path: block
+        for name, each in found
+        for path, block in _parts(name, each)
+        if any(True for _ in block.parameters())
+    }
+
+
+def _parts(path: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
+        for name, child in module.named_children():
+            yield from _parts(f"{path}.{name}", child)
+    else:
+        yield path, module
+
+
+def _outermost_lists(module: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
+    for name, child in module.named_children():
+        below = f"{path}.{name}" if path else name
+        if isinstance(child, torch.nn.ModuleList):
+            yield below, child
+        else:
+            yield from _outermost_lists(child, below)

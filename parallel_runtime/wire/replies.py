@@ -1,0 +1,237 @@
+"""What a rank says to the parent, one dataclass a kind of message, and what it counted and timed.
+
+Both ends import these, as those of requests.py, whose classes name the reply that each is answered with. Imports no
+torch: a rank says `Hello` before it does. Owns the fields. Does not own their form in a message (records.py) nor what
+is made of them (pool/ and report/).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..plan import Piece
+from .protocol import Op
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """The rank's process runs, before it imports torch. `version` is that of its code."""
+
+    pid: int
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """The rank's process group stands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankError:
+    """The last thing a rank says: the error's type, its text and its traceback, both cut to fit."""
+
+    kind: str
+    text: str
+    traceback: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a request is: bytes of a load, steps of a sampling run."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiling:
+    """The rank begins to make a graph of a block, or has made it."""
+
+    begins: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancelled:
+    """The rank gave the request up, as it was told to. Models in `evicted` had gone for it already."""
+
+    evicted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes that a rank occupies: resident in the process and, on a GPU, allocated and reserved by torch."""
+
+    resident_bytes: int
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+    def known(self) -> dict[str, int]:
+        """The figures that there are, by name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmptyReply:
+    """It is done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryReply:
+    """It is done, and the rank occupies this much now."""
+
+    memory: Memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReply(MemoryReply):
+    """The model is there. A rank that the layout leaves out, or that had it, says 0 bytes and no dtype.
+
+    `dtype` is what the rank computes in, without "torch."; `load_s` is None where nothing was loaded; `evicted` are the
+    models that had to go.
+    """
+
+    parameter_bytes: int = 0
+    dtype: str = ""
+    load_s: float | None = None
+    evicted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrengthsReply(MemoryReply):
+    """Whether other strengths were enough; they are not where some patches are merged into the weights."""
+
+    changed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledBlocks:
+    """Graphs that the process has made so far; of this request, blocks that ran without one and seconds for graphs."""
+
+    graphs: int
+    uncompiled_blocks: int
+    compile_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankWork:
+    """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights."""
+
+    lane: int
+    pieces: tuple[Piece, ...]
+    collectives: int
+    sent_bytes: int
+    weight_collectives: int
+    weight_bytes: int
+    compiled: CompiledBlocks | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStep(RankWork):
+    """One request of calls. `began_s` is on the machine's monotonic clock, which its ranks share.
+
+    `regions` are seconds by name, where they were asked for; `trace_bytes` is the length of the trace, where one was.
+    """
+
+    began_s: float
+    step_s: float
+    regions: dict[str, float] | None = None
+    trace_bytes: int | None = None
+
+
+class ChunkSpan(NamedTuple):
+    """When a stage was ready for a chunk of patches, when the chunk was there, and when it was done."""
+
+    call: int
+    first_patch: int
+    patch_stop: int
+    cond: int
+    asked_s: float
+    began_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimeline:
+    """The chunks of one stage in order, as far as a message has room; `left_out` are how many more there were."""
+
+    stage: int
+    spans: tuple[ChunkSpan, ...]
+    left_out: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRun(RankWork):
+    """A whole sampling run: seconds of each step, of what came before the first and after the last, and of waiting.
+
+    `began_s` is when each step began; `regions` has a list for each, an entry a step, and `prepare_regions` what was
+    before the first. A run of very many steps goes without `began_s` and `regions`, as a message has room for no more.
+    """
+
+    step_s: tuple[float, ...]
+    prepare_s: float
+    finish_s: float
+    waited_s: float
+    began_s: tuple[float, ...] | None = None
+    regions: dict[str, tuple[float, ...]] | None = None
+    prepare_regions: dict[str, float] | None = None
+    timeline: StageTimeline | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReply(MemoryReply):
+    """`ran` is None on a rank beyond the plan."""
+
+    ran: RankStep | None
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds that the rank took for graphs of this request."""
+        return 0.0 if self.ran is None or self.ran.compiled is None else self.ran.compiled.compile_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleReply(MemoryReply):
+    """`ran` is None on a rank beyond the plan."""
+
+    ran: RankRun | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckReply:
+    """How many bytes of the known pattern arrived wrong."""
+
+    wrong_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureReply:
+    """What a rank's device is. `gflops`: 10^9 operations a second, of a matrix product."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+    gflops: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeReply:
+    """Pairs of (amount, seconds), small to large: operations of `matmul` and `attention`, bytes moved by the others.
+
+    A rank in no group has none, and there are no exchanges on an axis of one rank.
+    """
+
+    matmul: tuple[tuple[float, float], ...] = ()
+    attention: tuple[tuple[float, float], ...] = ()
+    memory: tuple[tuple[float, float], ...] = ()
+    all_to_all: tuple[tuple[float, float], ...] = ()
+    shift: tuple[tuple[float, float], ...] = ()
+
+
+# What a rank says with an op of its own; a request's reply comes as DONE.
+OPS: dict[type, Op] = {
+    Hello: Op.HELLO,
+    Ready: Op.READY,
+    RankError: Op.ERROR,
+    Progress: Op.PROGRESS,
+    Compiling: Op.COMPILING,
+    Cancelled: Op.CANCELLED,
+}

@@ -1,0 +1,208 @@
+"""What a user can get wrong with a model of any family: one clear error on the right node, and the next prompt right.
+
+Owns: files, plans, conditionings and patches that a model which ComfyUI's own modules compute cannot take. What can be
+known before the workers are asked leaves them as they are: their generation stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from families.files import ModelFile, write_model_files
+from families.graphs import node, plain, prompts, through
+from families.variants import BY_NAME
+from host import encoder_layouts
+from host.client import ComfyClient, PromptRefusedError, Workflow
+from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent
+from host.server import ComfyServer
+from host.tiny_models import write_layout
+
+WAN = BY_NAME["wan 2.1 t2v"]
+# A class that ComfyUI knows and the pack has no plan of.
+UNPLANNED = ModelFile(
+    name="tiny_lens.safetensors",
+    class_path="comfy.ldm.lens.model.LensTransformer2DModel",
+    arguments={
+        **{"num_layers": 2, "num_attention_heads": 4, "enc_hidden_dim": 48},
+        **{"multi_layer_encoder_feature": False, "selected_layer_index": [0]},
+    },
+    seed=90,
+)
+CLASS = "LensTransformer2DModel"
+LORA = "tiny_lora_of_another_family.safetensors"
+ULYSSES: dict[str, Any] = {"mode": "manual", "ulysses": 2}
+
+# What is wrong with a file, and what the first line must say: the value, the limit, the remedy.
+FILES = {
+    "half.safetensors": ("half", "truncated", "download it again"),
+    "encoder.safetensors": ("encoder", "recognises no diffusion model", "choose a file of diffusion_models"),
+    "gguf.safetensors": ("gguf", "is a GGUF file", "use a .safetensors file"),
+}
+# What is done to the MODEL, and what its first line must name.
+PATCHES = {
+    "patch attention": ("ReachIntoModel", "attn1_patch"),
+    "patch block": ("ReachIntoModel", "double_block"),
+    "replace block": ("ReachIntoModel", "single_block 1"),
+    "override attention": ("KSampler", "optimized_attention_override"),
+    "wrap weight": ("ReachIntoModel", "wraps weights"),
+    "inject": ("ReachIntoModel", "injects modules"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bad_files(family_models: Path) -> Iterator[None]:
+    """Files among the models that cannot be used as they are, while this module's tests run."""
+    folder = family_models / "diffusion_models"
+    whole = (folder / WAN.file).read_bytes()
+    (folder / "half.safetensors").write_bytes(whole[: len(whole) // 2])
+    (folder / "gguf.safetensors").write_bytes(b"GGUF\x03\0\0\0" + bytes(64))
+    (folder / "model.gguf").write_bytes(b"GGUF\x03\0\0\0" + bytes(64))
+    write_layout(folder / "encoder.safetensors", encoder_layouts.t5(64), seed=91)
+    write_model_files(folder, [UNPLANNED])
+    (family_models / "loras").mkdir(exist_ok=True)
+    weights = {"lora_A.weight": torch.ones(4, 64), "lora_B.weight": torch.ones(64, 4)}
+    names = {f"diffusion_model.transformer_blocks.0.attn.to_q.{name}": each for name, each in weights.items()}
+    save_file(names, family_models / "loras" / LORA)
+    yield
+    for name in (*FILES, "model.gguf", UNPLANNED.name):
+        (folder / name).unlink()
+    (family_models / "loras" / LORA).unlink()
+
+
+@pytest.fixture(scope="module")
+def right(hosted_server: ComfyServer) -> torch.Tensor:
+    """What stock ComfyUI makes of the graph: what the prompt after a mistake must give."""
+    client = ComfyClient(hosted_server.url)
+    return saved_latent(client, client.queue(WAN.graph(steps=2)))
+
+
+def ours(graph: Workflow, **plan: Any) -> Workflow:
+    """The same graph with Parallel Model Loader."""
+    return parallel(graph, loader="ParallelModelLoader", **plan)
+
+
+def unplanned() -> Workflow:
+    """A stock graph of the class without a plan."""
+    graph = plain(UNPLANNED.name, cfg=3.0, seed=7, steps=2)
+    prompts(graph, width=48, tokens=11, negative_tokens=7)
+    through(graph, "latent", "EmptyFlux2LatentImage", "latent_image", width=112, height=80, batch_size=1)
+    return graph
+
+
+def generations(client: ComfyClient) -> list[int]:
+    """Which workers there are: each error in one of them costs all, and makes the next ones' number another."""
+    return [pool["generation"] for pool in client.get("/parallel_dit/state")["pools"]]
+
+
+def first_line(client: ComfyClient, graph: Workflow, node_type: str, error_type: str = "ValueError") -> str:
+    """The first line of the error that this node must raise."""
+    result = client.queue(graph)
+    assert (result.status, result.error_node) == ("error", node_type), result.error_message
+    assert result.error_type.rpartition(".")[2] == error_type
+    return result.error_message.splitlines()[0]
+
+
+def assert_the_next_prompt_is_right(client: ComfyClient, right: torch.Tensor) -> None:
+    """The good graph equals stock, run anew."""
+    graph = ours(WAN.graph(steps=2), **ULYSSES)
+    graph["sampler"]["inputs"]["denoise"] = next(DENOISE)
+    assert relative_error(saved_latent(client, client.queue(graph)), right) <= TOLERANCE
+
+
+DENOISE = iter(1 - step * 1e-9 for step in range(1000))  # another cache key for ComfyUI, the same sigmas
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_cannot_be_used_is_told_by_the_loader(
+    file: str, hosted_client: ComfyClient, right: torch.Tensor
+) -> None:
+    assert_the_next_prompt_is_right(hosted_client, right)
+    before = generations(hosted_client)
+    graph = ours(WAN.graph(), **ULYSSES)
+    graph["model"]["inputs"]["unet_name"] = file
+    said = first_line(hosted_client, graph, "ParallelModelLoader")
+    assert [part for part in FILES[file] if part not in said] == [], said
+    assert generations(hosted_client) == before != []
+    assert_the_next_prompt_is_right(hosted_client, right)
+
+
+def test_a_gguf_file_by_its_own_name_is_in_no_list(hosted_client: ComfyClient) -> None:
+    graph = ours(WAN.graph(), **ULYSSES)
+    graph["model"]["inputs"]["unet_name"] = "model.gguf"
+    with pytest.raises(PromptRefusedError, match=r"ParallelModelLoader.*not in list.*model\.gguf"):
+        hosted_client.queue(graph)
+
+
+@pytest.mark.parametrize("plan", [ULYSSES, {"mode": "manual", "ring": 2}, {"mode": "auto"}], ids=str)
+def test_a_class_without_a_plan_is_refused_by_its_name_before_workers_are_asked(
+    plan: dict[str, Any], hosted_client: ComfyClient
+) -> None:
+    before = generations(hosted_client)
+    said = first_line(hosted_client, ours(unplanned(), **plan), "ParallelModelLoader")
+    parts = ("=2", CLASS, "no plan", "cfg parallel, data parallel", "mode manual with ulysses=1 and ring=1")
+    assert [part for part in parts if part not in said] == [], said
+    assert generations(hosted_client) == before
+
+
+def test_cfg_parallel_runs_a_class_without_a_plan(hosted_client: ComfyClient) -> None:
+    """At cfg 3, with prompts of unequal length."""
+    stock = saved_latent(hosted_client, hosted_client.queue(unplanned()))
+    graph = ours(unplanned(), mode="manual", cfg=2)
+    assert relative_error(saved_latent(hosted_client, hosted_client.queue(graph)), stock) <= TOLERANCE
+
+
+def test_fewer_tokens_than_ranks_are_refused_by_their_number(hosted_client: ComfyClient, right: torch.Tensor) -> None:
+    graph = ours(WAN.graph(), **ULYSSES)
+    graph["latent"]["inputs"] |= {"width": 16, "height": 16, "length": 1}
+    said = first_line(hosted_client, graph, "KSampler", "PoolError")
+    assert [part for part in ("WanModel", "1 tokens for 2 ranks", "use at most 1 ranks") if part not in said] == [], (
+        said
+    )
+    assert_the_next_prompt_is_right(hosted_client, right)
+
+
+def test_a_lora_of_another_family_changes_nothing_there_as_here(
+    hosted_client: ComfyClient, hosted_server: ComfyServer, right: torch.Tensor
+) -> None:
+    """ComfyUI takes what fits of a LoRA, and says in its log what does not."""
+    for graph in (WAN.graph(steps=2), ours(WAN.graph(steps=2), **ULYSSES)):
+        source = graph["sampler"]["inputs"]["model"]
+        graph["lora"] = node("LoraLoaderModelOnly", model=source, lora_name=LORA, strength_model=1.0)
+        graph["sampler"]["inputs"]["model"] = ["lora", 0]
+        said = hosted_server.log.count("lora key not loaded")
+        assert relative_error(saved_latent(hosted_client, hosted_client.queue(graph)), right) <= TOLERANCE
+        assert hosted_server.log.count("lora key not loaded") > said
+
+
+def test_an_object_in_a_conditioning_is_refused_by_its_place(hosted_client: ComfyClient, right: torch.Tensor) -> None:
+    assert_the_next_prompt_is_right(hosted_client, right)
+    before = generations(hosted_client)
+    graph = ours(WAN.graph(), **ULYSSES)
+    graph["object"] = node("ObjectInConditioning", conditioning=graph["sampler"]["inputs"]["positive"])
+    graph["sampler"]["inputs"]["positive"] = ["object", 0]
+    said = first_line(hosted_client, graph, "KSampler")
+    parts = ("WanModel.kwargs.adapter", "Identity", "only tensors and plain values", "remove the node that adds it")
+    assert [part for part in parts if part not in said] == [], said
+    assert generations(hosted_client) == before != []
+    assert_the_next_prompt_is_right(hosted_client, right)
+
+
+@pytest.mark.parametrize("way", PATCHES)
+def test_a_patch_of_what_the_workers_compute_is_refused_by_the_nodes_name(
+    way: str, hosted_client: ComfyClient, right: torch.Tensor
+) -> None:
+    assert_the_next_prompt_is_right(hosted_client, right)
+    before, (node_type, what) = generations(hosted_client), PATCHES[way]
+    graph = ours(WAN.graph(), **ULYSSES)
+    graph["patch"] = node("ReachIntoModel", model=["model", 0], way=way)
+    graph["sampler"]["inputs"]["model"] = ["patch", 0]
+    said = first_line(hosted_client, graph, node_type)
+    name = "ReachIntoModel (node patch)" if node_type == "ReachIntoModel" else "remove the node that adds"
+    assert name in said and what in said and "use Load Diffusion Model" in said, said
+    assert generations(hosted_client) == before != []

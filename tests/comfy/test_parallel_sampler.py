@@ -1,0 +1,89 @@
+"""Parallel Model Loader and Parallel Sampler on a model that ComfyUI's own modules compute: latent, report, panel.
+
+Owns: the two nodes and the alias. Does not own: parity of every variant and plan (tests/families).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from families.variants import BY_NAME
+from host import workflows
+from host.client import ComfyClient, PromptResult, Workflow
+from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent, to_latent
+from host.tiny_models import TinyModels
+from parallel_runtime.report.schema import validate
+from parallel_runtime.report.text import describe
+
+WAN = BY_NAME["wan 2.1 t2v"]
+STEPS = 2
+
+
+def ours(graph: Workflow, **settings: Any) -> Workflow:
+    """The same graph over two ranks, with both new nodes unless the settings say otherwise."""
+    nodes = {"loader": "ParallelModelLoader", "sampler": "ParallelSampler", "mode": "manual", "ulysses": 2}
+    return parallel(graph, **nodes | settings)
+
+
+def report_of(result: PromptResult) -> dict[str, Any]:
+    """The report that the sampler put out."""
+    (report,) = result.require_success().outputs["sampler"]["parallel_dit"]
+    return dict(report)
+
+
+@pytest.fixture(scope="module")
+def stock(hosted_server: Any) -> torch.Tensor:
+    """What stock ComfyUI makes of the graph."""
+    client = ComfyClient(hosted_server.url)
+    return saved_latent(client, client.queue(WAN.graph(cfg=3.0, steps=STEPS)))
+
+
+def test_the_sampler_equals_stock_and_reports_what_it_can_know(hosted_client: ComfyClient, stock: torch.Tensor) -> None:
+    result = hosted_client.queue(ours(WAN.graph(cfg=3.0, steps=STEPS)))
+    report = report_of(result)
+    assert relative_error(saved_latent(hosted_client, result), stock) <= TOLERANCE
+    validate(report)
+    assert report["model"] == {"file": WAN.file, "dtype": "float32"}
+    assert report["plan"]["name"] == "uly2"
+    assert report["sizes"] == {"batch": 1, "width": 112, "height": 80, "frames": 5}, "tokens are not known here"
+    assert report["loop"]["kind"] == "host"
+    assert len(report["timings"]["step_s"]) == STEPS
+    assert [len(rank["busy_s"]) for rank in report["ranks"]] == [STEPS, STEPS]
+    assert min(rank["memory"]["resident_bytes"] for rank in report["ranks"]) > 0
+    text = describe(report)
+    assert "112 x 80 px, 5 latent frames" in text and WAN.file in text and "uly2" in text and "tokens" not in text
+    (pool,) = [pool for pool in hosted_client.get("/parallel_dit/state")["pools"] if len(pool["ranks"]) == 2]
+    assert [model["name"] for model in pool["models"]] == [WAN.file]
+    assert pool["plans"][-1]["ulysses"] == 2
+
+
+def test_the_earlier_name_of_the_loader_is_deprecated_and_loads_the_same(
+    hosted_client: ComfyClient, stock: torch.Tensor
+) -> None:
+    info = hosted_client.object_info()
+    assert info["ParallelFluxLoader"].get("deprecated") is True
+    assert not info["ParallelModelLoader"].get("deprecated")
+    assert info["ParallelFluxLoader"]["input"] == info["ParallelModelLoader"]["input"]
+    alias = ours(WAN.graph(cfg=3.0, steps=STEPS), loader="ParallelFluxLoader", sampler="ParallelFluxSampler")
+    result = hosted_client.queue(alias)
+    assert report_of(result)["model"]["file"] == WAN.file
+    assert relative_error(saved_latent(hosted_client, result), stock) <= TOLERANCE
+
+
+def test_a_stock_model_is_sampled_and_timed(hosted_client: ComfyClient, stock: torch.Tensor) -> None:
+    graph = WAN.graph(cfg=3.0, steps=STEPS)
+    graph["sampler"]["class_type"] = "ParallelSampler"
+    result = hosted_client.queue(graph)
+    report = report_of(result)
+    assert torch.equal(saved_latent(hosted_client, result), stock)
+    assert report["sizes"]["frames"] == 5
+    assert "model" not in report and "plan" not in report
+
+
+def test_flux_keeps_its_loop_in_the_workers(client: ComfyClient, tiny_models: TinyModels) -> None:
+    report = report_of(client.queue(to_latent(ours(workflows.text_to_image(tiny_models, steps=STEPS)))))
+    assert report["loop"] == {"kind": "resident"}
+    assert report["sizes"]["image_tokens"] == 256

@@ -1,0 +1,73 @@
+"""Which variant is compared with stock ComfyUI under which plan: data, for `make parity-models` and the tests.
+
+Owns the plans and what of them a variant can use. Does not own running and comparing (parity/runner.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from host.client import Workflow
+from host.pack_workflows import LOADER
+from parity.runner import HOSTED_LOADER
+
+from .variant import Variant
+
+FOUR = {"devices": "cpu:4"}  # for every plan, which takes the first ranks of them: other devices are other workers
+PLANS: dict[str, dict[str, Any]] = {
+    "ulysses 2": {**FOUR, "ulysses": 2},
+    "ring 2": {**FOUR, "ring": 2},
+    "ulysses 3": {**FOUR, "ulysses": 3},
+    "ulysses 2 x ring 2": {**FOUR, "ulysses": 2, "ring": 2},
+    "cfg 2": {**FOUR, "cfg": 2},
+    "cfg 2 x ulysses 2": {**FOUR, "cfg": 2, "ulysses": 2},
+    "ulysses 2, sharded": {**FOUR, "ulysses": 2, "weights": "sharded"},
+    "cfg 2 x ulysses 2, sharded": {**FOUR, "cfg": 2, "ulysses": 2, "weights": "sharded"},
+}
+CONTROL_PLAN = "ulysses 2"
+CFG = 3.0
+OWN_BLOCKS = "Flux.1"  # the family that blocks of our own compute (docs/parity.md); here ComfyUI's modules do
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant at a cfg scale, as the runner takes it: above 1, each step asks the model for both prompts."""
+
+    variant: Variant
+    cfg: float = 1.0
+    steps: int = 2
+
+    @property
+    def kind(self) -> str:
+        """The family."""
+        return self.variant.family
+
+    @property
+    def loader(self) -> str:
+        """The loader by which ComfyUI's own modules compute the variant."""
+        return HOSTED_LOADER if self.kind == OWN_BLOCKS else LOADER
+
+    @property
+    def name(self) -> str:
+        """The variant and the cfg scale."""
+        return f"{self.variant.name}, cfg {self.cfg:g}"
+
+    @property
+    def saves(self) -> tuple[str, ...]:
+        """The nodes that save latents."""
+        return self.variant.latents
+
+    def workflow(self) -> Workflow:
+        """The stock graph."""
+        return self.variant.graph(cfg=self.cfg, steps=self.steps)
+
+    def plans(self) -> list[str]:
+        """The plans that make a difference: lanes for the two sides of cfg need two sides."""
+        return [name for name, degrees in PLANS.items() if self.cfg > 1 or "cfg" not in degrees]
+
+
+def cases(variants: Iterable[Variant]) -> list[Case]:
+    """Each variant at cfg 1 and above it."""
+    return [Case(variant, cfg) for variant in variants for cfg in (1.0, CFG)]

@@ -1,0 +1,85 @@
+"""Flux.1 with 5 heads, from a text and with a reference (Kontext), and Flux.2.
+
+The files of Flux.1 are those that tests/host writes, by its own layouts.
+"""
+
+from __future__ import annotations
+
+from host import layouts
+from host.client import Workflow
+
+from .files import ModelFile, Rule
+from .graphs import HEIGHT, WIDTH, encoder, node, picture, prompts, through
+from .variant import Variant
+
+FAMILY, FAMILY_2 = "Flux.1", "Flux.2"
+SHAPE = layouts.FluxShape(hidden=640, depth=1, single=2)
+# Flux.2 has no bias, heads of 128 as 4 axes of 32, an MLP of 3 times the width, one modulation for all blocks.
+FLUX_2 = {"hidden_size": 640, "num_heads": 5, "axes_dim": [32, 32, 32, 32], "depth": 1, "depth_single_blocks": 2}
+FLUX_2 |= {"in_channels": 128, "out_channels": 128, "context_in_dim": 48, "vec_in_dim": None, "mlp_ratio": 3.0}
+FLUX_2 |= {"theta": 2000, "patch_size": 1, "qkv_bias": False, "guidance_embed": True, "txt_ids_dims": [3]}
+FLUX_2 |= {"global_modulation": True, "mlp_silu_act": True, "ops_bias": False}
+FILES = (
+    ModelFile(
+        name="tiny_flux_1.safetensors",
+        class_path="comfy.ldm.flux.model.Flux",
+        layout=tuple(layouts.flux(SHAPE)),
+        seed=60,
+    ),
+    ModelFile(
+        name="tiny_flux_2.safetensors",
+        class_path="comfy.ldm.flux.model.Flux",
+        arguments=FLUX_2,
+        rules=(Rule(r"modulation_\w+\.lin\.weight$|adaLN", gain=1.0),),
+        seed=61,
+    ),
+)
+
+
+def text_to_image(graph: Workflow) -> None:
+    """35 tokens of picture; prompts of unequal length, with guidance."""
+    prompts(graph, width=SHAPE.ctx, tokens=11, negative_tokens=7, pooled=SHAPE.vec)
+    through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
+    through(graph, "guidance", "FluxGuidance", "positive", conditioning=["positive", 0], guidance=3.5)
+
+
+def kontext(graph: Workflow) -> None:
+    """A picture of 6 tokens as a reference of both prompts."""
+    text_to_image(graph)
+    reference = picture(graph, "picture", width=48, height=32)
+    graph["reference"] = node("VAEEncode", pixels=reference, vae=encoder(graph, temporal=0))
+    refer(graph, positive="guidance")
+
+
+def refer(graph: Workflow, *, positive: str) -> None:
+    """The latent of "reference" in both prompts."""
+    for name, source in (("positive", positive), ("negative", "negative")):
+        inputs = {"conditioning": [source, 0], "latent": ["reference", 0]}
+        through(graph, f"edit {name}", "ReferenceLatent", name, **inputs)
+
+
+def flux_2(graph: Workflow) -> None:
+    """5 x 7 latent pixels of 16 pixels a side, a token each."""
+    prompts(graph, width=FLUX_2["context_in_dim"], tokens=11, negative_tokens=7)
+    size = {"width": 2 * 56, "height": 2 * 40}
+    through(graph, "latent", "EmptyFlux2LatentImage", "latent_image", batch_size=1, **size)
+    through(graph, "guidance", "FluxGuidance", "positive", conditioning=["positive", 0], guidance=3.5)
+
+
+def flux_2_edit(graph: Workflow) -> None:
+    """A picture of 6 tokens as a reference of both prompts."""
+    flux_2(graph)
+    reference = picture(graph, "picture", width=48, height=32)
+    graph["reference"] = node("VAEEncode", pixels=reference, vae=encoder(graph, channels=128, spatial=16, temporal=0))
+    refer(graph, positive="guidance")
+
+
+VARIANTS = tuple(
+    Variant(name=name, family=family, file=file, add=add)
+    for name, family, file, add in (
+        ("flux.1 t2i", FAMILY, "tiny_flux_1.safetensors", text_to_image),
+        ("flux.1 kontext", FAMILY, "tiny_flux_1.safetensors", kontext),
+        ("flux.2 t2i", FAMILY_2, "tiny_flux_2.safetensors", flux_2),
+        ("flux.2 edit", FAMILY_2, "tiny_flux_2.safetensors", flux_2_edit),
+    )
+)

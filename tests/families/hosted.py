@@ -1,0 +1,59 @@
+"""The models and plans that the tests of hosted models share, and stock graphs of them with nodes in between.
+
+Owns: Wan with 5 heads, which 2 ranks share unevenly, and Qwen-Image; two plans on two CPU ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from host.client import Workflow
+from host.pack_workflows import parallel
+
+from .graphs import node
+from .variants import BY_NAME
+
+WAN, QWEN = BY_NAME["wan 2.1 t2v"], BY_NAME["qwen-image"]
+VARIANTS = {"Wan": WAN, "Qwen-Image": QWEN}
+PLANS: dict[str, dict[str, int]] = {"ulysses 2": {"ulysses": 2}, "cfg 2": {"cfg": 2}}
+VISIBLE = 1e-3  # 100 x the tolerance of parity: what moves a latent less than this could not be judged
+
+
+def small(family: str = "Wan", *, seed: int = 7, steps: int = 2) -> Workflow:
+    """A stock graph at cfg 3, so that both plans have work for two ranks."""
+    return VARIANTS[family].graph(cfg=3.0, seed=seed, steps=steps)
+
+
+def between(graph: Workflow, name: str, class_type: str, **inputs: Any) -> Workflow:
+    """The graph with one more node between its model and its sampler."""
+    graph = copy.deepcopy(graph)
+    sampler = graph["sampler"]["inputs"]
+    graph[name] = node(class_type, model=sampler["model"], **inputs)
+    sampler["model"] = [name, 0]
+    return graph
+
+
+def with_loras(graph: Workflow, *loras: tuple[str, float]) -> Workflow:
+    """Stock LoRA loaders one behind the other before the sampler, by file name and strength."""
+    for number, (name, strength) in enumerate(loras):
+        graph = between(graph, f"lora {number}", "LoraLoaderModelOnly", lora_name=name, strength_model=strength)
+    return graph
+
+
+def parallelized(graph: Workflow, plan: str = "ulysses 2", *, source: str = "model") -> Workflow:
+    """The same graph with Parallelize Model behind the node `source`; whoever used that uses it."""
+    graph = copy.deepcopy(graph)
+    for user in graph.values():
+        user["inputs"] = {
+            key: ["parallel", 0] if value == [source, 0] else value for key, value in user["inputs"].items()
+        }
+    inputs = {"mode": "manual", "devices": "cpu:2", "ulysses": 1, "ring": 1, **PLANS[plan]}
+    graph["config"] = node("SPConfig", **inputs)
+    graph["parallel"] = node("ParallelizeModel", model=[source, 0], sp_config=["config", 0])
+    return graph
+
+
+def ours(graph: Workflow, plan: str = "ulysses 2", **more: Any) -> Workflow:
+    """The same graph with our loader, under that plan."""
+    return parallel(graph, mode="manual", **PLANS[plan], **more)

@@ -1,0 +1,149 @@
+"""Every variant of every family under every plan, beside stock ComfyUI: prints each case and writes docs/models.md.
+
+`make parity-models` runs it. Owns: the order of the runs, the page, the count of what is wrong, which is the last line
+of output. Exit code 1 when any case differs or fails, or when a run without exchange does not.
+
+`PYTHONPATH=tests python -m families.matrix [--only TEXT] [--plan NAME] [--models DIR] [--write FILE]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from host.client import ComfyClient
+from host.pack_workflows import TOLERANCE
+from host.server import PACK_ROOT, ComfyServer
+from parity.matrix import ONE_THREAD
+from parity.runner import VISIBLE, Bench, Row, seen
+from parity.table import markdown, shown, verdict
+
+from .cases import CONTROL_PLAN, OWN_BLOCKS, PLANS, Case, cases
+from .plan_lines import plan_lines
+from .variants import FAMILIES, FILES, write_families
+
+DOCUMENT = PACK_ROOT / "docs" / "models.md"
+INTRODUCTION = f"""# Models beside stock ComfyUI
+
+Each graph once with Load Diffusion Model and once with our loader, in one ComfyUI, fp32, on small files with random
+weights that ComfyUI recognises as the family's, on CPU ranks. Compared: the saved latents (relative error, at most
+{TOLERANCE:.0e}; of video and sound, the larger one), every progress event, the number of previews, the number of calls
+of the model. The control is the same run under {CONTROL_PLAN} with ranks that exchange nothing: each of its latents
+must differ by more than {VISIBLE:.0e}. `make parity-models` writes this file.
+
+"Plan" is how many lines of data the pack has for the class (`parallel_runtime/models/plans`), whose code is ComfyUI's
+own. So is that of {OWN_BLOCKS} here, as a second judge of the blocks that the pack has for it and its loader takes;
+[parity.md](parity.md) has those.
+"""
+
+
+@contextmanager
+def family_files(folder: Path | None, names: Sequence[str]) -> Iterator[Path]:
+    """A `models` folder with what the variants named need: `folder`, else a temporary one."""
+    with tempfile.TemporaryDirectory(prefix="families-") as temporary:
+        yield write_families(folder or Path(temporary) / "models", only=names)
+
+
+def run(bench: Bench, chosen: list[Case], plans: Sequence[str]) -> tuple[dict[Case, list[Row]], dict[Case, Row]]:
+    """The cells of each case, and its control; each printed as it is known."""
+    cells: dict[Case, list[Row]] = {case: [] for case in chosen}
+    controls: dict[Case, Row] = {}
+    for case in chosen:
+        for plan in case.plans():
+            if plan in plans:
+                row = bench.compare(case, plan)
+                cells[case].append(row)
+                if "weights" in PLANS[plan]:
+                    bench.client.free()  # shards are memory of their own, and each way to cut a file has others
+                print(row.kind, row.graph, plan, shown(row), verdict(row), sep=" | ", flush=True)  # noqa: T201
+        controls[case] = bench.control(case, CONTROL_PLAN)
+        print(case.kind, case.name, "control", control_shown(controls[case]), sep=" | ", flush=True)  # noqa: T201
+    return cells, controls
+
+
+def control_shown(row: Row) -> str:
+    """The least error of a latent without exchange; with what is wrong, where that is not seen."""
+    return f"{row.least:.1e}" if seen(row) else f"not seen: {row.least:.1e}; {verdict(row)}"
+
+
+def families_table(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
+    """A row a family and class."""
+    head = ("family", "class", "variants", "plan", "cases", "largest error", "least control", "wrong")
+    groups: dict[tuple[str, str], list[Case]] = {}
+    for case in cells:
+        groups.setdefault((case.kind, FILES[case.variant.file].class_path), []).append(case)
+    rows = []
+    for (kind, class_path), members in groups.items():
+        names = dict.fromkeys(case.variant.name for case in members)
+        found = [row for case in members for row in cells[case]]
+        worst = max((row.error for row in found), default=0.0)
+        least = min(controls[case].least for case in members)
+        wrong = sum(bool(row.problems) for row in found) + sum(not seen(controls[case]) for case in members)
+        name = class_path.removeprefix("comfy.ldm.")
+        rows.append(
+            (
+                kind,
+                f"`{name}`",
+                ", ".join(names),
+                f"{plan_lines(class_path)} lines",
+                len(found),
+                f"{worst:.1e}",
+                f"{least:.1e}",
+                wrong,
+            )
+        )
+    return markdown(head, rows)
+
+
+def cases_table(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
+    """A row a case, its errors by plan."""
+    rows = []
+    for case, found in cells.items():
+        errors = {row.plan: shown(row) if not row.problems else verdict(row) for row in found}
+        rows.append((case.kind, case.name, *(errors.get(plan, "") for plan in PLANS), control_shown(controls[case])))
+    return markdown(("family", "variant", *PLANS, "control"), rows)
+
+
+def document(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
+    """The text of docs/models.md."""
+    tables = f"{families_table(cells, controls)}\n## Each case\n\n{cases_table(cells, controls)}"
+    return f"{INTRODUCTION}\n{tables}\n{summary(cells, controls)}.\n"
+
+
+def summary(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
+    """How many cases, controls included, and how many of them are wrong."""
+    found = [row for rows in cells.values() for row in rows]
+    wrong = sum(bool(row.problems) for row in found) + sum(not seen(row) for row in controls.values())
+    return f"{len(found) + len(controls)} cases, {wrong} wrong"
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="variants whose family or name contains this")
+    parser.add_argument("--plan", action="append", choices=list(PLANS), help="default: all")
+    parser.add_argument("--models", type=Path, help="keep the small files in this models folder between runs")
+    parser.add_argument("--write", type=Path, help=f"default: {DOCUMENT}, when everything was run")
+    arguments = parser.parse_args()
+    variants = [each for each in FAMILIES if arguments.only in f"{each.family} {each.name}"]
+    names, plans = [each.name for each in variants], arguments.plan or list(PLANS)
+    with (
+        family_files(arguments.models, names) as models,
+        ComfyServer(models=models, environment=ONE_THREAD) as server,
+    ):
+        cells, controls = run(Bench(ComfyClient(server.url), PLANS), cases(variants), plans)
+    whole = len(variants) == len(FAMILIES) and len(plans) == len(PLANS)
+    target = arguments.write or (DOCUMENT if whole else None)
+    if target:
+        target.write_text(document(cells, controls), encoding="utf-8")
+    last = summary(cells, controls)
+    print(last)  # noqa: T201
+    return int(not last.endswith(" 0 wrong"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""LoRA and its relatives on models that ComfyUI's modules compute: equal to stock, stacked, and taken back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from host.adapters import HOSTED_KINDS, lora, noise, write_adapter
+from host.client import ComfyClient
+from host.pack_workflows import TOLERANCE, latent_of, relative_error
+
+from .conftest import Stock
+from .hosted import PLANS, VISIBLE, ours, small, with_loras
+from .variants import BY_NAME
+
+# By family, modules and the sizes of their weights; one of each kind of stream.
+MODULES = {
+    "Wan": {"blocks.0.self_attn.q": (120, 120), "blocks.1.ffn.0": (240, 120), "blocks.2.cross_attn.v": (120, 120)},
+    "Qwen-Image": {
+        "transformer_blocks.0.attn.to_q": (3072, 3072),
+        "transformer_blocks.0.attn.add_v_proj": (3072, 3072),
+        "transformer_blocks.1.img_mlp.net.0.proj": (12288, 3072),
+    },
+}
+
+WAN_KINDS = [kind for kind in HOSTED_KINDS if kind != "boft"]  # whose blocks of 64 these sizes do not hold
+
+
+@pytest.fixture(scope="session")
+def loras(family_models: Path) -> Path:
+    """The server's folder of LoRAs with a file of each kind and family."""
+    folder = family_models / "loras"
+    for kind in WAN_KINDS:
+        write_adapter(folder / file_of("Wan", kind), kind, MODULES["Wan"])
+    write_adapter(folder / file_of("Qwen-Image", "lora_alpha"), "lora_alpha", MODULES["Qwen-Image"])
+    return folder
+
+
+def file_of(family: str, kind: str) -> str:
+    return f"{family}_{kind}.safetensors"
+
+
+@pytest.mark.parametrize("kind", WAN_KINDS)
+def test_every_kind_of_adapter_equals_stock(kind: str, hosted_client: ComfyClient, stock: Stock, loras: Path) -> None:
+    graph = with_loras(small(), (file_of("Wan", kind), 0.8))
+    right = stock(graph)
+    assert relative_error(stock(small()), right) > VISIBLE, "the adapter changes nothing"
+    assert relative_error(latent_of(hosted_client, ours(graph)), right) <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_stacked_loras_equal_stock_and_are_taken_back_to_the_last_bit(
+    plan: str, hosted_client: ComfyClient, stock: Stock, loras: Path
+) -> None:
+    plain = latent_of(hosted_client, ours(small(seed=20), plan))
+    for names in (("lora_alpha", "diff"), ("oft", "lora_alpha", "set")):
+        strengths = (0.7, -0.4, 1.0)
+        graph = with_loras(small(), *((file_of("Wan", each), by) for each, by in zip(names, strengths, strict=False)))
+        assert relative_error(latent_of(hosted_client, ours(graph, plan)), stock(graph)) <= TOLERANCE
+    again = ours(small(seed=20), plan)
+    again["sampler"]["inputs"]["denoise"] = 0.9999999  # another cache key in ComfyUI, the same sigmas
+    assert torch.equal(latent_of(hosted_client, again), plain)
+
+
+@pytest.mark.full  # a file of 1.5 GB
+def test_a_lora_on_qwen_image_equals_stock_and_is_taken_back(
+    hosted_client: ComfyClient, stock: Stock, loras: Path
+) -> None:
+    small_qwen = small("Qwen-Image", steps=1)
+    graph = with_loras(small_qwen, (file_of("Qwen-Image", "lora_alpha"), 0.8))
+    plain, right = stock(small_qwen), stock(graph)
+    assert relative_error(plain, right) > VISIBLE
+    for plan in PLANS:
+        assert relative_error(latent_of(hosted_client, ours(graph, plan)), right) <= TOLERANCE, plan
+    assert relative_error(latent_of(hosted_client, ours(small_qwen)), plain) <= TOLERANCE
+
+
+def test_a_lora_that_widens_the_first_layer_takes_what_lies_beside_the_latent(
+    hosted_client: ComfyClient, stock: Stock, loras: Path
+) -> None:
+    """ComfyUI reads from the shape of that layer's weight what to put beside the latent."""
+    down, shape = noise(4, 36, 1, 2, 2, scale=0.1), torch.tensor([120, 36, 1, 2, 2])
+    tensors = {"lora_up.weight": noise(120, 4, scale=0.5), "lora_down.weight": down, "reshape_weight": shape}
+    tensors = {f"diffusion_model.patch_embedding.{name}": each for name, each in tensors.items()}
+    save_file(tensors, loras / "wider.safetensors")
+    graph = BY_NAME["wan 2.2 i2v"].graph(cfg=3.0, steps=2)
+    graph["model"] = small()["model"]
+    wide = with_loras(graph, ("wider.safetensors", 1.0))
+    assert relative_error(stock(graph), stock(wide)) > VISIBLE
+    assert relative_error(latent_of(hosted_client, ours(wide)), stock(wide)) <= TOLERANCE
+    assert relative_error(latent_of(hosted_client, ours(graph)), stock(graph)) <= TOLERANCE
+
+
+def test_a_lora_for_another_model_is_one_clear_error_and_the_next_prompt_is_right(
+    hosted_client: ComfyClient, stock: Stock, loras: Path
+) -> None:
+    """Stock ComfyUI logs that such a LoRA does not fit, and samples without it."""
+    tensors = {f"diffusion_model.blocks.0.ffn.0.{name}": each for name, each in lora(48, 24).items()}
+    save_file(tensors, loras / "other.safetensors")
+    result = hosted_client.queue(ours(with_loras(small(), ("other.safetensors", 1.0))))
+    assert result.status == "error"
+    first_line = result.error_message.splitlines()[0]
+    assert "[48, 4]" in first_line and "blocks.0.ffn.0.weight" in first_line
+    assert "use one made for this model" in first_line
+    assert relative_error(latent_of(hosted_client, ours(small())), stock(small())) <= TOLERANCE

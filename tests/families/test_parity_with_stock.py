@@ -1,0 +1,83 @@
+"""Every family once beside stock ComfyUI, in a real server; `make parity-models` runs each variant under each plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from host.client import ComfyClient
+from host.pack_workflows import TOLERANCE
+from host.server import ComfyServer
+from parity.runner import Bench, compared, seen
+
+from .cases import CFG, CONTROL_PLAN, PLANS, Case, cases
+from .matrix import summary
+from .plan_lines import plan_lines
+from .variants import BY_NAME, FAMILIES, FILES
+
+# A plan for each family, so that every plan that exchanges tokens is there, with one prompt and with both.
+SUBSET = (
+    (Case(BY_NAME["wan 2.1 i2v"]), "ulysses 3"),
+    (Case(BY_NAME["qwen-image-edit"]), "ring 2"),
+    (Case(BY_NAME["minimax h3 references"]), "ulysses 2 x ring 2"),
+    (Case(BY_NAME["ltx-2 t2v"], CFG), "cfg 2 x ulysses 2"),
+    (Case(BY_NAME["flux.1 kontext"]), "ulysses 2"),
+    (Case(BY_NAME["flux.2 edit"], CFG), "cfg 2 x ulysses 2, sharded"),
+    (Case(BY_NAME["hunyuanvideo i2v"]), "ulysses 2, sharded"),
+)
+REST = [(case, plan) for case in cases(FAMILIES) for plan in case.plans() if (case, plan) not in SUBSET]
+
+
+def named(pairs):
+    """Parameters with ids that say what runs."""
+    return [pytest.param(case, plan, id=f"{case.kind}, {case.name}, {plan}") for case, plan in pairs]
+
+
+@pytest.fixture(scope="module")
+def bench(hosted_server: ComfyServer) -> Bench:
+    """Stock results are kept for the whole module."""
+    return Bench(ComfyClient(hosted_server.url), PLANS)
+
+
+@pytest.mark.parametrize(("case", "plan"), named(SUBSET))
+def test_our_loader_equals_the_stock_loader_and_without_exchange_it_does_not(
+    case: Case, plan: str, bench: Bench
+) -> None:
+    row, control = bench.compare(case, plan), bench.control(case, plan)
+    assert row.problems == ()
+    assert row.calls > 0
+    assert seen(control), control
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("case", "plan"), named(REST))
+def test_our_loader_equals_the_stock_loader(case: Case, plan: str, bench: Bench) -> None:
+    assert bench.compare(case, plan).problems == ()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", cases(FAMILIES), ids=lambda case: f"{case.kind}, {case.name}")
+def test_without_exchange_no_variant_passes(case: Case, bench: Bench) -> None:
+    control = bench.control(case, CONTROL_PLAN)
+    assert seen(control), control
+
+
+def test_another_seed_is_seen_and_counted(bench: Bench) -> None:
+    case, plan = SUBSET[0]
+    other = Case(BY_NAME["wan 2.1 t2v"])
+    row = compared(case, plan, bench.ours(case, plan), bench.stock(other))
+    assert row.error > 1000 * TOLERANCE
+    assert not seen(bench.compare(case, plan)), "a run with exchange passes for one without"
+    assert summary({case: [row]}, {case: bench.control(case, plan)}) == "2 cases, 1 wrong"
+
+
+def test_every_family_and_every_plan_that_exchanges_is_in_the_subset() -> None:
+    assert {case.kind for case, _ in SUBSET} == {variant.family for variant in FAMILIES}
+    assert set(PLANS) - {plan for _, plan in SUBSET} == {"cfg 2"}
+
+
+def test_every_class_has_a_plan_whose_lines_are_counted() -> None:
+    assert all(0 < plan_lines(file.class_path) < 40 for file in FILES.values())
+    # both are a name in PLANS, so that all of their lines are elsewhere in the file
+    assert plan_lines("comfy.ldm.wan.model.CameraWanModel") == plan_lines("comfy.ldm.wan.model.WanModel") > 2
+    with pytest.raises(ValueError, match="no PLANS"):
+        plan_lines("comfy.ldm.wan.model.Head")

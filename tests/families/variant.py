@@ -1,0 +1,37 @@
+"""What a variant of a family is: a file and the stock graph that runs it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from host.client import Workflow
+
+from .graphs import plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One way to run a family: `file` lies in `diffusion_models`, `add` puts the family's own nodes into a graph.
+
+    `latents` are the ids of the graph's SaveLatent nodes: joint latents are split by a stock node and saved apart.
+    """
+
+    name: str
+    family: str
+    file: str
+    add: Callable[[Workflow], None]
+    latents: tuple[str, ...] = ("save",)
+
+    def graph(
+        self, loader: dict[str, Any] | None = None, *, cfg: float = 1.0, seed: int = 7, steps: int = 3
+    ) -> Workflow:
+        """A fresh graph in API form. `loader` takes the place of UNETLoader, whose id is "model" and whose input
+        `unet_name` is `file`; the sampler's id is "sampler", at `cfg` above 1 it calls the model for both prompts."""
+        graph = plain(self.file, cfg=cfg, seed=seed, steps=steps)
+        self.add(graph)
+        if loader is not None:
+            graph["model"] = copy.deepcopy(loader)
+        return graph

@@ -1,0 +1,40 @@
+"""Every variant of every family, and the writer of their files.
+
+`FAMILIES` is a tuple of `Variant`s (variant.py): `name`, `family`, `file`, and `graph(loader=None, cfg=1.0, seed=7,
+steps=3)`, a fresh stock graph in API form with "model" as its one loader. `Variant.latents` names the nodes that save
+latents; `host.pack_workflows.saved_latent(client, result, node=name)` reads one.
+`write_families(folder, only=names)` fills `folder`/diffusion_models with the files that those variants need.
+
+    models = write_families(tmp_path / "models", only=["wan 2.1 t2v"])
+    with ComfyServer(models=models) as server:
+        client = ComfyClient(server.url)
+        stock = client.queue(BY_NAME["wan 2.1 t2v"].graph(cfg=3.0))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import flux, hunyuan, ltx, minimax, qwen, wan
+from .files import ModelFile, write_model_files
+from .variant import Variant
+
+MODULES = (wan, qwen, minimax, ltx, flux, hunyuan)
+FAMILIES: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in module.VARIANTS)
+FILES: dict[str, ModelFile] = {file.name: file for module in MODULES for file in module.FILES}
+BY_NAME = {variant.name: variant for variant in FAMILIES}
+
+
+def write_families(folder: Path, *, only: Iterable[str] | None = None) -> Path:
+    """Writes what the variants named in `only` need (default: all) and returns `folder`, a `models` folder.
+
+    A file that is there already is kept. Raises KeyError for a name that no variant has.
+    """
+    names = list(BY_NAME) if only is None else list(only)
+    files = dict.fromkeys(BY_NAME[name].file for name in names)
+    models = folder / "diffusion_models"
+    missing = [FILES[file] for file in files if not (models / file).is_file()]
+    if missing:
+        write_model_files(models, missing)
+    return folder

@@ -1,0 +1,125 @@
+"""Wan 2.1 and 2.2: files and graphs of text to video, image to video, the 5B model, VACE and camera control."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from host.client import Workflow
+
+from .files import ModelFile
+from .graphs import HEIGHT, LENGTH, WIDTH, encoder, node, picture, prompts, through
+from .variant import Variant
+
+FAMILY = "Wan"
+TEXT, TOKENS = 48, 13
+HEAD_DIM = 24
+SIZE = {"width": WIDTH, "height": HEIGHT, "length": LENGTH, "batch_size": 1}
+ENDS = ("positive", "negative", "latent_image")  # what Wan's own nodes give, by the sampler's names
+CONDITIONS = {"positive": ["positive", 0], "negative": ["negative", 0]}
+# Without metadata ComfyUI takes heads of 128, 256 frequencies and a text of 4096.
+TOLD = ("num_heads", "freq_dim", "text_dim")
+
+
+def wan_file(name: str, kind: str, *, heads: int, seed: int, model: str = "WanModel", **more: Any) -> ModelFile:
+    """A Wan file of heads of 24, three blocks."""
+    sizes = {"num_heads": heads, "dim": heads * HEAD_DIM, "ffn_dim": 2 * heads * HEAD_DIM, "num_layers": 3}
+    sizes |= {"freq_dim": 32, "text_dim": TEXT, "in_dim": 16, "out_dim": 16, "model_type": kind}
+    path = f"comfy.ldm.wan.model.{model}"
+    return ModelFile(name=f"tiny_wan_{name}.safetensors", class_path=path, arguments=sizes | more, told=TOLD, seed=seed)
+
+
+def wide_file() -> ModelFile:
+    """A file of which shapes tell everything, as most published ones: 5 heads of 128, a text of 4096 (57 MB)."""
+    sizes = {"num_heads": 5, "dim": 640, "ffn_dim": 640, "num_layers": 2, "freq_dim": 256, "text_dim": 4096}
+    sizes |= {"in_dim": 16, "out_dim": 16, "model_type": "t2v"}
+    path = "comfy.ldm.wan.model.WanModel"
+    return ModelFile(name="tiny_wan_wide.safetensors", class_path=path, arguments=sizes, seed=20)
+
+
+VACE = {"model": "VaceWanModel", "num_layers": 4, "vace_layers": 2, "vace_in_dim": 96}
+FILES = (
+    wide_file(),
+    wan_file("t2v", "t2v", heads=5, seed=21),
+    wan_file("i2v", "i2v", heads=4, seed=22, in_dim=36),
+    wan_file("22_i2v", "t2v", heads=5, seed=23, in_dim=36),
+    wan_file("22_5b", "t2v", heads=5, seed=24, in_dim=48, out_dim=48),
+    wan_file("vace", "vace", heads=5, seed=25, **VACE),
+    wan_file("camera", "camera", heads=4, seed=26, model="CameraWanModel", in_dim=32),
+)
+
+
+def text_to_video(graph: Workflow) -> None:
+    """An empty latent and two prompts."""
+    prompts(graph, width=TEXT, tokens=TOKENS)
+    through(graph, "latent", "EmptyHunyuanLatentVideo", "latent_image", **SIZE)
+
+
+def wide(graph: Workflow) -> None:
+    """The same with the text width of published files."""
+    text_to_video(graph)
+    prompts(graph, width=4096, tokens=TOKENS)
+
+
+def image_to_video(graph: Workflow) -> None:
+    """A first picture, encoded and beside the noise, without CLIP vision: Wan 2.2."""
+    prompts(graph, width=TEXT, tokens=TOKENS)
+    inputs = {**CONDITIONS, **SIZE, "vae": encoder(graph), "start_image": picture(graph, "picture")}
+    through(graph, "video", "WanImageToVideo", *ENDS, **inputs)
+
+
+def image_to_video_with_vision(graph: Workflow) -> None:
+    """The same, and what CLIP vision sees in it: Wan 2.1."""
+    image_to_video(graph)
+    graph["video"]["inputs"]["clip_vision_output"] = vision(graph)
+
+
+def vision(graph: Workflow) -> list[Any]:
+    """Adds CLIP vision's tokens of a picture and returns the link to them."""
+    graph["vision"] = node("RandomVisionOutput", tokens=257, width=1280, seed=3)
+    return ["vision", 0]
+
+
+def five_b(graph: Workflow, **more: Any) -> None:
+    """The 5B model's latent: 48 channels, 16 pixels a side of a latent pixel."""
+    prompts(graph, width=TEXT, tokens=TOKENS)
+    inputs = {**SIZE, "width": 2 * WIDTH, "height": 2 * HEIGHT, "vae": encoder(graph, channels=48, spatial=16)}
+    through(graph, "latent", "Wan22ImageToVideoLatent", "latent_image", **inputs, **more)
+
+
+def five_b_from_image(graph: Workflow) -> None:
+    """The first frame is given: its tokens have a timestep of their own."""
+    five_b(graph, start_image=picture(graph, "picture", width=2 * WIDTH, height=2 * HEIGHT))
+
+
+def vace(graph: Workflow) -> None:
+    """A video to follow; the reference picture becomes a frame before the others, five in all."""
+    prompts(graph, width=TEXT, tokens=TOKENS)
+    inputs = {**CONDITIONS, **SIZE, "length": LENGTH - 4, "vae": encoder(graph), "strength": 0.8}
+    inputs["control_video"] = picture(graph, "control", count=LENGTH - 4)
+    inputs["reference_image"] = picture(graph, "reference")
+    through(graph, "video", "WanVaceToVideo", *ENDS, **inputs)
+
+
+def camera(graph: Workflow) -> None:
+    """A first picture, what CLIP vision sees in it, and a path of the camera."""
+    prompts(graph, width=TEXT, tokens=TOKENS)
+    path = {name: SIZE[name] for name in ("width", "height", "length")}
+    graph["path"] = node("WanCameraEmbedding", camera_pose="Zoom In", speed=1.0, **path)
+    inputs = {**CONDITIONS, **SIZE, "vae": encoder(graph), "start_image": picture(graph, "picture")}
+    inputs |= {"camera_conditions": ["path", 0], "clip_vision_output": vision(graph)}
+    through(graph, "video", "WanCameraImageToVideo", *ENDS, **inputs)
+
+
+VARIANTS = tuple(
+    Variant(name=name, family=FAMILY, file=f"tiny_wan_{file}.safetensors", add=add)
+    for name, file, add in (
+        ("wan 2.1 t2v", "t2v", text_to_video),
+        ("wan 2.1 t2v, sizes by shapes", "wide", wide),
+        ("wan 2.1 i2v", "i2v", image_to_video_with_vision),
+        ("wan 2.1 vace", "vace", vace),
+        ("wan 2.1 camera", "camera", camera),
+        ("wan 2.2 i2v", "22_i2v", image_to_video),
+        ("wan 2.2 5b t2v", "22_5b", five_b),
+        ("wan 2.2 5b i2v", "22_5b", five_b_from_image),
+    )
+)

@@ -1,0 +1,179 @@
+"""What encoders would give, without one: random conditionings, pictures, a vision output, a VAE that pools.
+
+Owns: random values by seed, of any width. What becomes of them in a conditioning is the work of stock nodes.
+Letters: `N` pictures, `H` and `W` their pixels, `C` latent channels, `T` latent frames.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import comfy.clip_vision
+import comfy.conds
+import comfy.model_patcher
+import node_helpers
+import torch
+from comfy_api.latest import io
+
+CATEGORY = "tests"
+
+
+def random_values(seed: int, *shape: int) -> torch.Tensor:
+    """Normal values that depend on the seed and shape alone."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class RandomConditioning(io.ComfyNode):
+    """What a text encoder gives: `tokens` of `width`, a pooled vector unless its width is 0, a mask if told."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Int.Input("tokens", max=4096), io.Int.Input("width", max=65536), io.Int.Input("seed")]
+        inputs += [io.Int.Input(name, optional=True) for name in ("pooled", "masked")]
+        outputs = [io.Conditioning.Output()]
+        return io.Schema(node_id="RandomConditioning", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, tokens: int, width: int, seed: int, pooled: int = 0, masked: int | None = None) -> io.NodeOutput:
+        more = {"pooled_output": random_values(seed + 1000, 1, pooled)} if pooled else {}
+        if masked is not None:  # so many tokens at the end are padding
+            more["attention_mask"] = (torch.arange(tokens) < tokens - masked).long()[None]
+        return io.NodeOutput([[random_values(seed, 1, tokens, width), more]])
+
+
+class RandomPictures(io.ComfyNode):
+    """A batch of pictures, each pixel its own."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        names = ("width", "height", "count", "seed")
+        inputs = [io.Int.Input(name, max=65536) for name in names]
+        outputs = [io.Image.Output()]
+        return io.Schema(node_id="RandomPictures", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, width: int, height: int, count: int, seed: int) -> io.NodeOutput:
+        return io.NodeOutput(random_values(seed, count, height, width, 3).mul(0.25).add(0.5).clamp(0, 1))
+
+
+class RandomVisionOutput(io.ComfyNode):
+    """What CLIP vision gives of one picture."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Int.Input("tokens", max=4096), io.Int.Input("width", max=65536), io.Int.Input("seed")]
+        outputs = [io.ClipVisionOutput.Output()]
+        return io.Schema(node_id="RandomVisionOutput", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, tokens: int, width: int, seed: int) -> io.NodeOutput:
+        seen = comfy.clip_vision.Output()
+        seen["penultimate_hidden_states"] = random_values(seed, 1, tokens, width)
+        seen["last_hidden_state"] = random_values(seed + 1000, 1, tokens, width)
+        return io.NodeOutput(seen)
+
+
+class ObjectInConditioning(io.ComfyNode):
+    """A conditioning that hands the model a Python object, as packs with modules of their own do."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs, outputs = [io.Conditioning.Input("conditioning")], [io.Conditioning.Output()]
+        return io.Schema(node_id="ObjectInConditioning", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, conditioning: list) -> io.NodeOutput:
+        given = {"model_conds": {"adapter": comfy.conds.CONDConstant(torch.nn.Identity())}}
+        return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, given))
+
+
+class PoolingVAE:
+    """Encodes as a VAE does, by shape: pictures (N, H, W, 3) to latents (1, C, T, h, w). Decodes by shape too.
+
+    After the first picture, each `temporal` of them make a frame; with `temporal` 0, to (N, C, h, w).
+    Each latent pixel is the mean of its pixels, with contrast added, in random mixtures for the channels.
+    """
+
+    def __init__(self, channels: int, spatial: int, temporal: int) -> None:
+        self.latent_channels, self.spatial, self.temporal = channels, spatial, temporal
+        self.downscale_index_formula = (temporal, spatial, spatial)
+        self.mixture = random_values(5, channels, 3)
+        self.device, self.vae_dtype, self.disable_offload = torch.device("cpu"), torch.float32, False
+        self.patcher = comfy.model_patcher.ModelPatcher(torch.nn.Linear(1, 1), self.device, self.device)
+
+    def spacial_compression_encode(self) -> int:
+        """Pixels a side of a latent pixel; the name is ComfyUI's."""
+        return self.spatial
+
+    spacial_compression_decode = spacial_compression_encode
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The latents of pictures."""
+        picture = (pixels[..., :3].movedim(-1, 1) - 0.5) * self.spatial * 4
+        picture = torch.nn.functional.avg_pool2d(picture, self.spatial)  # (N, 3, h, w)
+        if not self.temporal:
+            return torch.einsum("cp,nphw->nchw", self.mixture, picture)
+        parts = [picture[:1], *picture[1:].split(self.temporal)]
+        frames = torch.stack([part.mean(dim=0) for part in parts if len(part)], dim=1)  # (3, T, h, w)
+        return torch.einsum("cp,pthw->cthw", self.mixture, frames)[None]
+
+    def memory_used_decode(self, shape: torch.Size, dtype: torch.dtype) -> int:
+        """Bytes; ComfyUI makes room for them."""
+        return shape.numel() * dtype.itemsize
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Pictures (N, H, W, 3), or of videos (N, frames, H, W, 3), of latents (N, C, h, w) or (N, C, T, h, w)."""
+        colours = torch.einsum("cp,nc...->n...p", self.mixture, latents.float()).sigmoid()
+        wide = colours.repeat_interleave(self.spatial, -3).repeat_interleave(self.spatial, -2)
+        return wide if latents.ndim == 4 else wide.repeat_interleave(self.temporal, 1)[:, self.temporal - 1 :]
+
+
+class RandomVAE(io.ComfyNode):
+    """A VAE for nodes that encode: latents of any format's shape, and no weights."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Int.Input(name, min=0) for name in ("channels", "spatial", "temporal")]
+        outputs = [io.Vae.Output()]
+        return io.Schema(node_id="RandomVAE", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, channels: int, spatial: int, temporal: int) -> io.NodeOutput:
+        return io.NodeOutput(PoolingVAE(channels, spatial, temporal))
+
+
+class PretendTextEncoder:
+    """A CLIP object for nodes that encode their own prompt: random tokens by the prompt's length and text.
+
+    Pictures add tokens of theirs at the front, tagged as MiniMax H3's encoder tags them: 0 pictures, 1 text.
+    """
+
+    def __init__(self, tokens: int, width: int) -> None:
+        self.tokens, self.width = tokens, width
+
+    def tokenize(self, text: str, images: tuple = (), minimax_ref_items: tuple = (), **_: Any) -> tuple[str, int]:
+        """The text and how many pictures go with it."""
+        return text, len(images) + sum("data" in item for item in minimax_ref_items)
+
+    def encode_from_tokens_scheduled(self, tokens: tuple[str, int]) -> list[Any]:
+        """A conditioning."""
+        text, pictures = tokens
+        tags = torch.ones(self.tokens, dtype=torch.long)
+        tags[1 : 1 + 2 * pictures] = 0
+        values = random_values(zlib.crc32(text.encode()), 1, self.tokens, self.width)
+        return [[values, {"pooled_output": None, "minimax_token_tags": tags}]]
+
+
+class RandomTextEncoder(io.ComfyNode):
+    """A CLIP without weights, for nodes that take a CLIP and a prompt."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Int.Input("tokens", max=4096), io.Int.Input("width", max=65536)]
+        outputs = [io.Clip.Output()]
+        return io.Schema(node_id="RandomTextEncoder", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, tokens: int, width: int) -> io.NodeOutput:
+        return io.NodeOutput(PretendTextEncoder(tokens, width))

@@ -1,0 +1,74 @@
+"""What joint models of pictures and sound need: a random sound, and VAEs of sound without weights.
+
+Owns: shapes of the latents of sound. `F` sound frames, `C` channels.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from comfy_api.latest import io
+
+from .conditions import CATEGORY, random_values
+
+RATE = 32000  # samples a second; what MiniMax H3's VAE takes, so that nothing is resampled
+STEREO_FRAMES_PER_S, SPECTRAL_FRAMES_PER_S = 40, 10
+
+
+class RandomSound(io.ComfyNode):
+    """Stereo noise."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs, outputs = [io.Float.Input("seconds"), io.Int.Input("seed")], [io.Audio.Output()]
+        return io.Schema(node_id="RandomSound", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, seconds: float, seed: int) -> io.NodeOutput:
+        waveform = random_values(seed, 1, 2, round(seconds * RATE))
+        return io.NodeOutput({"waveform": waveform, "sample_rate": RATE})
+
+
+class StereoVAE:
+    """MiniMax H3's shapes: samples (1, S, 2) to latents (1, 32, 2, F), each frame a mixture of its loudest samples."""
+
+    audio_sample_rate = RATE
+
+    def encode(self, waveform: torch.Tensor) -> torch.Tensor:
+        """The latents of a sound."""
+        frames = waveform.movedim(1, -1).unflatten(-1, (-1, RATE // STEREO_FRAMES_PER_S)).amax(dim=-1)  # (1, 2, F)
+        return random_values(6, 32)[None, :, None, None] * (frames[:, None] - 3)
+
+
+class SpectralVAE:
+    """LTX-2's shapes: latents (1, 8, F, 16), F by the length of a video."""
+
+    latent_channels = 8
+
+    def __init__(self) -> None:
+        self.first_stage_model = SimpleNamespace(
+            latent_frequency_bins=16, num_of_latents_from_frames=self.num_of_latents_from_frames
+        )
+
+    @staticmethod
+    def num_of_latents_from_frames(frames: int, rate: float) -> int:
+        """Sound frames beside so many pictures; the name is ComfyUI's."""
+        return round(frames / rate * SPECTRAL_FRAMES_PER_S)
+
+
+VAES: dict[str, Any] = {"stereo": StereoVAE, "spectral": SpectralVAE}
+
+
+class RandomSoundVAE(io.ComfyNode):
+    """A VAE of sound: "stereo" as MiniMax H3's, "spectral" as LTX-2's."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs, outputs = [io.Combo.Input("kind", options=list(VAES))], [io.Vae.Output()]
+        return io.Schema(node_id="RandomSoundVAE", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, kind: str) -> io.NodeOutput:
+        return io.NodeOutput(VAES[kind]())

@@ -1,0 +1,8 @@
+"""All cases of shared models, from the files that hold them."""
+
+from __future__ import annotations
+
+from . import cases_flux, cases_images, cases_lightricks, cases_videos, cases_wan
+from .tiny import CASES
+
+__all__ = ["CASES", "cases_flux", "cases_images", "cases_lightricks", "cases_videos", "cases_wan"]

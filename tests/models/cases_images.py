@@ -1,0 +1,152 @@
+"""Qwen-Image, Z-Image and Lumina 2, OmniGen2, SD3.5, PixArt, HunyuanDiT, AuraFlow, HiDream-I1: mostly 35 tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .tiny import Case, at, build, case, noise
+
+
+def qwen(**config: Any) -> nn.Module:
+    """Qwen-Image."""
+    sizes = {"in_channels": 64, "out_channels": 16, "num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 6}
+    path = "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel"
+    return build(path, **sizes | {"joint_attention_dim": 48, "axes_dims_rope": (4, 6, 6)} | config)
+
+
+def picture(batch: int = 2, **more: Any) -> dict[str, Any]:
+    """A call of Qwen-Image."""
+    return {"x": noise(batch, 16, 1, 10, 14), "timestep": at(*[0.7] * batch), "context": noise(batch, 9, 48)} | more
+
+
+@case("Qwen-Image, text mask")
+def _() -> Case:
+    there = torch.ones(2, 9, dtype=torch.long)
+    there[1, 6:] = 0
+    return qwen(), picture(attention_mask=there)
+
+
+@case("Qwen-Image-Edit, two references")
+def _() -> Case:
+    return qwen(), picture(ref_latents=[noise(2, 16, 1, 6, 8), noise(2, 16, 1, 4, 6)])
+
+
+@case("Qwen-Image-Edit, reference at timestep zero, ControlNet")
+def _() -> Case:
+    control = {"input": [noise(2, 35, 96), None]}
+    return qwen(default_ref_method="index_timestep_zero"), picture(ref_latents=[noise(2, 16, 1, 6, 8)], control=control)
+
+
+@case("Qwen-Image, 4 heads, two layers")
+def _() -> Case:
+    return qwen(num_attention_heads=4), picture(1) | {"x": noise(1, 16, 2, 10, 14)}
+
+
+def lumina(**config: Any) -> nn.Module:
+    """Lumina 2 and Z-Image."""
+    sizes = {"patch_size": 2, "in_channels": 16, "dim": 96, "n_layers": 2, "n_refiner_layers": 2, "n_heads": 6}
+    sizes |= {"n_kv_heads": 6, "qk_norm": True, "cap_feat_dim": 48, "axes_dims": [4, 6, 6], "axes_lens": [64] * 3}
+    return build(
+        "comfy.ldm.lumina.model.NextDiT",
+        **sizes | {"rope_theta": 256.0, "ffn_dim_multiplier": 2.0, "multiple_of": 32} | config,
+    )
+
+
+def z_image() -> nn.Module:
+    """Z-Image: wide enough for its modulation."""
+    return lumina(dim=288, axes_dims=[16] * 3, z_image_modulation=True, pad_tokens_multiple=32, time_scale=1000.0)
+
+
+def described(batch: int = 2, **more: Any) -> dict[str, Any]:
+    """A call of Lumina."""
+    given = {"x": noise(batch, 16, 10, 14), "timesteps": at(*[0.7] * batch), "context": noise(batch, 9, 48)}
+    return given | {"num_tokens": 9} | more
+
+
+@case("Z-Image")
+def _() -> Case:
+    return z_image(), described()
+
+
+@case("Z-Image Omni, reference")
+def _() -> Case:
+    texts = [noise(1, 5, 48), noise(1, 4, 48)]
+    return z_image(), described(1, ref_latents=[noise(1, 16, 6, 8)], ref_contexts=texts)
+
+
+@case("Lumina 2, 2 groups of heads")
+def _() -> Case:
+    return lumina(n_kv_heads=2), described()
+
+
+@case("OmniGen2, 2 groups of heads, reference")
+def _() -> Case:
+    sizes = {"patch_size": 2, "in_channels": 16, "hidden_size": 96, "num_layers": 2, "num_refiner_layers": 1}
+    sizes |= {"num_attention_heads": 6, "num_kv_heads": 2, "multiple_of": 32, "axes_dim_rope": (4, 6, 6)}
+    model = build("comfy.ldm.omnigen.omnigen2.OmniGen2Transformer2DModel", **sizes, text_feat_dim=48)
+    return model, described(1, ref_latents=[noise(1, 16, 6, 8)])
+
+
+@case("SD3.5 medium, ControlNet")
+def _() -> Case:
+    embedder = {"target": "torch.nn.Linear", "params": {"in_features": 48, "out_features": 384}}
+    model = build(
+        "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
+        input_size=None,
+        patch_size=2,
+        in_channels=16,
+        depth=6,
+        num_blocks=3,
+        mlp_ratio=2.0,
+        adm_in_channels=32,
+        context_embedder_config=embedder,
+        pos_embed_max_size=16,
+        num_patches=256,
+        qk_norm="rms",
+        x_block_self_attn_layers=[0, 1],
+    )
+    given = {"x": noise(2, 16, 10, 14), "timesteps": at(0.7, 0.7), "context": noise(2, 9, 48), "y": noise(2, 32)}
+    return model, given | {"control": {"output": [noise(2, 35, 384), None, noise(2, 35, 384)]}}
+
+
+@case("PixArt Sigma")
+def _() -> Case:
+    sizes = {"hidden_size": 96, "depth": 2, "num_heads": 6, "mlp_ratio": 2.0, "caption_channels": 48}
+    model = build(
+        "comfy.ldm.pixart.pixartms.PixArtMS", **sizes, micro_condition=False, model_max_length=9, pe_interpolation=1
+    )
+    return model, {"x": noise(2, 4, 30, 38), "timesteps": at(300, 300), "context": noise(2, 9, 48)}
+
+
+@case("HunyuanDiT, long skips")
+def _() -> Case:
+    sizes = {"hidden_size": 96, "depth": 6, "num_heads": 6, "mlp_ratio": 2.0, "text_states_dim": 64, "input_size": 32}
+    sizes |= {"text_states_dim_t5": 48, "text_len": 7, "text_len_t5": 8, "size_cond": True, "use_style_cond": True}
+    given = {"x": noise(2, 4, 10, 14), "t": at(300, 300), "context": noise(2, 7, 64), "transformer_options": {}}
+    given |= {"encoder_hidden_states_t5": noise(2, 8, 48), "text_embedding_mask_t5": torch.ones(2, 8)}
+    given |= {"text_embedding_mask": torch.ones(2, 7), "image_meta_size": noise(2, 6).abs() * 100}
+    return build("comfy.ldm.hydit.models.HunYuanDiT", **sizes), given
+
+
+@case("AuraFlow")
+def _() -> Case:
+    sizes = {"dim": 96, "n_layers": 4, "n_double_layers": 2, "n_heads": 6, "global_conddim": 96, "cond_seq_dim": 48}
+    given = {"x": noise(2, 4, 10, 14), "timestep": at(0.7, 0.7), "context": noise(2, 9, 48)}
+    model = build("comfy.ldm.aura.mmdit.MMDiT", **sizes, max_seq=256)
+    for name, weight in model.named_parameters():
+        if ".mod" in name:
+            weight.mul_(8)  # what makes the gates has no bias
+    return model, given
+
+
+@case("HiDream-I1, experts")
+def _() -> Case:
+    sizes = {"patch_size": 2, "in_channels": 16, "num_layers": 2, "num_single_layers": 2, "attention_head_dim": 16}
+    sizes |= {"num_attention_heads": 6, "caption_channels": [48, 40], "text_emb_dim": 32, "axes_dims_rope": (4, 6, 6)}
+    path = "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel"
+    given = {"x": noise(2, 16, 10, 14), "t": at(300, 300), "y": noise(2, 32), "context": noise(2, 9, 48)}
+    given |= {"encoder_hidden_states_llama3": noise(2, 3, 11, 40)}
+    return build(path, **sizes, max_resolution=(64, 64), llama_layers=[0, 1, 2, 2]), given

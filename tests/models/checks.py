@@ -1,0 +1,314 @@
+"""What every rank checks of hooks besides parity: each function takes the group of all ranks and raises if it is wrong.
+
+Run by ranks.py, one after another on all ranks; test_hosted_hooks.py has a test for each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parallel_runtime.models.hosted.attention import AttentionSwitch, install, installed
+from parallel_runtime.models.hosted.cuts import TokenCall
+from parallel_runtime.models.hosted.hooks import SharedModel
+from parallel_runtime.models.plans import Plan, plan_for
+from parallel_runtime.models.plans.words import UNPLANNED, Attention, parse_attention
+
+from .cases import CASES
+from .gloo_group import GlooGroup
+
+CHECKS: dict[str, Callable[[GlooGroup], None]] = {}
+
+
+def check(function: Callable[[GlooGroup], None]) -> Callable[[GlooGroup], None]:
+    """Add a check."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+@contextmanager
+def refused(*texts: str) -> Iterator[None]:
+    """Inside, a ValueError with these texts is raised."""
+    try:
+        yield
+    except ValueError as error:
+        missing = [text for text in texts if text not in str(error)]
+        assert not missing, f"{missing} not in: {error}"
+    else:
+        raise AssertionError("nothing was refused")
+
+
+def fresh(name: str) -> tuple[nn.Module, Plan, dict[str, Any]]:
+    """A case's model that no hook was on, its plan and its inputs."""
+    model, inputs = CASES[name]()
+    return model, plan_for(type(model)), inputs
+
+
+def number_of_hooks(model: nn.Module) -> int:
+    """Of all modules."""
+    return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in model.modules())
+
+
+@check
+def a_plan_that_names_what_the_class_lacks_is_refused_with_both_names(group: GlooGroup) -> None:
+    model, plan, _ = fresh("Wan t2v")
+    attention, cut = plan.attention, plan.cut
+    wrong = {
+        "'stages.*'": replace(plan, attention={"stages": "x"}),
+        "'blocks.*.self_attention'": replace(plan, attention={"blocks": {"self_attention": "x"}}),
+        "'tail'": replace(plan, gather={"tail": "x"}),
+        "'rear.*'": replace(plan, cut={**cut, "rear.*": {"e": "x"}}),
+        "'eps'": replace(plan, cut={**cut, "head": {"eps": "x"}}),
+        "'**eps'": replace(plan, cut={**cut, "head": {"**eps": "x"}}),
+        "'middle'": replace(plan, whole={"middle": {"x": "x"}}),
+    }
+    for name, other in wrong.items():
+        with refused("WanModel", name, "use a ComfyUI that the plan was made for"):
+            SharedModel(model, other, group)
+    assert number_of_hooks(model) == 0
+    SharedModel(model, replace(plan, attention=attention), group).remove()
+
+
+@check
+def hooks_are_taken_off_again(group: GlooGroup) -> None:
+    model, plan, _ = fresh("LTX-2, a timestep for each frame")
+    shared = SharedModel(model, plan, group)
+    assert number_of_hooks(model) > 0
+    shared.remove()
+    assert number_of_hooks(model) == 0
+
+
+@check
+def fewer_tokens_than_ranks_are_refused_and_the_next_call_is_right(group: GlooGroup) -> None:
+    model, plan, inputs = fresh("Flux.1")
+    want = model(**inputs)
+    shared = SharedModel(model, plan, group)
+    with refused("Flux: stream 'txt' has 1 tokens", f"for {group.parts} ranks"):
+        model(**{**inputs, "context": inputs["context"][:, :1]})
+    assert installed().call is None and shared._call is None
+    assert torch.allclose(model(**inputs), want, rtol=1e-4, atol=1e-5)
+
+
+@check
+def a_forward_that_raises_leaves_nothing(group: GlooGroup) -> None:
+    model, plan, inputs = fresh("Wan t2v")
+    want = model(**inputs)
+    shared = SharedModel(model, plan, group)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("in the middle")
+
+    handle = model.blocks[1].self_attn.q.register_forward_hook(fail)
+    try:
+        model(**inputs)
+    except RuntimeError as error:
+        assert "in the middle" in str(error)
+    else:
+        raise AssertionError("nothing was raised")
+    handle.remove()
+    assert installed().call is None and shared._call is None
+    shared.active = False
+    assert torch.equal(model(**inputs), want)
+    shared.active = True
+    assert torch.allclose(model(**inputs), want, rtol=1e-4, atol=1e-5)
+
+
+class Counting(GlooGroup):
+    """Counts what is gathered outside of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gathers = 0
+        self.attending = False
+
+    def gather(self, tensor: Tensor, **options: Any) -> Tensor:
+        """As the group."""
+        self.gathers += not self.attending
+        return super().gather(tensor, **options)
+
+    def attend(self, *arguments: Any, **options: Any) -> Tensor:
+        """As the group."""
+        self.attending = True
+        try:
+            return super().attend(*arguments, **options)
+        finally:
+            self.attending = False
+
+
+@check
+def lengths_that_streams_tell_are_not_asked_for(group: GlooGroup) -> None:
+    for name in ("Flux.1", "Wan i2v", "Cosmos 1"):
+        model, plan, inputs = fresh(name)
+        counting = Counting()
+        SharedModel(model, plan, counting)
+        model(**inputs)
+        embedders = 2 * (name == "Cosmos 1")  # modules that need all tokens
+        assert counting.gathers == 1 + embedders, f"{name}: {counting.gathers}"
+
+
+@check
+def lengths_that_streams_do_not_tell_are_asked_for_once_a_shape(group: GlooGroup) -> None:
+    model, plan, inputs = fresh("Mochi, cropped text")
+    counting = Counting()
+    SharedModel(model, plan, counting)
+    seen = []
+    # another crop changes the lengths although all streams are as they were
+    for tokens in (6, 6, 4, 6, 4):
+        before = counting.gathers
+        model(**{**inputs, "num_tokens": tokens})
+        seen.append(counting.gathers - before)
+    assert seen == [3, 1, 3, 1, 1], f"{seen}: one at the end of a call, and one for each of two attention calls"
+
+
+def shared_attention(group: GlooGroup, queries: Tensor, keys: Tensor, word: Attention) -> TokenCall:
+    """A call whose streams are the rows of these, and whose attention is over them."""
+    call = TokenCall(group, "Tiny")
+    call.introduce("q", queries.shape[2])
+    call.introduce("k", keys.shape[2])
+    call.attention = word
+    return call
+
+
+@contextmanager
+def under_way(call: TokenCall) -> Iterator[AttentionSwitch]:
+    """The switch, in the middle of a call."""
+    switch = installed()
+    switch.call = call
+    try:
+        yield switch
+    finally:
+        switch.call = None
+
+
+def mine(call: TokenCall, stream: str, tensor: Tensor, dim: int = 2) -> Tensor:
+    """This rank's rows."""
+    return tensor.narrow(dim, call.start(stream), call.streams[stream][call.index])
+
+
+@check
+def attention_is_stocks_for_every_mask_scale_layout_and_group_of_heads(group: GlooGroup) -> None:
+    numbers = torch.Generator().manual_seed(5)
+    batch, rows, columns, width = 2, 7, 11, 8
+    q = torch.randn(batch, 6, rows, width, generator=numbers)
+    added = torch.randn(batch, 6, rows, columns, generator=numbers)
+    masks = {
+        "none": None,
+        "4 dims, each head": added,
+        "4 dims, bool": added[:, :1] > -1,
+        "4 dims, one row": added[:, :1, :1],
+        "3 dims": added[:, 0],
+        "2 dims": added[0, 0],
+    }
+    for heads, (name, mask), scale in product((6, 2), masks.items(), (None, 0.5)):
+        k, v = (torch.randn(batch, heads, columns, width, generator=numbers) for _ in range(2))
+        options = {"scale": scale} if scale else {}
+        options |= {"enable_gqa": True} if heads < 6 else {}
+        call = shared_attention(group, q, k, parse_attention("q<-k"))
+        want = mine(call, "q", installed().stock(q, k, v, 6, mask, skip_reshape=True, **options), 1)
+        with under_way(call) as attention:
+            given = mine(call, "q", q), mine(call, "k", k), mine(call, "k", v)
+            got = attention(*given, 6, mask=mask, skip_reshape=True, **options)
+            torch.testing.assert_close(got, want, msg=f"{heads} heads, mask of {name}, scale {scale}")
+            by_head = attention(*given, 6, mask, skip_reshape=True, skip_output_reshape=True, **options)
+            torch.testing.assert_close(by_head.transpose(1, 2).flatten(2), want)
+            flat = [each.transpose(1, 2).flatten(2) for each in given]
+            torch.testing.assert_close(attention(*flat, 6, mask, None, **options), want)
+
+
+@check
+def a_mask_of_this_ranks_tokens_is_gathered(group: GlooGroup) -> None:
+    numbers = torch.Generator().manual_seed(6)
+    q, k = torch.randn(1, 2, 7, 4, generator=numbers), torch.randn(1, 2, 11, 4, generator=numbers)
+    mask = torch.randn(1, 1, 7, 11, generator=numbers)
+    call = shared_attention(group, q, k, parse_attention("q<-k"))
+    stock = installed().stock
+    parts = mine(call, "q", q), mine(call, "k", k), mine(call, "k", k)
+    with under_way(call) as attention:
+        want = mine(call, "q", stock(q, k, k, 2, mask[:, :, :1], skip_reshape=True), 1)
+        got = attention(*parts, 2, mine(call, "k", mask[:, :, :1], 3), skip_reshape=True)
+        torch.testing.assert_close(got, want)
+        want = mine(call, "q", stock(q, k, k, 2, mask, skip_reshape=True), 1)
+        got = attention(*parts, 2, mine(call, "q", mask), skip_reshape=True)
+        torch.testing.assert_close(got, want)
+        with refused("Tiny: a mask of", "this rank's keys alone", "use cfg parallel"):
+            attention(*parts, 2, mine(call, "q", mine(call, "k", mask, 3)), skip_reshape=True)
+
+
+@check
+def the_kernel_is_comfyuis_function_with_the_callers_options(group: GlooGroup) -> None:
+    q, k = torch.randn(1, 6, 7, 4), torch.randn(1, 2, 7, 4)
+    call = shared_attention(group, q, k, parse_attention("q<-k"))
+    seen: list[dict[str, Any]] = []
+
+    def stock(q: Tensor, k: Tensor, v: Tensor, heads: int, *arguments: Any, **options: Any) -> Tensor:
+        seen.append(options)
+        assert arguments[1:] == (torch.float32, True, True), "precision, skip_reshape, skip_output_reshape"
+        return installed().stock(q, k, v, heads, *arguments, **options)
+
+    switch = AttentionSwitch(stock)
+    switch.call = call
+    said = {"transformer_options": {"a": 1}, "low_precision_attention": False}
+    parts = mine(call, "q", q), mine(call, "k", k), mine(call, "k", k)
+    switch(*parts, 6, None, torch.float32, True, enable_gqa=True, **said)
+    parts = mine(call, "q", q), mine(call, "k", q), mine(call, "k", q)
+    switch(*parts, 6, None, torch.float32, True, **said)
+    assert seen == [{**said, "enable_gqa": True}, said]
+
+
+@check
+def attention_that_the_plan_does_not_know_is_refused(group: GlooGroup) -> None:
+    q = torch.randn(1, 2, 7, 4)
+    call = shared_attention(group, q, q, UNPLANNED)
+    with under_way(call) as attention:
+        with refused("Tiny: attention in a block, outside of the modules that the plan names"):
+            attention(q, q, q, 2, skip_reshape=True)
+        call.attention = parse_attention("q<-k")
+        with refused("Tiny: attention over q has 7 queries and 7 keys on this rank", "by the plan"):
+            attention(q, q, q, 2, skip_reshape=True)
+        for outside in (None, parse_attention("local")):
+            call.attention = outside
+            want = attention.stock(q, q, q, 2, skip_reshape=True)
+            assert torch.equal(attention(q, q, q, 2, skip_reshape=True), want)
+
+
+@check
+def a_controlnets_lists_are_cut_for_the_call_alone(group: GlooGroup) -> None:
+    model, plan, inputs = fresh("Flux.1, ControlNet and mask")
+    SharedModel(model, plan, group)
+    control = inputs["control"]
+    kept = {name: list(each) for name, each in control.items()}
+    model(**inputs)
+    assert all(one is other for name in kept for one, other in zip(kept[name], control[name], strict=True))
+    by_place = {name: each for name, each in inputs.items() if name not in ("x", "timestep", "context", "control")}
+    arguments = [inputs["x"], inputs["timestep"], inputs["context"], by_place.pop("y"), by_place.pop("guidance"), None]
+    assert torch.equal(model(*arguments, control, **by_place), model(**inputs))
+    with refused("Flux: a ControlNet's list 'middle' is not in the plan", "input, output"):
+        model(**{**inputs, "control": {**control, "middle": control["input"]}})
+
+
+@check
+def attention_is_not_replaced_after_a_models_file_was_imported(group: GlooGroup) -> None:
+    import comfy.ldm.modules.attention as module
+
+    switch = install()
+    assert install() is switch, "once a process"
+    late = ModuleType("late_model")
+    late.optimized_attention = switch.stock
+    sys.modules["late_model"], module.optimized_attention = late, switch.stock
+    try:
+        install()
+    except RuntimeError as error:
+        assert "late_model was imported before" in str(error)
+    else:
+        raise AssertionError("nothing was refused")
+    finally:
+        module.optimized_attention = switch
+        del sys.modules["late_model"]

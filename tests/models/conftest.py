@@ -1,0 +1,25 @@
+"""The one run of all cases and checks, over 2 and over 3 ranks, that several files' tests look at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from host.fetch import comfyui_path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that ranks.py wrote."""
+    folder = tmp_path_factory.mktemp("hosted")
+    command = [sys.executable, "-m", "models.ranks", str(comfyui_path()), str(folder), "2,3"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder

@@ -1,0 +1,54 @@
+"""A TokenGroup over gloo for tests: everybody's keys and values are gathered. And one that exchanges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parallel_runtime.models.hosted.group import Kernel
+
+
+class GlooGroup:
+    """All ranks of the default process group."""
+
+    def __init__(self) -> None:
+        self.parts, self.index = dist.get_world_size(), dist.get_rank()
+        self.attentions = 0
+
+    def gather(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
+        """Whole along `dim`."""
+        shapes = [(*tensor.shape[:dim], length, *tensor.shape[dim + 1 :]) for length in lengths]
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        received = tensor.new_empty(sum(sizes))
+        dist.all_to_all_single(received, tensor.flatten().repeat(self.parts), sizes, [tensor.numel()] * self.parts)
+        return torch.cat([part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True)], dim)
+
+    def attend(
+        self,
+        kernel: Kernel,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
+        mask: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Tensor:
+        """All heads of this rank's queries over everybody's keys."""
+        self.attentions += 1
+        k, v = (self.gather(each, dim=2, lengths=key_lengths) for each in (k, v))
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])
+        return kernel(q, k, v, q.shape[1], mask) if q.shape[2] else q
+
+
+class OwnTokensOnly(GlooGroup):
+    """The negative control: each rank attends to its own tokens alone. Wrong on purpose."""
+
+    def attend(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, **_: object) -> Tensor:
+        """Without exchange and without the mask."""
+        return kernel(q, k, v, q.shape[1], None) if q.shape[2] else q

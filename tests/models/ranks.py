@@ -1,0 +1,147 @@
+"""Runs every case whole and shared, in ranks over gloo: `python -m models.ranks COMFYUI FOLDER RANKS...`.
+
+ComfyUI is imported once and every case is run whole once; then each number of ranks is forked from there. Writes
+FOLDER/RANKS.json, a row for each case: relative error, that of the negative control; and FOLDER/checks-RANKS-RANK.json,
+what each check of checks.py found on a rank.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .gloo_group import GlooGroup, OwnTokensOnly
+
+
+def start_comfyui(path: str) -> None:
+    """Import ComfyUI from a folder as a worker does: no command line but ours, attention replaced first."""
+    sys.path.insert(0, path)
+    sys.argv = [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    import comfy.patcher_extension
+
+    from parallel_runtime.models.hosted.attention import install
+
+    install()
+
+
+def run(model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
+    """One call, its output flat."""
+    given = copy.deepcopy(inputs)
+    out = model(**given)
+    return torch.cat([each.flatten() for each in out]) if isinstance(out, (list, tuple)) else out.flatten()
+
+
+def difference(got: Tensor, want: Tensor) -> float:
+    """Relative error; infinite for what is not finite or has another shape."""
+    if got.shape != want.shape or not got.isfinite().all():
+        return float("inf")
+    return float((got - want).norm() / want.norm())
+
+
+def compare(model: torch.nn.Module, inputs: dict[str, Any], want: Tensor) -> dict[str, Any]:
+    """A case shared: twice, then without exchange, then whole again."""
+    from parallel_runtime.models.hosted.hooks import SharedModel
+    from parallel_runtime.models.plans import plan_for
+
+    group = GlooGroup()
+    shared = SharedModel(model, plan_for(type(model)), group)
+    error = max(difference(run(model, inputs), want) for _ in range(2))
+    gathers = group.attentions
+    shared.group = OwnTokensOnly()
+    control = difference(run(model, inputs), want)
+    shared.active = False
+    whole = difference(run(model, inputs), want)
+    shared.remove()
+    return {"error": error, "control": control, "whole": whole, "attentions": gathers}
+
+
+def run_checks() -> dict[str, str]:
+    """Check -> what was wrong on this rank, "" when nothing was."""
+    from .checks import CHECKS
+    from .gloo_group import GlooGroup
+
+    found = {}
+    for name, check in CHECKS.items():
+        try:
+            check(GlooGroup())
+            found[name] = ""
+        except (AssertionError, KeyError, RuntimeError, ValueError):
+            found[name] = traceback.format_exc()
+    return found
+
+
+def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, Any, Any]], only: str) -> None:
+    """One rank: every case, in order; rank 0 writes. All checks, unless `only` some cases are run."""
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(folder / f"meet{ranks}"), ranks),
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=60),
+    )
+    rows = {}
+    with torch.inference_mode():
+        for name, (model, inputs, want) in cases.items():
+            try:
+                rows[name] = compare(model, inputs, want)
+            except Exception as error:
+                raise RuntimeError(f"{name}, rank {rank} of {ranks}") from error
+            if rank == 0:
+                (folder / f"{ranks}.json").write_text(json.dumps(rows))
+        if not only:
+            (folder / f"checks-{ranks}-{rank}.json").write_text(json.dumps(run_checks()))
+    dist.barrier()
+
+
+def fork_ranks(ranks: int, folder: Path, cases: dict[str, tuple[Any, Any, Any]], only: str) -> bool:
+    """Run all ranks; returns whether all of them ended well."""
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                rank_main(rank, ranks, folder, cases, only)
+                code = 0
+            finally:
+                if code:
+                    traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(code)
+        children.append(child)
+    return all([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 for child in children])
+
+
+def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
+    """Everything. Returns 0 when all ranks ended well."""
+    torch.set_num_threads(1)
+    start_comfyui(comfyui)
+    from .cases import CASES
+
+    cases = {}
+    with torch.inference_mode():
+        for name, make in CASES.items():
+            if only in name:
+                print(name, file=sys.stderr, flush=True)  # noqa: T201  so that a failure says where
+                model, inputs = make()
+                cases[name] = (model, inputs, run(model, inputs))
+    return 0 if all([fork_ranks(ranks, folder, cases, only) for ranks in numbers]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(
+        main(sys.argv[1], Path(sys.argv[2]), [int(each) for each in sys.argv[3].split(",")], "".join(sys.argv[4:]))
+    )

@@ -1,0 +1,213 @@
+"""What words do to values: every rank's share, put together, is the whole.
+
+Does not own: gathering over a group and attention, which need ranks (test_hosted_hooks.py, test_hosted_parity.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_runtime.models.hosted.cuts import TokenCall, cut_control, cutter, gatherer
+from parallel_runtime.models.plans.words import parse
+
+PARTS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A group that is only asked which part this is."""
+
+    parts: int
+    index: int
+
+
+def calls(parts: int, **totals: int) -> list[TokenCall]:
+    """A call on every rank, with streams of these lengths."""
+    made = [TokenCall(Part(parts, index), "Tiny") for index in range(parts)]  # type: ignore[arg-type]
+    for call in made:
+        for stream, total in totals.items():
+            call.introduce(stream, total)
+    return made
+
+
+def shares(ranks: list[TokenCall], text: str | tuple[str, ...], value: Any) -> list[Any]:
+    """What each rank takes of a value."""
+    change = cutter(parse(text))
+    return [change(call, value) for call in ranks]
+
+
+def rows(*shape: int) -> Tensor:
+    """Numbers that are all different."""
+    return torch.arange(float(torch.Size(shape).numel())).view(shape)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_runs_of_a_stream_put_together_are_the_whole(parts: int, dim: int) -> None:
+    value = rows(7, 7, 7)
+    cut = shares(calls(parts), f"img@{dim}", value)
+    assert torch.equal(torch.cat(cut, dim), value)
+    assert max(each.shape[dim] for each in cut) - min(each.shape[dim] for each in cut) <= 1
+    assert all(each.data_ptr() != value.data_ptr() for each in cut), "blocks write in place"
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_of_two_streams_each_rank_has_its_runs_one_after_another(parts: int) -> None:
+    value = rows(1, 5 + 7)
+    ranks = calls(parts, txt=5, img=7)
+    cut = shares(ranks, "txt+img", value)
+    text = torch.cat([each[:, : call.streams["txt"][call.index]] for each, call in zip(cut, ranks, strict=True)], 1)
+    image = torch.cat([each[:, call.streams["txt"][call.index] :] for each, call in zip(cut, ranks, strict=True)], 1)
+    assert torch.equal(torch.cat([text, image], 1), value)
+    lengths = [each.shape[1] for each in cut]
+    assert max(lengths) - min(lengths) <= 1, "longer runs of one stream lie with shorter ones of the other"
+
+
+def test_a_stream_that_is_held_and_a_rest_stay() -> None:
+    ranks = calls(2, txt=5, img=7)
+    for call in ranks:
+        text, image, first = call.streams["txt"][call.index], call.streams["img"][call.index], call.start("img")
+        held = cutter(parse("-txt+img"))(call, rows(1, text + 7))
+        assert held[0].tolist() == [*range(text), *range(text + first, text + first + image)]
+        assert torch.equal(cutter(parse("img+*"))(call, rows(1, 9))[:, -2:], rows(1, 9)[:, -2:])
+
+
+def test_one_row_for_all_tokens_stays() -> None:
+    value = rows(2, 1, 3)
+    assert all(each is value for each in shares(calls(2, img=7), "img", value))
+    assert all(each is value for each in shares(calls(2, img=7), "frames:img", value))
+
+
+@pytest.mark.parametrize(("total", "parts"), [(1, 2), (2, 3), (1, 8)])
+def test_fewer_tokens_than_ranks_are_refused_with_stream_tokens_and_ranks(total: int, parts: int) -> None:
+    with pytest.raises(ValueError, match=f"Tiny: stream 'img' has {total} tokens for {parts} ranks.*at most {total}"):
+        shares(calls(parts), "img", rows(1, total))
+
+
+def test_a_stream_without_any_token_is_there_on_no_rank() -> None:
+    assert [each.shape for each in shares(calls(2), "aud", rows(1, 0, 4))] == [(1, 0, 4)] * 2
+
+
+def test_a_length_that_is_not_the_streams_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Tiny: img has 7 tokens by the plan and 8 in this call"):
+        shares(calls(2, img=7), "img", rows(1, 8))
+    with pytest.raises(ValueError, match=r"Tiny: img has 7 tokens by the plan and 6 in this call"):
+        shares(calls(2, img=7), "order:img", torch.zeros(6, 6))
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_a_row_a_frame_becomes_a_row_a_token(parts: int) -> None:
+    """As ComfyUI's Wan: where frames do not divide tokens, each has as many as the first, and the last has fewer."""
+    for tokens, frames in ((12, 3), (11, 3), (7, 7)):
+        value = rows(1, frames, 2)
+        each = -(-tokens // frames)
+        whole = value.repeat_interleave(each, 1)[:, :tokens]
+        assert torch.equal(torch.cat(shares(calls(parts, x=tokens), "frames:x", value), 1), whole)
+    with_other_dims = rows(1, 3)
+    assert all(each is with_other_dims for each in shares(calls(parts, x=12), "frames4:x", with_other_dims))
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("shape", [(2, 5, 4), (2, 4, 5)])
+def test_a_grid_is_cut_along_its_longer_side(parts: int, shape: tuple[int, int, int]) -> None:
+    value, ranks = rows(1, *shape, 3), calls(parts)
+    cut = shares(ranks, "grid@1", value)
+    flat = shares(ranks, "flat:grid@1", value.flatten(1, 3))
+    dim = 2 if shape[1] > shape[2] else 3
+    assert torch.equal(torch.cat(cut, dim), value)
+    assert all(torch.equal(one.flatten(1, 3), other) for one, other in zip(cut, flat, strict=True))
+    assert [call.lengths(("grid",))[call.index] for call in ranks] == [each.shape[1] for each in flat]
+    broadcast = rows(1, 2, 1, 1, 3)
+    assert all(each is broadcast for each in shares(ranks, "grid@1", broadcast))
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_a_mask_is_in_the_order_of_the_ranks(parts: int) -> None:
+    ranks = calls(parts, txt=5, img=7)
+    order = torch.cat(shares(ranks, "txt+img", torch.arange(12)[None]), 1)[0]
+    mask = rows(1, 12, 12)
+    for each in shares(ranks, "order:txt+img", mask):
+        assert torch.equal(each, mask[:, order][:, :, order])
+    for each in shares(ranks, "order:txt+img", rows(1, 1, 12)):
+        assert torch.equal(each, rows(1, 1, 12)[..., order])
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_ranges_name_the_same_tokens(parts: int) -> None:
+    ranges = [(0, 3, "a"), (3, 8, "b"), (8, None, "c")]
+    ranks = calls(parts, txt=5, img=7)
+    named = [name for start, end, name in ranges for _ in range(start, end or 12)]
+    for call, cut in zip(ranks, shares(ranks, "ranges:txt+img", ranges), strict=True):
+        mine = cutter(parse("txt+img"))(call, torch.arange(12)[None])[0].tolist()
+        found = {token: name for start, end, name in cut for token in mine[start:end]}
+        assert [found[token] for token in mine] == [named[token] for token in mine]
+        assert sum(end - start for start, end, _ in cut) == len(mine)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_ranges_behind_a_stream_that_is_held_are_counted_from_there(parts: int) -> None:
+    for call in calls(parts, txt=5, img=7):
+        text, image = call.streams["txt"][call.index], call.streams["img"][call.index]
+        cut = cutter(parse("ranges:-txt+img"))(call, [(0, text + 4, 0), (text + 4, text + 7, 1)])
+        first = min(max(4 - call.start("img"), 0), image)
+        tokens = [value for start, end, value in cut for _ in range(start, end)]
+        assert tokens == [0] * (text + first) + [1] * (image - first)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("index", [0, 1, 4, 7])
+def test_an_index_counts_this_ranks_tokens_before_it(parts: int, index: int) -> None:
+    assert sum(shares(calls(parts, img=7), "index:img", index)) == index
+
+
+@pytest.mark.parametrize("tokens", [7, 4, 1])
+def test_residuals_are_for_the_first_tokens(tokens: int) -> None:
+    given = rows(1, tokens, 2)
+    cut = [cut_control(call, [given, None], "img") for call in calls(3, img=7)]
+    assert torch.equal(torch.cat([each[0] for each in cut], 1), given)
+    assert all(each[1] is None for each in cut)
+
+
+def test_tuples_have_a_word_for_each_value_and_words_reach_into_them() -> None:
+    (call,) = calls(1, img=3)
+    given = (rows(1, 3), rows(1, 9))
+    cut = cutter(parse(("img", "")))(call, given)
+    assert isinstance(cut, tuple) and cut[1] is given[1]
+    rotation, split = cutter(parse("img"))(call, (rows(1, 3), True))
+    assert torch.equal(rotation, rows(1, 3)) and split is True
+
+
+def test_nothing_stays_nothing() -> None:
+    (call,) = calls(1, img=3)
+    for text in ("img", "frames:img", "order:img", "ranges:img", "index:img", "guides:img", ("img", "")):
+        assert cutter(parse(text))(call, None) is None
+
+
+@pytest.mark.parametrize("text", ["img+*", "order:img", "frames:img", "flat:grid@1", "index:img"])
+def test_what_has_no_way_back_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="cannot be gathered"):
+        gatherer(parse(text))
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("tracked", [3, 5])
+def test_a_mask_of_guides_has_the_queries_of_each_rank(parts: int, tracked: int) -> None:
+    """Of 12 tokens, 7 and on are guides; where not all of them are tracked, the others attend to everything."""
+    mask = SimpleNamespace(
+        guide_start=7, tracked_count=tracked, noisy_mask=rows(1, 1, 1, 12), tracked_mask=rows(1, 1, tracked, 12)
+    )
+    queries: dict[int, list[int]] = {0: [], 1: []}
+    for call in calls(parts, vid=12):
+        cut = cutter(parse("guides:vid"))(call, mask)
+        assert cut.all is mask.noisy_mask
+        assert [each.mask for each in cut.segments] == [mask.tracked_mask, None][: len(cut.segments)]
+        for number, each in enumerate(cut.segments):
+            assert each.lengths[call.index] == each.last - each.first
+            queries[number] += range(call.start("vid") + each.first, call.start("vid") + each.last)
+    assert queries == {0: list(range(7, 7 + tracked)), 1: list(range(7 + tracked, 12))}

@@ -1,0 +1,29 @@
+"""ComfyUI's own classes shared by 2 and 3 ranks equal the same module in one process.
+
+Owns: the bound and the negative control, for every case of tiny.py. Does not own: which cases there are, how ranks run.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .cases import CASES
+
+RANKS = (2, 3)
+ERROR = 1e-5  # fp32, relative to the whole output: what another order of additions explains
+CONTROL = 1e-3  # without exchange a case must be this wrong, or it would not notice
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_shared_model_equals_the_same_module_in_one_process(results: Path, name: str, ranks: int) -> None:
+    row = json.loads((results / f"{ranks}.json").read_text())[name]
+    assert row["error"] <= ERROR
+    assert row["whole"] == 0, "with the hooks inactive the model is as it was"
+    assert row["attentions"] > 0, "no attention call went through the group"
+    assert row["control"] > CONTROL, "without exchange the case must be wrong"

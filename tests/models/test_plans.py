@@ -1,0 +1,175 @@
+"""Words of plans, plans, and which class has which: pure data, without torch and ComfyUI.
+
+Does not own: what a word does to a tensor (test_cuts.py), a plan against ComfyUI's class (test_hosted_parity.py).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parallel_runtime.models.plans import PLANS, Plan, plan_for
+from parallel_runtime.models.plans.words import (
+    Attention,
+    Each,
+    Frames,
+    Grid,
+    Guides,
+    Index,
+    Order,
+    Ranges,
+    Run,
+    Tokens,
+    introduced_by,
+    parse,
+    parse_attention,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+TXT, IMG = Run("txt"), Run("img")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("img", Tokens((IMG,))),
+        ("img@0", Tokens((IMG,), 0)),
+        ("-txt+img@2", Tokens((Run("txt", held=True), IMG), 2)),
+        ("img+*", Tokens((IMG,), 1, rest=True)),
+        ("order:txt+img", Order((TXT, IMG))),
+        ("ranges:-txt+img", Ranges((Run("txt", held=True), IMG))),
+        ("index:img", Index("img")),
+        ("guides:vid", Guides("vid")),
+        ("frames:x", Frames("x")),
+        ("frames4:x", Frames("x", 4)),
+        ("grid@1", Grid(1)),
+        ("flat:grid@0", Grid(0, flat=True)),
+        (("img", ""), Each((Tokens((IMG,)), None))),
+    ],
+)
+def test_a_word_is_parsed(text: str | tuple[str, ...], word: object) -> None:
+    assert parse(text) == word
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "rangs:img", "img@", "img@x", "img img", "txt++img", "*", "*+img", "ranges:img@2", "order4:img", "index:a+b"]
+    + ["frames:-x", "order:grid", "guides:a+b", "grid+img", "IMG", "img+*@2+a", "--img"],
+)
+def test_a_word_that_is_none_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(ValueError, match="no word of|takes|no stream|stands|none of") as error:
+        Plan(attention={}, cut={"a.0": {"x": "img"}, "a.*": {"y": text}}, gather={"b": "img"})
+    assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "attention"),
+    [
+        ("txt+img", Attention(("txt", "img"), ("txt", "img"))),
+        ("vid<-aud", Attention(("vid",), ("aud",))),
+        ("local", Attention(local=True)),
+        ("?", Attention()),
+    ],
+)
+def test_a_word_of_attention_is_parsed(text: str, attention: Attention) -> None:
+    assert parse_attention(text) == attention
+
+
+@pytest.mark.parametrize("text", ["", "vid<-", "a<-b<-c", "-txt+img", "txt@2", "Local"])
+def test_a_word_of_attention_that_is_none_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(ValueError, match="says nothing of attention") as error:
+        Plan(attention={"blocks": {"attn": text}}, cut={"a.0": {"x": "img"}}, gather={"b": "img"})
+    assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["img", "img@2", ("img", "")])
+def test_a_stream_named_alone_gives_its_length(text: str | tuple[str, ...]) -> None:
+    assert introduced_by(parse(text)) == {"img"}
+
+
+@pytest.mark.parametrize("text", ["txt+img", "-img", "img+*", "order:img", "index:img", "flat:grid@1"])
+def test_no_other_word_gives_a_length(text: str) -> None:
+    assert introduced_by(parse(text)) == set()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"cut": {"a.0": {"x": "img"}, "a.*": {"pe": "txt+img"}}},
+        {"gather": {"b": "txt"}},
+        {"gather": ({"b": "img"}, {"c": ("img", "txt")})},
+        {"attention": {"a": "txt+img"}},
+        {"attention": {"a": {"attn": "img<-txt"}}},
+        {"whole": {"c": {"x": "txt"}}},
+        {"control": {"input": "txt"}},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_stream_whose_length_nothing_gives_is_refused(changed: dict) -> None:
+    with pytest.raises(ValueError, match="no word of the plan gives the length of 'txt'"):
+        Plan(**{"attention": {}, "cut": {"a.0": {"x": "img"}}, "gather": {"b": "img"}} | changed)
+
+
+def test_control_is_for_one_stream() -> None:
+    with pytest.raises(ValueError, match=r"control\['input'\] is 'img@2'; use the name of one stream"):
+        Plan(attention={}, cut={"a.0": {"x": "img"}}, gather={"b": "img"}, control={"input": "img@2"})
+
+
+def of_comfyui(path: str, *bases: type, **methods: object) -> type:
+    """A class as if ComfyUI had it at a dotted path."""
+    module, name = path.rsplit(".", 1)
+    return type(name, bases, {"__module__": module, **methods})
+
+
+def forward(self: object) -> None:
+    """Stands for a method."""
+
+
+WAN = of_comfyui("comfy.ldm.wan.model.WanModel", forward_orig=forward, forward=forward)
+
+
+def test_a_class_has_the_plan_of_its_path() -> None:
+    assert plan_for(WAN) is PLANS["comfy.ldm.wan.model.WanModel"]
+    assert plan_for(of_comfyui("comfy.ldm.flux.model.Flux")).control == {"input": "img", "output": "img"}
+
+
+def test_a_subclass_has_the_plan_of_its_base() -> None:
+    assert plan_for(of_comfyui("pack.Mine", WAN, name_of_it=forward, __init__=forward)) is plan_for(WAN)
+
+
+def test_a_subclass_with_a_plan_has_its_own() -> None:
+    vace = of_comfyui("comfy.ldm.wan.model.VaceWanModel", WAN, forward_orig=forward)
+    assert plan_for(vace) is PLANS["comfy.ldm.wan.model.VaceWanModel"]
+
+
+def test_a_subclass_that_changes_what_a_plan_was_made_for_is_refused() -> None:
+    animate = of_comfyui("comfy.ldm.wan.model_animate.AnimateWanModel", WAN, forward_orig=forward)
+    for each in (animate, of_comfyui("pack.Mine", animate)):
+        with pytest.raises(
+            ValueError, match="has no plan .* changes 'forward_orig' of WanModel; use cfg parallel, data"
+        ):
+            plan_for(each)
+
+
+def test_a_class_without_a_plan_is_refused_by_its_name_and_told_what_needs_none() -> None:
+    unet = of_comfyui("comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel")
+    said = "UNetModel has no plan .*; use cfg parallel, data parallel or sharded weights, which need none"
+    with pytest.raises(ValueError, match=said):
+        plan_for(unet)
+
+
+def test_plans_are_read_without_torch_and_comfyui() -> None:
+    program = "import sys, parallel_runtime.models.plans; print(sorted({'torch', 'comfy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", PLANS)
+def test_every_plan_cuts_gathers_and_says_whose_attention(path: str) -> None:
+    plan = PLANS[path]
+    assert plan.cut and all(plan.gathers) and plan.attention
+    shared = [word for blocks in plan.attention for word in plan.attention_of(blocks).values() if not word.local]
+    assert shared, "no attention is shared"

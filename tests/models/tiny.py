@@ -1,0 +1,65 @@
+"""Tiny models of ComfyUI's own classes with random weights; cases by name.
+
+Gates and norms are about 1, so that what attention does wrong shows in the output.
+Does not own the cases (cases_*.py). Only `build` imports comfy, and only the process that runs the ranks calls it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Case = tuple[nn.Module, dict[str, Any]]
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(name: str) -> Callable[[Callable[[], Case]], Callable[[], Case]]:
+    """Add a case."""
+
+    def add(make: Callable[[], Case]) -> Callable[[], Case]:
+        CASES[name] = make
+        return make
+
+    return add
+
+
+def build(path: str, **config: Any) -> nn.Module:
+    """A class of ComfyUI by its dotted path, with random weights."""
+    import comfy.ops
+
+    module, name = path.rsplit(".", 1)
+    model = getattr(importlib.import_module(module), name)(
+        **config, dtype=torch.float32, device="cpu", operations=comfy.ops.manual_cast
+    )
+    numbers = torch.Generator().manual_seed(7)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        fill(name, tensor.data, numbers, parameter=isinstance(tensor, nn.Parameter))
+    return model.eval().requires_grad_(False)
+
+
+def fill(name: str, tensor: Tensor, numbers: torch.Generator, *, parameter: bool) -> None:
+    """Random numbers of a size that keeps activations near 1. Buffers keep theirs, but for a table that files hold."""
+    if not parameter:
+        if name == "pos_embed":
+            tensor.normal_(std=0.1, generator=numbers)
+    elif tensor.ndim == 2 and "norm" not in name and "table" not in name:
+        tensor.normal_(std=0.5 / tensor.shape[-1] ** 0.5, generator=numbers)
+    elif tensor.ndim > 2:
+        tensor.normal_(std=0.1, generator=numbers)
+    else:
+        is_scale = name.endswith("weight") or "scale" in name
+        tensor.normal_(mean=1.0 if is_scale else 0.0, std=0.1, generator=numbers)
+
+
+def noise(*shape: int) -> Tensor:
+    """The same numbers for the same shape."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def at(*values: float) -> Tensor:
+    """A timestep for each image."""
+    return torch.tensor(values)

@@ -1,0 +1,77 @@
+"""Mistakes in how ComfyUI's own modules run in the ranks: uneven heads, the call's tree, cuts, and sharded blocks."""
+
+from __future__ import annotations
+
+from .mutant import Mutant
+
+UNEVEN = "test_uneven.py::test_attention_equals_one_process"
+TREE = "test_call_tree.py"
+
+MUTANTS = (
+    Mutant(
+        "a rank takes the heads of its neighbour",
+        "given = tensor.narrow(1, sum(count[:rank]), count[rank])",
+        "given = tensor.narrow(1, sum(count[: rank - 1]), count[rank])",
+        (f"{UNEVEN}[heads that no degree divides-ulysses 2]",),
+    ),
+    Mutant(
+        "heads of queries are shared out without their groups",
+        "queries_a_group = q.shape[1] // k.shape[1]",
+        "queries_a_group = 1",
+        (f"{UNEVEN}[grouped heads-ulysses 2]",),
+    ),
+    Mutant(
+        "keys come as the queries' tokens lie",
+        "k, v = self._exchange_heads((k, v), (groups, groups), keys)",
+        "k, v = self._exchange_heads((k, v), (groups, groups), queries)",
+        (f"{UNEVEN}[other lengths of keys-ulysses 2]",),
+    ),
+    Mutant(
+        "a mask by head is the first rank's on every rank",
+        "mask = mask.narrow(1, sum(heads[: self.ulysses.index]), heads[self.ulysses.index])",
+        "mask = mask.narrow(1, 0, heads[self.ulysses.index])",
+        (f"{UNEVEN}[a mask by head-ulysses 2]",),
+    ),
+    Mutant(
+        "a ring's group uses the first group's rows of a mask",
+        "mask = mask.narrow(2, sum(totals[: self.ring.index]), totals[self.ring.index])",
+        "mask = mask.narrow(2, 0, totals[self.ring.index])",
+        (f"{UNEVEN}[a mask of scores, added-ring 2]",),
+    ),
+    Mutant(
+        "a ring forgets the scale",
+        "(q.shape[-1] ** -0.5 if scale is None else scale)",
+        "(q.shape[-1] ** -0.5)",
+        (f"{UNEVEN}[a scale of its own-ring 2]",),
+    ),
+    Mutant(
+        "gathered keys keep only the first part's mask rows",
+        "mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])",
+        "mask = mask.narrow(2, 0, query_lengths[self.index])",
+        (f"{UNEVEN}[a mask by head-ulysses 2 x ring 2]",),
+    ),
+    Mutant(
+        "the way back puts ranks' heads in another order",
+        "return torch.cat(by_token, 2).transpose(1, 2)",
+        "return torch.cat(by_token[::-1], 2).transpose(1, 2)",
+        (f"{UNEVEN}[thirty heads-ulysses 2]",),
+    ),
+    Mutant(
+        "a tuple of a call becomes a list",
+        "return tuple(_list(inner, tensors, path))",
+        "return _list(inner, tensors, path)",
+        (f"{TREE}::test_plain_values_come_out_as_they_went_in",),
+    ),
+    Mutant(
+        "a tensor given twice is sent twice",
+        "if id(tensor) not in self._numbers:",
+        "if True:",
+        (f"{TREE}::test_a_tensor_in_two_places_is_sent_once",),
+    ),
+    Mutant(
+        "a tree's tensor may have any number",
+        "or not 0 <= inner < len(tensors)",
+        "or not inner < len(tensors)",
+        (f"{TREE}::test_a_tree_that_nobody_writes_is_refused",),
+    ),
+)

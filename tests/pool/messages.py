@@ -1,0 +1,106 @@
+"""One request and one reply of each kind, with a value in every field, for tests of how they travel."""
+
+from __future__ import annotations
+
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.exchange_groups import ExchangeGroup
+from parallel_runtime.plan import Layout, ParallelPlan, Piece
+from parallel_runtime.program import Program, State
+from parallel_runtime.wire import replies, requests
+
+PROGRAM = Program(
+    states=(State(given=True, sigma=1.0, timestep=0.5), State(inputs=((0, 0.25),), denoised=((0, 0.75),))),
+    step_ends=(0,),
+)
+SPEC = ModelSpec("/models/flux.safetensors", "bfloat16", "flux", 7, 8)
+LOAD = requests.Load(
+    model=1, spec=SPEC, layout=Layout(ranks=2, shards=2), first_rank=0, mesh=None, budget_bytes=9, eviction_order=(3, 2)
+)
+SAMPLE = requests.Sample(
+    model=1,
+    mesh=4,
+    program=PROGRAM,
+    cfg=2.5,
+    lanes=(requests.GroupWork(start=0, stop=1, conds=(0, 1), exchange=True),),
+    calls=({},),
+    modulation_bytes=1,
+    timeline=False,
+)
+CASES = [
+    LOAD,
+    requests.Unload(model=1),
+    requests.ChangeWeights(model=1, records=({"key": "a"},), side_branch=True, first=True, last=False),
+    requests.SetStrengths(model=1, strengths=(0.5, -1.0)),
+    requests.MakeMesh(
+        mesh=4,
+        plan=ParallelPlan(ulysses=2, cfg=2),
+        dropped=(2, 3),
+        freed=(ExchangeGroup(purpose="link", ranks=(1, 0)),),
+    ),
+    requests.Step(
+        model=1,
+        mesh=4,
+        calls=({"timed": False}, {}),
+        lanes=((Piece(0, 0, 1),), (Piece(1, 0, 2), Piece(1, 2, 3))),
+        repeated={"0.txt": 5},
+        pipeline=(requests.CachedKeys(epoch=1, slot=None, warm=True),),
+    ),
+    SAMPLE,
+    requests.CheckCopies(mesh=4),
+    requests.MeasureDevice(),
+    requests.Probe(mesh=4),
+    requests.Trim(ranks=(0, 1)),
+]
+
+
+MEMORY = replies.Memory(resident_bytes=5, reserved_bytes=7)
+WORK = {
+    "lane": 1,
+    "pieces": (Piece(0, 0, 1), Piece(1, 2, 3)),
+    "collectives": 4,
+    "sent_bytes": 64,
+    "weight_collectives": 1,
+    "weight_bytes": 32,
+    "compiled": replies.CompiledBlocks(graphs=5, uncompiled_blocks=0, compile_s=0.5),
+}
+STEP = replies.StepReply(
+    memory=MEMORY,
+    ran=replies.RankStep(**WORK, began_s=1.5, step_s=0.25, regions={"embed_s": 0.125}, trace_bytes=9),
+)
+RUN = replies.SampleReply(
+    memory=MEMORY,
+    ran=replies.RankRun(
+        **WORK,
+        step_s=(0.5, 0.25),
+        prepare_s=0.125,
+        finish_s=0.0,
+        waited_s=0.0,
+        began_s=(1.0, 1.5),
+        regions={"embed_s": (0.125, 0.0)},
+        prepare_regions={"embed_s": 0.125},
+        timeline=replies.StageTimeline(
+            stage=1,
+            spans=(replies.ChunkSpan(0, 0, 2, 0, asked_s=1.0, began_s=1.25, ended_s=1.5),),
+            left_out=0,
+        ),
+    ),
+)
+REPLIES = [
+    replies.Hello(pid=4, version="0.3.0"),
+    replies.Ready(),
+    replies.RankError(kind="ValueError", text="no", traceback="Traceback"),
+    replies.Progress(done=1, total=2),
+    replies.Compiling(begins=True),
+    replies.Cancelled(evicted=(3,)),
+    replies.EmptyReply(),
+    replies.MemoryReply(memory=MEMORY),
+    replies.LoadReply(memory=MEMORY, parameter_bytes=9, dtype="bfloat16", load_s=0.5, evicted=(3, 2)),
+    replies.StrengthsReply(memory=MEMORY, changed=True),
+    STEP,
+    replies.StepReply(memory=MEMORY, ran=None),
+    RUN,
+    replies.SampleReply(memory=MEMORY, ran=None),
+    replies.CheckReply(wrong_bytes=7),
+    replies.MeasureReply(name="a GPU", free_bytes=1, total_bytes=2, gflops=3.5),
+    replies.ProbeReply(matmul=((1.0, 0.5), (2.0, 0.75)), memory=((1.0, 0.5),)),
+]

@@ -1,0 +1,27 @@
+"""The engine without Python's garbage collector, which notes how many tensors the rank holds when it answers.
+
+What only the collector would free stays: a GPU's memory must not wait for it. A rank finds this module through
+`python_path`; `test_given_back.py` says what must be found.
+"""
+
+import gc
+
+import torch
+from noted import note
+
+from parallel_runtime.rank.engine import Engine
+from parallel_runtime.wire.protocol import Op
+
+
+class HoldingEngine(Engine):
+    """As the real one."""
+
+    def __init__(self, **given):
+        super().__init__(**given)
+        gc.disable()
+
+    def handle(self, message, **told):
+        reply = super().handle(message, **told)
+        if message.op is Op.STEP:
+            note(message.body.calls[0], self.rank, sum(type(each) is torch.Tensor for each in gc.get_objects()))
+        return reply

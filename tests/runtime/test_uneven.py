@@ -1,0 +1,116 @@
+"""Attention over uneven heads, grouped heads and unequal lengths equals attention in one process, on real ranks."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from noted import FOLDER, Notes
+
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.pool import Pool
+
+HERE = Path(__file__).parent
+# fp32 sums in another order; without the exchange the least error of all cases is 0.3
+TOLERANCE = 1e-6
+
+PLANS = {
+    "ulysses 2": ParallelPlan(ulysses=2),
+    "ulysses 3": ParallelPlan(ulysses=3),
+    "ulysses 4": ParallelPlan(ulysses=4),
+    "ring 2": ParallelPlan(ring=2),
+    "ring 3": ParallelPlan(ring=3),
+    "ulysses 2 x ring 2": ParallelPlan(ring=2, ulysses=2),
+}
+SELF, CROSS = (13, 29), (29, 11)
+CASES: dict[str, dict] = {
+    "heads that no degree divides": {"heads": 7, "groups": 7},
+    "thirty heads": {"heads": 30, "groups": 30},
+    "grouped heads": {"heads": 21, "groups": 7},
+    "fewer groups than ranks": {"heads": 6, "groups": 1},
+    "other lengths of keys": {"heads": 5, "groups": 5, "tokens": CROSS},
+    "a rank without queries": {"heads": 5, "groups": 5, "tokens": (1, 29)},
+    "values of another width": {"heads": 5, "groups": 5, "values": 24},
+    "a scale of its own": {"heads": 5, "groups": 5, "scale": 0.4},
+    "a mask of keys": {"heads": 5, "groups": 5, "mask": (2, 1, 1, "keys")},
+    "a mask of scores, added": {"heads": 5, "groups": 5, "mask": (1, 1, "queries", "keys"), "boolean": False},
+    "a mask by head": {"heads": 5, "groups": 5, "mask": (2, 5, "queries", "keys")},
+}
+
+
+def parts_of(tokens: int, parts: int) -> tuple[int, ...]:
+    """Uneven on purpose: the last part has what the others leave."""
+    base = tokens // parts
+    return (*(base for _ in range(parts - 1)), tokens - base * (parts - 1))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    engine, folders = "uneven_engine:UnevenEngine", (str(HERE), FOLDER)
+    with Pool(parse_devices("cpu:4").devices, threads_per_rank=1, engine=engine, python_path=folders) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    path = tmp_path_factory.mktemp("uneven") / "no.safetensors"
+    path.write_bytes(b"nothing reads this")
+    return ModelSpec.of(path)
+
+
+def attended(pool: Pool, spec: ModelSpec, plan: ParallelPlan, case: dict, *, exchange: bool = True) -> list[dict]:
+    """What each rank of the plan found."""
+    tokens = case.get("tokens", SELF[1:] * 2)
+    sizes = {"queries": tokens[0], "keys": tokens[1]}
+    options = {
+        "heads": case["heads"],
+        "groups": case["groups"],
+        "queries": parts_of(tokens[0], plan.parts),
+        "keys": parts_of(tokens[1], plan.parts),
+        "width": 16,
+        "values": case.get("values", 16),
+        "mask": [sizes.get(dim, dim) for dim in case.get("mask", ())],
+        "boolean": case.get("boolean", True),
+        "scale": case.get("scale"),
+        "exchange": exchange,
+    }
+    with Notes() as found:
+        call = ModelCall(tensors={}, out_shape=(1,), out_dtype=torch.float32, options={**options, **found.option})
+        pool.run(spec, plan, [call])
+        noted = found.read()
+    assert len(noted) == plan.ranks
+    return noted
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_attention_equals_one_process(pool: Pool, spec: ModelSpec, plan: ParallelPlan, case: dict) -> None:
+    found = attended(pool, spec, plan, case)
+    assert max(rank["error"] for rank in found) <= TOLERANCE
+    assert all(rank["gathered"] for rank in found)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_without_the_exchange_it_does_not(pool: Pool, spec: ModelSpec, plan: ParallelPlan) -> None:
+    found = attended(pool, spec, plan, CASES["grouped heads"], exchange=False)
+    assert min(rank["error"] for rank in found) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("plan", "case", "heads"),
+    [
+        ("ulysses 4", "thirty heads", [8, 8, 7, 7]),
+        ("ulysses 3", "grouped heads", [9, 6, 6]),
+        ("ulysses 2", "heads that no degree divides", [4, 3]),
+        ("ulysses 2", "fewer groups than ranks", [6, 6]),
+        ("ulysses 2 x ring 2", "a mask by head", [5, 5, 5, 5]),
+    ],
+)
+def test_ranks_attend_with_whole_groups_of_heads(
+    pool: Pool, spec: ModelSpec, plan: str, case: str, heads: list[int]
+) -> None:
+    found = attended(pool, spec, PLANS[plan], CASES[case])
+    assert [rank["heads"] for rank in found] == [[count] for count in heads]

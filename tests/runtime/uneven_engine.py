@@ -1,0 +1,81 @@
+"""An engine whose steps are attention calls over uneven heads and tokens, in real ranks with real process groups.
+
+A step's options describe the call; each rank makes the whole of it from a seed, attends with its part, and notes how
+far it is from its rows of the whole. Owns what runs in the ranks; `test_uneven.py` says what must be found.
+"""
+
+import torch
+import torch.nn.functional as F
+from noted import note
+
+from parallel_runtime.cli.workload import relative_error
+from parallel_runtime.rank.mesh import Groups, Mesh
+from parallel_runtime.wire.protocol import Op
+from parallel_runtime.wire.replies import EmptyReply, LoadReply, Memory, StepReply
+
+CPU = torch.device("cpu")
+NO_MEMORY = Memory(resident_bytes=0)
+
+
+class UnevenEngine:
+    """Answers LOAD and MESH so far as the pool needs it; a step is one call of attention."""
+
+    def __init__(self, *, rank, device, segments):
+        self.rank = rank
+        self.meshes, self.groups = {}, Groups()
+
+    def handle(self, message, *, progress, cancelled, beat):
+        if message.op is Op.LOAD:
+            return LoadReply(dtype="float32", memory=NO_MEMORY)
+        if message.op is Op.MESH:
+            plan = message.body.plan
+            self.meshes[message.body.mesh] = Mesh(plan, device=CPU, groups=self.groups, show_waiting=lambda _: None)
+            return EmptyReply()
+        mesh = self.meshes[message.body.mesh]
+        options = dict(message.body.calls[0])
+        notes = {"notes": options.pop("notes")}
+        if mesh.member:
+            note(notes, self.rank, attended(mesh, **options))
+        return StepReply(ran=None, memory=NO_MEMORY)
+
+
+def attended(mesh, *, heads, groups, queries, keys, width, values, mask, boolean, scale, exchange):
+    """Relative error of this rank's rows, and what was sent. `queries` and `keys` are the tokens of every part."""
+    sequence = mesh.uneven_sequence()
+    generator = torch.Generator().manual_seed(heads * 100 + groups)
+    all_queries, all_keys = sum(queries), sum(keys)
+    q, k, v = (
+        torch.randn(2, count, tokens, size, generator=generator)
+        for count, tokens, size in ((heads, all_queries, width), (groups, all_keys, width), (groups, all_keys, values))
+    )
+    added = None
+    if mask:
+        added = torch.randn(*mask, generator=generator) * 2
+        added = added > -1 if boolean else added
+        if boolean:
+            added[..., 0] = True  # no query without a key
+    calls = []
+
+    def kernel(q, k, v, heads, mask):
+        calls.append((heads, q.shape[2], k.shape[2]))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+    want = kernel(q, k, v, heads, added)
+    calls.clear()
+    mine = [slice(sum(all_[: sequence.index]), sum(all_[: sequence.index + 1])) for all_ in (queries, keys)]
+    mesh.traffic.reset()
+    parts = (q[:, :, mine[0]], k[:, :, mine[1]], v[:, :, mine[1]])
+    if exchange:
+        given = {"query_lengths": queries, "key_lengths": keys, "mask": added, "scale": scale}
+        got = sequence.attend(kernel, *parts, **given)
+    else:
+        got = F.scaled_dot_product_attention(*parts, scale=scale, enable_gqa=heads != groups)
+    want = want[:, :, mine[0]]
+    assert got.shape == want.shape, (got.shape, want.shape)
+    gathered = sequence.gather(parts[1], dim=2, lengths=keys)
+    return {
+        "error": relative_error(got, want) if want.numel() else 0.0,
+        "gathered": bool(torch.equal(gathered, k)),
+        "heads": [call[0] for call in calls],
+        "bytes": mesh.traffic.num_bytes,
+    }

@@ -1,0 +1,144 @@
+"""Draws a workflow in API form for the template browser: the file the editor would save, and its thumbnail.
+
+`PYTHONPATH=tests python -m saved_workflows.drawn NAME...` makes example_workflows/NAME.json and .jpg of
+examples/NAME.json, from a real server's description of the nodes. Owns where nodes are put and how a thumbnail looks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+from host.client import ComfyClient, Workflow
+from host.server import PACK_ROOT, ComfyServer
+
+from .ui_format import WIDGETS
+
+COLUMN, WIDTH, GAP, LEFT, TOP = 370, 320, 50, 40, 60
+ROW, HEAD = 26, 70
+# Rows beside those of inputs: a text box, a picture, what the panel draws on our own nodes.
+MORE = {"CLIPTextEncode": 110, "SaveImage": 260, "SaveAnimatedWEBP": 260, "SPConfig": 90, "TimedVAEDecode": 90}
+MORE |= {"ParallelSampler": 90 + ROW}
+# The column of a node, by what it is; the first that its class has in its name.
+COLUMNS = (("Loader", 0), ("SPConfig", 0), ("Sampling", 0), ("Sampler", 2), ("Decode", 3), ("Save", 4))
+THUMBNAIL, MARGIN = (640, 400), 14
+BACKGROUND, STOCK, OURS, EDGE, TEXT = (32, 32, 32), (53, 53, 53), (47, 79, 111), (101, 168, 224), (221, 221, 221)
+LINKS = {"MODEL": (178, 157, 219), "CLIP": (255, 213, 0), "VAE": (255, 110, 110), "CONDITIONING": (255, 168, 49)}
+LINKS |= {"LATENT": (255, 156, 249), "IMAGE": (100, 181, 246), "SP_CONFIG": (139, 195, 74)}
+
+
+def as_drawn(graph: Workflow, info: dict[str, Any]) -> dict[str, Any]:
+    """The file that the editor would save of this graph; `info` is a server's /object_info."""
+    numbers = {name: number for number, name in enumerate(graph, start=1)}
+    links: list[list[Any]] = []
+    nodes = [_node(number, graph[name], info, numbers, links) for name, number in numbers.items()]
+    for node in nodes:
+        for slot, output in enumerate(node["outputs"]):
+            output["links"] = [link[0] for link in links if link[1:3] == [node["id"], slot]] or None
+    _place(nodes)
+    kept = {"groups": [], "config": {}, "extra": {}, "version": 0.4}
+    return {"last_node_id": len(nodes), "last_link_id": len(links), "nodes": nodes, "links": links, **kept}
+
+
+def _inputs(info: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Each input's name, kind and options, in the order in which they are drawn."""
+    for group in ("required", "optional"):
+        for name in info["input_order"].get(group, ()):
+            kind, *rest = info["input"][group][name]
+            options = dict(rest[0]) if rest else {}
+            if isinstance(kind, list):
+                kind, options = "COMBO", {"default": next(iter(kind), ""), **options}
+            if kind == "COMBO":
+                options.setdefault("default", next(iter(options.get("options", ())), ""))
+            yield name, kind, options
+
+
+def _node(
+    number: int, node: dict[str, Any], info: dict[str, Any], numbers: dict[str, int], links: list[list[Any]]
+) -> dict[str, Any]:
+    about, given = info[node["class_type"]], node["inputs"]
+    inputs, values = [], []
+    for place, (name, kind, options) in enumerate(_inputs(about)):
+        entry: dict[str, Any] = {"name": name, "type": kind, "link": None}
+        if kind in WIDGETS:
+            entry["widget"] = {"name": name}
+            values.append(given.get(name, options.get("default")))
+            values += ["fixed"] if options.get("control_after_generate") else []
+        elif name in given:
+            source, slot = given[name]
+            entry["link"] = len(links) + 1
+            links.append([len(links) + 1, numbers[source], slot, number, place, kind])
+        inputs.append(entry)
+    outputs = [{"name": name, "type": kind} for kind, name in zip(about["output"], about["output_name"], strict=True)]
+    height = HEAD + ROW * max(len(inputs), len(outputs)) + MORE.get(node["class_type"], 0)
+    return {
+        **{"id": number, "type": node["class_type"], "pos": [0, 0], "size": [WIDTH, height], "flags": {}},
+        **{"order": number - 1, "mode": 0, "inputs": inputs, "outputs": outputs, "title": node["_meta"]["title"]},
+        **{"properties": {"Node name for S&R": node["class_type"]}, "widgets_values": values},
+    }
+
+
+def _place(nodes: Sequence[dict[str, Any]]) -> None:
+    """Put each node below the ones before it in its column."""
+    below: dict[int, int] = {}
+    for node in nodes:
+        column = next((at for part, at in COLUMNS if part in node["type"]), 1)
+        node["pos"] = [LEFT + COLUMN * column, below.get(column, TOP)]
+        below[column] = node["pos"][1] + node["size"][1] + GAP
+
+
+def thumbnail(drawn: dict[str, Any]) -> Image.Image:
+    """The graph as the template browser shows it: our own nodes in blue, links by what they carry."""
+    nodes = {node["id"]: node for node in drawn["nodes"]}
+    right = max(node["pos"][0] + node["size"][0] for node in nodes.values())
+    bottom = max(node["pos"][1] + node["size"][1] for node in nodes.values())
+    scale = min((THUMBNAIL[0] - 2 * MARGIN) / (right - LEFT), (THUMBNAIL[1] - 2 * MARGIN) / (bottom - TOP))
+    picture = Image.new("RGB", THUMBNAIL, BACKGROUND)
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(10)
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return MARGIN + (x - LEFT) * scale, MARGIN + (y - TOP) * scale
+
+    for _, source, slot, target, place, kind in drawn["links"]:
+        one, other = nodes[source], nodes[target]
+        start = at(one["pos"][0] + WIDTH, one["pos"][1] + 40 + 20 * slot)
+        end = at(other["pos"][0], other["pos"][1] + 40 + 20 * place)
+        draw.line((start, end), fill=LINKS.get(kind, TEXT), width=1)
+    for node in nodes.values():
+        (left, top), size = at(*node["pos"]), node["size"]
+        ours = "Parallel" in node["type"] or node["type"] in ("SPConfig", "TimedVAEDecode")
+        box = (left, top, left + size[0] * scale, top + size[1] * scale)
+        draw.rounded_rectangle(box, 4, fill=OURS if ours else STOCK, outline=EDGE if ours else BACKGROUND)
+        draw.text((left + 4, top + 3), node["title"], fill=TEXT, font=font)
+    return picture
+
+
+def text_of(drawn: dict[str, Any]) -> str:
+    """The file's text: a line for each node and each link, so that a change can be read."""
+    lines = []
+    for key, value in drawn.items():
+        if key in ("nodes", "links"):
+            value = [json.dumps(each, ensure_ascii=False) for each in value]
+            lines.append(f'  "{key}": [\n    ' + ",\n    ".join(value) + "\n  ]")
+        else:
+            lines.append(f'  "{key}": {json.dumps(value)}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def main(names: Sequence[str]) -> None:
+    """Draw these examples."""
+    with ComfyServer() as server:
+        info = ComfyClient(server.url).object_info()
+    for name in names:
+        drawn = as_drawn(json.loads((PACK_ROOT / "examples" / f"{name}.json").read_text()), info)
+        target = PACK_ROOT / "example_workflows" / f"{name}.json"
+        target.write_text(text_of(drawn))
+        thumbnail(drawn).save(target.with_suffix(".jpg"), quality=88)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

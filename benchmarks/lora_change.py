@@ -22,11 +22,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import torch  # noqa: E402
 
 from host.tiny_models import write_large_flux  # noqa: E402
-from parallel_runtime.adapters.flux_config import FluxConfig  # noqa: E402
 from parallel_runtime.checkpoint import ModelSpec, read_header  # noqa: E402
 from parallel_runtime.cli.verify import PlanRunner  # noqa: E402
 from parallel_runtime.cli.workload import Workload  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
+from parallel_runtime.models.flux.config import FluxConfig  # noqa: E402
 from parallel_runtime.patch import PRISTINE, Patch, PatchSet  # noqa: E402
 from parallel_runtime.plan import ParallelPlan  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402

@@ -18,16 +18,16 @@ import torch
 
 from benchmarks.pipeline_schedule import draw
 from benchmarks.pipeline_timeline import Measured, euler_run, measure, pictures, rows_of
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.sample import sample_config, write_sample
+from parallel_runtime.parallel.pipefusion import PatchedSequence
+from parallel_runtime.parallel.shard import SequenceShard
+from parallel_runtime.parallel.traffic import AttentionShape, predict, predict_stage
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.strategies.pipefusion import PatchedSequence
-from parallel_runtime.strategies.shard import SequenceShard
-from parallel_runtime.strategies.traffic import AttentionShape, predict, predict_stage
 
 TARGET = Path(__file__).with_name("pipefusion.md")
 STAGES = (2, 3, 4)
@@ -56,7 +56,7 @@ Counted by the ranks as they sent, all ranks together, a step; one side, so cfg 
 next and the last one the latent to the first, however many patches there are; Ulysses and Ring send in every block.
 """
 FORMULA = """The same for Flux.1-dev at 1024 x 1024 in bf16, 512 text tokens, by the formulas of
-`strategies/traffic.py`, which a test holds to the bytes that are sent:
+`parallel/traffic.py`, which a test holds to the bytes that are sent:
 """
 TIMELINES = """## Who computes what, when
 

@@ -4,15 +4,15 @@ Owns the arithmetic of schedules and how they are drawn, as text and as a pictur
 
 The *bubble* is the share of the stages' time after the warm-up in which they compute nothing, from the first patch that
 comes to the last stage's last. A span is [call, first patch, patch after the last, conditioning, asked_s, began_s,
-ended_s], as rank/timeline.py has it.
+ended_s], as worker/timeline.py has it.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from parallel_runtime.adapters.flux import FluxAdapter
-from parallel_runtime.rank.stages import stage_blocks
-from parallel_runtime.strategies.pipefusion import PatchedSequence
+from parallel_runtime.models.flux.adapter import FluxAdapter
+from parallel_runtime.models.flux.stages import stage_blocks
+from parallel_runtime.parallel.pipefusion import PatchedSequence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -41,19 +41,19 @@ from benchmarks.pipeline_schedule import (
     schedule,
     steady,
 )
-from parallel_runtime.adapters.flux import FluxAdapter
-from parallel_runtime.adapters.flux_config import FluxConfig
-from parallel_runtime.adapters.flux_inputs import check_plan
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.flux.adapter import FluxAdapter
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.inputs import check_plan
+from parallel_runtime.models.flux.sample import sample_config, write_sample
+from parallel_runtime.parallel.pipefusion import PatchedSequence
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.resident import ResidentRun
 from parallel_runtime.program import Program, State
-from parallel_runtime.strategies.pipefusion import PatchedSequence
 
 
 def euler_run(config: FluxConfig, workload: Workload, *, steps: int) -> ResidentRun:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import MAX_RANKS, ParallelPlan, heads_error
 from parallel_runtime.pool.pool import Pool
 

@@ -1,6 +1,6 @@
 """Which groups of ranks exchange something under a plan, in the order in which they are made.
 
-Owns their names, which the parent, the ranks and the planner share. Makes no process group: `rank/mesh.py` does.
+Owns their names, which the parent, the ranks and the planner share. Makes no process group: `worker/mesh.py` does.
 """
 
 import functools

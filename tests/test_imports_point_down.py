@@ -22,12 +22,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("nodes/host",),
     ("runtime/__main__",),
     ("runtime/cli",),
-    ("runtime/pool", "runtime/rank"),
-    ("runtime/models/hosted",),
-    ("runtime/oracle",),
+    ("runtime/pool", "runtime/worker"),
+    ("runtime/models/hosted", "runtime/weights"),
     ("runtime/planner",),
     ("runtime/report",),
-    ("runtime/wire", "runtime/strategies", "runtime/adapters"),
+    ("runtime/models/flux",),
+    ("runtime/models",),
+    ("runtime/wire", "runtime/parallel"),
     (
         "runtime/checkpoint",
         "runtime/compiling",
@@ -39,14 +40,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("runtime/plan",),
     ("runtime/models/plans",),
-    ("runtime/models",),
     ("runtime/errors", "runtime/places"),
     ("runtime/__init__",),
 )
 COMFY_PUBLIC = {"comfy_api", "folder_paths"}
 COMFY_INTERNAL = {"comfy", "comfy_execution", "comfy_extras", "comfyui_version", "execution", "latent_preview"}
 COMFY_INTERNAL |= {"server", "nodes"}
-MODEL_FOLDERS = (["plans"], ["hosted"])  # of runtime/models, each a unit of its own
+MODEL_FOLDERS = (["plans"], ["hosted"], ["flux"])  # of runtime/models, each a unit of its own
 HOSTED = "runtime/models/hosted"  # alone in the runtime imports comfy: in a function, which a worker calls
 NEVER = {"pickle", "multiprocessing", "marshal", "shelve", "dill", "cloudpickle"}
 
@@ -174,7 +174,9 @@ def drawing(imports: list[Import]) -> str:
 
 def test_imports_point_down_and_only_the_host_folder_knows_comfyui() -> None:
     imports = read_imports(ROOT)
-    assert {each.unit for each in imports} >= {"nodes", "nodes/host", "runtime/pool", "runtime/rank"}, "files not found"
+    assert {each.unit for each in imports} >= {"nodes", "nodes/host", "runtime/pool", "runtime/worker"}, (
+        "files not found"
+    )
     assert offences(imports) == []
 
 
@@ -182,9 +184,13 @@ def test_imports_point_down_and_only_the_host_folder_knows_comfyui() -> None:
     ("file", "source", "expected"),
     [
         ("parallel_runtime/plan.py", "from .pool.pool import Pool", "imports runtime/pool, which is not below it"),
-        ("parallel_runtime/pool/pool.py", "from ..rank import engine", "imports runtime/rank, which is not below it"),
-        ("parallel_runtime/adapters/flux.py", "from .. import strategies", "imports runtime/strategies"),
-        ("parallel_runtime/rank/engine.py", "def f():\n    import comfy.utils", "only nodes/host touches"),
+        (
+            "parallel_runtime/pool/pool.py",
+            "from ..worker import engine",
+            "imports runtime/worker, which is not below it",
+        ),
+        ("parallel_runtime/models/flux/adapter.py", "from ...worker import mesh", "imports runtime/worker"),
+        ("parallel_runtime/worker/engine.py", "def f():\n    import comfy.utils", "only nodes/host touches"),
         ("parallel_runtime/devices.py", "import folder_paths", "the runtime does not know ComfyUI"),
         ("parallel_runtime/wire/protocol.py", "import pickle", "imports pickle"),
         ("nodes/loader.py", "import comfy.sd", "only nodes/host touches"),
@@ -195,14 +201,14 @@ def test_imports_point_down_and_only_the_host_folder_knows_comfyui() -> None:
         ("parallel_runtime/models/hosted/hooks.py", "def f():\n    import execution", "only nodes/host touches"),
         ("parallel_runtime/models/plans/wan.py", "def f():\n    import comfy.ops", "only nodes/host touches"),
         ("parallel_runtime/models/plans/wan.py", "from ..hosted import hooks", "imports runtime/models/hosted"),
-        ("parallel_runtime/strategies/new.py", "from ..models.hosted import group", "imports runtime/models/hosted"),
+        ("parallel_runtime/parallel/new.py", "from ..models.hosted import group", "imports runtime/models/hosted"),
     ],
 )
 def test_an_import_that_points_elsewhere_is_found(tmp_path: Path, file: str, source: str, expected: str) -> None:
-    folders = ("nodes/host", "parallel_runtime/strategies", "parallel_runtime/rank", "parallel_runtime/models/hosted")
+    folders = ("nodes/host", "parallel_runtime/parallel", "parallel_runtime/worker", "parallel_runtime/models/hosted")
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "parallel_runtime/rank/engine.py").write_text("")
+    (tmp_path / "parallel_runtime/worker/engine.py").write_text("")
     path = tmp_path / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source)

@@ -8,9 +8,9 @@ from safetensors.torch import save_file
 
 from benchmarks.peers.crew import Peer, PeerCrew, PeerError
 from benchmarks.peers.table import Lane, ratio
-from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.cli.workload import Workload, relative_error
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 
 CONFIG = sample_config(heads=4, head_dim=32)
 TENSORS = Workload(width=64, height=64, text_tokens=4).tensors(CONFIG)

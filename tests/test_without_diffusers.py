@@ -21,12 +21,15 @@ from host.pack_workflows import latent_of, parallel
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.sample_model import sample_config, write_sample
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
-NEED_THE_JUDGE = {"parallel_runtime.oracle", "parallel_runtime.__main__"}  # the latter ends the interpreter
+NEED_THE_JUDGE = {
+    "parallel_runtime.models.flux.reference",
+    "parallel_runtime.__main__",
+}  # the latter ends the interpreter
 REMEDY = 'pip install "diffusers>=0.35"'
 
 
@@ -62,7 +65,7 @@ def test_every_module_of_the_runtime_but_the_judge_imports(without_diffusers: Pa
     importing = f"import importlib; [importlib.import_module(name) for name in {sorted(names - NEED_THE_JUDGE)}]"
     done = run(without_diffusers, "-c", importing)
     assert done.returncode == 0, done.stderr
-    judge = run(without_diffusers, "-c", "import parallel_runtime.oracle")
+    judge = run(without_diffusers, "-c", "import parallel_runtime.models.flux.reference")
     assert "No module named 'diffusers'" in judge.stderr, "diffusers could be imported, so nothing was shown"
 
 

@@ -23,9 +23,9 @@ import torch
 from safetensors.torch import save_file
 
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.sample_model import write_sample
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import choose_devices, relative_error
+from parallel_runtime.models.flux.sample import write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 

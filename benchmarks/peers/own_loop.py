@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.parallel.lanes import Piece
+from parallel_runtime.parallel.sequence import SequenceAttention
 from parallel_runtime.plan import Layout
-from parallel_runtime.rank.forward import Forward
-from parallel_runtime.rank.loading import open_model
-from parallel_runtime.rank.repeated import RepeatedInputs
-from parallel_runtime.strategies.collectives import Axis
-from parallel_runtime.strategies.lanes import Piece
-from parallel_runtime.strategies.sequence import SequenceAttention
 from parallel_runtime.timing import RegionTimer
+from parallel_runtime.worker.forward import Forward
+from parallel_runtime.worker.loading import open_model
+from parallel_runtime.worker.repeated import RepeatedInputs
 
 from .process import Forward as Run
 from .process import Place, serve

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.reference import Oracle
 
 Forward = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parallel_runtime.adapters.flux_config import FluxConfig
-from parallel_runtime.cli.sample_model import sample_config
 from parallel_runtime.cli.workload import Workload
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.sample import sample_config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,12 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.peers.shapes import SHAPES
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 

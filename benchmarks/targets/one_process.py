@@ -7,7 +7,7 @@ import sys
 import torch
 from safetensors.torch import load_file
 
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.reference import Oracle
 
 
 def main(model: str, inputs: str, threads: str) -> None:

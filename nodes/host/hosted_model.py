@@ -2,7 +2,7 @@
 
 The stock class stays, on the meta device, with its attributes and the names of its weights; what is replaced on the
 instance is `forward`, and those methods that ComfyUI calls and that need weights. Owns the form of a call, and what of
-it cannot be sent. Does not own what the workers do with it (rank/hosted.py). Letters: `B` batch.
+it cannot be sent. Does not own what the workers do with it (worker/hosted.py). Letters: `B` batch.
 """
 
 import os
@@ -26,9 +26,9 @@ from ...parallel_runtime.models.plans import plan_for
 from ...parallel_runtime.patch import PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
-from ...parallel_runtime.rank.hosted import METHODS
-from ...parallel_runtime.rank.mapped_file import MappedFile
+from ...parallel_runtime.weights.mapped_file import MappedFile
 from ...parallel_runtime.wire.tree import to_tree
+from ...parallel_runtime.worker.hosted import METHODS
 from .dtypes import compute_dtype
 from .meta import META, MetaOperations
 from .pooled_model import PooledModel, WeightSizes
@@ -65,7 +65,7 @@ class HostedSource:
 
 
 def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> HostedSource:
-    """Recognise the file at `path` as ComfyUI does; arguments as `remote_model.read_source`.
+    """Recognise the file at `path` as ComfyUI does; arguments as `flux_model.read_source`.
 
     Raises `ValueError` when the file is missing or broken, or no diffusion model that ComfyUI knows.
     """

@@ -12,19 +12,19 @@ import comfy.model_management
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
-from ...parallel_runtime.adapters.flux_config import FluxConfig
 from ...parallel_runtime.checkpoint import read_header
+from ...parallel_runtime.models.flux.config import FluxConfig
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from .asked import work_of_run
 from .cond_lanes import LANES_KEY, calc_in_lanes
+from .flux_model import RemoteFlux, Source, read_source
 from .hosted_model import HostedSource, read_hosted, refuse_unplanned, remote_hosted
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
 from .refusals import check_controlnets
-from .remote_model import RemoteFlux, Source, read_source
 from .run_context import RUN_KEY, begun
 
 REMEMBERED = 64  # decisions of a MODEL, by work

@@ -134,7 +134,7 @@ class RunContext:
         options: Mapping[str, object],
         check_cancelled: Callable[[], None],
     ) -> torch.Tensor:
-        """One call of a model that ComfyUI's own module computes in the workers; see `rank/hosted.py`.
+        """One call of a model that ComfyUI's own module computes in the workers; see `worker/hosted.py`.
 
         Returns (B, numbers) fp32 on the CPU, all outputs side by side. Raises as `step`.
         """

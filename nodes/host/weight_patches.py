@@ -48,7 +48,7 @@ def _patch(key: str, entry: tuple, hosted: bool) -> Patch:
 
 
 def _values(key: str, change: object, hosted: bool) -> tuple[str, tuple[torch.Tensor | float | None, ...]]:
-    """The kind of a change and what its formula takes; see `rank/patches.py`, and `patch.py` for the hosted kinds."""
+    """The kind of a change and its formula's values; see `weights/patches.py`, and `patch.py` for the hosted kinds."""
     if isinstance(change, LoRAAdapter):
         up, down, alpha, middle, dora, reshape = change.weights
         if middle is None and reshape is None:

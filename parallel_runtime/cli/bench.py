@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..adapters.flux_config import FluxConfig
-from ..adapters.flux_inputs import check_plan
 from ..checkpoint import ModelSpec, read_header
+from ..models.flux.config import FluxConfig
+from ..models.flux.inputs import check_plan
 from ..plan import ParallelPlan
 from ..pool.pool import Pool
 from ..report.build import Span, new_report
@@ -27,7 +27,7 @@ from .steady import Places, SteadyPlan
 from .workload import Workload, choose_devices, refuse_uncompilable, relative_error
 
 if TYPE_CHECKING:
-    from ..oracle import Oracle
+    from ..models.flux.reference import Oracle
 
 SIZES = ("width", "height", "batch", "image_tokens", "text_tokens")
 

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from ..adapters.flux_config import FluxConfig
 from ..checkpoint import ModelSpec
 from ..devices import Device
+from ..models.flux.config import FluxConfig
+from ..models.flux.sample import sample_config, write_sample
 from ..places import with_short_home
 from ..plan import ParallelPlan
 from ..planner.cost import step_cost
@@ -26,7 +27,6 @@ from ..planner.store import CalibrationStore
 from ..pool.pool import Pool
 from ..wire.replies import ProbeReply
 from .machine import calibration_path, device_set, free_bytes
-from .sample_model import sample_config, write_sample
 from .verify import PlanRunner
 from .workload import Workload
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from ..checkpoint import ModelSpec
 from ..devices import Device, DeviceSelection, parse_devices
 from ..errors import PoolError
+from ..models.flux.sample import sample_config, write_sample
 from ..plan import auto_plan
 from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
@@ -39,7 +40,6 @@ from .machine_checks import (
     segment_room_bytes,
     version_of,
 )
-from .sample_model import sample_config, write_sample
 from .verify import FP32_TOLERANCE, PlanRunner
 from .workload import Workload, relative_error
 

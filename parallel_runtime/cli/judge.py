@@ -6,7 +6,7 @@ diffusers is not in requirements.txt: its own requirements may replace packages 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..oracle import Oracle
+    from ..models.flux.reference import Oracle
 
 REMEDY = 'pip install "diffusers>=0.35", in an environment of its own when other packages need an older huggingface_hub'
 
@@ -22,7 +22,7 @@ class NoJudgeError(ValueError):
 def load_judge() -> "type[Oracle]":
     """The class of the reference model. Raises `NoJudgeError`."""
     try:
-        from ..oracle import Oracle
+        from ..models.flux.reference import Oracle
     except ModuleNotFoundError as error:
         if error.name != "diffusers":
             raise NoJudgeError(f"diffusers cannot be imported: {_first_line(error)}") from error

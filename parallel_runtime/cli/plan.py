@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..adapters.flux_config import FluxConfig
 from ..checkpoint import read_header
 from ..devices import parse_devices
+from ..models.flux.config import FluxConfig
 from ..plan import MAX_RANKS
 from ..planner.choose import Choice, Prediction, choose_plan
 from ..planner.hardware import GIB, Calibration

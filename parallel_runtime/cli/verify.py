@@ -19,9 +19,9 @@ from typing import TypeAlias
 
 import torch
 
-from ..adapters.flux_config import FluxConfig
-from ..adapters.flux_inputs import cast_inputs, check_plan
 from ..checkpoint import ModelSpec, read_header
+from ..models.flux.config import FluxConfig
+from ..models.flux.inputs import cast_inputs, check_plan
 from ..patch import PRISTINE
 from ..plan import ParallelPlan
 from ..pool.calls import ModelCall

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..adapters.flux_config import FluxConfig
 from ..compiling import why_not
 from ..devices import Device, DeviceSelection, parse_devices
+from ..models.flux.config import FluxConfig
+from ..parallel.pipefusion import PatchedSequence
 from ..plan import ParallelPlan
-from ..strategies.pipefusion import PatchedSequence
 from ..wire.replies import RankStep
 
 PIXELS_PER_LATENT = 8

@@ -1,6 +1,6 @@
 """How long a step takes: roofline, communication and launch overhead, added up block by block.
 
-Owns the formulas. What constants mean is `hardware.py`'s, bytes are `strategies/traffic.py`'s. Letters: `s` tokens of
+Owns the formulas. What constants mean is `hardware.py`'s, bytes are `parallel/traffic.py`'s. Letters: `s` tokens of
 this rank, `S` of the sequence, `d` hidden width, `U`, `R` ulysses and ring degree, `N` stages, `M` patches of
 PipeFusion.
 
@@ -22,8 +22,8 @@ computed again with every patch; the first step is synchronous.
 import math
 from dataclasses import dataclass, replace
 
+from ..parallel.traffic import NEVER, AttentionShape, predict
 from ..plan import ParallelPlan
-from ..strategies.traffic import NEVER, AttentionShape, predict
 from .hardware import Calibration
 from .shapes import ModelShape, Work
 

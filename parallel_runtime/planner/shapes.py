@@ -7,8 +7,8 @@ width, `m` hidden width of the MLP.
 import math
 from dataclasses import dataclass
 
-from ..adapters.flux_config import FluxConfig
-from ..strategies.shard import SequenceShard
+from ..models.flux.config import FluxConfig
+from ..parallel.shard import SequenceShard
 
 
 @dataclass(frozen=True, kw_only=True)

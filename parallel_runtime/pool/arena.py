@@ -5,8 +5,8 @@ the number of its content. A number stands for one copy's bytes for ever, so a r
 one that does not reads them where they lie. Nothing is ever taken for the same by name, address or `id()`.
 
 Owns the layout of shared memory on the parent's side and what lies there. Does not own the memory itself
-(wire/channel.py), what ranks keep (rank/repeated.py), nor who may write it when: a request's area is written again only
-after all ranks have answered it (worker_group.py).
+(wire/channel.py), what ranks keep (worker/repeated.py), nor who may write it when: a request's area is written again
+only after all ranks have answered it (worker_group.py).
 """
 
 import ctypes

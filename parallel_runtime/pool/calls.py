@@ -1,7 +1,7 @@
 """Calls of a model as a caller gives them, what comes back of them, and their form on the wire.
 
 Owns the names of several calls' tensors in one request and the sharing out of their rows. Does not own how tensors
-travel (arena.py) nor what a rank does with its rows (rank/).
+travel (arena.py) nor what a rank does with its rows (worker/).
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..parallel.lanes import share_out
 from ..plan import ParallelPlan, Piece
-from ..strategies.lanes import share_out
 from ..wire.replies import RankStep, StepReply
 from .arena import OUT, Extent, dtype_name
 

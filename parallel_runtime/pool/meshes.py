@@ -1,7 +1,7 @@
 """Which plans' process groups one generation of ranks has, in the order of their use, and which go for another plan.
 
 Owns the book. The parent keeps it, so that all ranks free the same groups in the same order; ranks make and free them
-(rank/mesh.py). A group costs a rank threads, and on GPUs a communicator: some hundred MiB and a stream. So groups of
+(worker/mesh.py). A group costs a rank threads, and on GPUs a communicator: some hundred MiB and a stream. So groups of
 plans used before stay while they take no more than the planner counts for them (planner/memory.py).
 """
 

@@ -29,7 +29,7 @@ from .request_lock import RequestLock
 from .resident import ResidentResult, ResidentRun, StepDone, refuse_unfit
 from .status import State, describe
 
-ENGINE = "parallel_runtime.rank.engine:Engine"
+ENGINE = "parallel_runtime.worker.engine:Engine"
 SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have lain
 
 

@@ -209,7 +209,7 @@ def spawn(rank: int, settings: RankSettings, *, generation: int, store_fd: int) 
         words = {"device": settings.devices[rank], "backend": settings.backend, "engine": settings.engine}
         arguments = [f"--{name}={value}" for name, value in {**numbers, **words}.items()]
         process = subprocess.Popen(  # noqa: S603  our own interpreter and entry, no shell
-            [sys.executable, "-u", "-m", "parallel_runtime.rank.worker", *arguments],
+            [sys.executable, "-u", "-m", "parallel_runtime.worker.entry", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output_write,
             stderr=output_write,

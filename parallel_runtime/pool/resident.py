@@ -3,7 +3,7 @@
 Letters: `B` images, `S` tokens of the latent, `C` channels of a token.
 
 Owns the names of a run's tensors, how its images and conditionings are shared out over lanes, and what the parent does
-after each step. Does not own how a rank runs it (rank/resident.py).
+after each step. Does not own how a rank runs it (worker/resident.py).
 """
 
 import json
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..parallel.shard import split_lengths
 from ..plan import ParallelPlan
 from ..program import NUM_SIDES, PREVIEW_SLOTS, Program
-from ..strategies.shard import split_lengths
 from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES
 from ..wire.records import to_body
 from ..wire.replies import Progress, RankRun, SampleReply

@@ -6,7 +6,7 @@ through whole; later ones use what the one before left. Keys are those of the ru
 request is of these runs or some of them: with another run, model or plan, nothing is known, and everything is warm-up.
 A call of another shape, number or lane is warm-up too. One without the option is warm-up and leaves nothing.
 
-Owns the book. The parent keeps it, so that all ranks do the same; ranks keep the tensors (rank/pipelined_step.py).
+Owns the book. The parent keeps it, so that all ranks do the same; ranks keep the tensors (worker/pipelined_step.py).
 """
 
 from collections import Counter

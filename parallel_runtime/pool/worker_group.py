@@ -222,7 +222,7 @@ class WorkerGroup:
         return [reply.wrong_bytes for reply in request.ranked()]
 
     def probe(self, mesh: int, check: Check) -> list[ProbeReply]:
-        """What each rank measured, in rank order; see `rank/probe.py`."""
+        """What each rank measured, in rank order; see `worker/probe.py`."""
         return self._ask(Probe(mesh=mesh), check).ranked()
 
     def damaged_copies(self, check: Check, *, deadline_s: float | None = None) -> str:

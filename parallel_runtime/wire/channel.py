@@ -1,7 +1,7 @@
 """How messages travel and where tensors lie: a socket a rank, and memory that all of them map.
 
 Owns the sockets' framing (one message a packet, descriptors beside it) and the shared segments with their control page.
-Does not own the bytes of a message (protocol.py) nor who says what when (pool/ and rank/).
+Does not own the bytes of a message (protocol.py) nor who says what when (pool/ and worker/).
 
 Segments are memfds: nameless, 0600, sealed so that nobody can shrink one under a mapping (which would kill the reader
 with SIGBUS). A mapping is never closed by hand: a tensor that still views it would take the process down. It goes with
@@ -31,15 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..plan import MAX_RANKS
-from .protocol import (
-    MAX_MESSAGE_BYTES,
-    MAX_SEGMENT_BYTES,
-    Message,
-    ProtocolError,
-    TensorSpec,
-    decode,
-    encode,
-)
+from .protocol import MAX_MESSAGE_BYTES, MAX_SEGMENT_BYTES, Message, ProtocolError, TensorSpec, decode, encode
 
 if TYPE_CHECKING:
     import torch

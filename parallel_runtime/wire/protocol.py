@@ -1,7 +1,7 @@
 """The messages between the parent and its ranks: one fixed layout, no pickle.
 
 Owns the bytes of a message and every check a receiver makes before it believes one. Does not own how the bytes travel
-or where tensors lie (channel.py), nor what a request means (pool/ and rank/).
+or where tensors lie (channel.py), nor what a request means (pool/ and worker/).
 
 A message is one packet, little endian, without padding::
 

@@ -1,7 +1,7 @@
 """What the parent asks of its ranks, one dataclass a kind of request, each with the reply that it is answered with.
 
 Both ends import these, so neither can name a field that the other lacks. Owns the fields. Does not own their form in a
-message (records.py), where tensors lie (channel.py), the replies (replies.py), nor what a rank does (rank/).
+message (records.py), where tensors lie (channel.py), the replies (replies.py), nor what a rank does (worker/).
 """
 
 from collections.abc import Mapping

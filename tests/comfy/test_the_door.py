@@ -13,12 +13,12 @@ BATCH, IMAGE, TEXT, HIDDEN = 2, 12, 5, 96
 
 @pytest.fixture(scope="module")
 def door(module_of_pack) -> ModuleType:
-    return module_of_pack("nodes.host.conditioning")
+    return module_of_pack("nodes.host.flux_conditioning")
 
 
 @pytest.fixture(scope="module")
 def config(module_of_pack) -> Any:
-    return module_of_pack("parallel_runtime.cli.sample_model").sample_config(heads=3, depth=4, depth_single=3)
+    return module_of_pack("parallel_runtime.models.flux.sample").sample_config(heads=3, depth=4, depth_single=3)
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ finds this module through `python_path`.
 import os
 import threading
 
-from parallel_runtime.rank.engine import Engine
-from parallel_runtime.strategies.collectives import Axis
+from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.wire.protocol import Op
+from parallel_runtime.worker.engine import Engine
 
 
 class CorruptingAxis(Axis):

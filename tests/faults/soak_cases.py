@@ -16,10 +16,10 @@ import torch
 from runtime.resident_runs import host_loop, make_run
 from safetensors.torch import load_file, save_file
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import Workload
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import Oracle
 from parallel_runtime.patch import PRISTINE, PatchSet
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall

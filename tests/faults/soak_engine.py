@@ -7,8 +7,8 @@ import time
 
 import torch
 
-from parallel_runtime.rank.engine import Engine
 from parallel_runtime.wire.protocol import Op
+from parallel_runtime.worker.engine import Engine
 
 KINDS = {"raise": RuntimeError, "memory": torch.OutOfMemoryError}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.sample_model import sample_config, write_sample
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.patch import Patch, PatchSet
 
 LORA_RANK = 4

@@ -137,7 +137,7 @@ def test_a_run_with_all_of_that_booby_trapped_is_right(tmp_path):
         import torch.distributed as dist
         from pathlib import Path
         from faults.soak_models import lora, write_model
-        from parallel_runtime.adapters.flux_config import FluxConfig
+        from parallel_runtime.models.flux.config import FluxConfig
         from parallel_runtime.checkpoint import read_header
         from parallel_runtime.cli.verify import PlanRunner
         from parallel_runtime.cli.workload import Workload

@@ -17,11 +17,11 @@ from host.client import ComfyClient
 from host.pack_workflows import parallel
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import read_header
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import Device
+from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.places import with_short_home, without_places
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool

@@ -38,7 +38,7 @@ def test_a_pool_works_with_256_descriptors_a_read_only_home_and_no_folder_for_fi
     spec = write_model(tmp_path / "model.safetensors", seed=1)
     program = """
         import os, resource
-        from parallel_runtime.adapters.flux_config import FluxConfig
+        from parallel_runtime.models.flux.config import FluxConfig
         from parallel_runtime.checkpoint import ModelSpec, read_header
         from parallel_runtime.cli.verify import PlanRunner
         from parallel_runtime.cli.workload import Workload

@@ -7,8 +7,8 @@ import os
 import signal
 import time
 
-from parallel_runtime.rank.engine import Engine
 from parallel_runtime.wire.protocol import Op
+from parallel_runtime.worker.engine import Engine
 
 
 class Unhurried(Engine):

@@ -3,7 +3,7 @@
 import pytest
 
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.sample_model import sample_config, write_sample
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ import os
 import torch.distributed as dist
 from noted import note
 
-from parallel_runtime.rank.engine import Engine
 from parallel_runtime.wire.protocol import Op
+from parallel_runtime.worker.engine import Engine
 
 
 class CountingEngine(Engine):

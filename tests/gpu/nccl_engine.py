@@ -13,8 +13,8 @@ from nccl_rules import Settings, Simulation, join_world
 from noted import note
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallel_runtime.rank.engine import Engine
 from parallel_runtime.wire.protocol import Op
+from parallel_runtime.worker.engine import Engine
 
 
 class LaunchesWait(TorchDispatchMode):

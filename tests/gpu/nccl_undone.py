@@ -10,9 +10,9 @@ import torch.distributed as dist
 from nccl_engine import NcclEngine
 
 from parallel_runtime.exchange_groups import LINK
-from parallel_runtime.rank import mesh, pipeline
-from parallel_runtime.rank.mesh import Groups
-from parallel_runtime.strategies.links import Expected, Inbox, Outbox
+from parallel_runtime.parallel.links import Expected, Inbox, Outbox
+from parallel_runtime.worker import mesh, pipeline
+from parallel_runtime.worker.mesh import Groups
 
 
 class OneGroup(Groups):

@@ -6,12 +6,12 @@ import pytest
 from noted import Notes
 
 from gpu.test_nccl_plans import nccl_pool
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.errors import PoolError
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import Oracle
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.memory import bytes_of, communicators, kept_bytes
 from parallel_runtime.pool.pool import Pool

@@ -50,8 +50,8 @@ class Recorder:
     def __init__(self, path: str) -> None:
         runtime = f"{NAME}.parallel_runtime"
         header = importlib.import_module(f"{runtime}.checkpoint").read_header(path)
-        self._config = importlib.import_module(f"{runtime}.adapters.flux_config").FluxConfig.from_header(header)
-        self._conditioning = importlib.import_module(f"{NAME}.nodes.host.conditioning")
+        self._config = importlib.import_module(f"{runtime}.models.flux.config").FluxConfig.from_header(header)
+        self._conditioning = importlib.import_module(f"{NAME}.nodes.host.flux_conditioning")
         self.dtype = ""
         self.found: dict[str, Any] = {}
 

@@ -8,7 +8,7 @@ import psutil
 
 from .server import ComfyServer
 
-ENTRY = "parallel_runtime.rank.worker"
+ENTRY = "parallel_runtime.worker.entry"
 
 
 def workers(server: ComfyServer) -> list[psutil.Process]:

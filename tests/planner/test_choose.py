@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from parallel_runtime.adapters.flux_config import FluxConfig
-from parallel_runtime.cli.sample_model import sample_config
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.sample import sample_config
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import EQUAL, HEADROOM, choose_plan, useful_plans
 from parallel_runtime.planner.hardware import GIB

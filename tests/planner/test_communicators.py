@@ -19,7 +19,7 @@ from parallel_runtime.planner.memory import (
     memory_of,
 )
 from parallel_runtime.planner.shapes import FLUX_DEV, Work
-from parallel_runtime.rank.mesh import Groups, Mesh
+from parallel_runtime.worker.mesh import Groups, Mesh
 
 PLANS = (
     "ulysses=1",

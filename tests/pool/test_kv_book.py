@@ -5,10 +5,10 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
+from parallel_runtime.parallel.lanes import Piece
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.stale import StaleBook
-from parallel_runtime.strategies.lanes import Piece
 
 PLAN = ParallelPlan(pipefusion=2, warmup_steps=2)
 ONE_LANE = ((Piece(0, 0, 1),),)

@@ -5,7 +5,7 @@ import torch
 
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.rank import measure
+from parallel_runtime.worker import measure
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

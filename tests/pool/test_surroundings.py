@@ -93,7 +93,7 @@ def torch_header(name):
 def test_a_rank_imports_no_attention_package_and_changes_no_environment():
     """Some ask the device, set variables of compilers, or fail in other ways than an ImportError when imported."""
     code = (
-        "import os, sys; before = dict(os.environ); import parallel_runtime.rank.engine\n"
+        "import os, sys; before = dict(os.environ); import parallel_runtime.worker.engine\n"
         "known = ['yunchang', 'flash_attn', 'flash_attn_interface', 'flashinfer', 'aiter', 'sageattention', 'xfuser']\n"
         "print([name for name in known if name in sys.modules], dict(os.environ) == before)"
     )

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.pool.pool import Pool
 
 

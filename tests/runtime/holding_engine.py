@@ -9,8 +9,8 @@ import gc
 import torch
 from noted import note
 
-from parallel_runtime.rank.engine import Engine
 from parallel_runtime.wire.protocol import Op
+from parallel_runtime.worker.engine import Engine
 
 
 class HoldingEngine(Engine):

@@ -6,11 +6,11 @@ A rank finds this module through `python_path`.
 import torch.distributed as dist
 from noted import note
 
-from parallel_runtime.rank.engine import Engine
-from parallel_runtime.rank.host_copies import HostCopies
-from parallel_runtime.rank.resident import Gate
-from parallel_runtime.rank.stage import Stage
 from parallel_runtime.wire.requests import Sample
+from parallel_runtime.worker.engine import Engine
+from parallel_runtime.worker.host_copies import HostCopies
+from parallel_runtime.worker.resident import Gate
+from parallel_runtime.worker.stage import Stage
 
 
 class Done:

@@ -5,8 +5,8 @@ Owns what runs in the ranks; `test_timing.py` says what must be found. A rank fi
 
 from noted import note
 
-from parallel_runtime.rank.engine import Engine
 from parallel_runtime.timing import RegionTimer
+from parallel_runtime.worker.engine import Engine
 
 
 class NotingTimer(RegionTimer):

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 
 import torch
 
-from parallel_runtime.adapters.flux import FluxAdapter
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.rank.forward import Forward
-from parallel_runtime.rank.repeated import RequestInputs
-from parallel_runtime.strategies.collectives import Axis
-from parallel_runtime.strategies.lanes import Piece
-from parallel_runtime.strategies.sequence import SequenceAttention
+from parallel_runtime.models.flux.adapter import FluxAdapter
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.parallel.lanes import Piece
+from parallel_runtime.parallel.sequence import SequenceAttention
 from parallel_runtime.timing import RegionTimer
+from parallel_runtime.worker.forward import Forward
+from parallel_runtime.worker.repeated import RequestInputs
 from runtime.shard_engine import replicated
 
 CPU = torch.device("cpu")

@@ -8,19 +8,23 @@ import torch
 import torch.distributed as dist
 from noted import note
 
-from parallel_runtime.adapters.flux import FluxAdapter
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import RequestCancelledError
+from parallel_runtime.models.flux.adapter import FluxAdapter
+from parallel_runtime.models.flux.config import FluxConfig, file_names, file_scales
+from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.parallel.kernels import attention
 from parallel_runtime.patch import Patch
-from parallel_runtime.rank.branches import Branch
-from parallel_runtime.rank.mapped_file import MappedFile
-from parallel_runtime.rank.model_file import ModelFile
-from parallel_runtime.rank.sharded import ShardedWeights
-from parallel_runtime.rank.weights import ReplicatedWeights, compute_dtype, file_names, file_scales, weight_bytes
-from parallel_runtime.strategies.collectives import Axis
-from parallel_runtime.strategies.kernels import attention
+from parallel_runtime.weights.branches import Branch
+from parallel_runtime.weights.mapped_file import MappedFile
+from parallel_runtime.weights.model_file import ModelFile
+from parallel_runtime.weights.model_weights import (
+    ReplicatedWeights,
+    compute_dtype,
+    weight_bytes,
+)
+from parallel_runtime.weights.sharded import ShardedWeights
 from parallel_runtime.wire.protocol import Op
 from parallel_runtime.wire.replies import EmptyReply, LoadReply, Memory, StepReply
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from diffusers.models.embeddings import apply_rotary_emb
 
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.reference import Oracle
 
 
 class StaleAttention:

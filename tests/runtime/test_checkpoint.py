@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from host.tiny_models import TinyModels
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.sample_model import sample_config, write_sample
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from parallel_runtime.__main__ import main
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import Workload, relative_error
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import Oracle
 from parallel_runtime.report.schema import validate
 from runtime.shard_sizes import named, ranges, sent, weight_bytes
 from runtime.stale_model import StaleModel, in_mid_run
@@ -205,7 +205,7 @@ def wait_for_ranks(parent: int, *, count: int) -> list[psutil.Process]:
     """The rank processes of `parent`, once all have started."""
     until = time.monotonic() + 120
     while time.monotonic() < until:
-        ranks = [child for child in psutil.Process(parent).children() if "rank.worker" in " ".join(child.cmdline())]
+        ranks = [child for child in psutil.Process(parent).children() if "worker.entry" in " ".join(child.cmdline())]
         if len(ranks) == count:
             return ranks
         time.sleep(0.1)

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_runtime.adapters.flux_config import FluxConfig
-from parallel_runtime.adapters.flux_inputs import cast_inputs
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.verify import PlanRunner, control_options
 from parallel_runtime.cli.workload import Workload, relative_error, worst
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.inputs import cast_inputs
+from parallel_runtime.models.flux.reference import Oracle
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 

@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.parallel.shard import SequenceShard
+from parallel_runtime.parallel.traffic import GATHER_BYTES, NEVER, AttentionShape, predict
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.resident import ResidentRun
-from parallel_runtime.strategies.shard import SequenceShard
-from parallel_runtime.strategies.traffic import GATHER_BYTES, NEVER, AttentionShape, predict
 from runtime.resident_runs import host_loop, make_run
 from runtime.stale_model import StaleModel
 

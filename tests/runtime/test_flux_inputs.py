@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from parallel_runtime.adapters.flux_inputs import check_plan, check_step
-from parallel_runtime.cli.sample_model import sample_config
 from parallel_runtime.cli.workload import Workload
+from parallel_runtime.models.flux.inputs import check_plan, check_step
+from parallel_runtime.models.flux.sample import sample_config
 from parallel_runtime.plan import ParallelPlan
 
 CONFIG = sample_config()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallel_runtime.adapters.flux import Block, Modulation, Tokens, Weights
-from parallel_runtime.adapters.flux_blocks import AFTER, double_after, single_after
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import Workload, relative_error
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.adapter import Block, Modulation, Tokens, Weights
+from parallel_runtime.models.flux.blocks import AFTER, double_after, single_after
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import Oracle
 from runtime.one_rank import OneRank
 from runtime.zero_timestep_model import ZeroTimestepModel
 

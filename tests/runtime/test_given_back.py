@@ -10,15 +10,15 @@ import pytest
 import torch
 from noted import FOLDER, Notes
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.devices import Device, parse_devices
+from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.plan import ParallelPlan, Piece
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.rank.engine import Engine
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op
 from parallel_runtime.wire.requests import Trim
+from parallel_runtime.worker.engine import Engine
 from runtime.resident_runs import make_run
 
 

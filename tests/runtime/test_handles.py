@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from parallel_runtime.strategies import kernels
-from parallel_runtime.strategies.kernels import Kernel, attention, attention_with_lse, choose_kernel, merge
+from parallel_runtime.parallel import kernels
+from parallel_runtime.parallel.kernels import Kernel, attention, attention_with_lse, choose_kernel, merge
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TURING, AMPERE, ADA, HOPPER, BLACKWELL = (7, 5), (8, 0), (8, 9), (9, 0), (12, 0)

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import Workload, relative_error
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.parallel.shard import SequenceShard
+from parallel_runtime.parallel.traffic import AttentionShape, predict_lanes
 from parallel_runtime.plan import ParallelPlan, heads_error
 from parallel_runtime.pool.calls import ModelCall, RunResult, shared_out
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.strategies.shard import SequenceShard
-from parallel_runtime.strategies.traffic import AttentionShape, predict_lanes
 from runtime.shard_sizes import ranges, sent, weight_bytes
 
 # fp32 sums in another order: what the design allows any plan

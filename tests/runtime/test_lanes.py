@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_runtime.strategies.lanes import Piece, share_out
+from parallel_runtime.parallel.lanes import Piece, share_out
 
 CALLS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5000)), min_size=1, max_size=6)
 FEW_CALLS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 40)), min_size=1, max_size=3)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from noted import FOLDER, Notes
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from runtime.resident_runs import make_run

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.rank.mapped_file import MappedFile
-from parallel_runtime.rank.model_file import ModelFile
+from parallel_runtime.weights.mapped_file import MappedFile
+from parallel_runtime.weights.model_file import ModelFile
 
 SCALE = 0.3  # in bf16 0.30078125
 

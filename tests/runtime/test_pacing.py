@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from parallel_runtime.rank import host_copies, pacing
-from parallel_runtime.rank.host_copies import HostCopies
-from parallel_runtime.rank.pacing import BLOCKS_AHEAD, Pace
+from parallel_runtime.worker import host_copies, pacing
+from parallel_runtime.worker.host_copies import HostCopies
+from parallel_runtime.worker.pacing import BLOCKS_AHEAD, Pace
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from host.tiny_models import TinyModels
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error, worst
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.parallel.shard import SequenceShard
+from parallel_runtime.parallel.traffic import AttentionShape, predict
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.strategies.shard import SequenceShard
-from parallel_runtime.strategies.traffic import AttentionShape, predict
 from runtime.zero_timestep_model import ZeroTimestepModel
 
 # what the design allows any plan: in fp32 sums in another order, in bf16 a tenth more than one process loses

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.pipeline_schedule import DIGITS, bubble, even_order, ideal_bubble, picture, schedule
-from parallel_runtime.adapters.flux import FluxAdapter
-from parallel_runtime.adapters.flux_config import FluxConfig
-from parallel_runtime.cli.sample_model import sample_config
-from parallel_runtime.rank.stages import stage_blocks
-from parallel_runtime.strategies.pipefusion import PatchedSequence, balanced_stages, patch_lengths
+from parallel_runtime.models.flux.adapter import FluxAdapter
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.sample import sample_config
+from parallel_runtime.models.flux.stages import stage_blocks
+from parallel_runtime.parallel.pipefusion import PatchedSequence, balanced_stages, patch_lengths
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.data())

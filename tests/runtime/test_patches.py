@@ -7,17 +7,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.errors import PoolError
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import Oracle
 from parallel_runtime.patch import PRISTINE, Patch, PatchSet, pack, unpack
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.rank.branches import Branch
-from parallel_runtime.rank.patches import merge, patched
+from parallel_runtime.weights.branches import Branch
+from parallel_runtime.weights.patches import merge, patched
 
 QKV = "double_blocks.0.img_attn.qkv.weight"
 WORKLOAD = Workload(width=128, height=96, text_tokens=9, batch=1)

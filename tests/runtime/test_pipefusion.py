@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parallel_runtime.adapters.flux_config import FluxConfig
-from parallel_runtime.adapters.flux_inputs import check_plan
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import RequestCancelledError
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.inputs import check_plan
+from parallel_runtime.models.flux.reference import Oracle
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.resident import ResidentRun

@@ -4,19 +4,19 @@ import pytest
 import torch
 from made_replies import run_reply
 
-from parallel_runtime.adapters.flux import FluxAdapter
-from parallel_runtime.cli.sample_model import sample_config
 from parallel_runtime.errors import RequestCancelledError
+from parallel_runtime.models.flux.adapter import FluxAdapter
+from parallel_runtime.models.flux.sample import sample_config
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.resident import MAX_GIVEN, Inpaint, ResidentRun
 from parallel_runtime.program import Program, State
-from parallel_runtime.rank.branches import BlockWeights
-from parallel_runtime.rank.resident import MOST_TIMED_STEPS, Gate
-from parallel_runtime.rank.timeline import MOST_SPANS, Timeline
 from parallel_runtime.report.schema import REGIONS
+from parallel_runtime.weights.branches import BlockWeights
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, encode
 from parallel_runtime.wire.records import to_body
+from parallel_runtime.worker.resident import MOST_TIMED_STEPS, Gate
+from parallel_runtime.worker.timeline import MOST_SPANS, Timeline
 
 SHAPE = (2, 6, 4)
 

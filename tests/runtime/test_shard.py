@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_runtime.strategies.shard import SequenceShard, split_lengths
+from parallel_runtime.parallel.shard import SequenceShard, split_lengths
 
 
 @given(st.integers(0, 5000), st.integers(1, 8))

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import Workload, relative_error
+from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.patch import PRISTINE
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall

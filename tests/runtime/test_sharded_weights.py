@@ -12,12 +12,12 @@ from noted import FOLDER, Notes
 from safetensors.torch import load_file, save_file
 
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.rank.unit_layout import ALIGNMENT, UnitLayout
+from parallel_runtime.weights.unit_layout import ALIGNMENT, UnitLayout
 from runtime.shard_sizes import ranges, sent, unit_of, weight_bytes
 
 HERE = str(Path(__file__).parent)

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from parallel_runtime.adapters.flux import LAUNCH_FLOPS, Block, FluxAdapter, Mlp, Tokens
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.sample_model import sample_config
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.adapter import LAUNCH_FLOPS, Block, FluxAdapter, Mlp, Tokens
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.sample import sample_config
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.rank.branches import ALL, BlockWeights, Branch
+from parallel_runtime.weights.branches import ALL, BlockWeights, Branch
 
 # fp32 sums in another order: what the design allows any plan
 FP32_TOLERANCE = 1e-5

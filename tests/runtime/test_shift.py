@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallel_runtime.strategies.collectives import Axis
+from parallel_runtime.parallel.collectives import Axis
 
 
 class Done:

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.parallel.traffic import AttentionShape, predict_stage
 from parallel_runtime.patch import PRISTINE
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.strategies.traffic import AttentionShape, predict_stage
 from runtime.loras import lora
 from runtime.resident_runs import make_run
 from runtime.shard_sizes import named, ranges, weight_bytes

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.steady import Places, SteadyPlan
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import USUAL_STEPS, Workload, relative_error, steps_before
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from runtime.stale_model import in_mid_run

@@ -13,16 +13,16 @@ import pytest
 import torch
 from noted import FOLDER, Notes
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.rank.resident import Leave, step_begins
 from parallel_runtime.timing import RegionTimer
+from parallel_runtime.worker.resident import Leave, step_begins
 from runtime.pretend_device import RATE, pretended_cuda
 from runtime.resident_runs import make_run
 

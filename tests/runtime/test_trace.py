@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from parallel_runtime.adapters.flux_config import FluxConfig
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import TRACE_BYTES, whole_trace
 from parallel_runtime.pool.pool import Pool

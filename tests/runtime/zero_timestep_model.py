@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from parallel_runtime.oracle import Oracle
+from parallel_runtime.models.flux.reference import Oracle
 
 
 class _Rows:

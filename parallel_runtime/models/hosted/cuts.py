@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...strategies.shard import split_lengths
+from ...parallel.shard import split_lengths
 from ..plans.words import GRID, Attention, Each, Frames, Grid, Guides, Index, Order, Ranges, Run, Tokens, Word
 from .group import TokenGroup
 from .lightricks import cut_guides, cut_timestep, is_compressed

@@ -1,4 +1,4 @@
-"""What hooks ask of the ranks that share a model's tokens. parallel_runtime/strategies implements it.
+"""What hooks ask of the ranks that share a model's tokens. parallel_runtime/parallel implements it.
 
 Letters: `B` batch, `H` heads, `S` tokens of this rank, `D` head size.
 """

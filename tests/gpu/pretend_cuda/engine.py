@@ -10,8 +10,8 @@ import torch
 from nccl_rules import Settings
 from pretend_cuda.device import PRETENCE, settings_file, take_settings
 
-from parallel_runtime.rank.engine import Engine
 from parallel_runtime.wire.protocol import Op
+from parallel_runtime.worker.engine import Engine
 
 
 class PretendEngine(Engine):

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import torch
 
-import parallel_runtime.rank.engine  # noqa: F401  what ranks import, imported once
+import parallel_runtime.worker.engine  # noqa: F401  what ranks import, imported once
 from parallel_runtime.pool import process
 
 OWN = ("pretend_cuda", "nccl_rules")  # modules that a rank imports itself, whatever this process has

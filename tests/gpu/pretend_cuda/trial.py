@@ -9,8 +9,8 @@ from pathlib import Path
 from gpu.cases import Case, error_of
 from gpu.pretend_cuda.pool import PretendPool
 from parallel_runtime.checkpoint import ModelSpec
-from parallel_runtime.cli.sample_model import sample_config, write_sample
 from parallel_runtime.errors import PoolError
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 
 # Against one process in fp32: sums in another order, and in halves four calls of a model rounded to 8 and to 11 bits.
 # Not measured yet; a part of the attention that is missing is 1e-1 and more.

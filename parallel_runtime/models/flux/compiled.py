@@ -1,0 +1,146 @@
+"""Flux.1's blocks as graphs of torch's compiler.
+
+Letters as in blocks.py, whose halves are compiled. Attention, collectives and the gathering of weights stay outside, so
+that a graph is the same under every plan. Owns which calls share a graph. Owns no arithmetic, nor how a graph is made
+(models/graphs.py).
+
+A graph is made for a kind of block, its half, a batch of one or of more, and, in double blocks, for text or none; all
+lengths from two on are one graph's. A block runs as it does without a compiler where it has a run of one token, which
+torch would make a graph of its own for, and where a LoRA runs beside one of its weights, whose shapes are anybody's.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ...wire.replies import CompiledBlocks
+from ..base import Block, Modulation, Tokens, Weights
+from ..graphs import Graphs, Half, Marks, Watch
+from . import blocks
+from .adapter import FluxAdapter, Mlp, Rest
+from .config import FluxConfig
+
+NAMES = {kind: blocks.BEFORE[kind] + blocks.AFTER[kind] for kind in ("double", "single")}
+FUNCTIONS: Mapping[str, Half] = {
+    "double_before": blocks.double_before,
+    "double_after": blocks.double_after,
+    "single_before": blocks.single_before,
+    "single_after": blocks.single_after,
+}
+
+
+class CompiledFlux(FluxAdapter):
+    """A Flux.1 whose blocks run as graphs, for one request. Between `qkv` and `finish` it has one block's weights."""
+
+    def __init__(self, config: FluxConfig, graphs: Graphs, watch: Watch) -> None:
+        super().__init__(config)
+        self.uncompiled_blocks = 0
+        self._graphs, self._watch = graphs, watch
+        self._weights: blocks.Values | None = None
+        self._tokens: Tokens | None = None
+        self._key: dict[str, object] = {}
+        self._rope = self._text_rows = torch.empty(0)
+
+    def report(self) -> CompiledBlocks:
+        """What graphs there are, and what this request's took."""
+        return CompiledBlocks(
+            graphs=self._graphs.made, uncompiled_blocks=self.uncompiled_blocks, compile_s=self._watch.compile_s
+        )
+
+    def modulation(self, block: Block, rows: Modulation, tokens: Tokens) -> Modulation:
+        """`rows` as they are: a graph takes them apart."""
+        return rows
+
+    def qkv(
+        self, block: Block, w: Weights, tokens: Tokens, mod: Modulation, *, shared: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Rest]:
+        """As `FluxAdapter.qkv`; of a graph nothing is left for later but to hand a single block's MLP on."""
+        self._enter(tokens)
+        self._weights = w.plain(NAMES[block.kind]) if block.kind in self._key else None
+        if self._weights is None:
+            self.uncompiled_blocks += 1
+            return super().qkv(block, w, tokens, super().modulation(block, mod, tokens), shared=shared)
+        weights = self._weights[: len(blocks.BEFORE[block.kind])]
+        if block.kind == "double":
+            arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.still, mod, self._rope, weights)
+            q, k, v = self._before(block, mod, *arguments)
+            return q, k, v, lambda: None
+        arguments = (tokens.x, tokens.still, mod, self._rope, weights)
+        q, k, v, mlp = self._before(block, mod, *arguments)
+        return q, k, v, lambda: Mlp(mlp)
+
+    def without_attention(self, block: Block, w: Weights, carry: Mlp | None) -> Mlp | None:
+        """As `FluxAdapter.without_attention`; of a graph nothing can be done apart."""
+        return super().without_attention(block, w, carry) if self._weights is None else carry
+
+    def finish(
+        self,
+        block: Block,
+        w: Weights,
+        tokens: Tokens,
+        attn: torch.Tensor,
+        mod: Modulation,
+        *,
+        carry: Mlp | None,
+        residual: torch.Tensor | None,
+    ) -> None:
+        """As `FluxAdapter.finish`."""
+        if self._weights is None:
+            mod = super().modulation(block, mod, tokens)
+            return super().finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
+        weights, self._weights = self._weights[len(blocks.BEFORE[block.kind]) :], None
+        attn = attn.flatten(2).contiguous()  # each strategy has a layout of its own, and a graph just one
+        if carry is None:
+            arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.still, mod, attn, weights)
+            self._call(block, "after", mod, (attn,), *arguments)
+        else:
+            arguments = (tokens.x, tokens.still, mod, attn, carry.joined, weights)
+            self._call(block, "after", mod, (attn, carry.joined), *arguments)
+        self.add_residual(tokens, residual)
+
+    def _enter(self, tokens: Tokens) -> None:
+        """What all blocks of these tokens share: arguments, and by kind the key of their graph, where they have one."""
+        if tokens is self._tokens:
+            return
+        batch, rows, text = tokens.x.shape[0], tokens.x.shape[1], tokens.num_text
+        self._tokens = tokens
+        self._rope = torch.view_as_real(tokens.rope)[0, :, 0]  # (S, D / 2, 2)
+        self._text_rows = tokens.x.new_empty(text)
+        config = self.config
+        key: tuple[object, ...] = (
+            batch > 1,
+            tokens.still is None,
+            tokens.x.dtype,
+            config.hidden_size,
+            config.head_dim,
+            config.mlp_hidden,
+        )
+        self._key = {}
+        if rows >= 2:
+            self._key["single"] = key
+        if rows - text >= 2 and text != 1:
+            self._key["double"] = (*key, text == 0)
+
+    def _before(self, block: Block, mod: Modulation, *arguments: object) -> blocks.Values:
+        found = self._call(block, "before", mod, (), *arguments)
+        if found is None:
+            raise RuntimeError("the first half of a block made nothing")
+        return found
+
+    def _call(
+        self, block: Block, half: str, mod: Modulation, own: Sequence[torch.Tensor], *arguments: object
+    ) -> blocks.Values | None:
+        """A half of a block through its graph; `own` are the arguments (B, S, ..) that this half alone takes."""
+
+        def marks() -> Marks:
+            tokens = self._tokens
+            if tokens is None:
+                raise RuntimeError("a block without tokens")
+            by_row = [(tensor, 1) for tensor in (tokens.x, *own)] + [(self._rope, 0), (self._text_rows, 0)]
+            by_row += [] if tokens.still is None else [(tokens.still, 0)]
+            by_image = [(tensor, 0) for tensor in (tokens.x, *own, *mod)]
+            return [(tensor, dim) for tensor, dim in by_row + by_image if tensor.shape[dim] > 1]
+
+        return self._graphs.call(
+            FUNCTIONS[f"{block.kind}_{half}"], self._key[block.kind], marks, self._watch, *arguments
+        )

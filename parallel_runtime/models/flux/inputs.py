@@ -1,0 +1,133 @@
+"""What one step of Flux.1 must be given: names, dtypes, shapes and values, checked before any rank sees them.
+
+Owns the refusals of a step, and which of its inputs ComfyUI rounds to the compute dtype before a model sees them.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from ...plan import ParallelPlan, heads_error, stages_error
+from .config import TIME_FACTOR, FluxConfig
+
+# ComfyUI rounds neither the timestep nor what its model makes itself, nor a ControlNet's residuals.
+AS_GIVEN = frozenset({"timesteps", "img_ids", "txt_ids", "control_in", "control_out"})
+
+
+def check_plan(config: FluxConfig, plan: ParallelPlan) -> None:
+    """Raise `ValueError` when the plan cannot split this model."""
+    reason = heads_error(plan.ulysses, config.num_heads) or stages_error(
+        plan.pipefusion, config.depth + config.depth_single
+    )
+    if reason is not None:
+        raise ValueError(reason)
+
+
+def cast_inputs(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A step's tensors as ComfyUI hands them to a model that computes in `dtype`.
+
+    For callers without ComfyUI. Rounds the latent with what is concatenated to it, the text, y, the guidance and a mask
+    of numbers. Source: ComfyUI, `BaseModel._apply_model`.
+    """
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() and name.partition(".")[0] not in AS_GIVEN else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def check_step(config: FluxConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Hold a step's tensors against the model. Raises `ValueError` naming the tensor, its value and the limit.
+
+    img (B, S_img, in channels), txt (B, S_txt, context), y (B, vec), timesteps and guidance (B,), img_ids (S_img, 3),
+    txt_ids (S_txt, 3); optional are mask (B or 1, S_txt + S_img, the same), added to attention's scores or bool,
+    still_rows (S_img,) uint8, 1 for rows at timestep zero, control_in.K and control_out.K (B, at most S_img, hidden).
+    """
+    for name in ("img", "txt", "y", "timesteps", "img_ids", "txt_ids"):
+        if name not in tensors:
+            raise ValueError(f"{name} is missing from the step; send img, txt, y, timesteps, img_ids and txt_ids")
+    img, txt = tensors["img"], tensors["txt"]
+    if img.ndim != 3 or txt.ndim != 3:
+        raise ValueError(f"img has shape {list(img.shape)} and txt {list(txt.shape)}; both need (batch, tokens, width)")
+    batch, image_tokens, text_tokens = img.shape[0], img.shape[1], txt.shape[1]
+    if batch < 1 or image_tokens < 1:
+        raise ValueError(f"the latent has shape {list(img.shape)}; use at least one image of one token")
+    if text_tokens < 1:
+        raise ValueError("the conditioning is empty (0 text tokens); connect a text encoder, an empty prompt will do")
+    _check_channels(config, img, txt)
+    expected = {
+        "y": (batch, config.vec_dim),
+        "txt": (batch, text_tokens, config.context_dim),
+        "timesteps": (batch,),
+        "guidance": (batch,),
+        "img_ids": (image_tokens, 3),
+        "txt_ids": (text_tokens, 3),
+        "still_rows": (image_tokens,),
+    }
+    for name, shape in expected.items():
+        if name in tensors and tuple(tensors[name].shape) != shape:
+            raise ValueError(f"{name} has shape {list(tensors[name].shape)}, this step needs {list(shape)}")
+    _check_mask(tensors.get("mask"), batch=batch, tokens=text_tokens + image_tokens)
+    for name, tensor in tensors.items():
+        _check_residual(config, name, tensor, batch=batch, image_tokens=image_tokens)
+        _check_finite(name, tensor)
+    if "guidance" in tensors:
+        _check_guidance(tensors["guidance"])
+
+
+def _check_channels(config: FluxConfig, img: torch.Tensor, txt: torch.Tensor) -> None:
+    if img.shape[2] != config.in_channels:
+        raise ValueError(
+            f"the latent has {img.shape[2]} channels after patching, this model takes {config.in_channels}; "
+            "use a Flux latent (16 channels; Fill also needs inpaint conditioning)"
+        )
+    if txt.shape[2] != config.context_dim:
+        raise ValueError(
+            f"the conditioning is {txt.shape[2]} wide, this model takes {config.context_dim}; "
+            "use the text encoders that belong to it"
+        )
+
+
+def _check_mask(mask: torch.Tensor | None, *, batch: int, tokens: int) -> None:
+    if mask is None:
+        return
+    if mask.ndim != 3 or mask.shape[0] not in (1, batch) or tuple(mask.shape[1:]) != (tokens, tokens):
+        raise ValueError(
+            f"the attention mask has shape {list(mask.shape)}, this step needs {[batch, tokens, tokens]}; "
+            "use a mask over the text and image tokens of this latent"
+        )
+
+
+def _check_residual(config: FluxConfig, name: str, tensor: torch.Tensor, *, batch: int, image_tokens: int) -> None:
+    if not name.startswith(("control_in.", "control_out.")):
+        return
+    shape = tuple(tensor.shape)
+    if len(shape) != 3 or shape[0] != batch or shape[1] > image_tokens or shape[2] != config.hidden_size:
+        raise ValueError(
+            f"{name} has shape {list(shape)}, this step takes at most {[batch, image_tokens, config.hidden_size]}; "
+            "use a ControlNet made for this model"
+        )
+
+
+def _check_guidance(guidance: torch.Tensor) -> None:
+    """The model takes the guidance times a thousand, in the guidance's own dtype."""
+    if torch.isfinite(guidance * TIME_FACTOR).all():
+        return
+    value, limits = float(guidance[guidance.abs().argmax()]), torch.finfo(guidance.dtype)
+    if math.isnan(value):
+        raise ValueError("guidance=nan is no number; look at the node that set it (FluxGuidance, for one)")
+    raise ValueError(
+        f"guidance={value:g} times {TIME_FACTOR:g} is more than {str(guidance.dtype).removeprefix('torch.')} holds; "
+        f"use a guidance of at most {limits.max / TIME_FACTOR:.4g}, or compute in bfloat16"
+    )
+
+
+def _check_finite(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_floating_point() or name in ("mask", "guidance"):  # a mask may well be minus infinity
+        return
+    broken = int((~torch.isfinite(tensor)).sum())
+    if broken:
+        raise ValueError(
+            f"{name} holds {broken} values that are NaN or infinite, of {tensor.numel()}; "
+            "look at the node that made it (a VAE encode in fp16 is the usual one)"
+        )

@@ -1,0 +1,214 @@
+"""The collectives the strategies use, on one mesh axis, with every call and byte counted.
+
+Owns the calls into torch.distributed, for activations and for weights, and the counting. Builds no group:
+`worker/mesh.py` does.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from ..timing import RegionTimer
+
+# torch 2.13 renamed it and warns of the old name.
+_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+
+
+def _off() -> RegionTimer:
+    return RegionTimer(torch.device("cpu"), on=False)
+
+
+def _tell_nobody(_: bool) -> None:
+    """Whom a rank tells that it waits when nobody watches it."""
+
+
+class Waiting:
+    """Tells `show` that the rank waits, and times it, for as long as it is entered. Hundreds of them in a step."""
+
+    __slots__ = ("_show", "_region")
+
+    def __init__(self, show: Callable[[bool], None], region: AbstractContextManager[None]) -> None:
+        self._show, self._region = show, region
+
+    def __enter__(self) -> None:
+        self._show(True)
+        self._region.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._region.__exit__(None, None, None)
+        self._show(False)
+
+
+@dataclass
+class Traffic:
+    """What one rank sent to other ranks since `reset`; what it waits in collectives goes to a timer's `region`.
+
+    `show_waiting` is called as the rank begins and ends to wait for others.
+    """
+
+    calls: int = 0
+    num_bytes: int = 0
+    region: str = "communication"
+    timer: RegionTimer = field(default_factory=_off)
+    show_waiting: Callable[[bool], None] = _tell_nobody
+
+    def reset(self, timer: RegionTimer | None = None) -> None:
+        """Start counting anew, and time with `timer`, where there is one."""
+        self.calls, self.num_bytes = 0, 0
+        self.timer = timer or _off()
+
+    def add(self, num_bytes: int) -> None:
+        """Count one collective that sent `num_bytes` to others."""
+        self.calls += 1
+        self.num_bytes += num_bytes
+
+    def waiting(self) -> "Waiting":
+        """Around whatever keeps the rank, or the device's stream, until others have done their part."""
+        return Waiting(self.show_waiting, self.timer.region(self.region))
+
+
+@dataclass
+class Axis:
+    """One axis of the mesh as a rank sees it: a process group, its size and this rank's place in it."""
+
+    name: str
+    size: int = 1
+    index: int = 0
+    group: dist.ProcessGroup | None = None
+    traffic: Traffic = field(default_factory=Traffic)
+    # gloo has no all-to-all for device memory; two ranks on one device talk through it, so their tensors are staged.
+    staged: bool = False
+
+    def rank_at(self, index: int) -> int:
+        """The global rank of a place on the axis, counted around it."""
+        index %= self.size
+        return index if self.group is None else dist.get_global_rank(self.group, index)
+
+    def all_to_all(
+        self, send: torch.Tensor, *, send_lengths: tuple[int, ...], receive_lengths: tuple[int, ...]
+    ) -> torch.Tensor:
+        """Exchange runs of rows: `send` (sum(send_lengths), ...), contiguous; returns (sum(receive_lengths), ...)."""
+        return self.start_all_to_all(send, send_lengths=send_lengths, receive_lengths=receive_lengths).wait()
+
+    def start_all_to_all(
+        self, send: torch.Tensor, *, send_lengths: tuple[int, ...], receive_lengths: tuple[int, ...]
+    ) -> "AllToAll":
+        """Begin to exchange runs of rows, as `all_to_all`; `send` must be left alone until `AllToAll.wait`."""
+        return AllToAll(self, send, send_lengths, receive_lengths)
+
+    def start_shift(self, send: torch.Tensor, receive: torch.Tensor) -> "Shift":
+        """Begin sending `send` to the next rank of the axis and receiving `receive` from the one before.
+
+        The shapes may differ; both tensors must be left alone until `Shift.wait`.
+        """
+        return Shift(self, send, receive)
+
+    def start_all_gather(self, mine: torch.Tensor, whole: torch.Tensor) -> "AllGather":
+        """Begin collecting every rank's `mine` (n,) in `whole` (size * n,), in the order of the axis.
+
+        Both are flat and contiguous and must be left alone until `AllGather.wait`. Bytes (uint8) go through every
+        backend, where gloo refuses fp8.
+        """
+        return AllGather(self, mine, whole)
+
+
+class AllToAll:
+    """Runs of rows on their way to everybody."""
+
+    def __init__(
+        self, axis: Axis, send: torch.Tensor, send_lengths: tuple[int, ...], receive_lengths: tuple[int, ...]
+    ) -> None:
+        if axis.group is None:
+            raise ValueError(f"axis {axis.name} of size {axis.size} has no group; exchange over an axis of two or more")
+        self.axis, self.device = axis, send.device
+        with axis.traffic.waiting():
+            self.source = send.cpu() if axis.staged else send  # held here: it must outlive the transfer
+            self.received = self.source.new_empty((sum(receive_lengths), *send.shape[1:]))
+            # The group's own method: what torch.distributed puts around it takes a quarter of a small exchange.
+            self.work = axis.group.alltoall_base(
+                self.received, self.source, list(receive_lengths), list(send_lengths), dist.AllToAllOptions()
+            )
+        row_bytes = send.element_size() * math.prod(send.shape[1:])
+        axis.traffic.add((send.shape[0] - send_lengths[axis.index]) * row_bytes)
+
+    def wait(self) -> torch.Tensor:
+        """What arrived, (sum(receive_lengths), ...), complete to whatever the current stream runs next."""
+        with self.axis.traffic.waiting():
+            self.work.wait()
+            return self.received.to(self.device)
+
+
+class Shift:
+    """One hop around the ring, in flight. Receive buffers are explicit: neighbours' lengths may differ.
+
+    What is empty is neither sent nor received, which both ranks know alike: not every backend takes such a message.
+    """
+
+    def __init__(self, axis: Axis, send: torch.Tensor, receive: torch.Tensor) -> None:
+        self.axis, self.receive = axis, receive
+        with axis.traffic.waiting():
+            self.source = send.cpu() if axis.staged else send
+            self.target = torch.empty_like(receive, device="cpu") if axis.staged else receive
+            messages = []
+            if self.source.numel():
+                messages.append(dist.P2POp(dist.isend, self.source, axis.rank_at(axis.index + 1), axis.group))
+            if self.target.numel():
+                messages.append(dist.P2POp(dist.irecv, self.target, axis.rank_at(axis.index - 1), axis.group))
+            # Both at once: on NCCL, which runs one operation of a group after another, they wait for each other's peer.
+            self.works = dist.batch_isend_irecv(messages) if messages else []
+        axis.traffic.add(send.numel() * send.element_size())
+
+    def wait(self) -> None:
+        """Return when the received rows are in place."""
+        with self.axis.traffic.waiting():
+            for work in self.works:
+                work.wait()
+            if self.axis.staged:
+                self.receive.copy_(self.target)
+
+
+class AllGather:
+    """Everybody's part of one flat tensor on its way to everybody.
+
+    gloo's own gather receives into memory of its own as large as the whole, and copies: messages straight to their
+    places took half the time (40 MB from each of two ranks: 41 against 89 ms).
+    """
+
+    def __init__(self, axis: Axis, mine: torch.Tensor, whole: torch.Tensor) -> None:
+        self.axis, self.whole = axis, whole
+        with axis.traffic.waiting():
+            self.source = mine.cpu() if axis.staged else mine  # held here: it must outlive the transfer
+            self.target = torch.empty_like(whole, device="cpu") if axis.staged else whole
+            if dist.get_backend(axis.group) == "gloo":
+                self.works = self._exchange()
+            else:
+                self.works = [_all_gather(self.target, self.source, group=axis.group, async_op=True)]
+        axis.traffic.add((axis.size - 1) * mine.nbytes)
+
+    def wait(self) -> None:
+        """Return when `whole` is complete to whatever the current stream runs next. To wait again is free."""
+        if not self.works:
+            return
+        with self.axis.traffic.waiting():
+            for work in self.works:
+                work.wait()  # once: gloo would take a second wait for a second message
+            self.works = []
+            if self.axis.staged:
+                self.whole.copy_(self.target)
+
+    def _exchange(self) -> list[dist.Work]:
+        """Send this rank's part to every other, farther and farther along the axis, and receive theirs."""
+        size, index, group = self.axis.size, self.axis.index, self.axis.group
+        parts = self.target.view(size, -1)
+        messages = []
+        for distance in range(1, size):
+            to, source = (index + distance) % size, (index - distance) % size
+            messages.append(dist.P2POp(dist.isend, self.source, self.axis.rank_at(to), group))
+            messages.append(dist.P2POp(dist.irecv, parts[source], self.axis.rank_at(source), group))
+        works = dist.batch_isend_irecv(messages)
+        parts[index].copy_(self.source)
+        return works

@@ -1,0 +1,191 @@
+"""What a model's weights on one rank offer, and the plain kind: all of them, on every rank.
+
+Owns loading, patching and restoring whole weights; a part of them is `sharded.py`'s. On the CPU, weights in the file's
+own dtype stay views of the mapped file: ranks share its pages and hold no copy. A patched weight is always made from
+the file's rows, so taking a patch back is reading them again. Knows no arithmetic: names and shapes come from the
+adapter's config.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+
+from ..checkpoint import CheckpointHeader
+from ..errors import RequestCancelledError
+from ..patch import Patch
+from .branches import BlockWeights, Branch
+from .model_file import FLOAT8, ModelFile, SideBranches
+from .patches import merge
+
+
+def compute_dtype(header: CheckpointHeader, names: Mapping[str, str], asked: str) -> torch.dtype:
+    """The dtype the model runs in: what was asked, else the one most of the file's weights have (fp8 runs in bf16)."""
+    if asked != "default":
+        dtype = getattr(torch, asked)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"dtype={asked!r} is unknown; use default, float32, bfloat16 or float16")
+        return dtype
+    sizes: Counter[torch.dtype] = Counter()
+    for name in names.values():
+        sizes[header.tensors[name].dtype] += header.tensors[name].num_bytes
+    dtype = sizes.most_common(1)[0][0]
+    return torch.bfloat16 if dtype in FLOAT8 else dtype
+
+
+class ModelWeights(Protocol):
+    """One model's weights as the engine and a change of weights use them, however much of them this rank holds."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the weights this rank holds."""
+        ...
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that they and what they need to be used take on the device."""
+        ...
+
+    def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
+        """Read what this rank holds, in the order of the file. `progress` takes bytes done and to do.
+
+        Raises `RequestCancelledError` as soon as `cancelled()` is true.
+        """
+        ...
+
+    def refuse_changed_file(self) -> None:
+        """Raise `ValueError` when weights of this rank lie in the file's own pages and somebody wrote to it."""
+        ...
+
+    def begin(self, passes: int) -> None:
+        """Say that the blocks are about to be gone through `passes` times, by this rank and those it shares with."""
+        ...
+
+    def idle_pass(self, beat: Callable[[], None]) -> None:
+        """Take part in one pass without computing; `beat` is called after each block."""
+        ...
+
+    def block(self, prefix: str) -> AbstractContextManager[BlockWeights]:
+        """The weights of one block by their names within it, in the compute dtype; `""` is all outside the blocks."""
+        ...
+
+    def end(self) -> None:
+        """Go through the blocks no further, whatever `begin` said. All ranks of the group say so at the same block."""
+        ...
+
+    def patch(self, name: str, patches: Sequence[Patch]) -> None:
+        """Make one weight its pristine self with `patches`. Raises `ValueError` when they do not fit.
+
+        A patched fp8 weight is kept in the compute dtype: rounded to fp8 again it would lose the patch.
+        """
+        ...
+
+    def set_beside(self, branches: Mapping[str, list[Branch]]) -> None:
+        """Run these LoRAs beside the weights they are for, by canonical name, and no others."""
+        ...
+
+    def restore_all_but(self, names: Collection[str], beat: Callable[[], None]) -> None:
+        """Make every patched weight that is not in `names` what the file says, bit for bit; `beat` after each piece."""
+        ...
+
+
+class ReplicatedWeights:
+    """Every weight of the model on this rank, grouped by block: a `ModelWeights`. Nothing is read before `load`."""
+
+    def __init__(self, file: ModelFile, *, device: torch.device) -> None:
+        self._file = file
+        self.dtype = file.dtype
+        self.device = device
+        self._groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in self._file.units}
+        self._branches = SideBranches(self._file)
+        self._patched: set[str] = set()
+
+    @property
+    def parameter_bytes(self) -> int:
+        """As `ModelWeights.parameter_bytes`: all of them."""
+        return sum(tensor.nbytes for group in self._groups.values() for tensor in group.values())
+
+    @property
+    def device_bytes(self) -> int:
+        """As `ModelWeights.device_bytes`."""
+        return self.parameter_bytes
+
+    def begin(self, passes: int) -> None:
+        """Nothing: whatever is asked for is there."""
+
+    def idle_pass(self, beat: Callable[[], None]) -> None:
+        """Nothing: no other rank waits for this one's weights."""
+
+    def end(self) -> None:
+        """Nothing: no other rank waits for this one's weights."""
+
+    def refuse_changed_file(self) -> None:
+        """As `ModelWeights.refuse_changed_file`."""
+        if any(self._is_view(name) for name in self._file.entries):
+            self._file.mapped.refuse_changed()
+
+    @contextmanager
+    def block(self, prefix: str) -> Iterator[BlockWeights]:
+        """As `ModelWeights.block`."""
+        yield BlockWeights(self._file.computable(prefix, self._groups[prefix]), self._branches[prefix])
+
+    def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
+        """As `ModelWeights.load`, piece by piece."""
+        total, before = sum(entry.num_bytes for entry in self._file.entries.values()), 0
+        for name, entry in self._file.in_file_order():
+            for done in self._read(name):
+                if cancelled():
+                    raise RequestCancelledError("loading was cancelled")
+                progress(before + done, total)
+            before += entry.num_bytes
+        self._file.mapped.refuse_changed()
+
+    def patch(self, name: str, patches: Sequence[Patch]) -> None:
+        """As `ModelWeights.patch`."""
+        if not self._file.holds(name):
+            return
+        self._file.mapped.refuse_changed()
+        prefix, within = self._file.place(name)
+        group, pristine = self._groups[prefix], self._file.pristine(name)
+        if name not in self._patched and (self._is_view(name) or group[within].dtype != self.dtype):
+            group[within] = torch.empty(pristine.shape, dtype=self.dtype, device=self.device)
+        self._patched.add(name)
+        merge(pristine, patches, group[within], scale=self._file.scale(name))
+
+    def set_beside(self, branches: Mapping[str, list[Branch]]) -> None:
+        """As `ModelWeights.set_beside`."""
+        self._branches.set(branches)
+
+    def restore_all_but(self, names: Collection[str], beat: Callable[[], None]) -> None:
+        """As `ModelWeights.restore_all_but`."""
+        for name in sorted(self._patched - set(names)):
+            self._file.mapped.refuse_changed()
+            for _ in self._read(name):
+                beat()
+            self._patched.discard(name)
+
+    def _read(self, name: str) -> Iterator[int]:
+        """Have one weight as the file says; yields the bytes done so far. What lies there keeps its memory."""
+        entry, dtype = self._file.entries[name], self._file.storage_dtype(name)
+        prefix, within = self._file.place(name)
+        group = self._groups[prefix]
+        if self._is_view(name):
+            group[within] = self._file.pristine(name)
+            return self._file.mapped.read(entry)
+        if within not in group or group[within].dtype != dtype:
+            group[within] = torch.empty(entry.shape, dtype=dtype, device=self.device)
+        return self._file.mapped.copy_into(group[within], entry)
+
+    def _is_view(self, name: str) -> bool:
+        return self.device.type == "cpu" and self._file.entries[name].dtype == self._file.storage_dtype(name)
+
+
+def weight_bytes(header: CheckpointHeader, names: Mapping[str, str], dtype: torch.dtype) -> int:
+    """Bytes of all weights as a rank keeps them: fp8 as it is, everything else in the compute dtype."""
+    entries = [header.tensors[name] for name in names.values()]
+    return sum(e.num_bytes if e.dtype in FLOAT8 else e.num_bytes // e.dtype.itemsize * dtype.itemsize for e in entries)

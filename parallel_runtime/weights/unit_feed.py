@@ -1,0 +1,150 @@
+"""Whole units out of the ranks' shards of them, one after another, the next under way while the present one computes.
+
+    two buffers          A: unit k, being computed with      B: unit k + 1, arriving          then the other way round
+
+Owns the buffers, the order of units in a step and what is in flight. Knows no weight. On a GPU everything arrives on a
+stream of its own, which first waits for all that was queued for computing: by then that is the block before the present
+one, the last to read the buffer that is filled next. Computing waits for what arrives before it reads it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+
+class Gather(Protocol):
+    """Something on its way, as of `parallel/collectives.py`."""
+
+    def wait(self) -> None:
+        """Return when it is there."""
+        ...
+
+
+class ShardGroup(Protocol):
+    """The ranks that share a model's weights, as an `Axis` of `parallel/collectives.py` is one."""
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """This rank's place among them."""
+        ...
+
+    def start_all_gather(self, mine: torch.Tensor, whole: torch.Tensor) -> Gather:
+        """Begin collecting every rank's `mine` in `whole`, in their order."""
+        ...
+
+
+class UnitFeed:
+    """Hands out whole units in the order that `begin` was told."""
+
+    def __init__(self, group: ShardGroup, *, device: torch.device, offloaded: bool) -> None:
+        """`offloaded`: the shards lie on the host and are copied to the device first, just as much ahead."""
+        self.group, self.device, self.offloaded = group, device, offloaded
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._shard_bytes = 0
+        self._buffers: list[torch.Tensor] = []
+        self._staging: torch.Tensor | None = None
+        self._order: Sequence[str] = ()
+        self._shards: Mapping[str, torch.Tensor] = {}
+        self._at = -1
+        self._gather: Gather | None = None
+        self._arriving: int | None = None
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes on the device beside the shards."""
+        staging = 0 if self._staging is None else self._staging.nbytes
+        return staging + sum(buffer.nbytes for buffer in self._buffers)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return self._arriving is None
+
+    def fit(self, shard_bytes: int) -> None:
+        """Have buffers for units whose largest shard is that big, no larger and no smaller."""
+        if shard_bytes == self._shard_bytes:
+            return
+        self._check_ended()
+        self._buffers, self._staging = [], None  # the old go before the new come
+        size = self.group.size
+        self._buffers = [torch.empty(shard_bytes * size, dtype=torch.uint8, device=self.device) for _ in range(2)]
+        if self.offloaded and size > 1:
+            self._staging = torch.empty(shard_bytes, dtype=torch.uint8, device=self.device)
+        self._shard_bytes = shard_bytes
+
+    def begin(self, order: Sequence[str], shards: Mapping[str, torch.Tensor]) -> None:
+        """Say which units will be taken, in which order, and start the first on its way. `shards` are this rank's."""
+        self._check_ended()
+        self._order, self._shards, self._at = order, shards, -1
+        if order:
+            self._start(0)
+
+    def take(self, prefix: str) -> torch.Tensor:
+        """The whole unit as bytes, good until the next unit is taken. The unit taken last may be taken again.
+
+        Raises `RuntimeError` when it is not that unit's turn: the other ranks would send another one.
+        """
+        if 0 <= self._at < len(self._order) and self._order[self._at] == prefix:
+            return self._whole(self._at)
+        if self._arriving is None or self._order[self._arriving] != prefix:
+            due = "none is" if self._arriving is None else f"{self._order[self._arriving]!r} is"
+            raise RuntimeError(
+                f"the weights of {prefix!r} are asked for, but {due} due; say `begin` and keep its order"
+            )
+        self._at = self._finish()
+        if self._at + 1 < len(self._order):
+            self._start(self._at + 1)
+        return self._whole(self._at)
+
+    def end(self) -> None:
+        """Take in what is in flight and forget the rest of the order."""
+        if self._arriving is not None:
+            self._finish()
+        self._order, self._at = (), -1
+
+    def _start(self, position: int) -> None:
+        """Send this rank's part of a unit on its way, and have the others' come."""
+        shard, whole = self._shards[self._order[position]], self._whole(position)
+        with self._beside_computing():
+            if self.offloaded:
+                arrived = whole if self._staging is None else self._staging[: shard.numel()]
+                arrived.copy_(shard, non_blocking=True)
+                shard = arrived
+            self._gather = self.group.start_all_gather(shard, whole) if self.group.size > 1 else None
+        self._arriving = position
+
+    def _finish(self) -> int:
+        """Wait for what is in flight; its position in the order."""
+        position, gather = self._arriving, self._gather
+        if position is None:
+            raise RuntimeError("nothing is in flight")
+        self._arriving = self._gather = None
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        if gather is not None:
+            gather.wait()
+        return position
+
+    def _whole(self, position: int) -> torch.Tensor:
+        shard = self._shards[self._order[position]]
+        return self._buffers[position % 2][: shard.numel() * self.group.size]
+
+    @contextmanager
+    def _beside_computing(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def _check_ended(self) -> None:
+        if self._arriving is not None:
+            raise RuntimeError(f"the weights of {self._order[self._arriving]!r} are still in flight; end the passes")

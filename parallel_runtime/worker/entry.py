@@ -1,0 +1,223 @@
+"""The entry of a rank's process: set up, answer one request after another, and report whatever goes wrong.
+
+Owns the order of starting, the request loop and the one broad `except` of the runtime. Does not own what a request does
+(engine.py) nor what becomes of an error (the parent ends all ranks).
+
+Order of starting: lifeline, HELLO, `import torch`, segment, process group, engine, READY. So a rank never outlives its
+parent, not even while it imports, and the parent knows who is there before the slow part.
+"""
+
+import argparse
+import faulthandler
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from .. import VERSION
+from ..errors import RequestCancelledError
+from ..wire import nccl_segments
+from ..wire.channel import Attach, Channel, Segment, SegmentTable
+from ..wire.protocol import Message, Op, ProtocolError
+from ..wire.records import from_body, to_body
+from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
+from . import lifeline
+
+if TYPE_CHECKING:
+    import torch
+
+TEXT_CHARS = 1_000
+TRACEBACK_CHARS = 7_000  # with TEXT_CHARS, at 12 bytes of JSON for the worst character, inside a message's text limit
+# The parent watches and ends the ranks, so the backend's own patience must never end first.
+BACKEND_TIMEOUT = timedelta(days=7)
+
+
+class Engine(Protocol):
+    """What `--engine` names: made once as `Engine(rank=, device=, segments=)`, then asked one thing at a time."""
+
+    def handle(
+        self,
+        message: Message,
+        *,
+        progress: Callable[[Progress | Compiling], None],
+        cancelled: Callable[[], bool],
+        beat: Callable[[], None],
+    ) -> object:
+        """Do what `message` asks, whose body is a request of wire/requests.py; return the reply that its class names.
+
+        Any exception but RequestCancelledError ends the rank.
+        """
+        ...
+
+
+class Worker:
+    """One rank: its channel to the parent, its segments and its engine."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.rank: int = options.rank
+        self.generation: int = options.generation
+        self.options = options
+        self.channel = Channel.of_descriptor(options.socket)
+
+    def run(self) -> None:
+        """Start, then answer until STOP or the parent's end of the channel closes. Raises whatever goes wrong."""
+        self.say(0, Hello(pid=os.getpid(), version=VERSION))
+        device = prepare_torch(self.options.device, threads=self.options.threads)
+        if (first := self.hear()) is None:
+            return
+        _, segment = attached(*first)
+        segments = SegmentTable(segment)
+        join_ranks(self.options, device)
+        engine = make_engine(self.options.engine, rank=self.rank, device=device, segments=segments)
+        self.say(0, Ready())
+        while (received := self.hear()) is not None:
+            message, fds = received
+            if message.op is Op.ATTACH:
+                attach(segments, message, fds)
+            else:
+                self.say(message.request, self.result_of(engine, segments, message))
+
+    def hear(self) -> tuple[Message, tuple[int, ...]] | None:
+        """The next message that is for this rank, None when there is nothing more to do."""
+        received = self.channel.recv()
+        if received is None or received[0].op is Op.STOP:
+            return None
+        message, _ = received
+        if (message.rank, message.generation) != (self.rank, self.generation):
+            raise ProtocolError(f"a message for rank {message.rank} of generation {message.generation} came here")
+        return received
+
+    def result_of(self, engine: Engine, segments: SegmentTable, message: Message) -> object:
+        """What the engine says to one request. Raises ProtocolError for a body that the request cannot have."""
+        from ..wire.requests import request_of
+
+        try:
+            return engine.handle(
+                replace(message, body=request_of(message.op, message.body)),
+                progress=lambda said: self.say(message.request, said),
+                cancelled=lambda: segments.cancelled_request == message.request,
+                beat=lambda: segments.beat(self.rank),
+            )
+        except RequestCancelledError:
+            return Cancelled()
+
+    def say(self, request: int, said: object) -> None:
+        """Send one message to the parent: what wire/replies.py has."""
+        op = OPS.get(type(said), Op.DONE)
+        self.channel.send(Message(op, self.rank, self.generation, request, to_body(said)))
+
+    def report(self, error: BaseException) -> None:
+        """Tell the parent what went wrong, if it is still there."""
+        try:
+            self.say(0, rank_error(error))
+        except OSError:
+            traceback.print_exception(error)
+
+
+def attach(segments: SegmentTable, message: Message, fds: tuple[int, ...]) -> None:
+    """Take in a further segment, and drop those that the message says have served."""
+    said, segment = attached(message, fds)
+    for index in said.drop:
+        segments.drop(index)
+    segments.add(said.segment, segment)
+
+
+def attached(message: Message, fds: tuple[int, ...]) -> tuple[Attach, Segment]:
+    """What an ATTACH says, and the segment that came with it."""
+    if message.op is not Op.ATTACH:
+        raise ProtocolError(f"{message.op.name} came before the first segment")
+    if len(fds) != 1:
+        raise ProtocolError(f"ATTACH came with {len(fds)} descriptors, not 1")
+    said = from_body(Attach, message.body, message.op.name)
+    return said, Segment.attach(fds[0], said.num_bytes)
+
+
+def prepare_torch(device_name: str, *, threads: int) -> "torch.device":
+    """Import torch and set the process up for inference on one device."""
+    import torch  # here: HELLO comes first
+
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
+    torch.set_grad_enabled(False)
+    kind, _, index = device_name.partition(":")
+    device = torch.device("cpu") if kind == "cpu" else torch.device(kind, int(index))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def join_ranks(options: argparse.Namespace, device: "torch.device") -> None:
+    """Make the default process group. Ranks find each other through a memfd that all of them inherited.
+
+    A FileStore listens on nothing, where a TCPStore listens on every interface; a nameless file needs no folder, no
+    space on a disk and no cleaning up.
+    """
+    import torch.distributed as dist
+
+    store = dist.FileStore(f"/proc/self/fd/{options.store}", options.ranks)
+    dist.init_process_group(
+        options.backend,
+        store=store,
+        rank=options.rank,
+        world_size=options.ranks,
+        timeout=BACKEND_TIMEOUT,
+        device_id=device if options.backend == "nccl" else None,
+    )
+
+
+def make_engine(name: str, *, rank: int, device: "torch.device", segments: SegmentTable) -> Engine:
+    """The engine that `module:Class` names."""
+    module, _, attribute = name.partition(":")
+    engine: Engine = getattr(importlib.import_module(module), attribute)(rank=rank, device=device, segments=segments)
+    return engine
+
+
+def rank_error(error: BaseException) -> RankError:
+    """What the parent is told about `error`."""
+    return RankError(
+        kind=type(error).__name__,
+        text=str(error)[:TEXT_CHARS],
+        traceback="".join(traceback.format_exception(error))[-TRACEBACK_CHARS:],
+    )
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line that pool/process.py writes."""
+    parser = argparse.ArgumentParser(prog="parallel_runtime.worker.entry", description="One rank; started by the pool.")
+    for name in ("rank", "ranks", "generation", "parent", "socket", "lifeline", "store", "threads"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("device", "backend", "engine"):
+        parser.add_argument(f"--{name}", required=True)
+    return parser.parse_args(arguments)
+
+
+def main() -> NoReturn:
+    """Run one rank and leave the process without unwinding: a collective in flight may never end."""
+    options = parse(sys.argv[1:])
+    lifeline.arm(options.lifeline, options.parent)
+    faulthandler.enable()  # a crash shows where, in what the parent reports
+    for fd in (options.lifeline, options.socket, options.store):
+        os.set_inheritable(fd, False)
+    with suppress(OSError):  # when memory runs out, the kernel should take a rank, which can be replaced
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
+    worker = Worker(options)
+    status = 0
+    try:
+        worker.run()
+    except BaseException as error:  # noqa: BLE001  the one place: reported, and the process ends
+        status = 1
+        worker.report(error)
+        nccl_segments.remove(nccl_segments.segments_of([os.getpid()]))  # all ranks end now; NCCL would leave them
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Some rows of the latent on the rank that updates them, from the first state of a run to its result.
+
+Letters: `B` images of this rank's lane, `S` rows of the latent, `C` channels of a token.
+
+A sampler's update works token by token, so whoever holds rows needs no others; only the two sides of cfg, where lanes
+share them, are exchanged. Owns the order of operations around the model, which is ComfyUI's: noise mask, velocity to
+denoised, cfg, noise mask. Does not own the program (program.py) nor the model.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..parallel.collectives import Axis
+from ..parallel.shard import SequenceShard
+from ..program import NUM_SIDES, PREVIEW_SLOTS, Program, Trajectory
+from ..timing import RegionTimer
+from ..wire.requests import GroupWork
+from .host_copies import HostCopies
+
+INPAINT = ("mask", "noise", "latent")
+
+
+class LatentRows:
+    """The rows of `shard` of a lane's `share`. `tensors` are the request's, whole; results are written to them."""
+
+    def __init__(
+        self,
+        program: Program,
+        share: GroupWork,
+        tensors: Mapping[str, torch.Tensor],
+        shard: SequenceShard,
+        *,
+        timer: RegionTimer,
+        copies: HostCopies,
+        cfg: float,
+        cfg_axis: Axis,
+    ) -> None:
+        self._copies = copies
+        self._program, self._share, self._tensors, self._shard = program, share, tensors, shard
+        self._timer, self._cfg, self._cfg_axis = timer, cfg, cfg_axis
+        self._trajectory = Trajectory(program)
+        self._inpaint: dict[str, torch.Tensor] = {}
+        self._preview_of = {end: f"preview.{step % PREVIEW_SLOTS}" for step, end in enumerate(program.step_ends)}
+        self._x = self._denoised = torch.empty(0)
+
+    def take_in(self) -> None:
+        """Have on the device what every call needs of the request, and memory for previews; before the first."""
+        if self._writes:
+            self._copies.reserve(self._mine(self._tensors["out"]).shape)
+        for name in INPAINT:
+            if f"inpaint.{name}" in self._tensors:
+                with self._timer.region("hand_over"):
+                    self._inpaint[name] = self._on_device(f"inpaint.{name}")
+
+    def enter(self, call: int) -> torch.Tensor:
+        """What the model is to see of these rows in a call, (B, S, C) fp32; not to be written to."""
+        x = self._trajectory.enter(call, self._given(call))
+        if self._inpaint:
+            sigma, (mask, noise, latent) = self._sigma(call), (self._inpaint[name] for name in INPAINT)
+            x = x * mask + (noise * sigma + latent * (1.0 - sigma)) * (1.0 - mask)
+        self._x = x
+        return x
+
+    def leave(self, call: int, velocities: Sequence[torch.Tensor]) -> None:
+        """Take the velocities (B, S, C) of this lane's conditionings, in fp32.
+
+        Collective over the cfg axis where its lanes share the sides.
+        """
+        if self._share.exchange:
+            velocities = self._exchanged(velocities)
+        out = self._x  # of a lane without work, which keeps in step with the others
+        if velocities:
+            sides = [self._x - velocity * self._sigma(call) for velocity in velocities]
+            out = sides[0] if len(sides) == 1 else sides[1] + (sides[0] - sides[1]) * self._cfg
+            if self._inpaint:
+                out = out * self._inpaint["mask"] + self._inpaint["latent"] * (1.0 - self._inpaint["mask"])
+        self._trajectory.leave(call, out)
+        self._denoised = out
+
+    def preview(self, call: int) -> None:
+        """Begin to write the preview of a step that ends with `call`, which was left; waits for nothing."""
+        if self._writes and call in self._preview_of:
+            with self._timer.region("gather"):
+                self._copies.start(self._mine(self._tensors[self._preview_of[call]]), self._denoised)
+
+    def finish(self) -> None:
+        """Write the result. Waits for the device."""
+        last = self._program.num_calls
+        rows = self._trajectory.enter(last, self._given(last))
+        if self._writes:
+            with self._timer.region("gather"):
+                self._mine(self._tensors["out"]).copy_(rows)
+
+    @property
+    def _writes(self) -> bool:
+        """Whether these rows of results are written here: of lanes that have the same ones, the first does."""
+        return bool(self._share.conds) and not (self._share.exchange and self._cfg_axis.index)
+
+    def _mine(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The view of a whole tensor (images, latent rows, C): this lane's images, these rows."""
+        return self._shard.take(tensor[self._share.start : self._share.stop], stream="image", dim=1)
+
+    def _given(self, number: int) -> torch.Tensor | None:
+        if not self._program.states[number].given:
+            return None
+        with self._timer.region("hand_over"):
+            return self._on_device(f"given.{number}")
+
+    def _on_device(self, name: str) -> torch.Tensor:
+        return self._mine(self._tensors[name]).to(self._timer.device)
+
+    def _sigma(self, call: int) -> float:
+        sigma = self._program.states[call].sigma
+        if sigma is None:
+            raise ValueError(f"state {call} has no sigma; the program is not whole")
+        return sigma
+
+    def _exchanged(self, mine: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The velocities of both conditionings, of which this lane has made one, or, beyond the first two, none."""
+        axis, shape = self._cfg_axis, self._x.shape
+        lengths = tuple(shape[0] * shape[1] if index < NUM_SIDES else 0 for index in range(axis.size))
+        nothing = (0,) * axis.size
+        if not mine:
+            axis.all_to_all(self._x.new_empty((0, shape[2])), send_lengths=nothing, receive_lengths=nothing)
+            return []
+        rows = mine[0].flatten(0, 1)
+        both = axis.all_to_all(rows.repeat(NUM_SIDES, 1), send_lengths=lengths, receive_lengths=lengths)
+        return list(both.unflatten(0, (NUM_SIDES, *shape[:2])).unbind(0))
+
+
+def call_tensors(tensors: Mapping[str, torch.Tensor], call: int) -> dict[str, torch.Tensor]:
+    """Of a request's tensors those of one call, by the names that they have there."""
+    start = f"{call}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

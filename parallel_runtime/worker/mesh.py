@@ -1,0 +1,179 @@
+"""The axes of a plan as process groups. Owns one rank's groups and hands out each axis by name.
+
+A mesh is a handle inside one set of workers: another plan makes other groups, never other processes. Ranks beyond the
+plan's product are in no group and sleep. Replicas exchange nothing, so the data axis has a size and a place, and no
+group; the two sides of cfg meet in whole sampling runs.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ..exchange_groups import (
+    ACTIVATIONS,
+    GROUPED_AXES,
+    LINK,
+    WEIGHTS,
+    ExchangeGroup,
+    has_sequence_group,
+    links_of,
+    runs_along,
+    weight_groups,
+)
+from ..parallel.collectives import Axis, Traffic
+from ..parallel.displaced import DisplacedAttention
+from ..parallel.links import Link
+from ..parallel.pattern import count_wrong_bytes, count_wrong_bytes_of_links
+from ..parallel.sequence import SequenceAttention
+from ..parallel.uneven import UnevenSequence
+from ..plan import ParallelPlan
+from ..wire.replies import ProbeReply
+from .probe import probe
+
+
+class Groups:
+    """The process groups of this rank, each made once: plans share them, and each costs threads or a communicator.
+
+    Weights travel in groups of their own, so that no exchange of activations waits behind a gather that is in flight.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[ExchangeGroup, dist.ProcessGroup | None] = {}
+
+    def join(self, purpose: str, runs: list[tuple[int, ...]]) -> dist.ProcessGroup | None:
+        """Make a group of each run of ranks; the one that this rank is in, if any.
+
+        Collective: every rank of the world must ask for the same, in the same order.
+        """
+        mine = None
+        for ranks in runs:
+            key = ExchangeGroup(purpose=purpose, ranks=ranks)
+            if key not in self._made:
+                whole = purpose == ACTIVATIONS and len(ranks) == dist.get_world_size()
+                self._made[key] = dist.group.WORLD if whole else dist.new_group(list(ranks))
+            if dist.get_rank() in ranks:
+                mine = self._made[key]
+        return mine
+
+    def free(self, groups: Sequence[ExchangeGroup]) -> None:
+        """Destroy groups that no mesh and no weights use any more, one after another. Nothing may be in flight.
+
+        Collective: every rank of the world must free the same, in the same order. NCCL ends a communicator when all of
+        its ranks do (torch's ProcessGroupNCCL calls ncclCommFinalize), so ranks that begin with different ones wait for
+        each other in a circle.
+        """
+        for key in groups:
+            group = self._made.pop(key)
+            if dist.get_rank() in key.ranks:
+                dist.destroy_process_group(group)
+
+
+class Mesh:
+    """One plan's axes as this rank sees them. Making one is collective: every rank of the world must.
+
+    `shard_axis` is over the ranks that hold sharded weights together, of size one when each rank holds all of them.
+    The pipefusion axis has no group: a stage has a link from the stage before it and one to the stage after it, the
+    last stage's next being the first.
+    """
+
+    def __init__(
+        self, plan: ParallelPlan, *, device: torch.device, groups: Groups, show_waiting: Callable[[bool], None]
+    ) -> None:
+        """`show_waiting` is told when this rank begins and ends to wait for others."""
+        self.plan = plan
+        self.traffic = Traffic(show_waiting=show_waiting)
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        self.member = rank < plan.ranks
+        # An axis of one needs no group; gloo has no collectives for device memory.
+        self._staged = dist.is_initialized() and dist.get_backend() == "gloo" and device.type != "cpu"
+        self.axes = {
+            axis: Axis(axis, getattr(plan, axis), index, None, self.traffic, self._staged)
+            for axis, index in plan.coordinates(rank if self.member else 0).items()
+        }
+        for axis in GROUPED_AXES:
+            if self.axes[axis].size > 1:
+                self.axes[axis].group = groups.join(ACTIVATIONS, runs_along(plan, axis))
+        self._sequence_axis = self._join_sequence(groups)
+        self._previous, self._next = self._join_stages(groups)
+        shards = plan.layout.shards
+        sharing = [group.ranks for group in weight_groups(plan.layout)]
+        index = next((ranks.index(rank) for ranks in sharing if rank in ranks), 0)
+        weights = Traffic(region="weights", show_waiting=show_waiting)
+        self.shard_axis = Axis("shards", shards, index, None, weights, self._staged)
+        if shards > 1:
+            self.shard_axis.group = groups.join(WEIGHTS, sharing)
+
+    def __getitem__(self, axis: str) -> Axis:
+        return self.axes[axis]
+
+    @property
+    def lane(self) -> int:
+        """Which lane this rank is in."""
+        return self["data"].index * self["cfg"].size + self["cfg"].index
+
+    @property
+    def replica_lanes(self) -> range:
+        """The lanes of this rank's replica."""
+        first = self["data"].index * self["cfg"].size
+        return range(first, first + self["cfg"].size)
+
+    @property
+    def previous_stage(self) -> Link:
+        """The link that messages of the stage before come over."""
+        return _link_of_stages(self._previous)
+
+    @property
+    def next_stage(self) -> Link:
+        """The link to the stage after, from the last stage to the first."""
+        return _link_of_stages(self._next)
+
+    def _join_stages(self, groups: Groups) -> tuple[Link | None, Link | None]:
+        """This rank's links from the stage before and to the stage after. A group each: (sender, receiver)."""
+        previous = following = None
+        for sender, receiver in links_of(self.plan):
+            group = groups.join(LINK, [(sender, receiver)])
+            if group is not None and dist.get_rank() == sender:
+                following = Link(peer=receiver, group=group, traffic=self.traffic, staged=self._staged)
+            elif group is not None:
+                previous = Link(peer=sender, group=group, traffic=self.traffic, staged=self._staged)
+        return previous, following
+
+    def _join_sequence(self, groups: Groups) -> Axis | None:
+        """All ranks that share a sequence as one axis, where they need a group."""
+        if not has_sequence_group(self.plan):
+            return None
+        ring, ulysses = self["ring"], self["ulysses"]
+        size, index = ring.size * ulysses.size, ring.index * ulysses.size + ulysses.index
+        group = groups.join(ACTIVATIONS, runs_along(self.plan, "ring", "ulysses"))
+        return Axis("sequence", size, index, group, self.traffic, self._staged)
+
+    def sequence(self) -> SequenceAttention:
+        """The attention of this plan over a sequence that its ring and ulysses ranks share."""
+        return SequenceAttention(ring=self["ring"], ulysses=self["ulysses"], whole=self._sequence_axis)
+
+    def uneven_sequence(self) -> UnevenSequence:
+        """As `sequence`, for a model whose attention is a call like any other."""
+        return UnevenSequence(ring=self["ring"], ulysses=self["ulysses"], whole=self._sequence_axis)
+
+    def displaced(self) -> DisplacedAttention:
+        """As `sequence`, for a plan with stages: the keys of the patches not under way are of the step before."""
+        return DisplacedAttention(ring=self["ring"], ulysses=self["ulysses"])
+
+    def probe(self, device: torch.device) -> ProbeReply:
+        """Measure this rank's device and its ulysses axis; ranks in no group measure nothing and hold nobody up."""
+        return probe(self["ulysses"], device) if self.member else ProbeReply()
+
+    def wrong_bytes(self, device: torch.device) -> int:
+        """Exchange a known pattern over every group; how many bytes of what this rank received are not as sent."""
+        axes = (*self.axes.values(), self._sequence_axis, self.shard_axis)
+        wrong = sum(count_wrong_bytes(axis, device) for axis in axes if axis is not None and axis.group is not None)
+        if self._previous is not None and self._next is not None:
+            wrong += count_wrong_bytes_of_links(self._previous, self._next, device)
+        return wrong
+
+
+def _link_of_stages(link: Link | None) -> Link:
+    if link is None:
+        raise ValueError("a plan without stages has no links between them; use a plan with pipefusion of 2 or more")
+    return link

@@ -1,0 +1,96 @@
+"""What a rank's device and its links do in a second: matrices, attention, memory, and exchanges over one axis.
+
+Owns the measurements, each at two sizes, so that what a call costs is told from what its size costs. All ranks of the
+axis must probe at once. What follows from the numbers is the planner's.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..parallel.collectives import Axis
+from ..parallel.kernels import attention
+from ..wire.replies import ProbeReply
+from .measure import operand
+
+RUNS = 5
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Small and large, for a kind of device: long enough to time, short enough not to be noticed."""
+
+    width: int
+    heads: int
+    rows: tuple[int, int]
+    tokens: tuple[int, int]
+    sent_bytes: tuple[int, int]
+    copied_bytes: int
+
+
+SIZES = {
+    "cpu": _Sizes(512, 8, (128, 1024), (256, 1024), (1 << 14, 1 << 21), 1 << 24),
+    "cuda": _Sizes(3072, 24, (1024, 4608), (1152, 4608), (1 << 18, 1 << 25), 1 << 30),
+}
+
+
+def probe(axis: Axis, device: torch.device) -> ProbeReply:
+    """Measure the device, and the axis where it has several ranks."""
+    sizes = SIZES[device.type]
+    sent_bytes = sizes.sent_bytes if axis.size > 1 else ()
+    return ProbeReply(
+        matmul=tuple(_matmul(sizes, rows, device) for rows in sizes.rows),
+        attention=tuple(_attention(sizes, tokens, device) for tokens in sizes.tokens),
+        memory=(_memory(sizes, device),),
+        all_to_all=tuple(_all_to_all(axis, num_bytes, device) for num_bytes in sent_bytes),
+        shift=tuple(_shift(axis, num_bytes, device) for num_bytes in sent_bytes),
+    )
+
+
+def _matmul(sizes: _Sizes, rows: int, device: torch.device) -> tuple[float, float]:
+    left, right = operand(rows, sizes.width, device=device), operand(sizes.width, 4 * sizes.width, device=device)
+    return 2.0 * rows * 4 * sizes.width**2, _seconds(lambda: left @ right, device)
+
+
+def _attention(sizes: _Sizes, tokens: int, device: torch.device) -> tuple[float, float]:
+    q = operand(1, tokens, sizes.heads, sizes.width // sizes.heads, device=device)
+    return 4.0 * tokens**2 * sizes.width, _seconds(lambda: attention(q, q, q), device)
+
+
+def _memory(sizes: _Sizes, device: torch.device) -> tuple[float, float]:
+    source = torch.zeros(sizes.copied_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2.0 * sizes.copied_bytes, _seconds(lambda: target.copy_(source), device)
+
+
+def _all_to_all(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float, float]:
+    """Every rank sends `num_bytes` to others, in equal parts."""
+    part = num_bytes // (axis.size - 1)
+    lengths = (part,) * axis.size
+    send = torch.zeros(part * axis.size, dtype=torch.uint8, device=device)
+
+    def exchange() -> torch.Tensor:
+        return axis.all_to_all(send, send_lengths=lengths, receive_lengths=lengths)
+
+    return float(part * (axis.size - 1)), _seconds(exchange, device)
+
+
+def _shift(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float, float]:
+    send = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    receive = torch.empty_like(send)
+    return float(num_bytes), _seconds(lambda: axis.start_shift(send, receive).wait(), device)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """The median of a few runs after one that warms up, each waited for."""
+    taken = []
+    for _ in range(RUNS + 1):
+        began = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[1:])

@@ -1,0 +1,267 @@
+"""A whole sampling run on one rank: the sampler's program over this rank's tokens, without the host in between.
+
+Letters: `B` images of this rank's lane, `S` this rank's rows of the latent, `C` channels of a token, `E` calls.
+
+Owns the loop over calls and steps, when a step may start, and how long steps took. Does not own the program
+(program.py), the latent's rows (latent.py), the model's arithmetic (models/) nor one call of the model: `WholeCalls`
+here for a rank that runs all blocks, pipeline.py for a stage.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import RequestCancelledError
+from ..program import Program
+from ..timing import RegionTimer
+from ..wire.channel import SegmentTable
+from ..wire.replies import RankRun, StageTimeline
+from ..wire.requests import GroupWork
+from .forward import Forward
+from .host_copies import HostCopies
+from .latent import LatentRows, call_tensors
+from .pacing import Pace
+from .prepared import Prepared, prepare
+
+CREDIT_WAIT_S = 0.0001
+MOST_TIMED_STEPS = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leave:
+    """To start a step: when it was given, on the machine's clock, and how long the rank had waited for it."""
+
+    at_s: float
+    waited_s: float
+
+
+class Gate:
+    """Where a rank waits until it may start a step; what keeps all ranks' last step the same when one cancels.
+
+    The parent raises the credit and stops raising it to cancel, so ranks that wait all wait at the same step.
+    """
+
+    def __init__(
+        self, segments: SegmentTable, *, cancelled: Callable[[], bool], show_waiting: Callable[[bool], None]
+    ) -> None:
+        self._segments, self._cancelled, self._show_waiting = segments, cancelled, show_waiting
+
+    def open(self, step: int) -> bool:
+        """Whether `step` may start. Once it may, every rank will start it."""
+        return self._segments.credit > step
+
+    def wait(self, step: int, *, meanwhile: Callable[[], None]) -> float:
+        """Return, with the seconds waited, when `step` may start. Raises `RequestCancelledError`.
+
+        `meanwhile` is called again and again: the parent may wait for a preview of ours before it gives leave.
+        """
+        began = time.perf_counter()
+        self._show_waiting(True)  # for the ranks behind; their hearts beat
+        try:
+            while not self.open(step):
+                # Looked at again: leave may have come after the first look, and then other ranks go on.
+                if self._cancelled() and not self.open(step):
+                    raise RequestCancelledError(f"sampling was cancelled before step {step}")
+                meanwhile()
+                time.sleep(CREDIT_WAIT_S)
+        finally:
+            self._show_waiting(False)
+        return time.perf_counter() - began
+
+
+class Calls(Protocol):
+    """How the calls of a run are made on this rank."""
+
+    def prepare(self) -> None:
+        """Compute all that can be known before the first call."""
+        ...
+
+    def run(self, call: int) -> None:
+        """Make a call, its step having leave to start; begins to write the preview of a step that it ends."""
+        ...
+
+    def finish(self) -> None:
+        """Write the result."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing in flight, after the last call that every rank makes."""
+        ...
+
+    def timeline(self) -> StageTimeline | None:
+        """When which chunk came and went, where that was asked for."""
+        ...
+
+
+class ResidentLoop:
+    """One run of `program`, call by call. The calls' blocks go by `pace`, their previews through `copies`."""
+
+    def __init__(self, program: Program, calls: Calls, timer: RegionTimer, *, pace: Pace, copies: HostCopies) -> None:
+        self._program, self._calls, self._timer, self._pace, self._copies = program, calls, timer, pace, copies
+        self._leaves: list[Leave] = []  # of each step, and of calls after the last one
+
+    def run(self, gate: Gate, *, step_done: Callable[[int], None]) -> None:
+        """Run to the end; the result and the previews go to the request's tensors, this rank's rows of them.
+
+        Raises `RequestCancelledError`.
+        """
+        self._timer.mark()
+        self._calls.prepare()
+        self._timer.mark()
+        self._timer.lap()
+        try:
+            self._run_calls(gate, step_done)
+        except RequestCancelledError:
+            self._close()
+            raise
+        self._close()
+        self._calls.finish()
+        self._timer.mark()
+
+    def _close(self) -> None:
+        self._calls.close()
+        self._pace.drain()
+        self._copies.drain()
+
+    def _while_waiting(self) -> None:
+        self._pace.collect()
+        self._copies.collect()
+
+    def _run_calls(self, gate: Gate, step_done: Callable[[int], None]) -> None:
+        starts, ends = step_starts(self._program), {end: step for step, end in enumerate(self._program.step_ends)}
+        for call in range(self._program.num_calls):
+            if call in starts:
+                waited_s = gate.wait(starts[call], meanwhile=self._while_waiting)
+                self._leaves.append(Leave(at_s=time.perf_counter(), waited_s=waited_s))
+            self._calls.run(call)
+            if call in ends:
+                # Not waited for: a stage of a pipeline is asked for its next step while the device is at this one.
+                self._timer.mark()
+                self._timer.lap()
+                self._copies.then(partial(step_done, ends[call]))
+
+    def report(self, **work: Any) -> RankRun:  # noqa: ANN401  the fields of RankWork
+        """The run's times beside what it ran and sent. Waits for the device."""
+        run_s, prepared_s, *ends_s, finished_s = self._timer.moments()
+        began_s = step_begins(prepared_s, ends_s, self._leaves[: len(ends_s)])
+        step_s = [end - began for began, end in zip(began_s, ends_s, strict=True)]
+        prepared, *steps = self._timer.laps()
+        fit = len(step_s) <= MOST_TIMED_STEPS
+        return RankRun(
+            step_s=_brief(step_s),
+            prepare_s=prepared_s - run_s,
+            finish_s=finished_s - [prepared_s, *ends_s][-1],
+            waited_s=sum(leave.waited_s for leave in self._leaves),
+            began_s=_brief(began_s) if fit else None,
+            regions=_by_name(steps) if fit and self._timer.on else None,
+            prepare_regions=prepared if self._timer.on else None,
+            timeline=self._calls.timeline(),
+            **work,
+        )
+
+
+class WholeCalls:
+    """Calls through all blocks on this rank, its part of the tokens. `tensors` are the request's, whole."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        program: Program,
+        share: GroupWork,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        rows: LatentRows,
+        options: Sequence[Mapping],
+        passes_a_call: int,
+        modulation_bytes: int,
+    ) -> None:
+        """`options` of the conditionings; `passes_a_call`: those of the busiest lane that shares our weights.
+
+        `modulation_bytes`: as `prepare`'s `most_bytes`.
+        """
+        self._modulation_bytes = modulation_bytes
+        self._forward, self._program, self._share, self._tensors = forward, program, share, tensors
+        self._rows, self._options, self._passes_a_call = rows, options, passes_a_call
+        self._shards = {cond: forward.shard(call_tensors(tensors, cond)) for cond in share.conds}
+        self._ready: dict[int, Prepared] = {}
+
+    @property
+    def passes(self) -> int:
+        """How often the run goes through the blocks' weights."""
+        return 1 + self._passes_a_call * self._program.num_calls
+
+    def prepare(self) -> None:
+        """As `Calls.prepare`."""
+        self._rows.take_in()
+        self._ready = prepare(
+            self._forward,
+            self._program,
+            self._share,
+            self._tensors,
+            rows=self._shards,
+            blocks=self._forward.adapter.blocks,
+            most_bytes=self._modulation_bytes,
+        )
+
+    def run(self, call: int) -> None:
+        """As `Calls.run`."""
+        x = self._rows.enter(call)
+        found = [self._velocity(cond, call, x) for cond in self._share.conds]
+        for _ in range(self._passes_a_call - len(found)):
+            self._forward.weights.idle_pass(self._forward.beat)
+        self._rows.leave(call, found)
+        self._rows.preview(call)
+
+    def finish(self) -> None:
+        """As `Calls.finish`."""
+        self._rows.finish()
+
+    def timeline(self) -> None:
+        """As `Calls.timeline`; there are no stages."""
+
+    def close(self) -> None:
+        """Nothing: a call ends with all of its exchanges done."""
+
+    def _velocity(self, cond: int, call: int, x: torch.Tensor) -> torch.Tensor:
+        """A conditioning's velocity of the latent's rows, (B, S, C) fp32."""
+        forward, ready, (rows, width) = self._forward, self._ready[cond], x.shape[1:]
+        img = ready.inputs["img"]
+        img[:, :rows, :width] = x
+        with forward.timer.region("embed"), forward.weights.block("") as w:
+            tokens = forward.adapter.embed(w, img, replace(ready.condition, vec=ready.condition.vec[call]))
+        velocity = forward.velocity(
+            tokens, self._shards[cond], ready.inputs, self._options[cond], modulations=ready.modulations_of(call)
+        )
+        return velocity[:, :rows].float()
+
+
+def step_begins(prepared_s: float, ends_s: Sequence[float], leaves: Sequence[Leave]) -> list[float]:
+    """When each step began on the device, all on the machine's clock: at the end of the one before, or with its leave.
+
+    A device that was still at the step before while the host waited for leave lost that much less by it.
+    """
+    before_s = [prepared_s, *ends_s[:-1]]
+    return [
+        before + min(leave.waited_s, max(0.0, leave.at_s - before))
+        for before, leave in zip(before_s, leaves, strict=True)
+    ]
+
+
+def step_starts(program: Program) -> dict[int, int]:
+    """The calls with which a step starts, and its number."""
+    return {end + 1: step + 1 for step, end in enumerate(program.step_ends)} | {0: 0}
+
+
+def _by_name(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
+    """Seconds of each step by region; 0 in a step that did not enter it."""
+    names = sorted({name for step in steps for name in step})
+    return {name: _brief([step.get(name, 0.0) for step in steps]) for name in names}
+
+
+def _brief(seconds: Sequence[float]) -> tuple[float, ...]:
+    """To a microsecond, so that a message has room for many."""
+    return tuple(round(value, 6) for value in seconds)

@@ -50,11 +50,12 @@ def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(sample: ModelS
         pool.give_back(pool.devices)
         assert pool.state == "stopped"
         first = pool.sample(sample, plan, run).out
-        request = next(pool._numbers)
+        numbers = pool._generations._requests
+        request = next(numbers)
         pool.give_back([Device("cuda", 0)])
-        assert next(pool._numbers) == request + 1, "no rank computes there, so none is asked"
+        assert next(numbers) == request + 1, "no rank computes there, so none is asked"
         pool.give_back([pool.devices[1]])
-        assert next(pool._numbers) == request + 3
+        assert next(numbers) == request + 3
         assert torch.equal(pool.sample(sample, plan, run).out, first)
         assert pool.generation == 1
 

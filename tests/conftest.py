@@ -1,7 +1,7 @@
 """Fixtures all tests share: tiny models and real ComfyUI servers, each made once a session; tiers; how hypothesis runs.
 
-Owns: what is started once and stopped at the end, which folders are slow. Does not own: how a server starts (host/),
-which tests are left to `make test-full` (each says so itself).
+Owns: what is started once and stopped at the end, which folders are slow, where ranks are forked. Does not own: how a
+server starts (host/), which tests are left to `make test-full` (each says so itself).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 
 from families.variants import write_families
 from host.client import ComfyClient
+from host.forked_ranks import fork_ranks, start_ranks
 from host.server import ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
 from parallel_runtime.__main__ import EXIT_INTERRUPTED, main
@@ -61,6 +62,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
+
+
+# How ranks start and end is what their tests are about, so each rank is an interpreter of its own there.
+STARTING_FOLDERS = {"faults", "pool"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fork ranks, which saves 2 s of a core for each, but where their start is tested."""
+    start_ranks() if item.path.relative_to(TESTS).parts[0] in STARTING_FOLDERS else fork_ranks()
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist asks, where there is one

@@ -20,6 +20,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_api.latest import ComfyExtension, io
 
+from . import starting  # noqa: F401  how ranks start, in a test host
 from .choosing import HostedModelLoader, LikeKnownGpus
 from .conditions import (
     ObjectInConditioning,

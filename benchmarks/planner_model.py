@@ -9,11 +9,12 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from parallel_runtime.models.flux.family import FLUX_DEV
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.cost import Cost, step_cost
 from parallel_runtime.planner.hardware import Calibration, Link, Rates, Software
 from parallel_runtime.planner.known import DEVICES, known_calibration, known_rates
-from parallel_runtime.planner.shapes import FLUX_DEV, ModelShape, Work
+from parallel_runtime.planner.shapes import ModelShape, Work
 
 HERE = Path(__file__).resolve().parent
 AXES = {"data": "data", "cfg": "cfg", "pipe": "pipefusion", "ring": "ring", "uly": "ulysses"}

@@ -12,9 +12,10 @@ from comfy_api.latest import io
 
 from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices
+from ..parallel_runtime.models.registry import USUAL, titles
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
-from ..parallel_runtime.planner.shapes import FLUX_DEV, ModelShape, Work
+from ..parallel_runtime.planner.shapes import ModelShape, Work
 from .automatic import decide, decide_again
 from .host.progress import NodeText
 from .roles import roles
@@ -72,9 +73,9 @@ class ParallelChoice:
             plan = self._fitting_plan(plan)
         if plan.pipefusion > 1:
             raise ValueError(
-                f"pipefusion={plan.pipefusion} runs Flux.1 alone so far, not {name}; use ulysses, ring, cfg or data"
+                f"pipefusion={plan.pipefusion} runs {titles()} alone so far, not {name}; use ulysses, ring, cfg or data"
             )
-        remarks = ("blocks run uncompiled: only those of Flux.1 are compiled",) if self.compiled else ()
+        remarks = (f"blocks run uncompiled: only those of {titles()} are compiled",) if self.compiled else ()
         return Decision(plan=plan, reasons=remarks)
 
     def _fitting_plan(self, plan: ParallelPlan) -> ParallelPlan:
@@ -97,9 +98,9 @@ class ParallelChoice:
     def describe(self) -> list[str]:
         """The plan's name, what each device will do, and auto's reasons, a line each; `ValueError` for too few devices.
 
-        An automatic plan is shown for a Flux.1 dev in bf16.
+        An automatic plan is shown for the usual model in bf16.
         """
-        return self.told(self._fitting(FLUX_DEV, usual_work()))
+        return self.told(self._fitting(USUAL.usual, usual_work()))
 
     def told(self, decision: Decision) -> list[str]:
         """The decision in lines: the plan's name, what each device will do, and the reasons."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from comfy_api.latest import io
 
+from ..parallel_runtime.models.registry import USUAL
 from ..parallel_runtime.planner.automatic import usual_work
-from ..parallel_runtime.planner.shapes import FLUX_DEV
 from .config import ParallelChoice, SPConfig
 
 
@@ -42,7 +42,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _described(choice: ParallelChoice) -> dict:
-    decision = choice.plan_for(FLUX_DEV, usual_work())
+    decision = choice.plan_for(USUAL.usual, usual_work())
     plan = decision.plan
     _, *reasons = choice.told(decision)
     return {

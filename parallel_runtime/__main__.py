@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", default="flux1-dev", help="a Flux.1 .safetensors file (default: the shape of flux1-dev)"
+        "--model", help="a .safetensors file of a model that the planner knows (default: the usual one's shape)"
     )
     parser.add_argument("--width", type=int, default=1024, help="pixels")
     parser.add_argument("--height", type=int, default=1024, help="pixels")
@@ -136,7 +136,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_workload(parser: argparse.ArgumentParser, *, plans: str = "store") -> None:
-    parser.add_argument("--model", required=True, metavar="FILE", help="a Flux.1 .safetensors file")
+    parser.add_argument("--model", required=True, metavar="FILE", help="a .safetensors file of a diffusion model")
     several = "; give it again for each further plan" if plans == "append" else ""
     parser.add_argument("--plan", required=True, action=plans, help=f"ulysses=2,ring=2 or cfg=2,data=2{several}")
     parser.add_argument("--width", type=int, default=1024, help="pixels")

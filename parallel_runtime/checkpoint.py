@@ -14,8 +14,8 @@ from typing import TypeGuard
 
 import torch
 
-# Far beyond any model's, so that a header made to exhaust us is refused before it can: Flux.1 has 780 tensors of one or
-# two dims in 0.1 MB of header. The format itself would allow 100 MB.
+# Far beyond any model's, so that a header made to exhaust us is refused before it can: a usual model has 780 tensors of
+# one or two dims in 0.1 MB of header. The format itself would allow 100 MB.
 HEADER_LIMIT = 16 << 20  # bytes
 MAX_TENSORS = 1 << 16
 MAX_PARTS = 1 << 19  # lists and objects in the header's JSON, those inside of metadata's texts included
@@ -38,7 +38,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 LOAD_AGAIN = "load it again (ComfyUI: Unload Models and Execution Cache)"
-HOSTED = "hosted"  # the adapter of a spec that ComfyUI's own modules compute
+# The adapters of a spec: blocks of ours compute it, of which family its file says, or ComfyUI's own modules do.
+OWN, HOSTED = "own", "hosted"
 COMPUTE_DTYPES = ("default", "float32", "bfloat16", "float16")
 
 
@@ -100,7 +101,7 @@ class ModelSpec:
         path: str | os.PathLike[str],
         dtype: str = "default",
         *,
-        adapter: str = "flux",
+        adapter: str = OWN,
         comfyui: ComfyUI | None = None,
     ) -> "ModelSpec":
         """Identify the file as it is now. `dtype` is the compute dtype; `default` keeps the file's.

@@ -1,7 +1,7 @@
 """What compiling the blocks needs of a machine: a compiler, Python's headers, and a folder for what it makes.
 
 Owns the checks and the environment of a rank in which torch's compiler (TorchInductor) works. Does not own what is
-compiled nor when (models/flux/compiled.py). Imports no torch.
+compiled nor when (the model's compiled.py). Imports no torch.
 
 What torch keeps in its folder are C++ and Triton sources and the libraries made of them. Its caches of whole graphs are
 pickles, and stay switched off: a rank that starts traces its graphs anew and finds their libraries there.

@@ -20,6 +20,7 @@ from comfy.supported_models_base import BASE
 from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.models.flux.config import FluxConfig, file_names
+from ...parallel_runtime.models.flux.family import FluxModel
 from ...parallel_runtime.patch import PatchSet
 from ...parallel_runtime.planner.automatic import Decision, usual_work
 from ...parallel_runtime.planner.shapes import ModelShape, Work
@@ -28,9 +29,11 @@ from .dtypes import compute_dtype
 from .flux_conditioning import ForwardArguments, step_tensors
 from .meta import META, MetaOperations
 from .pooled_model import PooledModel, WeightSizes
-from .refusals import FLUX_PATCHES, check_transformer_options, refuse_in
+from .refusals import check_transformer_options, refuse_in
 from .run_context import RUN_KEY, RunContext, run_inside
 
+# What ComfyUI's own Flux reads inside its blocks; every other patch name has no effect on it, there as here.
+FLUX_PATCHES = ("post_input", "double_block", "single_block", "attn1_patch", "attn1_output_patch")
 HEAD_DIM = 128  # the only one ComfyUI's Flux knows
 BODY = inspect.signature(comfy.ldm.flux.model.Flux.forward_orig)
 # ComfyUI's names of what its body takes, and ours.
@@ -135,7 +138,7 @@ class Source:
     @property
     def shape(self) -> ModelShape:
         """The sizes as the planner takes them."""
-        return ModelShape.of(self.config, os.path.basename(self.spec.path))
+        return FluxModel(self.config).shape(os.path.basename(self.spec.path))
 
     @property
     def work(self) -> Work:

@@ -65,7 +65,7 @@ class HostedSource:
 
 
 def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> HostedSource:
-    """Recognise the file at `path` as ComfyUI does; arguments as `flux_model.read_source`.
+    """Recognise the file at `path` as ComfyUI does; arguments as the reader's of a model of our own blocks.
 
     Raises `ValueError` when the file is missing or broken, or no diffusion model that ComfyUI knows.
     """
@@ -121,7 +121,7 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     stock_memory = model.memory_required
 
     def memory_required(input_shape: Sequence[int], cond_shapes: Mapping | None = None) -> float:
-        """As `RemoteFlux.memory_required`."""
+        """Bytes of activations on the device shared with ComfyUI: the rows of one lane, the tokens of one rank."""
         plan = (run_inside(pooled) or transformer.outside_runs).plan
         rows = -(-input_shape[0] // plan.lanes)
         whole = stock_memory([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})

@@ -13,7 +13,7 @@ import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...parallel_runtime.checkpoint import read_header
-from ...parallel_runtime.models.flux.config import FluxConfig
+from ...parallel_runtime.models.registry import find_family
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.shapes import ModelShape, Work
@@ -47,18 +47,12 @@ Reader: TypeAlias = Callable[[str, str, Devices], Source | HostedSource]
 
 
 def read_any(path: str, weight_dtype: str, devices: Devices) -> Source | HostedSource:
-    """Recognise the file at `path`: a Flux.1, which our own blocks compute, or what ComfyUI's modules do.
+    """Recognise the file at `path`, whose family says who computes it: blocks of ours, or ComfyUI's modules.
 
     Arguments as `read_source`. Raises `ValueError` when the file is missing or broken, or no diffusion model.
     """
-    try:
-        FluxConfig.from_header(read_header(path))
-    except ValueError as error:
-        source = read_hosted(path, weight_dtype, devices)
-        if source.recognised.config.unet_config.get("image_model") == "flux":
-            raise error
-        return source
-    return read_source(path, weight_dtype, devices)
+    read = read_hosted if find_family(read_header(path)) is None else read_source
+    return read(path, weight_dtype, devices)
 
 
 def remote_patcher(
@@ -74,7 +68,7 @@ def remote_patcher(
     """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
 
     `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs. `read` chooses who computes it:
-    `read_hosted` has ComfyUI's own modules compute a Flux.1 too.
+    `read_hosted` has ComfyUI's own modules compute any model.
 
     Raises `ValueError` when the file cannot be used, or the plan does not fit it.
     """

@@ -9,8 +9,6 @@ import comfy.controlnet
 import nodes as comfy_nodes
 from comfy_api.latest import get_executing_context, get_progress_state
 
-# What ComfyUI's own Flux reads inside its blocks; every other patch name has no effect on it, there as here.
-FLUX_PATCHES = ("post_input", "double_block", "single_block", "attn1_patch", "attn1_output_patch")
 COMPILED = "torch.compile"  # the key of ComfyUI's own wrapper, in every version that has it
 PATCHERS = "the node that adds them (SkipLayerGuidanceDiT, for one)"
 # ControlNets that compute with the model's own first layers, where this ComfyUI has them.

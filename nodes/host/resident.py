@@ -17,6 +17,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.checkpoint import HOSTED
+from ...parallel_runtime.models.registry import titles
 from ...parallel_runtime.places import without_places
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.calls import ModelCall
@@ -154,7 +155,7 @@ def _refuse(guider: comfy.samplers.CFGGuider, model_options: dict, reason: str |
     if context is None or vars(guider.inner_model).get("pooled") is not context.model:
         raise HostLoopError("the MODEL is a stock loader's")
     if context.model.spec.adapter == HOSTED:
-        raise HostLoopError("the loop in the workers runs Flux.1 alone")
+        raise HostLoopError(f"the loop in the workers runs {titles()} alone")
     if reason is not None:
         raise HostLoopError(reason)
     _refuse_guider(guider, model_options)
@@ -177,7 +178,7 @@ def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> Non
 
 
 def _refuse_model(guider: comfy.samplers.CFGGuider) -> None:
-    """Raise `HostLoopError` unless the model denoises as Flux does: the latent less sigma times what it says."""
+    """Raise `HostLoopError` unless the model denoises as a flow does: the latent less sigma times what it says."""
     flow, sampling = comfy.model_sampling.CONST, type(guider.inner_model.model_sampling)
     if not issubclass(sampling, flow) or sampling.calculate_denoised is not flow.calculate_denoised:
         raise HostLoopError("the model's sampling is not a flow's")
@@ -269,7 +270,7 @@ def _inpaint(
 
 
 def to_tokens(latent: torch.Tensor) -> torch.Tensor:
-    """(B, C, H, W) to (B, H / 2 * W / 2, C * 4), channels outermost within a token, as ComfyUI's Flux has them."""
+    """(B, C, H, W) to (B, H / 2 * W / 2, C * 4), channels outermost within a token, as ComfyUI's module has them."""
     parts = latent.unflatten(3, (-1, PATCH)).unflatten(2, (-1, PATCH))  # (B, C, h, 2, w, 2)
     return parts.permute(0, 2, 4, 1, 3, 5).flatten(3, 5).flatten(1, 2)
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..checkpoint import ModelSpec, read_header
-from ..models.flux.config import FluxConfig
-from ..models.flux.inputs import check_plan
+from ..models.registry import USUAL, read_own
 from ..plan import ParallelPlan
 from ..pool.pool import Pool
 from ..report.build import Span, new_report
@@ -27,7 +26,7 @@ from .steady import Places, SteadyPlan
 from .workload import Workload, choose_devices, refuse_uncompilable, relative_error
 
 if TYPE_CHECKING:
-    from ..models.flux.reference import Oracle
+    from ..models.family import Reference
 
 SIZES = ("width", "height", "batch", "image_tokens", "text_tokens")
 
@@ -40,7 +39,7 @@ def run(arguments: argparse.Namespace) -> dict:
         require_chart(arguments.chart)
     if arguments.trace is not None and not os.path.isdir(arguments.trace):
         raise ValueError(f"--trace={arguments.trace} is no folder; make it first")
-    judge = load_judge()
+    judge = load_judge(USUAL)
     plans = [ParallelPlan.parse(text) for text in arguments.plan]
     workload = Workload(
         width=arguments.width,
@@ -49,9 +48,9 @@ def run(arguments: argparse.Namespace) -> dict:
         batch=arguments.batch,
         seed=arguments.seed,
     )
-    config = FluxConfig.from_header(read_header(arguments.model))
+    model = read_own(read_header(arguments.model))
     for plan in plans:
-        check_plan(config, plan)
+        model.check_plan(plan)
     spec = ModelSpec.of(arguments.model, arguments.dtype)
     selection = choose_devices(arguments.devices, max(plans, key=lambda plan: plan.ranks))
     if arguments.compile:
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> dict:
     with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
         sides = max(plan.cfg for plan in plans)
         places = Places.of(pool, spec, [ParallelPlan(), *plans])
-        race = Race(places, workload.calls(config, sides), arguments.threads_per_rank)
+        race = Race(places, workload.calls(model.config, sides), arguments.threads_per_rank)
         began = time.perf_counter()
         loaded = places.load(ParallelPlan())
         load_s = time.perf_counter() - began
@@ -144,7 +143,7 @@ class Race:
                 file.write(runner.traces[number])
         return names
 
-    def processes(self, oracle: "Oracle", plans: list[ParallelPlan]) -> list[Contender]:
+    def processes(self, oracle: "Reference", plans: list[ParallelPlan]) -> list[Contender]:
         """diffusers in this process: with one rank's and each plan's threads on the CPU, else on the first device."""
         if not self.on_cpu:
             there = [{name: tensor.to("cuda:0") for name, tensor in call.items()} for call in self.calls]
@@ -192,7 +191,7 @@ def _diffusers(how: str, run: Callable[[], Run], threads: int | None) -> Contend
     return Contender(name=f"diffusers, {how}", kind="one_process", engine="diffusers", run=run, threads=threads)
 
 
-def _with_threads(number: int, oracle: "Oracle", calls: list[dict[str, torch.Tensor]]) -> Callable[[], Run]:
+def _with_threads(number: int, oracle: "Reference", calls: list[dict[str, torch.Tensor]]) -> Callable[[], Run]:
     def run_once() -> Run:
         before = torch.get_num_threads()
         torch.set_num_threads(number)

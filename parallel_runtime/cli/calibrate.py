@@ -15,14 +15,14 @@ from typing import TypeAlias
 
 from ..checkpoint import ModelSpec
 from ..devices import Device
-from ..models.flux.config import FluxConfig
-from ..models.flux.sample import sample_config, write_sample
+from ..models.family import OwnModel
+from ..models.registry import USUAL
 from ..places import with_short_home
 from ..plan import ParallelPlan
 from ..planner.cost import step_cost
 from ..planner.hardware import Calibration, Link, Rates, Software
 from ..planner.known import EAGER, ON_CPU, known_link
-from ..planner.shapes import ModelShape, Work
+from ..planner.shapes import Work
 from ..planner.store import CalibrationStore
 from ..pool.pool import Pool
 from ..wire.replies import ProbeReply
@@ -37,11 +37,11 @@ SETTLING = 3
 # The model whose blocks are mostly computing, and its work, by kind of device.
 PASSING = {
     "cpu": (
-        sample_config(heads=8, head_dim=64, depth=1, depth_single=2),
+        USUAL.sample(heads=8, head_dim=64, depth=1, depth_single=2),
         Workload(width=512, height=256, text_tokens=64),
     ),
     "cuda": (
-        sample_config(heads=8, head_dim=128, depth=1, depth_single=2),
+        USUAL.sample(heads=8, head_dim=128, depth=1, depth_single=2),
         Workload(width=1024, height=1024, text_tokens=512, batch=4),
     ),
 }
@@ -153,8 +153,8 @@ def _software(pool: Pool, folder: Path, rates: Rates, link: Link) -> Software:
     """The host's seconds, from a model so small that it is nothing else, and the passes of a larger one."""
     ranks = len(pool.devices)
     usual = replace(EAGER if rates.asynchronous else ON_CPU, swap_calls=OWN_SWAP_CALLS)
-    config = sample_config(heads=ranks, head_dim=HEAD_DIM, depth=BLOCKS, depth_single=BLOCKS)
-    timed = _timer(pool, folder / "overhead.safetensors", config, Workload(width=64, height=64, text_tokens=16))
+    model = USUAL.sample(heads=ranks, head_dim=HEAD_DIM, depth=BLOCKS, depth_single=BLOCKS)
+    timed = _timer(pool, folder / "overhead.safetensors", model, Workload(width=64, height=64, text_tokens=16))
     block_s = timed(ParallelPlan())
     exchange_s = hop_s = 0.0
     if ranks > 1:
@@ -169,10 +169,10 @@ def _software(pool: Pool, folder: Path, rates: Rates, link: Link) -> Software:
 def _passes(pool: Pool, path: Path, rates: Rates, software: Software) -> float:
     """How often activations cross memory in a block: what one rank takes beyond matrices, attention and launch."""
     kind = "cuda" if rates.asynchronous else "cpu"
-    config, workload = PASSING[kind]
-    measured = _timer(pool, path, config, workload)(ParallelPlan())
+    model, workload = PASSING[kind]
+    measured = _timer(pool, path, model, workload)(ParallelPlan())
     element_bytes = 2 if rates.asynchronous else 4
-    shape = ModelShape.of(config)
+    shape = model.shape()
     work = Work(
         image_tokens=workload.image_tokens,
         text_tokens=workload.text_tokens,
@@ -190,11 +190,11 @@ def _passes(pool: Pool, path: Path, rates: Rates, software: Software) -> float:
     return max(0.0, rest) * rates.memory_bandwidth / (work.batch * work.tokens * shape.hidden * element_bytes)
 
 
-def _timer(pool: Pool, path: Path, config: FluxConfig, workload: Workload) -> Callable[[ParallelPlan], float]:
+def _timer(pool: Pool, path: Path, model: OwnModel, workload: Workload) -> Callable[[ParallelPlan], float]:
     """Writes the model; returns seconds of a step under a plan, a block; embedders and head are included."""
-    write_sample(path, config)
+    model.write_sample(path)
     spec = ModelSpec.of(path, "bfloat16" if pool.devices[0].kind == "cuda" else "float32")
-    tensors = workload.tensors(config)
+    tensors = workload.tensors(model.config)
 
     def timed(plan: ParallelPlan) -> float:
         runner = PlanRunner(pool, spec, plan, options={"timed": False})
@@ -202,6 +202,6 @@ def _timer(pool: Pool, path: Path, config: FluxConfig, workload: Workload) -> Ca
         for _ in range(SETTLING + RUNS):
             runner(tensors)
             taken.append(max(rank.step_s for rank in runner.ranks))
-        return statistics.median(taken[SETTLING:]) / (config.depth + config.depth_single)
+        return statistics.median(taken[SETTLING:]) / model.shape().blocks
 
     return timed

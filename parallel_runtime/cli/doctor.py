@@ -22,7 +22,7 @@ import torch.distributed as dist
 from ..checkpoint import ModelSpec
 from ..devices import Device, DeviceSelection, parse_devices
 from ..errors import PoolError
-from ..models.flux.sample import sample_config, write_sample
+from ..models.registry import USUAL
 from ..plan import auto_plan
 from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
@@ -117,7 +117,7 @@ def _look() -> str:
 
 def _live_checks(devices: tuple[Device, ...]) -> list[Check]:
     """Start ranks on the devices and try them."""
-    plan = auto_plan(len(devices), sample_config().num_heads)
+    plan = auto_plan(len(devices), USUAL.sample().config.num_heads)
     with closing(Pool(devices, threads_per_rank=1, check_peers=False)) as pool, tempfile.TemporaryDirectory() as folder:
         try:
             pool.start()
@@ -143,13 +143,13 @@ def _check_pattern(wrong_bytes: list[int]) -> Check:
 
 def _check_parity(pool: Pool, path: Path) -> Check:
     try:
-        judge = load_judge()
+        judge = load_judge(USUAL)
     except NoJudgeError as missing:
         return Check(name="parity", ok=False, seen=f"not checked: {missing.cause}", remedy=REMEDY, needed=False)
-    config = sample_config()
-    write_sample(path, config)
-    plan = auto_plan(len(pool.devices), config.num_heads)
-    tensors = Workload(width=200, height=136, text_tokens=19).tensors(config)
+    model = USUAL.sample()
+    model.write_sample(path)
+    plan = auto_plan(len(pool.devices), model.config.num_heads)
+    tensors = Workload(width=200, height=136, text_tokens=19).tensors(model.config)
     result = PlanRunner(pool, ModelSpec.of(path, "float32"), plan, options={})(tensors)
     error = relative_error(result, judge(str(path))(tensors))
     return Check(

@@ -6,7 +6,7 @@ diffusers is not in requirements.txt: its own requirements may replace packages 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..models.flux.reference import Oracle
+    from ..models.family import Family, MakeReference
 
 REMEDY = 'pip install "diffusers>=0.35", in an environment of its own when other packages need an older huggingface_hub'
 
@@ -19,17 +19,16 @@ class NoJudgeError(ValueError):
         self.cause = cause
 
 
-def load_judge() -> "type[Oracle]":
+def load_judge(family: "Family") -> "MakeReference":
     """The class of the reference model. Raises `NoJudgeError`."""
     try:
-        from ..models.flux.reference import Oracle
+        return family.reference()
     except ModuleNotFoundError as error:
         if error.name != "diffusers":
             raise NoJudgeError(f"diffusers cannot be imported: {_first_line(error)}") from error
         raise NoJudgeError("diffusers is not installed") from error
     except (ImportError, RuntimeError) as error:  # the latter is how diffusers wraps what its parts could not import
         raise NoJudgeError(f"diffusers cannot be imported: {_first_line(error)}") from error
-    return Oracle
 
 
 def judge_version() -> str:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from ..checkpoint import read_header
 from ..devices import parse_devices
-from ..models.flux.config import FluxConfig
+from ..models.registry import USUAL, read_own
 from ..plan import MAX_RANKS
 from ..planner.choose import Choice, Prediction, choose_plan
 from ..planner.hardware import GIB, Calibration
 from ..planner.known import known_calibration
-from ..planner.shapes import FLUX_DEV, ModelShape, Work, image_tokens
+from ..planner.shapes import ModelShape, Work, image_tokens
 from .machine import look
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -49,14 +49,13 @@ def run(arguments: argparse.Namespace) -> dict:
 
 def _shape(arguments: argparse.Namespace) -> tuple[ModelShape, int]:
     """(the model, bytes of one of its weights in memory)."""
+    if arguments.model in (None, USUAL.usual.name):
+        return USUAL.usual, ELEMENT_BYTES[arguments.dtype]
     if not arguments.model.endswith((".safetensors", ".sft")) and not Path(arguments.model).exists():
-        if arguments.model != FLUX_DEV.name:
-            raise ValueError(f"model {arguments.model!r} is unknown; use a .safetensors file or {FLUX_DEV.name}")
-        return FLUX_DEV, ELEMENT_BYTES[arguments.dtype]
+        raise ValueError(f"model {arguments.model!r} is unknown; use a .safetensors file or {USUAL.usual.name}")
     header = read_header(arguments.model)
-    config = FluxConfig.from_header(header)
-    matrix = header.tensors[f"{config.prefix}double_blocks.0.img_attn.qkv.weight"]
-    return ModelShape.of(config, Path(arguments.model).name), matrix.dtype.itemsize
+    model = read_own(header)
+    return model.shape(Path(arguments.model).name), model.matrix_bytes(header)
 
 
 def _machine(arguments: argparse.Namespace) -> tuple[Calibration, list[int], tuple[str, ...]]:

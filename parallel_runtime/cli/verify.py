@@ -20,8 +20,8 @@ from typing import TypeAlias
 import torch
 
 from ..checkpoint import ModelSpec, read_header
-from ..models.flux.config import FluxConfig
-from ..models.flux.inputs import cast_inputs, check_plan
+from ..models.family import MakeReference, OwnModel
+from ..models.registry import USUAL, read_own
 from ..patch import PRISTINE
 from ..plan import ParallelPlan
 from ..pool.calls import ModelCall
@@ -41,7 +41,7 @@ class PlanRunner:
 
     def __init__(self, pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, options: Mapping[str, object]) -> None:
         self.pool, self.spec, self.plan, self.options = pool, spec, plan, options
-        self.out_channels = FluxConfig.from_header(read_header(spec.path)).out_channels
+        self.out_channels = read_own(read_header(spec.path)).config.out_channels
         self.patches = PRISTINE
         self.replies: list[StepReply] = []  # of the plan's ranks, to the last request
         self.traces: dict[int, bytes] = {}
@@ -91,23 +91,24 @@ def run(arguments: argparse.Namespace) -> dict:
         raise ValueError(f"--steps={arguments.steps} is below 1; use at least one step")
     if plan.pipefusion > 1 and plan.warmup_steps > arguments.steps:
         raise ValueError(f"warmup_steps={plan.warmup_steps} is more than --steps={arguments.steps}; use at most that")
-    load_judge()  # refused before anything starts
-    config = FluxConfig.from_header(read_header(arguments.model))
-    check_plan(config, plan)
+    judge = load_judge(USUAL)  # refused before anything starts
+    model = read_own(read_header(arguments.model))
+    model.check_plan(plan)
     spec = ModelSpec.of(arguments.model, arguments.dtype)
     selection = choose_devices(arguments.devices, plan)
     if arguments.compile:
         refuse_uncompilable(selection.devices)
-    calls = workload.calls(config, plan.cfg)
+    calls = workload.calls(model.config, plan.cfg)
     options = control_options(plan, workload) if arguments.negative_control else {}
     options = {**options, "compiled": arguments.compile}
     with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
         loaded = pool.load(spec, plan)
         runner = PlanRunner(pool, spec, plan, options=options)
-        run_plan = _cast_to(dtype := getattr(torch, loaded.dtype), runner.run)
+        run_plan = _cast_to(model, dtype := getattr(torch, loaded.dtype), runner.run)
         results = euler(run_plan, calls, arguments.steps)
         stale = _stale(runner, run_plan, calls, steps=arguments.steps) if plan.pipefusion > 1 else None
-    one_process_in = partial(_one_process, spec.path, on_cpu=selection.devices[0].kind == "cpu", compute_dtype=dtype)
+    on_cpu = selection.devices[0].kind == "cpu"
+    one_process_in = partial(_one_process, judge, model, spec.path, on_cpu=on_cpu, compute_dtype=dtype)
     references = euler(one_process_in(torch.float32), calls, arguments.steps)
     tolerance, one_process = _tolerance(one_process_in, dtype, calls, references, steps=arguments.steps)
     report = {
@@ -131,9 +132,9 @@ def run(arguments: argparse.Namespace) -> dict:
     return report if one_process is None else report | {"one_process_rel_err": one_process}
 
 
-def _cast_to(dtype: torch.dtype, run: RunCalls) -> RunCalls:
+def _cast_to(model: OwnModel, dtype: torch.dtype, run: RunCalls) -> RunCalls:
     """`run`, its calls' inputs rounded first as ComfyUI rounds them for a model that computes in `dtype`."""
-    return lambda calls: run([cast_inputs(call, dtype) for call in calls])
+    return lambda calls: run([model.cast_inputs(call, dtype) for call in calls])
 
 
 def _stale(
@@ -221,10 +222,12 @@ def control_options(plan: ParallelPlan, workload: Workload) -> dict[str, object]
     return {"first_row": True}
 
 
-def _one_process(path: str, dtype: torch.dtype, *, on_cpu: bool, compute_dtype: torch.dtype) -> RunCalls:
+def _one_process(
+    judge: MakeReference, model: OwnModel, path: str, dtype: torch.dtype, *, on_cpu: bool, compute_dtype: torch.dtype
+) -> RunCalls:
     """The reference model in `dtype`, with inputs and scales as they are rounded for ranks that compute in another."""
-    oracle = load_judge()(path, dtype=dtype, scale_dtype=compute_dtype if on_cpu else torch.float32)
-    return _cast_to(compute_dtype, lambda calls: [oracle(call) for call in calls])
+    oracle = judge(path, dtype=dtype, scale_dtype=compute_dtype if on_cpu else torch.float32)
+    return _cast_to(model, compute_dtype, lambda calls: [oracle(call) for call in calls])
 
 
 def _tolerance(

@@ -12,7 +12,7 @@ import torch
 
 from ..compiling import why_not
 from ..devices import Device, DeviceSelection, parse_devices
-from ..models.flux.config import FluxConfig
+from ..models.family import StepSizes
 from ..parallel.pipefusion import PatchedSequence
 from ..plan import ParallelPlan
 from ..wire.replies import RankStep
@@ -55,14 +55,14 @@ class Workload:
         """Number of image tokens."""
         return self.grid[0] * self.grid[1]
 
-    def calls(self, config: FluxConfig, count: int) -> list[dict[str, torch.Tensor]]:
+    def calls(self, config: StepSizes, count: int) -> list[dict[str, torch.Tensor]]:
         """The inputs of `count` calls on images of one size, as cond and uncond are: of unequal text, but the first."""
         shorter = max(1, self.text_tokens * 2 // 3)
         texts = [self.text_tokens] + [shorter] * (count - 1)
         each = (replace(self, text_tokens=text, seed=self.seed + number) for number, text in enumerate(texts))
         return [workload.tensors(config) for workload in each]
 
-    def tensors(self, config: FluxConfig) -> dict[str, torch.Tensor]:
+    def tensors(self, config: StepSizes) -> dict[str, torch.Tensor]:
         """The step's inputs, normally distributed, by seed."""
         generator = torch.Generator().manual_seed(self.seed)
         rows, columns = self.grid

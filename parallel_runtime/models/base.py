@@ -2,8 +2,8 @@
 
 Letters: `B` batch, `S` tokens of this rank (text first, then image), `C` hidden size, `H` heads, `D` head size.
 
-Owns the seam between the loop over blocks (worker/forward.py, worker/stage.py) and a model's arithmetic. Which model a
-file holds is registry.py's; a model that ComfyUI's own module computes has no adapter (models/hosted).
+Owns the seam between the loop over blocks (worker/forward.py, worker/stage.py) and a model's arithmetic. What else such
+a family says is family.py's; a model that ComfyUI's own module computes has no adapter (models/hosted).
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Functions of tensors as graphs of torch's compiler, made when they are first needed.
 
 Owns which calls share a graph, and that others are told while one is made. Owns no arithmetic: a model's own compiled
-blocks say which functions and by which key (models/flux/compiled.py).
+blocks say which functions and by which key (the model's compiled.py).
 """
 
 import threading

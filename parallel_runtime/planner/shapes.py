@@ -1,13 +1,12 @@
 """What the planner must know of a model and of the work: sizes, nothing else.
 
-Owns Flux.1's shape and the counting of weights. Reads no file: a `FluxConfig` is read elsewhere. Letters: `d` hidden
-width, `m` hidden width of the MLP.
+Owns the counting of weights. Reads no file: a family says the shape of its own. Letters: `d` hidden width, `m` hidden
+width of the MLP.
 """
 
 import math
 from dataclasses import dataclass
 
-from ..models.flux.config import FluxConfig
 from ..parallel.shard import SequenceShard
 
 
@@ -29,21 +28,6 @@ class ModelShape:
     channels: int = 64
     modulation: tuple[int, int] = (12, 3)
     other_params: int = 0
-
-    @classmethod
-    def of(cls, config: FluxConfig, name: str = "flux") -> "ModelShape":
-        """The shape of a Flux.1 file."""
-        shape = cls(
-            name=name,
-            double_blocks=config.depth,
-            single_blocks=config.depth_single,
-            hidden=config.hidden_size,
-            heads=config.num_heads,
-            mlp_hidden=config.mlp_hidden,
-            channels=config.in_channels,
-        )
-        total = sum(math.prod(dims) for dims in config.expected_shapes().values())
-        return ModelShape(**{**shape.__dict__, "other_params": total - shape.block_params})
 
     @property
     def blocks(self) -> int:
@@ -118,14 +102,3 @@ class Work:
 def image_tokens(width: int, height: int) -> int:
     """Tokens of an image in pixels: latents of eight by eight pixels, patches of two by two."""
     return math.ceil(width // 8 / 2) * math.ceil(height // 8 / 2)
-
-
-FLUX_DEV = ModelShape(
-    name="flux1-dev",
-    double_blocks=19,
-    single_blocks=38,
-    hidden=3072,
-    heads=24,
-    mlp_hidden=12288,
-    other_params=92_000_000,
-)

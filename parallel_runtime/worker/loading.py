@@ -10,8 +10,7 @@ import torch
 
 from ..checkpoint import HOSTED, ModelSpec, read_header
 from ..models.base import Adapter
-from ..models.flux.adapter import FluxAdapter
-from ..models.flux.config import FluxConfig, file_names, file_scales
+from ..models.registry import read_own
 from ..models.stages import stage_blocks, stage_weights
 from ..parallel.collectives import Axis
 from ..plan import Layout
@@ -54,9 +53,8 @@ def open_model(
     if spec.adapter == HOSTED:
         return open_hosted(spec, layout, device=device, group=group)
     header = read_header(spec.path)
-    config = FluxConfig.from_header(header)
-    adapter = FluxAdapter(config)
-    whole = file_names(header, config.prefix, config.expected_shapes())
+    own = read_own(header)
+    adapter, whole = own.adapter, own.names(header)
     dtype = compute_dtype(header, whole, spec.dtype)  # the same on every rank, whatever it holds
     stage = layout.stage_of(rank)
     held = stage_weights(adapter, whole, stages=layout.stages, stage=stage)
@@ -65,7 +63,7 @@ def open_model(
         header,
         file=MappedFile(spec),
         names=names,
-        scales=file_scales(header, names),
+        scales=own.scales(header, names),
         prefixes=tuple(block.prefix for block in stage_blocks(adapter, stages=layout.stages, stage=stage)),
         elsewhere=whole.keys() - held,
         dtype=dtype,

@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 
 from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.family import FLUX_DEV as FLUX
+from parallel_runtime.models.flux.family import FluxModel
 from parallel_runtime.models.flux.sample import sample_config
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import EQUAL, HEADROOM, choose_plan, useful_plans
 from parallel_runtime.planner.hardware import GIB
 from parallel_runtime.planner.known import known_calibration, known_link, known_rates
-from parallel_runtime.planner.shapes import FLUX_DEV as FLUX
-from parallel_runtime.planner.shapes import ModelShape, Work, image_tokens
+from parallel_runtime.planner.shapes import Work, image_tokens
 
 LARGE = Work(image_tokens=image_tokens(2048, 2048), text_tokens=512)
 
@@ -36,7 +37,7 @@ def test_a_bridge_that_all_share_makes_ring_the_better_plan() -> None:
 
 
 def test_one_device_is_taken_where_more_hardly_help_and_the_reason_says_so() -> None:
-    tiny = ModelShape.of(sample_config(heads=2, head_dim=64, depth=19, depth_single=38))
+    tiny = FluxModel(sample_config(heads=2, head_dim=64, depth=19, depth_single=38)).shape()
     work = Work(image_tokens=64, text_tokens=16, element_bytes=4, weight_bytes=4)
     choice = choose_plan(tiny, work, [8 * GIB] * 2, known_calibration("cpu"))
     assert choice.plan == ParallelPlan()
@@ -109,7 +110,7 @@ def test_choosing_among_eight_devices_takes_less_than_50_ms() -> None:
 
 def test_the_shape_of_a_file_counts_all_its_weights() -> None:
     config: FluxConfig = sample_config()
-    shape = ModelShape.of(config)
+    shape = FluxModel(config).shape()
     total = 0
     for dims in config.expected_shapes().values():
         size = 1

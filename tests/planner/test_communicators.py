@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parallel_runtime.exchange_groups import groups_of
+from parallel_runtime.models.flux.family import FLUX_DEV
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.memory import (
@@ -18,7 +19,7 @@ from parallel_runtime.planner.memory import (
     kept_bytes,
     memory_of,
 )
-from parallel_runtime.planner.shapes import FLUX_DEV, Work
+from parallel_runtime.planner.shapes import Work
 from parallel_runtime.worker.mesh import Groups, Mesh
 
 PLANS = (

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parallel_runtime.models.flux.family import FLUX_DEV
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import useful_plans
 from parallel_runtime.planner.cost import step_cost
 from parallel_runtime.planner.hardware import Calibration, Link, Rates, Software
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.memory import BLOCKS_AT_HAND, CUDA_CONTEXT_BYTES, memory_of
-from parallel_runtime.planner.shapes import FLUX_DEV, ModelShape, Work
+from parallel_runtime.planner.shapes import ModelShape, Work
 
 # One single block, 4 wide, 2 heads of 2, MLP 16: 4 * 16 + 2 * 4 * 16 = 192 weights a token meets.
 TINY = ModelShape(

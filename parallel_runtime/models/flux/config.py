@@ -5,7 +5,7 @@ Owns the names of the weights and the refusals. Reads headers only.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,13 @@ SCALED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)  # which a file may hol
 MAX_BLOCKS = 1024  # Flux.1 has 57. What each needs is written out before it is looked for.
 # What ComfyUI calls the scale of an fp8 matrix, today and before: `X.weight_scale` or `X.scale_weight` for `X.weight`.
 SCALE_SUFFIXES = (".weight_scale", ".scale_weight")
+# How names begin that other models with such blocks have, and those models.
+FOREIGN = {
+    "double_stream_modulation_img.": "Flux.2",
+    "distilled_guidance_layer.": "Chroma",
+    "txt_in.individual_token_refiner.": "HunyuanVideo",
+    "double_blocks.0.img_mlp.gate_proj.": "Ovis-Image",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +159,20 @@ def file_scales(header: CheckpointHeader, names: Mapping[str, str]) -> dict[str,
     return {canonical: scales[0] for canonical, scales in found.items() if scales}
 
 
+def is_flux(header: CheckpointHeader) -> bool:
+    """Whether a file is a Flux.1 by its names, whatever else is wrong with it."""
+    for prefix in PREFIXES:
+        if f"{prefix}double_blocks.0.img_attn.qkv.weight" in header.tensors:
+            names = [name.removeprefix(prefix) for name in header.tensors if name.startswith(prefix)]
+            return _foreign(names) is None and any(name.startswith("vector_in.") for name in names)
+    return False
+
+
+def _foreign(names: Collection[str]) -> str | None:
+    """Which other model with such blocks these names belong to."""
+    return next((model for start, model in FOREIGN.items() if any(name.startswith(start) for name in names)), None)
+
+
 def _find_prefix(header: CheckpointHeader) -> str:
     for prefix in PREFIXES:
         if f"{prefix}double_blocks.0.img_attn.qkv.weight" in header.tensors:
@@ -182,13 +203,9 @@ def _shapes(header: CheckpointHeader, prefix: str) -> dict[str, tuple[int, ...]]
 
 
 def _refuse_other_models(path: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    foreign = {
-        "double_stream_modulation_img.lin.weight": "Flux.2",
-        "distilled_guidance_layer.in_proj.weight": "Chroma",
-    }
-    for name, model in foreign.items():
-        if name in shapes:
-            raise ValueError(f"{path} is {model}, not Flux.1; use a Flux.1 file")
+    model = _foreign(shapes)
+    if model is not None:
+        raise ValueError(f"{path} is {model}, not Flux.1; use a Flux.1 file")
 
 
 def _refuse_other_formats(header: CheckpointHeader, prefix: str) -> None:

@@ -3,7 +3,7 @@
 Knows no ComfyUI and no torch.
 """
 
-from . import flux, images, lightricks, minimax, qwen, videos, wan
+from . import images, lightricks, minimax, qwen, two_streams, videos, wan
 from .plan import Plan
 
 __all__ = ["PLANS", "Plan", "find_plan", "plan_for"]
@@ -12,7 +12,7 @@ WITHOUT_PLAN = "use cfg parallel, data parallel or sharded weights, which need n
 
 PLANS: dict[str, Plan] = {
     path: plan
-    for family in (flux, qwen, wan, lightricks, minimax, images, videos)
+    for family in (two_streams, qwen, wan, lightricks, minimax, images, videos)
     for path, plan in family.PLANS.items()
 }
 

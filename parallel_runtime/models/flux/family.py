@@ -1,0 +1,112 @@
+"""What the rest of the runtime asks of Flux.1: of the family, and of one of its files (models/family.py).
+
+Owns the shape that the planner counts with. The sizes, the arithmetic and the checks are this folder's other files'.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...checkpoint import CheckpointHeader
+from ...plan import ParallelPlan
+from ...planner.shapes import ModelShape
+from .adapter import FluxAdapter
+from .config import FluxConfig, file_names, file_scales, is_flux
+from .inputs import cast_inputs, check_plan
+from .sample import sample_config, write_sample
+
+if TYPE_CHECKING:
+    from .reference import Oracle
+
+FLUX_DEV = ModelShape(
+    name="flux1-dev",
+    double_blocks=19,
+    single_blocks=38,
+    hidden=3072,
+    heads=24,
+    mlp_hidden=12288,
+    other_params=92_000_000,
+)
+
+
+@dataclass(frozen=True)
+class FluxModel:
+    """A Flux.1 of these sizes."""
+
+    config: FluxConfig
+
+    @cached_property
+    def adapter(self) -> FluxAdapter:
+        """Its blocks."""
+        return FluxAdapter(self.config)
+
+    def names(self, header: CheckpointHeader) -> dict[str, str]:
+        """Where each of its weights stands in the file: our name to the file's."""
+        return file_names(header, self.config.prefix, self.config.expected_shapes())
+
+    def scales(self, header: CheckpointHeader, names: Mapping[str, str]) -> dict[str, str]:
+        """Where the scale of each fp8 weight stands: our name of the weight to the file's of the scale."""
+        return file_scales(header, names)
+
+    def shape(self, name: str = "sample") -> ModelShape:
+        """Its sizes as the planner takes them."""
+        config = self.config
+        shape = ModelShape(
+            name=name,
+            double_blocks=config.depth,
+            single_blocks=config.depth_single,
+            hidden=config.hidden_size,
+            heads=config.num_heads,
+            mlp_hidden=config.mlp_hidden,
+            channels=config.in_channels,
+        )
+        total = sum(math.prod(dims) for dims in config.expected_shapes().values())
+        return replace(shape, other_params=total - shape.block_params)
+
+    def matrix_bytes(self, header: CheckpointHeader) -> int:
+        """Bytes of a number of the file's matrices."""
+        return header.tensors[f"{self.config.prefix}double_blocks.0.img_attn.qkv.weight"].dtype.itemsize
+
+    def check_plan(self, plan: ParallelPlan) -> None:
+        """Raise `ValueError` when the plan cannot split this model."""
+        check_plan(self.config, plan)
+
+    def cast_inputs(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """A step's tensors as ComfyUI rounds them for a model that computes in `dtype`."""
+        return cast_inputs(tensors, dtype)
+
+    def write_sample(self, path: str | os.PathLike[str]) -> None:
+        """Write a file of these sizes, of random weights."""
+        write_sample(path, self.config)
+
+
+class FluxFamily:
+    """Flux.1 (dev, schnell, Fill, Kontext)."""
+
+    title, usual = "Flux.1", FLUX_DEV
+
+    def recognises(self, header: CheckpointHeader) -> bool:
+        """Whether this is a Flux.1, be it damaged or in a format that is not read."""
+        return is_flux(header)
+
+    def read(self, header: CheckpointHeader) -> FluxModel:
+        """The model in a file. Raises `ValueError` when it holds no Flux.1 that can be read."""
+        return FluxModel(FluxConfig.from_header(header))
+
+    def sample(self, *, heads: int = 24, head_dim: int = 32, depth: int = 1, depth_single: int = 1) -> FluxModel:
+        """A small model for checks that have none; any plan of up to eight ranks can split the usual one."""
+        return FluxModel(sample_config(heads=heads, head_dim=head_dim, depth=depth, depth_single=depth_single))
+
+    def reference(self) -> "type[Oracle]":
+        """The class of the reference model, which imports diffusers."""
+        from .reference import Oracle
+
+        return Oracle
+
+
+FLUX = FluxFamily()

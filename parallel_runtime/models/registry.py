@@ -1,0 +1,28 @@
+"""Which family a file holds, by its header: the one place that knows them all by name.
+
+Owns the choice between families whose blocks are ours (family.py says what each must say) and ComfyUI's own
+modules, which compute every other file. Imports no ComfyUI.
+"""
+
+from ..checkpoint import CheckpointHeader
+from .family import Family, OwnModel
+from .flux.family import FLUX
+
+OWN: tuple[Family, ...] = (FLUX,)
+# Of which plans are shown before a model is known, and whose small sample the doctor tries.
+USUAL: Family = FLUX
+
+
+def find_family(header: CheckpointHeader) -> Family | None:
+    """The family whose blocks of ours compute this file; None: ComfyUI's own modules do, if it knows the file."""
+    return next((family for family in OWN if family.recognises(header)), None)
+
+
+def read_own(header: CheckpointHeader) -> OwnModel:
+    """The model in a file of such a family. Raises `ValueError` for a file that is none, or cannot be read."""
+    return (find_family(header) or USUAL).read(header)
+
+
+def titles() -> str:
+    """The families whose blocks are ours, as users know them."""
+    return ", ".join(family.title for family in OWN)

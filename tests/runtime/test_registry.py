@@ -1,0 +1,48 @@
+"""Which family a file holds, by the names in its header."""
+
+import pytest
+import torch
+
+from parallel_runtime.checkpoint import CheckpointHeader, TensorEntry
+from parallel_runtime.models.flux.family import FLUX
+from parallel_runtime.models.flux.sample import sample_config
+from parallel_runtime.models.registry import find_family, read_own
+
+OURS = tuple(sample_config().expected_shapes())
+
+
+def header(*names: str) -> CheckpointHeader:
+    """A file with these names."""
+    entry = TensorEntry(torch.float32, (1,), 0, 4)
+    return CheckpointHeader("model.safetensors", dict.fromkeys(names, entry), 4)
+
+
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "diffusion_model."])
+def test_a_file_of_a_family_of_ours_is_known_by_its_names_even_when_it_is_damaged(prefix: str) -> None:
+    damaged = header(*(prefix + name for name in OURS if name != "img_in.bias"))
+    assert find_family(damaged) is FLUX
+    with pytest.raises(ValueError, match="img_in.weight has shape"):
+        read_own(damaged)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "double_stream_modulation_img.lin.weight",
+        "distilled_guidance_layer.norms.0.scale",
+        "txt_in.individual_token_refiner.blocks.0.norm1.weight",
+        "double_blocks.0.img_mlp.gate_proj.weight",
+    ],
+)
+def test_models_with_such_blocks_that_are_not_ours_go_to_comfyuis_modules(foreign: str) -> None:
+    other = header(*OURS, foreign)
+    assert find_family(other) is None
+    with pytest.raises(ValueError, match="not Flux.1"):
+        read_own(other)
+
+
+def test_files_without_such_blocks_go_to_comfyuis_modules() -> None:
+    for names in (("blocks.0.self_attn.q.weight",), ("transformer_blocks.0.attn.to_q.weight",), OURS[:0]):
+        assert find_family(header(*names)) is None
+    without_vector = header(*(name for name in OURS if not name.startswith("vector_in.")))
+    assert find_family(without_vector) is None

@@ -24,6 +24,7 @@ from parallel_runtime.models.plans.words import UNPLANNED, Attention, parse_atte
 
 from .cases import CASES
 from .gloo_group import GlooGroup
+from .try_plan import Outputs, first_unlike
 
 CHECKS: dict[str, Callable[[GlooGroup], None]] = {}
 
@@ -75,6 +76,24 @@ def a_plan_that_names_what_the_class_lacks_is_refused_with_both_names(group: Glo
             SharedModel(model, other, group)
     assert number_of_hooks(model) == 0
     SharedModel(model, replace(plan, attention=attention), group).remove()
+
+
+@check
+def a_wrong_plan_is_told_by_the_first_module_that_it_changes(group: GlooGroup) -> None:
+    model, plan, inputs = fresh("Flux.1")
+    whole = Outputs(model)
+    model(**inputs)
+    whole.remove()
+    wrong = {**plan.cut, "double_blocks.*": {"pe": "img+txt@2"}}
+    for each, module in ((plan, None), (replace(plan, cut=wrong), "double_blocks.0.img_attn.proj (Linear)")):
+        mine = Outputs(model)
+        shared = SharedModel(model, each, group)
+        model(**inputs)
+        shared.remove()
+        mine.remove()
+        assert len(mine.found) == len(whole.found) > 50
+        first = first_unlike(mine.found, whole.found)
+        assert (first and first["module"]) == module, f"{module}: {first}"
 
 
 @check

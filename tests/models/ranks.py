@@ -12,7 +12,9 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def start_comfyui(path: str) -> None:
     install()
 
 
-def run(model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
+def call(model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
     """One call, its output flat."""
     given = copy.deepcopy(inputs)
     out = model(**given)
@@ -58,12 +60,12 @@ def compare(model: torch.nn.Module, inputs: dict[str, Any], want: Tensor) -> dic
 
     group = GlooGroup()
     shared = SharedModel(model, plan_for(type(model)), group)
-    error = max(difference(run(model, inputs), want) for _ in range(2))
+    error = max(difference(call(model, inputs), want) for _ in range(2))
     gathers = group.attentions
     shared.group = OwnTokensOnly()
-    control = difference(run(model, inputs), want)
+    control = difference(call(model, inputs), want)
     shared.active = False
-    whole = difference(run(model, inputs), want)
+    whole = difference(call(model, inputs), want)
     shared.remove()
     return {"error": error, "control": control, "whole": whole, "attentions": gathers}
 
@@ -85,13 +87,6 @@ def run_checks() -> dict[str, str]:
 
 def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, Any, Any]], only: str) -> None:
     """One rank: every case, in order; rank 0 writes. All checks, unless `only` some cases are run."""
-    dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(str(folder / f"meet{ranks}"), ranks),
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=60),
-    )
     rows = {}
     with torch.inference_mode():
         for name, (model, inputs, want) in cases.items():
@@ -103,18 +98,25 @@ def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, A
                 (folder / f"{ranks}.json").write_text(json.dumps(rows))
         if not only:
             (folder / f"checks-{ranks}-{rank}.json").write_text(json.dumps(run_checks()))
-    dist.barrier()
 
 
-def fork_ranks(ranks: int, folder: Path, cases: dict[str, tuple[Any, Any, Any]], only: str) -> bool:
-    """Run all ranks; returns whether all of them ended well."""
+def fork_ranks(ranks: int, folder: Path, one: Callable[[int], None]) -> bool:
+    """Run `one` in each rank, with a process group that meets in `folder`; returns whether all of them ended well."""
     children = []
     for rank in range(ranks):
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                rank_main(rank, ranks, folder, cases, only)
+                dist.init_process_group(
+                    "gloo",
+                    store=dist.FileStore(str(folder / f"meet{ranks}"), ranks),
+                    rank=rank,
+                    world_size=ranks,
+                    timeout=timedelta(seconds=60),
+                )
+                one(rank)
+                dist.barrier()
                 code = 0
             finally:
                 if code:
@@ -137,8 +139,12 @@ def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
             if only in name:
                 print(name, file=sys.stderr, flush=True)  # noqa: T201  so that a failure says where
                 model, inputs = make()
-                cases[name] = (model, inputs, run(model, inputs))
-    return 0 if all([fork_ranks(ranks, folder, cases, only) for ranks in numbers]) else 1
+                cases[name] = (model, inputs, call(model, inputs))
+    well = [
+        fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, cases=cases, only=only))
+        for ranks in numbers
+    ]
+    return 0 if all(well) else 1
 
 
 if __name__ == "__main__":

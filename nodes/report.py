@@ -8,7 +8,15 @@ import torch
 
 from ..parallel_runtime.devices import Device
 from ..parallel_runtime.planner.automatic import Decision
-from ..parallel_runtime.report.build import Span, new_report, plan_part, rank_parts, span_timings, spans_of_run
+from ..parallel_runtime.report.build import (
+    Span,
+    new_report,
+    plan_part,
+    proof_part,
+    rank_parts,
+    span_timings,
+    spans_of_run,
+)
 from ..parallel_runtime.report.surroundings import utilisation
 from .host.decoding import DecodeRecord
 from .host.list_sampling import ListRecord
@@ -44,6 +52,7 @@ def denoise_report(record: SamplingRecord, settings: Mapping[str, object]) -> di
         sampling=_asked(settings),
         sizes=record.sizes,
         loop=loop_of(record),
+        proof=proof_part(record.proofs),
         timings=timings | _request_timings(record.requests) | span_timings(ranks),
         ranks=ranks,
     )
@@ -64,6 +73,7 @@ def list_report(record: ListRecord, latents: Sequence[dict], settings: Sequence[
         sampling=_asked(settings[0]) | {"at_once": record.at_once},
         sizes=record.runs[0].sizes | {"images": len(latents)},
         loop={"kind": "host"},
+        proof=proof_part([proof for run in record.runs for proof in run.proofs]),
         timings=timings | _request_timings(record.requests) | span_timings(ranks),
         images=[
             {

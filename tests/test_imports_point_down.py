@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/exchange_groups",
         "runtime/patch",
         "runtime/program",
+        "runtime/proof",
         "runtime/timing",
     ),
     ("runtime/plan",),

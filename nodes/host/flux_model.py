@@ -84,7 +84,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
 class RemoteFlux(comfy.model_base.Flux):
     """ComfyUI's Flux.1 model around a `RemoteTransformer`."""
 
-    patch_kinds = FLUX_PATCHES
+    patch_kinds, prover = FLUX_PATCHES, None
 
     def __init__(self, source: "Source", pooled: PooledModel) -> None:
         types = comfy.model_base.ModelType

@@ -32,6 +32,7 @@ from ...parallel_runtime.worker.hosted import METHODS
 from .dtypes import compute_dtype
 from .meta import META, MetaOperations
 from .pooled_model import PooledModel, WeightSizes
+from .proving import Prover
 from .refusals import check_transformer_options, refuse_in
 from .run_context import RUN_KEY, RunContext, run_inside
 
@@ -116,9 +117,9 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     model = recognised.config.get_model(dict(recognised.weights), "", device=META)
     model.device = None  # set by the patcher to where ComfyUI thinks the weights are
     model.pooled, model.patch_kinds = pooled, None
-    transformer = model.diffusion_model
-    transformer.outside_runs = RunContext(model=pooled, decision=Decision(plan=pooled.plan))
-    stock_memory = model.memory_required
+    transformer, stock_memory = model.diffusion_model, model.memory_required
+    model.prover = Prover(transformer, recognised, pooled, stock_memory)
+    transformer.outside_runs = RunContext(model=pooled, decision=Decision(plan=pooled.plan), prover=model.prover)
 
     def memory_required(input_shape: Sequence[int], cond_shapes: Mapping | None = None) -> float:
         """Bytes of activations on the device shared with ComfyUI: the rows of one lane, the tokens of one rank."""

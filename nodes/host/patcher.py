@@ -84,6 +84,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             compiled=self.compiled,
             listener=StepText(decision),
             recorder=self.recorder,
+            prover=self.model.prover,
         )
 
     # What ComfyUI's memory manager asks
@@ -119,7 +120,11 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         patches = self.patch_set()
         self.model.take_shapes(patches)
         self.model.diffusion_model.outside_runs = RunContext(
-            model=self.model.pooled, decision=self.decision, patches=patches, compiled=self.compiled
+            model=self.model.pooled,
+            decision=self.decision,
+            patches=patches,
+            compiled=self.compiled,
+            prover=self.model.prover,
         )
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()

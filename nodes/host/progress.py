@@ -8,6 +8,7 @@ from comfy_api.latest import get_executing_context, get_progress_state
 from server import PromptServer
 
 from ...parallel_runtime.planner.automatic import Decision
+from ...parallel_runtime.proof import NOT_PROVEN, Proof
 from ...parallel_runtime.wire.replies import StepReply
 from .run_context import StepListener
 
@@ -58,15 +59,23 @@ class OncePerPrompt:
 class StepText(StepListener):
     """What a step of one run took, written on the node that samples, at most every `INTERVAL_S` and after the last.
 
-    Auto's plan of the run is told when it begins and under each of its steps; a given one is on SP Config.
+    Auto's plan of the run is told when it begins and under each of its steps; a given one is on SP Config. So is a plan
+    that could not be proven.
     """
 
     def __init__(self, decision: Decision) -> None:
         self._next_s = 0.0
         self._told_s = 0.0
         self._plan = f"{decision.plan.name}, chosen for {decision.chosen_for}" if decision.chosen_for else ""
+        self._proof = ""
         if self._plan:
             NodeText().say(self._plan)
+
+    def proved(self, proof: Proof) -> None:
+        """A plan that was not proven is told at once, and under each step."""
+        if proof.verdict == NOT_PROVEN:
+            self._proof = proof.text
+            NodeText().say(self._proof)
 
     def request(self, wall_s: float, ranks: Sequence[StepReply]) -> None:
         """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`; nothing where nobody samples."""
@@ -104,4 +113,4 @@ class StepText(StepListener):
         took = f"{wall_s:.2f} s" if wall_s >= 0.1 else f"{wall_s * 1000:.0f} ms"
         ranks = f"{num_ranks} rank{'s' if num_ranks != 1 else ''}"
         line = " · ".join(word for word in (f"step {step}/{steps}", took, ranks, more) if word)
-        NodeText().say("\n".join(filter(None, (line, self._plan))))
+        NodeText().say("\n".join(filter(None, (line, self._plan, self._proof))))

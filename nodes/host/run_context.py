@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,6 +20,7 @@ from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.pool.calls import ModelCall
 from ...parallel_runtime.pool.resident import ResidentRun, StepDone
+from ...parallel_runtime.proof import Proof
 from ...parallel_runtime.wire.replies import SampleReply, StepReply
 from .lanes import Handed, hand_over
 from .pooled_model import PooledModel
@@ -65,6 +66,9 @@ class StepListener:
     def compiling(self) -> None:
         """The workers make graphs of the blocks; told again and again until they have."""
 
+    def proved(self, proof: Proof) -> None:
+        """What is known of the plan, for a kind of call that the run makes; told once for each."""
+
     def resident_began(self) -> None:
         """A loop inside the workers begins."""
 
@@ -72,11 +76,19 @@ class StepListener:
         """A step of a loop inside the workers ends; they report at the end of the loop."""
 
 
+class CallProver(Protocol):
+    """Who is asked before each call whether its plan computes what one device does (proving.py)."""
+
+    def check(self, run: "RunContext", call: ModelCall, check_cancelled: Callable[[], None]) -> None:
+        """Note in the run what is known of its plan. Raises `ValueError` for one that computes something else."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunContext:
     """One sampling run with a MODEL of ours; no two are equal, and a deep copy of the options has the same one.
 
-    `captured` collects the run's calls instead of sending them; each is answered with zeros.
+    `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
+    model that ComfyUI's own module computes, `proofs` what it found for the calls of this run.
     """
 
     model: PooledModel
@@ -86,6 +98,8 @@ class RunContext:
     listener: StepListener = field(default_factory=StepListener)
     recorder: Recorder | None = None
     captured: list[ModelCall] | None = None
+    prover: CallProver | None = None
+    proofs: list[Proof] = field(default_factory=list)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RunContext":
@@ -136,7 +150,8 @@ class RunContext:
     ) -> torch.Tensor:
         """One call of a model that ComfyUI's own module computes in the workers; see `worker/hosted.py`.
 
-        Returns (B, numbers) fp32 on the CPU, all outputs side by side. Raises as `step`.
+        Returns (B, numbers) fp32 on the CPU, all outputs side by side. Raises as `step`, and `ValueError` for a plan
+        that was found to compute something else.
         """
         call = ModelCall(
             tensors=tensors,
@@ -144,7 +159,15 @@ class RunContext:
             out_dtype=torch.float32,
             options={**options, **self._engine_options()},
         )
+        if self.prover is not None:
+            self.prover.check(self, call, check_cancelled)
         return self._hand_over(call, check_cancelled)
+
+    def note(self, proof: Proof) -> None:
+        """Keep what is known of the plan for a kind of call, once."""
+        if proof not in self.proofs:
+            self.proofs.append(proof)
+            self.listener.proved(proof)
 
     def _hand_over(self, call: ModelCall, check_cancelled: Callable[[], None]) -> torch.Tensor:
         (out,) = hand_over([Handed(self._together(), lambda calls: self._send(calls, check_cancelled), call)])

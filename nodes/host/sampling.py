@@ -11,6 +11,7 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.planner.automatic import Decision
+from ...parallel_runtime.proof import Proof
 from .clock import synchronized_s
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
@@ -40,6 +41,7 @@ class SamplingRecord:
     sizes: dict[str, int] = field(default_factory=dict)  # of what was sampled, as the report has them
     loop: str = "host"  # where the sampler's loop ran: in ComfyUI, or resident in the workers
     loop_reason: str | None = None  # why a run that could have been resident was not
+    proofs: Sequence[Proof] = ()  # what is known of its plan, where ComfyUI's own module computes
 
     @property
     def requests(self) -> list[Request]:
@@ -174,6 +176,7 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
         record.decision = None if context is None else context.decision
         samples = executor(guider, sigmas, extra, step_done, *rest, **named)
         record.denoise_s = synchronized_s(device) - marks[0]
+        record.proofs = () if context is None else context.proofs
         return samples
 
     return run

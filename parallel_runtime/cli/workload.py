@@ -15,6 +15,7 @@ from ..devices import Device, DeviceSelection, parse_devices
 from ..models.family import StepSizes
 from ..parallel.pipefusion import PatchedSequence
 from ..plan import ParallelPlan
+from ..proof import relative_error as relative_error
 from ..wire.replies import RankStep
 
 PIXELS_PER_LATENT = 8
@@ -96,19 +97,6 @@ def choose_devices(text: str | None, plan: ParallelPlan) -> DeviceSelection:
             f"use for example --devices cpu:{plan.ranks}"
         )
     return selection
-
-
-def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """Norm of the difference over the norm of the reference, in fp64. 0 for empty tensors, NaN never passes.
-
-    Raises `ValueError` for tensors of different shapes.
-    """
-    if result.shape != reference.shape:
-        raise ValueError(f"shapes differ: {tuple(result.shape)} and {tuple(reference.shape)}; compare equal ones")
-    if reference.numel() == 0:
-        return 0.0
-    difference = (result.double() - reference.double()).norm() / reference.double().norm()
-    return float(difference)
 
 
 def piece_errors(

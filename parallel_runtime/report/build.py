@@ -11,8 +11,9 @@ from datetime import datetime, timezone
 
 from ..devices import Device
 from ..plan import AXES, ParallelPlan
+from ..proof import Proof
 from ..wire.replies import RankRun, RankStep, SampleReply, StepReply
-from .schema import SCHEMA, validate
+from .schema import PROOFS, SCHEMA, validate
 from .surroundings import describe_devices, versions
 
 COUNTS = ("collectives", "sent_bytes", "weight_bytes")
@@ -74,6 +75,17 @@ def plan_part(plan: ParallelPlan, *, chosen_for: str = "", reasons: Sequence[str
     if reasons:
         part["reasons"] = list(reasons)
     return part
+
+
+def proof_part(proofs: Sequence[Proof]) -> dict:
+    """What is known of the plan for the kinds of calls of a run; of several the least that is known. {} for none."""
+    if not proofs:
+        return {}
+    least = min(proofs, key=lambda proof: PROOFS.index(proof.verdict))
+    told: dict = {"verdict": least.verdict, "reason": least.reason}
+    if least.calls:
+        told |= {name: value for name, value in vars(least).items() if name not in told}
+    return {name: value for name, value in told.items() if value not in (None, "")}
 
 
 def rank_parts(

@@ -17,6 +17,7 @@ from ..plan import AXES
 SCHEMA = "parallel-dit/report/1"
 KINDS = ("denoise", "vae", "benchmark")
 LOOPS = ("host", "resident")
+PROOFS = ("not proven", "proven", "not needed")  # the least that is known first; a refused plan has no run
 CONTENDERS = ("plan", "one_rank", "one_process")
 REGIONS = (
     "hand_over_s",
@@ -199,6 +200,11 @@ REPORT = {
     ),
     "model": _object({"file": _needed(_name), "dtype": _needed(_name)}),
     "plan": _object(PLAN),
+    "proof": _object(
+        {"verdict": _needed(_one_of(*PROOFS)), "reason": Field(_text)}
+        | {name: Field(_seconds) for name in ("error", "control", "tolerance", "seconds")}
+        | {name: Field(_count) for name in ("tokens", "calls")}
+    ),
     "sizes": _object(
         {
             name: Field(_count)

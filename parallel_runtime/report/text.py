@@ -19,12 +19,21 @@ def _lines(report: Mapping) -> Iterator[str]:
         yield what
     if "chosen_for" in report.get("plan", {}):
         yield f"plan chosen for {report['plan']['chosen_for']}"
+    if "proof" in report:
+        yield _proof_line(report["proof"])
     if report["kind"] == "denoise":
         yield from _run_lines(report)
     if report["kind"] == "benchmark":
         yield from _contender_lines(report)
     if "vae" in report:
         yield f"VAE decode {_seconds(report['vae']['decode_s'])} on {report['vae']['device']}, counted nowhere else"
+
+
+def _proof_line(proof: Mapping) -> str:
+    """Whether the plan computes what one device does, and by what that was found."""
+    if proof["verdict"] == "proven":
+        return f"plan proven with this ComfyUI: error {proof['error']:.1e}, at most {proof['tolerance']:.0e}"
+    return f"plan {proof['verdict']}: {proof['reason']}"
 
 
 def _what(report: Mapping) -> str:

@@ -128,13 +128,15 @@ class RankWork:
 class RankStep(RankWork):
     """One request of calls. `began_s` is on the machine's monotonic clock, which its ranks share.
 
-    `regions` are seconds by name, where they were asked for; `trace_bytes` is the length of the trace, where one was.
+    `regions` are seconds by name, where they were asked for; `trace_bytes` is the length of the trace, where one was;
+    `tokens` those of the largest attention call that a hosted model shared.
     """
 
     began_s: float
     step_s: float
     regions: dict[str, float] | None = None
     trace_bytes: int | None = None
+    tokens: int | None = None
 
 
 class ChunkSpan(NamedTuple):

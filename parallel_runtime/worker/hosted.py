@@ -247,6 +247,7 @@ class HostedForward:
         sent: RequestInputs,
     ) -> None:
         self.model, self.sequence, self.timer, self.beat, self.sent = model, sequence, timer, beat, sent
+        self.tokens = 0  # of the largest attention call that was shared
 
     def run_lanes(
         self,
@@ -281,10 +282,7 @@ class HostedForward:
 
         "out" is (B, numbers) fp32: the outputs side by side, each a row of numbers an image.
         """
-        sequence = self.sequence
-        if options.get("local_attention"):
-            sequence = OwnTokens(ring=sequence.ring, ulysses=sequence.ulysses, whole=sequence.whole)
-        module = self.model.under(sequence, self.beat)
+        module = self.model.under(self._sequence(options), self.beat)
         with self.timer.region("hand_over"):
             given: Any = from_tree(options["call"], self._inputs(piece, whole, options))
         method = options.get("method")
@@ -296,10 +294,20 @@ class HostedForward:
             forget()
         with self.model.weights.calling():
             out = function(*given["args"], **given["kwargs"])
+        if self.model.shared is not None:
+            self.tokens = max(self.tokens, self.model.shared.tokens)
         if write:
             with self.timer.region("gather"):
                 self._write(piece, whole["out"], [out] if isinstance(out, torch.Tensor) else out)
         self.beat()
+
+    def _sequence(self, options: Mapping[str, Any]) -> UnevenSequence:
+        """Who shares the tokens. A proof asks for none, and for the negative control (pool/proving.py)."""
+        if options.get("whole"):
+            return UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
+        if options.get("local_attention"):
+            return OwnTokens(ring=self.sequence.ring, ulysses=self.sequence.ulysses, whole=self.sequence.whole)
+        return self.sequence
 
     def _inputs(
         self, piece: Piece, whole: Mapping[str, torch.Tensor], options: Mapping[str, Any]

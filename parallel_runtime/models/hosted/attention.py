@@ -50,6 +50,7 @@ class AttentionSwitch:
             width = q.shape[-1] // heads
             q, k, v = (_by_heads(tensor, width) for tensor in (q, k, v))
         queries, keys = self._lengths(call, attention, q, k)
+        call.tokens = max(call.tokens, sum(keys))
         if isinstance(mask, GuideMask):
             options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
         elif mask is not None:

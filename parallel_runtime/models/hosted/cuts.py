@@ -35,6 +35,7 @@ class TokenCall:
         self.changed: dict[tuple[int, int], tuple[Any, Any]] = {}  # see hooks.py
         self.attention: Attention | None = None  # of the module that runs; None outside of blocks
         self.lengths_of: dict[int, Lengths] = {}  # by the id of an Attention: to hash one takes longer
+        self.tokens = 0  # keys of the largest attention call so far
         self.asked = 0  # attention calls whose lengths the plan leaves open
         self.told: Told = {} if told is None else told  # their lengths, by shape; outlives the call
 

@@ -35,6 +35,7 @@ class SharedModel:
     def __init__(self, model: nn.Module, plan: Plan, group: TokenGroup) -> None:
         self.model, self.plan, self.group = model, plan, group
         self.active = True
+        self.tokens = 0  # of the largest attention call that the last call shared
         self._switch = installed()
         self._call: TokenCall | None = None
         self._told: Told = {}
@@ -75,6 +76,7 @@ class SharedModel:
         return (*args[: self._control_at], call.control, *args[self._control_at + 1 :]), kwargs
 
     def _end(self, *_: object) -> None:
+        self.tokens = 0 if self._call is None else self._call.tokens
         self._call = self._switch.call = None
 
     def _hook(self, place: Place) -> None:

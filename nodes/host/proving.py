@@ -1,0 +1,179 @@
+"""Asks before a call of a hosted model whether its plan is proven with this ComfyUI, and has it proven if it is not.
+
+Owns what a proof is kept by here (`ProofKey`), what a whole call needs of memory, and what the user is told. Does not
+own the verdict (proof.py) nor which calls make it (pool/proving.py). A kind of call is looked up once a process.
+"""
+
+import functools
+import hashlib
+import inspect
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ... import parallel_runtime
+from ...parallel_runtime.models.hosted.build import Recognised
+from ...parallel_runtime.models.plans import plan_for
+from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.pool.calls import ModelCall, RunResult
+from ...parallel_runtime.pool.proving import arguments_of, prove
+from ...parallel_runtime.proof import NOT_NEEDED, NOT_PROVEN, REFUSED, Proof, ProofKey, ProofStore, default_path
+from ...parallel_runtime.wire.tree import from_tree
+from .meta import META
+from .pooled_model import PooledModel
+from .progress import NodeText
+from .run_context import RunContext
+from .version import comfyui_version
+
+log = logging.getLogger(__name__)
+SPARE = 0.8  # of what is free: ComfyUI's own figure for a whole call is an estimate
+WHOLE = Proof(verdict=NOT_NEEDED, reason="the plan cuts no tokens: each rank runs ComfyUI's own module on whole calls")
+# What shares tokens here: a proof made with other code is not believed.
+SHARING = ("models/hosted", "models/plans", "parallel/uneven.py", "worker/hosted.py", "weights/block_shards.py")
+
+
+class Prover:
+    """What is known of the plans of one hosted model. `memory_required` is stock ComfyUI's, of a latent's shape."""
+
+    def __init__(
+        self,
+        transformer: torch.nn.Module,
+        recognised: Recognised,
+        pooled: PooledModel,
+        memory_required: Callable[[Sequence[int]], float],
+    ) -> None:
+        self.transformer, self.recognised, self.pooled = transformer, recognised, pooled
+        self.memory_required = memory_required
+        self._known: dict[object, Proof] = {}
+
+    def check(self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None]) -> None:
+        """Have the call's plan proven, unless that is known, and note it in the run.
+
+        Raises `ValueError` for a plan that computes something else, `PoolError` when a worker fails.
+        """
+        if call.options["method"] is not None:
+            return
+        proof = WHOLE if run.plan.parts == 1 else self._proof(run, call, check_cancelled)
+        run.note(proof)
+        if proof.verdict == REFUSED:
+            raise ValueError(self._refusal(run.plan, proof))
+
+    def key(self, plan: ParallelPlan, arguments: tuple[str, ...]) -> ProofKey:
+        """What a proof of such a call holds for."""
+        spec, kind = self.pooled.spec, type(self.transformer)
+        options = () if spec.comfyui is None else spec.comfyui.options
+        return ProofKey(
+            comfyui=comfyui_version() or "unknown",
+            pack=f"{parallel_runtime.VERSION} {_pack_source()}",
+            model_class=f"{kind.__module__}.{kind.__qualname__}",
+            source=self._source,
+            plan=ParallelPlan(ring=plan.ring, ulysses=plan.ulysses, weights=plan.weights).describe(),
+            kernels=" ".join([self.pooled.devices[0].kind, f"torch {torch.__version__}", *options]),
+            weights=f"{spec.dtype} of {', '.join(self._formats)}",
+            arguments=arguments,
+        )
+
+    def _proof(self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None]) -> Proof:
+        arguments = arguments_of(call)
+        kind = (run.plan.ring, run.plan.ulysses, run.plan.weights, arguments)
+        sizes = tuple(tensor.shape for tensor in call.tensors.values())
+        proof = self._known.get(kind) or self._known.get((kind, sizes))
+        if proof is None:
+            key, store = self.key(run.plan, arguments), ProofStore(default_path(os.environ, Path.home()))
+            proof = store.load(key)
+            if proof is None:
+                proof = self._proven(run, call, check_cancelled)
+                if proof.error is not None:
+                    store.save(key, proof)
+            # what was too large may be proven when a smaller one comes
+            self._known[(kind, sizes) if proof.error is None else kind] = proof
+        return proof
+
+    def _proven(self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None]) -> Proof:
+        name = type(self.transformer).__name__
+        NodeText().say(f"proving once that {run.plan.name} computes what one device does")
+
+        def ask(calls: Sequence[ModelCall]) -> RunResult:
+            spec, patches = self.pooled.spec, run.patches
+            return self.pooled.pool.run(spec, run.plan, calls, patches=patches, check_cancelled=check_cancelled)
+
+        free = [each.free_bytes for each in self.pooled.pool.measure_devices(check_cancelled)][: run.plan.ranks]
+        proof = prove(
+            ask, call, self.pooled.spec.dtype, room=lambda each: self._room(each, free), possible=self._possible
+        )
+        level = logging.INFO if proof.verdict != NOT_PROVEN else logging.WARNING
+        log.log(
+            level, "%s under %s is %s (%d calls, %.1f s)", name, run.plan.name, proof.text, proof.calls, proof.seconds
+        )
+        return proof
+
+    def _room(self, call: ModelCall, free: Sequence[int]) -> float:
+        """Bytes that a device has, over those of one whole call; ranks on the CPU share its memory."""
+        x = _first(_given(call))
+        ranks = len(free) if self.pooled.devices[0].kind == "cpu" else 1
+        return SPARE * min(free) / max(1.0, ranks * self.memory_required(list(x.shape)))
+
+    def _possible(self, call: ModelCall) -> bool:
+        """Whether the class takes such a call and makes as many numbers as expected of it: tried without values."""
+        given = from_tree(call.options["call"], [tensor.to(META) for tensor in call.tensors.values()])
+        try:
+            with torch.no_grad():
+                out: Any = type(self.transformer).forward(self.transformer, *given["args"], **given["kwargs"])
+        except Exception as error:  # noqa: BLE001  any code of ComfyUI's, which may also need the values
+            log.info("a smaller latent cannot be tried with these inputs: %s", error)
+            return False
+        outs = [out] if isinstance(out, torch.Tensor) else out
+        return sum(each.numel() for each in outs) == torch.Size(call.out_shape).numel()
+
+    def _refusal(self, plan: ParallelPlan, proof: Proof) -> str:
+        return (
+            f"{plan.describe()} is refused for {type(self.transformer).__name__} of ComfyUI {comfyui_version()}: "
+            f"{proof.reason}; in SP Config, mode manual with ulysses=1 and ring=1 (cfg and data cut no tokens), and "
+            "report this line: the pack's plan does not fit this ComfyUI"
+        )
+
+    @functools.cached_property
+    def _source(self) -> str:
+        modules = {type(each).__module__ for each in self.transformer.modules()}
+        files = [sys.modules[name] for name in modules if name.partition(".")[0] == "comfy"]
+        return f"{_hash(map(inspect.getsourcefile, files))} {_hash([], repr(plan_for(type(self.transformer))))}"
+
+    @functools.cached_property
+    def _formats(self) -> list[str]:
+        """The dtypes of the file's weights, and the formats that ComfyUI packs weights into."""
+        found = {str(each.dtype).removeprefix("torch.") for each in self.recognised.weights.values()}
+        for name, each in self.recognised.weights.items():
+            if name.endswith(".comfy_quant"):
+                found.add(str(json.loads(bytes(each.tolist())).get("format")))
+        return sorted(found)
+
+
+def _given(call: ModelCall) -> Any:  # noqa: ANN401  the call's arguments
+    return from_tree(call.options["call"], list(call.tensors.values()))
+
+
+def _first(given: Any) -> torch.Tensor:  # noqa: ANN401  the call's arguments
+    """The latent, of several the first."""
+    x = given["args"][0]
+    return x if isinstance(x, torch.Tensor) else x[0]
+
+
+@functools.cache
+def _pack_source() -> str:
+    root = Path(parallel_runtime.__file__).parent
+    places = [root / name for name in SHARING]
+    return _hash(str(file) for place in places for file in ([place] if place.is_file() else place.glob("*.py")))
+
+
+def _hash(files: Iterable[str | None], more: str = "") -> str:
+    """Of what is in the files, in the order of their names, and of a text."""
+    found = hashlib.sha256(more.encode())
+    for file in sorted(filter(None, files)):
+        found.update(Path(file).read_bytes())
+    return found.hexdigest()[:16]

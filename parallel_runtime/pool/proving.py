@@ -1,0 +1,120 @@
+"""A call of a model computed by a plan and whole, to see whether both are the same; proof.py has the verdict.
+
+Owns which calls are made and how large they may be. Every rank of the plan computes the whole call by ComfyUI's own
+module with its hooks off; blocks are still gathered one at a time, so sharded weights stay sharded. Does not own when
+it is asked, nor what memory there is (nodes/host/proving.py), nor what a rank computes (worker/hosted.py).
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..proof import NOT_PROVEN, Proof, judged
+from ..wire.tree import from_tree
+from .calls import ModelCall, RunResult
+
+MAX_TOKENS = 8192  # in one attention call; beyond, a whole call on one device takes long, or does not fit
+STEP, LEAST = 8, 8  # of the height and width of a smaller latent: what patches of any family divide
+AGAIN = {"timed": False, "trace": False, "local_attention": False, "whole": False}
+
+Ask = Callable[[Sequence[ModelCall]], RunResult]
+Room = Callable[[ModelCall], float]  # bytes that are free for a whole call's activations, over those it needs
+
+
+def prove(ask: Ask, call: ModelCall, dtype: str, *, room: Room, possible: Callable[[ModelCall], bool]) -> Proof:
+    """Compute a call of a hosted model shared, whole and without exchange, and judge it.
+
+    A call with more than `MAX_TOKENS`, or that has no `room` (below 1), is made smaller, if `possible` says that the
+    class takes what comes of it.
+    """
+    began, calls, reason = time.perf_counter(), 0, ""
+    shared: ModelCall | None = _under(call)
+    while shared is not None:
+        result, calls = ask([shared]), calls + 1
+        tokens = max((step.tokens or 0 for step in result.ran), default=0)
+        fits = room(shared)
+        if tokens <= MAX_TOKENS and fits >= 1:
+            whole, control = ask([_under(shared, whole=True), _under(shared, local_attention=True)]).outs
+            proof = judged(dtype, shared=result.outs[0], whole=whole, control=control)
+            return replace(proof, tokens=tokens, calls=calls + 2, seconds=time.perf_counter() - began)
+        reason = (
+            f"{tokens} tokens are more than the {MAX_TOKENS} that one device computes whole"
+            if tokens > MAX_TOKENS
+            else f"a whole call of {tokens} tokens does not fit into the memory of one device"
+        )
+        share = min(MAX_TOKENS / max(tokens, 1), fits)
+        smaller = smaller_call(shared, share) if calls == 1 else None
+        shared = smaller if smaller is not None and possible(smaller) else None
+    reason += ", and no smaller latent fits the call's other inputs"
+    return Proof(verdict=NOT_PROVEN, reason=reason, tokens=tokens, calls=calls, seconds=time.perf_counter() - began)
+
+
+def arguments_of(call: ModelCall) -> tuple[str, ...]:
+    """The names of a call's arguments, what is in them and what steers a class (words, yes and no), without sizes.
+
+    Sorted; a tensor is told with its number of dims, an argument that is None not at all.
+    """
+    return tuple(sorted(set(_named(call.options["call"], call, ""))))
+
+
+def smaller_call(call: ModelCall, share: float) -> ModelCall | None:
+    """The same call with a corner of its latent, of at most about `share` of its size; None where there is no smaller.
+
+    Whatever has the latent's height and width is cut alike: a mask, a picture beside it.
+    """
+    given: Any = from_tree(call.options["call"], list(call.tensors.values()))
+    first = given["args"][0]
+    x = first if isinstance(first, torch.Tensor) else first[0]
+    if x.ndim < 4:
+        return None
+    old = x.shape[-2:]
+    new = _smaller(old, share / 2)  # text and references stay as long as they are
+    if new is None:
+        return None
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[..., : new[0], : new[1]].contiguous() if tensor.shape[-2:] == old else tensor
+
+    tensors = {name: cut(tensor) for name, tensor in call.tensors.items()}
+    rows, numbers = call.out_shape
+    if x is first:  # its output may have fewer channels, and is all there is
+        numbers = numbers * math.prod(new) // math.prod(old)
+    else:
+        numbers -= (x.numel() - cut(x).numel()) // rows
+    return replace(call, tensors=tensors, out_shape=(rows, numbers))
+
+
+def _under(call: ModelCall, **options: bool) -> ModelCall:
+    return replace(call, options={**call.options, **AGAIN, **options})
+
+
+def _smaller(size: Sequence[int], share: float) -> tuple[int, int] | None:
+    """Height and width of the same proportions, multiples of `STEP`, or what they were where that is less."""
+    scale = math.sqrt(share)
+    height, width = (min(side, max(LEAST, int(side * scale) // STEP * STEP)) for side in size)
+    return None if (height, width) == tuple(size) else (height, width)
+
+
+def _named(tree: object, call: ModelCall, path: str) -> Iterator[str]:
+    """Each leaf of a tree (wire/tree.py) by its path; entries of a list are one."""
+    if tree is None:
+        return
+    if not isinstance(tree, dict):
+        yield f"{path}={tree}" if isinstance(tree, bool | str) else path
+        return
+    ((tag, inner),) = tree.items()
+    if tag == "t":
+        yield f"{path}:{call.tensors[f't{inner}'].ndim}"
+    elif tag == "d":
+        for name, each in inner.items():
+            yield from _named(each, call, f"{path}.{name}" if path else name)
+    elif tag in ("l", "u"):
+        several = [f"[{number}]" for number in range(len(inner))] if path == "args" else ["[]"] * len(inner)
+        for index, each in zip(several, inner, strict=True):
+            yield from _named(each, call, path + index)
+    else:
+        yield path

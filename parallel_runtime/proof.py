@@ -1,0 +1,189 @@
+"""Whether a plan computes what one process does with this ComfyUI: the verdict, its measure, and where it is kept.
+
+ComfyUI's own code runs in the ranks, and users have other versions of it than we test. So a call is computed shared and
+whole once for each `ProofKey`, and compared; pool/proving.py asks for the calls. Plain data but for the comparison.
+
+Owns the key, the tolerances, the verdict and the file `$XDG_CACHE_HOME/parallel-dit/proofs.json`, beside the planner's
+calibrations. Written whole to a new file that then takes the old one's place. A file that is damaged, or of another
+version, counts as empty, is warned of and replaced by the next proof; delete it to have everything proven again.
+
+    {"version": 1, "proofs": {"2f1c...": {"key": {"comfyui": "0.30.0", ...}, "proof": {"verdict": "proven", ...}}}}
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+FOLDER, FILE = "parallel-dit", "proofs.json"
+KEPT = 1000  # entries; the oldest go first
+PROVEN, REFUSED, NOT_PROVEN, NOT_NEEDED = VERDICTS = ("proven", "refused", "not proven", "not needed")
+# Relative error of a shared call, by what it computes in. The kernels add in another order, and that is all.
+TOLERANCES = {"float64": 1e-5, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
+CONTROL = 10.0  # times the tolerance: what a call without exchange must differ by, or nothing can be judged
+INFINITE = 1e9  # stands for an error that is no number
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofKey:
+    """What a proof holds for; any other kind of call is proven by itself."""
+
+    comfyui: str  # its version
+    pack: str  # the version and a hash of what shares the tokens
+    model_class: str
+    source: str  # a hash of the files that the class and its modules are in
+    plan: str  # the degrees that cut tokens, and how weights lie
+    kernels: str  # the kind of device, and ComfyUI's options that choose how modules compute
+    weights: str  # what is computed in, and the formats that the file has
+    arguments: tuple[str, ...]  # of the call, without their sizes
+
+    @property
+    def digest(self) -> str:
+        """What the key is found by."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """A verdict and what it was found by: relative errors, the tokens of the call, calls of the model and seconds.
+
+    `error` is that of the shared call, `control` that of a call whose ranks exchanged nothing; None: not computed.
+    """
+
+    verdict: str
+    reason: str = ""
+    error: float | None = None
+    control: float | None = None
+    tolerance: float | None = None
+    tokens: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise ValueError(f"verdict={self.verdict!r} is unknown; use one of {', '.join(VERDICTS)}")
+
+    @property
+    def text(self) -> str:
+        """The verdict in a line, such as `proven: relative error 3.1e-07, at most 1.0e-05`."""
+        if self.verdict == PROVEN:
+            return f"{PROVEN}: relative error {self.error:.1e}, at most {self.tolerance:.1e}"
+        return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
+
+
+def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the reference, in fp64. 0 for empty tensors, NaN never passes.
+
+    Raises `ValueError` for tensors of different shapes.
+    """
+    if result.shape != reference.shape:
+        raise ValueError(f"shapes differ: {tuple(result.shape)} and {tuple(reference.shape)}; compare equal ones")
+    if reference.numel() == 0:
+        return 0.0
+    difference = (result.double() - reference.double()).norm() / reference.double().norm()
+    return float(difference)
+
+
+def judged(dtype: str, *, shared: torch.Tensor, whole: torch.Tensor, control: torch.Tensor) -> Proof:
+    """The verdict on one call, computed three times in `dtype`: by the plan, whole, and without any exchange.
+
+    A control near the tolerance means that these weights and inputs would hide a mistake: then nothing is judged,
+    unless the shared call is that far off by itself.
+    """
+    tolerance = TOLERANCES[dtype]
+    least = CONTROL * tolerance
+    error, without = _finite(relative_error(shared, whole)), _finite(relative_error(control, whole))
+    proof = Proof(verdict=PROVEN, error=error, control=without, tolerance=tolerance)
+    if not whole.isfinite().all() or not whole.any():
+        return replace(proof, verdict=NOT_PROVEN, reason="the whole call's output is zero or not finite")
+    if error > tolerance and max(error, without) > least:
+        reason = f"relative error {error:.1e} of a shared call, at most {tolerance:.1e} in {dtype}"
+        return replace(proof, verdict=REFUSED, reason=reason)
+    if without <= least:
+        reason = (
+            f"it cannot be judged: without any exchange the error is {without:.1e}, and has to be above {least:.1e} "
+            f"in {dtype}"
+        )
+        return replace(proof, verdict=NOT_PROVEN, reason=reason)
+    return proof
+
+
+def _finite(error: float) -> float:
+    return min(error, INFINITE) if math.isfinite(error) else INFINITE
+
+
+def default_path(environ: Mapping[str, str], home: Path) -> Path:
+    """The file's place for a user, as `planner/store.py` has its own."""
+    root = Path(environ.get("XDG_CACHE_HOME", ""))
+    return (root if root.is_absolute() else home / ".cache") / FOLDER / FILE
+
+
+@dataclass(frozen=True)
+class ProofStore:
+    """The proofs in one file."""
+
+    path: Path
+
+    def load(self, key: ProofKey) -> Proof | None:
+        """The proof kept for this key; None when there is none that can be used."""
+        entry = self._entries().get(key.digest)
+        if not isinstance(entry, dict) or entry.get("key") != json.loads(json.dumps(asdict(key))):
+            return None
+        return _proof(entry.get("proof"))
+
+    def save(self, key: ProofKey, proof: Proof) -> None:
+        """Keep it, where the folder can be written; else say so in the log: it is proven again next time."""
+        entries = {**self._entries(), key.digest: {"key": asdict(key), "proof": asdict(proof)}}
+        content = {"version": VERSION, "proofs": dict(list(entries.items())[-KEPT:])}
+        name = ""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{FILE}.")
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=1, allow_nan=False)
+            os.replace(name, self.path)
+        except OSError as error:
+            if name:
+                Path(name).unlink(missing_ok=True)
+            log.warning("proofs cannot be kept in %s (%s); set XDG_CACHE_HOME to a folder", self.path, error.strerror)
+
+    def _entries(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError):
+            content = None
+        proofs = content.get("proofs") if isinstance(content, dict) and content.get("version") == VERSION else None
+        if isinstance(proofs, dict):
+            return proofs
+        log.warning("%s is damaged or of another version and is not believed; each plan is proven again", self.path)
+        return {}
+
+
+def _proof(entry: object) -> Proof | None:
+    """The entry as a proof; None when anything in it is missing, of the wrong kind or out of range."""
+    if not isinstance(entry, dict) or entry.keys() != {field.name for field in fields(Proof)}:
+        return None
+    texts = [entry["verdict"], entry["reason"]]
+    numbers = [entry[name] for name in ("error", "control", "tolerance") if entry[name] is not None]
+    numbers += [entry[name] for name in ("tokens", "calls", "seconds")]
+    good = all(type(text) is str for text in texts) and all(map(_is_number, numbers))
+    if not good or entry["verdict"] not in VERDICTS or (entry["verdict"] == PROVEN and None in entry.values()):
+        return None
+    return Proof(**entry)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= INFINITE

@@ -1,0 +1,45 @@
+"""An engine whose plans can be wrong on purpose: what a proof must find out.
+
+A call's option `wrong` names what is wrong. Owns what runs in the ranks; `test_proving.py` says what must be found. A
+rank finds this module through `python_path`.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from parallel_runtime.models.plans import plan_for
+from parallel_runtime.worker import hosted
+from parallel_runtime.worker.engine import Engine
+
+
+def local_attention(plan):
+    """The plan with blocks that attend to this rank's tokens alone."""
+    return replace(plan, attention={"blocks": {"self_attn": "local", "cross_attn": "local"}})
+
+
+class Reversed(hosted.UnevenSequence):
+    """Puts the parts together in the order of the last rank to the first."""
+
+    def gather(self, tensor, *, dim, lengths):
+        parts = super().gather(tensor, dim=dim, lengths=lengths).split(list(lengths), dim)
+        return torch.cat(parts[::-1], dim)
+
+
+class ProvingEngine(Engine):
+    """The engine, with a wrong attention or a wrong gather for calls that ask for it."""
+
+    def _step(self, request, specs, **told):
+        wrong, model = request.calls[0].get("wrong"), self.models[request.model]
+        if model.shared is not None:  # another plan may come: the hooks are put anew
+            model.shared.remove()
+            model.shared = None
+        hosted.plan_for = lambda kind: local_attention(plan_for(kind)) if wrong == "attention" else plan_for(kind)
+        return super()._step(request, specs, **told)
+
+    def _forward(self, model, mesh, sent, **told):
+        forward = super()._forward(model, mesh, sent, **told)
+        if told["calls"][0].get("wrong") == "gather":
+            right = forward.sequence
+            forward.sequence = Reversed(ring=right.ring, ulysses=right.ulysses, whole=right.whole)
+        return forward

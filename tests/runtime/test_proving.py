@@ -1,0 +1,207 @@
+"""A plan is proven by computing a call shared and whole, refused where they differ, and neither where nothing is said.
+
+Owns: the verdict of real ranks on ComfyUI's own Wan, with plans that are wrong on purpose (proving_engine.py), and how
+a call is made smaller. Does not own: the file of proofs (test_proof.py), nor who asks (families/test_self_proof.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from noted import FOLDER
+
+from families.files import write_model_files
+from families.wan import TEXT, wan_file
+from host.fetch import comfyui_path
+from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool import proving
+from parallel_runtime.pool.calls import ModelCall, RunResult
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.pool.proving import arguments_of, prove, smaller_call
+from parallel_runtime.proof import NOT_PROVEN, PROVEN, REFUSED, Proof, relative_error
+from parallel_runtime.wire.tree import from_tree, to_tree
+
+TOLERANCE = 1e-5
+ULYSSES, SINGLE = ParallelPlan(ulysses=2), ParallelPlan()
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """A tiny Wan of 5 heads."""
+    (path,) = write_model_files(tmp_path_factory.mktemp("wan"), [wan_file("t2v", "t2v", heads=5, seed=21)])
+    comfyui = ComfyUI(str(comfyui_path()), ("--use-pytorch-cross-attention",))
+    return ModelSpec.of(str(path), "float32", adapter=HOSTED, comfyui=comfyui)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """Two ranks whose plans can be wrong."""
+    engine, folders = "proving_engine:ProvingEngine", (str(Path(__file__).parent), FOLDER)
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, engine=engine, python_path=folders) as made:
+        yield made
+
+
+def call_of(x: torch.Tensor | list[torch.Tensor], *, wrong: str = "", **kwargs: Any) -> ModelCall:
+    """A call of Wan with a text of 13 tokens."""
+    context = torch.randn(1, 13, TEXT, generator=torch.Generator().manual_seed(1))
+    given = {"args": [x, torch.tensor([700.0])], "kwargs": {"context": context, "transformer_options": {}, **kwargs}}
+    tree, tensors = to_tree(given)
+    options = {"call": tree, "tensors": len(tensors), "method": None, "wrong": wrong}
+    sent = {f"t{number}": tensor for number, tensor in enumerate(tensors)}
+    return ModelCall(
+        tensors=sent, out_shape=(1, sum(each.numel() for each in tensors[:1])), out_dtype=torch.float32, options=options
+    )
+
+
+def latent(height: int = 10, width: int = 14) -> torch.Tensor:
+    """3 frames, of 35 tokens by default."""
+    return torch.randn(1, 16, 3, height, width, generator=torch.Generator().manual_seed(height))
+
+
+def proof_of(
+    pool: Pool, spec: ModelSpec, call: ModelCall, *, plan: ParallelPlan = ULYSSES, room: float = 2.0, fits: bool = True
+) -> tuple[Proof, list[RunResult]]:
+    """The proof, and what was asked for it."""
+    asked: list[RunResult] = []
+
+    def ask(calls: list[ModelCall]) -> RunResult:
+        asked.append(pool.run(spec, plan, calls))
+        return asked[-1]
+
+    whole_bytes = room * call.tensors["t0"].numel()
+    return (
+        prove(
+            ask,
+            call,
+            "float32",
+            room=lambda each: whole_bytes / each.tensors["t0"].numel(),
+            possible=lambda _: fits,
+        ),
+        asked,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["ulysses=2", "ring=2", "ulysses=2,weights=sharded"])
+def test_a_right_plan_is_proven_in_three_calls(plan: str, pool: Pool, spec: ModelSpec) -> None:
+    proof, asked = proof_of(pool, spec, call_of(latent()), plan=ParallelPlan.parse(plan))
+    assert (proof.verdict, proof.calls, proof.tokens) == (PROVEN, 3, 105), proof
+    assert proof.error <= TOLERANCE < 10 * TOLERANCE < proof.control
+    (alone,) = pool.run(spec, SINGLE, [call_of(latent())]).outs
+    whole, control = asked[1].outs
+    assert relative_error(whole, alone) <= 1e-6 < TOLERANCE < relative_error(control, alone)
+    assert [step.sent_bytes for step in asked[0].ran] != [0, 0]
+
+
+@pytest.mark.slow
+def test_whole_calls_gather_sharded_weights_block_by_block(pool: Pool, spec: ModelSpec) -> None:
+    plan = ParallelPlan.parse("ulysses=2,weights=sharded")
+    _, (shared, others) = proof_of(pool, spec, call_of(latent()), plan=plan)
+    gathered = [(step.weight_collectives, step.weight_bytes) for step in shared.ran]
+    assert [(step.weight_collectives, step.weight_bytes) for step in others.ran] == [
+        (2 * calls, 2 * sent) for calls, sent in gathered
+    ]
+    assert gathered[0][1] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", ["attention", "gather"])
+def test_a_wrong_plan_is_refused_with_its_error_and_the_next_right_one_is_proven(
+    wrong: str, pool: Pool, spec: ModelSpec
+) -> None:
+    generation = pool.generation
+    proof, _ = proof_of(pool, spec, call_of(latent(), wrong=wrong))
+    assert proof.verdict == REFUSED
+    assert f"relative error {proof.error:.1e}" in proof.reason and "at most 1.0e-05 in float32" in proof.reason
+    assert proof_of(pool, spec, call_of(latent()))[0].verdict == PROVEN
+    assert pool.generation == generation
+
+
+@pytest.mark.slow
+def test_a_call_whose_attention_says_nothing_cannot_be_judged(pool: Pool, spec: ModelSpec) -> None:
+    """All tokens are the same, so each rank's own are as good as all: a plan without attention would pass."""
+    proof, _ = proof_of(pool, spec, call_of(torch.ones(1, 16, 3, 10, 14)))
+    assert proof.verdict == NOT_PROVEN
+    assert "cannot be judged" in proof.reason and f"the error is {proof.control:.1e}" in proof.reason
+    assert proof.error <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_a_call_that_is_too_large_is_proven_on_a_smaller_latent(
+    pool: Pool, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = call_of(latent(40, 40))
+    monkeypatch.setattr(proving, "MAX_TOKENS", 400)  # of 1200
+    proof, _ = proof_of(pool, spec, call)
+    assert (proof.verdict, proof.calls, proof.tokens) == (PROVEN, 4, 192)
+    monkeypatch.undo()
+    proof, _ = proof_of(pool, spec, call, room=0.5)
+    assert (proof.verdict, proof.calls, proof.tokens) == (PROVEN, 4, 192)
+    assert proof_of(pool, spec, call_of(latent(40, 40), wrong="attention"), room=0.5)[0].verdict == REFUSED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("room", "reason"), [(0.5, "does not fit into the memory of one device"), (2.0, "1200 tokens")]
+)
+def test_a_call_that_is_too_large_and_cannot_be_smaller_is_not_proven(
+    room: float, reason: str, pool: Pool, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if room > 1:
+        monkeypatch.setattr(proving, "MAX_TOKENS", 400)
+    proof, _ = proof_of(pool, spec, call_of(latent(40, 40)), room=room, fits=False)
+    assert (proof.verdict, proof.calls, proof.error) == (NOT_PROVEN, 1, None)
+    assert reason in proof.reason and "no smaller latent fits" in proof.reason
+
+
+def test_a_smaller_call_cuts_whatever_has_the_latents_height_and_width() -> None:
+    mask, other = torch.rand(1, 1, 60, 104), torch.rand(1, 16, 1, 30, 52)
+    call = call_of(latent(60, 104), mask=mask, pictures=[other, None])
+    smaller = smaller_call(call, 0.5)
+    given: Any = from_tree(smaller.options["call"], list(smaller.tensors.values()))
+    x, kwargs = given["args"][0], given["kwargs"]
+    assert x.shape == (1, 16, 3, 24, 48) and torch.equal(x, latent(60, 104)[..., :24, :48])
+    assert kwargs["mask"].shape == (1, 1, 24, 48) and kwargs["pictures"][0].shape == other.shape
+    assert kwargs["context"].shape == (1, 13, TEXT)
+    assert smaller.out_shape == (1, x.numel())
+
+
+def test_a_smaller_call_has_the_rows_and_channels_of_the_output() -> None:
+    picture = torch.rand(2, 36, 3, 60, 104)  # 20 channels beside the 16 that come out
+    call = replace(call_of(picture), out_shape=(2, 16 * 3 * 60 * 104))
+    assert smaller_call(call, 0.5).out_shape == (2, 16 * 3 * 24 * 48)
+    with_sound = call_of([torch.rand(2, 16, 3, 60, 104), torch.rand(2, 8, 25, 16)])
+    with_sound = replace(with_sound, out_shape=(2, 16 * 3 * 60 * 104 + 8 * 25 * 16))
+    assert smaller_call(with_sound, 0.5).out_shape == (2, 16 * 3 * 24 * 48 + 8 * 25 * 16)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 3, 8, 8), (1, 64, 400)])
+def test_there_is_no_call_smaller_than_one_patch_or_of_a_latent_without_height(shape: tuple[int, ...]) -> None:
+    assert smaller_call(call_of(torch.rand(*shape)), 0.5) is None
+
+
+def test_a_call_is_known_by_its_arguments_and_not_by_their_sizes() -> None:
+    plain = arguments_of(call_of(latent()))
+    assert plain == arguments_of(call_of(latent(20, 20), reference=None)) == ("args[0]:5", "args[1]:1", *plain[2:])
+    others = [
+        arguments_of(call_of(latent(), **more))
+        for more in (
+            {"reference": torch.rand(1, 16, 6, 8)},
+            {"references": [torch.rand(1, 16, 6, 8)]},
+            {"mask": torch.rand(1, 1, 10, 14)},
+            {"mask": torch.rand(1, 10, 14)},
+            {"method": "offset"},
+            {"method": "index"},
+            {"flag": True},
+        )
+    ]
+    assert len({plain, *others}) == 8
+    one, two = ([torch.rand(1, 16, 6, 8)] * count for count in (1, 2))
+    assert arguments_of(call_of(latent(), references=one)) == arguments_of(call_of(latent(), references=two))

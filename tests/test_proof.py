@@ -1,0 +1,168 @@
+"""The verdict of a proof by its numbers, and the file in which proofs are kept: what is not right is not believed.
+
+Owns: proof.py without ranks. Does not own: what ranks compute for it (runtime/test_proving.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_runtime.proof import (
+    NOT_PROVEN,
+    PROVEN,
+    REFUSED,
+    Proof,
+    ProofKey,
+    ProofStore,
+    default_path,
+    judged,
+)
+
+KEY = ProofKey(
+    comfyui="0.30.0",
+    pack="0.3.0 1234",
+    model_class="comfy.ldm.wan.model.WanModel",
+    source="abcd",
+    plan="ulysses=2",
+    kernels="cpu",
+    weights="float32 of float32",
+    arguments=("args[0]:5", "kwargs.context:3"),
+)
+PROOF = Proof(verdict=PROVEN, error=1e-7, control=0.2, tolerance=1e-5, tokens=105, calls=3, seconds=0.5)
+WHOLE = torch.ones(1, 1000)
+
+
+def off_by(error: float) -> torch.Tensor:
+    """A result with this relative error."""
+    return WHOLE + error
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error", "control", "verdict"),
+    [
+        ("float32", 2e-6, 2e-4, PROVEN),
+        ("float32", 2e-5, 2e-4, REFUSED),
+        ("float32", 2e-6, 9e-5, NOT_PROVEN),  # such a control would hide most mistakes
+        ("float32", 2e-5, 9e-5, NOT_PROVEN),
+        ("float32", 2e-4, 9e-5, REFUSED),  # no control is needed to see that
+        ("bfloat16", 1e-2, 3e-1, PROVEN),
+        ("bfloat16", 3e-2, 3e-1, REFUSED),
+        ("bfloat16", 1e-2, 1e-1, NOT_PROVEN),
+        ("float16", 4e-3, 6e-2, PROVEN),
+        ("float16", 6e-3, 6e-2, REFUSED),
+        ("float32", float("nan"), 0.2, REFUSED),
+        ("float32", 0.0, float("nan"), PROVEN),
+    ],
+)
+def test_the_verdict_follows_from_error_control_and_dtype(
+    dtype: str, error: float, control: float, verdict: str
+) -> None:
+    proof = judged(dtype, shared=off_by(error), whole=WHOLE, control=off_by(control))
+    assert proof.verdict == verdict, proof
+    assert proof.text.startswith(verdict)
+
+
+@pytest.mark.parametrize("whole", [torch.zeros(1, 9), torch.full((1, 9), torch.inf), torch.full((1, 9), torch.nan)])
+def test_an_output_of_nothing_or_no_numbers_proves_nothing(whole: torch.Tensor) -> None:
+    proof = judged("float32", shared=whole, whole=whole, control=torch.ones(1, 9))
+    assert proof.verdict == NOT_PROVEN and "zero or not finite" in proof.reason
+
+
+def test_what_is_saved_is_loaded_for_its_key_alone(tmp_path: Path) -> None:
+    store = ProofStore(tmp_path / "deep" / "proofs.json")
+    assert store.load(KEY) is None
+    store.save(KEY, PROOF)
+    refused = Proof(verdict=REFUSED, reason="an error", error=0.3, control=0.2, tolerance=1e-5, calls=3)
+    store.save(replace(KEY, plan="ring=2"), refused)
+    assert store.load(KEY) == PROOF and store.load(replace(KEY, plan="ring=2")) == refused
+    assert os.listdir(store.path.parent) == ["proofs.json"]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(ProofKey)])
+def test_a_proof_of_another_version_is_not_believed(name: str, tmp_path: Path) -> None:
+    """Nor one whose entry was moved under the name of another."""
+    store = ProofStore(tmp_path / "proofs.json")
+    store.save(KEY, PROOF)
+    other = replace(KEY, **{name: ("args[0]:4",) if name == "arguments" else f"{getattr(KEY, name)} other"})
+    assert store.load(other) is None
+    content = json.loads(store.path.read_text())
+    content["proofs"][other.digest] = content["proofs"].pop(KEY.digest)
+    store.path.write_text(json.dumps(content))
+    assert store.load(other) is None and store.load(KEY) is None
+
+
+BROKEN = (
+    "",
+    "{",
+    "null",
+    "[]",
+    "[" * 100_000,
+    '{"version": 2, "proofs": {}}',
+    '{"version": 1, "proofs": []}',
+    "\udcff",
+)
+
+
+@pytest.mark.parametrize("content", BROKEN, ids=range(len(BROKEN)))
+def test_a_broken_file_is_ignored_with_a_warning_and_replaced(
+    content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ProofStore(tmp_path / "proofs.json")
+    store.path.write_text(content, errors="surrogateescape")
+    assert store.load(KEY) is None
+    assert "proofs.json is damaged or of another version and is not believed" in caplog.text
+    caplog.clear()
+    store.save(KEY, PROOF)
+    caplog.clear()
+    assert store.load(KEY) == PROOF and not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("verdict", "true"),
+        ("verdict", None),
+        ("reason", 1),
+        ("error", None),
+        ("error", "small"),
+        ("error", True),
+        ("control", -0.1),
+        ("tokens", 10**400),
+        ("unknown", 1),
+    ],
+)
+def test_an_entry_with_another_content_is_not_believed(name: str, value: Any, tmp_path: Path) -> None:
+    store = ProofStore(tmp_path / "proofs.json")
+    store.save(KEY, PROOF)
+    content = json.loads(store.path.read_text())
+    content["proofs"][KEY.digest]["proof"][name] = value
+    store.path.write_text(json.dumps(content))
+    assert store.load(KEY) is None
+    del content["proofs"][KEY.digest]["proof"]
+    store.path.write_text(json.dumps(content))
+    assert store.load(KEY) is None
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        ProofStore(tmp_path / "file" / "proofs.json").save(KEY, PROOF)
+    assert "proofs cannot be kept" in caplog.text and "set XDG_CACHE_HOME" in caplog.text
+
+
+def test_proofs_lie_beside_the_calibrations() -> None:
+    assert default_path({"XDG_CACHE_HOME": "/cache"}, Path("/home")) == Path("/cache/parallel-dit/proofs.json")
+    assert default_path({"XDG_CACHE_HOME": "relative"}, Path("/home")) == Path("/home/.cache/parallel-dit/proofs.json")
+
+
+def test_a_proof_knows_no_other_verdict() -> None:
+    with pytest.raises(ValueError, match="verdict='perhaps' is unknown; use one of proven, refused, not proven"):
+        Proof(verdict="perhaps")

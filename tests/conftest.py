@@ -64,14 +64,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-# How ranks start and end is what their tests are about, so each rank is an interpreter of its own there.
-STARTING_FOLDERS = {"faults", "pool"}
+# What a rank is started with is what these are about, so each rank is an interpreter of its own there.
+STARTING_FILES = {"test_nobody_gets_in.py", "test_scarce_resources.py", "test_surroundings.py"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fork ranks, which saves 2 s of a core for each, but where their start is tested."""
-    start_ranks() if item.path.relative_to(TESTS).parts[0] in STARTING_FOLDERS else fork_ranks()
+    start_ranks() if item.path.name in STARTING_FILES else fork_ranks()
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist asks, where there is one

@@ -75,6 +75,7 @@ def test_the_samplers_of_comfyui_get_the_plan_of_the_work_too(client: ComfyClien
     assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= TOLERANCE
 
 
+@pytest.mark.full  # it starts a server of its own
 def test_a_work_is_decided_once_and_no_weight_is_loaded_again(
     tiny_models: TinyModels, models_dir: Any, tmp_path: Any
 ) -> None:

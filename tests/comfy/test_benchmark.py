@@ -63,6 +63,7 @@ def loops(report: dict[str, Any]) -> list[str]:
     return [row["loop"]["kind"] for row in report["contenders"]]
 
 
+@pytest.mark.full
 def test_what_is_compared_is_the_loop_that_the_sampler_would_use(client: ComfyClient, tiny_models: TinyModels) -> None:
     """Inside the workers, unless the user or the graph says otherwise; stock ComfyUI has none but its own."""
     sampler = parallel(workflows.text_to_image(tiny_models, seed=301), sampler="ParallelFluxSampler")

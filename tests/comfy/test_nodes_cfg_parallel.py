@@ -125,12 +125,18 @@ def lanes_of(report: dict[str, Any], request: int = 0) -> list[list[list[int]]]:
     return [pieces[lane] for lane in sorted(pieces)]
 
 
-# Graphs of these kinds run under a plan of cfg in parity/test_parity_subset.py too.
+# Graphs of these kinds run under a plan of cfg in parity/test_parity_subset.py too, or others of their kind do here.
 IN_THE_SUBSET = ("unequal prompts, batch 2", "LoRA", "two areas and a negative")
+IN_FULL = (
+    *IN_THE_SUBSET,
+    "LazyCache",
+    "a third prompt of another length",
+    "two prompts of different length, no negative",
+)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] if name in IN_THE_SUBSET else []) for name in TOGETHER]
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in IN_FULL else []) for name in TOGETHER]
 )
 def test_conditionings_go_together_and_equal_stock_comfyui(name: str, client: ComfyClient) -> None:
     graph, calls = TOGETHER[name]
@@ -164,7 +170,9 @@ def test_a_stock_model_made_parallel_has_lanes_too(client: ComfyClient) -> None:
     assert set(report["timings"]["calls"]) == {2}
 
 
-@pytest.mark.parametrize("name", IN_ORDER)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if "EasyCache" in name else []) for name in IN_ORDER]
+)
 def test_what_keeps_state_between_calls_sees_them_in_stocks_order(
     name: str, client: ComfyClient, comfy_server: ComfyServer
 ) -> None:

@@ -9,12 +9,13 @@ a model has (layouts.py, encoder_layouts.py). Files are written tensor by tensor
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import torch
 from . import encoder_layouts, layouts
 from .layouts import FluxShape, Row
 
+COMMON_NUMBERS = 1_999_993  # a prime, so that no two rows of a matrix are alike
 SAFETENSORS_NAMES = {
     torch.float32: "F32",
     torch.float16: "F16",
@@ -33,11 +35,28 @@ SAFETENSORS_NAMES = {
 
 def make_tensor(row: Row, *, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The values of one tensor. They depend on its name and the seed alone, never on the order of writing."""
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}:{row.name}".encode()))
-    values = torch.full(row.shape, row.mean)
-    if row.std:
-        values += row.std * torch.randn(row.shape, generator=generator)
-    return values.to(dtype)
+    return torch.cat(list(parts_of(row, seed=seed, dtype=dtype))).view(row.shape)
+
+
+def parts_of(row: Row, *, seed: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """The values of one tensor, flat, a part after the other; small ones in one."""
+    number, total = zlib.crc32(f"{seed}:{row.name}".encode()), math.prod(row.shape)
+    noise = common_noise() if row.std and total > COMMON_NUMBERS else None
+    if noise is None:
+        generator = torch.Generator().manual_seed(number)
+        values = row.std * torch.randn(row.shape, generator=generator).view(-1) if row.std else torch.zeros(total)
+        yield (values + row.mean).to(dtype)
+        return
+    start = number % len(noise)
+    common = (torch.cat((noise[start:], noise[:start])) * row.std + row.mean).to(dtype)
+    for first in range(0, total, len(common)):
+        yield common[: total - first]
+
+
+@functools.cache
+def common_noise() -> torch.Tensor:
+    """What large tensors are made of, again and again: a gigabyte of random numbers takes half a minute to draw."""
+    return torch.randn(COMMON_NUMBERS, generator=torch.Generator().manual_seed(0))
 
 
 def make_tensors(rows: Iterable[Row], *, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -69,7 +88,8 @@ def write_layout(
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for row in rows:
-            file.write(values_of(row) if values_of else to_bytes(make_tensor(row, seed=seed, dtype=dtype)))
+            parts = [values_of(row)] if values_of else map(to_bytes, parts_of(row, seed=seed, dtype=dtype))
+            file.writelines(parts)
     return path
 
 

@@ -38,10 +38,10 @@ def residuals(count: int, tokens: int, width: int = 96) -> list[Tensor | None]:
     return [noise(2, tokens, width) * (1 + at_block) for at_block in range(count)]
 
 
-def mask() -> Tensor:
+def mask(text: int = 9) -> Tensor:
     """Some text weighs less, for all; in the second image some of the image weighs less for some of it."""
-    weights = torch.zeros(2, 9 + 35, 9 + 35)
-    weights[:, :, 3:5] = -5.0
+    weights = torch.zeros(2, text + 35, text + 35)
+    weights[:, :, min(3, text - 1) : 5] = -5.0
     weights[1, 12:30, 20:40] = -3.0
     return weights
 
@@ -64,6 +64,11 @@ def _() -> Case:
 @case("Flux.1, mask")
 def _() -> Case:
     return flux(), inputs(attention_mask=mask())
+
+
+@case("Flux.1, 1 token of text, mask")
+def _() -> Case:
+    return flux(), inputs(text=1, attention_mask=mask(1))
 
 
 @case("Flux.1, ControlNet")
@@ -91,6 +96,11 @@ def _() -> Case:
 @case("Flux.2, reference at timestep zero")
 def _() -> Case:
     return flux2(), inputs(1, ref_latents=[noise(1, 16, 6, 8)], ref_latents_method="index_timestep_zero")
+
+
+@case("Flux.2, 1 token of text, reference at timestep zero")
+def _() -> Case:
+    return flux2(), inputs(1, text=1, ref_latents=[noise(1, 16, 6, 8)], ref_latents_method="index_timestep_zero")
 
 
 @case("Chroma")

@@ -29,6 +29,12 @@ def _() -> Case:
     return qwen(), picture(attention_mask=there)
 
 
+@case("Qwen-Image, 1 token of text, text mask")
+def _() -> Case:
+    there = torch.tensor([[1], [0]])
+    return qwen(), picture(context=noise(2, 1, 48), attention_mask=there)
+
+
 @case("Qwen-Image-Edit, two references")
 def _() -> Case:
     return qwen(), picture(ref_latents=[noise(2, 16, 1, 6, 8), noise(2, 16, 1, 4, 6)])
@@ -142,11 +148,21 @@ def _() -> Case:
     return model, given
 
 
-@case("HiDream-I1, experts")
-def _() -> Case:
+def hidream(text: int, llama: int) -> Case:
+    """HiDream-I1, and a call of it."""
     sizes = {"patch_size": 2, "in_channels": 16, "num_layers": 2, "num_single_layers": 2, "attention_head_dim": 16}
     sizes |= {"num_attention_heads": 6, "caption_channels": [48, 40], "text_emb_dim": 32, "axes_dims_rope": (4, 6, 6)}
     path = "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel"
-    given = {"x": noise(2, 16, 10, 14), "t": at(300, 300), "y": noise(2, 32), "context": noise(2, 9, 48)}
-    given |= {"encoder_hidden_states_llama3": noise(2, 3, 11, 40)}
+    given = {"x": noise(2, 16, 10, 14), "t": at(300, 300), "y": noise(2, 32), "context": noise(2, text, 48)}
+    given |= {"encoder_hidden_states_llama3": noise(2, 3, llama, 40)}
     return build(path, **sizes, max_resolution=(64, 64), llama_layers=[0, 1, 2, 2]), given
+
+
+@case("HiDream-I1, experts")
+def _() -> Case:
+    return hidream(9, 11)
+
+
+@case("HiDream-I1, 1 token of one text")
+def _() -> Case:
+    return hidream(1, 11)

@@ -91,6 +91,19 @@ def _() -> Case:
     return ltx2(), av(at(0.7)[None].repeat(1, 105), ref_audio={"tokens": noise(1, 5, 128)})
 
 
+@case("LTX-2, 1 token of audio")
+def _() -> Case:
+    given = av(at(0.7)[None].repeat(1, 105))
+    sound = {"x": [given["x"][0], noise(1, 8, 1, 16)], "timestep": [given["timestep"][0], noise(1, 1).sigmoid()]}
+    return ltx2(), given | sound
+
+
+@case("LTX-2, 1 token of video")
+def _() -> Case:
+    given = av(at(0.7)[None])
+    return ltx2(), given | {"x": [noise(1, 16, 1, 1, 1), given["x"][1]]}
+
+
 @case("LTX-2, no audio")
 def _() -> Case:
     given = av(at(0.7)[None].repeat(1, 105))

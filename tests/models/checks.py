@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from parallel_runtime.models.hosted.attention import AttentionSwitch, install, installed
-from parallel_runtime.models.hosted.cuts import TokenCall
+from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.plans import Plan, plan_for
 from parallel_runtime.models.plans.words import UNPLANNED, Attention, parse_attention
@@ -25,6 +25,7 @@ from parallel_runtime.models.plans.words import UNPLANNED, Attention, parse_atte
 from .cases import CASES
 from .gloo_group import GlooGroup
 from .try_plan import Outputs, first_unlike
+from .tiny import noise
 
 CHECKS: dict[str, Callable[[GlooGroup], None]] = {}
 
@@ -105,12 +106,35 @@ def hooks_are_taken_off_again(group: GlooGroup) -> None:
     assert number_of_hooks(model) == 0
 
 
+# Calls in which every stream, or every one that a plan cuts, has one token: case -> shapes of inputs.
+ONE_TOKEN = {
+    "Flux.1, mask": {"x": (2, 16, 2, 2), "context": (2, 1, 48), "attention_mask": (2, 2, 2)},
+    "Wan t2v": {"x": (2, 16, 1, 2, 2)},
+    "Cosmos 1": {"x": (1, 16, 1, 2, 2)},
+    "Mochi, cropped text": {"x": (1, 12, 1, 2, 2)},
+}
+
+
 @check
-def fewer_tokens_than_ranks_are_refused_and_the_next_call_is_right(group: GlooGroup) -> None:
-    model, plan, inputs = fresh("Flux.1")
+def every_rank_computes_one_token_and_the_next_call_is_shared(group: GlooGroup) -> None:
+    for name, shapes in ONE_TOKEN.items():
+        model, plan, inputs = fresh(name)
+        tiny = inputs | {key: noise(*shape) for key, shape in shapes.items()}
+        want, want_tiny = model(**inputs), model(**tiny)
+        group.attentions = 0
+        SharedModel(model, plan, group)
+        torch.testing.assert_close(model(**tiny), want_tiny, msg=f"{name}: one token")
+        assert group.attentions == 0, f"{name}: there was nothing to exchange"
+        torch.testing.assert_close(model(**inputs), want, rtol=1e-4, atol=1e-5, msg=f"{name}: the next call")
+        assert group.attentions > 0, name
+
+
+@check
+def few_tokens_beside_a_cut_stream_are_refused_where_nobody_knows_which_attention_has_them(group: GlooGroup) -> None:
+    model, plan, inputs = fresh("SD3.5 medium, ControlNet")
     want = model(**inputs)
     shared = SharedModel(model, plan, group)
-    with refused("Flux: stream 'txt' has 1 tokens", f"for {group.parts} ranks"):
+    with refused("Wrapper: stream 'txt' has 1 tokens", f"for {group.parts} ranks"):
         model(**{**inputs, "context": inputs["context"][:, :1]})
     assert installed().call is None and shared._call is None
     assert torch.allclose(model(**inputs), want, rtol=1e-4, atol=1e-5)
@@ -259,6 +283,22 @@ def a_mask_of_this_ranks_tokens_is_gathered(group: GlooGroup) -> None:
         torch.testing.assert_close(got, want)
         with refused("Tiny: a mask of", "this rank's keys alone", "use cfg parallel"):
             attention(*parts, 2, mine(call, "q", mine(call, "k", mask, 3)), skip_reshape=True)
+
+
+@check
+def a_mask_of_one_row_is_for_all_queries_or_of_the_one_query_of_this_rank(group: GlooGroup) -> None:
+    """With a query more than ranks some of them have one; with as many, all have."""
+    numbers = torch.Generator().manual_seed(8)
+    stock = installed().stock
+    for queries in (group.parts + 1, group.parts):
+        q, k = torch.randn(1, 2, queries, 4, generator=numbers), torch.randn(1, 2, 11, 4, generator=numbers)
+        mask = torch.randn(1, 1, queries, 11, generator=numbers) * 3
+        call = shared_attention(group, q, k, parse_attention("q<-k"))
+        parts = mine(call, "q", q), mine(call, "k", k), mine(call, "k", k)
+        with under_way(call) as attention:
+            for whole, given in ((mask, mine(call, "q", mask)), (mask, mask), (mask[:, :, :1], mask[:, :, :1])):
+                want = mine(call, "q", stock(q, k, k, 2, whole, skip_reshape=True), 1)
+                torch.testing.assert_close(attention(*parts, 2, given, skip_reshape=True), want)
 
 
 @check

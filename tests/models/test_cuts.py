@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_runtime.models.hosted.cuts import TokenCall, cut_control, cutter, gatherer
+from parallel_runtime.models.hosted.call import TokenCall
+from parallel_runtime.models.hosted.cuts import cut_control, cutter, gatherer
 from parallel_runtime.models.plans.words import parse
 
 PARTS = (1, 2, 3)
@@ -84,10 +85,47 @@ def test_one_row_for_all_tokens_stays() -> None:
     assert all(each is value for each in shares(calls(2, img=7), "frames:img", value))
 
 
-@pytest.mark.parametrize(("total", "parts"), [(1, 2), (2, 3), (1, 8)])
-def test_fewer_tokens_than_ranks_are_refused_with_stream_tokens_and_ranks(total: int, parts: int) -> None:
-    with pytest.raises(ValueError, match=f"Tiny: stream 'img' has {total} tokens for {parts} ranks.*at most {total}"):
-        shares(calls(parts), "img", rows(1, total))
+FEW = ((1, 2), (2, 3), (1, 8))
+
+
+@pytest.mark.parametrize(("total", "parts"), FEW)
+def test_fewer_tokens_than_ranks_are_whole_on_every_rank(total: int, parts: int) -> None:
+    ranks, value = calls(parts, img=total), rows(1, total, 3)
+    words = ("img", "frames:img")
+    assert all(torch.equal(each, value) for text in words for each in shares(ranks, text, value))
+    assert all(torch.equal(gatherer(parse("img"))(call, value), value) for call in ranks)
+    assert shares(ranks, "ranges:img", [(0, None, "a")]) == [[(0, total, "a")]] * parts
+    assert shares(ranks, "index:img", 1) == [1] * parts
+    mask = rows(1, 1, total, total)
+    assert all(each is mask for each in shares(ranks, "order:img", mask))
+    grid = rows(1, 2, total, total, 3)
+    assert all(torch.equal(each, grid) for each in shares(calls(parts), "grid@1", grid))
+    assert all(call.lengths(["img"]) == (total,) * parts and call.total("img") == total for call in ranks)
+
+
+@pytest.mark.parametrize(("total", "parts"), FEW)
+def test_few_tokens_count_once_among_the_keys(total: int, parts: int) -> None:
+    """Beside an image that is cut: the text's columns are the first rank's, its rows everybody's."""
+    ranks = calls(parts, txt=total, img=20)
+    value = rows(1, total + 20)
+    cut = shares(ranks, "txt+img", value)
+    assert all(torch.equal(each[:, :total], value[:, :total]) for each in cut)
+    keys = [call.counted(("txt", "img"), each, 1) for call, each in zip(ranks, cut, strict=True)]
+    assert [each.shape[1] for each in keys] == list(ranks[0].key_lengths(("txt", "img")))
+    assert sorted(torch.cat(keys, 1).flatten().tolist()) == value.flatten().tolist()
+    mask = rows(total + 20, total + 20)
+    for ordered in shares(ranks, "order:txt+img", mask):
+        assert torch.equal(ordered[:, 0], mask[torch.cat(cut, 1).flatten().long(), 0]), "a row for each query"
+        assert torch.equal(ordered[0], mask[0, torch.cat(keys, 1).flatten().long()]), "a column for each key"
+
+
+def test_few_tokens_are_refused_where_the_plan_leaves_attention_open_and_others_are_cut() -> None:
+    call = TokenCall(Part(3, 0), "Tiny", open_lengths=True)  # type: ignore[arg-type]
+    call.introduce("img", 7)
+    with pytest.raises(ValueError, match=r"Tiny: stream 'txt' has 2 tokens for 3 ranks.*at most 2"):
+        call.introduce("txt", 2)
+    call = TokenCall(Part(3, 0), "Tiny", open_lengths=True)  # type: ignore[arg-type]
+    assert [call.introduce("img", 2), call.introduce("txt", 7)] == [(2, 2, 2), (7, 7, 7)]
 
 
 def test_a_stream_without_any_token_is_there_on_no_rank() -> None:

@@ -57,6 +57,12 @@ MUTANTS = (
         (f"{UNEVEN}[thirty heads-ulysses 2]",),
     ),
     Mutant(
+        "few tokens count as keys on every rank",
+        "if not self.index or not self.uncut.intersection(streams):",
+        "if True:",
+        ("test_cuts.py::test_few_tokens_count_once_among_the_keys",),
+    ),
+    Mutant(
         "a tuple of a call becomes a list",
         "return tuple(_list(inner, tensors, path))",
         "return _list(inner, tensors, path)",

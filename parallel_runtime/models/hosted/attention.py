@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..plans.words import UNPLANNED, Attention
-from .cuts import Lengths, TokenCall
+from .call import Lengths, TokenCall
 from .group import Kernel
 from .lightricks import GuideMask
 
@@ -44,17 +44,19 @@ class AttentionSwitch:
         """As ComfyUI's function: q, k, v (B, H, S, D) with `skip_reshape`, else (B, S, H * D); the output alike."""
         call = self.call
         attention = None if call is None else call.attention
-        if call is None or attention is None or attention.local:
+        if call is None or attention is None or attention.local or call.has_all_keys(attention):
             return self.stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
         if not skip_reshape:
             width = q.shape[-1] // heads
             q, k, v = (_by_heads(tensor, width) for tensor in (q, k, v))
         queries, keys = self._lengths(call, attention, q, k)
         call.tokens = max(call.tokens, sum(keys))
+        held = k.shape[2]
+        k, v = (call.counted(attention.keys, tensor, 2) for tensor in (k, v))
         if isinstance(mask, GuideMask):
             options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
         elif mask is not None:
-            mask = _whole_mask(call, mask, queries, keys)
+            mask = _whole_mask(call, attention, mask, queries, keys, held)
         attend = partial(
             call.group.attend,
             self._kernel(attn_precision, options),
@@ -90,11 +92,8 @@ class AttentionSwitch:
             )
         if not attention.queries:
             return self._ask(call, q, k)
-        lengths = call.lengths_of.get(id(attention))
-        if lengths is None:
-            lengths = call.lengths(attention.queries), call.lengths(attention.keys)
-            call.lengths_of[id(attention)] = lengths
-        found, planned = (q.shape[2], k.shape[2]), (lengths[0][call.index], lengths[1][call.index])
+        lengths, planned = call.attended(attention)
+        found = (q.shape[2], k.shape[2])
         if found != planned:
             raise ValueError(
                 f"{call.name}: attention over {'+'.join(attention.queries)} has {found[0]} queries and {found[1]} keys "
@@ -124,21 +123,38 @@ def _by_heads(tensor: Tensor, width: int) -> Tensor:
     return tensor.reshape(*tensor.shape[:2], -1, width).transpose(1, 2)
 
 
-def _whole_mask(call: TokenCall, mask: Tensor, queries: tuple[int, ...], keys: tuple[int, ...]) -> Tensor:
-    """A mask (B, H or 1, all queries or 1, all keys), gathered where a model made it from this rank's tokens."""
+def _whole_mask(
+    call: TokenCall, attention: Attention, mask: Tensor, queries: tuple[int, ...], keys: tuple[int, ...], held: int
+) -> Tensor:
+    """A mask (B, H or 1, all queries or 1, all keys), gathered where a model made it from this rank's tokens.
+
+    `held`: the keys that this rank had before those of an uncut stream were left to the first.
+    """
     while mask.ndim < 4:
         mask = mask.unsqueeze(0 if mask.ndim == 2 else 1)
-    mine_q, mine_k = queries[call.index], keys[call.index]
-    local_keys = mask.shape[-1] == mine_k != sum(keys)
-    local_queries = mask.shape[-2] == mine_q != sum(queries) and mine_q != 1
-    if local_keys and mask.shape[-2] != 1:
-        raise ValueError(
-            f"{call.name}: a mask of {mask.shape[-2]} queries x {mine_k} keys holds this rank's keys alone; "
-            "use cfg parallel or data parallel for this input"
-        )
-    if local_keys:
-        return call.group.gather(mask, dim=3, lengths=keys)
-    return call.group.gather(mask, dim=2, lengths=queries) if local_queries else mask
+    if mask.shape[-1] == held != sum(keys):
+        if mask.shape[-2] != 1:
+            raise ValueError(
+                f"{call.name}: a mask of {mask.shape[-2]} queries x {mask.shape[-1]} keys holds this rank's keys "
+                "alone; use cfg parallel or data parallel for this input"
+            )
+        return call.group.gather(call.counted(attention.keys, mask, 3), dim=3, lengths=keys)
+    if not _has_own_rows(call, mask, queries):
+        return mask
+    return call.group.gather(mask, dim=2, lengths=queries)
+
+
+def _has_own_rows(call: TokenCall, mask: Tensor, queries: tuple[int, ...]) -> bool:
+    """Whether a mask has a row for each query of this rank, and neither for everybody's nor one row for all.
+
+    All ranks must say the same, and a rank with one query cannot know: then they tell each other what they have. Where
+    all have one query and one row, each may take the row for its own.
+    """
+    rows = mask.shape[-2]
+    if rows == sum(queries) or 1 not in queries:
+        return rows == queries[call.index] != sum(queries)
+    told = call.group.gather(torch.tensor([rows], device=mask.device), dim=0, lengths=(1,) * call.parts)
+    return tuple(told.tolist()) == queries
 
 
 def install() -> AttentionSwitch:

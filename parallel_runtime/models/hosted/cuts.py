@@ -1,9 +1,7 @@
 """What the words of a plan do to values: from whole to this rank's tokens (`cutter`), and back (`gatherer`).
 
-Words become functions once, when a model is shared; a call of the model then only runs them. Streams are cut into runs
-whose lengths differ by at most one. Of two streams one has its longer runs on the first ranks, the other on the last.
-
-Owns who has which tokens of a call's streams. Does not own where values come from (hooks.py).
+Words become functions once, when a model is shared; a call of the model then only runs them. Does not own who has which
+tokens (call.py), nor where values come from (hooks.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,58 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...parallel.shard import split_lengths
-from ..plans.words import GRID, Attention, Each, Frames, Grid, Guides, Index, Order, Ranges, Run, Tokens, Word
-from .group import TokenGroup
+from ..plans.words import (
+    GRID,
+    Each,
+    Frames,
+    Grid,
+    Guides,
+    Index,
+    Order,
+    Ranges,
+    Run,
+    Tokens,
+    Word,
+)
+from .call import TokenCall
 from .lightricks import cut_guides, cut_timestep, is_compressed
 
-Change = Callable[["TokenCall", Any], Any]
-Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each rank in an attention call
-Told = dict[tuple, Lengths]
-
-
-class TokenCall:
-    """One call of a shared model: its streams' lengths, what has been cut already, and which attention is under way."""
-
-    def __init__(self, group: TokenGroup, name: str, told: Told | None = None) -> None:
-        self.group, self.parts, self.index = group, group.parts, group.index
-        self.name = name  # of the model, for messages
-        self.control: dict[str, Any] | None = None  # residuals that are whole still
-        self.streams: dict[str, tuple[int, ...]] = {}  # stream -> tokens of each rank
-        self.grid: tuple[int, int, int] = (0, 0, 0)
-        self.indices: list[int] = []  # values that an "index:" word has cut
-        self.changed: dict[tuple[int, int], tuple[Any, Any]] = {}  # see hooks.py
-        self.attention: Attention | None = None  # of the module that runs; None outside of blocks
-        self.lengths_of: dict[int, Lengths] = {}  # by the id of an Attention: to hash one takes longer
-        self.tokens = 0  # keys of the largest attention call so far
-        self.asked = 0  # attention calls whose lengths the plan leaves open
-        self.told: Told = {} if told is None else told  # their lengths, by shape; outlives the call
-
-    def introduce(self, stream: str, total: int) -> tuple[int, ...]:
-        """Deal the tokens of a stream that is new. Raises ValueError if some ranks would get none, and others not."""
-        if 0 < total < self.parts:
-            raise ValueError(
-                f"{self.name}: stream {stream!r} has {total} tokens for {self.parts} ranks, and each rank needs one; "
-                f"use at most {total} ranks for its tokens"
-            )
-        lengths = split_lengths(total, self.parts)
-        self.streams[stream] = lengths if len(self.streams) % 2 else lengths[::-1]
-        return self.streams[stream]
-
-    def start(self, stream: str) -> int:
-        """Where this rank's tokens begin in the whole stream."""
-        return sum(self.streams[stream][: self.index])
-
-    def lengths(self, streams: Sequence[str]) -> tuple[int, ...]:
-        """Tokens of each rank in these streams together."""
-        return tuple(map(sum, zip(*(self._tokens(stream) for stream in streams), strict=True)))
-
-    def _tokens(self, stream: str) -> tuple[int, ...]:
-        lengths = self.streams[stream]
-        if stream != GRID:
-            return lengths
-        frames, height, width = self.grid
-        return tuple(length * frames * min(height, width) for length in lengths)
+Change = Callable[[TokenCall, Any], Any]
 
 
 def cutter(word: Word) -> Change:
@@ -81,7 +44,7 @@ def cutter(word: Word) -> Change:
     if isinstance(word, Frames):
         return lambda call, value: cut_frames(call, value, word)
     if isinstance(word, Guides):
-        return lambda call, mask: mask if mask is None else cut_guides(mask, call.streams[word.stream], call.index)
+        return lambda call, mask: cut_guide_mask(call, mask, word.stream)
     return _tensors(lambda call, value: cut_tokens(call, value, word))
 
 
@@ -126,10 +89,9 @@ def cut_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:
         return value  # one row for all tokens
     pieces, at = [], 0
     for run in word.runs:
-        lengths = call.streams.get(run.stream) or call.introduce(run.stream, total)
-        start = at if run.held else at + sum(lengths[: call.index])
-        pieces.append(value.narrow(dim, start, lengths[call.index]))
-        at += lengths[call.index] if run.held else sum(lengths)
+        mine = (call.streams.get(run.stream) or call.introduce(run.stream, total))[call.index]
+        pieces.append(value.narrow(dim, at if run.held else at + call.start(run.stream), mine))
+        at += mine if run.held else call.total(run.stream)
     if word.rest:
         pieces.append(value.narrow(dim, at, total - at))
     elif at != total:
@@ -145,7 +107,7 @@ def cut_frames(call: TokenCall, value: Any, word: Frames) -> Any:  # noqa: ANN40
         return cut_timestep(value, start, end)
     if value is None or (word.ndim is not None and value.ndim != word.ndim):
         return value
-    frames, tokens = value.shape[1], sum(call.streams[word.stream])
+    frames, tokens = value.shape[1], call.total(word.stream)
     if frames == 1:
         return value
     if frames == tokens:
@@ -173,21 +135,28 @@ def cut_grid(call: TokenCall, value: Tensor, word: Grid) -> Tensor:
 
 def in_part_order(call: TokenCall, mask: Tensor, runs: Sequence[Run]) -> Tensor:
     """A mask (..., queries or 1, keys or 1) over whole tokens, in the order in which the ranks hold them."""
-    rows: list[Tensor] = []
-    for part in range(call.parts):
-        first = 0
-        for run in runs:
-            lengths = call.streams[run.stream]
-            start = first + sum(lengths[:part])
-            rows.append(torch.arange(start, start + lengths[part], device=mask.device))
-            first += sum(lengths)
-    order = torch.cat(rows)
-    for dim in (-1, -2):
-        if mask.shape[dim] == len(order):
-            mask = mask.index_select(dim, order)
+    if all(run.stream in call.uncut for run in runs):
+        return mask
+    total = sum(call.total(run.stream) for run in runs)
+    for dim, uncut_on in ((-1, 1), (-2, call.parts)):
+        if mask.shape[dim] == total:
+            order = [_rows_of(call, runs, part, with_uncut=part < uncut_on) for part in range(call.parts)]
+            mask = mask.index_select(dim, torch.cat(order).to(mask.device))
         elif mask.shape[dim] != 1:
-            raise ValueError(_other_length(call, runs, len(order), mask.shape[dim]))
+            raise ValueError(_other_length(call, runs, total, mask.shape[dim]))
     return mask
+
+
+def _rows_of(call: TokenCall, runs: Sequence[Run], part: int, *, with_uncut: bool) -> Tensor:
+    """Where the tokens of one rank lie among all tokens of these runs."""
+    rows, first = [], 0
+    for run in runs:
+        lengths, cut = call.streams[run.stream], run.stream not in call.uncut
+        start = first + (sum(lengths[:part]) if cut else 0)
+        if cut or with_uncut:
+            rows.append(torch.arange(start, start + lengths[part]))
+        first += call.total(run.stream)
+    return torch.cat(rows)
 
 
 def cut_ranges(call: TokenCall, ranges: Sequence[tuple], runs: Sequence[Run]) -> list[tuple]:
@@ -196,14 +165,13 @@ def cut_ranges(call: TokenCall, ranges: Sequence[tuple], runs: Sequence[Run]) ->
     for start, end, *rest in ranges:
         whole = mine = 0  # tokens before this run: of all there are in the value, of this rank
         for run in runs:
-            lengths = call.streams[run.stream]
-            here = lengths[call.index]
-            first = whole + (0 if run.held else sum(lengths[: call.index]))
+            here = call.streams[run.stream][call.index]
+            first = whole + (0 if run.held else call.start(run.stream))
             low = min(max(start - first, 0), here)
             high = here if end is None else min(max(end - first, 0), here)
             if low < high:
                 found.append((mine + low, mine + high, *rest))
-            whole += here if run.held else sum(lengths)
+            whole += here if run.held else call.total(run.stream)
             mine += here
     return found
 
@@ -212,6 +180,13 @@ def cut_index(call: TokenCall, value: int, stream: str) -> int:
     """How many of the first `value` tokens of a stream are this rank's."""
     call.indices.append(value)
     return min(max(value - call.start(stream), 0), call.streams[stream][call.index])
+
+
+def cut_guide_mask(call: TokenCall, mask: Any, stream: str) -> Any:  # noqa: ANN401
+    """LTX's `GuideAttentionMask` over the tokens of a stream, for these ranks; as it is where every rank has all."""
+    if mask is None or stream in call.uncut:
+        return mask
+    return cut_guides(mask, call.streams[stream], call.index)
 
 
 def cut_control(call: TokenCall, residuals: Sequence[Tensor | None], stream: str) -> list[Tensor | None]:
@@ -227,7 +202,7 @@ def gather_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:
     for run in word.runs:
         lengths = call.streams[run.stream]
         piece = value.narrow(word.dim, at, lengths[call.index])
-        is_whole = run.held or not sum(lengths)
+        is_whole = run.held or run.stream in call.uncut or not sum(lengths)
         pieces.append(piece if is_whole else call.group.gather(piece, dim=word.dim, lengths=lengths))
         at += lengths[call.index]
     if at != value.shape[word.dim]:
@@ -237,6 +212,8 @@ def gather_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:
 
 def gather_grid(call: TokenCall, value: Tensor, dim: int) -> Tensor:
     """All rows or columns."""
+    if GRID in call.uncut:
+        return value
     return call.group.gather(value, dim=dim + _longer_side(call), lengths=call.streams[GRID])
 
 

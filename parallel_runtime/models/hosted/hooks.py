@@ -9,7 +9,8 @@
 
 `model` is the class's instance, with weights or on `meta` still; its parameters may be replaced at any time. `group` is
 a `TokenGroup` (group.py). Construction raises ValueError when the plan names a module or an argument that the class
-lacks; a call raises ValueError when a stream has fewer tokens than the group has ranks. No state is left after a raise.
+lacks. A stream of fewer tokens than the group has ranks is computed whole by each of them. No state is left after a
+call that raises.
 
 All that can be known before a call is found once (places.py, cuts.py); a hook only looks values up and changes them.
 """
@@ -22,7 +23,8 @@ from torch import nn
 
 from ..plans.plan import Plan
 from .attention import installed
-from .cuts import TokenCall, Told, cut_control
+from .call import TokenCall, Told
+from .cuts import cut_control
 from .group import TokenGroup
 from .places import NOWHERE, Argument, Place, find_places
 
@@ -40,6 +42,8 @@ class SharedModel:
         self._call: TokenCall | None = None
         self._told: Told = {}
         self._control_at = _position_of(model, "control")
+        said = [each for blocks in plan.attention for each in plan.attention_of(blocks).values()]
+        self._open_lengths = any(not each.local and not each.queries for each in said)
         places = find_places(model, plan)
         self._handles = [
             model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True),
@@ -61,7 +65,8 @@ class SharedModel:
         control = None
         if self.plan.control:
             control = kwargs.get("control") or (args[self._control_at] if len(args) > self._control_at else None)
-        call = self._call = self._switch.call = TokenCall(self.group, type(module).__name__, self._told)
+        call = TokenCall(self.group, type(module).__name__, self._told, open_lengths=self._open_lengths)
+        self._call = self._switch.call = call
         if not control:
             return None
         unknown = sorted(name for name, each in control.items() if each and name not in self.plan.control)

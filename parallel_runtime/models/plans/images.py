@@ -26,7 +26,7 @@ PLANS = {
     ),
     "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper": Plan(
         attention={"joint_blocks": "?"},  # joint, then in some blocks of the image alone
-        cut={"joint_blocks.0": {"#0": "txt", "#1": "img"}},
+        cut={"joint_blocks.0": {"#1": "img", "#0": "txt"}},
         gather={"final_layer": "img"},
         control={"output": "img"},
     ),

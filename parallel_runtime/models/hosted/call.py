@@ -1,0 +1,108 @@
+"""One call of a shared model: who has which tokens of its streams.
+
+Streams are cut into runs whose lengths differ by at most one. Of two streams one has its longer runs on the first
+ranks, the other on the last. A stream of fewer tokens than ranks is not cut: ComfyUI's modules stand no tensor without
+tokens. Every rank computes all of it, and as keys it counts once, on the first rank.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...parallel.shard import split_lengths
+from ..plans.words import GRID, UNPLANNED, Attention
+from .group import TokenGroup
+
+Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each rank in an attention call
+Told = dict[tuple, Lengths]
+
+
+class TokenCall:
+    """One call of a shared model: its streams' lengths, what has been cut already, and which attention is under way."""
+
+    def __init__(self, group: TokenGroup, name: str, told: Told | None = None, *, open_lengths: bool = False) -> None:
+        """`open_lengths`: the plan leaves open which streams an attention call is over."""
+        self.group, self.parts, self.index = group, group.parts, group.index
+        self.name = name  # of the model, for messages
+        self.control: dict[str, Any] | None = None  # residuals that are whole still
+        self.streams: dict[str, tuple[int, ...]] = {}  # stream -> tokens of each rank
+        self.uncut: set[str] = set()  # streams of which every rank has all tokens
+        self.open_lengths = open_lengths
+        self.grid: tuple[int, int, int] = (0, 0, 0)
+        self.indices: list[int] = []  # values that an "index:" word has cut
+        self.changed: dict[tuple[int, int], tuple[Any, Any]] = {}  # see hooks.py
+        self.attention: Attention | None = None  # of the module that runs; None outside of blocks
+        # by the id of an Attention: to hash one takes longer
+        self.lengths_of: dict[int, tuple[Lengths, tuple[int, int]]] = {}
+        self.tokens = 0  # keys of the largest attention call so far
+        self.asked = 0  # attention calls whose lengths the plan leaves open
+        self.told: Told = {} if told is None else told  # their lengths, by shape; outlives the call
+
+    def introduce(self, stream: str, total: int) -> tuple[int, ...]:
+        """Deal the tokens of a stream that is new.
+
+        Raises ValueError for fewer than there are ranks where the plan leaves open in which attention they are, and
+        tokens of another stream were dealt.
+        """
+        few = 0 < total < self.parts
+        if few and self.open_lengths and len(self.uncut) < len(self.streams):
+            raise ValueError(
+                f"{self.name}: stream {stream!r} has {total} tokens for {self.parts} ranks, and each rank needs one; "
+                f"use at most {total} ranks for its tokens"
+            )
+        if few or (self.open_lengths and self.uncut):
+            self.uncut.add(stream)
+            lengths = (total,) * self.parts
+        else:
+            lengths = split_lengths(total, self.parts)
+            lengths = lengths if len(self.streams) % 2 else lengths[::-1]
+        self.streams[stream] = lengths
+        return lengths
+
+    def start(self, stream: str) -> int:
+        """Where this rank's tokens begin in the whole stream."""
+        return 0 if stream in self.uncut else sum(self.streams[stream][: self.index])
+
+    def total(self, stream: str) -> int:
+        """Tokens of the whole stream."""
+        lengths = self.streams[stream]
+        return lengths[0] if stream in self.uncut else sum(lengths)
+
+    def lengths(self, streams: Sequence[str]) -> tuple[int, ...]:
+        """Tokens of each rank in these streams together."""
+        return tuple(map(sum, zip(*(self._tokens(stream) for stream in streams), strict=True)))
+
+    def key_lengths(self, streams: Sequence[str]) -> tuple[int, ...]:
+        """The same, those of a stream that is not cut on the first rank alone."""
+        first, *others = self.lengths(streams)
+        uncut = sum(self._tokens(stream)[0] for stream in streams if stream in self.uncut)
+        return first, *(each - uncut for each in others)
+
+    def attended(self, attention: Attention) -> tuple[Lengths, tuple[int, int]]:
+        """Queries and keys of each rank by the plan; and how many of both this rank has, keys that do not count too."""
+        known = self.lengths_of.get(id(attention))
+        if known is None:
+            queries, held = self.lengths(attention.queries), self.lengths(attention.keys)
+            lengths = queries, self.key_lengths(attention.keys)
+            known = self.lengths_of[id(attention)] = lengths, (queries[self.index], held[self.index])
+        return known
+
+    def has_all_keys(self, attention: Attention) -> bool:
+        """Whether every rank has all keys of this attention."""
+        return bool(self.uncut) and attention is not UNPLANNED and self.uncut.issuperset(attention.keys)
+
+    def counted(self, streams: Sequence[str], tensor: Tensor, dim: int) -> Tensor:
+        """Of a tensor with this rank's tokens of these streams in `dim`, those that count on this rank."""
+        if not self.index or not self.uncut.intersection(streams):
+            return tensor
+        pieces = tensor.split([self._tokens(stream)[self.index] for stream in streams], dim)
+        return torch.cat([each for stream, each in zip(streams, pieces, strict=True) if stream not in self.uncut], dim)
+
+    def _tokens(self, stream: str) -> tuple[int, ...]:
+        lengths = self.streams[stream]
+        if stream != GRID:
+            return lengths
+        frames, height, width = self.grid
+        return tuple(length * frames * min(height, width) for length in lengths)

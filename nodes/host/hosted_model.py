@@ -5,6 +5,7 @@ instance is `forward`, and those methods that ComfyUI calls and that need weight
 it cannot be sent. Does not own what the workers do with it (worker/hosted.py). Letters: `B` batch.
 """
 
+import inspect
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,11 +210,12 @@ class RemoteForward(_Remote):
     def __init__(self, transformer: torch.nn.Module, pooled: PooledModel, channels: int) -> None:
         super().__init__(transformer, pooled)
         self.channels = channels  # of a latent; a call's input may have more beside it
+        self.wrapped = runs_wrappers(type(transformer))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """As ComfyUI's."""
         options = kwargs.get("transformer_options", {})
-        wrappers = comfy.patcher_extension.get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options)
+        wrappers = comfy.patcher_extension.get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options) if self.wrapped else []
         return WrapperExecutor.new_class_executor(self._forward, self.transformer, wrappers).execute(*args, **kwargs)
 
     def _forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -248,6 +250,12 @@ class RemoteForward(_Remote):
         """Whether the rows of a batch are not an image each, so that no lane can take some of them."""
         kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(self.transformer).__mro__}
         return bool(kinds & WHOLE_BATCH) or kwargs.get("num_video_frames") is not None
+
+
+def runs_wrappers(kind: type) -> bool:
+    """Whether a class of ComfyUI runs the wrappers around its forward by itself; SD3, PixArt and HunyuanDiT do not."""
+    forwards = [vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base)]
+    return any("DIFFUSION_MODEL" in inspect.getsource(each) for each in forwards)
 
 
 class RemoteMethod(_Remote):

@@ -130,7 +130,7 @@ class SwitchOffExchange(io.ComfyNode):
             return executor(*map(with_run_without_exchange, args), **named)
 
         model = model.clone()
-        model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "switch_off_exchange", without_exchange)
+        model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "switch_off_exchange", without_exchange)
         return io.NodeOutput(model)
 
 

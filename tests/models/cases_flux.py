@@ -20,11 +20,11 @@ def flux(**config: Any) -> nn.Module:
     return build(FLUX, **FLUX_SIZES | config)
 
 
-def flux2() -> nn.Module:
+def flux2(**more: Any) -> nn.Module:
     """Flux.2: global modulation, gated MLP."""
     config = {"vec_in_dim": None, "axes_dim": [4] * 4, "theta": 2000, "global_modulation": True, "mlp_silu_act": True}
     config |= {"qkv_bias": False, "ops_bias": False, "default_ref_method": "index", "ref_index_scale": 10.0}
-    return flux(**config, txt_ids_dims=[3])
+    return flux(**config | {"txt_ids_dims": [3]} | more)
 
 
 def inputs(batch: int = 2, height: int = 10, width: int = 14, text: int = 9, **more: Any) -> dict[str, Any]:
@@ -93,6 +93,12 @@ def _() -> Case:
     return flux2(), inputs(ref_latents=[noise(2, 16, 6, 8)])
 
 
+@case("Flux.2 klein")
+def _() -> Case:
+    model, given = flux2(guidance_embed=False), inputs(ref_latents=[noise(2, 16, 6, 8)])
+    return model, {name: value for name, value in given.items() if name not in ("guidance", "y")}
+
+
 @case("Flux.2, reference at timestep zero")
 def _() -> Case:
     return flux2(), inputs(1, ref_latents=[noise(1, 16, 6, 8)], ref_latents_method="index_timestep_zero")
@@ -141,7 +147,8 @@ def _() -> Case:
 @case("HunyuanVideo 1.5")
 def _() -> Case:
     config = {"vec_in_dim": None, "vision_in_dim": 40, "guidance_embed": False, "depth_single_blocks": 0}
-    return hunyuan(**config, use_cond_type_embedding=True), video(clip_fea=noise(1, 11, 40))
+    config |= {"use_cond_type_embedding": True, "byt5": True}
+    return hunyuan(**config), video(clip_fea=noise(1, 11, 40), txt_byt5=noise(1, 3, 1472))
 
 
 @case("HunyuanImage 2.1")

@@ -61,9 +61,13 @@ def lumina(**config: Any) -> nn.Module:
     )
 
 
+Z_IMAGE = {"dim": 288, "axes_dims": [16] * 3, "z_image_modulation": True, "pad_tokens_multiple": 32}
+Z_IMAGE |= {"time_scale": 1000.0}
+
+
 def z_image() -> nn.Module:
     """Z-Image: wide enough for its modulation."""
-    return lumina(dim=288, axes_dims=[16] * 3, z_image_modulation=True, pad_tokens_multiple=32, time_scale=1000.0)
+    return lumina(**Z_IMAGE)
 
 
 def described(batch: int = 2, **more: Any) -> dict[str, Any]:
@@ -83,6 +87,14 @@ def _() -> Case:
     return z_image(), described(1, ref_latents=[noise(1, 16, 6, 8)], ref_contexts=texts)
 
 
+@case("Z-Image Omni, reference and what vision sees")
+def _() -> Case:
+    model = lumina(**Z_IMAGE, siglip_feat_dim=40)
+    texts = [noise(1, 5, 48), noise(1, 4, 48)]
+    given = described(1, ref_latents=[noise(1, 16, 6, 8)], ref_contexts=texts)
+    return model, given | {"siglip_feats": [noise(1, 3, 5, 40)]}
+
+
 @case("Lumina 2, 2 groups of heads")
 def _() -> Case:
     return lumina(n_kv_heads=2), described()
@@ -96,8 +108,8 @@ def _() -> Case:
     return model, described(1, ref_latents=[noise(1, 16, 6, 8)])
 
 
-@case("SD3.5 medium, ControlNet")
-def _() -> Case:
+def sd3(twice: list[int], **more: Any) -> Case:
+    """SD3.5. `twice`: blocks in which the image attends to itself as well."""
     embedder = {"target": "torch.nn.Linear", "params": {"in_features": 48, "out_features": 384}}
     model = build(
         "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
@@ -112,19 +124,38 @@ def _() -> Case:
         pos_embed_max_size=16,
         num_patches=256,
         qk_norm="rms",
-        x_block_self_attn_layers=[0, 1],
+        x_block_self_attn_layers=twice,
     )
     given = {"x": noise(2, 16, 10, 14), "timesteps": at(0.7, 0.7), "context": noise(2, 9, 48), "y": noise(2, 32)}
-    return model, given | {"control": {"output": [noise(2, 35, 384), None, noise(2, 35, 384)]}}
+    return model, given | more
+
+
+@case("SD3.5 medium, ControlNet")
+def _() -> Case:
+    return sd3([0, 1], control={"output": [noise(2, 35, 384), None, noise(2, 35, 384)]})
+
+
+@case("SD3.5 large")
+def _() -> Case:
+    return sd3([])
+
+
+def pixart(**config: Any) -> Case:
+    """PixArt."""
+    sizes = {"hidden_size": 96, "depth": 2, "num_heads": 6, "mlp_ratio": 2.0, "caption_channels": 48}
+    model = build("comfy.ldm.pixart.pixartms.PixArtMS", **sizes, model_max_length=9, pe_interpolation=1, **config)
+    return model, {"x": noise(2, 4, 30, 38), "timesteps": at(300, 300), "context": noise(2, 9, 48)}
+
+
+@case("PixArt alpha")
+def _() -> Case:
+    model, given = pixart(micro_condition=True)
+    return model, given | {"c_size": noise(2, 2).abs() * 100, "c_ar": noise(2, 1).abs()}
 
 
 @case("PixArt Sigma")
 def _() -> Case:
-    sizes = {"hidden_size": 96, "depth": 2, "num_heads": 6, "mlp_ratio": 2.0, "caption_channels": 48}
-    model = build(
-        "comfy.ldm.pixart.pixartms.PixArtMS", **sizes, micro_condition=False, model_max_length=9, pe_interpolation=1
-    )
-    return model, {"x": noise(2, 4, 30, 38), "timesteps": at(300, 300), "context": noise(2, 9, 48)}
+    return pixart(micro_condition=False)
 
 
 @case("HunyuanDiT, long skips")
@@ -166,3 +197,31 @@ def _() -> Case:
 @case("HiDream-I1, 1 token of one text")
 def _() -> Case:
     return hidream(1, 11)
+
+
+def krea2() -> nn.Module:
+    """Krea 2: 6 heads in 2 groups, texts of 3 layers."""
+    sizes = {"features": 96, "tdim": 32, "txtdim": 48, "heads": 6, "kvheads": 2, "multiplier": 2, "layers": 2}
+    sizes |= {"channels": 16, "txtlayers": 3, "txtheads": 6, "txtkvheads": 6}
+    return build("comfy.ldm.krea2.model.SingleStreamDiT", **sizes)
+
+
+def layered(batch: int = 2, **more: Any) -> dict[str, Any]:
+    """A call of Krea 2."""
+    given = {"x": noise(batch, 16, 10, 14), "timesteps": at(*[0.7] * batch), "context": noise(batch, 9, 3 * 48)}
+    return given | {"transformer_options": {}} | more
+
+
+@case("Krea 2")
+def _() -> Case:
+    return krea2(), layered()
+
+
+@case("Krea 2, references")
+def _() -> Case:
+    return krea2(), layered(ref_latents=[noise(2, 16, 6, 8), noise(2, 16, 4, 6)], ref_latents_method="index")
+
+
+@case("Krea 2, reference at timestep zero")
+def _() -> Case:
+    return krea2(), layered(ref_latents=[noise(2, 16, 6, 8)], ref_latents_method="index_timestep_zero")

@@ -24,8 +24,8 @@ from parallel_runtime.models.plans.words import UNPLANNED, Attention, parse_atte
 
 from .cases import CASES
 from .gloo_group import GlooGroup
-from .try_plan import Outputs, first_unlike
 from .tiny import noise
+from .try_plan import Outputs, first_unlike
 
 CHECKS: dict[str, Callable[[GlooGroup], None]] = {}
 

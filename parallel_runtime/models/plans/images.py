@@ -1,4 +1,7 @@
-"""Plans of other image models: Z-Image and Lumina 2, OmniGen2, SD3.5, PixArt, HunyuanDiT, AuraFlow, HiDream-I1."""
+"""Plans of other image models.
+
+Z-Image and Lumina 2, OmniGen2, Krea 2, SD3.5, PixArt, HunyuanDiT, AuraFlow, HiDream-I1.
+"""
 
 from .plan import Plan
 
@@ -23,6 +26,11 @@ PLANS = {
             "layers.*": {"image_rotary_emb": "all"},
         },
         gather={"noise_refiner.-1": "img", "norm_out": "all"},
+    ),
+    "comfy.ldm.krea2.model.SingleStreamDiT": Plan(
+        attention={"blocks": "all"},
+        cut={"blocks.0": {"x": "all"}, "blocks.*": {"freqs": "all@2", "timestep_zero_index": "index:all"}},
+        gather={"last": "all"},
     ),
     "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper": Plan(
         attention={"joint_blocks": "?"},  # joint, then in some blocks of the image alone

@@ -14,7 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from families.variants import write_families
+from families.variants import SMALL, write_families
 from host.client import ComfyClient
 from host.forked_ranks import fork_ranks, start_ranks
 from host.server import ComfyServer
@@ -97,9 +97,12 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 
 @pytest.fixture(scope="session")
 def family_models() -> Iterator[Path]:
-    """A `models` folder with the tiny files of all families; gone at the end, since one of them is of 1.5 GB."""
+    """A `models` folder with the tiny files of all families but those that only full tests add (`write_families`).
+
+    Gone at the end, since one of them is of 1.5 GB.
+    """
     with tempfile.TemporaryDirectory(prefix="families-") as folder:
-        yield write_families(Path(folder) / "models")
+        yield write_families(Path(folder) / "models", only=SMALL)
 
 
 @pytest.fixture(scope="session")

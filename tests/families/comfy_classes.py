@@ -52,8 +52,7 @@ def _shapes(classes: dict[str, Any]) -> dict[str, Shapes]:
     for name, (path, arguments) in classes.items():
         module, _, class_name = path.rpartition(".")
         built = getattr(importlib.import_module(module), class_name)
-        with torch.device("meta"):
-            model = built(**arguments, dtype=torch.float32, device="meta", operations=comfy.ops.disable_weight_init)
+        model = built(**arguments, dtype=torch.float32, device="meta", operations=comfy.ops.disable_weight_init)
         found[name] = {key: list(value.shape) for key, value in model.state_dict().items()}
     return found
 

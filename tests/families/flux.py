@@ -1,9 +1,11 @@
-"""Flux.1 with 5 heads, from a text and with a reference (Kontext), and Flux.2.
+"""Flux.1 with 5 heads, from a text and with a reference (Kontext), Flux.2 (dev, klein), and Chroma.
 
 The files of Flux.1 are those that tests/host writes, by its own layouts.
 """
 
 from __future__ import annotations
+
+import torch
 
 from host import layouts
 from host.client import Workflow
@@ -12,13 +14,19 @@ from .files import ModelFile, Rule
 from .graphs import HEIGHT, WIDTH, encoder, node, picture, prompts, through
 from .variant import Variant
 
-FAMILY, FAMILY_2 = "Flux.1", "Flux.2"
+FAMILY, FAMILY_2, CHROMA = "Flux.1", "Flux.2", "Chroma"
 SHAPE = layouts.FluxShape(hidden=640, depth=1, single=2)
 # Flux.2 has no bias, heads of 128 as 4 axes of 32, an MLP of 3 times the width, one modulation for all blocks.
 FLUX_2 = {"hidden_size": 640, "num_heads": 5, "axes_dim": [32, 32, 32, 32], "depth": 1, "depth_single_blocks": 2}
 FLUX_2 |= {"in_channels": 128, "out_channels": 128, "context_in_dim": 48, "vec_in_dim": None, "mlp_ratio": 3.0}
 FLUX_2 |= {"theta": 2000, "patch_size": 1, "qkv_bias": False, "guidance_embed": True, "txt_ids_dims": [3]}
 FLUX_2 |= {"global_modulation": True, "mlp_silu_act": True, "ops_bias": False}
+MODULATIONS = Rule(r"modulation_\w+\.lin\.weight$|adaLN", gain=1.0)
+# Its detection fixes 24 heads and the five layers that make all modulations, so the file is of 1.2 GB in bf16.
+CHROMA_SIZES = {"hidden_size": 3072, "num_heads": 24, "axes_dim": [16, 56, 56], "depth": 1, "depth_single_blocks": 1}
+CHROMA_SIZES |= {"in_channels": 64, "out_channels": 64, "context_in_dim": 48, "vec_in_dim": None, "mlp_ratio": 4.0}
+CHROMA_SIZES |= {"theta": 10000, "patch_size": 2, "qkv_bias": True, "txt_ids_dims": [], "in_dim": 64}
+CHROMA_SIZES |= {"out_dim": 3072, "hidden_dim": 5120, "n_layers": 5}
 FILES = (
     ModelFile(
         name="tiny_flux_1.safetensors",
@@ -30,8 +38,23 @@ FILES = (
         name="tiny_flux_2.safetensors",
         class_path="comfy.ldm.flux.model.Flux",
         arguments=FLUX_2,
-        rules=(Rule(r"modulation_\w+\.lin\.weight$|adaLN", gain=1.0),),
+        rules=(MODULATIONS,),
         seed=61,
+    ),
+    ModelFile(
+        name="tiny_flux_2_klein.safetensors",
+        class_path="comfy.ldm.flux.model.Flux",
+        arguments=FLUX_2 | {"guidance_embed": False, "hidden_size": 384, "num_heads": 3},
+        rules=(MODULATIONS,),
+        seed=62,
+    ),
+    ModelFile(
+        name="tiny_chroma.safetensors",
+        class_path="comfy.ldm.chroma.model.Chroma",
+        arguments=CHROMA_SIZES,
+        seed=63,
+        dtype=torch.bfloat16,
+        only_when_full=True,
     ),
 )
 
@@ -74,6 +97,12 @@ def flux_2_edit(graph: Workflow) -> None:
     refer(graph, positive="guidance")
 
 
+def chroma(graph: Workflow) -> None:
+    """35 tokens of picture; prompts of unequal length, no pooled text and no guidance."""
+    prompts(graph, width=48, tokens=11, negative_tokens=7)
+    through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
+
+
 VARIANTS = tuple(
     Variant(name=name, family=family, file=file, add=add)
     for name, family, file, add in (
@@ -81,5 +110,7 @@ VARIANTS = tuple(
         ("flux.1 kontext", FAMILY, "tiny_flux_1.safetensors", kontext),
         ("flux.2 t2i", FAMILY_2, "tiny_flux_2.safetensors", flux_2),
         ("flux.2 edit", FAMILY_2, "tiny_flux_2.safetensors", flux_2_edit),
+        ("flux.2 klein", FAMILY_2, "tiny_flux_2_klein.safetensors", flux_2_edit),
+        ("chroma", CHROMA, "tiny_chroma.safetensors", chroma),
     )
 )

@@ -52,6 +52,14 @@ def through(graph: Workflow, name: str, class_type: str, *outputs: str, **inputs
             graph["sampler"]["inputs"][output] = [name, slot]
 
 
+def second_text(graph: Workflow, entry: str, *, tokens: int, width: int, **more: int) -> None:
+    """Adds to both prompts what a second text encoder gives, under ComfyUI's name for it; `more` as MoreText's."""
+    for name in ("positive", "negative"):
+        inputs = {"conditioning": [name, 0], "name": entry, "tokens": tokens, "width": width, "seed": len(name), **more}
+        graph[f"{name} second"] = node("MoreText", **inputs)
+        graph["sampler"]["inputs"][name] = [f"{name} second", 0]
+
+
 def picture(graph: Workflow, name: str, *, width: int = WIDTH, height: int = HEIGHT, count: int = 1) -> list[Any]:
     """Adds random pictures and returns the link to them."""
     graph[name] = node("RandomPictures", width=width, height=height, count=count, seed=PICTURE_SEED + len(graph))

@@ -1,18 +1,24 @@
-"""Every family once beside stock ComfyUI, in a real server; `make parity-models` runs each variant under each plan."""
+"""Families once beside stock ComfyUI, in a real server; `make parity-models` runs each variant under each plan.
+
+Of a family that is not here, tests/models runs the class over 2 and 3 ranks (`AS_MODULES`).
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from host.client import ComfyClient
 from host.pack_workflows import TOLERANCE
 from host.server import ComfyServer
+from models.cases import CASES
 from parity.runner import Bench, compared, seen
 
 from .cases import CFG, CONTROL_PLAN, PLANS, Case, cases
 from .matrix import summary
 from .plan_lines import plan_lines
-from .variants import BY_NAME, FAMILIES, FILES
+from .variants import BY_NAME, FAMILIES, FILES, SMALL, write_families
 
 # A plan for each family, so that every plan that exchanges tokens is there, with one prompt and with both.
 SUBSET = (
@@ -24,6 +30,16 @@ SUBSET = (
     (Case(BY_NAME["flux.2 edit"], CFG), "cfg 2 x ulysses 2, sharded"),
     (Case(BY_NAME["hunyuanvideo i2v"]), "ulysses 2, sharded"),
 )
+# Families whose files are large, or whose class another family has: cases of tests/models, which take less time.
+AS_MODULES = {
+    "Chroma": ["Chroma"],
+    "Lumina 2": ["Lumina 2, 2 groups of heads"],
+    "Z-Image": ["Z-Image", "Z-Image Omni, reference", "Z-Image Omni, reference and what vision sees"],
+    "Krea 2": ["Krea 2, references", "Krea 2, reference at timestep zero"],
+    "SD3.5": ["SD3.5 medium, ControlNet", "SD3.5 large"],
+    "PixArt": ["PixArt alpha", "PixArt Sigma"],
+    "HunyuanDiT": ["HunyuanDiT, long skips"],
+}
 REST = [(case, plan) for case in cases(FAMILIES) for plan in case.plans() if (case, plan) not in SUBSET]
 
 
@@ -38,6 +54,12 @@ def bench(hosted_server: ComfyServer) -> Bench:
     return Bench(ComfyClient(hosted_server.url), PLANS)
 
 
+@pytest.fixture
+def file(case: Case, family_models: Path) -> None:
+    """The case's file, which may be one of those that only full tests write."""
+    write_families(family_models, only=[case.variant.name])
+
+
 @pytest.mark.parametrize(("case", "plan"), named(SUBSET))
 def test_our_loader_equals_the_stock_loader_and_without_exchange_it_does_not(
     case: Case, plan: str, bench: Bench
@@ -49,12 +71,14 @@ def test_our_loader_equals_the_stock_loader_and_without_exchange_it_does_not(
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("file")
 @pytest.mark.parametrize(("case", "plan"), named(REST))
 def test_our_loader_equals_the_stock_loader(case: Case, plan: str, bench: Bench) -> None:
     assert bench.compare(case, plan).problems == ()
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("file")
 @pytest.mark.parametrize("case", cases(FAMILIES), ids=lambda case: f"{case.kind}, {case.name}")
 def test_without_exchange_no_variant_passes(case: Case, bench: Bench) -> None:
     control = bench.control(case, CONTROL_PLAN)
@@ -71,7 +95,11 @@ def test_another_seed_is_seen_and_counted(bench: Bench) -> None:
 
 
 def test_every_family_and_every_plan_that_exchanges_is_in_the_subset() -> None:
-    assert {case.kind for case, _ in SUBSET} == {variant.family for variant in FAMILIES}
+    served = {case.kind for case, _ in SUBSET}
+    assert {case.variant.name for case, _ in SUBSET} <= set(SMALL)
+    assert served.isdisjoint(AS_MODULES)
+    assert served | set(AS_MODULES) == {variant.family for variant in FAMILIES}
+    assert {name for names in AS_MODULES.values() for name in names} <= set(CASES)
     assert set(PLANS) - {plan for _, plan in SUBSET} == {"cfg 2"}
 
 

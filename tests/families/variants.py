@@ -16,14 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import flux, hunyuan, ltx, minimax, qwen, wan
+from . import cross, flux, hunyuan, krea, ltx, lumina, minimax, qwen, sd3, wan
 from .files import ModelFile, write_model_files
 from .variant import Variant
 
-MODULES = (wan, qwen, minimax, ltx, flux, hunyuan)
+MODULES = (wan, qwen, minimax, ltx, flux, hunyuan, lumina, krea, sd3, cross)
 FAMILIES: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in module.VARIANTS)
 FILES: dict[str, ModelFile] = {file.name: file for module in MODULES for file in module.FILES}
 BY_NAME = {variant.name: variant for variant in FAMILIES}
+SMALL = tuple(name for name, variant in BY_NAME.items() if not FILES[variant.file].only_when_full)
 
 
 def write_families(folder: Path, *, only: Iterable[str] | None = None) -> Path:

@@ -23,6 +23,7 @@ from comfy_api.latest import ComfyExtension, io
 from . import starting  # noqa: F401  how ranks start, in a test host
 from .choosing import HostedModelLoader, LikeKnownGpus
 from .conditions import (
+    MoreText,
     ObjectInConditioning,
     RandomConditioning,
     RandomPictures,
@@ -213,7 +214,7 @@ class ProbeNodes(ComfyExtension):
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         nodes = [CountModelCalls, ReportModelCalls, TinyStyle, SetAttentionMask, SkipEverySecondCall]
         nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, HostedModelLoader, ReachIntoModel]
-        nodes += [RandomConditioning, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
+        nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchOffExchange]
         nodes += [UseOldKeys, ObjectInConditioning, TinyBlockwiseControlnet]
         return [*nodes, SampleInTurn, StockAttention, SetGuidance]

@@ -42,6 +42,32 @@ class RandomConditioning(io.ComfyNode):
         return io.NodeOutput([[random_values(seed, 1, tokens, width), more]])
 
 
+class MoreText(io.ComfyNode):
+    """What a second text encoder puts beside a conditioning, by ComfyUI's name for it.
+
+    A tensor; with `count`, a list of so many; with `masked`, and a mask of as many tokens that are padding.
+    """
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Conditioning.Input("conditioning"), io.String.Input("name")]
+        inputs += [io.Int.Input("tokens", max=4096), io.Int.Input("width", max=65536), io.Int.Input("seed")]
+        inputs += [io.Int.Input(name, optional=True) for name in ("count", "masked")]
+        outputs = [io.Conditioning.Output()]
+        return io.Schema(node_id="MoreText", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(
+        cls, conditioning: list, name: str, seed: int, count: int = 0, masked: int | None = None, **shape: int
+    ) -> io.NodeOutput:
+        texts = [random_values(seed + number, 1, shape["tokens"], shape["width"]) for number in range(count or 1)]
+        given: dict[str, Any] = {name: texts if count else texts[0]}
+        if masked is not None:
+            mask = (torch.arange(shape["tokens"]) < shape["tokens"] - masked).long()[None]
+            given[name.replace("conditioning", "attention_mask")] = mask
+        return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, given))
+
+
 class RandomPictures(io.ComfyNode):
     """A batch of pictures, each pixel its own."""
 

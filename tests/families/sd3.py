@@ -1,0 +1,45 @@
+"""Stable Diffusion 3.5 with 3 heads: medium, whose first blocks attend twice, and large."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from host.client import Workflow
+
+from .files import ModelFile, Rule
+from .graphs import HEIGHT, WIDTH, prompts, through
+from .variant import Variant
+
+FAMILY = "SD3.5"
+TEXT, POOLED = 48, 64
+DEPTH = 3  # blocks, and heads of 64: ComfyUI's detection takes both from the width
+
+
+def sd3_file(size: str, *, seed: int, twice: list[int]) -> ModelFile:
+    """A file of one of the sizes. `twice`: blocks in which the picture attends to itself as well."""
+    text = {"target": "torch.nn.Linear", "params": {"in_features": TEXT, "out_features": 64 * DEPTH}}
+    sizes: dict[str, Any] = {"input_size": None, "patch_size": 2, "in_channels": 16, "out_channels": 16, "depth": DEPTH}
+    sizes |= {"adm_in_channels": POOLED, "context_embedder_config": text, "qk_norm": "rms", "num_patches": 32 * 32}
+    sizes |= {"pos_embed_max_size": 32, "pos_embed_scaling_factor": None, "x_block_self_attn_layers": twice}
+    return ModelFile(
+        name=f"tiny_sd35_{size}.safetensors",
+        class_path="comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
+        arguments=sizes,
+        rules=(Rule(r"ln_[qk]\.weight$", std=0.1, mean=1.5), Rule("pos_embed$", std=0.3)),
+        seed=seed,
+    )
+
+
+FILES = (sd3_file("medium", seed=80, twice=[0, 1]), sd3_file("large", seed=81, twice=[]))
+
+
+def text_to_image(graph: Workflow) -> None:
+    """35 tokens of picture; prompts of unequal length."""
+    prompts(graph, width=TEXT, tokens=11, negative_tokens=7, pooled=POOLED)
+    through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
+
+
+VARIANTS = tuple(
+    Variant(name=f"sd3.5 {size}", family=FAMILY, file=f"tiny_sd35_{size}.safetensors", add=text_to_image)
+    for size in ("medium", "large")
+)

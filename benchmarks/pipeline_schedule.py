@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from parallel_runtime.models.flux.adapter import FluxAdapter
-from parallel_runtime.models.flux.stages import stage_blocks
+from parallel_runtime.models.stages import stage_blocks
 from parallel_runtime.parallel.pipefusion import PatchedSequence
 
 if TYPE_CHECKING:

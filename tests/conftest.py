@@ -47,7 +47,8 @@ SLOW_FOLDERS = {
 
 # What shares a server, and what shares eight ranks: too large to be there twice when tests run in two processes.
 TOGETHER = {
-    **dict.fromkeys(("browser", "comfy", "endurance", "parity", "refusals"), "server"),
+    **dict.fromkeys(("comfy", "endurance"), "server"),
+    **dict.fromkeys(("browser", "parity", "refusals"), "second server"),
     **dict.fromkeys(("test_smoke_graph.py", "test_nothing_private.py", "test_two_at_once.py"), "server"),
     "runtime": "ranks",
     **dict.fromkeys(
@@ -65,7 +66,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # What a rank is started with is what these are about, so each rank is an interpreter of its own there.
-STARTING_FILES = {"test_nobody_gets_in.py", "test_scarce_resources.py", "test_surroundings.py"}
+STARTING_FILES = {
+    "test_cancelling.py",
+    "test_nobody_gets_in.py",
+    "test_respawn_storm.py",
+    "test_scarce_resources.py",
+    "test_surroundings.py",
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures

@@ -41,6 +41,7 @@ def test_bars_are_as_high_as_their_contenders_are_quick(made_up: MadeUp) -> None
     expect_bars(timeline, factors)
 
 
+@pytest.mark.full
 def test_the_bars_of_a_real_benchmark_are_its_speed_ups(tabs: Tabs) -> None:
     comfy: ComfyPage = tabs.get("classic")
     plans = "ulysses=2\nring=2"

@@ -135,6 +135,7 @@ def test_five_images_over_two_replicas_are_the_images_of_single_runs(sampler: st
     assert [image["latent"] for image in report["images"][:2]] == [[1, 16, 12, 8], [1, 16, 8, 8]]
 
 
+@pytest.mark.full
 def test_random_numbers_of_the_whole_process_stay_those_of_each_image(client: ComfyClient) -> None:
     graphs = [single(number, on_model("AddGlobalNoise"), steps=3) for number in range(3)]
     assert report_of(assert_same_images(client, graphs, **DATA_2))["sampling"]["at_once"] == 2
@@ -145,7 +146,7 @@ def test_random_numbers_of_the_whole_process_stay_those_of_each_image(client: Co
     [
         pytest.param({"devices": "cpu:1"}, id="one rank", marks=pytest.mark.full),
         pytest.param({"devices": "cpu:3", "data": 3}, id="data 3", marks=pytest.mark.full),
-        pytest.param({"devices": "cpu:4", "data": 2, "cfg": 2}, id="data 2, cfg 2"),
+        pytest.param({"devices": "cpu:4", "data": 2, "cfg": 2}, id="data 2, cfg 2", marks=pytest.mark.full),
         pytest.param({}, id="stock MODEL"),
     ],
 )

@@ -72,7 +72,7 @@ def test_samplers_run_in_the_workers(client: ComfyClient, tiny_models: TinyModel
         pytest.param("cpu:3", {"ring": 3}, marks=pytest.mark.full),
         pytest.param("cpu:2", {"cfg": 2}, marks=pytest.mark.full),
         ("cpu:4", {"cfg": 2, "ulysses": 2, "weights": "sharded"}),
-        ("cpu:2", {"data": 2}),
+        pytest.param("cpu:2", {"data": 2}, marks=pytest.mark.full),
     ],
 )
 def test_every_kind_of_plan_runs_the_loop(

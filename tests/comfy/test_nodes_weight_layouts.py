@@ -30,7 +30,9 @@ def ours(plan: dict, *, mode: str, loop: str) -> Workflow:
     return graph
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.full] if "asleep" in name else []) for name in LAYOUTS]
+)
 def test_a_layout_of_the_weights_changes_no_latent(layout: str, client: ComfyClient) -> None:
     stock = saved_latent(client, client.queue(GRAPH.workflow()))
     for mode, loop in (("merged", "auto"), ("side branch", "host"), ("side branch", "auto"), ("merged", "host")):

@@ -11,7 +11,7 @@ from benchmarks.pipeline_schedule import DIGITS, bubble, even_order, ideal_bubbl
 from parallel_runtime.models.flux.adapter import FluxAdapter
 from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.models.flux.sample import sample_config
-from parallel_runtime.models.flux.stages import stage_blocks
+from parallel_runtime.models.stages import stage_blocks
 from parallel_runtime.parallel.pipefusion import PatchedSequence, balanced_stages, patch_lengths
 
 

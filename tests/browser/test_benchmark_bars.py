@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from playwright.sync_api import Locator, expect
 
 from .comfy_page import ComfyPage

@@ -35,6 +35,7 @@ disable_warnings = no-data-collected, module-not-measured
 [report]
 skip_covered = true
 """
+SETTINGS_OF_TESTS = {"PYTHONPATH": "tests", "START_EACH_RANK": "1"}  # a forked rank has no interpreter's start
 # The variable that asks for it is gone again before anything else looks at the environment.
 START = (
     "import os, coverage; os.environ['COVERAGE_PROCESS_START'] = {settings!r}; "
@@ -63,7 +64,7 @@ def main() -> int:
     settings, sources = FOLDER / "settings.ini", "\n    ".join(str(ROOT / name) for name in MEASURED)
     settings.write_text(SETTINGS.format(sources=sources, folder=FOLDER))
     command = [str(make_environment()), "-m", "pytest", *sys.argv[1:]]
-    status = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "tests"}, check=False).returncode
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **SETTINGS_OF_TESTS}, check=False).returncode
     found = coverage.Coverage(config_file=str(settings))
     found.combine()
     found.save()

@@ -96,9 +96,9 @@ class Popen(PLAIN_POPEN):  # type: ignore[misc,type-arg]
 
 
 def fork_ranks() -> None:
-    """Have this process fork the ranks of its pools."""
+    """Have this process fork the ranks of its pools, unless START_EACH_RANK is in its environment."""
     global enabled  # noqa: PLW0603  a switch of the tests' own
-    enabled = HERE
+    enabled = HERE and "START_EACH_RANK" not in os.environ
     subprocess.Popen = Popen  # type: ignore[misc]
 
 

@@ -1,14 +1,12 @@
-"""Has a test host fork its ranks, unless it was started with START_EACH_RANK in its environment."""
+"""Has a test host fork its ranks."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
-if "START_EACH_RANK" not in os.environ:
-    path = Path(__file__).resolve().parents[1] / "forked_ranks.py"
-    spec = importlib.util.spec_from_file_location("forked_ranks", path)
-    forked_ranks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(forked_ranks)
-    forked_ranks.fork_ranks()
+path = Path(__file__).resolve().parents[1] / "forked_ranks.py"
+spec = importlib.util.spec_from_file_location("forked_ranks", path)
+forked_ranks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(forked_ranks)
+forked_ranks.fork_ranks()

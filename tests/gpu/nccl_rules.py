@@ -292,6 +292,7 @@ class Communicator:
                 self._fail(work, error)
             self._head = None
             work.end(None)
+            del queued, work, messages  # or what they sent stays until the next operation
 
     def _fail(self, work: SimulatedWork, error: BaseException) -> NoReturn:
         """Nothing that is or comes behind what went wrong moves."""

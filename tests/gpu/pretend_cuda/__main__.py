@@ -84,6 +84,9 @@ def refusals(folder: Path, model: str, match: str) -> tuple[int, list[str]]:
 def broken(pool: PretendPool, model: str, trial: Trial, site: str) -> Iterator[str]:
     """What is wrong when memory is refused at one place."""
     said = wrong(pool, model, trial, refuse=site)
+    if not said:  # what the run before sent too is not copied again
+        pool.close()
+        said = wrong(pool, model, trial, refuse=site)
     if "out of memory" not in said.lower() or "rank " not in said or ";" not in said:
         yield f"{site}: said {said or 'nothing, and went on'}"
     if said and (pool.state != "failed" or pool.status()["pids"]):

@@ -8,6 +8,7 @@ import torch
 
 from ..parallel_runtime.devices import Device
 from ..parallel_runtime.planner.automatic import Decision
+from ..parallel_runtime.proof import NOT_PROVEN, Proof
 from ..parallel_runtime.report.build import (
     Span,
     new_report,
@@ -49,6 +50,7 @@ def denoise_report(record: SamplingRecord, settings: Mapping[str, object]) -> di
         record.requests,
         decision=record.decision,
         devices=[] if record.device is None else [_device(record.device)],
+        warnings=unproven(record.proofs),
         sampling=_asked(settings),
         sizes=record.sizes,
         loop=loop_of(record),
@@ -65,15 +67,17 @@ def list_report(record: ListRecord, latents: Sequence[dict], settings: Sequence[
     ranks = _ranks(record.pooled, spans, began_s=began_s, took_s=record.denoise_s)
     runs = zip(record.runs, latents, settings, strict=True)
     timings = {"per": "request", "denoise_s": record.denoise_s}
+    proofs = [proof for run in record.runs for proof in run.proofs]
     return _report(
         "denoise",
         record.pooled,
         record.requests,
         decision=record.runs[-1].decision,
+        warnings=unproven(proofs),
         sampling=_asked(settings[0]) | {"at_once": record.at_once},
         sizes=record.runs[0].sizes | {"images": len(latents)},
         loop={"kind": "host"},
-        proof=proof_part([proof for run in record.runs for proof in run.proofs]),
+        proof=proof_part(proofs),
         timings=timings | _request_timings(record.requests) | span_timings(ranks),
         images=[
             {
@@ -124,6 +128,12 @@ def benchmark_report(
         sizes=sizes,
         **parts,
     )
+
+
+def unproven(proofs: Sequence[Proof]) -> list[str]:
+    """A warning for each kind of call whose plan could not be proven, which the panel shows too."""
+    texts = [f"with this ComfyUI the plan is {proof.text}" for proof in proofs if proof.verdict == NOT_PROVEN]
+    return list(dict.fromkeys(texts))
 
 
 def loop_of(record: SamplingRecord) -> dict[str, str]:

@@ -142,6 +142,14 @@ class ProofStore:
             return None
         return _proof(entry.get("proof"))
 
+    def of_any_call(self, key: ProofKey) -> list[Proof]:
+        """The proofs kept for calls with any arguments, else of this key."""
+        wanted = json.loads(json.dumps(asdict(key) | {"arguments": []}))
+        entries = [each for each in self._entries().values() if isinstance(each, dict)]
+        found = [each for each in entries if isinstance(each.get("key"), dict)]
+        proofs = [_proof(each.get("proof")) for each in found if each["key"] | {"arguments": []} == wanted]
+        return [proof for proof in proofs if proof is not None]
+
     def save(self, key: ProofKey, proof: Proof) -> None:
         """Keep it, where the folder can be written; else say so in the log: it is proven again next time."""
         entries = {**self._entries(), key.digest: {"key": asdict(key), "proof": asdict(proof)}}

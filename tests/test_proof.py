@@ -86,6 +86,19 @@ def test_what_is_saved_is_loaded_for_its_key_alone(tmp_path: Path) -> None:
     assert os.listdir(store.path.parent) == ["proofs.json"]
 
 
+def test_what_is_known_of_calls_with_any_arguments(tmp_path: Path) -> None:
+    store = ProofStore(tmp_path / "proofs.json")
+    assert store.of_any_call(KEY) == []
+    masked, refused = replace(KEY, arguments=("mask",)), replace(PROOF, verdict=REFUSED)
+    for key, proof in ((KEY, PROOF), (masked, refused), (replace(KEY, plan="ring=2"), PROOF)):
+        store.save(key, proof)
+    assert store.of_any_call(replace(KEY, arguments=())) == [PROOF, refused]
+    content = json.loads(store.path.read_text())
+    content["proofs"] |= {"a": 1, "b": {"key": 2}, "c": {"key": content["proofs"][KEY.digest]["key"]}}
+    store.path.write_text(json.dumps(content))
+    assert store.of_any_call(KEY) == [PROOF, refused]
+
+
 @pytest.mark.parametrize("name", [field.name for field in fields(ProofKey)])
 def test_a_proof_of_another_version_is_not_believed(name: str, tmp_path: Path) -> None:
     """Nor one whose entry was moved under the name of another."""

@@ -68,6 +68,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """The plan of a run of `work`, chosen once for each work; the MODEL's own where there is nothing to choose."""
         return self.decision if self.choose_again is None or work is None else self.choose_again(work)
 
+    def told_of_proof(self) -> list[str]:
+        """What is known of the MODEL's plan with this ComfyUI, a line; [] where our own blocks compute."""
+        return [] if self.model.prover is None else [self.model.prover.told(self.plan)]
+
     def recorded_by(self, recorder: Recorder) -> "RemotePatcher":
         """The same MODEL; what its runs ask of the workers is recorded."""
         copy = self.clone()

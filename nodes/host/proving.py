@@ -23,7 +23,7 @@ from ...parallel_runtime.models.plans import plan_for
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.calls import ModelCall, RunResult
 from ...parallel_runtime.pool.proving import arguments_of, prove
-from ...parallel_runtime.proof import NOT_NEEDED, NOT_PROVEN, REFUSED, Proof, ProofKey, ProofStore, default_path
+from ...parallel_runtime.proof import NOT_NEEDED, NOT_PROVEN, PROVEN, REFUSED, Proof, ProofKey, ProofStore, default_path
 from ...parallel_runtime.wire.tree import from_tree
 from .meta import META
 from .pooled_model import PooledModel
@@ -33,7 +33,7 @@ from .version import comfyui_version
 
 log = logging.getLogger(__name__)
 SPARE = 0.8  # of what is free: ComfyUI's own figure for a whole call is an estimate
-WHOLE = Proof(verdict=NOT_NEEDED, reason="the plan cuts no tokens: each rank runs ComfyUI's own module on whole calls")
+WHOLE = Proof(verdict=NOT_NEEDED, reason="the plan cuts no tokens, each rank runs ComfyUI's own module on whole calls")
 # What shares tokens here: a proof made with other code is not believed.
 SHARING = ("models/hosted", "models/plans", "parallel/uneven.py", "worker/hosted.py", "weights/block_shards.py")
 
@@ -64,6 +64,19 @@ class Prover:
         if proof.verdict == REFUSED:
             raise ValueError(self._refusal(run.plan, proof))
 
+    def told(self, plan: ParallelPlan) -> str:
+        """What is known of a plan before anything runs, in a line."""
+        if plan.parts == 1:
+            return f"no proof needed: {WHOLE.reason}"
+        verdicts = [proof.verdict for proof in self._store.of_any_call(self.key(plan, ()))]
+        counts = [f"{verdicts.count(each)} {each}" for each in (PROVEN, NOT_PROVEN, REFUSED) if each in verdicts]
+        known = f"kinds of calls so far: {', '.join(counts)}" if counts else "nothing is known yet"
+        return f"{plan.name} is proven with this ComfyUI before its first step, once for each kind of call; {known}"
+
+    @property
+    def _store(self) -> ProofStore:
+        return ProofStore(default_path(os.environ, Path.home()))
+
     def key(self, plan: ParallelPlan, arguments: tuple[str, ...]) -> ProofKey:
         """What a proof of such a call holds for."""
         spec, kind = self.pooled.spec, type(self.transformer)
@@ -85,12 +98,12 @@ class Prover:
         sizes = tuple(tensor.shape for tensor in call.tensors.values())
         proof = self._known.get(kind) or self._known.get((kind, sizes))
         if proof is None:
-            key, store = self.key(run.plan, arguments), ProofStore(default_path(os.environ, Path.home()))
-            proof = store.load(key)
+            key = self.key(run.plan, arguments)
+            proof = self._store.load(key)
             if proof is None:
                 proof = self._proven(run, call, check_cancelled)
                 if proof.error is not None:
-                    store.save(key, proof)
+                    self._store.save(key, proof)
             # what was too large may be proven when a smaller one comes
             self._known[(kind, sizes) if proof.error is None else kind] = proof
         return proof

@@ -81,6 +81,11 @@ class CallProver(Protocol):
 
     def check(self, run: "RunContext", call: ModelCall, check_cancelled: Callable[[], None]) -> None:
         """Note in the run what is known of its plan. Raises `ValueError` for one that computes something else."""
+        ...
+
+    def told(self, plan: ParallelPlan) -> str:
+        """What is known of a plan before anything runs, in a line."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

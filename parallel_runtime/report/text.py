@@ -19,7 +19,7 @@ def _lines(report: Mapping) -> Iterator[str]:
         yield what
     if "chosen_for" in report.get("plan", {}):
         yield f"plan chosen for {report['plan']['chosen_for']}"
-    if "proof" in report:
+    if report.get("proof", {}).get("verdict", "not proven") != "not proven":  # that one is among the warnings
         yield _proof_line(report["proof"])
     if report["kind"] == "denoise":
         yield from _run_lines(report)
@@ -32,8 +32,8 @@ def _lines(report: Mapping) -> Iterator[str]:
 def _proof_line(proof: Mapping) -> str:
     """Whether the plan computes what one device does, and by what that was found."""
     if proof["verdict"] == "proven":
-        return f"plan proven with this ComfyUI: error {proof['error']:.1e}, at most {proof['tolerance']:.0e}"
-    return f"plan {proof['verdict']}: {proof['reason']}"
+        return f"proven with this ComfyUI: error {proof['error']:.1e}, at most {proof['tolerance']:.0e}"
+    return f"proof {proof['verdict']}: {proof['reason']}"
 
 
 def _what(report: Mapping) -> str:

@@ -6,6 +6,7 @@ from .mutant import Mutant
 
 UNEVEN = "test_uneven.py::test_attention_equals_one_process"
 TREE = "test_call_tree.py"
+PROOF = "test_proof.py"
 
 MUTANTS = (
     Mutant(
@@ -79,5 +80,41 @@ MUTANTS = (
         "or not 0 <= inner < len(tensors)",
         "or not inner < len(tensors)",
         (f"{TREE}::test_a_tree_that_nobody_writes_is_refused",),
+    ),
+    Mutant(
+        "a plan is proven by a control that differs from nothing",
+        "if without <= least:",
+        "if without < 0:",
+        (f"{PROOF}::test_the_verdict_follows_from_error_control_and_dtype",),
+    ),
+    Mutant(
+        "a plan that computes something else is proven",
+        "if error > tolerance and max(error, without) > least:",
+        "if error > least and max(error, without) > least:",
+        (f"{PROOF}::test_the_verdict_follows_from_error_control_and_dtype",),
+    ),
+    Mutant(
+        "a proof of another version is believed",
+        'if not isinstance(entry, dict) or entry.get("key") != json.loads(json.dumps(asdict(key))):',
+        "if not isinstance(entry, dict):",
+        (f"{PROOF}::test_a_proof_of_another_version_is_not_believed",),
+    ),
+    Mutant(
+        "a whole call for a proof is shared",
+        'if options.get("whole"):',
+        'if options.get("all"):',
+        ("test_proving.py::test_a_wrong_plan_is_refused_with_its_error_and_the_next_right_one_is_proven[attention]",),
+    ),
+    Mutant(
+        "any size of call is computed whole",
+        "if tokens <= MAX_TOKENS and fits >= 1:",
+        "if tokens <= MAX_TOKENS:",
+        ("test_proving.py::test_a_call_that_is_too_large_is_proven_on_a_smaller_latent",),
+    ),
+    Mutant(
+        "masks of any number of dims are one kind of call",
+        "{call.tensors[f't{inner}'].ndim}",
+        "tensor",
+        ("test_proving.py::test_a_call_is_known_by_its_arguments_and_not_by_their_sizes",),
     ),
 )

@@ -10,11 +10,13 @@ from made_replies import BEYOND, BEYOND_RUN, run_reply, step_reply
 
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.proof import NOT_NEEDED, NOT_PROVEN, PROVEN, Proof
 from parallel_runtime.report.build import (
     Span,
     contender,
     new_report,
     plan_part,
+    proof_part,
     rank_parts,
     span_timings,
     spans_of_run,
@@ -209,3 +211,25 @@ def test_the_page_explains_every_field_and_no_other() -> None:
     explained = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
     assert len(explained) == len(set(explained))
     assert set(explained) == {name for name, _ in fields()}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "told"),
+    [
+        ([], None),
+        ([PROVEN], "proven with this ComfyUI: error 2.0e-07, at most 1e-05"),
+        ([PROVEN, NOT_NEEDED], "proven"),
+        ([NOT_NEEDED], "proof not needed: because"),
+        ([PROVEN, NOT_PROVEN], None),  # which the caller warns of
+    ],
+)
+def test_a_report_says_the_least_that_is_known_of_the_plan(verdicts: list[str], told: str | None) -> None:
+    numbers = {"error": 2e-7, "control": 0.2, "tolerance": 1e-5, "tokens": 105, "calls": 3, "seconds": 0.4}
+    known = {PROVEN: numbers, NOT_PROVEN: {"reason": "because", "calls": 1}, NOT_NEEDED: {"reason": "because"}}
+    part = proof_part([Proof(verdict=verdict, **known[verdict]) for verdict in verdicts])
+    report = denoise() | ({"proof": part} if part else {})
+    validate(report)
+    assert part.get("verdict") == (verdicts[-1] if verdicts[1:] == [NOT_PROVEN] else (verdicts or [None])[0])
+    assert ("tokens" in part) == (part.get("verdict") in (PROVEN, NOT_PROVEN)), "what was not measured is absent"
+    lines = [line for line in describe(report).splitlines() if line.startswith(("proof", "proven"))]
+    assert len(lines) == (told is not None) and (told is None or lines[0].startswith(told))

@@ -21,10 +21,10 @@ from host.pack_workflows import TOLERANCE, parallel
 from host.server import ComfyServer
 
 from .graphs import node
-from .hosted import PLANS, QWEN, WAN
-from .variants import BY_NAME
+from .hosted import PLANS, WAN
+from .variants import BY_NAME, write_families
 
-EDIT = BY_NAME["qwen-image-edit"]
+FLUX_2, EDIT = BY_NAME["flux.2 t2i"], BY_NAME["flux.2 edit"]
 # A later ComfyUI, in which a block of Wan mixes neighbouring tokens: what no plan of ours can know.
 BEFORE = "        x = x + self.cross_attn("
 DRIFT = "        x = x + 0.1 * x.roll(1, dims=1)\n" + BEFORE
@@ -35,11 +35,11 @@ def drifted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ComfyUI of links, with one file changed."""
     path = tmp_path_factory.mktemp("drifted") / "ComfyUI"
     shutil.copytree(comfyui_path(), path, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
-    changed = path / "comfy" / "ldm" / "wan" / "model.py"
-    text = changed.read_text()
-    assert BEFORE in text
-    changed.unlink()
-    changed.write_text(text.replace(BEFORE, DRIFT))
+    for name, change in {"main.py": ("import", "import"), "comfy/ldm/wan/model.py": (BEFORE, DRIFT)}.items():
+        text = (path / name).read_text()
+        assert change[0] in text
+        (path / name).unlink()  # Python looks for modules beside what a script's link names
+        (path / name).write_text(text.replace(*change))
     return path
 
 
@@ -50,11 +50,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(drifted: Path, kept: Path, family_models: Path) -> Iterator[ComfyServer]:
+def server(drifted: Path, kept: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
     """A server of that ComfyUI, with nothing proven yet."""
+    models = write_families(tmp_path_factory.mktemp("models"), only=[each.name for each in (WAN, FLUX_2, EDIT)])
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("COMFYUI_PATH", str(drifted))
-        with ComfyServer(models=family_models, environment={"XDG_CACHE_HOME": str(kept.parents[1])}) as made:
+        with ComfyServer(models=models, environment={"XDG_CACHE_HOME": str(kept.parents[1])}) as made:
             yield made
 
 
@@ -80,15 +81,15 @@ def proofs(kept: Path) -> list[dict[str, Any]]:
 
 
 def test_a_plan_is_proven_once_for_each_kind_of_call(server: ComfyServer, client: ComfyClient, kept: Path) -> None:
-    first = client.queue(ours(QWEN.graph(seed=1, steps=2)))
+    first = client.queue(ours(FLUX_2.graph(seed=1, steps=2)))
     proof = report_of(first)["proof"]
     assert (proof["verdict"], proof["calls"]) == ("proven", 3)
     assert proof["error"] <= proof["tolerance"] == TOLERANCE < proof["control"] / 10
-    assert "plan proven with this ComfyUI: error" in first.outputs["show"]["text"][0]
+    assert "proven with this ComfyUI: error" in first.outputs["show"]["text"][0]
     (entry,) = proofs(kept)
-    assert entry["key"]["plan"] == "ulysses=2" and entry["key"]["model_class"].endswith("QwenImageTransformer2DModel")
+    assert entry["key"]["plan"] == "ulysses=2" and entry["key"]["model_class"].endswith("flux.model.Flux")
     said = server.log.count("under uly2 is proven")
-    again = report_of(client.queue(ours(QWEN.graph(seed=2, steps=2))))
+    again = report_of(client.queue(ours(FLUX_2.graph(seed=2, steps=2))))
     assert again["proof"] == proof and server.log.count("under uly2 is proven") == said == 1
     report_of(client.queue(ours(EDIT.graph(seed=1, steps=2))))  # a reference image beside the same latent
     assert server.log.count("under uly2 is proven") == 2
@@ -99,7 +100,7 @@ def test_a_plan_is_proven_once_for_each_kind_of_call(server: ComfyServer, client
 def test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name(
     server: ComfyServer, client: ComfyClient, kept: Path
 ) -> None:
-    report_of(client.queue(ours(QWEN.graph(seed=3, steps=1))))
+    report_of(client.queue(ours(FLUX_2.graph(seed=3, steps=1))))
     generations = [pool["generation"] for pool in client.get("/parallel_dit/state")["pools"]]
     graph = WAN.graph(cfg=3.0, seed=1, steps=2)
     for _ in range(2):  # found, then known
@@ -120,7 +121,7 @@ def test_a_broken_file_of_proofs_costs_a_warning_and_another_proof(
 ) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text("{")
-    graph = ours(QWEN.graph(seed=4, steps=1))
+    graph = ours(FLUX_2.graph(seed=4, steps=1))
     graph["config"]["inputs"] |= {"ulysses": 1, "ring": 2}
     assert report_of(client.queue(graph))["proof"]["verdict"] == "proven"
     assert "proofs.json is damaged or of another version and is not believed" in server.log

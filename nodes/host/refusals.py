@@ -11,8 +11,12 @@ from comfy_api.latest import get_executing_context, get_progress_state
 
 COMPILED = "torch.compile"  # the key of ComfyUI's own wrapper, in every version that has it
 PATCHERS = "the node that adds them (SkipLayerGuidanceDiT, for one)"
-# ControlNets that compute with the model's own first layers, where this ComfyUI has them.
-WITH_OUR_LAYERS = tuple(filter(None, [vars(comfy.controlnet).get("QwenFunControlNet")]))
+# ControlNets that compute with the model's own weights, where this ComfyUI has them, and with which.
+WITH_OUR_WEIGHTS = {
+    kind: what
+    for name, what in (("QwenFunControlNet", "own first layers"), ("ControlLora", "own weights"))
+    if (kind := vars(comfy.controlnet).get(name)) is not None
+}
 ATTENTION_OVERRIDES = ("optimized_attention_override",)
 
 
@@ -53,9 +57,10 @@ def check_controlnets(conds: Mapping[str, Sequence[Mapping] | None]) -> None:
     for entry in (entry for side in conds.values() for entry in side or ()):
         control = entry.get("control")
         while control is not None:
-            if isinstance(control, WITH_OUR_LAYERS):
-                what = f"a ControlNet ({type(control).__name__}) computes with the model's own first layers"
-                raise refuse_in("its Apply ControlNet", what, "use a ControlNet with layers of its own")
+            for kind, weights in WITH_OUR_WEIGHTS.items():
+                if isinstance(control, kind):
+                    what = f"a ControlNet ({type(control).__name__}) computes with the model's {weights}"
+                    raise refuse_in("its Apply ControlNet", what, "use a ControlNet with layers of its own")
             control = control.previous_controlnet
 
 

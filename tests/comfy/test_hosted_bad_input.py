@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from families.files import ModelFile, write_model_files
-from families.graphs import node, plain, prompts, through
+from families.graphs import node, picture, plain, prompts, through
 from families.variants import BY_NAME
 from host import encoder_layouts
 from host.client import ComfyClient, PromptRefusedError, Workflow
@@ -196,6 +196,27 @@ def test_an_object_in_a_conditioning_is_refused_by_its_place(hosted_client: Comf
     assert [part for part in parts if part not in said] == [], said
     assert generations(hosted_client) == before != []
     assert_the_next_prompt_is_right(hosted_client, right)
+
+
+def test_a_controlnet_of_the_models_own_weights_is_refused_by_its_node(
+    hosted_client: ComfyClient, family_models: Path, right: torch.Tensor
+) -> None:
+    """A control LoRA is a change of the diffusion model's weights, which ComfyUI's process has not."""
+    assert_the_next_prompt_is_right(hosted_client, right)
+    before = generations(hosted_client)
+    (family_models / "controlnet").mkdir(exist_ok=True)
+    file = family_models / "controlnet" / "control_lora.safetensors"
+    save_file({"lora_controlnet": torch.zeros(1)}, file)
+    graph = ours(WAN.graph(), **ULYSSES)
+    graph["net"] = node("ControlNetLoader", control_net_name=file.name)
+    inputs = {"control_net": ["net", 0], "image": picture(graph, "hint"), "strength": 1.0}
+    inputs |= {"start_percent": 0.0, "end_percent": 1.0, "positive": ["positive", 0], "negative": ["negative", 0]}
+    through(graph, "control", "ControlNetApplyAdvanced", "positive", "negative", **inputs)
+    said = first_line(hosted_client, graph, "KSampler")
+    file.unlink()
+    parts = ("ControlLora", "computes with the model's own weights", "remove its Apply ControlNet")
+    assert [part for part in parts if part not in said] == [], said
+    assert generations(hosted_client) == before != []
 
 
 @pytest.mark.parametrize("way", PATCHES)

@@ -19,6 +19,7 @@ from host.client import ComfyClient, PromptResult, Workflow
 from host.fetch import comfyui_path
 from host.pack_workflows import TOLERANCE, parallel
 from host.server import ComfyServer
+from parallel_runtime.proof import NOT_PROVEN, Proof, ProofKey, ProofStore
 
 from .graphs import node
 from .hosted import PLANS, WAN
@@ -114,6 +115,21 @@ def test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name(
     assert [entry["proof"]["verdict"] for entry in proofs(kept)].count("refused") == 1
     report = report_of(client.queue(ours(graph, "cfg 2")))
     assert report["proof"]["verdict"] == "not needed" and "cuts no tokens" in report["proof"]["reason"]
+
+
+def test_a_plan_that_could_not_be_proven_runs_and_says_so(client: ComfyClient, kept: Path) -> None:
+    report_of(client.queue(ours(EDIT.graph(seed=5, steps=1))))
+    known = max((entry["key"] for entry in proofs(kept)), key=lambda key: len(key["arguments"]))
+    key = ProofKey(**{**known, "plan": "ring=2", "arguments": tuple(known["arguments"])})
+    ProofStore(kept).save(key, Proof(verdict=NOT_PROVEN, reason="it cannot be judged", calls=3))
+    graph = ours(EDIT.graph(seed=6, steps=2))
+    graph["config"]["inputs"] |= {"ulysses": 1, "ring": 2}
+    result = client.queue(graph)
+    report = report_of(result)
+    assert report["proof"]["verdict"] == "not proven"
+    assert report["warnings"] == ["with this ComfyUI the plan is not proven: it cannot be judged"]
+    assert "warning: with this ComfyUI the plan is not proven" in result.outputs["show"]["text"][0]
+    assert any(text.endswith("not proven: it cannot be judged") for node, text in result.texts if node == "sampler")
 
 
 def test_a_broken_file_of_proofs_costs_a_warning_and_another_proof(

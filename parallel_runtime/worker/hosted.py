@@ -108,8 +108,11 @@ class HostedWeights:
         recognised = recognise(self._spec.path, tensors, header.metadata)
         yield 0
         spread = self._group.size > 1 or self._offloaded
-        built = build(self._spec.path, recognised, self.dtype)
+        in_place = self.device.type == "cpu" and not spread
+        built = build(self._spec.path, recognised, self.dtype, cast_in_use=in_place)
         self._module, self.declared = built.module, built.declared
+        if in_place:  # a copy of each rank's own would take as much as the model
+            built = built.casting_in_use(self.blocks)
         if spread:
             self.shards = BlockShards(
                 self.blocks, self._group, rounded=built.rounded, device=self.device, offloaded=self._offloaded

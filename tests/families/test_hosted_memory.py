@@ -58,15 +58,29 @@ def anonymous_bytes(server: ComfyServer) -> list[int]:
     return [int(re.search(r"^Anonymous:\s+(\d+) kB", text, re.MULTILINE)[1]) * 1024 for text in texts]
 
 
+@pytest.mark.parametrize("weight_dtype", ["default", "bfloat16"])
 def test_replicated_weights_stay_in_the_files_own_pages(
-    hosted_client: ComfyClient, hosted_server: ComfyServer, large: Path
+    weight_dtype: str, hosted_client: ComfyClient, hosted_server: ComfyServer, large: Path
 ) -> None:
     latent_of(hosted_client, ours(small(seed=60, steps=1)))  # ComfyUI is imported, buffers are there
     before = anonymous_bytes(hosted_server)
-    latent_of(hosted_client, of_file(large, seed=60))
+    latent_of(hosted_client, of_file(large, seed=60, weight_dtype=weight_dtype))
     grown = [now - then for now, then in zip(anonymous_bytes(hosted_server), before, strict=True)]
     assert max(grown) < 150 * 2**20, grown
     assert large.stat().st_size > 300e6
+
+
+def test_a_rank_with_sharded_weights_grows_by_its_share_and_two_blocks(
+    hosted_client: ComfyClient, hosted_server: ComfyServer, large: Path
+) -> None:
+    latent_of(hosted_client, ours(small(seed=68, steps=1)))
+    before = anonymous_bytes(hosted_server)
+    graph = of_file(large, seed=68)
+    graph["config"]["inputs"]["weights"] = "sharded"
+    latent_of(hosted_client, graph)
+    grown = [now - then for now, then in zip(anonymous_bytes(hosted_server), before, strict=True)]
+    size = large.stat().st_size
+    assert max(grown) < size / 2 + 2 * size / SIZES["num_layers"] + 150 * 2**20, grown
 
 
 def test_free_empties_the_workers_and_the_next_prompt_loads_again(

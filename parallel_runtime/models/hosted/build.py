@@ -7,7 +7,7 @@ widened where it is used.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,6 +61,18 @@ class Built:
     declared: dict[str, torch.dtype]
     rounded: dict[str, torch.dtype]
 
+    def casting_in_use(self, blocks: Mapping[str, torch.nn.Module]) -> "Built":
+        """The same, but for the matrices of these blocks, by path: they stay views of the file and are rounded in use.
+
+        `build` must have been asked for layers that cast. What a call computes is the same, to the last bit.
+        """
+        rounded = dict(self.rounded)
+        for path, block in blocks.items():
+            for inner, layer in block.named_modules(prefix=path):
+                if isinstance(layer, torch.nn.Linear) and getattr(layer, "comfy_cast_weights", False):
+                    rounded.pop(f"{inner}.weight", None)
+        return replace(self, rounded=rounded)
+
     def round_here(self) -> None:
         """Give the weights that the module has now the dtypes of `rounded`, as ComfyUI's loader does."""
         for path, owner in self.module.named_modules():
@@ -70,10 +82,11 @@ class Built:
                     setattr(owner, name, torch.nn.Parameter(weight.to(dtype), requires_grad=False))
 
 
-def build(path: str, recognised: Recognised, dtype: torch.dtype) -> Built:
+def build(path: str, recognised: Recognised, dtype: torch.dtype, *, cast_in_use: bool = False) -> Built:
     """ComfyUI's transformer with the file's weights, to compute in `dtype`; nothing is rounded or copied yet.
 
-    Raises `ValueError` when the file lacks weights that the class has.
+    With `cast_in_use` its layers can round weights as they are used. Raises `ValueError` when the file lacks weights
+    that the class has.
     """
     import comfy.ops
 
@@ -81,8 +94,9 @@ def build(path: str, recognised: Recognised, dtype: torch.dtype) -> Built:
     # what stock ComfyUI says to its classes: quantised layers cast by themselves
     config.set_inference_dtype(dtype, dtype if recognised.quantised else None)
     if not recognised.quantised:
-        widened = any(_widens(each.dtype, dtype) for each in recognised.weights.values())
-        config.custom_operations = comfy.ops.manual_cast if widened else comfy.ops.disable_weight_init
+        stored = {each.dtype for each in recognised.weights.values() if each.is_floating_point()}
+        casts = any(_widens(each, dtype) or (cast_in_use and each != dtype) for each in stored)
+        config.custom_operations = comfy.ops.manual_cast if casts else comfy.ops.disable_weight_init
     # a quantised layer has no weight before it is loaded, and is loaded to where it was made
     model, declared = _assigned(recognised, CPU if recognised.quantised else META)
     if missing := [name for name, weight in model.named_parameters() if weight.is_meta]:

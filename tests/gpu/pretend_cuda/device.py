@@ -23,6 +23,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.utils._pytree as pytree
@@ -340,6 +341,18 @@ def install():
     cuda.mem_get_info = lambda device=None: (
         PRETENCE.lib.pretend_capacity() - PRETENCE.lib.pretend_reserved(device_index(device)),
         PRETENCE.lib.pretend_capacity(),
+    )
+    cuda.memory_stats = lambda device=None: {
+        "active_bytes.all.current": PRETENCE.lib.pretend_allocated(device_index(device)),
+        "reserved_bytes.all.current": PRETENCE.lib.pretend_reserved(device_index(device)),
+    }
+    cuda.get_allocator_backend = lambda: "native"
+    cuda.is_bf16_supported = lambda including_emulation=True: PRETENCE.capability >= (8, 0)
+    cuda.get_device_properties = lambda device=None: SimpleNamespace(
+        name="pretend",
+        major=PRETENCE.capability[0],
+        minor=PRETENCE.capability[1],
+        total_memory=PRETENCE.lib.pretend_capacity(),
     )
     cuda.get_device_name = lambda device=None: "pretend"
     cuda.get_device_capability = lambda device=None: PRETENCE.capability

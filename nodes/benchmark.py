@@ -7,7 +7,7 @@ import folder_paths
 from comfy_api.latest import io
 
 from ..parallel_runtime.cli.workload import relative_error
-from ..parallel_runtime.plan import ParallelPlan, heads_error
+from ..parallel_runtime.plan import ParallelPlan
 from ..parallel_runtime.report.interleave import Contender, Run, interleave, table
 from .host.contenders import (
     SLOW_ATTENTION,
@@ -149,9 +149,6 @@ class Field:
 
     def _ours(self, plan: ParallelPlan, name: str, kind: str) -> Contender:
         pooled = self.model.model.pooled
-        reason = heads_error(plan.ulysses, pooled.num_heads)
-        if reason is not None:
-            raise ValueError(reason)
         model = under_plan(self.model, plan)
 
         def run_once() -> Run:

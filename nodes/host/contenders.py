@@ -11,11 +11,14 @@ import comfy.sd
 import comfy.utils
 import torch
 from comfy.model_patcher import ModelPatcher
+from comfy.nested_tensor import NestedTensor
 
-from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.checkpoint import HOSTED
+from ...parallel_runtime.plan import ParallelPlan, heads_error
 from ...parallel_runtime.planner.automatic import Decision
 from .adoption import copy_changes
 from .asked import work_of_settings
+from .hosted_model import refuse_unplanned
 from .patcher import RemotePatcher
 from .refusals import refuse_in
 from .run_context import Recorder
@@ -45,7 +48,8 @@ def plan_of_settings(model: RemotePatcher, settings: Mapping[str, object]) -> Pa
 
 def under_plan(model: RemotePatcher, plan: ParallelPlan) -> RemotePatcher:
     """The same MODEL, weights and all, under another plan. Raises `ValueError` for one that cannot be its plan."""
-    devices = model.model.pooled.devices
+    pooled = model.model.pooled
+    devices = pooled.devices
     if plan.ranks > len(devices):
         raise ValueError(
             f"{plan.describe()} needs {plan.ranks} ranks, this MODEL has {len(devices)}; name more devices in SP Config"
@@ -55,6 +59,10 @@ def under_plan(model: RemotePatcher, plan: ParallelPlan) -> RemotePatcher:
             f"{plan.describe()} has the weights {plan.layout.name}, this MODEL has them {model.plan.layout.name}; "
             "compare plans of the same weights, or set weights and stages in SP Config"
         )
+    if pooled.spec.adapter == HOSTED:
+        refuse_unplanned(model.model.diffusion_model, plan)
+    elif reason := heads_error(plan.ulysses, pooled.num_heads):
+        raise ValueError(reason)
     return model.under(Decision(plan=plan))
 
 
@@ -73,6 +81,13 @@ def attention_is_slow(device: torch.device) -> bool:
     return device.type == "cpu" and not comfy.model_management.pytorch_attention_enabled()
 
 
+def numbers_of(samples: torch.Tensor | NestedTensor) -> torch.Tensor:
+    """A latent in fp32 on the CPU; the parts of a nested one, as of video and sound, as one row of numbers."""
+    if not samples.is_nested:
+        return samples.float().cpu()
+    return torch.cat([part.float().cpu().flatten() for part in samples.unbind()])
+
+
 def sampled(
     model: ModelPatcher, settings: Mapping[str, object], in_workers: bool = False, *, trace: bool = False
 ) -> tuple[torch.Tensor, SamplingRecord]:
@@ -83,7 +98,7 @@ def sampled(
     """
     record = SamplingRecord(pooled=pooled_of(model), recorder=Recorder(trace=trace))
     latent = timed_run(model, settings, record, on_step=lambda *_: None, in_workers=in_workers)
-    return latent["samples"].float().cpu(), record
+    return numbers_of(latent["samples"]), record
 
 
 def traced(model: ModelPatcher, settings: Mapping[str, object]) -> list[bytes]:

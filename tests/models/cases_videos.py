@@ -12,9 +12,9 @@ from .tiny import Case, at, build, case, noise
 VIDEO = (3, 10, 14)
 
 
-def h3() -> nn.Module:
+def h3(num_layers: int = 2) -> nn.Module:
     """MiniMax H3."""
-    sizes = {"hidden_size": 96, "num_layers": 2, "token_refiner_num_layers": 1, "num_attention_heads": 6}
+    sizes = {"hidden_size": 96, "num_layers": num_layers, "token_refiner_num_layers": 1, "num_attention_heads": 6}
     sizes |= {"attention_head_dim": 16, "ffn_hidden_size": 128, "text_dim": 40, "time_embed_hidden_size": 64}
     model = build("comfy.ldm.minimax.model.MiniMaxH3Model", **sizes, time_embed_dim=32, rope_inv_freq_len=2)
     model.rope.inv_freq.copy_(at(1.0, 0.1))

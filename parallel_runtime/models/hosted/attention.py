@@ -44,15 +44,16 @@ class AttentionSwitch:
         """As ComfyUI's function: q, k, v (B, H, S, D) with `skip_reshape`, else (B, S, H * D); the output alike."""
         call = self.call
         attention = None if call is None else call.attention
-        if call is None or attention is None or attention.local or call.has_all_keys(attention):
+        if call is None or attention is None or attention.local or (call.uncut and call.has_all_keys(attention)):
             return self.stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
         if not skip_reshape:
             width = q.shape[-1] // heads
-            q, k, v = (_by_heads(tensor, width) for tensor in (q, k, v))
+            q, k, v = _by_heads(q, width), _by_heads(k, width), _by_heads(v, width)
         queries, keys = self._lengths(call, attention, q, k)
         call.tokens = max(call.tokens, sum(keys))
         held = k.shape[2]
-        k, v = (call.counted(attention.keys, tensor, 2) for tensor in (k, v))
+        if call.uncut:
+            k, v = (call.counted(attention.keys, tensor, 2) for tensor in (k, v))
         if isinstance(mask, GuideMask):
             options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
         elif mask is not None:

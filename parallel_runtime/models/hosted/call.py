@@ -91,7 +91,7 @@ class TokenCall:
 
     def has_all_keys(self, attention: Attention) -> bool:
         """Whether every rank has all keys of this attention."""
-        return bool(self.uncut) and attention is not UNPLANNED and self.uncut.issuperset(attention.keys)
+        return attention is not UNPLANNED and self.uncut.issuperset(attention.keys)
 
     def counted(self, streams: Sequence[str], tensor: Tensor, dim: int) -> Tensor:
         """Of a tensor with this rank's tokens of these streams in `dim`, those that count on this rank."""

@@ -17,18 +17,20 @@ All that can be known before a call is found once (places.py, cuts.py); a hook o
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from ..plans.plan import Plan
+from ..plans.words import Attention
 from .attention import installed
 from .call import TokenCall, Told
 from .cuts import cut_control
 from .group import TokenGroup
 from .places import NOWHERE, Argument, Place, find_places
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Forward = Callable[..., Any]
 
 
 class SharedModel:
@@ -44,31 +46,48 @@ class SharedModel:
         self._control_at = _position_of(model, "control")
         said = [each for blocks in plan.attention for each in plan.attention_of(blocks).values()]
         self._open_lengths = any(not each.local and not each.queries for each in said)
-        places = find_places(model, plan)
-        self._handles = [
-            model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True),
-            model.register_forward_hook(self._end, always_call=True),
-        ]
-        for place in places:
-            self._hook(place)
+        self._wrapped: list[nn.Module] = []
+        for place in find_places(model, plan):
+            self._wrap(place.module, partial(self._placed, place))
+        self._wrap(model, self._shared)
 
     def remove(self) -> None:
         """Take every hook off. The model is then as it was."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for module in self._wrapped:
+            del module.forward
+        self._wrapped.clear()
 
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        if not self.active:
-            self._call = self._switch.call = None
-            return None
+    def _wrap(self, module: nn.Module, around: Callable[[Forward], Forward]) -> None:
+        """Put a function around a module's forward: what torch's own hooks add to a call takes longer than they do."""
+        module.forward = around(module.forward)
+        self._wrapped.append(module)
+
+    def _shared(self, inner: Forward) -> Forward:
+        """The model's forward, as a call that the ranks share."""
+        name = type(self.model).__name__
+
+        def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self.tokens = 0
+            if not self.active:
+                return inner(*args, **kwargs)
+            call = TokenCall(self.group, name, self._told, open_lengths=self._open_lengths)
+            args = self._with_control(call, args, kwargs)
+            self._call = self._switch.call = call
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                self.tokens = call.tokens
+                self._call = self._switch.call = None
+
+        return forward
+
+    def _with_control(self, call: TokenCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments with a ControlNet's lists that may be cut; those by name are changed in `kwargs`."""
         control = None
         if self.plan.control:
             control = kwargs.get("control") or (args[self._control_at] if len(args) > self._control_at else None)
-        call = TokenCall(self.group, type(module).__name__, self._told, open_lengths=self._open_lengths)
-        self._call = self._switch.call = call
         if not control:
-            return None
+            return args
         unknown = sorted(name for name, each in control.items() if each and name not in self.plan.control)
         if unknown:
             raise ValueError(
@@ -77,63 +96,48 @@ class SharedModel:
             )
         call.control = dict(control)  # cut as soon as its streams are known; the caller's own stays whole
         if "control" in kwargs:
-            return args, {**kwargs, "control": call.control}
-        return (*args[: self._control_at], call.control, *args[self._control_at + 1 :]), kwargs
+            kwargs["control"] = call.control
+            return args
+        return *args[: self._control_at], call.control, *args[self._control_at + 1 :]
 
-    def _end(self, *_: object) -> None:
-        self.tokens = 0 if self._call is None else self._call.tokens
-        self._call = self._switch.call = None
+    def _placed(self, place: Place, inner: Forward) -> Forward:
+        """A module's forward that sets the attention of what is in it, and changes its arguments and its output."""
+        attention, around = place.attention, place.around
+        if attention is not None and not place.arguments and not place.results:
+            return self._attending(attention, around, inner)
+        title, arguments, results = type(place.module).__name__, tuple(place.arguments), tuple(place.results)
 
-    def _hook(self, place: Place) -> None:
-        module = place.module
-        if place.arguments or place.attention is not None:
-            self._handles.append(module.register_forward_pre_hook(self._before(place), with_kwargs=True))
-        if place.results or place.attention is not None:
-            self._handles.append(module.register_forward_hook(self._after(place)))
-
-    def _before(self, place: Place) -> Callable[..., Arguments | None]:
-        """The hook that sets the attention of a module and changes its arguments."""
-        attention, arguments = place.attention, tuple(place.arguments)
-
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             call = self._call
             if call is None:
-                return None
+                return inner(*args, **kwargs)
             if attention is not None:
                 call.attention = attention
-            changed: list[Any] | None = None
-            for argument in arguments:
-                if argument.name in kwargs:  # torch makes this dict for this call alone
-                    kwargs[argument.name] = _changed(call, argument, kwargs[argument.name])
-                elif argument.position < len(args):
-                    changed = list(args) if changed is None else changed
-                    changed[argument.position] = _changed(call, argument, args[argument.position])
-                elif argument.required:
-                    raise ValueError(
-                        f"{call.name}: {type(module).__name__} was given no {argument.name!r}, which the plan names; "
-                        "use a ComfyUI that the plan was made for"
-                    )
+            args = _change_arguments(call, title, arguments, args, kwargs)
             if call.control is not None:
                 self._cut_control(call)
-            return None if changed is None else (tuple(changed), kwargs)
-
-        return before
-
-    def _after(self, place: Place) -> Callable[..., Any]:
-        """The hook that changes a module's output and sets the attention of what is around it."""
-        attention, around, results = place.attention, place.around, tuple(place.results)
-
-        def after(module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:  # noqa: ANN401
-            call = self._call
-            if call is None:
-                return None
+            out = inner(*args, **kwargs)
             if attention is not None:
                 call.attention = around
             for change in results:
                 out = change(call, out)
-            return out if results else None
+            return out
 
-        return after
+        return forward
+
+    def _attending(self, attention: Attention, around: Attention | None, inner: Forward) -> Forward:
+        """As `_placed`, where attention is all there is to set."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            call = self._call
+            if call is None:
+                return inner(*args, **kwargs)
+            call.attention = attention
+            out = inner(*args, **kwargs)
+            call.attention = around
+            return out
+
+        return forward
 
     def _cut_control(self, call: TokenCall) -> None:
         control = call.control
@@ -143,6 +147,25 @@ class SharedModel:
             if control.get(name):
                 control[name] = cut_control(call, control[name], stream)
         call.control = None
+
+
+def _change_arguments(
+    call: TokenCall, title: str, arguments: tuple[Argument, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """The arguments by position, changed; those by name are changed in `kwargs`, which is this call's alone."""
+    changed: list[Any] | None = None
+    for argument in arguments:
+        if argument.name in kwargs:
+            kwargs[argument.name] = _changed(call, argument, kwargs[argument.name])
+        elif argument.position < len(args):
+            changed = list(args) if changed is None else changed
+            changed[argument.position] = _changed(call, argument, args[argument.position])
+        elif argument.required:
+            raise ValueError(
+                f"{call.name}: {title} was given no {argument.name!r}, which the plan names; "
+                "use a ComfyUI that the plan was made for"
+            )
+    return args if changed is None else tuple(changed)
 
 
 def _changed(call: TokenCall, argument: Argument, value: Any) -> Any:  # noqa: ANN401

@@ -91,9 +91,10 @@ def _parser() -> argparse.ArgumentParser:
         "--devices", help="test these: all, a count, cuda:0,cuda:1 or cpu:2 (default: all CUDA devices)"
     )
     doctor.add_argument("--calibrate", action="store_true", help="measure the devices and keep it for plan")
+    doctor.add_argument("--comfyui", metavar="PATH", help="ComfyUI's folder (default: where the pack lies)")
     doctor.add_argument("--json", action="store_true")
     _add_plan(commands.add_parser("plan", help="which plan is best here, how long it takes, and why"))
-    verify = commands.add_parser("verify", help="is a plan equal to one process of unmodified diffusers?")
+    verify = commands.add_parser("verify", help="is a plan equal to one process of unmodified diffusers or ComfyUI?")
     _add_workload(verify)
     verify.add_argument("--weights", help="replicated (default), sharded, or offloaded to host memory")
     verify.add_argument("--steps", type=int, default=1, help="Euler steps (default 1: one call of the model)")
@@ -143,7 +144,13 @@ def _add_workload(parser: argparse.ArgumentParser, *, plans: str = "store") -> N
     parser.add_argument("--height", type=int, default=1024, help="pixels")
     parser.add_argument("--text-tokens", type=int, default=512)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--frames", type=int, help="of a video (default: a few)")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    parser.add_argument(
+        "--comfyui",
+        metavar="PATH",
+        help="ComfyUI's folder, for models of its modules (default: where the pack lies)",
+    )
     parser.add_argument(
         "--devices", help="all, a count, cuda:0,cuda:1 or cpu:4 (default: as many as the plan has ranks)"
     )

@@ -21,11 +21,11 @@ from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_hea
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.models.flux.config import FluxConfig, file_names
 from ...parallel_runtime.models.flux.family import FluxModel
+from ...parallel_runtime.models.hosted.dtypes import compute_dtype
 from ...parallel_runtime.patch import PatchSet
 from ...parallel_runtime.planner.automatic import Decision, usual_work
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from ...parallel_runtime.weights.model_weights import weight_bytes
-from .dtypes import compute_dtype
 from .flux_conditioning import ForwardArguments, step_tensors
 from .meta import META, MetaOperations
 from .pooled_model import PooledModel, WeightSizes

@@ -1,14 +1,14 @@
 """A ComfyUI MODEL of any family whose transformer computes elsewhere: ComfyUI's own classes without weights.
 
 The stock class stays, on the meta device, with its attributes and the names of its weights; what is replaced on the
-instance is `forward`, and those methods that ComfyUI calls and that need weights. Owns the form of a call, and what of
-it cannot be sent. Does not own what the workers do with it (worker/hosted.py). Letters: `B` batch.
+instance is `forward`, and those methods that ComfyUI calls and that need weights. Does not own the form of a call
+(parallel_runtime/models/hosted/calls.py) nor what the workers do with it (worker/hosted.py).
 """
 
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,32 +22,24 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP
 from ...parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.models.hosted.build import Recognised, recognise
+from ...parallel_runtime.models.hosted.calls import STAY_HERE, HostedCall, forward_call, method_call
+from ...parallel_runtime.models.hosted.dtypes import compute_dtype
 from ...parallel_runtime.models.hosted.places import find_places
 from ...parallel_runtime.models.plans import plan_for
 from ...parallel_runtime.patch import PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weights.mapped_file import MappedFile
-from ...parallel_runtime.wire.tree import to_tree
 from ...parallel_runtime.worker.hosted import METHODS
-from .dtypes import compute_dtype
 from .meta import META, MetaOperations
 from .pooled_model import PooledModel, WeightSizes
 from .proving import Prover
 from .refusals import check_transformer_options, refuse_in
 from .run_context import RUN_KEY, RunContext, run_inside
 
-# Entries of transformer_options that are this process's own business, or were checked to be empty.
-STAY_HERE = frozenset(
-    (*("wrappers", "callbacks", "patches", "patches_replace", "uuids", "prefetch_dynamic_vbars", "block"), RUN_KEY)
-    + ("block_index", "block_type", "total_blocks", "model_conds", "multigpu_thread_pool", "grid_sizes")
-    + ("easycache", "context_window")  # what the wrappers of step caches and context windows keep
-)
-# Classes that mix the rows of a batch: both sides of cfg, by their places; and options that a class writes to.
-WHOLE_BATCH = frozenset(("comfy.ldm.seedvr.model.NaDiT", "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain"))
+# Of a call's transformer_options; and those that a class writes to, by the node that adds them.
+KEPT = STAY_HERE | {RUN_KEY}
 WRITTEN = {"ar_state": "SamplerARVideo"}
-# What a class builds anew from the rest of the call where it is missing.
-BUILT_AGAIN = {"minimax_payload": ("layout",)}
 # Options of ComfyUI's command line that change what a module computes, and with which attention function.
 FLAGS = (
     *("use_split_cross_attention", "use_quad_cross_attention", "use_pytorch_cross_attention", "use_sage_attention"),
@@ -177,31 +169,14 @@ class _Remote:
             run = run_inside(self.pooled)
         return self.transformer.outside_runs if run is None else run
 
-    def _send(
-        self,
-        args: Sequence[object],
-        kwargs: Mapping[str, object],
-        *,
-        run: RunContext,
-        out_shape: tuple[int, int],
-        batched: Sequence[torch.Tensor] = (),
-        method: str | None = None,
-    ) -> torch.Tensor:
-        tree, tensors = to_tree({"args": list(args), "kwargs": dict(kwargs)}, type(self.transformer).__name__)
-        residuals = [each for listed in (kwargs.get("control") or {}).values() for each in listed or ()]
-        options = {
-            "call": tree,
-            "tensors": len(tensors),
-            "batched": _numbers(tensors, batched),
-            "residuals": _numbers(tensors, residuals),
-            "method": method,
-        }
-        return run.call(
-            {f"t{number}": tensor for number, tensor in enumerate(tensors)},
-            out_shape=out_shape,
-            options=options,
+    def _send(self, call: HostedCall, run: RunContext) -> list[torch.Tensor]:
+        flat = run.call(
+            call.tensors,
+            out_shape=call.out_shape,
+            options=call.options,
             check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
         )
+        return call.outputs(flat)
 
 
 class RemoteForward(_Remote):
@@ -219,37 +194,16 @@ class RemoteForward(_Remote):
         return WrapperExecutor.new_class_executor(self._forward, self.transformer, wrappers).execute(*args, **kwargs)
 
     def _forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        options = dict(kwargs.pop("transformer_options", None) or {})
+        options = kwargs.get("transformer_options") or {}
         run = self._run(options)
         check_transformer_options(options)
         for name, node in WRITTEN.items():
             if options.get(name) is not None:
                 raise refuse_in(node, f"it keeps state in the model ({name})")
-        plain = {name: value for name, value in options.items() if name not in STAY_HERE}
-        for name, parts in BUILT_AGAIN.items():
-            if isinstance(kwargs.get(name), dict):
-                kwargs[name] = {part: value for part, value in kwargs[name].items() if part not in parts}
-        xs = [x] if isinstance(x, torch.Tensor) else list(x)
-        shapes = [tuple(each.shape) for each in xs]
-        if isinstance(x, torch.Tensor):
-            shapes = [(x.shape[0], self.channels, *x.shape[2:])]
-        batch = 1 if self._rows_belong_together(kwargs) else shapes[0][0]
-        numbers = [torch.Size(shape).numel() // batch for shape in shapes]
-        flat = self._send(
-            [x, *args],
-            {**kwargs, "transformer_options": plain},
-            run=run,
-            out_shape=(batch, sum(numbers)),
-            batched=list(_with_rows([x, *args, *kwargs.values(), *(kwargs.get("control") or {}).values()], batch)),
-        )
-        parts = [part.reshape(shape) for part, shape in zip(flat.split(numbers, 1), shapes, strict=True)]
-        outs = [part.to(each.device) for part, each in zip(parts, xs, strict=True)]
+        call = forward_call(self.transformer, self.channels, [x, *args], kwargs, stay_here=KEPT)
+        xs = [x] if isinstance(x, torch.Tensor) else x
+        outs = [part.to(each.device) for part, each in zip(self._send(call, run), xs, strict=True)]
         return outs[0] if len(outs) == 1 else outs
-
-    def _rows_belong_together(self, kwargs: Mapping[str, object]) -> bool:
-        """Whether the rows of a batch are not an image each, so that no lane can take some of them."""
-        kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(self.transformer).__mro__}
-        return bool(kinds & WHOLE_BATCH) or kwargs.get("num_video_frames") is not None
 
 
 def runs_wrappers(kind: type) -> bool:
@@ -271,31 +225,13 @@ class RemoteMethod(_Remote):
         with torch.no_grad():
             shape = stock(self.transformer, *map(_on_meta, args), **{name: _on_meta(kwargs[name]) for name in kwargs})
         (first, *_) = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
-        out = self._send(args, kwargs, run=self._run({}), out_shape=(1, shape.numel()), method=self.name)
-        return out.reshape(shape.shape).to(first.device, shape.dtype)
+        call = method_call(type(self.transformer).__name__, self.name, args, kwargs, shape.shape)
+        (out,) = self._send(call, self._run({}))
+        return out.to(first.device, shape.dtype)
 
 
 def _on_meta(value: Any) -> Any:  # noqa: ANN401
     return value.to(META) if isinstance(value, torch.Tensor) else value
-
-
-def _numbers(tensors: Sequence[torch.Tensor], some: Sequence[object]) -> list[int]:
-    """Which of the tensors are among `some`, by identity."""
-    wanted = {id(each) for each in some}
-    return [number for number, tensor in enumerate(tensors) if id(tensor) in wanted]
-
-
-def _with_rows(values: Sequence[object], batch: int) -> Iterator[torch.Tensor]:
-    """Tensors with a row an image: those that ComfyUI hands over by themselves, in lists, and a ControlNet's.
-
-    What is deeper in the call is one for all images: ComfyUI repeats nothing there.
-    """
-    if batch == 1:
-        return
-    for value in values:
-        for each in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(each, torch.Tensor) and each.ndim and each.shape[0] == batch:
-                yield each
 
 
 def _sizes(weights: Mapping[str, torch.Tensor]) -> WeightSizes:

@@ -1,34 +1,30 @@
 """`bench`: are plans faster, and than what? Everything is interleaved in one run, so that drift hits all alike.
 
-Each plan is timed as it works in the middle of a run (steady.py). Baselines: one rank of the same engine, and the
-unmodified diffusers model in one process with the threads of one rank and with as many threads as each plan has (on a
-GPU, threads play no part: one process, one device). The report is the one that docs/report.md explains.
+Each plan is timed as it works in the middle of a run (steady.py). Baselines: one rank of the same engine, and the model
+in one process that knows nothing of ours (trial.py: unmodified diffusers, or ComfyUI's own module), with the threads of
+one rank and with as many threads as each plan has (on a GPU, threads play no part: one process, one device). The report
+is the one that docs/report.md explains.
 """
 
 import argparse
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
-from ..checkpoint import ModelSpec, read_header
-from ..models.registry import USUAL, read_own
 from ..plan import ParallelPlan
 from ..pool.pool import Pool
 from ..report.build import Span, new_report
 from ..report.chart import draw, require_chart
 from ..report.interleave import Contender, Run, Timed, interleave, table
-from .judge import judge_version, load_judge
+from .open_trial import open_trial
 from .steady import Places, SteadyPlan
-from .workload import Workload, choose_devices, refuse_uncompilable, relative_error
-
-if TYPE_CHECKING:
-    from ..models.family import Reference
-
-SIZES = ("width", "height", "batch", "image_tokens", "text_tokens")
+from .trial import Trial
+from .verify import workload_of
+from .workload import choose_devices, refuse_uncompilable, relative_error
 
 
 def run(arguments: argparse.Namespace) -> dict:
@@ -39,35 +35,23 @@ def run(arguments: argparse.Namespace) -> dict:
         require_chart(arguments.chart)
     if arguments.trace is not None and not os.path.isdir(arguments.trace):
         raise ValueError(f"--trace={arguments.trace} is no folder; make it first")
-    judge = load_judge(USUAL)
     plans = [ParallelPlan.parse(text) for text in arguments.plan]
-    workload = Workload(
-        width=arguments.width,
-        height=arguments.height,
-        text_tokens=arguments.text_tokens,
-        batch=arguments.batch,
-        seed=arguments.seed,
-    )
-    model = read_own(read_header(arguments.model))
-    for plan in plans:
-        model.check_plan(plan)
-    spec = ModelSpec.of(arguments.model, arguments.dtype)
+    workload = workload_of(arguments)
     selection = choose_devices(arguments.devices, max(plans, key=lambda plan: plan.ranks))
-    if arguments.compile:
-        refuse_uncompilable(selection.devices)
-    with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
-        sides = max(plan.cfg for plan in plans)
-        places = Places.of(pool, spec, [ParallelPlan(), *plans])
-        race = Race(places, workload.calls(model.config, sides), arguments.threads_per_rank)
-        began = time.perf_counter()
-        loaded = places.load(ParallelPlan())
-        load_s = time.perf_counter() - began
-        oracle = judge(spec.path, dtype=getattr(torch, loaded.dtype), device="cpu" if race.on_cpu else "cuda:0")
-        contenders = [race.one_rank(), *race.processes(oracle, plans), *map(race.plan, plans)]
+    with closing(open_trial(arguments, workload, plans, selection.devices)) as trial:
         if arguments.compile:
-            contenders += map(race.compiled, dict.fromkeys((ParallelPlan(), *plans)))
-        timed = interleave(contenders, warmup=arguments.warmup, runs=arguments.runs)
-        traces = [name for plan in plans for name in race.trace(plan, arguments.trace)] if arguments.trace else []
+            refuse_uncompilable(selection.devices)
+        with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
+            places = Places.of(pool, trial.spec, [ParallelPlan(), *plans])
+            race = Race(places, trial, arguments.threads_per_rank)
+            began = time.perf_counter()
+            loaded = places.load(ParallelPlan())
+            load_s = time.perf_counter() - began
+            contenders = [race.one_rank(), *race.processes(plans, loaded.dtype), *map(race.plan, plans)]
+            if arguments.compile:
+                contenders += map(race.compiled, dict.fromkeys((ParallelPlan(), *plans)))
+            timed = interleave(contenders, warmup=arguments.warmup, runs=arguments.runs)
+            traces = [name for plan in plans for name in race.trace(plan, arguments.trace)] if arguments.trace else []
     rows, warnings = table(timed, error=relative_error)
     for row in rows:
         row |= race.graphs(row["name"])
@@ -75,12 +59,12 @@ def run(arguments: argparse.Namespace) -> dict:
     report = new_report(
         "benchmark",
         devices=selection.devices,
-        diffusers=judge_version(),
+        **trial.versions,
         contenders=rows,
         warmup=arguments.warmup,
         runs=arguments.runs,
-        model={"file": os.path.basename(spec.path), "dtype": loaded.dtype},
-        sizes={name: getattr(workload, name) for name in SIZES},
+        model={"file": os.path.basename(trial.spec.path), "dtype": loaded.dtype},
+        sizes={name: value for name, value in trial.sizes.items() if name != "model"},
         inputs={"seed": workload.seed},
         timings={"load_s": load_s},
         warnings=[*selection.warnings, *places.warnings, *warnings],
@@ -105,7 +89,7 @@ class Race:
     """What all contenders share: workers with a file, the inputs of a step's calls, and CPU threads of a rank."""
 
     places: Places
-    calls: list[dict[str, torch.Tensor]]  # one for each side of the plans' cfg
+    trial: Trial
     threads_per_rank: int
     with_graphs: dict[str, SteadyPlan] = field(default_factory=dict)  # those whose blocks are compiled, by contender
 
@@ -133,7 +117,7 @@ class Race:
 
     def trace(self, plan: ParallelPlan, folder: str) -> list[str]:
         """Write each rank's Chrome trace of one run more, which is not timed. Returns the files' names."""
-        runner = SteadyPlan(self.places, plan, self.calls, options={"trace": True})
+        runner = SteadyPlan(self.places, plan, self.trial.calls, options={"trace": True})
         runner.prepare()
         runner.run()
         stem = called(plan).replace(", ", "-").replace(" ", "-")
@@ -143,19 +127,27 @@ class Race:
                 file.write(runner.traces[number])
         return names
 
-    def processes(self, oracle: "Reference", plans: list[ParallelPlan]) -> list[Contender]:
-        """diffusers in this process: with one rank's and each plan's threads on the CPU, else on the first device."""
-        if not self.on_cpu:
-            there = [{name: tensor.to("cuda:0") for name, tensor in call.items()} for call in self.calls]
-            return [_diffusers("one process", lambda: Run(result=torch.cat(list(map(oracle, there))).cpu()), None)]
-        numbers = sorted({self.threads_per_rank, *(self.threads_per_rank * plan.ranks for plan in plans)})
-        return [
-            _diffusers(f"{number} thread{'s' * (number > 1)}", _with_threads(number, oracle, self.calls), number)
-            for number in numbers
-        ]
+    def processes(self, plans: list[ParallelPlan], dtype: str) -> list[Contender]:
+        """One process: with one rank's and each plan's threads on the CPU, else on the first device."""
+        per_rank, computed_in = self.threads_per_rank, getattr(torch, dtype)
+        numbers: list[int | None] = [None]
+        if self.on_cpu:
+            numbers = list(sorted({per_rank, *(per_rank * plan.ranks for plan in plans)}))
+        return [self._process(number, self.trial.one_process(computed_in, number)) for number in numbers]
+
+    def _process(self, threads: int | None, run: Callable[[], torch.Tensor]) -> Contender:
+        how = "one process" if threads is None else f"{threads} thread{'s' * (threads > 1)}"
+        judge = self.trial.judge
+        return Contender(
+            name=f"{judge}, {how}",
+            kind="one_process",
+            engine=judge.lower(),
+            run=lambda: Run(result=run()),
+            threads=threads,
+        )
 
     def _ours(self, plan: ParallelPlan, name: str, kind: str, *, compiled: bool = False) -> Contender:
-        runner = SteadyPlan(self.places, plan, self.calls, options={"timed": True, "compiled": compiled})
+        runner = SteadyPlan(self.places, plan, self.trial.calls, options={"timed": True, "compiled": compiled})
         if compiled:
             self.with_graphs[name] = runner
 
@@ -185,19 +177,3 @@ def called(plan: ParallelPlan) -> str:
     if plan.warmup_steps > 1:
         parts.append(f"{plan.warmup_steps} warm-up steps")
     return ", ".join(parts)
-
-
-def _diffusers(how: str, run: Callable[[], Run], threads: int | None) -> Contender:
-    return Contender(name=f"diffusers, {how}", kind="one_process", engine="diffusers", run=run, threads=threads)
-
-
-def _with_threads(number: int, oracle: "Reference", calls: list[dict[str, torch.Tensor]]) -> Callable[[], Run]:
-    def run_once() -> Run:
-        before = torch.get_num_threads()
-        torch.set_num_threads(number)
-        try:
-            return Run(result=torch.cat(list(map(oracle, calls))))
-        finally:
-            torch.set_num_threads(before)
-
-    return run_once

@@ -22,13 +22,15 @@ import torch.distributed as dist
 from ..checkpoint import ModelSpec
 from ..devices import Device, DeviceSelection, parse_devices
 from ..errors import PoolError
-from ..models.registry import USUAL
+from ..models.registry import USUAL, titles
 from ..plan import auto_plan
 from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
 from ..wire.nccl_segments import leftovers
 from .calibrate import describe_calibration, keep_calibration
 from .check import Check
+from .comfyui_process import ComfyUIProcess, find_comfyui
+from .comfyui_process import version_of as version_of_comfyui
 from .gpu_checks import LOOK, LOOK_AMD, check_cuda, check_nccl_files, gpu_checks
 from .gpu_facts import GpuFacts, look
 from .judge import REMEDY, NoJudgeError, load_judge
@@ -51,7 +53,7 @@ def run(arguments: argparse.Namespace) -> dict:
     selection = _selection(arguments.devices)
     # A build of torch for the CPU has nobody to ask.
     facts = look() if torch.version.cuda or torch.version.hip else GpuFacts()
-    checks = [*machine_checks(), *_device_checks(selection, facts)]
+    checks = [*machine_checks(), *_device_checks(selection, facts), _check_comfyui(arguments.comfyui)]
     if all(check.ok for check in checks if check.needed):
         checks.extend(_live_checks(selection.devices))
     can_run = all(check.ok for check in checks if check.needed)
@@ -109,6 +111,19 @@ def _device_checks(selection: DeviceSelection, facts: GpuFacts) -> list[Check]:
     seen = "CPU ranks only" if there else "no CUDA device; CPU ranks work, for trying things out"
     checks = [Check(name="devices", ok=bool(there), seen=seen, remedy=_look(), needed=False)]
     return [*checks, replace(check_cuda(facts), needed=False)] if facts.error else checks
+
+
+def _check_comfyui(told: str | None) -> Check:
+    """Whether models that ComfyUI's own modules compute can be run and verified from here; others need none."""
+    try:
+        comfyui = find_comfyui(told)
+        with ComfyUIProcess(comfyui, "cpu"):
+            seen = f"{version_of_comfyui(comfyui) or 'a version without a number'} can be imported"
+        return Check(name="comfyui", ok=True, seen=seen, remedy="", needed=False)
+    except ValueError as error:
+        cause, _, remedy = str(error).rpartition("; ")
+        seen = f"only {titles()} can be run from this command line: {cause}"
+        return Check(name="comfyui", ok=False, seen=seen, remedy=remedy, needed=False)
 
 
 def _look() -> str:

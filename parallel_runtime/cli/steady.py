@@ -7,7 +7,7 @@ it begins. Owns what comes before a timed run. Does not own the clock.
 """
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,10 +18,11 @@ from ..plan import ParallelPlan
 from ..pool.models import LoadResult
 from ..pool.pool import Pool
 from ..wire.replies import StepReply
+from .trial import Inputs, tensors_of
 from .verify import PlanRunner
 from .workload import steps_before
 
-Calls: TypeAlias = list[dict[str, torch.Tensor]]
+Calls: TypeAlias = Sequence[Inputs]
 Kind: TypeAlias = tuple[int, bool, int, int]
 
 
@@ -64,7 +65,7 @@ class SteadyPlan:
     def __init__(self, places: Places, plan: ParallelPlan, calls: Calls, *, options: Mapping[str, object]) -> None:
         self._places, self._plan, self._calls = places, plan, calls
         self._runner = PlanRunner(places.pool, places.spec, plan, options=options)
-        self._before: list[Calls] | None = None
+        self._before: Sequence[Calls] | None = None
         self.compile_s = 0.0  # that the slowest rank took for graphs, of all runs
 
     @property
@@ -105,7 +106,7 @@ class SteadyPlan:
             return
         if self._before is None:
             exact = self._ask(self._calls)  # of no sampling run, so with keys of its own
-            self._before = steps_before(self._calls, exact, self._plan.warmup_steps)
+            self._before = steps_before(tensors_of(self._calls), exact, self._plan.warmup_steps)
         self._runner.sampling_run = uuid.uuid4().hex
         for calls in self._before:
             self._ask(calls)

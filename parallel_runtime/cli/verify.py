@@ -1,7 +1,8 @@
-"""`verify`: is a plan equal to one process? The judge is the unmodified diffusers model.
+"""`verify`: is a plan equal to one process, which knows nothing of ours?
 
 What runs are as many calls as the plan's cfg degree, as cond and uncond, of unequal text; rows of their batch are what
-the data degree shares out.
+the data degree shares out. The one process is the unmodified diffusers model where blocks of ours compute the file, and
+else ComfyUI's own module (trial.py).
 
 fp32 must agree to 1e-5. In bf16 and fp16 nothing agrees to the last digit, so both the plan and one process in that
 dtype are held against one process in fp32, and the plan may be at most 10 % further away than one process is. All of
@@ -13,27 +14,27 @@ that difference is shown beside it, and nobody's tolerance.
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import cached_property
 
 import torch
 
 from ..checkpoint import ModelSpec, read_header
-from ..models.family import MakeReference, OwnModel
-from ..models.registry import USUAL, read_own
+from ..models.registry import read_own
 from ..patch import PRISTINE
 from ..plan import ParallelPlan
 from ..pool.calls import ModelCall
 from ..pool.pool import Pool
 from ..wire.replies import RankStep, StepReply
-from .judge import load_judge
-from .workload import Workload, choose_devices, euler, piece_errors, refuse_uncompilable, relative_error, worst
+from .open_trial import open_trial
+from .trial import Inputs, Results, Trial
+from .workload import Workload, choose_devices, refuse_uncompilable, relative_error, worst
 
 FP32_TOLERANCE = 1e-5
 HALF_ALLOWANCE = 1.1
 OPTION_OF = {"warmup_steps": "warmup"}
-RunCalls: TypeAlias = Callable[[list[dict[str, torch.Tensor]]], list[torch.Tensor]]
 
 
 class PlanRunner:
@@ -41,29 +42,31 @@ class PlanRunner:
 
     def __init__(self, pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, options: Mapping[str, object]) -> None:
         self.pool, self.spec, self.plan, self.options = pool, spec, plan, options
-        self.out_channels = read_own(read_header(spec.path)).config.out_channels
         self.patches = PRISTINE
         self.replies: list[StepReply] = []  # of the plan's ranks, to the last request
         self.traces: dict[int, bytes] = {}
         self.sampling_run: str | None = None  # of which calls are; a pipeline uses keys of the step before within one
 
-    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(self, tensors: Inputs) -> torch.Tensor:
         return self.run([tensors])[0]
 
-    def run(self, inputs: Sequence[Mapping[str, torch.Tensor]]) -> list[torch.Tensor]:
+    def run(self, inputs: Sequence[Inputs]) -> Results:
         """Several calls in one request, shared out over the plan's lanes."""
-        calls = [
-            ModelCall(
-                tensors=tensors,
-                out_shape=(*tensors["img"].shape[:2], self.out_channels),
-                out_dtype=torch.float32,
-                options=self._options_of(number),
-            )
-            for number, tensors in enumerate(inputs)
-        ]
+        calls = [self._call(given, self._options_of(number)) for number, given in enumerate(inputs)]
         result = self.pool.run(self.spec, self.plan, calls, patches=self.patches)
         self.replies, self.traces = result.ranks[: self.plan.ranks], result.traces
         return result.outs
+
+    @cached_property
+    def _out_channels(self) -> int:
+        return read_own(read_header(self.spec.path)).config.out_channels
+
+    def _call(self, given: Inputs, options: Mapping[str, object]) -> ModelCall:
+        """A call: of a model of our own blocks its tensors, of any other whole."""
+        if isinstance(given, ModelCall):
+            return replace(given, options={**given.options, **options})
+        out_shape = (*given["img"].shape[:2], self._out_channels)
+        return ModelCall(tensors=given, out_shape=out_shape, out_dtype=torch.float32, options=options)
 
     @property
     def ranks(self) -> list[RankStep]:
@@ -80,49 +83,34 @@ def run(arguments: argparse.Namespace) -> dict:
     """Run the comparison. Raises `ValueError` for what cannot be run, `PoolError` when a rank fails."""
     pipeline = {"patches": arguments.patches, "warmup_steps": arguments.warmup}
     plan = chosen_plan(arguments.plan, arguments.weights, **pipeline)
-    workload = Workload(
-        width=arguments.width,
-        height=arguments.height,
-        text_tokens=arguments.text_tokens,
-        batch=arguments.batch,
-        seed=arguments.seed,
-    )
+    workload = workload_of(arguments)
     if arguments.steps < 1:
         raise ValueError(f"--steps={arguments.steps} is below 1; use at least one step")
     if plan.pipefusion > 1 and plan.warmup_steps > arguments.steps:
         raise ValueError(f"warmup_steps={plan.warmup_steps} is more than --steps={arguments.steps}; use at most that")
-    judge = load_judge(USUAL)  # refused before anything starts
-    model = read_own(read_header(arguments.model))
-    model.check_plan(plan)
-    spec = ModelSpec.of(arguments.model, arguments.dtype)
-    selection = choose_devices(arguments.devices, plan)
-    if arguments.compile:
-        refuse_uncompilable(selection.devices)
-    calls = workload.calls(model.config, plan.cfg)
     options = control_options(plan, workload) if arguments.negative_control else {}
-    options = {**options, "compiled": arguments.compile}
-    with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
-        loaded = pool.load(spec, plan)
-        runner = PlanRunner(pool, spec, plan, options=options)
-        run_plan = _cast_to(model, dtype := getattr(torch, loaded.dtype), runner.run)
-        results = euler(run_plan, calls, arguments.steps)
-        stale = _stale(runner, run_plan, calls, steps=arguments.steps) if plan.pipefusion > 1 else None
-    on_cpu = selection.devices[0].kind == "cpu"
-    one_process_in = partial(_one_process, judge, model, spec.path, on_cpu=on_cpu, compute_dtype=dtype)
-    references = euler(one_process_in(torch.float32), calls, arguments.steps)
-    tolerance, one_process = _tolerance(one_process_in, dtype, calls, references, steps=arguments.steps)
+    selection = choose_devices(arguments.devices, plan)
+    with closing(open_trial(arguments, workload, [plan], selection.devices)) as trial:
+        if arguments.compile:
+            refuse_uncompilable(selection.devices)
+        options = {**options, "compiled": arguments.compile}
+        with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
+            loaded = pool.load(trial.spec, plan)
+            runner = PlanRunner(pool, trial.spec, plan, options=options)
+            results = trial.results(runner.run, dtype := getattr(torch, loaded.dtype))
+            stale = _stale(runner, trial, dtype) if plan.pipefusion > 1 else None
+        references = trial.references(torch.float32, dtype)
+        tolerance, one_process = _tolerance(trial, dtype, references)
     report = {
         "dtype": loaded.dtype,
-        "image_tokens": workload.image_tokens,
-        "text_tokens": workload.text_tokens,
-        "batch": workload.batch,
+        **trial.sizes,
         "steps": arguments.steps,
         "negative_control": arguments.negative_control,
         "tolerance": tolerance,
         "parameter_bytes_per_rank": loaded.parameter_bytes[: plan.ranks],
         "warnings": [*selection.warnings, *idle_lanes(plan, runner.ranks)],
     }
-    report |= _plan_report(plan, runner.ranks) | _errors(plan, calls, results, references, runner.ranks)
+    report |= _plan_report(plan, runner.ranks) | _errors(trial, plan, results, references, runner.ranks)
     report["within_tolerance"] = report["max_rel_err"] <= tolerance
     if arguments.compile:
         report["graphs_by_rank"] = [rank.compiled.graphs for rank in runner.ranks if rank.compiled is not None]
@@ -132,17 +120,10 @@ def run(arguments: argparse.Namespace) -> dict:
     return report if one_process is None else report | {"one_process_rel_err": one_process}
 
 
-def _cast_to(model: OwnModel, dtype: torch.dtype, run: RunCalls) -> RunCalls:
-    """`run`, its calls' inputs rounded first as ComfyUI rounds them for a model that computes in `dtype`."""
-    return lambda calls: run([model.cast_inputs(call, dtype) for call in calls])
-
-
-def _stale(
-    runner: PlanRunner, run: RunCalls, calls: list[dict[str, torch.Tensor]], *, steps: int
-) -> list[torch.Tensor]:
-    """`run`, which calls `runner`, once more as one sampling run, of whose steps only the first are warm-up."""
+def _stale(runner: PlanRunner, trial: Trial, dtype: torch.dtype) -> Results:
+    """The calls once more as one sampling run, of whose steps only the first are warm-up."""
     runner.sampling_run = "verify"
-    return euler(run, calls, steps)
+    return trial.results(runner.run, dtype)
 
 
 def _plan_report(plan: ParallelPlan, ranks: Sequence[RankStep]) -> dict:
@@ -159,23 +140,21 @@ def _plan_report(plan: ParallelPlan, ranks: Sequence[RankStep]) -> dict:
     }
 
 
-def _errors(
-    plan: ParallelPlan,
-    calls: Sequence[Mapping[str, torch.Tensor]],
-    results: Sequence[torch.Tensor],
-    references: Sequence[torch.Tensor],
-    ranks: Sequence[RankStep],
-) -> dict:
+def _errors(trial: Trial, plan: ParallelPlan, results: Results, references: Results, ranks: Sequence[RankStep]) -> dict:
     """The largest error of all, of each rank (None for one without work), and of each piece of each rank."""
-    texts = [call["txt"].shape[1] for call in calls]
-    pieces = piece_errors(results, references, plan=plan, text_tokens=texts, ranks=ranks)
-    per_rank = [worst([piece["rel_err"] for piece in ran]) if ran else None for ran in pieces]
+    found: list[list[dict]] = []
+    for number, rank in enumerate(ranks):
+        found.append([])
+        for piece in rank.pieces:
+            pair = (trial.written(tensors[piece.call], plan, number, piece) for tensors in (results, references))
+            found[-1].append({**piece._asdict(), "rel_err": relative_error(*pair)})
+    per_rank = [worst([piece["rel_err"] for piece in ran]) if ran else None for ran in found]
     whole = [relative_error(*pair) for pair in zip(results, references, strict=True)]
     return {
-        "text_tokens_by_call": texts,
+        "text_tokens_by_call": trial.text_tokens,
         "max_rel_err": worst([*(error for error in per_rank if error is not None), *whole]),
         "per_rank": per_rank,
-        "pieces_by_rank": pieces,
+        "pieces_by_rank": found,
     }
 
 
@@ -193,6 +172,12 @@ def chosen_plan(text: str, weights: str | None, **pipeline: int | None) -> Paral
             )
         text = f"{text},{key}={value}"
     return ParallelPlan.parse(text)
+
+
+def workload_of(arguments: argparse.Namespace) -> Workload:
+    """The size of a call. Raises `ValueError` for one that is out of range."""
+    sizes = ("width", "height", "text_tokens", "batch", "seed", "frames")
+    return Workload(**{name: getattr(arguments, name) for name in sizes})
 
 
 def idle_lanes(plan: ParallelPlan, ranks: Sequence[RankStep]) -> list[str]:
@@ -222,27 +207,12 @@ def control_options(plan: ParallelPlan, workload: Workload) -> dict[str, object]
     return {"first_row": True}
 
 
-def _one_process(
-    judge: MakeReference, model: OwnModel, path: str, dtype: torch.dtype, *, on_cpu: bool, compute_dtype: torch.dtype
-) -> RunCalls:
-    """The reference model in `dtype`, with inputs and scales as they are rounded for ranks that compute in another."""
-    oracle = judge(path, dtype=dtype, scale_dtype=compute_dtype if on_cpu else torch.float32)
-    return _cast_to(model, compute_dtype, lambda calls: [oracle(call) for call in calls])
-
-
-def _tolerance(
-    one_process_in: Callable[[torch.dtype], RunCalls],
-    dtype: torch.dtype,
-    calls: list[dict[str, torch.Tensor]],
-    references: list[torch.Tensor],
-    *,
-    steps: int,
-) -> tuple[float, float | None]:
+def _tolerance(trial: Trial, dtype: torch.dtype, references: Results) -> tuple[float, float | None]:
     """What the plan is allowed, and the error of one process in the same dtype where that is the measure."""
     if dtype == torch.float32:
         return FP32_TOLERANCE, None
-    results = euler(one_process_in(dtype), calls, steps)
-    one_process = worst([relative_error(*pair) for pair in zip(results, references, strict=True)])
+    pairs = zip(trial.references(dtype, dtype), references, strict=True)
+    one_process = worst([relative_error(*pair) for pair in pairs])
     return HALF_ALLOWANCE * one_process, one_process
 
 
@@ -254,7 +224,7 @@ def describe(report: Mapping) -> str:
     lines = [
         f"{report['name']}: {verdict}{control}: relative error {report['max_rel_err']:.2e}, "
         f"tolerance {report['tolerance']:.2e}, {report['dtype']}",
-        f"  {report['image_tokens']} image + {texts} text tokens, batch {report['batch']}, {report['steps']} step(s)",
+        f"  {_size(report)} + {texts} text tokens, batch {report['batch']}, {report['steps']} step(s)",
     ]
     if "stale_difference" in report:
         stale = report["steps"] - report["warmup_steps"]
@@ -265,6 +235,13 @@ def describe(report: Mapping) -> str:
         )
     lines += [_describe_rank(report, rank) for rank in range(len(report["per_rank"]))]
     return "\n".join([*(f"warning: {text}" for text in report["warnings"]), *lines])
+
+
+def _size(report: Mapping) -> str:
+    if "image_tokens" in report:
+        return f"{report['image_tokens']} image"
+    frames = f" x {report['frames']} latent frames" if "frames" in report else ""
+    return f"{report['model']}, {report['width']} x {report['height']} px{frames}"
 
 
 def _describe_rank(report: Mapping, rank: int) -> str:

@@ -13,14 +13,13 @@ import torch
 from ..compiling import why_not
 from ..devices import Device, DeviceSelection, parse_devices
 from ..models.family import StepSizes
-from ..parallel.pipefusion import PatchedSequence
 from ..plan import ParallelPlan
 from ..proof import relative_error as relative_error
-from ..wire.replies import RankStep
 
 PIXELS_PER_LATENT = 8
 LATENTS_PER_TOKEN = 2
 USUAL_STEPS = 20  # of a sampling run, ComfyUI's default
+MAX_FRAMES = 1 << 12
 MAX_SEED = 1 << 62  # torch takes 64 bits, and further calls count on from here
 
 
@@ -33,13 +32,15 @@ class Workload:
     text_tokens: int
     batch: int = 1
     seed: int = 0
+    frames: int | None = None  # of a video, None: a few
 
     def __post_init__(self) -> None:
         limits = {"width": (16, 16384), "height": (16, 16384), "text_tokens": (1, 8192), "batch": (1, 64)}
+        limits |= {"frames": (1, MAX_FRAMES)}
         limits |= {"seed": (0, MAX_SEED)}
         for name, (low, high) in limits.items():
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 option = name.replace("_", "-")
                 raise ValueError(f"--{option}={value} is outside {low} to {high}; use a value in that range")
 
@@ -52,14 +53,18 @@ class Workload:
         return rows, columns
 
     @property
+    def shorter_text(self) -> int:
+        """Tokens of the text of all calls but the first."""
+        return max(1, self.text_tokens * 2 // 3)
+
+    @property
     def image_tokens(self) -> int:
         """Number of image tokens."""
         return self.grid[0] * self.grid[1]
 
     def calls(self, config: StepSizes, count: int) -> list[dict[str, torch.Tensor]]:
         """The inputs of `count` calls on images of one size, as cond and uncond are: of unequal text, but the first."""
-        shorter = max(1, self.text_tokens * 2 // 3)
-        texts = [self.text_tokens] + [shorter] * (count - 1)
+        texts = [self.text_tokens] + [self.shorter_text] * (count - 1)
         each = (replace(self, text_tokens=text, seed=self.seed + number) for number, text in enumerate(texts))
         return [workload.tensors(config) for workload in each]
 
@@ -97,31 +102,6 @@ def choose_devices(text: str | None, plan: ParallelPlan) -> DeviceSelection:
             f"use for example --devices cpu:{plan.ranks}"
         )
     return selection
-
-
-def piece_errors(
-    results: Sequence[torch.Tensor],
-    references: Sequence[torch.Tensor],
-    *,
-    plan: ParallelPlan,
-    text_tokens: Sequence[int],
-    ranks: Sequence[RankStep],
-) -> list[list[dict]]:
-    """For every rank of the plan, the `relative_error` of what it wrote of each piece that it says it ran.
-
-    A rank of a pipeline is measured by what the last stage wrote in its place.
-    """
-    found: list[list[dict]] = []
-    for rank, ran in enumerate(ranks):
-        found.append([])
-        for call, start, stop in ran.pieces:
-            sequence = PatchedSequence(text_tokens[call], results[call].shape[1], plan.num_patches, plan.parts)
-            ours, theirs = (
-                sequence.take(tensors[call][start:stop], part=rank % plan.parts, stream="image", dim=1)
-                for tensors in (results, references)
-            )
-            found[-1].append({"call": call, "start": start, "stop": stop, "rel_err": relative_error(ours, theirs)})
-    return found
 
 
 def worst(errors: Sequence[float]) -> float:

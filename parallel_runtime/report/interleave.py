@@ -69,8 +69,8 @@ class Timed:
         self.run_s.append(seconds)
         parts = rank_parts(run.spans, self.contender.devices, began_s=run.began_s)
         took = [sum(part["busy_s"]) for part in parts if "busy_s" in part]
-        # of a model that ComfyUI's own modules compute, nobody times the blocks apart
-        blocks = [sum(_blocks_s(part)) for part in parts if part.get("regions", {}).keys() & BLOCKS]
+        # ComfyUI's own modules tell no block from another
+        blocks = [sum(_blocks_s(part)) for part in parts if not part.get("regions", {}).keys().isdisjoint(BLOCKS)]
         self.busy_s += [max(took)] if took else []
         self.blocks_s += [max(blocks)] if blocks else []
 

@@ -275,19 +275,27 @@ class HostedForward:
                 due = due[:1] if spread else []
             for lane in due:
                 piece = lanes[lane][number]
-                whole = call_tensors(tensors, piece.call)
-                self.run(piece, whole, calls[piece.call], write=lane == mesh.lane)
+                source = Piece(0, 0, 1) if calls[piece.call].get("first_row") else piece  # a negative control
+                whole = call_tensors(tensors, source.call) | {"out": call_tensors(tensors, piece.call)["out"]}
+                self.run(piece, whole, calls[source.call], source=source, write=lane == mesh.lane)
 
     def run(
-        self, piece: Piece, whole: Mapping[str, torch.Tensor], options: Mapping[str, Any], *, write: bool = True
+        self,
+        piece: Piece,
+        whole: Mapping[str, torch.Tensor],
+        options: Mapping[str, Any],
+        *,
+        source: Piece | None = None,
+        write: bool = True,
     ) -> None:
         """Run a piece: `whole` has all tensors of its call, and "out", of which these rows are written.
 
+        `source`: the rows that it is computed of, where they are not its own.
         "out" is (B, numbers) fp32: the outputs side by side, each a row of numbers an image.
         """
         module = self.model.under(self._sequence(options), self.beat)
         with self.timer.region("hand_over"):
-            given: Any = from_tree(options["call"], self._inputs(piece, whole, options))
+            given: Any = from_tree(options["call"], self._inputs(source or piece, whole, options))
         method = options.get("method")
         if method is not None and method not in METHODS:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")
@@ -301,7 +309,8 @@ class HostedForward:
             self.tokens = max(self.tokens, self.model.shared.tokens)
         if write:
             with self.timer.region("gather"):
-                self._write(piece, whole["out"], [out] if isinstance(out, torch.Tensor) else out)
+                rows = (source or piece).stop - (source or piece).start
+                self._write(piece, whole["out"], [out] if isinstance(out, torch.Tensor) else out, rows)
         self.beat()
 
     def _sequence(self, options: Mapping[str, Any]) -> UnevenSequence:
@@ -329,9 +338,8 @@ class HostedForward:
             found.append(here if number in residuals else here.clone())
         return found
 
-    def _write(self, piece: Piece, room: torch.Tensor, outs: Sequence[torch.Tensor]) -> None:
-        """Write these rows of the outputs; of the ranks that have the same ones, the first does."""
-        rows = piece.stop - piece.start
+    def _write(self, piece: Piece, room: torch.Tensor, outs: Sequence[torch.Tensor], rows: int) -> None:
+        """Write outputs of `rows` rows into those of the piece; of ranks that have the same ones, the first does."""
         flat = [out.reshape(rows, -1) for out in outs]
         numbers = sum(each.shape[1] for each in flat)
         if numbers != room.shape[1]:

@@ -53,13 +53,20 @@ def recognise(path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[
 class Built:
     """ComfyUI's transformer with the file's tensors for weights, on the host.
 
-    `declared`: the dtype that its class made each weight with, by name, in which ComfyUI's loader would hold it.
+    `whole`: ComfyUI's model around it. `declared`: the dtype that its class made each weight with, by name, in which
+    ComfyUI's loader would hold it.
     `rounded`: those of them that ComfyUI would round to that, or that nothing casts when it computes; see `round_here`.
     """
 
-    module: torch.nn.Module
+    whole: Any  # comfy.model_base.BaseModel
     declared: dict[str, torch.dtype]
     rounded: dict[str, torch.dtype]
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The transformer."""
+        module: torch.nn.Module = self.whole.diffusion_model
+        return module
 
     def casting_in_use(self, blocks: Mapping[str, torch.nn.Module]) -> "Built":
         """The same, but for the matrices of these blocks, by path: they stay views of the file and are rounded in use.
@@ -98,24 +105,24 @@ def build(path: str, recognised: Recognised, dtype: torch.dtype, *, cast_in_use:
         casts = any(_widens(each, dtype) or (cast_in_use and each != dtype) for each in stored)
         config.custom_operations = comfy.ops.manual_cast if casts else comfy.ops.disable_weight_init
     # a quantised layer has no weight before it is loaded, and is loaded to where it was made
-    model, declared = _assigned(recognised, CPU if recognised.quantised else META)
+    whole, declared = _assigned(recognised, CPU if recognised.quantised else META)
+    model = whole.diffusion_model
     if missing := [name for name, weight in model.named_parameters() if weight.is_meta]:
         raise ValueError(
             f"{path} lacks {len(missing)} weight(s) of {type(model).__name__}, {missing[0]} for one; download it again"
         )
     if any(buffer.is_meta for buffer in model.buffers()):  # computed when the module is made, so no file has it
-        model, declared = _assigned(recognised, CPU)
-    return Built(model, declared, _rounded(model, declared, quantised=recognised.quantised))
+        whole, declared = _assigned(recognised, CPU)
+    return Built(whole, declared, _rounded(whole.diffusion_model, declared, quantised=recognised.quantised))
 
 
-def _assigned(recognised: Recognised, device: torch.device) -> tuple[torch.nn.Module, dict[str, torch.dtype]]:
-    """The module made on `device` with the file's tensors for weights, and the dtypes that it was made with."""
+def _assigned(recognised: Recognised, device: torch.device) -> tuple[Any, dict[str, torch.dtype]]:
+    """The model made on `device` with the file's tensors for weights, and the dtypes that they were made with."""
     weights = dict(recognised.weights)
     whole = recognised.config.get_model(weights, "", device=device)
-    model: torch.nn.Module = whole.diffusion_model
-    declared = {name: weight.dtype for name, weight in model.named_parameters()}
+    declared = {name: weight.dtype for name, weight in whole.diffusion_model.named_parameters()}
     whole.load_model_weights(weights, "", assign=True)
-    return model, declared
+    return whole, declared
 
 
 def _rounded(model: torch.nn.Module, declared: Mapping[str, torch.dtype], *, quantised: bool) -> dict[str, torch.dtype]:

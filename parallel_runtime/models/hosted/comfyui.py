@@ -16,9 +16,10 @@ from .attention import install
 _IMPORTED: list[ComfyUI] = []  # at most one: modules are the process's
 
 
-def import_comfyui(comfyui: ComfyUI | None, device: torch.device) -> None:
+def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: bool = True) -> None:
     """Import ComfyUI's `comfy`; nothing when it is there. `device` is the one that this process computes on.
 
+    `shared`: its attention function is replaced by one that ranks share; else everything is as in stock.
     Raises `ValueError` when nobody said where ComfyUI lies, when it lies elsewhere, and when another one was imported.
     """
     if comfyui is None:
@@ -38,7 +39,8 @@ def import_comfyui(comfyui: ComfyUI | None, device: torch.device) -> None:
     sys.argv = ["comfyui", *(["--cpu"] if device.type == "cpu" else []), *comfyui.options]
     importlib.import_module("comfy.options").enable_args_parsing()
     importlib.import_module("comfy.ldm.modules.attention")
-    install()
+    if shared:
+        install()
     for name in ("comfy.model_base", "comfy.model_detection", "comfy.supported_models", "comfy.ops", "comfy.utils"):
         importlib.import_module(name)
     _IMPORTED.append(comfyui)

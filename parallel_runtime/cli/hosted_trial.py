@@ -1,0 +1,135 @@
+"""The trial of a model that ComfyUI's own module computes: in ranks with hooks on it, beside the bare module.
+
+The reference runs in a process of its own (comfyui_process.py). The calls are those that ComfyUI makes in a run of its
+own of random latents and conditionings: what is compared is each call's result, step by step of that run.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import torch
+from safetensors.torch import load_file
+
+from ..checkpoint import HOSTED, ModelSpec, read_header
+from ..devices import Device
+from ..models.registry import titles
+from ..plan import ParallelPlan, Piece
+from ..pool.calls import ModelCall
+from .comfyui_process import ComfyUIProcess, find_comfyui, version_of
+from .trial import Results, RunCalls
+from .workload import Workload
+
+
+class HostedTrial:
+    """Of any model that ComfyUI loads. Raises `ValueError` for a file, a plan or a ComfyUI that cannot be used."""
+
+    judge = "ComfyUI"
+
+    def __init__(
+        self,
+        path: str,
+        dtype: str,
+        workload: Workload,
+        plans: Sequence[ParallelPlan],
+        *,
+        steps: int,
+        comfyui: str | None,
+        device: Device,
+    ) -> None:
+        read_header(path)
+        self._refuse(path, plans)
+        self._workload, self._steps = workload, steps
+        self._texts = [workload.text_tokens, *([workload.shorter_text] * (max(plan.cfg for plan in plans) - 1))]
+        found = find_comfyui(comfyui)
+        self.versions = {"comfyui": version_of(found)}
+        self._process = ComfyUIProcess(found, "cpu" if device.kind == "cpu" else str(device))
+        try:
+            split = any(plan.parts > 1 for plan in plans)
+            opened = self._process.ask("open", path=os.path.abspath(path), dtype=dtype, split=split)
+            self.title: str = opened["model"]
+            self.spec = ModelSpec.of(path, opened["dtype"], adapter=HOSTED, comfyui=found)
+            self._take_calls()
+        except BaseException:
+            self.close()
+            raise
+
+    def _refuse(self, path: str, plans: Sequence[ParallelPlan]) -> None:
+        for plan in plans:
+            if plan.pipefusion > 1:
+                raise ValueError(
+                    f"pipefusion={plan.pipefusion} runs {titles()} alone so far, not {os.path.basename(path)}; "
+                    "use ulysses, ring, cfg or data"
+                )
+
+    def _take_calls(self) -> None:
+        file = str(self._process.folder / "calls.safetensors")
+        size = asdict(self._workload)
+        made = self._process.ask("calls", size=size, texts=self._texts, steps=self._steps, file=file)
+        tensors = load_file(file)
+        self.shapes: list[list[int]] = made["shapes"]
+        self._outs = {torch.float32: [], getattr(torch, self.spec.dtype): self._joined(tensors)}
+        self._by_step: list[list[ModelCall]] = []
+        for step, calls in enumerate(made["options"]):
+            self._by_step.append([])
+            for number, options in enumerate(calls):
+                given = {f"t{n}": tensors[f"{step}.{number}.t{n}"] for n in range(options["tensors"])}
+                shape = tuple(tensors[f"{step}.{number}.out"].shape)
+                call = ModelCall(tensors=given, out_shape=shape, out_dtype=torch.float32, options=options)
+                self._by_step[-1].append(call)
+
+    def _joined(self, tensors: dict[str, torch.Tensor]) -> Results:
+        """The outputs of each call over all steps side by side, (B, steps * numbers)."""
+        return [
+            torch.cat([tensors[f"{step}.{number}.out"] for step in range(self._steps)], 1)
+            for number in range(len(self._texts))
+        ]
+
+    @property
+    def calls(self) -> list[ModelCall]:
+        """Those of the first step."""
+        return self._by_step[0]
+
+    @property
+    def text_tokens(self) -> list[int]:
+        """Of each call."""
+        return self._texts
+
+    @property
+    def sizes(self) -> dict[str, object]:
+        """Pixels, images and text; tokens of an image nobody here can count."""
+        sizes = {name: getattr(self._workload, name) for name in ("width", "height", "batch", "text_tokens")}
+        found: dict[str, object] = {"model": self.title, **sizes}
+        (first, *_) = self.shapes
+        return found | ({"frames": first[2]} if len(first) == 5 and first[2] > 1 else {})
+
+    def results(self, run: RunCalls, dtype: torch.dtype) -> Results:
+        """Each call's results in all steps, side by side."""
+        by_step = [run(calls) for calls in self._by_step]
+        return [torch.cat(outs, 1) for outs in zip(*by_step, strict=True)]
+
+    def references(self, dtype: torch.dtype, rounded_to: torch.dtype) -> Results:
+        """The same of ComfyUI's bare module; the calls' numbers are rounded as it was opened."""
+        if not self._outs.get(dtype):
+            file = str(self._process.folder / "outputs.safetensors")
+            self._process.ask("outputs", dtype=str(dtype).removeprefix("torch."), file=file)
+            self._outs[dtype] = self._joined(load_file(file))
+        return self._outs[dtype]
+
+    def written(self, result: torch.Tensor, plan: ParallelPlan, rank: int, piece: Piece) -> torch.Tensor:
+        """Its rows: of ranks that share tokens each has the whole result in the end, and one writes it."""
+        return result[piece.start : piece.stop]
+
+    def one_process(self, dtype: torch.dtype, threads: int | None) -> Callable[[], torch.Tensor]:
+        """ComfyUI's bare module, which keeps what it computes: the result is that of the calls as they were made."""
+        outs = torch.cat(self._outs[dtype])
+
+        def run() -> torch.Tensor:
+            self._process.ask("run", threads=threads or 0)
+            return outs
+
+        return run
+
+    def close(self) -> None:
+        """End ComfyUI's process; results that were not asked for are gone."""
+        self._process.close()

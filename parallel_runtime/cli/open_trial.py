@@ -1,0 +1,33 @@
+"""Whose calls are tried: by the file, those of our own blocks (trial.py) or of ComfyUI's modules (hosted_trial.py)."""
+
+import argparse
+from collections.abc import Sequence
+
+from ..checkpoint import read_header
+from ..devices import Device
+from ..models.registry import find_family, titles
+from ..plan import ParallelPlan
+from .hosted_trial import HostedTrial
+from .trial import OwnTrial, Trial
+from .workload import Workload
+
+
+def open_trial(
+    arguments: argparse.Namespace, workload: Workload, plans: Sequence[ParallelPlan], devices: Sequence[Device]
+) -> Trial:
+    """The trial of `--model` under these plans. Raises `ValueError` for what the file or an option makes impossible."""
+    family = find_family(read_header(arguments.model))
+    steps = getattr(arguments, "steps", 1)
+    if family is None:
+        if arguments.compile:
+            raise ValueError(f"--compile: only blocks of {titles()} are compiled; leave --compile out")
+        more = {"comfyui": arguments.comfyui, "device": devices[0]}
+        return HostedTrial(arguments.model, arguments.dtype, workload, plans, steps=steps, **more)
+    if arguments.frames is not None:
+        raise ValueError(f"--frames={arguments.frames}: {family.title} makes images; leave --frames out")
+    if arguments.comfyui is not None:
+        raise ValueError(
+            f"--comfyui {arguments.comfyui}: blocks of ours compute {family.title}, beside diffusers; leave it out"
+        )
+    on_cpu = devices[0].kind == "cpu"
+    return OwnTrial(family, arguments.model, arguments.dtype, workload, plans, steps=steps, on_cpu=on_cpu)

@@ -1,0 +1,285 @@
+"""Random calls of any of ComfyUI's models, as a sampling run would make them: latents, conditionings, timesteps.
+
+Everything that a model can be asked is asked of it: channels and sides of its latent, what it makes of a conditioning
+(`extra_conds`), its timesteps (`apply_model`). How wide its conditioning is no class says, so a conditioning of a width
+that no model has is tried, and what the first layer that meets it wants is what it shall be. Runs in a process that has
+imported ComfyUI. Owns what a family needs beside that. Letters: `B` batch, `C` channels, `T` frames of the latent.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .calls import HostedCall, forward_call
+
+FRAMES = 9  # of a video where nobody says how many
+RATE = 24  # frames a second
+# Widths that no model has, so that a layer which meets one is known by it.
+NOBODYS = {"cross_attn": 4099, "pooled_output": 7919}
+SPREAD = 4096  # at most this much goes beside a pooled text into its first layer
+TRIES = 8
+PROBED = 256  # pixels a side, in which widths are found
+START = 0.3  # of the way from noise to image, where one single call is made
+# Models that take the number of text tokens from a mask of them.
+COUNTED = frozenset(("GenmoMochi",))
+# Models of images whose latents have frames all the same, by ComfyUI's names.
+IMAGES = frozenset(("QwenImage", "Krea2", "JoyImage", "CosmosPredict2", "Anima", "MageFlow"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Of a call: pixels, tokens of the text, images, frames of a video (None: a few), and the seed of its numbers."""
+
+    width: int
+    height: int
+    text_tokens: int
+    batch: int
+    seed: int
+    frames: int | None = None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A call that the transformer was given, and its outputs (B, numbers) fp32 on the CPU."""
+
+    call: HostedCall
+    out: torch.Tensor
+
+
+def make_calls(
+    model: Any,  # noqa: ANN401
+    size: Size,
+    texts: Sequence[int],
+    *,
+    steps: int,
+    device: torch.device,
+) -> list[list[Recorded]]:
+    """The calls of each of `steps` Euler steps, as many in each as there are texts of so many tokens.
+
+    `model` is ComfyUI's BaseModel with weights on `device`. Raises `ValueError` for a model that cannot be called so.
+    """
+    name = type(model).__name__
+    shapes = latent_shapes(model, size)
+    widths = _widths(model, size, device)
+    sides = [replace(size, seed=size.seed + number, text_tokens=tokens) for number, tokens in enumerate(texts)]
+    found: list[list[Recorded]] = [[] for _ in range(steps)]
+    for side in sides:
+        run = _Run(model, side, shapes, widths, device)
+        try:
+            recorded = run.euler(steps)
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{name}: {_no_call(error)}") from error
+        for step, call in enumerate(recorded):
+            found[step].append(call)
+    return found
+
+
+def latent_shapes(model: Any, size: Size) -> list[tuple[int, ...]]:  # noqa: ANN401
+    """The shapes of the latents that a run begins with: (B, C, height, width) or (B, C, T, ...), sound behind video."""
+    name, form = type(model).__name__, model.latent_format
+    dims, side = form.latent_dimensions, form.spacial_downscale_ratio
+    if dims not in (2, 3):
+        raise ValueError(f"{name} makes neither images nor videos; only those are called with random inputs")
+    if dims == 2 or name in IMAGES:
+        if size.frames is not None:
+            raise ValueError(f"--frames={size.frames}: {name} makes images; leave --frames out")
+        frames = 1
+    else:
+        frames = size.frames or FRAMES
+    plane = (size.height // side, size.width // side)
+    if min(plane) < 1:
+        raise ValueError(f"--width={size.width} --height={size.height}: {name} needs at least {side} pixels a side")
+    time = (frames - 1) // form.temporal_downscale_ratio + 1
+    first = (size.batch, form.latent_channels, *(() if dims == 2 else (time,)), *plane)
+    return MORE_LATENTS.get(name, _nothing_more)(model, first, frames)
+
+
+Shapes = list[tuple[int, ...]]
+
+
+def _nothing_more(_: object, first: tuple[int, ...], frames: int) -> Shapes:
+    return [first]
+
+
+def _ltx_sound(model: Any, first: tuple[int, ...], frames: int) -> Shapes:  # noqa: ANN401
+    """25 latents a second of as many frames, each of 8 channels."""
+    channels = 8
+    width = model.diffusion_model.audio_in_channels // channels
+    return [first, (first[0], channels, max(1, frames), width)]
+
+
+def _minimax_sound(_: object, first: tuple[int, ...], frames: int) -> Shapes:
+    """Frames come in groups of 17 behind 5; 40 latents of sound a second, in stereo."""
+    groups = max(0, -(-(frames - 5) // 17))
+    batch, _, _, *plane = first
+    sound = round((5 + 17 * groups) / RATE * 40)
+    return [(batch, 24, 2 + 5 * groups, *plane), (batch, 32, 2, sound)]
+
+
+MORE_LATENTS: Mapping[str, Callable[[Any, tuple[int, ...], int], Shapes]] = {
+    "LTXAV": _ltx_sound,
+    "MiniMaxH3": _minimax_sound,
+}
+
+
+class _Run:
+    """One side of a sampling run: a latent, a conditioning, and the calls that ComfyUI makes of them."""
+
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401
+        size: Size,
+        shapes: Sequence[tuple[int, ...]],
+        widths: Mapping[str, int | None],
+        device: torch.device,
+    ) -> None:
+        import comfy.utils
+
+        self.model, self.device = model, device
+        numbers = torch.Generator().manual_seed(size.seed)
+        parts = [torch.randn(shape, generator=numbers) for shape in shapes]
+        self.noise = parts[0] if len(parts) == 1 else comfy.utils.pack_latents(parts)[0]
+        self.noise = self.noise.to(device)
+        cond: dict[str, Any] = {}
+        if type(model).__name__ in COUNTED:
+            cond["attention_mask"] = torch.ones(1, size.text_tokens, dtype=torch.long)
+        shape_of = {"cross_attn": (1, size.text_tokens), "pooled_output": (1,)}
+        for name, width in widths.items():
+            if width is not None:
+                cond[name] = torch.randn(*shape_of[name], width, generator=numbers)
+        self.cond = {name: tensor.to(device) for name, tensor in cond.items()} | {"model_conds": {}}
+        self.shapes, self.batch = [torch.Size(shape) for shape in shapes], size.batch
+
+    def euler(self, steps: int) -> list[Recorded]:
+        """The calls of the transformer in each step, and its outputs; a single one is in the middle of a run."""
+        import comfy.samplers
+
+        sampling = self.model.model_sampling
+        if steps == 1:
+            sigmas = [float(sampling.percent_to_sigma(START)), 0.0]
+        else:
+            sigmas = [float(sigma) for sigma in comfy.samplers.calculate_sigmas(sampling, "normal", steps)]
+        conds = self._conds()
+        x = sampling.noise_scaling(torch.tensor(sigmas[0]), self.noise, torch.zeros_like(self.noise))
+        with recording(self.model) as recorded:
+            for now, after in zip(sigmas[:-1], sigmas[1:], strict=True):
+                sigma = torch.full((self.batch,), now, device=self.device)
+                options = {"cond_or_uncond": [0], "sigmas": sigma, "sample_sigmas": torch.tensor(sigmas)}
+                denoised = self.model.apply_model(x, sigma, **conds, transformer_options=options)
+                x = x + (x - denoised) / now * (after - now)
+        return recorded
+
+    def _conds(self) -> dict[str, Any]:
+        """What ComfyUI hands to `apply_model` of the conditioning."""
+        import comfy.samplers
+
+        (entry,) = comfy.samplers.encode_model_conds(
+            self.model.extra_conds,
+            [self.cond],
+            self.noise,
+            self.device,
+            "positive",
+            latent_image=torch.zeros_like(self.noise),
+            denoise_mask=None,
+            seed=0,
+            latent_shapes=self.shapes,
+        )
+        made = entry["model_conds"].items()
+        return {name: cond.process_cond(batch_size=self.batch, area=None).cond for name, cond in made}
+
+
+@contextmanager
+def recording(model: Any) -> Iterator[list[Recorded]]:  # noqa: ANN401
+    """Inside, every call of the transformer is noted with its outputs."""
+    transformer, channels = model.diffusion_model, model.latent_format.latent_channels
+    stock, recorded = transformer.forward, []
+
+    def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        call = forward_call(transformer, channels, args, kwargs)
+        kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in call.tensors.items()}
+        out = stock(*args, **kwargs)
+        recorded.append(Recorded(replace(call, tensors=kept), flat(out, call.out_shape[0])))
+        return out
+
+    transformer.forward = forward
+    try:
+        yield recorded
+    finally:
+        del transformer.forward
+
+
+def flat(out: Any, rows: int) -> torch.Tensor:  # noqa: ANN401
+    """The outputs of a call side by side, (B, numbers) fp32 on the CPU."""
+    outs = [out] if isinstance(out, torch.Tensor) else out
+    return torch.cat([each.reshape(rows, -1).float().cpu() for each in outs], 1)
+
+
+def _widths(model: Any, size: Size, device: torch.device) -> dict[str, int | None]:  # noqa: ANN401
+    """How wide each part of the conditioning is, None for what the model does not look at."""
+    name = type(model).__name__
+    small = replace(size, width=min(size.width, PROBED), height=min(size.height, PROBED), batch=1)
+    shapes = latent_shapes(model, small)
+    widths: dict[str, int | None] = dict(NOBODYS)
+    if name == "LTXAV":
+        widths["cross_attn"] = _ltx_width(model.diffusion_model)
+    for _ in range(TRIES):
+        with _last_layer(model.diffusion_model) as last:
+            try:
+                _Run(model, small, shapes, widths, device).euler(1)
+            except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+                if not _mend(widths, last):
+                    raise ValueError(f"{name}: {_no_call(error)}") from error
+                continue
+        return {part: width if width != NOBODYS[part] else None for part, width in widths.items()}
+    raise ValueError(f"{name}: {_no_call(RuntimeError('its layers want widths that do not go together'))}")
+
+
+def _ltx_width(transformer: Any) -> int:  # noqa: ANN401
+    """The connectors put tokens of their own before the text, so no layer meets it first."""
+    if transformer.caption_proj_before_connector and transformer.caption_projection_first_linear:
+        width: int = transformer.caption_channels
+        return width
+    video, audio = (getattr(transformer, f"{half}_embeddings_connector").inner_dim for half in ("video", "audio"))
+    return int(video if video == audio else video + audio)  # of LTX-2.3 the text has a half for each
+
+
+def _no_call(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0] or type(error).__name__
+    return (
+        f"no random call of it can be made ({first[:200]}); compare it in ComfyUI, with the stock loader and Parallel "
+        "Model Loader in one graph"
+    )
+
+
+def _mend(widths: dict[str, int | None], last: Sequence[tuple[int, int]]) -> bool:
+    """Set the width that the layer called last wants; False where it met none of those that nobody has."""
+    if not last:
+        return False
+    wanted, given = last[-1]
+    for part, nobodys in NOBODYS.items():
+        beside = given - nobodys
+        if widths[part] == nobodys and 0 <= beside < (1 if part == "cross_attn" else SPREAD) and wanted > beside:
+            widths[part] = wanted - beside
+            return True
+    return False
+
+
+@contextmanager
+def _last_layer(module: torch.nn.Module) -> Iterator[list[tuple[int, int]]]:
+    """Inside, (width that it wants, width that it was given) of the layer that was called last."""
+    last: list[tuple[int, int]] = []
+
+    def note(layer: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        weight = getattr(layer, "weight", None)
+        if args and isinstance(args[0], torch.Tensor) and isinstance(weight, torch.Tensor) and 1 <= weight.ndim <= 2:
+            last[:] = [(weight.shape[-1], args[0].shape[-1])]
+
+    handles = [layer.register_forward_pre_hook(note) for layer in module.modules() if not any(layer.children())]
+    try:
+        yield last
+    finally:
+        for handle in handles:
+            handle.remove()

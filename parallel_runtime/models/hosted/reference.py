@@ -1,0 +1,172 @@
+"""ComfyUI's own module in one process, without anything of ours in it: what verify and bench hold a plan against.
+
+`python -m parallel_runtime.models.hosted.reference` is that process, and this its whole life: it reads a question a
+line from standard input, JSON, and answers each with a line; tensors go through .safetensors files. Owns the questions.
+The asking side is cli/comfyui_process.py.
+"""
+
+import io
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ...checkpoint import ComfyUI
+from ...wire.tree import from_tree
+from ..plans import plan_for
+from .build import Built, build, recognise
+from .comfyui import import_comfyui
+from .dtypes import compute_dtype
+from .places import find_places
+from .random_calls import Recorded, Size, flat, make_calls
+
+
+class Reference:
+    """The answers. One file at a time, built anew for each dtype that it is to compute in."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.path, self.dtype = "", torch.float32
+        self._built: Built | None = None
+        self._built_in = self.dtype
+        self._steps: list[list[Recorded]] = []
+
+    def start(self, path: str, options: list[str], device: str) -> dict[str, Any]:
+        """Import ComfyUI; the name of its attention function."""
+        self.device = torch.device(device)
+        import_comfyui(ComfyUI(path, tuple(options)), self.device, shared=False)
+        import comfy.ldm.modules.attention as attention
+
+        return {"attention": attention.optimized_attention.__name__}
+
+    def open(self, path: str, dtype: str, split: bool) -> dict[str, Any]:
+        """Build the model; its names and the dtype that it computes in. `split`: ranks are to share its tokens.
+
+        Raises `ValueError` for a file that is none of ComfyUI's, and for a class whose tokens cannot be shared.
+        """
+        self.path = path
+        recognised = self._recognise()
+        self.dtype = compute_dtype(dtype, recognised.weights, recognised.config, self.device)
+        self._build(self.dtype)
+        if split:
+            find_places(self._opened.module, plan_for(type(self._opened.module)))
+        return {"model": type(self._opened.whole).__name__, "dtype": str(self.dtype).removeprefix("torch.")}
+
+    def calls(self, size: Mapping[str, Any], texts: list[int], steps: int, file: str) -> dict[str, Any]:
+        """Make random calls and compute them; inputs and outputs go to `file`, their form is the answer."""
+        with torch.inference_mode():
+            self._steps = make_calls(self._opened.whole, Size(**size), texts, steps=steps, device=self.device)
+        tensors: dict[str, torch.Tensor] = {}
+        for step, calls in enumerate(self._steps):
+            for number, each in enumerate(calls):
+                tensors |= {f"{step}.{number}.{name}": tensor for name, tensor in each.call.tensors.items()}
+                tensors[f"{step}.{number}.out"] = each.out
+        _save(tensors, file)
+        return {
+            "options": [[each.call.options for each in calls] for calls in self._steps],
+            "shapes": [list(shape) for shape in self._steps[0][0].call.shapes],
+        }
+
+    def outputs(self, dtype: str, file: str) -> dict[str, Any]:
+        """The same calls computed in another dtype; outputs go to `file`."""
+        self._build(getattr(torch, dtype))
+        outs = {
+            f"{step}.{number}.out": self._compute(each)
+            for step, calls in enumerate(self._steps)
+            for number, each in enumerate(calls)
+        }
+        _save(outs, file)
+        self._build(self.dtype)
+        return {}
+
+    def run(self, threads: int) -> dict[str, Any]:
+        """Compute the calls of the first step once, with so many threads where a CPU computes; for the clock."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads or before)
+        try:
+            for each in self._steps[0]:
+                self._compute(each)
+        finally:
+            torch.set_num_threads(before)
+        return {}
+
+    @property
+    def _opened(self) -> Built:
+        if self._built is None:
+            raise RuntimeError("no file was opened")
+        return self._built
+
+    def _recognise(self) -> Any:  # noqa: ANN401
+        import comfy.utils
+
+        tensors, metadata = comfy.utils.load_torch_file(self.path, return_metadata=True)
+        return recognise(self.path, tensors, metadata or {})
+
+    def _build(self, dtype: torch.dtype) -> None:
+        if self._built is not None and self._built_in == dtype:
+            return
+        self._built = None  # what it took goes first
+        built = build(self.path, self._recognise(), dtype)
+        built.round_here()
+        built.module.to(self.device)
+        self._built, self._built_in = built, dtype
+
+    @torch.inference_mode()
+    def _compute(self, recorded: Recorded) -> torch.Tensor:
+        """The outputs of a call, whose numbers were rounded to the first dtype, in the dtype that the model has now."""
+        call = recorded.call
+        tensors = [self._here(call.tensors[f"t{number}"]) for number in range(len(call.tensors))]
+        given: Any = from_tree(call.options["call"], tensors)
+        forget: Callable[[], None] | None = getattr(self._opened.module, "clear_kv_cache", None)
+        if forget is not None:
+            forget()
+        return flat(self._opened.module(*given["args"], **given["kwargs"]), call.out_shape[0])
+
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        wider = tensor.is_floating_point() and tensor.dtype == self.dtype
+        return tensor.to(self.device, self._built_in if wider else tensor.dtype, copy=True)
+
+
+def _save(tensors: Mapping[str, torch.Tensor], file: str) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, file)
+
+
+QUESTIONS = ("start", "open", "calls", "outputs", "run")
+
+
+def answer(reference: Reference, line: str) -> dict[str, Any]:
+    """The answer to one question; what a user can get wrong is an answer too."""
+    question = json.loads(line)
+    try:
+        if question["do"] not in QUESTIONS:
+            raise RuntimeError(f"nobody answers {question['do']!r}")
+        found: dict[str, Any] = getattr(reference, question["do"])(**question["with"])
+        return {"answer": found}
+    except ModuleNotFoundError as error:
+        return {"missing": error.name or str(error)}
+    except ValueError as error:
+        return {"refused": str(error)}
+
+
+def main() -> None:
+    """Answer until the other side goes. What ComfyUI prints goes to standard error."""
+    answers = io.TextIOWrapper(os.fdopen(os.dup(sys.stdout.fileno()), "wb"), encoding="utf-8", line_buffering=True)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    reference = Reference()
+    for line in sys.stdin:
+        try:
+            said = answer(reference, line)
+        except Exception as error:  # noqa: BLE001  told to the other side, which ends
+            traceback.print_exc()
+            said = {"failed": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(said) + "\n")
+
+
+if __name__ == "__main__":
+    main()

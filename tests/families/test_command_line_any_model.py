@@ -1,0 +1,158 @@
+"""verify and bench of models that ComfyUI's own modules compute: beside those modules in one process of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from host.fetch import comfyui_path
+from parallel_runtime.__main__ import main
+from parallel_runtime.cli.comfyui_process import find_comfyui
+from parallel_runtime.models.flux.sample import sample_config, write_sample
+from parallel_runtime.report.schema import validate
+
+from .files import write_model_files
+from .variants import FILES
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+SMALL = ("--width", "112", "--height", "80", "--text-tokens", "13")
+WAN, LTX_2, QWEN = "tiny_wan_t2v.safetensors", "tiny_ltx_2.safetensors", "tiny_qwen_image.safetensors"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where files are written, once each."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def tried(folder: Path, command: Command) -> Command:
+    """A command of a family's file, on a small size, with the tests' ComfyUI."""
+
+    def run(name: str, file: str, *more: str) -> subprocess.CompletedProcess[str]:
+        if not (folder / file).is_file():
+            write_model_files(folder, [FILES[file]])
+        size = SMALL if file != LTX_2 else ("--width", "224", "--height", "160", "--text-tokens", "13")
+        return command(name, "--model", str(folder / file), *size, "--comfyui", str(comfyui_path()), *more)
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("file", "plan"),
+    [
+        (WAN, "cfg=2,ulysses=2"),
+        pytest.param(LTX_2, "ulysses=2", marks=pytest.mark.full),
+        pytest.param(QWEN, "ulysses=2", marks=pytest.mark.full),
+    ],
+)
+def test_a_plan_equals_comfyuis_own_module_in_one_process_and_without_exchange_it_does_not(
+    file: str, plan: str, tried: Command
+) -> None:
+    arguments = ("verify", file, "--plan", plan, "--dtype", "float32", "--json")
+    done = tried(*arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["max_rel_err"] <= report["tolerance"] == 1e-5
+    assert all(sum(row) for row in zip(report["calls_per_step"], report["bytes_per_step"], strict=True))
+    done = tried(*arguments, "--negative-control")
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["max_rel_err"] > 1e-2
+
+
+@pytest.mark.slow
+def test_lanes_that_all_compute_the_first_row_are_found_out_in_steps_of_bf16(tried: Command) -> None:
+    plan = ("--plan", "data=2", "--batch", "2", "--steps", "2", "--dtype", "bfloat16", "--json")
+    done = tried("verify", WAN, *plan, "--negative-control")
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    first, second = report["per_rank"]
+    assert first < 1.1 * report["one_process_rel_err"] + 1e-3 < 0.1 < second
+    assert report["steps"] == 2
+
+
+@pytest.mark.full
+def test_bench_puts_comfyuis_module_beside_each_plan(tried: Command) -> None:
+    done = tried("bench", WAN, "--plan", "ulysses=2", "--warmup", "0", "--runs", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    validate(report)
+    rows = {row["name"]: row for row in report["contenders"]}
+    assert list(rows) == ["one rank", "ComfyUI, 1 thread", "ComfyUI, 2 threads", "uly2"]
+    assert all(row["error"] <= 1e-5 for name, row in rows.items() if name != "one rank")
+    assert report["versions"]["comfyui"]
+
+
+@pytest.fixture(scope="module")
+def not_ours(folder: Path) -> Path:
+    """A file that is no model of our own blocks, nor any of ComfyUI's."""
+    path = folder / "encoder.safetensors"
+    save_file({"encoder.block.0.weight": torch.zeros(2, 2)}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ["needs ComfyUI's own modules", "not in the custom_nodes", "--comfyui PATH"]),
+        (("--comfyui", "/nowhere"), ["/nowhere has no comfy/model_base.py", "--comfyui PATH"]),
+        (("--compile",), ["--compile: only blocks of Flux.1 are compiled", "leave --compile out"]),
+        (("--plan", "pipefusion=2"), ["pipefusion=2 runs Flux.1 alone so far, not encoder.safetensors", "use ulysses"]),
+        (("--frames", "0"), ["--frames=0 is outside 1 to"]),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_in_one_line_before_anything_starts(
+    not_ours: Path, arguments: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "--model", str(not_ours), "--plan", "ulysses=2", "--devices", "cpu:2", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    for word in words:
+        assert word in said
+
+
+@pytest.mark.slow
+def test_what_comfyui_does_not_know_and_what_a_model_does_not_make_are_refused(
+    not_ours: Path, tried: Command, command: Command
+) -> None:
+    arguments = ("verify", "--plan", "ulysses=2", "--devices", "cpu:2", "--comfyui", str(comfyui_path()))
+    done = command(*arguments, "--model", str(not_ours))
+    assert done.returncode == 2, done.stdout
+    assert "ComfyUI recognises no diffusion model in this file" in done.stderr
+    done = tried("verify", WAN, "--plan", "ulysses=2", "--width", "16", "--height", "16", "--frames", "1")
+    assert done.returncode == 2, done.stdout
+    assert "for 2 ranks" in done.stderr or "fewer" in done.stderr or "tokens" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--frames", "9"), ["--frames=9: Flux.1 makes images", "leave --frames out"]),
+        (("--comfyui", "/some"), ["--comfyui /some: blocks of ours compute Flux.1", "leave it out"]),
+    ],
+)
+def test_options_of_other_models_are_refused_for_ours(
+    tmp_path: Path, arguments: tuple[str, ...], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_sample(tmp_path / "ours.safetensors", sample_config())
+    model = str(tmp_path / "ours.safetensors")
+    assert main(["verify", "--model", model, "--plan", "ulysses=2", "--devices", "cpu:2", *arguments]) == 2
+    said = capsys.readouterr().err
+    for word in words:
+        assert word in said
+
+
+def test_a_pack_in_custom_nodes_knows_its_comfyui(tmp_path: Path) -> None:
+    pack = tmp_path / "ComfyUI" / "custom_nodes" / "pack"
+    (tmp_path / "ComfyUI" / "comfy").mkdir(parents=True)
+    with pytest.raises(ValueError, match="has no comfy/model_base.py"):
+        find_comfyui(None, pack)
+    (tmp_path / "ComfyUI" / "comfy" / "model_base.py").write_text("")
+    assert find_comfyui(None, pack).path == str(tmp_path / "ComfyUI")

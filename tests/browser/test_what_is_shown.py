@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from host.client import ComfyClient
@@ -113,20 +114,30 @@ def test_every_report_is_shown_plainly(made_up: MadeUp) -> None:
             assert len(lengths_by_row(picture_of(lanes))) == len(report["ranks"])
 
 
-def test_the_last_runs_speed_up_is_that_of_its_own_plan_model_and_size(made_up: MadeUp) -> None:
-    def measured(number: int, *, width: int = 4096) -> dict[str, Any]:
-        named = {"model": {"file": "flux.safetensors"}, "sizes": {"image_tokens": width}}
+VIDEO = {"width": 832, "height": 480}  # of a model whose tokens nobody counts
+
+
+@pytest.mark.parametrize(
+    ("size", "other"),
+    [({"image_tokens": 4096}, {"image_tokens": 1024}), (VIDEO | {"frames": 21}, VIDEO | {"frames": 11})],
+    ids=["tokens", "pixels and frames"],
+)
+def test_the_last_runs_speed_up_is_that_of_its_own_plan_model_and_size(
+    made_up: MadeUp, size: dict[str, int], other: dict[str, int]
+) -> None:
+    def measured(number: int, sizes: dict[str, int]) -> dict[str, Any]:
+        named = {"model": {"file": "a.safetensors"}, "sizes": sizes}
         run = a_report(2, number, plan={"name": "uly2", "degrees": {"ulysses": 2}})
         return made_up.report(number, run | named)
 
     rows = [("one rank", "one_rank", {}), ("uly2", "plan", {"speedup": 1.75}), ("ring2", "plan", {"speedup": 1.9})]
     contenders = [{"name": name, "kind": kind, "median_s": 1.0, **more} for name, kind, more in rows]
     benchmark = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": contenders}
-    benchmark |= {"model": {"file": "flux.safetensors"}, "sizes": {"image_tokens": 4096}}
+    benchmark |= {"model": {"file": "a.safetensors"}, "sizes": size}
     headline = made_up.comfy.open_sidebar().get_by_test_id("pdit-headline")
-    made_up.tell(reports=[measured(2), made_up.report(50, benchmark)])
+    made_up.tell(reports=[measured(2, size), made_up.report(50, benchmark)])
     expect(headline).to_contain_text("1.75× one rank")
-    made_up.tell(reports=[measured(3, width=1024), made_up.report(50, benchmark)])
+    made_up.tell(reports=[measured(3, other), made_up.report(50, benchmark)])
     expect(headline).to_contain_text("for 3 steps")
     expect(headline).not_to_contain_text("one rank")
 

@@ -180,8 +180,14 @@ async function updateRun(view, store, t) {
 /* What the last benchmark measured for this run's plan, model and size; of other ones it says nothing. */
 function speedupOf(run, benchmark) {
   const same = (read) => read(run.raw) !== undefined && read(run.raw) === read(benchmark.raw)
-  if (!same((raw) => raw.model?.file) || !same((raw) => raw.sizes?.image_tokens)) return undefined
+  if (!same((raw) => raw.model?.file) || !same(sizeOf)) return undefined
   return benchmark.speedups.find((row) => row.kind === 'plan' && row.name === run.plan?.name)?.speedup
+}
+
+/* Nobody counts the tokens of a model that ComfyUI's modules compute: pixels and frames say as much. */
+function sizeOf(raw) {
+  const { image_tokens, width, height, frames } = raw.sizes ?? {}
+  return image_tokens === undefined && width === undefined ? undefined : [image_tokens, width, height, frames].join()
 }
 
 /** A run in one line: what was measured of it, and nothing else. */

@@ -30,7 +30,9 @@ RUNS = {
     "flux_parallel": ("SPConfig", "ParallelFluxLoader", "ParallelFluxSampler", "TimedVAEDecode"),
     "flux_benchmark": ("ParallelBenchmark", "ShowTimingReport"),
 }
-ALONE = ("ParallelModelLoader", "ParallelSampler", "ParallelFluxListSampler", "ParallelizeModel", "ReleaseParallelPool")
+# The first of them again, with the nodes that these became.
+RENAMED = {"ParallelFluxLoader": "ParallelModelLoader", "ParallelFluxSampler": "ParallelSampler"}
+ALONE = ("ParallelFluxListSampler", "ParallelizeModel", "ReleaseParallelPool")
 SHOTS = ("run-classic", "run-nodes2", "failure-nodes2", "config-nodes2", "light-nodes2")
 SHOW = """(kind) => {
   if (!app.graph.nodes.some((node) => node.comfyClass === kind)) {
@@ -46,6 +48,12 @@ SHOW = """(kind) => {
   app.canvas.ds.offset = [500, 120]
   app.canvas.setDirty(true, true)
   return node.id }"""
+
+
+RENAME = """async (names) => {
+  const graph = app.graph.serialize()
+  for (const node of graph.nodes) node.type = names[node.type] ?? node.type
+  await app.loadGraphData(graph) }"""
 
 
 def main(words: list[str]) -> None:
@@ -73,6 +81,11 @@ def of_nodes(comfy: ComfyPage) -> None:
         comfy.run()
         for kind in kinds:
             of_node(comfy.page, kind)
+    comfy.load_example(next(iter(RUNS)), steps=8)
+    comfy.page.evaluate(RENAME, RENAMED)
+    comfy.run()
+    for kind in RENAMED.values():
+        of_node(comfy.page, kind)
     for kind in ALONE:
         of_node(comfy.page, kind)
 

@@ -128,6 +128,10 @@ def lanes_of(report: dict[str, Any], request: int = 0) -> list[list[list[int]]]:
 # Graphs of these kinds run under a plan of cfg in parity/test_parity_subset.py too, or others of their kind do here.
 IN_THE_SUBSET = ("unequal prompts, batch 2", "LoRA", "two areas and a negative")
 IN_FULL = (
+    "equal prompts",
+    "ControlNet",
+    "masks",
+    "areas that overlap",
     *IN_THE_SUBSET,
     "LazyCache",
     "a third prompt of another length",
@@ -158,6 +162,7 @@ def test_the_two_calls_of_an_unequal_pair_run_on_two_lanes(client: ComfyClient) 
     assert lanes_of(report) == [[[0, 0, 1]], [[0, 1, 2]]], "one call of two rows was not split"
 
 
+@pytest.mark.full
 def test_a_stock_model_made_parallel_has_lanes_too(client: ComfyClient) -> None:
     graph = TOGETHER["EasyCache"][0]
     stock = saved_latent(client, client.queue(graph.workflow()))
@@ -192,7 +197,7 @@ def test_four_ranks_equal_stock_comfyui(name: str, client: ComfyClient) -> None:
     assert [rank["lane"] for rank in report["ranks"]] == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("batch", [2, 3])
+@pytest.mark.parametrize("batch", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_a_batch_is_shared_out_over_replicas(batch: int, client: ComfyClient) -> None:
     graph = of("", f"data {batch}", batch=batch)
     error, report = both(client, graph, {"devices": "cpu:2", "data": 2})

@@ -101,8 +101,8 @@ MUTANTS = (
     ),
     Mutant(
         "a pipeline is timed a step later than its first with old keys",
-        "steps_before(self._calls, exact, self._plan.warmup_steps)",
-        "steps_before(self._calls, exact, self._plan.warmup_steps + 1)",
+        "steps_before(tensors_of(self._calls), exact, self._plan.warmup_steps)",
+        "steps_before(tensors_of(self._calls), exact, self._plan.warmup_steps + 1)",
         ("test_steady.py::test_a_pipelines_timed_run_uses_keys_of_the_step_before_each_time",),
     ),
     Mutant(

@@ -68,7 +68,9 @@ def files(sample: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return {kind: str(path) if "fp8" in kind else sample.path for kind in KINDS}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "bf16" else [pytest.mark.full]) for kind in KINDS]
+)
 def test_every_plan_is_as_near_to_fp32_as_one_process_and_without_its_exchange_none_is(
     eight_ranks: Pool, files: dict[str, str], kind: str
 ) -> None:

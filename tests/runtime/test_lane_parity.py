@@ -72,12 +72,10 @@ def test_the_plans_are_all_there_are() -> None:
     assert len(EVERY_PLAN) == len(set(EVERY_PLAN)) > 50
 
 
-# Every plan runs "five calls" and one other request; all requests under all plans are left to the full tier.
-OTHERS = [name for name in REQUESTS if name != "five calls"]
+# Every plan runs one request; all requests under all plans are left to the full tier.
 CASES = [
-    pytest.param("five calls", EVERY_PLAN, id="five calls", marks=pytest.mark.slow),
-    *(pytest.param(name, EVERY_PLAN[index :: len(OTHERS)], id=name) for index, name in enumerate(OTHERS)),
-    *(pytest.param(name, EVERY_PLAN, id=f"{name}, every plan", marks=pytest.mark.full) for name in OTHERS),
+    *(pytest.param(name, EVERY_PLAN[index :: len(REQUESTS)], id=name) for index, name in enumerate(REQUESTS)),
+    *(pytest.param(name, EVERY_PLAN, id=f"{name}, every plan", marks=pytest.mark.full) for name in REQUESTS),
 ]
 
 

@@ -106,9 +106,9 @@ MUTANTS = (
         ("test_steady.py::test_a_pipelines_timed_run_uses_keys_of_the_step_before_each_time",),
     ),
     Mutant(
-        "verify compares a pipeline after another number of steps",
-        "_stale(runner, run_plan, calls, steps=arguments.steps)",
-        "_stale(runner, run_plan, calls, steps=plan.warmup_steps + 1)",
+        "verify shows a pipeline's exact steps for those with old keys",
+        'runner.sampling_run = "verify"',
+        "runner.sampling_run = None",
         ("test_command_line.py::test_verify_shows_a_pipeline_exact_in_warm_up_and_what_its_old_keys_change",),
     ),
 )

@@ -69,6 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 STARTING_FILES = {
     "test_cancelling.py",
     "test_nobody_gets_in.py",
+    "test_requests.py",
     "test_respawn_storm.py",
     "test_scarce_resources.py",
     "test_surroundings.py",

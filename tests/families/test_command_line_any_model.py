@@ -119,16 +119,11 @@ def test_what_cannot_be_tried_is_refused_in_one_line_before_anything_starts(
 
 
 @pytest.mark.slow
-def test_what_comfyui_does_not_know_and_what_a_model_does_not_make_are_refused(
-    not_ours: Path, tried: Command, command: Command
-) -> None:
+def test_what_comfyui_does_not_know_is_refused(not_ours: Path, command: Command) -> None:
     arguments = ("verify", "--plan", "ulysses=2", "--devices", "cpu:2", "--comfyui", str(comfyui_path()))
     done = command(*arguments, "--model", str(not_ours))
     assert done.returncode == 2, done.stdout
     assert "ComfyUI recognises no diffusion model in this file" in done.stderr
-    done = tried("verify", WAN, "--plan", "ulysses=2", "--width", "16", "--height", "16", "--frames", "1")
-    assert done.returncode == 2, done.stdout
-    assert "for 2 ranks" in done.stderr or "fewer" in done.stderr or "tokens" in done.stderr
 
 
 @pytest.mark.parametrize(

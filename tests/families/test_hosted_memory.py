@@ -86,7 +86,8 @@ def test_a_rank_with_sharded_weights_grows_by_its_share_and_two_blocks(
 def test_free_empties_the_workers_and_the_next_prompt_loads_again(
     hosted_client: ComfyClient, hosted_server: ComfyServer, large: Path
 ) -> None:
-    graph = of_file(large, seed=61, weight_dtype="bfloat16")
+    graph = of_file(large, seed=61)
+    graph["config"]["inputs"]["weights"] = "sharded"  # or they are the file's own pages
     before = latent_of(hosted_client, graph)
     held, pids = private_bytes(hosted_server), worker_pids(hosted_server)
     hosted_client.free()

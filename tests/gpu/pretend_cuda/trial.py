@@ -13,8 +13,9 @@ from parallel_runtime.errors import PoolError
 from parallel_runtime.models.flux.sample import sample_config, write_sample
 
 # Against one process in fp32: sums in another order, and in halves four calls of a model rounded to 8 and to 11 bits.
-# Not measured yet; a part of the attention that is missing is 1e-1 and more.
-TOLERANCES = {"float32": 1e-5, "bfloat16": 6e-2, "float16": 8e-3}
+# In halves twice the largest error of the 64 cases (1.36e-2, 1.63e-3), which one rank has too; a part of the attention
+# that is missing is 1e-1 and more.
+TOLERANCES = {"float32": 1e-5, "bfloat16": 2.8e-2, "float16": 3.4e-3}
 
 
 @dataclass(frozen=True, kw_only=True)

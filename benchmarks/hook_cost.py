@@ -35,8 +35,8 @@ ABOUT = f"""# What hooks cost
 
 `python benchmarks/hook_cost.py COMFYUI`: ComfyUI's own classes, tiny, {BLOCKS} blocks, one thread, once bare and once
 with the hooks of the class's plan at work in a group of one rank, in turn. The difference of each pair, by blocks, in
-CPU time of the thread; the limit is a median of {LIMIT_US} us. "bare" is a block of the bare module. Other programs
-shared the machine, which moves the median; the least of all bare calls taken from the least with hooks is moved less.
+CPU time of the thread; the limit is a median of {LIMIT_US} us. "bare" is a block of the bare module. Where the
+module's own time moves more than hooks cost, the least of all bare calls taken from the least with hooks says more.
 """
 HEAD = "| family | bare us | hooks us, median | quartiles | least less least |\n| --- | --- | --- | --- | --- |"
 

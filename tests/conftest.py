@@ -6,6 +6,11 @@ server starts (host/), which tests are left to `make test-full` (each says so it
 
 from __future__ import annotations
 
+import os
+
+# Before torch is imported, here and in servers: where others want the cores, a team of threads waits for its slowest.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator

@@ -1,0 +1,110 @@
+"""Flux.1 on both engines: blocks of our own, and ComfyUI's modules with hooks, in turn in one pool.
+
+    python benchmarks/engines.py COMFYUI [--pairs 15] [--write FILE]
+
+The same file, sizes and threads; a step is a call of the pool with one prompt. What the host does around it (making
+tokens of a latent) is left out for blocks of our own and inside ComfyUI's module. Both are first held to their judges.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from benchmarks.peers.shapes import SHAPES, Shape  # noqa: E402
+from parallel_runtime.cli.hosted_trial import HostedTrial  # noqa: E402
+from parallel_runtime.cli.trial import OwnTrial, Trial  # noqa: E402
+from parallel_runtime.cli.verify import FP32_TOLERANCE, PlanRunner  # noqa: E402
+from parallel_runtime.cli.workload import relative_error, worst  # noqa: E402
+from parallel_runtime.devices import parse_devices  # noqa: E402
+from parallel_runtime.models.flux.family import FLUX  # noqa: E402
+from parallel_runtime.models.flux.sample import write_sample  # noqa: E402
+from parallel_runtime.plan import ParallelPlan  # noqa: E402
+from parallel_runtime.pool.pool import Pool  # noqa: E402
+
+PLANS = (ParallelPlan(), ParallelPlan(ulysses=2))
+WARMUP = 2
+HEAD = ("model", "ranks", "our blocks ms", "ComfyUI's modules ms", "second over first, of each pair", "quartiles")
+
+
+def main() -> None:
+    """Print the table, a row as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("comfyui", help="ComfyUI's folder")
+    parser.add_argument("--pairs", type=int, default=15, help="of calls, for each row")
+    parser.add_argument("--write", type=Path, help="append the rows to this file")
+    arguments = parser.parse_args()
+    lines = [f"| {' | '.join(HEAD)} |", f"|{' --- |' * len(HEAD)}"]
+    print(*lines, sep="\n", flush=True)  # noqa: T201
+    for shape in SHAPES.values():
+        for row in rows(shape, arguments.comfyui, pairs=arguments.pairs):
+            lines.append(f"| {' | '.join(row)} |")
+            print(lines[-1], flush=True)  # noqa: T201
+    lines.append(f"\ntorch {torch.__version__}, {os.cpu_count()} cores, {arguments.pairs} pairs a row.")
+    print(lines[-1])  # noqa: T201
+    if arguments.write is not None:
+        with arguments.write.open("a", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+
+
+def rows(shape: Shape, comfyui: str, *, pairs: int) -> list[tuple[str, ...]]:
+    """A row for each plan."""
+    found = []
+    with tempfile.TemporaryDirectory(prefix="engines-") as folder:
+        path = str(Path(folder) / "flux.safetensors")
+        write_sample(path, shape.config)
+        devices = parse_devices("cpu:2").devices
+        given = (path, "float32", shape.workload, PLANS)
+        with (
+            closing(OwnTrial(FLUX, *given, steps=1, on_cpu=True)) as own,
+            closing(HostedTrial(*given, steps=1, comfyui=comfyui, device=devices[0])) as hosted,
+            Pool(devices, threads_per_rank=1) as pool,
+        ):
+            for plan in PLANS:
+                steps = [one_step(pool, trial, plan) for trial in (own, hosted)]
+                found.append((shape.text, str(plan.ranks), *compared(*steps, pairs=pairs)))
+    return found
+
+
+def one_step(pool: Pool, trial: Trial, plan: ParallelPlan) -> Callable[[], object]:
+    """A call of the pool under a plan, whose result was found equal to the judge's."""
+    runner = PlanRunner(pool, trial.spec, plan, options={})
+    results, references = trial.results(runner.run, torch.float32), trial.references(torch.float32, torch.float32)
+    error = worst([relative_error(*pair) for pair in zip(results, references, strict=True)])
+    if error > FP32_TOLERANCE:
+        raise ValueError(f"{plan.name} differs from {trial.judge} by {error:.1e}; times of a wrong result say nothing")
+    calls = trial.calls[:1]
+    return lambda: runner.run(calls)
+
+
+def compared(first: Callable[[], object], second: Callable[[], object], *, pairs: int) -> tuple[str, str, str, str]:
+    """Median milliseconds of both, and of the ratio of each pair its median and quartiles."""
+    taken: list[tuple[float, float]] = []
+    for _ in range(pairs + WARMUP):
+        taken.append((took_ms(first), took_ms(second)))
+    firsts, seconds = zip(*taken[WARMUP:], strict=True)
+    ratios = [two / one for one, two in zip(firsts, seconds, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    times = f"{statistics.median(firsts):.1f}", f"{statistics.median(seconds):.1f}"
+    return *times, f"{middle:.2f}x", f"{low:.2f} to {high:.2f}"
+
+
+def took_ms(call: Callable[[], object]) -> float:
+    """Milliseconds of one call."""
+    began = time.perf_counter()
+    call()
+    return 1000 * (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()

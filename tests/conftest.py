@@ -21,7 +21,7 @@ import pytest
 
 from families.variants import SMALL, write_families
 from host.client import ComfyClient
-from host.forked_ranks import fork_ranks, start_ranks
+from host.forked_ranks import FOR_COMFYUI, fork_ranks, start_ranks
 from host.server import ComfyServer
 from host.tiny_models import TinyModels, write_tiny_models
 from parallel_runtime.__main__ import EXIT_INTERRUPTED, main
@@ -140,7 +140,7 @@ def client(comfy_server: ComfyServer) -> ComfyClient:
 @pytest.fixture(scope="session")
 def hosted_server(family_models: Path) -> Iterator[ComfyServer]:
     """A ComfyUI with the pack and the families' tiny files, which ComfyUI's own modules compute."""
-    with ComfyServer(models=family_models) as server:
+    with ComfyServer(models=family_models, environment=FOR_COMFYUI) as server:
         yield server
 
 

@@ -69,6 +69,7 @@ def test_every_module_of_the_runtime_but_the_judge_imports(without_diffusers: Pa
     assert "No module named 'diffusers'" in judge.stderr, "diffusers could be imported, so nothing was shown"
 
 
+@pytest.mark.full
 def test_the_nodes_sample_without_it(without_diffusers: Path, models_dir: Path, tiny_models: TinyModels) -> None:
     with ComfyServer(models=models_dir, environment={"PYTHONPATH": str(without_diffusers)}) as server:
         graph = parallel(workflows.text_to_image(tiny_models))
@@ -93,6 +94,7 @@ def test_a_diffusers_that_cannot_be_imported_is_told_apart(sample: ModelSpec, tm
     assert done.stderr.startswith("verify: diffusers cannot be imported: huggingface-hub>=1 is required; pip install")
 
 
+@pytest.mark.full
 def test_doctor_notes_that_parity_was_not_checked(without_diffusers: Path) -> None:
     done = run(without_diffusers, "-m", "parallel_runtime", "doctor", "--devices", "cpu:2")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -177,6 +177,7 @@ def test_a_worker_that_dies_is_told_with_the_remedy_in_full_view(comfy: ComfyPag
     expect(badge).to_have_count(0)
 
 
+@pytest.mark.full
 def test_two_tabs_agree(tabs: Tabs) -> None:
     first, second = tabs.get("classic"), tabs.get("nodes2", nodes2=True)
     first.load_example(steps=FIVE)

@@ -33,17 +33,17 @@ def report_of(result: PromptResult) -> dict[str, Any]:
 
 
 def test_plans_stand_beside_one_rank_and_stock_comfyui(client: ComfyClient, tiny_models: TinyModels) -> None:
-    result = client.queue(benchmark(tiny_models, plans="ulysses=2\n\nring=2\nulysses=2", stock=True, vae=True))
+    result = client.queue(benchmark(tiny_models, plans="ulysses=2\n\nring=2\nulysses=2", runs=2, stock=True, vae=True))
     report = report_of(result)
     rows = {row["name"]: row for row in report["contenders"]}
     one_process = [name for name, row in rows.items() if row["kind"] == "one_process"]
     assert list(rows) == ["one rank", *one_process, "uly2", "ring2"]
     assert len(one_process) == 1
-    assert (report["warmup"], report["runs"], report["sampling"]["seed"]) == (1, 3, 301)
+    assert (report["warmup"], report["runs"], report["sampling"]["seed"]) == (1, 2, 301)
     assert report["sizes"]["image_tokens"] == 256
     for name in ("uly2", "ring2"):
         row = rows[name]
-        assert len(row["run_s"]) == len(row["blocks_s"]) == 3
+        assert len(row["run_s"]) == len(row["blocks_s"]) == 2
         assert row["error"] <= 1e-5
         assert row["speedup"] == pytest.approx(rows["one rank"]["median_s"] / row["median_s"])
         process_s = rows[one_process[0]]["median_s"]
@@ -52,10 +52,10 @@ def test_plans_stand_beside_one_rank_and_stock_comfyui(client: ComfyClient, tiny
         assert 0 < row["blocks_median_s"] < row["slowest_rank_s"] < row["median_s"]
         assert [len(rank["busy_s"]) for rank in row["ranks"]] == [2, 2]
     assert 0 < rows[one_process[0]]["error"] <= 1e-5
-    assert len(report["vae"]["run_s"]) == 3
+    assert len(report["vae"]["run_s"]) == 2
     assert "warnings" not in report, "the server runs with torch's attention, as a comparison of equals needs"
     assert result.outputs["show"]["images"][0]["filename"].endswith(".png")
-    assert any("run 1 of 4: one rank" in text for _, text in result.texts)
+    assert any("run 1 of 3: one rank" in text for _, text in result.texts)
 
 
 def loops(report: dict[str, Any]) -> list[str]:
@@ -79,6 +79,7 @@ def test_what_is_compared_is_the_loop_that_the_sampler_would_use(client: ComfyCl
     assert all("collectives" in rank for rank in host["contenders"][1]["ranks"])
 
 
+@pytest.mark.full
 def test_a_loop_that_cannot_be_in_the_workers_says_why(client: ComfyClient, tiny_models: TinyModels) -> None:
     graph = benchmark(tiny_models, runs=1, sampler_name="dpmpp_2m_cfg_pp")
     rows = report_of(client.queue(graph))["contenders"]

@@ -34,6 +34,7 @@ def left_to_the_host(name: str) -> bool:
     return sampler.endswith("_cfg_pp") or sampler == "dpm_adaptive"
 
 
+@pytest.mark.full
 def test_every_sampler_is_a_program_or_says_why_not(found: dict[str, dict]) -> None:
     assert len(found) > 100
     assert {name for name, values in found.items() if "reason" in values} == set(filter(left_to_the_host, found))

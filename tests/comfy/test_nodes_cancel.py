@@ -45,6 +45,7 @@ def test_cancel_in_the_middle_of_sampling_keeps_the_workers_and_the_next_prompt_
     assert worker_pids(comfy_server) == pids
 
 
+@pytest.mark.full
 def test_many_cancels_in_a_row_leave_nothing_behind(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:

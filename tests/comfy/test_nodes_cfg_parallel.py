@@ -206,6 +206,7 @@ def test_a_batch_is_shared_out_over_replicas(batch: int, client: ComfyClient) ->
     assert sorted(rows) == [batch // 2, -(-batch // 2)]
 
 
+@pytest.mark.full
 def test_a_lane_left_out_would_be_seen(client: ComfyClient) -> None:
     stock = saved_latent(client, client.queue(of("", "unequal", guided(3.0, negative=LONG)).workflow()))
     alone = saved_latent(client, client.queue(of("", "positive alone").workflow()))
@@ -218,8 +219,10 @@ def idle_lines(server: ComfyServer) -> list[str]:
 
 @pytest.mark.parametrize(
     ("plan", "better"),
-    [(CFG_2, "use ulysses=2 "), ({"devices": "cpu:2", "data": 2}, "use ulysses=2 ")],
-    ids=["cfg", "data"],
+    [
+        pytest.param(CFG_2, "use ulysses=2 ", id="cfg"),
+        pytest.param({"devices": "cpu:2", "data": 2}, "use ulysses=2 ", id="data", marks=pytest.mark.full),
+    ],
 )
 def test_idle_ranks_are_told_once_a_prompt_with_a_better_plan(
     plan: dict[str, Any], better: str, client: ComfyClient, comfy_server: ComfyServer

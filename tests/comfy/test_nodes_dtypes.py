@@ -92,6 +92,7 @@ def test_the_same_file_computed_in_fp32_is_exact_with_and_without_a_lora(
         assert relative_error(ours, exact) <= TOLERANCE
 
 
+@pytest.mark.full
 def test_fp8_weights_stay_fp8_in_the_workers(client: ComfyClient, tiny_models: TinyModels) -> None:
     from parallel_runtime.checkpoint import ModelSpec
     from parallel_runtime.devices import parse_devices
@@ -146,7 +147,7 @@ def ours_of(graph: Workflow, kind: str, plan: str, loop: str) -> Workflow:
         pytest.param("bf16", 1.0, [(plan, loop) for plan in EVERY_PLAN for loop in LOOPS], marks=pytest.mark.full),
         pytest.param("bf16", 3.0, [("ulysses 2", "auto"), ("ring 3", "host")], marks=pytest.mark.full),
         pytest.param("fp16", 1.0, [("ring 2", "auto"), ("ulysses 2", "host")], marks=pytest.mark.full),
-        ("fp8 scaled in bf16", 1.0, [("ring 3", "auto")]),
+        pytest.param("fp8 scaled in bf16", 1.0, [("ring 3", "auto")], marks=pytest.mark.full),
         pytest.param("fp8 scaled in bf16", 1.0, [("one rank", "host")], marks=pytest.mark.full),
     ],
 )

@@ -172,6 +172,7 @@ def test_runs_with_one_controlnet_do_not_disturb_each_other(client: ComfyClient)
     assert report_of(result)["sampling"]["at_once"] == 2
 
 
+@pytest.mark.full
 def test_step_caches_are_each_runs_own(client: ComfyClient) -> None:
     cache = {"reuse_threshold": 0.8, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
     graphs = [single(number, on_model("EasyCache", **cache), steps=6) for number in range(3)]
@@ -204,6 +205,7 @@ def test_progress_and_previews_cover_all_images(client: ComfyClient) -> None:
     assert len(result.previews) == 15
 
 
+@pytest.mark.full
 def test_cancel_ends_all_images_and_the_next_prompt_is_right(client: ComfyClient, comfy_server: ComfyServer) -> None:
     graphs = [single(number) for number in range(2)]
     assert_same_images(client, graphs, **DATA_2)

@@ -118,6 +118,7 @@ def test_two_plans_in_one_graph_share_the_weights_and_keep_their_plans(
     assert len(worker_pids(comfy_server)) == 2
 
 
+@pytest.mark.full
 def test_free_reaches_weights_whose_model_comfyui_has_dropped(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
@@ -199,6 +200,7 @@ def test_a_rank_killed_in_the_middle_is_one_clear_error_and_the_next_prompt_is_r
     assert torch.equal(saved_latent(client, run(client, bf16(tiny_models, seed=67))), before)
 
 
+@pytest.mark.full
 def test_workers_that_keep_dying_are_not_started_again_until_released(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 
+import pytest
+
 from host import workflows
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, relative_error, to_latent
@@ -95,6 +97,7 @@ def test_the_workers_compute_in_what_this_graph_says_whatever_ran_before(
     assert relative_error(latent_of(client, parallelize(with_dtype(plain, "bf16"), source="dtype")), ours) <= TOLERANCE
 
 
+@pytest.mark.full
 def test_a_compute_dtype_behind_it_is_refused_whatever_ran_before(client: ComfyClient, tiny_models: TinyModels) -> None:
     plain = small(tiny_models, seed=11)
     latent_of(client, with_dtype(plain, "fp16"))

@@ -84,7 +84,7 @@ def test_two_ranks_equal_stock_comfyui(name: str, client: ComfyClient, tiny_mode
 @pytest.mark.parametrize(
     ("devices", "degrees"),
     [
-        pytest.param("cpu:1", {}, id="one rank"),
+        pytest.param("cpu:1", {}, id="one rank", marks=pytest.mark.full),
         pytest.param("cpu:2", {"ring": 2}, id="ring 2", marks=pytest.mark.full),
         pytest.param("cpu:3", {"ring": 3}, id="ring 3", marks=pytest.mark.full),
         pytest.param("cpu:4", {"ulysses": 2, "ring": 2}, id="ulysses 2 ring 2"),
@@ -128,7 +128,7 @@ def test_two_prompts_of_equal_shape_are_not_taken_for_each_other(client: ComfyCl
         assert relative_error(ours, stock[1 - turn % 2]) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("weight_dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("weight_dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.full)])
 def test_a_smaller_compute_dtype_is_close_but_not_equal(
     weight_dtype: str, client: ComfyClient, tiny_models: TinyModels
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 
 from host import workflows
@@ -36,6 +37,7 @@ def test_a_pipeline_equals_stock_comfyui_while_it_warms_up(client: ComfyClient, 
         assert relative_error(latent, stock) <= TOLERANCE, loop
 
 
+@pytest.mark.full
 def test_after_its_warm_up_a_pipeline_equals_stock_comfyui_with_keys_of_the_step_before(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:

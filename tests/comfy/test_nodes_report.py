@@ -112,6 +112,7 @@ def test_a_loop_inside_the_workers_is_one_request_whose_ranks_tell_of_each_step(
         assert all(0 < each < whole for each, whole in zip(rank["communication_s"], rank["busy_s"], strict=True))
 
 
+@pytest.mark.full
 def test_only_ranks_that_had_to_load_say_how_long(client: ComfyClient, tiny_models: TinyModels) -> None:
     client.queue({"1": {"class_type": "ReleaseParallelPool", "inputs": {}}}).require_success()
     cold = report_of(client.queue(timed(tiny_models, seed=98)), "sampler")

@@ -54,7 +54,7 @@ def compare(client: ComfyClient, graph: Workflow, **options: object) -> dict:
 # test_linear_programs.py holds every sampler's program to the sampler; here those with noise and with two calls run.
 @pytest.mark.parametrize(
     "sampler",
-    [pytest.param(name, marks=[] if name in ("heun", "dpmpp_2m_sde") else [pytest.mark.full]) for name in SAMPLERS],
+    [pytest.param(name, marks=[] if name == "dpmpp_2m_sde" else [pytest.mark.full]) for name in SAMPLERS],
 )
 def test_samplers_run_in_the_workers(client: ComfyClient, tiny_models: TinyModels, sampler: str) -> None:
     report = compare(client, workflows.text_to_image(tiny_models, steps=4, sampler=sampler))
@@ -83,6 +83,7 @@ def test_every_kind_of_plan_runs_the_loop(
     assert report["loop"]["kind"] == "resident", report["loop"]
 
 
+@pytest.mark.full
 def test_fill_kontext_and_schnell_run_in_the_workers(client: ComfyClient, tiny_models: TinyModels, hint: str) -> None:
     dev = workflows.text_to_image(tiny_models)
     for graph in (workflows.fill(tiny_models, hint), with_reference(dev, hint), workflows.schnell(tiny_models)):

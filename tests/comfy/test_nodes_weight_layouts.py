@@ -31,7 +31,7 @@ def ours(plan: dict, *, mode: str, loop: str) -> Workflow:
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=[pytest.mark.full] if "asleep" in name else []) for name in LAYOUTS]
+    "layout", [pytest.param(name, marks=[] if name == "sharded" else [pytest.mark.full]) for name in LAYOUTS]
 )
 def test_a_layout_of_the_weights_changes_no_latent(layout: str, client: ComfyClient) -> None:
     stock = saved_latent(client, client.queue(GRAPH.workflow()))

@@ -215,6 +215,7 @@ def test_release_ends_the_workers_and_restart_starts_them_again(client: ComfyCli
     run(client, tiny_models, seed=907).require_success()
 
 
+@pytest.mark.full
 def test_the_doctor_runs_aside_one_at_a_time(client: ComfyClient, comfy_server: ComfyServer) -> None:
     assert asked(comfy_server, "POST", "/parallel_dit/doctor")[0] == 202
     status, body = asked(comfy_server, "POST", "/parallel_dit/doctor")

@@ -98,6 +98,7 @@ def test_free_empties_the_workers_and_the_next_prompt_loads_again(
     assert worker_pids(hosted_server) == pids
 
 
+@pytest.mark.full
 def test_two_models_in_turn_do_not_grow(hosted_client: ComfyClient, hosted_server: ComfyServer, large: Path) -> None:
     files = (large, large.with_name(WAN.file))
     held = []

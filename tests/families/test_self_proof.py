@@ -17,6 +17,7 @@ import pytest
 
 from host.client import ComfyClient, PromptResult, Workflow
 from host.fetch import comfyui_path
+from host.forked_ranks import FOR_COMFYUI
 from host.pack_workflows import TOLERANCE, parallel
 from host.server import ComfyServer
 from parallel_runtime.proof import NOT_PROVEN, Proof, ProofKey, ProofStore
@@ -25,7 +26,7 @@ from .graphs import node
 from .hosted import PLANS, WAN
 from .variants import BY_NAME, write_families
 
-FLUX_2, EDIT = BY_NAME["flux.2 t2i"], BY_NAME["flux.2 edit"]
+PLAIN, REFERENCES = BY_NAME["minimax h3 t2v"], BY_NAME["minimax h3 references"]
 # A later ComfyUI, in which a block of Wan mixes neighbouring tokens: what no plan of ours can know.
 BEFORE = "        x = x + self.cross_attn("
 DRIFT = "        x = x + 0.1 * x.roll(1, dims=1)\n" + BEFORE
@@ -53,10 +54,10 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(drifted: Path, kept: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
     """A server of that ComfyUI, with nothing proven yet."""
-    models = write_families(tmp_path_factory.mktemp("models"), only=[each.name for each in (WAN, FLUX_2, EDIT)])
+    models = write_families(tmp_path_factory.mktemp("models"), only=[each.name for each in (WAN, PLAIN, REFERENCES)])
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("COMFYUI_PATH", str(drifted))
-        with ComfyServer(models=models, environment={"XDG_CACHE_HOME": str(kept.parents[1])}) as made:
+        with ComfyServer(models=models, environment={"XDG_CACHE_HOME": str(kept.parents[1]), **FOR_COMFYUI}) as made:
             yield made
 
 
@@ -82,17 +83,17 @@ def proofs(kept: Path) -> list[dict[str, Any]]:
 
 
 def test_a_plan_is_proven_once_for_each_kind_of_call(server: ComfyServer, client: ComfyClient, kept: Path) -> None:
-    first = client.queue(ours(FLUX_2.graph(seed=1, steps=2)))
+    first = client.queue(ours(PLAIN.graph(seed=1, steps=2)))
     proof = report_of(first)["proof"]
     assert (proof["verdict"], proof["calls"]) == ("proven", 3)
     assert proof["error"] <= proof["tolerance"] == TOLERANCE < proof["control"] / 10
     assert "proven with this ComfyUI: error" in first.outputs["show"]["text"][0]
     (entry,) = proofs(kept)
-    assert entry["key"]["plan"] == "ulysses=2" and entry["key"]["model_class"].endswith("flux.model.Flux")
+    assert entry["key"]["plan"] == "ulysses=2" and entry["key"]["model_class"].startswith("comfy.ldm.minimax")
     said = server.log.count("under uly2 is proven")
-    again = report_of(client.queue(ours(FLUX_2.graph(seed=2, steps=2))))
+    again = report_of(client.queue(ours(PLAIN.graph(seed=2, steps=2))))
     assert again["proof"] == proof and server.log.count("under uly2 is proven") == said == 1
-    report_of(client.queue(ours(EDIT.graph(seed=1, steps=2))))  # a reference image beside the same latent
+    report_of(client.queue(ours(REFERENCES.graph(seed=1, steps=2))))  # references beside the same latent
     assert server.log.count("under uly2 is proven") == 2
     (_, other) = proofs(kept)
     assert set(other["key"]["arguments"]) > set(entry["key"]["arguments"])
@@ -101,7 +102,7 @@ def test_a_plan_is_proven_once_for_each_kind_of_call(server: ComfyServer, client
 def test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name(
     server: ComfyServer, client: ComfyClient, kept: Path
 ) -> None:
-    report_of(client.queue(ours(FLUX_2.graph(seed=3, steps=1))))
+    report_of(client.queue(ours(PLAIN.graph(seed=3, steps=1))))
     generations = [pool["generation"] for pool in client.get("/parallel_dit/state")["pools"]]
     graph = WAN.graph(cfg=3.0, seed=1, steps=2)
     for _ in range(2):  # found, then known
@@ -118,11 +119,11 @@ def test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name(
 
 
 def test_a_plan_that_could_not_be_proven_runs_and_says_so(client: ComfyClient, kept: Path) -> None:
-    report_of(client.queue(ours(EDIT.graph(seed=5, steps=1))))
+    report_of(client.queue(ours(REFERENCES.graph(seed=5, steps=1))))
     known = max((entry["key"] for entry in proofs(kept)), key=lambda key: len(key["arguments"]))
     key = ProofKey(**{**known, "plan": "ring=2", "arguments": tuple(known["arguments"])})
     ProofStore(kept).save(key, Proof(verdict=NOT_PROVEN, reason="it cannot be judged", calls=3))
-    graph = ours(EDIT.graph(seed=6, steps=2))
+    graph = ours(REFERENCES.graph(seed=6, steps=2))
     graph["config"]["inputs"] |= {"ulysses": 1, "ring": 2}
     result = client.queue(graph)
     report = report_of(result)
@@ -137,7 +138,7 @@ def test_a_broken_file_of_proofs_costs_a_warning_and_another_proof(
 ) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text("{")
-    graph = ours(FLUX_2.graph(seed=4, steps=1))
+    graph = ours(PLAIN.graph(seed=4, steps=1))
     graph["config"]["inputs"] |= {"ulysses": 1, "ring": 2}
     assert report_of(client.queue(graph))["proof"]["verdict"] == "proven"
     assert "proofs.json is damaged or of another version and is not believed" in server.log

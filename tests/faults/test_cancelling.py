@@ -133,6 +133,7 @@ def slow_change(turn):
     return PatchSet(f"change {turn}", tuple(patches))
 
 
+@pytest.mark.full
 def test_cancelling_at_random_moments_leaves_every_result_right(pool):
     seed = time.time_ns()
     chance = random.Random(seed)  # noqa: S311  no secret

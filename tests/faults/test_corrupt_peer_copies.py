@@ -57,6 +57,7 @@ def test_copies_that_stay_damaged_are_one_clear_error():
         assert (pool.state, pool.status()["pids"]) == ("failed", [])
 
 
+@pytest.mark.full
 def test_copies_that_hang_are_taken_for_damaged_ones(caplog, monkeypatch):
     """After a deadline of their own, and at no cost of the three failures after which a pool wants its user."""
     assert generations.PEER_CHECK_S == 20.0

@@ -74,7 +74,9 @@ def parent_of(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("when", ["starting", "stepping", "holding", "leaked"])
+@pytest.mark.parametrize(
+    "when", ["starting", "stepping", *(pytest.param(each, marks=pytest.mark.full) for each in ("holding", "leaked"))]
+)
 def test_ranks_end_within_a_second_of_their_killed_parent_and_leave_nothing(parent_of, tmp_path, when):
     def ended():
         parent = parent_of(when=when)
@@ -90,6 +92,7 @@ def test_ranks_end_within_a_second_of_their_killed_parent_and_leave_nothing(pare
     in_time(ended)
 
 
+@pytest.mark.full
 def test_ranks_end_when_their_parent_replaces_itself(parent_of):
     """As ComfyUI does when its manager restarts it: the same process goes on as another program."""
 
@@ -103,6 +106,7 @@ def test_ranks_end_when_their_parent_replaces_itself(parent_of):
     in_time(ended)
 
 
+@pytest.mark.full
 def test_ranks_end_with_a_parent_that_crashes_with_the_interpreters_lock_held(parent_of, tmp_path):
     """No thread of its can say goodbye. Sockets go with the processes that hold them."""
 
@@ -118,6 +122,7 @@ def test_ranks_end_with_a_parent_that_crashes_with_the_interpreters_lock_held(pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_ranks_end_with_a_killed_parent_that_never_gave_the_interpreters_lock_back(parent_of, tmp_path):
     def ended():
         parent = parent_of(when="idle")
@@ -129,6 +134,7 @@ def test_ranks_end_with_a_killed_parent_that_never_gave_the_interpreters_lock_ba
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_ranks_end_with_a_parent_that_just_returns(parent_of):
     def ended():
         parent = parent_of(when="idle")

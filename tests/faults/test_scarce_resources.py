@@ -63,6 +63,7 @@ def test_a_pool_works_with_256_descriptors_a_read_only_home_and_no_folder_for_fi
     assert lines == ["no file", "no file", "True", "True"]
 
 
+@pytest.mark.full
 def test_a_pool_works_on_a_machine_whose_small_disks_are_full(tmp_path):
     """64 MB of /dev/shm for tensors of 80 MB, and a temporary folder and a home without a byte left."""
     program = """

@@ -16,7 +16,9 @@ RELEASE = {"end": {"class_type": "ReleaseParallelPool", "inputs": {}}}
 SMALL = {"width": 64, "height": 64}
 
 
-@pytest.mark.parametrize("other", ["prompt", "release", "free"])
+@pytest.mark.parametrize(
+    "other", ["prompt", *(pytest.param(each, marks=pytest.mark.full) for each in ("release", "free"))]
+)
 def test_two_at_once_are_one_after_the_other(
     other: str, comfy_server: ComfyServer, client: ComfyClient, tiny_models: TinyModels
 ) -> None:

@@ -36,9 +36,11 @@ def touched(model: Path, *words: str) -> list[int]:
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.full
 def test_a_rank_touches_its_own_device_alone(wan: Path) -> None:
     assert touched(wan, "1") == [1]
 
 
+@pytest.mark.full
 def test_without_a_choice_before_the_import_it_would_touch_another(wan: Path) -> None:
     assert touched(wan, "1", "unselected") == [0, 1]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import array
 import ctypes
 import gc
+import importlib
 import itertools
 import json
 import os
@@ -33,6 +34,10 @@ CLONE_PARENT, SIGCHLD, SYS_CLONE = 0x8000, 17, 56
 THREAD_BYTES = 2048  # of glibc's record of a thread, in which it keeps the thread's number
 MOST_BYTES, MOST_FDS = 1 << 16, 64
 ROOM = 2048  # for a rank's command line
+# A variable that names modules to import as well before ranks are forked, and those that ComfyUI's modules import: of
+# the 4 s that a rank would take for them, 3 s are these.
+MORE = "FORK_RANKS_WITH"
+FOR_COMFYUI = {MORE: "torch._dynamo transformers torchvision scipy.integrate einops comfy_kitchen"}
 HERE = sys.platform == "linux" and platform.machine() == "x86_64"
 
 enabled = False
@@ -114,6 +119,8 @@ def serve(fd: int) -> None:
 
     import parallel_runtime.worker.engine  # noqa: F401
 
+    for name in os.environ.get(MORE, "").split():
+        importlib.import_module(name)
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # or a collection in a rank copies every page

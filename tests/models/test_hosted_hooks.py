@@ -15,7 +15,6 @@ from .checks import CHECKS
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("check", CHECKS)
 def test_every_rank_finds_that(results: Path, check: str, ranks: int) -> None:
     for rank in range(ranks):

@@ -83,6 +83,7 @@ def run(command, monkeypatch, tmp_path):
     return lambda name, *options: command(name, "--devices", "cpu:2", *options)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_doctor_keeps_a_calibration_that_plan_then_uses(run, tmp_path) -> None:
     done = run("doctor", "--calibrate", "--json")

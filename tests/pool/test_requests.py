@@ -159,6 +159,7 @@ def test_requests_of_many_threads_go_one_after_the_other(pool):
     assert wrong == []
 
 
+@pytest.mark.full
 def test_stepping_closing_and_asking_for_the_status_at_once_never_blocks(pool_of):
     pool = pool_of(1)
     pool.start()

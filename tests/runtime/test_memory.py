@@ -25,7 +25,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.unlink()
 
 
-@pytest.mark.parametrize("dtype", ["default", "float16"])
+@pytest.mark.parametrize("dtype", ["default", pytest.param("float16", marks=pytest.mark.full)])
 def test_loading_grows_a_rank_by_its_weights_and_a_little(large: Path, dtype: str) -> None:
     pool = Pool(parse_devices("cpu:2").devices, threads_per_rank=1)
     try:

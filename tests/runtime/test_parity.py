@@ -205,6 +205,7 @@ def test_every_naming_and_variant_of_a_file_equals_one_process(
     eight_ranks.unload(spec)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "workload",

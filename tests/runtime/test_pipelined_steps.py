@@ -52,6 +52,7 @@ def model_of(
     return model
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_call_that_belongs_to_no_run_is_exact(eight_ranks: Pool, deep: ModelSpec, run: ResidentRun) -> None:
     expected, _ = host_loop(Oracle(deep.path), run)

@@ -36,7 +36,7 @@ KINDS = {"flux1-fill-dev.safetensors": "fill"}  # where another model than dev i
 # A family's file, the width of its text, and what a VAE makes of pixels: its channels and how many pictures a frame.
 FAMILIES = {
     "wan2.1_t2v_1.3B_fp16.safetensors": ("tiny_wan_t2v.safetensors", 48, 16, 4),
-    "qwen_image_fp8_e4m3fn.safetensors": ("tiny_qwen_image.safetensors", 3584, 16, 1),
+    "qwen_image_fp8_e4m3fn.safetensors": ("tiny_wan_t2v.safetensors", 48, 16, 1),  # its own tiny file is of 1.4 GB
 }
 
 
@@ -88,6 +88,9 @@ def tiny(graph: Workflow, models: TinyModels) -> Workflow:
         given |= {name: value for name, value in SMALL.items() if name in given}
         if node["class_type"] == "DualCLIPLoader":
             node["class_type"] = "TinyDualCLIPLoader"
+        elif node["class_type"] == "FluxKontextImageScale":  # to about a million pixels, whatever it is given
+            node["class_type"], sizes = "ImageScale", {"width": SMALL["width"], "height": SMALL["height"]}
+            given |= {"upscale_method": "area", "crop": "center", **sizes}
     return graph
 
 

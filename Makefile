@@ -1,7 +1,8 @@
 # Every target sets itself up in .venv. PYTHON chooses the interpreter the environment is made from.
 PYTHON ?= python3
 VENV := .venv
-RUN := PYTHONPATH=tests $(VENV)/bin/python
+# Compiled files are kept, whatever the caller says: a run of the tests starts a hundred interpreters.
+RUN := env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=tests $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 # Debian and Ubuntu keep the venv module in a package of its own. Nothing here may wait: not for an answer, not for
 # another apt, not for a mirror that does not answer.

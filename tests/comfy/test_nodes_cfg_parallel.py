@@ -133,6 +133,7 @@ IN_FULL = (
     "masks",
     "areas that overlap",
     *IN_THE_SUBSET,
+    "EasyCache",
     "LazyCache",
     "a third prompt of another length",
     "two prompts of different length, no negative",

@@ -58,7 +58,7 @@ def anonymous_bytes(server: ComfyServer) -> list[int]:
     return [int(re.search(r"^Anonymous:\s+(\d+) kB", text, re.MULTILINE)[1]) * 1024 for text in texts]
 
 
-@pytest.mark.parametrize("weight_dtype", ["default", "bfloat16"])
+@pytest.mark.parametrize("weight_dtype", ["default", pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_replicated_weights_stay_in_the_files_own_pages(
     weight_dtype: str, hosted_client: ComfyClient, hosted_server: ComfyServer, large: Path
 ) -> None:

@@ -23,8 +23,14 @@ FUN = "tiny_qwen_fun_controlnet.safetensors"
 CONTROLNETS = "comfy.ldm.qwen_image.controlnet"
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("cache", ["EasyCache", "LazyCache"])
+@pytest.mark.parametrize(
+    ("cache", "plan"),
+    [
+        pytest.param(cache, plan, marks=[] if plan == first else [pytest.mark.full])
+        for cache, first in (("EasyCache", "ulysses 2"), ("LazyCache", "cfg 2"))
+        for plan in PLANS
+    ],
+)
 def test_a_cache_skips_the_steps_that_it_skips_in_stock(
     cache: str, plan: str, hosted_client: ComfyClient, stock: Stock
 ) -> None:

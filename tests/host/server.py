@@ -7,6 +7,7 @@ the models (tiny_models.py), talking to it (client.py).
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import json
 import os
 import shutil
@@ -39,6 +40,8 @@ class ServerFailedError(RuntimeError):
 @functools.cache
 def cuda_available() -> bool:
     """Whether this environment's torch sees a GPU; asked once, in a process of its own, so no context stays here."""
+    if "+cpu" in importlib.metadata.version("torch"):
+        return False
     command = [sys.executable, "-c", "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)"]
     return subprocess.run(command, check=False, timeout=300).returncode == 0
 

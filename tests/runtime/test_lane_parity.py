@@ -126,13 +126,13 @@ def test_lanes_that_run_the_first_row_for_theirs_are_wrong(
 ) -> None:
     inputs = [each.tensors(config) for each in REQUESTS["a batch of each"]]
     expected = [judge(tensors) for tensors in inputs]
-    for plan in LANE_PLANS:
+    for plan in LANE_PLANS[::3]:
         result = eight_ranks.run(sample, plan, as_calls(config, inputs, first_row=True))
         assert max(errors(result, expected)) > 0.05, plan.name
 
 
 @pytest.mark.slow
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(
     plan=st.sampled_from(LANE_PLANS),
     shapes=st.lists(

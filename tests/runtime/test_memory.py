@@ -1,11 +1,9 @@
 """Loading a file of 2 GiB: no rank ever holds more than its weights and a little; the host holds nothing."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from host.tiny_models import write_large_flux
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.pool.pool import Pool
@@ -15,14 +13,6 @@ from runtime.watched_memory import peak_growth
 pytestmark = pytest.mark.slow
 
 ALLOWANCE = 256 * 2**20
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    path = write_large_flux(tmp_path_factory.mktemp("large") / "large.safetensors", gib=2.0, hidden=1024, single=1)
-    assert path.stat().st_size >= 2 * 2**30
-    yield path
-    path.unlink()
 
 
 @pytest.mark.parametrize("dtype", ["default", pytest.param("float16", marks=pytest.mark.full)])

@@ -23,7 +23,7 @@ SAVED = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*.json")
 SHIPPED = sorted((PACK_ROOT / "example_workflows").glob("*.json"))  # as the editor saves them
 QUEUED = sorted((PACK_ROOT / "examples").glob("*.json"))  # the same, as headless clients queue them
 RELEASED_NODES = json.loads((FOLDER.parent / "comfy" / "released_nodes.json").read_text())
-SMALL = {"width": 128, "height": 96, "length": 9, "steps": 1}
+SMALL = {"width": 128, "height": 96, "length": 9, "steps": 1, "warmup": 0, "runs": 1}
 FILES = {
     "unet_name": "dev",
     "clip_name1": "clip_l",

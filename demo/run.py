@@ -1,7 +1,7 @@
 """`make demo`: one image through several ranks inside a real ComfyUI, and the same image from stock ComfyUI.
 
 Owns: the story a visitor sees, the table at its end, and the verdict (the exit status). Does not own: the server, the
-client and the tiny models (tests/host), the workflow (examples/flux_parallel.json), what is measured (nodes).
+client and the tiny models (tests/host), the workflow (api_workflows/flux_parallel.json), what is measured (nodes).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from host.tiny_models import TinyModels, write_tiny_models
 
 from .table import image_error, print_table
 
-WORKFLOW = PACK_ROOT / "examples" / "flux_parallel.json"
+WORKFLOW = PACK_ROOT / "api_workflows" / "flux_parallel.json"
 STOCK = {"ParallelFluxLoader": "UNETLoader", "ParallelFluxSampler": "KSampler", "TimedVAEDecode": "VAEDecode"}
 # Root mean square of the pixel differences over the standard deviation of the image. The CPU computes in fp32 and is
 # exact to 1e-5, so only rounding to 8 bits shows (every pixel off by one level would be about 0.01); attention that

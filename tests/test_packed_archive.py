@@ -28,6 +28,7 @@ NEEDED |= {
     "locales/en/main.json",
     "locales/zh/main.json",
     "example_workflows/flux_parallel.json",
+    "api_workflows/headless_client.py",
 }
 LEFT_OUT = ("tests/", "benchmarks/", "demo/", ".ci/", ".pre-commit-config.yaml", "Makefile", "constraints.txt")
 MOST_BYTES = 3_000_000
@@ -97,8 +98,8 @@ def test_the_archive_alone_makes_an_image_in_a_fresh_host(
     archive: Path, tiny_models: TinyModels, tmp_path: Path
 ) -> None:
     with zipfile.ZipFile(archive) as packed:
-        packed.extractall(tmp_path / "custom_nodes" / "parallel-dit")
-    graph = json.loads((tmp_path / "custom_nodes" / "parallel-dit" / "examples" / "flux_parallel.json").read_text())
+        packed.extractall(pack := tmp_path / "custom_nodes" / "parallel-dit")
+    graph = json.loads((pack / "api_workflows" / "flux_parallel.json").read_text())
     graph["model"]["inputs"]["unet_name"] = tiny_models.dev
     graph["clip"]["class_type"] = "TinyDualCLIPLoader"
     graph["clip"]["inputs"] |= {"clip_name1": tiny_models.clip_l, "clip_name2": tiny_models.t5}

@@ -15,8 +15,8 @@ from host.client import Workflow
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels
 
-CLIENT = PACK_ROOT / "examples" / "headless_client.py"
-WORKFLOW = PACK_ROOT / "examples" / "flux_parallel.json"
+CLIENT = PACK_ROOT / "api_workflows" / "headless_client.py"
+WORKFLOW = PACK_ROOT / "api_workflows" / "flux_parallel.json"
 
 
 def tiny_workflow(tiny: TinyModels, folder: Path) -> Path:

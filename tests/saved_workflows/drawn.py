@@ -1,7 +1,8 @@
 """Draws a workflow in API form for the template browser: the file the editor would save, and its thumbnail.
 
-`PYTHONPATH=tests python -m saved_workflows.drawn NAME...` makes example_workflows/NAME.json and .jpg of
-examples/NAME.json, from a real server's description of the nodes. Owns where nodes are put and how a thumbnail looks.
+`PYTHONPATH=tests python -m saved_workflows.drawn [NAME...]` makes example_workflows/NAME.json and .jpg of
+api_workflows/NAME.json (default: all), from a real server's description of the nodes. Owns where nodes are put and how
+a thumbnail looks. Does not own: its words, and where files are downloaded from (templates.py).
 """
 
 from __future__ import annotations
@@ -16,23 +17,37 @@ from PIL import Image, ImageDraw, ImageFont
 from host.client import ComfyClient, Workflow
 from host.server import PACK_ROOT, ComfyServer
 
-from .ui_format import WIDGETS
+from .templates import TEMPLATES, Template, downloads
+from .ui_format import CHOICE, NOTE, is_widget
 
 COLUMN, WIDTH, GAP, LEFT, TOP = 370, 320, 50, 40, 60
 ROW, HEAD = 26, 70
 # Rows beside those of inputs: a text box, a picture, what the panel draws on our own nodes.
 MORE = {"CLIPTextEncode": 110, "SaveImage": 260, "SaveAnimatedWEBP": 260, "SPConfig": 90, "TimedVAEDecode": 90}
-MORE |= {"ParallelSampler": 90 + ROW}
+MORE |= {"ParallelSampler": 90 + ROW, "MiniMaxH3ImageToVideo": 110, "SaveVideo": 260}
 # The column of a node, by what it is; the first that its class has in its name.
-COLUMNS = (("Loader", 0), ("SPConfig", 0), ("Sampling", 0), ("Sampler", 2), ("Decode", 3), ("Save", 4))
-THUMBNAIL, MARGIN = (640, 400), 14
+COLUMNS = (("Loader", 0), ("SPConfig", 0), ("Sampling", 0), ("Parallelize", 0), ("Primitive", 0), ("Sampler", 2))
+COLUMNS += (
+    ("Scheduler", 2),
+    ("Benchmark", 2),
+    ("Report", 3),
+    ("Separate", 3),
+    ("Decode", 3),
+    ("CreateVideo", 4),
+    ("Save", 4),
+)
+NOTE_SIZE = (3 * COLUMN - GAP, 90)
+THUMBNAIL, TITLE, MARGIN = (640, 400), 76, 14  # a band of TITLE pixels with the words, the graph below
 BACKGROUND, STOCK, OURS, EDGE, TEXT = (32, 32, 32), (53, 53, 53), (47, 79, 111), (101, 168, 224), (221, 221, 221)
 LINKS = {"MODEL": (178, 157, 219), "CLIP": (255, 213, 0), "VAE": (255, 110, 110), "CONDITIONING": (255, 168, 49)}
 LINKS |= {"LATENT": (255, 156, 249), "IMAGE": (100, 181, 246), "SP_CONFIG": (139, 195, 74)}
 
 
-def as_drawn(graph: Workflow, info: dict[str, Any]) -> dict[str, Any]:
-    """The file that the editor would save of this graph; `info` is a server's /object_info."""
+def as_drawn(graph: Workflow, info: dict[str, Any], template: Template) -> dict[str, Any]:
+    """The file that the editor would save of this graph with the template's note; `info` is /object_info of a server.
+
+    Raises KeyError for a node that the server lacks, and for a model file without an address.
+    """
     numbers = {name: number for number, name in enumerate(graph, start=1)}
     links: list[list[Any]] = []
     nodes = [_node(number, graph[name], info, numbers, links) for name, number in numbers.items()]
@@ -40,20 +55,22 @@ def as_drawn(graph: Workflow, info: dict[str, Any]) -> dict[str, Any]:
         for slot, output in enumerate(node["outputs"]):
             output["links"] = [link[0] for link in links if link[1:3] == [node["id"], slot]] or None
     _place(nodes)
+    nodes.append(_note(len(nodes) + 1, template.note))
     kept = {"groups": [], "config": {}, "extra": {}, "version": 0.4}
     return {"last_node_id": len(nodes), "last_link_id": len(links), "nodes": nodes, "links": links, **kept}
 
 
-def _inputs(info: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Each input's name, kind and options, in the order in which they are drawn."""
+def inputs_of(about: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Each input's name, kind and options with the default, of a node, in the order in which they are drawn."""
     for group in ("required", "optional"):
-        for name in info["input_order"].get(group, ()):
-            kind, *rest = info["input"][group][name]
+        for name in about["input_order"].get(group, ()):
+            kind, *rest = about["input"][group][name]
             options = dict(rest[0]) if rest else {}
             if isinstance(kind, list):
                 kind, options = "COMBO", {"default": next(iter(kind), ""), **options}
-            if kind == "COMBO":
-                options.setdefault("default", next(iter(options.get("options", ())), ""))
+            if kind in ("COMBO", CHOICE):
+                first = next(iter(options.get("options", ())), "")
+                options.setdefault("default", first["key"] if kind == CHOICE else first)
             yield name, kind, options
 
 
@@ -62,23 +79,36 @@ def _node(
 ) -> dict[str, Any]:
     about, given = info[node["class_type"]], node["inputs"]
     inputs, values = [], []
-    for place, (name, kind, options) in enumerate(_inputs(about)):
+    for place, (name, kind, options) in enumerate(inputs_of(about)):
         entry: dict[str, Any] = {"name": name, "type": kind, "link": None}
-        if kind in WIDGETS:
+        linked = isinstance(given.get(name), list)
+        if is_widget(kind):
             entry["widget"] = {"name": name}
-            values.append(given.get(name, options.get("default")))
+            values.append(options.get("default") if linked else given.get(name, options.get("default")))
             values += ["fixed"] if options.get("control_after_generate") else []
-        elif name in given:
+        if linked:
             source, slot = given[name]
             entry["link"] = len(links) + 1
-            links.append([len(links) + 1, numbers[source], slot, number, place, kind])
+            links.append([len(links) + 1, numbers[source], slot, number, place, kind.partition(",")[0]])
         inputs.append(entry)
     outputs = [{"name": name, "type": kind} for kind, name in zip(about["output"], about["output_name"], strict=True)]
     height = HEAD + ROW * max(len(inputs), len(outputs)) + MORE.get(node["class_type"], 0)
+    properties: dict[str, Any] = {"Node name for S&R": node["class_type"]}
+    if files := downloads(given):
+        properties["models"] = files
     return {
         **{"id": number, "type": node["class_type"], "pos": [0, 0], "size": [WIDTH, height], "flags": {}},
         **{"order": number - 1, "mode": 0, "inputs": inputs, "outputs": outputs, "title": node["_meta"]["title"]},
-        **{"properties": {"Node name for S&R": node["class_type"]}, "widgets_values": values},
+        **{"properties": properties, "widgets_values": values},
+    }
+
+
+def _note(number: int, text: str) -> dict[str, Any]:
+    """A note above the graph."""
+    return {
+        **{"id": number, "type": NOTE, "pos": [LEFT, TOP - GAP - NOTE_SIZE[1]], "size": list(NOTE_SIZE), "flags": {}},
+        **{"order": number - 1, "mode": 0, "inputs": [], "outputs": [], "title": "About this template"},
+        **{"properties": {}, "widgets_values": [text]},
     }
 
 
@@ -91,17 +121,20 @@ def _place(nodes: Sequence[dict[str, Any]]) -> None:
         below[column] = node["pos"][1] + node["size"][1] + GAP
 
 
-def thumbnail(drawn: dict[str, Any]) -> Image.Image:
-    """The graph as the template browser shows it: our own nodes in blue, links by what they carry."""
-    nodes = {node["id"]: node for node in drawn["nodes"]}
+def thumbnail(drawn: dict[str, Any], template: Template) -> Image.Image:
+    """What the template browser shows: words, and the graph with our own nodes in blue and links by what they carry."""
+    nodes = {node["id"]: node for node in drawn["nodes"] if node["type"] != NOTE}
     right = max(node["pos"][0] + node["size"][0] for node in nodes.values())
     bottom = max(node["pos"][1] + node["size"][1] for node in nodes.values())
-    scale = min((THUMBNAIL[0] - 2 * MARGIN) / (right - LEFT), (THUMBNAIL[1] - 2 * MARGIN) / (bottom - TOP))
+    across = min((THUMBNAIL[0] - 2 * MARGIN) / (right - LEFT), 0.5)
+    down = min((THUMBNAIL[1] - TITLE - MARGIN) / (bottom - TOP), across)
     picture = Image.new("RGB", THUMBNAIL, BACKGROUND)
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(10)
+    draw.text((MARGIN, 6), template.family, fill=EDGE, font=ImageFont.load_default(36))
+    draw.text((MARGIN, 46), template.makes, fill=TEXT, font=ImageFont.load_default(22))
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return MARGIN + (x - LEFT) * scale, MARGIN + (y - TOP) * scale
+        return MARGIN + (x - LEFT) * across, TITLE + (y - TOP) * down
 
     for _, source, slot, target, place, kind in drawn["links"]:
         one, other = nodes[source], nodes[target]
@@ -111,7 +144,7 @@ def thumbnail(drawn: dict[str, Any]) -> Image.Image:
     for node in nodes.values():
         (left, top), size = at(*node["pos"]), node["size"]
         ours = "Parallel" in node["type"] or node["type"] in ("SPConfig", "TimedVAEDecode")
-        box = (left, top, left + size[0] * scale, top + size[1] * scale)
+        box = (left, top, left + size[0] * across, top + size[1] * down)
         draw.rounded_rectangle(box, 4, fill=OURS if ours else STOCK, outline=EDGE if ours else BACKGROUND)
         draw.text((left + 4, top + 3), node["title"], fill=TEXT, font=font)
     return picture
@@ -130,14 +163,15 @@ def text_of(drawn: dict[str, Any]) -> str:
 
 
 def main(names: Sequence[str]) -> None:
-    """Draw these examples."""
+    """Draw these workflows, or all."""
     with ComfyServer() as server:
         info = ComfyClient(server.url).object_info()
-    for name in names:
-        drawn = as_drawn(json.loads((PACK_ROOT / "examples" / f"{name}.json").read_text()), info)
+    for name in names or TEMPLATES:
+        graph = json.loads((PACK_ROOT / "api_workflows" / f"{name}.json").read_text())
+        drawn = as_drawn(graph, info, TEMPLATES[name])
         target = PACK_ROOT / "example_workflows" / f"{name}.json"
         target.write_text(text_of(drawn))
-        thumbnail(drawn).save(target.with_suffix(".jpg"), quality=88)
+        thumbnail(drawn, TEMPLATES[name]).save(target.with_suffix(".jpg"), quality=88)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """From the format ComfyUI's editor saves to the one its server queues, as the editor itself converts it.
 
 Owns: nodes, links and the order of widget values (the part of a saved workflow that an added or moved input breaks).
-Does not own: subgraphs, reroutes, muted and bypassed nodes, which the shipped examples do not use; they raise.
+Does not own: subgraphs, reroutes, muted and bypassed nodes, choices that bring inputs of their own, none of which the
+shipped templates use; they raise.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from typing import Any
 
 from host.client import Workflow
 
-WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
+CHOICE = "COMFY_DYNAMICCOMBO_V3"  # a COMBO whose options may bring inputs of their own
+WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", CHOICE)
+NOTE = "MarkdownNote"  # text on the canvas, known to the editor alone
 ACTIVE = 0
+Titled = dict[str, tuple[str, dict[str, Any]]]
 
 
 def to_api(saved: dict[str, Any], object_info: dict[str, Any]) -> Workflow:
@@ -19,6 +23,8 @@ def to_api(saved: dict[str, Any], object_info: dict[str, Any]) -> Workflow:
     sources = {link: (str(node), slot) for link, node, slot, *_ in saved["links"]}
     graph: Workflow = {}
     for node in saved["nodes"]:
+        if node["type"] == NOTE:
+            continue
         if node["mode"] != ACTIVE or node["type"] not in object_info:
             raise ValueError(f"node {node['id']} ({node['type']}) is muted, bypassed or unknown")
         values = widget_values(node, object_info[node["type"]])
@@ -36,13 +42,39 @@ def widget_values(node: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
         for name in info["input_order"].get(group, ()):
             kind, *rest = info["input"][group][name]
             options = rest[0] if rest else {}
-            if (isinstance(kind, str) and kind not in WIDGETS) or options.get("forceInput"):
+            if not is_widget(kind) or options.get("forceInput"):
                 continue
             if not left:
                 break  # an input added later: the editor takes its default
             values[name] = left.pop(0)
+            if kind == CHOICE and brings_inputs(options, values[name]):
+                raise ValueError(f"node {node['id']} ({node['type']}): {name}={values[name]} brings inputs of its own")
             if options.get("control_after_generate"):
                 left.pop(0)  # what the editor does with the seed afterwards
     if left:
         raise ValueError(f"node {node['id']} ({node['type']}) has {len(left)} values for no input: {left}")
     return values
+
+
+def is_widget(kind: str | list[Any]) -> bool:
+    """Whether the editor draws an input of this kind as a widget; of several kinds the first decides."""
+    return isinstance(kind, list) or kind.partition(",")[0] in WIDGETS
+
+
+def brings_inputs(options: dict[str, Any], chosen: str) -> bool:
+    """Whether this option of a choice has inputs."""
+    return any(each["key"] == chosen and any(each["inputs"].values()) for each in options["options"])
+
+
+def by_title(graph: Workflow) -> Titled:
+    """A graph without its ids: class and inputs by the node's title, links by the title they come from."""
+    titles = {name: node["_meta"]["title"] for name, node in graph.items()}
+    assert len(set(titles.values())) == len(titles)
+    found = {}
+    for name, node in graph.items():
+        inputs = {
+            key: [titles[value[0]], value[1]] if isinstance(value, list) else value
+            for key, value in node["inputs"].items()
+        }
+        found[titles[name]] = (node["class_type"], inputs)
+    return found

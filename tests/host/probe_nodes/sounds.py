@@ -41,6 +41,10 @@ class StereoVAE:
         frames = waveform.movedim(1, -1).unflatten(-1, (-1, RATE // STEREO_FRAMES_PER_S)).amax(dim=-1)  # (1, 2, F)
         return random_values(6, 32)[None, :, None, None] * (frames[:, None] - 3)
 
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """A sound (1, S, 2), each frame's samples alike."""
+        return as_sound(latents.mean(dim=1), RATE // STEREO_FRAMES_PER_S)
+
 
 class SpectralVAE:
     """LTX-2's shapes: latents (1, 8, F, 16), F by the length of a video."""
@@ -49,13 +53,25 @@ class SpectralVAE:
 
     def __init__(self) -> None:
         self.first_stage_model = SimpleNamespace(
-            latent_frequency_bins=16, num_of_latents_from_frames=self.num_of_latents_from_frames
+            latent_frequency_bins=16,
+            num_of_latents_from_frames=self.num_of_latents_from_frames,
+            output_sample_rate=RATE,
         )
 
     @staticmethod
     def num_of_latents_from_frames(frames: int, rate: float) -> int:
         """Sound frames beside so many pictures; the name is ComfyUI's."""
         return round(frames / rate * SPECTRAL_FRAMES_PER_S)
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """A sound (1, S, 2), each frame's samples alike: a side by each half of the frequencies."""
+        sides = [half.mean(dim=(1, 3)) for half in latents.chunk(2, dim=3)]  # (1, F)
+        return as_sound(torch.stack(sides, dim=1), RATE // SPECTRAL_FRAMES_PER_S)
+
+
+def as_sound(frames: torch.Tensor, samples: int) -> torch.Tensor:
+    """A value a side and frame (1, 2, F) to `samples` samples a frame (1, S, 2), in -1 to 1."""
+    return frames.float().tanh().repeat_interleave(samples, dim=2).movedim(1, 2)
 
 
 VAES: dict[str, Any] = {"stereo": StereoVAE, "spectral": SpectralVAE}

@@ -1,0 +1,102 @@
+"""Templates as ComfyUI offers them: each once, with words, a thumbnail, and what it may download for it.
+
+That each runs is tested with the saved workflows (test_saved_workflows.py), which every template is one of; that the
+editor reads it, in tests/browser.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from host.client import ComfyClient, PromptRefusedError
+from host.server import PACK_NAME, PACK_ROOT
+
+from .templates import FOLDERS, HUB, TEMPLATES, USERS_OWN
+from .ui_format import NOTE, to_api
+
+FOLDER = PACK_ROOT / "example_workflows"
+MOST_BYTES = 60_000  # of a thumbnail
+each_template = pytest.mark.parametrize("name", TEMPLATES)
+# The families that people run most, by what the templates call them.
+FAMILIES = {"Qwen-Image", "Wan 2.1", "Wan 2.2", "LTX-2", "MiniMax H3", "Z-Image Turbo", "Flux.2 klein"}
+
+
+def saved(name: str) -> dict[str, Any]:
+    """A template's file."""
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def test_comfyui_lists_every_template_once(client: ComfyClient) -> None:
+    listed = client.get("/workflow_templates")[PACK_NAME]
+    assert sorted(listed) == sorted(TEMPLATES)
+    assert {path.stem for path in FOLDER.iterdir()} == set(TEMPLATES)
+
+
+@each_template
+def test_comfyui_serves_a_template_with_its_thumbnail(name: str, client: ComfyClient) -> None:
+    assert client.get(f"/api/workflow_templates/{PACK_NAME}/{name}.json") == saved(name)
+    picture = client.get_bytes(f"/api/workflow_templates/{PACK_NAME}/{name}.jpg")
+    path = FOLDER / f"{name}.jpg"
+    assert picture == path.read_bytes()
+    assert len(picture) < MOST_BYTES
+    with Image.open(path) as opened:
+        assert opened.width >= 300
+
+
+@each_template
+def test_a_template_has_a_note_of_one_line(name: str) -> None:
+    (note,) = (node for node in saved(name)["nodes"] if node["type"] == NOTE)
+    assert note["widgets_values"] == [TEMPLATES[name].note]
+    assert "\n" not in TEMPLATES[name].note
+
+
+@each_template
+def test_a_server_finds_nothing_wrong_but_the_files_that_comfyui_can_download(
+    name: str, client: ComfyClient, info: dict[str, Any]
+) -> None:
+    file = saved(name)
+    with pytest.raises(PromptRefusedError) as refused:
+        client.queue(to_api(file, info))
+    errors = [error for node in refused.value.body["node_errors"].values() for error in node["errors"]]
+    assert {error["type"] for error in errors} == {"value_not_in_list"}
+    missing = {
+        (FOLDERS[error["extra_info"]["input_name"]], error["extra_info"]["received_value"])
+        for error in errors
+        if error["extra_info"]["received_value"] not in USERS_OWN
+    }
+    offered = [model for node in file["nodes"] for model in node["properties"].get("models", [])]
+    assert {(model["directory"], model["name"]) for model in offered} == missing
+    for model in offered:
+        assert model["url"].startswith(HUB)
+        assert model["url"].endswith(f"/{model['name']}")
+
+
+@each_template
+def test_a_templates_inputs_and_links_are_those_of_its_nodes(name: str, info: dict[str, Any]) -> None:
+    """The server passes over inputs that it does not know; the editor joins links by their places."""
+    file = saved(name)
+    nodes = {node["id"]: node for node in file["nodes"]}
+    assert len(nodes) == len(file["nodes"])
+    for node in (node for node in file["nodes"] if node["type"] != NOTE):
+        about = info[node["type"]]
+        known = [each for group in ("required", "optional") for each in about["input_order"].get(group, ())]
+        assert [each["name"] for each in node["inputs"]] == known
+        assert [each["type"] for each in node["outputs"]] == about["output"]
+    for link, source, slot, target, place, kind in file["links"]:
+        assert nodes[target]["inputs"][place]["link"] == link
+        assert kind in nodes[target]["inputs"][place]["type"].split(",")
+        assert nodes[source]["outputs"][slot]["type"] == kind
+        assert link in nodes[source]["outputs"][slot]["links"]
+
+
+def test_the_families_that_people_run_have_templates() -> None:
+    assert {template.family for template in TEMPLATES.values()} >= FAMILIES
+
+
+def test_who_goes_to_the_old_folder_reads_where_its_files_are() -> None:
+    assert not (PACK_ROOT / "examples").exists()
+    assert "`api_workflows/`" in (PACK_ROOT / "README.md").read_text()

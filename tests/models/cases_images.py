@@ -135,6 +135,11 @@ def _() -> Case:
     return sd3([0, 1], control={"output": [noise(2, 35, 384), None, noise(2, 35, 384)]})
 
 
+@case("SD3.5 medium, 1 token of text")
+def _() -> Case:
+    return sd3([0, 1], context=noise(2, 1, 48))
+
+
 @case("SD3.5 large")
 def _() -> Case:
     return sd3([])

@@ -49,14 +49,24 @@ def _() -> Case:
     return h3(), clip(**payload, cond_audio_latents=[noise(1, 32, 2, 3), noise(1, 32, 2, 2)])
 
 
-@case("Mochi, cropped text")
-def _() -> Case:
+def mochi(text: int, cropped: int) -> Case:
+    """Mochi, of whose tokens of text so many count."""
     sizes = {"depth": 2, "patch_size": 2, "num_heads": 6, "hidden_size_x": 96, "hidden_size_y": 48, "in_channels": 12}
     sizes |= {"mlp_ratio_x": 128.0, "mlp_ratio_y": 2.0, "qk_norm": True, "qkv_bias": False, "learn_sigma": False}
     sizes |= {"use_t5": True, "t5_feat_dim": 48, "t5_token_length": 9, "timestep_scale": 1000.0}
-    given = {"x": noise(1, 12, *VIDEO), "timestep": at(0.7), "context": noise(1, 9, 48), "num_tokens": 6}
-    given |= {"attention_mask": torch.ones(1, 9, dtype=torch.bool)}
+    given = {"x": noise(1, 12, *VIDEO), "timestep": at(0.7), "context": noise(1, text, 48), "num_tokens": cropped}
+    given |= {"attention_mask": torch.ones(1, text, dtype=torch.bool)}
     return build("comfy.ldm.genmo.joint_model.asymm_models_joint.AsymmDiTJoint", **sizes), given
+
+
+@case("Mochi, cropped text")
+def _() -> Case:
+    return mochi(9, 6)
+
+
+@case("Mochi, 1 token of text")
+def _() -> Case:
+    return mochi(1, 1)
 
 
 @case("Kandinsky 5")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.cuts import cut_control, cutter, gatherer
-from parallel_runtime.models.plans.words import parse
+from parallel_runtime.models.plans.words import parse, parse_attention
 
 PARTS = (1, 2, 3)
 
@@ -119,13 +119,27 @@ def test_few_tokens_count_once_among_the_keys(total: int, parts: int) -> None:
         assert torch.equal(ordered[0], mask[0, torch.cat(keys, 1).flatten().long()]), "a column for each key"
 
 
-def test_few_tokens_are_refused_where_the_plan_leaves_attention_open_and_others_are_cut() -> None:
-    call = TokenCall(Part(3, 0), "Tiny", open_lengths=True)  # type: ignore[arg-type]
-    call.introduce("img", 7)
-    with pytest.raises(ValueError, match=r"Tiny: stream 'txt' has 2 tokens for 3 ranks.*at most 2"):
-        call.introduce("txt", 2)
-    call = TokenCall(Part(3, 0), "Tiny", open_lengths=True)  # type: ignore[arg-type]
-    assert [call.introduce("img", 2), call.introduce("txt", 7)] == [(2, 2, 2), (7, 7, 7)]
+@pytest.mark.parametrize("text", [2, 9])
+def test_of_alternatives_that_is_chosen_in_which_a_rank_has_so_many_tokens(text: int) -> None:
+    joint = parse_attention("txt+img|img")
+    for call in calls(3, img=7, txt=text):
+        mine = call.streams["img"][call.index]
+        both = mine + call.streams["txt"][call.index]
+        assert call.chosen(joint, (both, both)) is joint
+        assert call.chosen(joint, (mine, mine)) == parse_attention("img")
+
+
+@pytest.mark.parametrize("first", [0, 1, 4, 9])
+@pytest.mark.parametrize("text", [2, 9])
+def test_the_first_tokens_of_a_stream_are_a_stream(text: int, first: int) -> None:
+    first = min(first, text)
+    ranks, value, streams = calls(3, img=7, txt=text), rows(1, 7 + text), ("img", "index:txt")
+    held = [call.streams["img"][call.index] + cutter(parse("index:txt"))(call, first) for call in ranks]
+    assert list(ranks[0].lengths(streams)) == held
+    mine = [each[:, :count] for each, count in zip(shares(ranks, "img+txt", value), held, strict=True)]
+    kept = [call.counted(streams, each, 1) for call, each in zip(ranks, mine, strict=True)]
+    assert [each.shape[1] for each in kept] == list(ranks[0].key_lengths(streams))
+    assert sorted(torch.cat(kept, 1).flatten().tolist()) == list(range(7 + first))
 
 
 def test_a_stream_without_any_token_is_there_on_no_rank() -> None:

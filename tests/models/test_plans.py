@@ -71,14 +71,15 @@ def test_a_word_that_is_none_is_refused_with_its_text(text: str) -> None:
         ("txt+img", Attention(("txt", "img"), ("txt", "img"))),
         ("vid<-aud", Attention(("vid",), ("aud",))),
         ("local", Attention(local=True)),
-        ("?", Attention()),
+        ("vid+index:txt", Attention(("vid", "index:txt"), ("vid", "index:txt"))),
+        ("txt+img|img", Attention(("txt", "img"), ("txt", "img"), otherwise=Attention(("img",), ("img",)))),
     ],
 )
 def test_a_word_of_attention_is_parsed(text: str, attention: Attention) -> None:
     assert parse_attention(text) == attention
 
 
-@pytest.mark.parametrize("text", ["", "vid<-", "a<-b<-c", "-txt+img", "txt@2", "Local"])
+@pytest.mark.parametrize("text", ["", "vid<-", "a<-b<-c", "-txt+img", "txt@2", "Local", "?", "img|local"])
 def test_a_word_of_attention_that_is_none_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="says nothing of attention") as error:
         Plan(attention={"blocks": {"attn": text}}, cut={"a.0": {"x": "img"}}, gather={"b": "img"})
@@ -102,6 +103,7 @@ def test_no_other_word_gives_a_length(text: str) -> None:
         {"gather": {"b": "txt"}},
         {"gather": ({"b": "img"}, {"c": ("img", "txt")})},
         {"attention": {"a": "txt+img"}},
+        {"attention": {"a": "img|txt"}},
         {"attention": {"a": {"attn": "img<-txt"}}},
         {"whole": {"c": {"x": "txt"}}},
         {"control": {"input": "txt"}},
@@ -111,6 +113,13 @@ def test_no_other_word_gives_a_length(text: str) -> None:
 def test_a_stream_whose_length_nothing_gives_is_refused(changed: dict) -> None:
     with pytest.raises(ValueError, match="no word of the plan gives the length of 'txt'"):
         Plan(**{"attention": {}, "cut": {"a.0": {"x": "img"}}, "gather": {"b": "img"}} | changed)
+
+
+def test_first_tokens_of_which_nothing_says_how_many_are_refused() -> None:
+    words = {"x": "img", "y": "txt"}
+    with pytest.raises(ValueError, match="no word of the plan gives the length of 'index:txt'"):
+        Plan(attention={"a": "img+index:txt"}, cut={"a.0": words}, gather={"b": "img"})
+    Plan(attention={"a": "img+index:txt"}, cut={"a.0": words, "a.*": {"crop": "index:txt"}}, gather={"b": "img"})
 
 
 def test_control_is_for_one_stream() -> None:

@@ -44,6 +44,9 @@ class AttentionSwitch:
         """As ComfyUI's function: q, k, v (B, H, S, D) with `skip_reshape`, else (B, S, H * D); the output alike."""
         call = self.call
         attention = None if call is None else call.attention
+        if call is not None and attention is not None and attention.otherwise is not None:
+            dim = 2 if skip_reshape else 1
+            attention = call.chosen(attention, (q.shape[dim], k.shape[dim]))
         if call is None or attention is None or attention.local or (call.uncut and call.has_all_keys(attention)):
             return self.stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
         if not skip_reshape:
@@ -85,14 +88,12 @@ class AttentionSwitch:
         return kernel
 
     def _lengths(self, call: TokenCall, attention: Attention, q: Tensor, k: Tensor) -> Lengths:
-        """Queries and keys of each rank in this call, by the plan, or as the ranks told each other for this shape."""
+        """Queries and keys of each rank in this call, by the plan."""
         if attention is UNPLANNED:
             raise ValueError(
                 f"{call.name}: attention in a block, outside of the modules that the plan names; "
                 "use a ComfyUI that the plan was made for"
             )
-        if not attention.queries:
-            return self._ask(call, q, k)
         lengths, planned = call.attended(attention)
         found = (q.shape[2], k.shape[2])
         if found != planned:
@@ -101,22 +102,6 @@ class AttentionSwitch:
                 f"on this rank and {planned[0]} and {planned[1]} by the plan; use a ComfyUI that the plan was made for"
             )
         return lengths
-
-    def _ask(self, call: TokenCall, q: Tensor, k: Tensor) -> Lengths:
-        """Everybody's lengths; once for each attention call of a forward and all that its lengths can depend on."""
-        call.asked += 1
-        found = (q.shape[2], k.shape[2])
-        shape = (call.asked, *sorted(call.streams.items()), *call.indices)
-        if shape not in call.told:
-            told = call.group.gather(torch.tensor([found], device=q.device), dim=0, lengths=(1,) * call.parts).tolist()
-            call.told[shape] = tuple(each[0] for each in told), tuple(each[1] for each in told)
-        queries, keys = call.told[shape]
-        if (queries[call.index], keys[call.index]) != found:
-            raise ValueError(
-                f"{call.name}: attention has {found[0]} queries and {found[1]} keys on this rank, and had others in an "
-                "earlier call of this shape; use cfg parallel or data parallel for this input"
-            )
-        return queries, keys
 
 
 def _by_heads(tensor: Tensor, width: int) -> Tensor:

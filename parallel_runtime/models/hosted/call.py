@@ -12,47 +12,31 @@ import torch
 from torch import Tensor
 
 from ...parallel.shard import split_lengths
-from ..plans.words import GRID, UNPLANNED, Attention
+from ..plans.words import FIRST, GRID, UNPLANNED, Attention
 from .group import TokenGroup
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each rank in an attention call
-Told = dict[tuple, Lengths]
 
 
 class TokenCall:
     """One call of a shared model: its streams' lengths, what has been cut already, and which attention is under way."""
 
-    def __init__(self, group: TokenGroup, name: str, told: Told | None = None, *, open_lengths: bool = False) -> None:
-        """`open_lengths`: the plan leaves open which streams an attention call is over."""
+    def __init__(self, group: TokenGroup, name: str) -> None:
         self.group, self.parts, self.index = group, group.parts, group.index
         self.name = name  # of the model, for messages
         self.control: dict[str, Any] | None = None  # residuals that are whole still
         self.streams: dict[str, tuple[int, ...]] = {}  # stream -> tokens of each rank
         self.uncut: set[str] = set()  # streams of which every rank has all tokens
-        self.open_lengths = open_lengths
         self.grid: tuple[int, int, int] = (0, 0, 0)
-        self.indices: list[int] = []  # values that an "index:" word has cut
         self.changed: dict[tuple[int, int], tuple[Any, Any]] = {}  # see hooks.py
         self.attention: Attention | None = None  # of the module that runs; None outside of blocks
         # by the id of an Attention: to hash one takes longer
         self.lengths_of: dict[int, tuple[Lengths, tuple[int, int]]] = {}
         self.tokens = 0  # keys of the largest attention call so far
-        self.asked = 0  # attention calls whose lengths the plan leaves open
-        self.told: Told = {} if told is None else told  # their lengths, by shape; outlives the call
 
     def introduce(self, stream: str, total: int) -> tuple[int, ...]:
-        """Deal the tokens of a stream that is new.
-
-        Raises ValueError for fewer than there are ranks where the plan leaves open in which attention they are, and
-        tokens of another stream were dealt.
-        """
-        few = 0 < total < self.parts
-        if few and self.open_lengths and len(self.uncut) < len(self.streams):
-            raise ValueError(
-                f"{self.name}: stream {stream!r} has {total} tokens for {self.parts} ranks, and each rank needs one; "
-                f"use at most {total} ranks for its tokens"
-            )
-        if few or (self.open_lengths and self.uncut):
+        """Deal the tokens of a stream that is new."""
+        if 0 < total < self.parts:
             self.uncut.add(stream)
             lengths = (total,) * self.parts
         else:
@@ -60,6 +44,17 @@ class TokenCall:
             lengths = lengths if len(self.streams) % 2 else lengths[::-1]
         self.streams[stream] = lengths
         return lengths
+
+    def introduce_first(self, stream: str, total: int) -> tuple[int, ...]:
+        """The first `total` tokens of a stream, as a stream of their own: each rank has those that it has already."""
+        name, lengths, uncut = f"{FIRST}{stream}", self.streams[stream], stream in self.uncut
+        starts = [0 if uncut else sum(lengths[:part]) for part in range(self.parts)]
+        found = tuple(min(max(total - start, 0), each) for start, each in zip(starts, lengths, strict=True))
+        if self.streams.get(name) != found:
+            self.lengths_of.clear()
+        self.streams[name] = found
+        self.uncut |= {name} if uncut else set()
+        return found
 
     def start(self, stream: str) -> int:
         """Where this rank's tokens begin in the whole stream."""
@@ -88,6 +83,12 @@ class TokenCall:
             lengths = queries, self.key_lengths(attention.keys)
             known = self.lengths_of[id(attention)] = lengths, (queries[self.index], held[self.index])
         return known
+
+    def chosen(self, attention: Attention, found: tuple[int, int]) -> Attention:
+        """Of alternatives the first in which this rank has so many queries and keys; the last where there is none."""
+        while attention.otherwise is not None and self.attended(attention)[1] != found:
+            attention = attention.otherwise
+        return attention
 
     def has_all_keys(self, attention: Attention) -> bool:
         """Whether every rank has all keys of this attention."""

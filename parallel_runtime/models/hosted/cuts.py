@@ -178,8 +178,7 @@ def cut_ranges(call: TokenCall, ranges: Sequence[tuple], runs: Sequence[Run]) ->
 
 def cut_index(call: TokenCall, value: int, stream: str) -> int:
     """How many of the first `value` tokens of a stream are this rank's."""
-    call.indices.append(value)
-    return min(max(value - call.start(stream), 0), call.streams[stream][call.index])
+    return call.introduce_first(stream, value)[call.index]
 
 
 def cut_guide_mask(call: TokenCall, mask: Any, stream: str) -> Any:  # noqa: ANN401

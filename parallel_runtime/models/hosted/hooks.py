@@ -25,7 +25,7 @@ from torch import nn
 from ..plans.plan import Plan
 from ..plans.words import Attention
 from .attention import installed
-from .call import TokenCall, Told
+from .call import TokenCall
 from .cuts import cut_control
 from .group import TokenGroup
 from .places import NOWHERE, Argument, Place, find_places
@@ -42,10 +42,7 @@ class SharedModel:
         self.tokens = 0  # of the largest attention call that the last call shared
         self._switch = installed()
         self._call: TokenCall | None = None
-        self._told: Told = {}
         self._control_at = _position_of(model, "control")
-        said = [each for blocks in plan.attention for each in plan.attention_of(blocks).values()]
-        self._open_lengths = any(not each.local and not each.queries for each in said)
         self._wrapped: list[nn.Module] = []
         for place in find_places(model, plan):
             self._wrap(place.module, partial(self._placed, place))
@@ -70,7 +67,7 @@ class SharedModel:
             self.tokens = 0
             if not self.active:
                 return inner(*args, **kwargs)
-            call = TokenCall(self.group, name, self._told, open_lengths=self._open_lengths)
+            call = TokenCall(self.group, name)
             args = self._with_control(call, args, kwargs)
             self._call = self._switch.call = call
             try:

@@ -33,7 +33,7 @@ PLANS = {
         gather={"last": "all"},
     ),
     "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper": Plan(
-        attention={"joint_blocks": "?"},  # joint, then in some blocks of the image alone
+        attention={"joint_blocks": "txt+img|img"},  # joint, then in some blocks of the image alone
         cut={"joint_blocks.0": {"#1": "img", "#0": "txt"}},
         gather={"final_layer": "img"},
         control={"output": "img"},

@@ -7,7 +7,7 @@ which needs ComfyUI (models/hosted/hooks.py).
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .words import Attention, Tokens, Word, WordText, introduced_by, parse, parse_attention, streams_in
+from .words import FIRST, Attention, Index, Tokens, Word, WordText, introduced_by, parse, parse_attention, streams_in
 
 Words = Mapping[str, WordText]
 
@@ -33,6 +33,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         known = {stream for word in self._cutting() for stream in introduced_by(word)}
+        known |= {f"{FIRST}{word.stream}" for word in self._cutting() if isinstance(word, Index)}
         unknown = sorted({stream for word in self._all() for stream in streams_in(word)} - known)
         if unknown:
             raise ValueError(f"no word of the plan gives the length of {unknown[0]!r}; cut it alone somewhere")

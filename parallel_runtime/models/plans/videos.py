@@ -13,7 +13,7 @@ PREDICT2 = Plan(
 
 PLANS = {
     "comfy.ldm.genmo.joint_model.asymm_models_joint.AsymmDiTJoint": Plan(
-        attention={"blocks": "?"},  # video and as much text as there is in the prompt
+        attention={"blocks": "vid+index:txt"},  # video and as much text as there is in the prompt
         cut={
             "blocks.0": {"x": "vid", "y": "txt"},
             "blocks.*": {"**rope_cos": "vid@0", "**rope_sin": "vid@0", "**crop_y": "index:txt"},

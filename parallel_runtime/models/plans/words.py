@@ -26,7 +26,8 @@ Words for attention, of the queries and keys in an attention call:
     "txt+img"         both are these streams, one after another
     "vid<-aud"        queries are vid, keys are aud
     "local"           keys are whole on every rank (cross attention): nothing is exchanged
-    "?"               not known from the streams: the ranks tell each other their lengths, once for each shape
+    "vid+index:txt"   of txt only the first tokens, as many as the last "index:txt" said
+    "txt+img|img"     the first of them in which there are as many queries and keys as in the call
 
 Owns the text of words. Does not own what a word does to a tensor (models/hosted/cuts.py).
 """
@@ -36,8 +37,10 @@ from dataclasses import dataclass
 from typing import Union
 
 GRID = "grid"
+FIRST = "index:"  # before the name of a stream: its first tokens, as many as the word "index:" said
 FORM = re.compile(r"(?:(?P<kind>[a-z]+)(?P<ndim>\d*):)?(?P<runs>[a-z0-9_+*-]+)(?:@(?P<dim>\d+))?")
 RUN = re.compile(r"-?[a-z][a-z0-9_]*")
+ATTENDED = re.compile(r"(?:index:)?[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -114,11 +117,15 @@ WordText = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Attention:
-    """The streams of an attention call's queries and keys. `local`: keys are whole. No streams: lengths are asked."""
+    """The streams of an attention call's queries and keys. `local`: keys are whole.
+
+    `otherwise`: what it is over where a call's lengths are not those of these streams.
+    """
 
     queries: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     local: bool = False
+    otherwise: Union["Attention", None] = None
 
 
 UNPLANNED = Attention(queries=("unplanned",))  # in a block, but in none of the modules that its plan names
@@ -165,13 +172,13 @@ def parse_attention(text: str) -> Attention:
     """What `text` says of an attention call. Raises ValueError, with the text, for what it cannot be."""
     if text == "local":
         return Attention(local=True)
-    if text == "?":
-        return Attention()
-    sides = [side.split("+") for side in text.split("<-")]
+    first, *others = text.split("|")
+    sides = [side.split("+") for side in first.split("<-")]
     names = [name for side in sides for name in side]
-    if len(sides) > 2 or not all(RUN.fullmatch(name) and not name.startswith("-") for name in names):
-        raise ValueError(f"{text!r} says nothing of attention; use 'txt+img', 'vid<-aud', 'local' or '?'")
-    return Attention(tuple(sides[0]), tuple(sides[-1]))
+    if len(sides) > 2 or "local" in others or not all(map(ATTENDED.fullmatch, names)):
+        raise ValueError(f"{text!r} says nothing of attention; use 'txt+img', 'vid<-aud', 'local' or 'txt+img|img'")
+    otherwise = parse_attention("|".join(others)) if others else None
+    return Attention(tuple(sides[0]), tuple(sides[-1]), otherwise=otherwise)
 
 
 def _runs(names: list[str], text: str) -> tuple[Run, ...]:
@@ -184,7 +191,7 @@ def _runs(names: list[str], text: str) -> tuple[Run, ...]:
 def streams_in(word: Word | Attention) -> set[str]:
     """The streams that a word names."""
     if isinstance(word, Attention):
-        return {*word.queries, *word.keys}
+        return {*word.queries, *word.keys} | (streams_in(word.otherwise) if word.otherwise else set())
     if isinstance(word, Each):
         return {name for each in word.words if each is not None for name in streams_in(each)}
     if isinstance(word, Grid):

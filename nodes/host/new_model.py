@@ -4,7 +4,7 @@ Owns who is asked for a plan, and when. What a plan is chosen by is the chooser'
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import Protocol, TypeAlias
 
@@ -96,7 +96,7 @@ def remote_patcher(
     patcher = POOLS.root(pooled.weights, make).clone()
     if isinstance(source, HostedSource):
         refuse_unplanned(patcher.model.diffusion_model, decision.plan)
-    patcher.decision = decision
+    patcher.decision, patcher.origin = decision, object()
     if decision.work is not None and decision.plan.ranks > 1 and isinstance(source, Source):
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, source.shape, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled and isinstance(source, Source)
@@ -121,8 +121,24 @@ def with_context(
     if not isinstance(patcher, RemotePatcher):  # a guider may run another model with our options
         return executor(noise, latent, sampler, sigmas, *more, **named)
     check_controlnets(guider.conds)
+    _refuse_beside(patcher, vars(guider).values())
     usual = patcher.decision.work
     work = None if usual is None else work_of_run(guider, noise, sigmas, usual)
     run = patcher.new_run(patcher.decision_for(work))
     with begun(guider.model_options, run):
         return executor(noise, latent, sampler, sigmas, *more, **named)
+
+
+def _refuse_beside(patcher: RemotePatcher, others: Iterable[object]) -> None:
+    """Raise `ValueError` for a MODEL of another loader on the same weights with other changes of them.
+
+    ComfyUI has one model for both and would give it one's changes alone. Of one loader stock does the same.
+    """
+    for other in others:
+        if isinstance(other, RemotePatcher) and other.model is patcher.model and other.origin is not patcher.origin:
+            if other.patch_set().name != patcher.patch_set().name:
+                name = os.path.basename(patcher.model.pooled.spec.path)
+                raise ValueError(
+                    f"the guider has two MODELs of {name} on the same workers with different LoRAs, and both would get "
+                    "those of one; use Load Diffusion Model for one of them, or other devices in its SP Config"
+                )

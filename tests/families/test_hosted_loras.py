@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from safetensors.torch import save_file
 from host.adapters import HOSTED_KINDS, lora, noise, write_adapter
 from host.client import ComfyClient
 from host.pack_workflows import TOLERANCE, latent_of, relative_error
+from parity.edits import HERE, custom_sampling
 
 from .conftest import Stock
+from .graphs import node
 from .hosted import PLANS, VISIBLE, ours, small, with_loras
 from .variants import BY_NAME
 
@@ -106,3 +109,31 @@ def test_a_lora_for_another_model_is_one_clear_error_and_the_next_prompt_is_righ
     assert "[48, 4]" in first_line and "blocks.0.ffn.0.weight" in first_line
     assert "use one made for this model" in first_line
     assert relative_error(latent_of(hosted_client, ours(small())), stock(small())) <= TOLERANCE
+
+
+def test_two_models_of_one_file_with_other_loras_are_refused_in_one_guider(
+    hosted_client: ComfyClient, stock: Stock, loras: Path, family_models: Path
+) -> None:
+    """Of two loaders; stock loads the file twice then. What the message says to do equals that."""
+    folder = family_models / "diffusion_models"
+    twin = with_loras(small(), (file_of("Wan", "lora_alpha"), 0.8))
+    file = twin["model"]["inputs"]["unet_name"]
+    if not (folder / "twin.safetensors").exists():
+        (folder / "twin.safetensors").hardlink_to(folder / file)  # or the cache of nodes makes one loader of both
+    twin["model b"] = node("UNETLoader", unet_name="twin.safetensors", weight_dtype="default")
+    custom_sampling("DualModelGuider", positive=HERE, negative=HERE, cfg=HERE, model_negative=["model b", 0])(twin)
+    graph = ours(twin, sampler="SamplerCustomAdvanced")
+    assert relative_error(latent_of(hosted_client, graph), stock(twin)) <= TOLERANCE, (
+        "of another file nothing is shared"
+    )
+    graph["model b"] = copy.deepcopy(graph["model"])
+    graph["config b"] = copy.deepcopy(graph["config"])
+    graph["config b"]["inputs"]["lora"] = "side branch"
+    graph["model b"]["inputs"]["sp_config"] = ["config b", 0]
+    result = hosted_client.queue(graph)
+    assert (result.status, result.error_node) == ("error", "SamplerCustomAdvanced")
+    first_line = result.error_message.splitlines()[0]
+    assert f"two MODELs of {file} on the same workers" in first_line
+    assert "use Load Diffusion Model for one of them" in first_line
+    graph["model b"] = node("UNETLoader", unet_name=file, weight_dtype="default")
+    assert relative_error(latent_of(hosted_client, graph), stock(twin)) <= TOLERANCE

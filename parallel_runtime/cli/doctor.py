@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -31,6 +32,8 @@ from .calibrate import describe_calibration, keep_calibration
 from .check import Check
 from .comfyui_process import ComfyUIProcess, find_comfyui
 from .comfyui_process import version_of as version_of_comfyui
+from .doctor_model import describe as describe_the_file
+from .doctor_model import describe_file
 from .gpu_checks import LOOK, LOOK_AMD, check_cuda, check_nccl_files, gpu_checks
 from .gpu_facts import GpuFacts, look
 from .judge import REMEDY, NoJudgeError, load_judge
@@ -53,23 +56,32 @@ def run(arguments: argparse.Namespace) -> dict:
     selection = _selection(arguments.devices)
     # A build of torch for the CPU has nobody to ask.
     facts = look() if torch.version.cuda or torch.version.hip else GpuFacts()
+    devices = [_describe_device(device, facts) for device in selection.devices]
+    file = {}
+    if arguments.model is not None:
+        free = [int(each["free_bytes"] or 0) for each in devices]
+        file = {"file": describe_file(arguments.model, arguments.comfyui, selection.devices, free)}
     checks = [*machine_checks(), *_device_checks(selection, facts), _check_comfyui(arguments.comfyui)]
     if all(check.ok for check in checks if check.needed):
         checks.extend(_live_checks(selection.devices))
     can_run = all(check.ok for check in checks if check.needed)
     measured = {"calibration": keep_calibration(selection.devices)} if arguments.calibrate and can_run else {}
-    return measured | {
-        "can_run": can_run,
-        "devices": [_describe_device(device, facts) for device in selection.devices],
-        "warnings": list(selection.warnings),
-        "backends": {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()},
-        "peer_access": _peer_access(facts, selection),
-        "gpus": asdict(facts.nameless()),
-        "memory": {"total_bytes": psutil.virtual_memory().total, "free_bytes": psutil.virtual_memory().available},
-        "dev_shm": _shared_memory_folder(),
-        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in REPORTED}},
-        "checks": [asdict(check) for check in checks],
-    }
+    return (
+        file
+        | measured
+        | {
+            "can_run": can_run,
+            "devices": devices,
+            "warnings": list(selection.warnings),
+            "backends": {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()},
+            "peer_access": _peer_access(facts, selection),
+            "gpus": asdict(facts.nameless()),
+            "memory": {"total_bytes": psutil.virtual_memory().total, "free_bytes": psutil.virtual_memory().available},
+            "dev_shm": _shared_memory_folder(),
+            "versions": {"python": platform.python_version(), **{name: version_of(name) for name in REPORTED}},
+            "checks": [asdict(check) for check in checks],
+        }
+    )
 
 
 def describe(report: Mapping) -> str:
@@ -85,6 +97,8 @@ def describe(report: Mapping) -> str:
         mark = "pass" if check["ok"] else "FAIL" if check["needed"] else "note"
         remedy = f"; {check['remedy']}" if check["remedy"] and not check["ok"] else ""
         lines.append(f"{mark}  {check['name']}: {check['seen']}{remedy}")
+    if "file" in report:
+        lines += describe_the_file(report["file"])
     if "calibration" in report:
         lines.append(describe_calibration(report["calibration"]))
     lines.append(
@@ -175,7 +189,7 @@ def _check_parity(pool: Pool, path: Path) -> Check:
     )
 
 
-def _describe_device(device: Device, facts: GpuFacts) -> dict[str, object]:
+def _describe_device(device: Device, facts: GpuFacts) -> dict[str, Any]:
     if device.kind == "cpu":
         memory = psutil.virtual_memory()
         name = f"{platform.machine()}, {os.cpu_count()} cores"
@@ -186,7 +200,7 @@ def _describe_device(device: Device, facts: GpuFacts) -> dict[str, object]:
     return _described(device, gpu.name, gpu.free_bytes, gpu.total_bytes)
 
 
-def _described(device: Device, name: str, free: int | None, total: int | None) -> dict[str, object]:
+def _described(device: Device, name: str, free: int | None, total: int | None) -> dict[str, Any]:
     return {"device": str(device), "name": name, "free_bytes": free, "total_bytes": total}
 
 

@@ -14,6 +14,9 @@ from safetensors.torch import save_file
 from host.fetch import comfyui_path
 from parallel_runtime.__main__ import main
 from parallel_runtime.cli.comfyui_process import find_comfyui
+from parallel_runtime.cli.doctor_model import describe as describe_the_file
+from parallel_runtime.cli.doctor_model import describe_file
+from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.report.schema import validate
 
@@ -153,3 +156,51 @@ def test_a_pack_in_custom_nodes_knows_its_comfyui(tmp_path: Path) -> None:
         find_comfyui(None, pack)
     (tmp_path / "ComfyUI" / "comfy" / "model_base.py").write_text("")
     assert find_comfyui(None, pack).path == str(tmp_path / "ComfyUI")
+
+
+@pytest.mark.slow
+def test_the_doctor_says_what_a_file_is_and_which_plans_it_takes_here(folder: Path) -> None:
+    """What is said of the file alone: the rest of the doctor's report is tests/runtime/test_command_line.py's."""
+    write_model_files(folder, [FILES[WAN]])
+    devices = parse_devices("cpu:2").devices
+    report = describe_file(str(folder / WAN), str(comfyui_path()), devices, [2**34] * 2)
+    assert report["model"] == "WAN21" and report["latent"] == [1, 16, 3, 128, 128]
+    assert "comfy.ldm.wan.model.WanModel in " in report["computed_by"]
+    rows = {row["plan"]: row for row in report["plans"]}
+    assert list(rows) == [
+        *("ulysses=2", "ring=2", "cfg=2", "data=2", "ulysses=2,weights=sharded", "cfg=2,weights=sharded"),
+        "ulysses=2,weights=offloaded",
+    ]
+    assert all(row["takes"] and row["fits"] for row in rows.values())
+    size = report["file_bytes"]
+    whole, half = (rows[plan]["bytes_per_rank"] for plan in ("cfg=2", "ulysses=2"))
+    assert size * 0.99 < whole and whole - half == pytest.approx((whole - size) / 2, rel=0.01), "calls are halved"
+    sharded, offloaded = (rows[f"ulysses=2,weights={kind}"] for kind in ("sharded", "offloaded"))
+    part = offloaded["host_bytes_per_rank"]  # half of three blocks, of which two visit the device
+    assert sharded["bytes_per_rank"] == offloaded["bytes_per_rank"] + part
+    assert half - offloaded["bytes_per_rank"] == pytest.approx(part * 2 / 3, rel=0.01)
+    said = "\n".join(describe_the_file(report))
+    assert said.startswith(f"model {WAN}: WAN21, computed by ComfyUI's") and "\n  ulysses=2: yes, " in said
+    small = describe_the_file({**report, "plans": [{**rows["cfg=2"], "fits": False}]})
+    assert small[1].endswith("which does not fit")
+
+
+def test_the_doctor_says_which_plans_our_own_blocks_take(tmp_path: Path) -> None:
+    write_sample(tmp_path / "ours.safetensors", sample_config())
+    devices = parse_devices("cpu:5").devices
+    report = describe_file(str(tmp_path / "ours.safetensors"), None, devices, [2**34] * 5)
+    assert (report["model"], report["computed_by"]) == ("Flux.1", "blocks of ours")
+    rows = {row["plan"]: row for row in report["plans"]}
+    assert list(rows) == ["ulysses=5", "ring=5", "data=5", "ulysses=5,weights=sharded", "ulysses=5,weights=offloaded"]
+    assert rows["ring=5"]["takes"] and rows["ring=5"]["bytes_per_rank"] > 0
+    assert not rows["ulysses=5"]["takes"] and "ulysses=5 does not divide" in rows["ulysses=5"]["why"]
+    assert "  ulysses=5: no: ulysses=5 does not divide" in "\n".join(describe_the_file(report))
+
+
+def test_the_doctor_refuses_a_file_that_it_cannot_look_at_in_one_line(
+    not_ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--model", str(not_ours), "--devices", "cpu:2"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "needs ComfyUI's own modules" in said, said
+    assert main(["doctor", "--model", "/nowhere.safetensors", "--devices", "cpu:2"]) == 2

@@ -8,8 +8,10 @@ The asking side is cli/comfyui_process.py.
 import io
 import json
 import os
+import re
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,12 +19,12 @@ import torch
 
 from ...checkpoint import ComfyUI
 from ...wire.tree import from_tree
-from ..plans import plan_for
+from ..plans import find_plan, plan_for
 from .build import Built, build, recognise
 from .comfyui import import_comfyui
 from .dtypes import compute_dtype
 from .places import find_places
-from .random_calls import Recorded, Size, flat, make_calls
+from .random_calls import Recorded, Size, flat, latent_shapes, make_calls
 
 
 class Reference:
@@ -55,6 +57,42 @@ class Reference:
         if split:
             find_places(self._opened.module, plan_for(type(self._opened.module)))
         return {"model": type(self._opened.whole).__name__, "dtype": str(self.dtype).removeprefix("torch.")}
+
+    def describe(self, path: str) -> dict[str, Any]:
+        """What a file is, without its weights being used: names, bytes, and what ComfyUI reckons a call to take.
+
+        `unshared` says why no ranks can share its tokens. Raises `ValueError` for a file that is none of ComfyUI's.
+        """
+        self.path = path
+        recognised = self._recognise()
+        dtype = compute_dtype("default", recognised.weights, recognised.config, self.device)
+        built = build(path, recognised, dtype)
+        kind, unshared = type(built.module), ""
+        try:
+            find_places(built.module, plan_for(kind))
+        except ValueError as error:
+            unshared = str(error)
+        plan, blocks = find_plan(kind), Counter[str]()
+        lists = "[^.]+" if plan is None else "|".join(map(re.escape, plan.attention))
+        for name, weight in recognised.weights.items():
+            if in_block := re.match(rf"(?:{lists})\.\d+\.", name):
+                blocks[in_block[0]] += weight.nbytes
+        try:
+            latent = list(
+                latent_shapes(built.whole, Size(width=1024, height=1024, text_tokens=512, batch=1, seed=0))[0]
+            )
+        except ValueError:  # neither images nor videos
+            latent = None
+        return {
+            "model": type(built.whole).__name__,
+            "class": f"{kind.__module__}.{kind.__qualname__}",
+            "dtype": str(dtype).removeprefix("torch."),
+            "unshared": unshared,
+            "weight_bytes": sum(weight.nbytes for weight in recognised.weights.values()),
+            "block_bytes": list(blocks.values()),
+            "latent": latent,
+            "activation_bytes": 0 if latent is None else int(built.whole.memory_required(latent)),
+        }
 
     def calls(self, size: Mapping[str, Any], texts: list[int], steps: int, file: str) -> dict[str, Any]:
         """Make random calls and compute them; inputs and outputs go to `file`, their form is the answer."""
@@ -137,7 +175,7 @@ def _save(tensors: Mapping[str, torch.Tensor], file: str) -> None:
     save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, file)
 
 
-QUESTIONS = ("start", "open", "calls", "outputs", "run")
+QUESTIONS = ("start", "open", "describe", "calls", "outputs", "run")
 
 
 def answer(reference: Reference, line: str) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""`doctor --model FILE`: what the file is, which plans it takes on these devices, and how much memory a rank needs.
+
+Owns the plans that are tried and what is said of them. Does not own what ComfyUI knows of a file
+(models/hosted/reference.py), nor the formulas of our own blocks' memory (planner/memory.py). Reads headers; nothing is
+loaded. The image is the planner's usual one: 1024 x 1024, 512 text tokens.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..checkpoint import read_header
+from ..devices import Device
+from ..models.family import OwnModel
+from ..models.registry import find_family
+from ..plan import ParallelPlan
+from ..planner.automatic import usual_work
+from ..planner.known import known_calibration
+from ..planner.memory import BLOCKS_AT_HAND, memory_of
+from .comfyui_process import ComfyUIProcess, find_comfyui
+
+GIB = 2**30
+# Of a planner's device only matters here whether it is a GPU, whose libraries take memory of their own.
+A_GPU, CPU = "H100", "cpu"
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Bytes that a plan takes of each rank's device, and of host memory beside it."""
+
+    device: int
+    host: int = 0
+
+
+def describe_file(path: str, comfyui: str | None, devices: Sequence[Device], free: Sequence[int]) -> dict:
+    """What is known of the file at `path`; `free` are the bytes that each device has free.
+
+    Raises `ValueError` for a file that is no diffusion model, and where ComfyUI is needed and is not to be found.
+    """
+    header = read_header(path)
+    family = find_family(header)
+    if family is None:
+        report, needed, refuse = _hosted(path, comfyui, devices[0])
+    else:
+        own = family.read(header)
+        report = {"model": family.title, "computed_by": "blocks of ours", "tokens": "shared", "latent": None}
+        needed, refuse = _of_own(own, own.matrix_bytes(header), devices[0]), own.check_plan
+    rows = []
+    for plan in _plans(len(devices)):
+        why = _why_not(refuse, plan)
+        bytes_ = None if why else needed(plan)
+        rows.append({"plan": plan.describe(), "takes": not why, "why": why} | _memory(bytes_, plan, devices, free))
+    return {"file": os.path.basename(path), **report, "file_bytes": os.path.getsize(path), "plans": rows}
+
+
+def describe(report: Mapping) -> list[str]:
+    """The lines for people."""
+    tokens = "" if report["tokens"] == "shared" else f"; {report['tokens']}"
+    lines = [
+        f"model {report['file']}: {report['model']}, computed by {report['computed_by']}, "
+        f"{report['file_bytes'] / GIB:.2f} GiB{tokens}"
+    ]
+    for row in report["plans"]:
+        if not row["takes"]:
+            lines.append(f"  {row['plan']}: no: {row['why']}")
+            continue
+        host = f" and {row['host_bytes_per_rank'] / GIB:.2f} GiB of host memory" if row["host_bytes_per_rank"] else ""
+        fits = "" if row["fits"] else ", which does not fit"
+        lines.append(f"  {row['plan']}: yes, {row['bytes_per_rank'] / GIB:.2f} GiB a rank{host}{fits}")
+    return lines
+
+
+def _plans(ranks: int) -> Iterator[ParallelPlan]:
+    """Every way to use so many ranks, each by itself."""
+    if ranks == 1:
+        texts = ["ulysses=1", "weights=offloaded"]
+    else:
+        texts = [f"ulysses={ranks}", f"ring={ranks}"]
+        texts += [f"cfg=2,ulysses={ranks // 2}"] if ranks % 2 == 0 else []
+        texts += [f"data={ranks}", f"ulysses={ranks},weights=sharded"]
+        texts += [f"cfg=2,ulysses={ranks // 2},weights=sharded"] if ranks % 2 == 0 else []
+        texts += [f"ulysses={ranks},weights=offloaded"]
+    yield from map(ParallelPlan.parse, texts)
+
+
+def _why_not(refuse: Callable[[ParallelPlan], None], plan: ParallelPlan) -> str:
+    try:
+        refuse(plan)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _memory(needed: Needed | None, plan: ParallelPlan, devices: Sequence[Device], free: Sequence[int]) -> dict:
+    """Ranks on the CPU share its memory, and weights that are replicated, which lie in the file's pages."""
+    if needed is None:
+        return {"bytes_per_rank": None, "host_bytes_per_rank": None, "fits": None}
+    sharing = plan.ranks if devices[0].kind == "cpu" and plan.weights != "replicated" else 1
+    fits = (
+        sharing * (needed.device + needed.host) <= min(free) if devices[0].kind == "cpu" else needed.device <= min(free)
+    )
+    return {"bytes_per_rank": needed.device, "host_bytes_per_rank": needed.host, "fits": fits}
+
+
+def _of_own(own: OwnModel, weight_bytes: int, device: Device) -> Callable[[ParallelPlan], Needed]:
+    shape, work = own.shape(), usual_work(weight_bytes=weight_bytes)
+    rates = known_calibration(CPU if device.kind == "cpu" else A_GPU).rates
+
+    def needed(plan: ParallelPlan) -> Needed:
+        memory = memory_of(shape, work, plan, rates)
+        return Needed(memory.total, memory.host_bytes)
+
+    return needed
+
+
+def _hosted(
+    path: str, comfyui: str | None, device: Device
+) -> tuple[dict, Callable[[ParallelPlan], Needed], Callable[[ParallelPlan], None]]:
+    """What ComfyUI says of the file: the report's first entries, what a plan needs, and who refuses one."""
+    with ComfyUIProcess(find_comfyui(comfyui), "cpu" if device.kind == "cpu" else str(device)) as process:
+        said = process.ask("describe", path=os.path.abspath(path))
+    blocks, other = sum(said["block_bytes"]), said["weight_bytes"] - sum(said["block_bytes"])
+    visiting = min(blocks, BLOCKS_AT_HAND * max(said["block_bytes"], default=0))
+
+    def needed(plan: ParallelPlan) -> Needed:
+        activations = round(said["activation_bytes"] / plan.parts)
+        if plan.weights == "replicated":
+            return Needed(said["weight_bytes"] + activations)
+        part, here = blocks // plan.layout.shards, other + visiting + activations
+        return Needed(here, part) if plan.weights == "offloaded" else Needed(here + part)
+
+    def refuse(plan: ParallelPlan) -> None:
+        if plan.parts > 1 and said["unshared"]:
+            raise ValueError(said["unshared"])
+
+    report = {
+        "model": said["model"],
+        "computed_by": f"ComfyUI's {said['class']} in {said['dtype']}",
+        "tokens": said["unshared"] or "shared",
+        "latent": said["latent"],
+    }
+    return report, needed, refuse

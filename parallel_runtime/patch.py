@@ -11,12 +11,15 @@ import torch
 
 Value = torch.Tensor | float | None
 # Kinds that only ComfyUI's own functions merge: a LoRA with a core or another shape, a difference of another shape.
-HOSTED_KINDS = ("lora_core", "padded_diff")
+# And `beside`: no change, but a weight of a module that runs between the blocks (models/hosted/block_patches.py).
+BESIDE = "beside"
+HOSTED_KINDS = ("lora_core", "padded_diff", BESIDE)
 KINDS = ("diff", "set", "lora", "loha", "lokr", "glora", "oft", "boft", *HOSTED_KINDS)
 
-# What one message may carry; a weight with more than that is refused.
+# What one message may carry; a weight with more than that is refused. And above how many bytes the next one begins.
 MAX_TENSORS = 512
 MAX_RECORDS = 128
+ENOUGH_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,8 @@ def pack(patches: Iterable[Patch]) -> Iterator[PatchBatch]:
         num_tensors = sum(isinstance(value, torch.Tensor) for patch in group for value in patch.values)
         if num_tensors > MAX_TENSORS or len(group) > MAX_RECORDS:
             raise ValueError(f"{key} has {len(group)} patches, more than {MAX_RECORDS}; stack fewer LoRAs")
-        if len(batch.tensors) + num_tensors > MAX_TENSORS or len(batch.records) + len(group) > MAX_RECORDS:
+        full = len(batch.tensors) + num_tensors > MAX_TENSORS or len(batch.records) + len(group) > MAX_RECORDS
+        if full or sum(tensor.nbytes for tensor in batch.tensors.values()) > ENOUGH_BYTES:
             yield batch
             batch = PatchBatch([], {})
         for patch in group:

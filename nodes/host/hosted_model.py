@@ -21,16 +21,18 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
+from ...parallel_runtime.models.hosted.block_patches import OPTION
 from ...parallel_runtime.models.hosted.build import Recognised, recognise
 from ...parallel_runtime.models.hosted.calls import STAY_HERE, HostedCall, forward_call, method_call
 from ...parallel_runtime.models.hosted.dtypes import compute_dtype
 from ...parallel_runtime.models.hosted.places import find_places
-from ...parallel_runtime.models.plans import plan_for
+from ...parallel_runtime.models.plans import BETWEEN, PLANS, Plan, plan_for
 from ...parallel_runtime.patch import PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weights.mapped_file import MappedFile
 from ...parallel_runtime.worker.hosted import METHODS
+from .block_patches import records
 from .meta import META, MetaOperations
 from .pooled_model import PooledModel, WeightSizes
 from .proving import Prover
@@ -81,7 +83,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> Ho
     )
 
 
-def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan) -> None:
+def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, Plan] = PLANS) -> None:
     """Raise `ValueError` when ranks are to share tokens of a class that nobody planned, or planned for another ComfyUI.
 
     Known here, before a worker is asked: what a worker refuses ends all of them.
@@ -89,7 +91,7 @@ def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan) -> None:
     if plan.parts == 1:
         return
     try:
-        find_places(transformer, plan_for(type(transformer)))
+        find_places(transformer, plan_for(type(transformer), plans))
     except ValueError as error:
         raise ValueError(f"{plan.describe()}: {error}; in SP Config, mode manual with ulysses=1 and ring=1") from error
 
@@ -200,6 +202,9 @@ class RemoteForward(_Remote):
         for name, node in WRITTEN.items():
             if options.get(name) is not None:
                 raise refuse_in(node, f"it keeps state in the model ({name})")
+        if patches := records(options, self.transformer, x):
+            refuse_unplanned(self.transformer, run.plan, BETWEEN)
+            kwargs = {**kwargs, "transformer_options": {**options, OPTION: patches}}
         call = forward_call(self.transformer, self.channels, [x, *args], kwargs, stay_here=KEPT)
         xs = [x] if isinstance(x, torch.Tensor) else x
         outs = [part.to(each.device) for part, each in zip(self._send(call, run), xs, strict=True)]

@@ -16,10 +16,11 @@ from comfy.hooks import WeightHook
 from comfy.patcher_extension import CallbacksMP
 
 from ...parallel_runtime.checkpoint import HOSTED
-from ...parallel_runtime.patch import PatchSet
+from ...parallel_runtime.patch import Patch, PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.shapes import Work
+from .block_patches import models_beside, weights_beside
 from .measures import unequal
 from .progress import NodeText, StepText
 from .refusals import COMPILED, block_patches, check_transformer_options, refuse, refuse_in
@@ -157,11 +158,16 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def patch_set(self) -> PatchSet:
         """The patches as the workers take them."""
-        return self._as_sent(self.patches)
+        return self._as_sent(self.patches, weights_beside(self.model_options["transformer_options"]))
 
-    def _as_sent(self, patches: Mapping[str, Sequence[tuple]]) -> PatchSet:
+    def _as_sent(self, patches: Mapping[str, Sequence[tuple]], beside: tuple[Patch, ...] = ()) -> PatchSet:
         hosted = self.model.pooled.spec.adapter == HOSTED
-        return patch_set(patches, self.patches_uuid, hosted=hosted, side_branch=self.side_branch)
+        return patch_set(patches, self.patches_uuid, hosted=hosted, side_branch=self.side_branch, beside=beside)
+
+    def model_patches_models(self) -> list:
+        """As ComfyUI's, which loads them here, without those that ranks rebuild."""
+        here = {id(each) for each in models_beside(self.model_options["transformer_options"])}
+        return [each for each in super().model_patches_models() if id(each) not in here]
 
     def pre_run(self) -> None:
         """As ComfyUI's, before the first step; refuses what came into the options without asking the methods below."""

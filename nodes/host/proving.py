@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ... import parallel_runtime
+from ...parallel_runtime.models.hosted.block_patches import OPTION
 from ...parallel_runtime.models.hosted.build import Recognised
 from ...parallel_runtime.models.plans import plan_for
 from ...parallel_runtime.plan import ParallelPlan
@@ -134,7 +135,9 @@ class Prover:
 
     def _possible(self, call: ModelCall) -> bool:
         """Whether the class takes such a call and makes as many numbers as expected of it: tried without values."""
-        given = from_tree(call.options["call"], [tensor.to(META) for tensor in call.tensors.values()])
+        given: Any = from_tree(call.options["call"], [tensor.to(META) for tensor in call.tensors.values()])
+        if OPTION in given["kwargs"]["transformer_options"]:  # pictures are encoded for the latent's size
+            return False
         try:
             with torch.no_grad():
                 out: Any = type(self.transformer).forward(self.transformer, *given["args"], **given["kwargs"])

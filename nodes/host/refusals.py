@@ -9,6 +9,8 @@ import comfy.controlnet
 import nodes as comfy_nodes
 from comfy_api.latest import get_executing_context, get_progress_state
 
+from .block_patches import is_rebuilt
+
 COMPILED = "torch.compile"  # the key of ComfyUI's own wrapper, in every version that has it
 PATCHERS = "the node that adds them (SkipLayerGuidanceDiT, for one)"
 # ControlNets that compute with the model's own weights, where this ComfyUI has them, and with which.
@@ -34,9 +36,11 @@ def refuse_in(source: str, what: str, instead: str = "use Load Diffusion Model f
 def block_patches(options: Mapping[str, dict], kinds: Collection[str] | None = None) -> list[str]:
     """What in ComfyUI's `transformer_options` would run inside the blocks, by name; empty when nothing would.
 
-    `kinds` are the patches that the model reads; None: it may read any.
+    `kinds` are the patches that the model reads; None: it may read any, and ranks rebuild some of them.
     """
     patches = options.get("patches", {})
+    if kinds is None:
+        patches = {name: [each for each in several if not is_rebuilt(each)] for name, several in patches.items()}
     found = [name for name in (patches if kinds is None else kinds) if patches.get(name)]
     for name, replaced in options.get("patches_replace", {}).items():
         if kinds is None or name == "dit":

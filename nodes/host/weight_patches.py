@@ -18,17 +18,23 @@ LOADERS = "the LoRA loader that adds it"
 
 
 def patch_set(
-    patches: Mapping[str, Sequence[tuple]], uuid: object, *, hosted: bool, side_branch: bool = False
+    patches: Mapping[str, Sequence[tuple]],
+    uuid: object,
+    *,
+    hosted: bool,
+    side_branch: bool = False,
+    beside: tuple[Patch, ...] = (),
 ) -> PatchSet:
     """The patches of a ModelPatcher, by ComfyUI's keys; `uuid` is its name for them.
 
-    `hosted`: ComfyUI's own functions merge them, which take more kinds than ours. Raises `ValueError` for what cannot
-    travel, naming the weight.
+    `hosted`: ComfyUI's own functions merge them, which take more kinds than ours. `beside`: weights that go with them
+    (block_patches.py). Raises `ValueError` for what cannot travel, naming the weight.
     """
-    if not patches:
+    if not patches and not beside:
         return PatchSet()
     changes = tuple(_patch(key, entry, hosted) for key, entries in patches.items() for entry in entries)
-    return PatchSet(str(uuid), changes, side_branch)
+    modules = sorted({each.key.partition("/")[0] for each in beside})
+    return PatchSet(" ".join([str(uuid), *modules]), (*changes, *beside), side_branch)
 
 
 def _patch(key: str, entry: tuple, hosted: bool) -> Patch:

@@ -14,14 +14,15 @@ import torch
 
 from ..checkpoint import ModelSpec, read_header
 from ..errors import RequestCancelledError
+from ..models.hosted.block_patches import OPTION, Beside
 from ..models.hosted.build import build, recognise
 from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
 from ..models.hosted.comfyui import import_comfyui
 from ..models.hosted.hooks import SharedModel
-from ..models.plans import find_plan, plan_for
+from ..models.plans import BETWEEN, find_plan, plan_for
 from ..parallel.collectives import Axis
 from ..parallel.uneven import AttentionFunction, UnevenSequence
-from ..patch import unpack
+from ..patch import BESIDE, unpack
 from ..plan import Layout, Piece
 from ..timing import RegionTimer
 from ..weights.block_shards import BlockShards, blocks_of
@@ -51,6 +52,7 @@ class HostedWeights:
         self._file = MappedFile(spec)
         self._module: torch.nn.Module | None = None
         self.declared: dict[str, torch.dtype] = {}
+        self.beside = Beside()
         self._views: FileViews | None = None
 
     @property
@@ -80,9 +82,10 @@ class HostedWeights:
     @property
     def device_bytes(self) -> int:
         """Bytes that they and what they need to be used take on the device."""
+        held = self.parameter_bytes + self.beside.num_bytes
         if self.shards is None:
-            return self.parameter_bytes
-        return self.parameter_bytes + self.shards.buffer_bytes - (self.shards.num_bytes if self._offloaded else 0)
+            return held
+        return held + self.shards.buffer_bytes - (self.shards.num_bytes if self._offloaded else 0)
 
     @property
     def needed_bytes(self) -> int:
@@ -172,9 +175,15 @@ class HostedChanges:
             self._named = set()
         patches = unpack(change.records, tensors)
         self._named |= patches.keys()
+        for key in [key for key, (first, *_) in patches.items() if first.kind == BESIDE]:
+            ((each,),) = (patch.values for patch in patches.pop(key))
+            if isinstance(each, torch.Tensor):
+                self._weights.beside.take(key, each.to(self._weights.device, copy=True))
+            beat()
         self._changes.merge(patches, device=self._weights.device, cancelled=cancelled, beat=beat)
         if change.last:
             self._changes.restore_all_but(self._named)
+            self._weights.beside.keep(self._named)
 
     def set_strengths(self, strengths: Sequence[float]) -> bool:
         """Whether that was enough, which it never is: these patches are merged."""
@@ -189,19 +198,31 @@ class HostedModel:
     group: Axis
     changes: HostedChanges
     shared: SharedModel | None = None
+    between: SharedModel | None = None  # the same for calls with patches of the blocks
     beat: Callable[[], None] | None = None
 
-    def under(self, sequence: UnevenSequence, beat: Callable[[], None]) -> torch.nn.Module:
-        """The module with its calls shared by the ranks of `sequence`; `beat` is called after each block."""
+    @property
+    def tokens(self) -> int:
+        """Of the largest attention call that the last call shared."""
+        return max((each.tokens for each in (self.shared, self.between) if each is not None), default=0)
+
+    def under(self, sequence: UnevenSequence, beat: Callable[[], None], *, patched: bool = False) -> torch.nn.Module:
+        """The module with its calls shared by the ranks of `sequence`; `beat` is called after each block.
+
+        `patched`: they come with patches of the blocks, which meet whole tokens.
+        """
         module = self.weights.module
         if self.beat is None:
             for block in self.weights.blocks.values():
                 block.register_forward_hook(self._block_done)
         self.beat = beat
-        if self.shared is None and sequence.parts > 1:
+        if sequence.parts > 1 and patched and self.between is None:
+            self.between = SharedModel(module, plan_for(type(module), BETWEEN), sequence)
+        if sequence.parts > 1 and not patched and self.shared is None:
             self.shared = SharedModel(module, plan_for(type(module)), sequence)
-        if self.shared is not None:
-            self.shared.active, self.shared.group = sequence.parts > 1, sequence
+        for shared, serves in ((self.shared, not patched), (self.between, patched)):
+            if shared is not None:
+                shared.active, shared.group = serves and sequence.parts > 1, sequence
         return module
 
     def _block_done(self, *_: object) -> None:
@@ -293,9 +314,13 @@ class HostedForward:
         `source`: the rows that it is computed of, where they are not its own.
         "out" is (B, numbers) fp32: the outputs side by side, each a row of numbers an image.
         """
-        module = self.model.under(self._sequence(options), self.beat)
         with self.timer.region("hand_over"):
             given: Any = from_tree(options["call"], self._inputs(source or piece, whole, options))
+        told = given["kwargs"].get("transformer_options", {})
+        records = told.pop(OPTION, None)
+        if records:
+            told["patches"] = self.model.weights.beside.patches(records)
+        module = self.model.under(self._sequence(options), self.beat, patched=bool(records))
         method = options.get("method")
         if method is not None and method not in METHODS:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")
@@ -305,8 +330,7 @@ class HostedForward:
             forget()
         with self.model.weights.calling():
             out = function(*given["args"], **given["kwargs"])
-        if self.model.shared is not None:
-            self.tokens = max(self.tokens, self.model.shared.tokens)
+        self.tokens = max(self.tokens, self.model.tokens)
         if write:
             with self.timer.region("gather"):
                 rows = (source or piece).stop - (source or piece).start

@@ -1,7 +1,8 @@
 """ComfyUI's own packages in a worker: found where the host says, told the host's options, imported once.
 
 Owns the import and its order: the device is chosen before it, the attention function is replaced after it and before
-any model's file. Imports no custom nodes, and nothing of ComfyUI outside `comfy`.
+any model's file. Imports no custom nodes, and nothing of ComfyUI outside `comfy`, as block_patches.py does
+for a MODEL that has such patches.
 """
 
 import importlib

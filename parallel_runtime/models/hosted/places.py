@@ -5,7 +5,7 @@ A plan that names a module or an argument which this ComfyUI's class lacks is re
 
 import fnmatch
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -60,11 +60,11 @@ class _Places:
     def fill(self, plan: Plan) -> list[Place]:
         for blocks in plan.attention:
             self._attention(blocks, plan.attention_of(blocks))
-        self._cuts(plan.cut)
+        table = next((each for each in plan.gathers if all(self._find(path) for path in each)), plan.gathers[0])
+        self._cuts(plan.cut, {path for pattern in table for path in self._matching(pattern)})
         for pattern, words in plan.whole.items():
             for path in self._matching(pattern):
                 self._whole(path, words)
-        table = next((each for each in plan.gathers if all(self._find(path) for path in each)), plan.gathers[0])
         for pattern, text in table.items():
             for path in self._matching(pattern):
                 self._at(path).results.append(gatherer(parse(text)))
@@ -86,7 +86,8 @@ class _Places:
             for path in found if name else []:
                 self._at(path).attention, self._at(path).around = attention, in_block
 
-    def _cuts(self, cut: Mapping[str, Words]) -> None:
+    def _cuts(self, cut: Mapping[str, Words], gathered: Collection[str]) -> None:
+        """What the modules take. One whose output becomes whole is given tensors that no other module is given."""
         said: dict[str, dict[str, Word]] = {}
         keys: dict[Word, int] = {}
         for pattern, words in cut.items():
@@ -99,7 +100,7 @@ class _Places:
                 if name == RETURN:
                     place.results.append(cutter(word))
                 else:
-                    several = sum(word in other.values() for other in said.values()) > 1
+                    several = path not in gathered and sum(word in other.values() for other in said.values()) > 1
                     key = keys.setdefault(word, len(keys)) if several else None
                     place.arguments.append(Argument(_bare(name), self._position(path, name), cutter(word), key))
 

@@ -3,10 +3,12 @@
 Knows no ComfyUI and no torch.
 """
 
+from collections.abc import Mapping
+
 from . import images, lightricks, minimax, qwen, two_streams, videos, wan
 from .plan import Plan
 
-__all__ = ["PLANS", "Plan", "find_plan", "plan_for"]
+__all__ = ["BETWEEN", "PLANS", "Plan", "find_plan", "plan_for"]
 
 WITHOUT_PLAN = "use cfg parallel, data parallel or sharded weights, which need none"
 
@@ -17,14 +19,19 @@ PLANS: dict[str, Plan] = {
 }
 
 
-def plan_for(model_class: type) -> Plan:
+# Of classes whose blocks stock nodes put patches between: tokens are whole between all blocks, and cut in each. What a
+# patch then does is computed by every rank.
+BETWEEN: dict[str, Plan] = {path: plan for family in (qwen, images) for path, plan in family.BETWEEN.items()}
+
+
+def plan_for(model_class: type, plans: Mapping[str, Plan] = PLANS) -> Plan:
     """The plan of a class, or of the class that it derives from if it changes none of its methods.
 
     Raises ValueError for a class without a plan, and for one that changes what the plan was made for.
     """
     own: set[str] = set()
     for base in model_class.__mro__:
-        plan = PLANS.get(f"{base.__module__}.{base.__qualname__}")
+        plan = plans.get(f"{base.__module__}.{base.__qualname__}")
         changed = sorted(name for name in own if hasattr(base, name))
         if plan is not None and not changed:
             return plan

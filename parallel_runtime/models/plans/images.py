@@ -65,3 +65,14 @@ PLANS = {
         gather={"final_layer": "img"},
     ),
 }
+
+BETWEEN = {
+    "comfy.ldm.lumina.model.NextDiT": Plan(
+        attention={"noise_refiner": "img", "layers": "all"},
+        cut={
+            "noise_refiner.*": {"x": "img", "freqs_cis": "img", "timestep_zero_index": "ranges:img"},
+            "layers.*": {"x": "all", "freqs_cis": "all", "timestep_zero_index": "ranges:all"},
+        },
+        gather={"noise_refiner.*": "img", "layers.*": "all"},
+    ),
+}

@@ -17,3 +17,18 @@ PLANS = {
         control={"input": "img"},
     ),
 }
+
+IN_BLOCKS = {
+    "hidden_states": "img",
+    "encoder_hidden_states": "txt",
+    "image_rotary_emb": "txt+img@2",
+    "encoder_hidden_states_mask": "txt",
+    "timestep_zero_index": "index:img",
+}
+BETWEEN = {
+    "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel": Plan(
+        attention={"transformer_blocks": "txt+img"},
+        cut={"transformer_blocks.*": IN_BLOCKS},
+        gather={"transformer_blocks.*": ("txt", "img")},
+    ),
+}

@@ -31,7 +31,7 @@ from .conditions import (
     RandomVAE,
     RandomVisionOutput,
 )
-from .reaching import ReachIntoModel, SwitchOffExchange, TinyBlockwiseControlnet
+from .reaching import RandomModelPatch, ReachIntoModel, SwitchOffExchange
 from .rounding import SetGuidance, StockAttention
 from .sounds import RandomSound, RandomSoundVAE
 from .staleness import UseOldKeys
@@ -216,7 +216,7 @@ class ProbeNodes(ComfyExtension):
         nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, HostedModelLoader, ReachIntoModel]
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchOffExchange]
-        nodes += [UseOldKeys, ObjectInConditioning, TinyBlockwiseControlnet]
+        nodes += [UseOldKeys, ObjectInConditioning, RandomModelPatch]
         return [*nodes, SampleInTurn, StockAttention, SetGuidance]
 
 

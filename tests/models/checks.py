@@ -111,7 +111,7 @@ ONE_TOKEN = {
     "Flux.1, mask": {"x": (2, 16, 2, 2), "context": (2, 1, 48), "attention_mask": (2, 2, 2)},
     "Wan t2v": {"x": (2, 16, 1, 2, 2)},
     "Cosmos 1": {"x": (1, 16, 1, 2, 2)},
-    "SD3.5 medium, ControlNet": {"x": (2, 16, 2, 2), "context": (2, 1, 48)},
+    "SD3.5 large": {"x": (2, 16, 2, 2), "context": (2, 1, 48)},
 }
 
 

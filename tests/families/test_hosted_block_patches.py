@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +13,11 @@ from host.client import ComfyClient, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
 
 from .conftest import Stock
+from .files import write_model_files
 from .graphs import encoder, node, picture
 from .hosted import VISIBLE, between, parallelized, small
+from .variant import Variant
+from .variants import BY_NAME, FILES
 
 PLANS = {
     "ulysses 2": {"ulysses": 2},
@@ -21,14 +26,32 @@ PLANS = {
     "cfg 2": {"cfg": 2},
 }
 
+NODES = {"qwen-image": ("QwenImageDiffsynthControlnet", 4), "z-image": ("ZImageFunControlnet", 0)}
 
-def controlled(graph: Workflow, *, width: int = 112, height: int = 80, strength: float = 0.9) -> Workflow:
+
+@pytest.fixture(scope="module")
+def z_image(family_models: Path) -> Iterator[Variant]:
+    """Z-Image (1.8 GB); its file is gone at the end."""
+    variant = BY_NAME["z-image"]
+    (path,) = write_model_files(family_models / "diffusion_models", [FILES[variant.file]])
+    yield variant
+    path.unlink()
+
+
+def controlled(
+    graph: Workflow,
+    *,
+    family: str = "qwen-image",
+    width: int = 112,
+    height: int = 80,
+    strength: float = 0.9,
+) -> Workflow:
     """The graph with stock's ControlNet between its model and its sampler, of a picture of this size."""
-    graph = copy.deepcopy(graph)
-    graph["patch"] = node("RandomModelPatch", family="qwen-image")
+    graph, (class_type, temporal) = copy.deepcopy(graph), NODES[family]
+    graph["patch"] = node("RandomModelPatch", family=family)
     inputs = {"model_patch": ["patch", 0], "image": picture(graph, "hint", width=width, height=height)}
-    inputs |= {"vae": encoder(graph, temporal=4), "strength": strength}
-    return between(graph, "diffsynth", "QwenImageDiffsynthControlnet", **inputs)
+    inputs |= {"vae": encoder(graph, temporal=temporal), "strength": strength}
+    return between(graph, "diffsynth", class_type, **inputs)
 
 
 def under(graph: Workflow, plan: str) -> Workflow:
@@ -73,6 +96,18 @@ def test_a_model_that_has_the_controlnet_before_parallelize_model_equals_stock(
     graph = controlled(small("Qwen-Image", seed=46, steps=1))
     ours = parallelized(graph, source="diffsynth")
     assert relative_error(latent_of(hosted_client, ours), stock(graph)) <= TOLERANCE
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("plan", ["ulysses 2", "ring 2", "sharded"])
+def test_a_controlnet_of_z_image_equals_stock(
+    plan: str, hosted_client: ComfyClient, stock: Stock, z_image: Variant
+) -> None:
+    plain = z_image.graph(cfg=1.0, steps=1)
+    graph = controlled(plain, family="z-image")
+    right = stock(graph)
+    assert relative_error(stock(plain), right) > VISIBLE
+    assert relative_error(latent_of(hosted_client, under(graph, plan)), right) <= TOLERANCE
 
 
 def test_a_controlnet_for_another_model_is_refused_before_a_step(hosted_client: ComfyClient) -> None:

@@ -30,6 +30,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    # the scales of mxfp8, which torch has since 2.7
+    **({"F8_E8M0": torch.float8_e8m0fnu} if hasattr(torch, "float8_e8m0fnu") else {}),
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,

@@ -8,11 +8,12 @@ Blocks run in an order that only the module knows: the first call asks for each 
 next one under way while a block computes. Every rank of the group makes the same calls.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ..models.parts import Make, as_parameter, plain_parts
 from .host_memory import host_bytes
 from .unit_feed import ShardGroup, UnitFeed
 from .unit_layout import UnitLayout
@@ -31,25 +32,6 @@ class Slot:
     def put(self, weight: torch.nn.Parameter | None) -> None:
         """Have the module hold this weight."""
         self.owner._parameters[self.name] = weight
-
-
-Make = Callable[[Sequence[torch.Tensor]], torch.Tensor]
-
-
-def plain_parts(weight: torch.Tensor) -> tuple[list[torch.Tensor], Make]:
-    """The plain tensors of which a weight is made, and what makes it of others like them."""
-    data = weight.data
-    if not hasattr(data, "__tensor_flatten__"):
-        return [data], lambda parts: parts[0]
-    names, context = data.__tensor_flatten__()
-    kind, shape, stride = type(data), data.shape, data.stride()
-
-    def make(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        inner = dict(zip(names, parts, strict=True))
-        made: torch.Tensor = kind.__tensor_unflatten__(inner, context, shape, stride)  # type: ignore[attr-defined]
-        return made
-
-    return [getattr(data, name) for name in names], make
 
 
 class Unit:
@@ -98,7 +80,7 @@ class Unit:
         """Every weight as a view of the whole unit's bytes."""
         views = self.layout.views(received)
         return {
-            path: torch.nn.Parameter(make([views[f"{path}#{number}"] for number in range(count)]), requires_grad=False)
+            path: as_parameter(make([views[f"{path}#{number}"] for number in range(count)]))
             for path, (make, count) in self.makes.items()
         }
 

@@ -19,6 +19,8 @@ from ..models.hosted.build import build, recognise
 from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
 from ..models.hosted.comfyui import import_comfyui
 from ..models.hosted.hooks import SharedModel
+from ..models.hosted.scales import shared as shared_scales
+from ..models.parts import plain_parts
 from ..models.plans import BETWEEN, find_plan, plan_for
 from ..parallel.collectives import Axis
 from ..parallel.uneven import AttentionFunction, UnevenSequence
@@ -76,7 +78,8 @@ class HostedWeights:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of the weights this rank holds."""
-        here = 0 if self._module is None else sum(weight.nbytes for weight in self._module.parameters())
+        weights = [] if self._module is None else list(self._module.parameters())
+        here = sum(part.nbytes for weight in weights for part in plain_parts(weight)[0])
         return here + (0 if self.shards is None else self.shards.num_bytes)
 
     @property
@@ -125,7 +128,8 @@ class HostedWeights:
             views = {name: weight for name, weight in self._module.named_parameters() if name not in built.rounded}
             self._views = FileViews(self._module, views, self.device)
         built.round_here()
-        self._module.to(self.device)
+        if self.device.type != "cpu":
+            self._module.to(self.device)
         self._file.give_back()  # of what was converted or went to the device
 
     def refuse_changed_file(self) -> None:
@@ -298,7 +302,9 @@ class HostedForward:
                 piece = lanes[lane][number]
                 source = Piece(0, 0, 1) if calls[piece.call].get("first_row") else piece  # a negative control
                 whole = call_tensors(tensors, source.call) | {"out": call_tensors(tensors, piece.call)["out"]}
-                self.run(piece, whole, calls[source.call], source=source, write=lane == mesh.lane)
+                meanwhile = [lanes[each][number : number + 1] for each in mesh.replica_lanes]
+                over = mesh["cfg"] if alike and all(each and each[0].call == piece.call for each in meanwhile) else None
+                self.run(piece, whole, calls[source.call], source=source, write=lane == mesh.lane, over=over)
 
     def run(
         self,
@@ -308,10 +314,12 @@ class HostedForward:
         *,
         source: Piece | None = None,
         write: bool = True,
+        over: Axis | None = None,
     ) -> None:
         """Run a piece: `whole` has all tensors of its call, and "out", of which these rows are written.
 
-        `source`: the rows that it is computed of, where they are not its own.
+        `source`: the rows that it is computed of, where they are not its own. `over`: the lanes that run other rows
+        of the same call meanwhile, as scales that ComfyUI takes from all rows are those of all of them.
         "out" is (B, numbers) fp32: the outputs side by side, each a row of numbers an image.
         """
         with self.timer.region("hand_over"):
@@ -320,7 +328,8 @@ class HostedForward:
         records = told.pop(OPTION, None)
         if records:
             told["patches"] = self.model.weights.beside.patches(records)
-        module = self.model.under(self._sequence(options), self.beat, patched=bool(records))
+        sequence = self._sequence(options)
+        module = self.model.under(sequence, self.beat, patched=bool(records))
         method = options.get("method")
         if method is not None and method not in METHODS:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")
@@ -328,7 +337,8 @@ class HostedForward:
         forget: Callable[[], None] | None = getattr(module, "clear_kv_cache", None)
         if forget is not None:  # it goes by the address of a tensor, which here may be another's in each call
             forget()
-        with self.model.weights.calling():
+        sharing = [sequence] if over is None else [sequence, UnevenSequence(ring=Axis("ring"), ulysses=over)]
+        with self.model.weights.calling(), shared_scales([each for each in sharing if each.parts > 1]):
             out = function(*given["args"], **given["kwargs"])
         self.tokens = max(self.tokens, self.model.tokens)
         if write:

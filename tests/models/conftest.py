@@ -1,4 +1,4 @@
-"""The one run of all cases and checks, over 2 and over 3 ranks, that several files' tests look at."""
+"""Runs of cases and checks in forked ranks; that of all cases, over 2 and over 3 ranks, which several files look at."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ from host.fetch import comfyui_path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def run_ranks(module: str, folder: Path, numbers: str) -> Path:
+    """Run one of this folder's modules that fork ranks; returns `folder`, in which it wrote."""
+    command = [sys.executable, "-m", f"models.{module}", str(comfyui_path()), str(folder), numbers]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
 # Three share heads unevenly, which two seldom do; two alone are left to the full tier.
 NUMBERS = [pytest.param(3), pytest.param(2, marks=pytest.mark.full)]
 
@@ -27,9 +36,4 @@ def ranks(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="session")
 def results(ranks: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that ranks.py wrote."""
-    folder = tmp_path_factory.mktemp("hosted")
-    command = [sys.executable, "-m", "models.ranks", str(comfyui_path()), str(folder), str(ranks)]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+    return run_ranks("ranks", tmp_path_factory.mktemp("hosted"), str(ranks))

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .formats import check_formats, check_metadata, give_back_copies
+
 META = torch.device("meta")
 CPU = torch.device("cpu")
 
@@ -30,16 +32,21 @@ class Recognised:
 
 
 def recognise(path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Recognised:
-    """What ComfyUI takes the tensors of a file for. Raises `ValueError` when it knows no such model."""
+    """What ComfyUI takes the tensors of a file for.
+
+    Raises `ValueError` when it knows no such model, and for quantised layers that it could not load.
+    """
     import comfy.model_detection as detection
     import comfy.utils
 
+    check_metadata(path, metadata)
     weights, found = comfy.utils.convert_old_quants(dict(tensors), "", metadata=dict(metadata))
     inside = comfy.utils.state_dict_prefix_replace(
         dict(weights), {detection.unet_prefix_from_state_dict(weights): ""}, filter_keys=True
     )
     if inside:  # the transformer of a whole checkpoint
         weights, found = comfy.utils.convert_old_quants(inside, "", metadata=found)
+    check_formats(path, weights)
     config = detection.model_config_from_unet(weights, "", metadata=found)
     if config is None:
         raise ValueError(
@@ -107,6 +114,8 @@ def build(path: str, recognised: Recognised, dtype: torch.dtype, *, cast_in_use:
     # a quantised layer has no weight before it is loaded, and is loaded to where it was made
     whole, declared = _assigned(recognised, CPU if recognised.quantised else META)
     model = whole.diffusion_model
+    if recognised.quantised:
+        declared |= give_back_copies(model, recognised.weights)
     if missing := [name for name, weight in model.named_parameters() if weight.is_meta]:
         raise ValueError(
             f"{path} lacks {len(missing)} weight(s) of {type(model).__name__}, {missing[0]} for one; download it again"

@@ -1,8 +1,8 @@
 """ComfyUI's own packages in a worker: found where the host says, told the host's options, imported once.
 
-Owns the import and its order: the device is chosen before it, the attention function is replaced after it and before
-any model's file. Imports no custom nodes, and nothing of ComfyUI outside `comfy`, as block_patches.py does
-for a MODEL that has such patches.
+Owns the import and its order: the device is chosen before it, the attention function and what makes scales are replaced
+after it and before any model's file. Imports no custom nodes, and nothing of ComfyUI outside `comfy`, as
+block_patches.py does for a MODEL that has such patches.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import sys
 import torch
 
 from ...checkpoint import ComfyUI
-from .attention import install
+from . import attention, scales
 
 _IMPORTED: list[ComfyUI] = []  # at most one: modules are the process's
 
@@ -20,7 +20,7 @@ _IMPORTED: list[ComfyUI] = []  # at most one: modules are the process's
 def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: bool = True) -> None:
     """Import ComfyUI's `comfy`; nothing when it is there. `device` is the one that this process computes on.
 
-    `shared`: its attention function is replaced by one that ranks share; else everything is as in stock.
+    `shared`: its attention function and its scales are replaced by those that ranks share; else all is as in stock.
     Raises `ValueError` when nobody said where ComfyUI lies, when it lies elsewhere, and when another one was imported.
     """
     if comfyui is None:
@@ -41,7 +41,8 @@ def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: boo
     importlib.import_module("comfy.options").enable_args_parsing()
     importlib.import_module("comfy.ldm.modules.attention")
     if shared:
-        install()
+        attention.install()
+        scales.install()
     for name in ("comfy.model_base", "comfy.model_detection", "comfy.supported_models", "comfy.ops", "comfy.utils"):
         importlib.import_module(name)
     _IMPORTED.append(comfyui)

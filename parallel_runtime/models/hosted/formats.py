@@ -1,0 +1,134 @@
+"""Files in ComfyUI's quantised formats: what is wrong with one is said before it is loaded; no copies stay.
+
+Owns both. The formats themselves, how they are loaded and how they compute, are ComfyUI's (`comfy.quant_ops`,
+`comfy.ops`): a weight that a file says a format of is a tensor of another class, made of plain ones.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+
+from ..parts import as_parameter, plain_parts
+
+MARK = ".comfy_quant"  # of a layer: a JSON text, {"format": ...}
+SCALE, SECOND_SCALE = ".weight_scale", ".weight_scale_2"
+FROM_INPUT = {"input_scale", "pre_quant_scale"}  # what a format may have for a layer's input, and need not
+
+
+def check_formats(path: str, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raise `ValueError` for a layer whose format this ComfyUI does not know, or which lacks what its format needs.
+
+    `weights`: by ComfyUI's names, after ComfyUI has written older names anew. Reads marks alone.
+    """
+    import comfy.quant_ops
+
+    known: dict[str, dict[str, Any]] = comfy.quant_ops.QUANT_ALGOS
+    marked = {name.removesuffix(MARK): _said(path, name, mark) for name, mark in weights.items() if name.endswith(MARK)}
+    for layer, said in marked.items():
+        name = said.get("format")
+        if name not in known:
+            raise ValueError(
+                f"{path}: {layer} is in the format {name!r}, and this ComfyUI has {', '.join(sorted(known))}; "
+                "update ComfyUI, or use a file in one of those"
+            )
+        weight = weights.get(f"{layer}.weight")
+        needed = sorted(known[name]["parameters"] - FROM_INPUT)
+        missing = [each for each in needed if f"{layer}.{each}" not in weights]
+        if missing and weight is not None:
+            raise ValueError(
+                f"{path}: {layer} is in the format {name} and lacks its {missing[0]}, without which its numbers mean "
+                "nothing; download the file again, or use another one"
+            )
+        stored = known[name]["storage_t"]
+        if weight is not None and not _alike(weight.dtype, stored):
+            raise ValueError(
+                f"{path}: {layer} is said to be in the format {name}, whose numbers are {_shown(stored)}, and holds "
+                f"{_shown(weight.dtype)}; download the file again, or use another one"
+            )
+    for name, weight in weights.items():
+        layer = name.removesuffix(".weight")
+        packed = weight.dtype in (torch.int8, torch.uint8) and weight.ndim > 1
+        scaled = weight.dtype.itemsize == 1 and layer + SCALE in weights
+        if name.endswith(".weight") and layer not in marked and (packed or scaled):
+            raise ValueError(
+                f"{path}: {layer} holds {_shown(weight.dtype)}{' with a scale' if scaled else ''}, and nothing says "
+                f"its format (there is no {layer}{MARK}); use a file that was quantised for ComfyUI"
+            )
+
+
+def check_metadata(path: str, metadata: Mapping[str, str]) -> None:
+    """Raise `ValueError` where a file's header tells the formats of its layers in a way that cannot be read."""
+    text = metadata.get("_quantization_metadata")
+    if text is None:
+        return
+    told = _json(text)
+    layers = told.get("layers") if isinstance(told, dict) else None
+    if not isinstance(layers, dict):
+        raise ValueError(
+            f"{path}: _quantization_metadata in its header is not a JSON object with layers; "
+            "download the file again, or use another one"
+        )
+
+
+def give_back_copies(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.dtype]:
+    """Have the layers of a module, just loaded, hold the file's own tensors where loading made copies of them.
+
+    ComfyUI widens the plain matrices of a quantised file when it loads them, and torch copies the scales of the others.
+    Returns the dtypes of what was widened, by name; `weights` are the file's tensors.
+    """
+    declared = {}
+    for path, layer in module.named_modules():
+        for name, weight in list(layer.named_parameters(recurse=False)):
+            full = f"{path}.{name}" if path else name
+            stored = weights.get(full)
+            if hasattr(weight, "__tensor_flatten__"):
+                layer._parameters[name] = _of_file(weight, full, weights)
+            elif stored is not None and name == "weight" and weight.dtype != stored.dtype and _widened(stored, weight):
+                declared[full] = weight.dtype
+                layer._parameters[name] = torch.nn.Parameter(stored, requires_grad=False)
+    return declared
+
+
+def _of_file(weight: torch.Tensor, name: str, weights: Mapping[str, torch.Tensor]) -> torch.nn.Parameter:
+    """A quantised weight, made of the file's tensors as far as they are the same bytes."""
+    parts, make = plain_parts(weight)
+    named = cast(Any, weight).state_dict(name)  # the parts by the file's names
+    stored = {id(part): weights.get(full) for full, part in named.items()}
+    found = []
+    for part in parts:
+        same = stored.get(id(part))
+        if same is not None and same.nbytes == part.nbytes and same.dtype.itemsize == part.dtype.itemsize:
+            part = same.view(part.dtype).reshape(part.shape)
+        found.append(part)
+    return as_parameter(make(found))
+
+
+def _widened(stored: torch.Tensor, weight: torch.Tensor) -> bool:
+    return stored.is_floating_point() and stored.shape == weight.shape and stored.dtype.itemsize < weight.dtype.itemsize
+
+
+def _said(path: str, name: str, mark: torch.Tensor) -> dict[str, Any]:
+    said = _json(bytes(mark.flatten().tolist())) if mark.dtype == torch.uint8 else None
+    if not isinstance(said, dict):
+        raise ValueError(
+            f"{path}: {name} is not the JSON text of a format; download the file again, or use another one"
+        )
+    return said
+
+
+def _json(text: str | bytes) -> Any:  # noqa: ANN401  None for what is none
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _alike(dtype: torch.dtype, stored: torch.dtype) -> bool:
+    whole = not dtype.is_floating_point and not stored.is_floating_point
+    return dtype == stored or (whole and dtype.itemsize == stored.itemsize)
+
+
+def _shown(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,161 @@
+"""What every rank checks of quantised files besides parity: each function raises if it is wrong.
+
+Each takes the axis of all ranks. Run by quantised_ranks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from host.quantised import FORMATS, Tensors, mark
+from parallel_runtime.models.hosted.build import recognise
+from parallel_runtime.models.hosted.scales import shared as shared_scales
+from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.parallel.shard import split_lengths
+from parallel_runtime.parallel.uneven import UnevenSequence
+
+from .checks import refused
+from .tiny import noise
+
+CHECKS: dict[str, Callable[[Axis], None]] = {}
+LAYER = "blocks.0.self_attn.q"
+
+
+def check(function: Callable[[Axis], None]) -> Callable[[Axis], None]:
+    """Add a check."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+def over(axis: Axis) -> UnevenSequence:
+    """The ranks of an axis as those that share a call."""
+    return UnevenSequence(ring=Axis("ring"), ulysses=axis)
+
+
+def mine(axis: Axis, rows: Tensor) -> Tensor:
+    """This rank's rows."""
+    lengths = split_lengths(len(rows), axis.size)
+    return rows.split(lengths)[axis.index]
+
+
+@check
+def a_scale_taken_from_the_activations_is_one_number_and_everybodys_rows_are_rounded_by_it(axis: Axis) -> None:
+    from comfy.quant_ops import QuantizedTensor
+
+    rows = noise(35, 64) * torch.linspace(0.1, 3, 35)[:, None]
+    for dtype in (torch.float32, torch.bfloat16):
+        whole = QuantizedTensor.from_float(rows.to(dtype), "TensorCoreNVFP4Layout")
+        part = mine(axis, rows.to(dtype))
+        with shared_scales([over(axis)]):
+            got = QuantizedTensor.from_float(part, "TensorCoreNVFP4Layout")
+            said = QuantizedTensor.from_float(part, "TensorCoreNVFP4Layout", scale=torch.tensor(0.5))
+        assert torch.equal(got.params.scale, whole.params.scale), (got.params.scale, whole.params.scale)
+        assert torch.equal(got.dequantize(), mine(axis, whole.dequantize()))
+        assert said.params.scale == 0.5, "a scale that the file says was exchanged"
+        own = QuantizedTensor.from_float(part, "TensorCoreNVFP4Layout")
+        assert axis.index == axis.size - 1 or own.params.scale != whole.params.scale, "the control says nothing"
+
+
+@check
+def a_rank_without_rows_takes_part_in_a_scale(axis: Axis) -> None:
+    """A mixture of experts calls each of them on every rank, with the tokens that were sent there: often none."""
+    from comfy.quant_ops import QuantizedTensor
+
+    rows, last = noise(7, 64), axis.index == axis.size - 1
+    with shared_scales([over(axis)]):
+        got = QuantizedTensor.from_float(rows if last else rows[:0], "TensorCoreNVFP4Layout")
+    whole = QuantizedTensor.from_float(rows, "TensorCoreNVFP4Layout")
+    weight = QuantizedTensor.from_float(noise(32, 64), "TensorCoreNVFP4Layout")
+    out = torch.nn.functional.linear(got, weight)
+    assert out.shape == ((7 if last else 0), 32)
+    assert not last or torch.equal(got.params.scale, whole.params.scale)
+
+
+@check
+def nothing_is_exchanged_for_formats_that_round_token_by_token(axis: Axis) -> None:
+    from comfy.quant_ops import QuantizedTensor
+
+    class Silent(UnevenSequence):
+        """Ranks that are never asked."""
+
+        def gather(self, *_: object, **__: object) -> Tensor:
+            """Raises."""
+            raise AssertionError("a number was exchanged")
+
+    silent = Silent(ring=Axis("ring"), ulysses=axis)
+    with shared_scales([silent]):
+        for layout in ("TensorCoreMXFP8Layout", "TensorCoreFP8E4M3Layout", "TensorCoreFP8E5M2Layout"):
+            QuantizedTensor.from_float(noise(32, 64), layout)
+        QuantizedTensor.from_float(noise(32, 64), "TensorCoreNVFP4Layout", scale="recalculate")  # of a weight
+
+
+def without(*names: str) -> Callable[[Tensors], None]:
+    """Takes tensors of the layer out of a file."""
+
+    def spoil(tensors: Tensors) -> None:
+        for name in names:
+            del tensors[f"{LAYER}.{name}"]
+
+    return spoil
+
+
+def saying(value: Any) -> Callable[[Tensors], None]:
+    """Puts another mark on the layer."""
+    return lambda tensors: tensors.update({f"{LAYER}.comfy_quant": value})
+
+
+AGAIN = "download the file again, or use another one"
+BROKEN = torch.tensor(list(b'{"format": "nvf'), dtype=torch.uint8)
+BAD: dict[str, tuple[str, Callable[[Tensors], None], tuple[str, ...]]] = {
+    "nvfp4 without its block scales": ("nvfp4", without("weight_scale"), ("nvfp4 and lacks its weight_scale,", AGAIN)),
+    "nvfp4 without its scale": ("nvfp4", without("weight_scale_2"), ("lacks its weight_scale_2,", AGAIN)),
+    "mxfp8 without its scales": ("mxfp8", without("weight_scale"), ("mxfp8 and lacks its weight_scale,", AGAIN)),
+    "int8 without its scale": ("int8", without("weight_scale"), ("int8_tensorwise and lacks its weight_scale,", AGAIN)),
+    "w4a4 without its scale": ("w4a4, rotated", without("weight_scale"), ("convrot_w4a4 and lacks its", AGAIN)),
+    "fp8 without its scale": (
+        "fp8 e4m3",
+        without("weight_scale"),
+        ("float8_e4m3fn and lacks its weight_scale,", AGAIN),
+    ),
+    "no format": (
+        "int8",
+        without("comfy_quant"),
+        ("holds int8 with a scale, and nothing says its format", "quantised for"),
+    ),
+    "no format and no scale": (
+        "nvfp4",
+        without("comfy_quant", "weight_scale", "weight_scale_2"),
+        ("holds uint8, and nothing",),
+    ),
+    "fp8 with a scale and no format": ("fp8 e4m3", without("comfy_quant"), ("holds float8_e4m3fn with a scale, and",)),
+    "an unknown format": (
+        "nvfp4",
+        saying(mark({"format": "nvfp3"})),
+        ("'nvfp3'", "this ComfyUI has", "nvfp4", "update"),
+    ),
+    "no name of a format": ("nvfp4", saying(mark({})), ("is in the format None, and this ComfyUI has",)),
+    "broken JSON": ("nvfp4", saying(BROKEN), (f"{LAYER}.comfy_quant is not the JSON text of a format", AGAIN)),
+    "JSON of another kind": ("nvfp4", saying(mark(["nvfp4"])), (".comfy_quant is not the JSON text", AGAIN)),
+    "another dtype": (
+        "nvfp4",
+        saying(mark({"format": "float8_e4m3fn"})),
+        ("whose numbers are float8_e4m3fn, and holds uint8",),
+    ),
+}
+
+
+@check
+def a_file_that_cannot_be_loaded_is_refused_by_its_layer(axis: Axis) -> None:
+    whole = {f"{LAYER}.weight": noise(64, 64)}
+    for name, (kind, spoil, texts) in BAD.items():
+        tensors = FORMATS[kind].stored(LAYER, whole[f"{LAYER}.weight"])
+        spoil(tensors)
+        with refused(f"{name}.safetensors: {LAYER}", *texts):
+            recognise(f"{name}.safetensors", tensors, {})
+    for text in ("{", "[]", "{}", '{"layers": ["a"]}'):
+        with refused("x.safetensors: _quantization_metadata in its header is not a JSON object with layers", AGAIN):
+            recognise("x.safetensors", whole, {"_quantization_metadata": text})

@@ -1,0 +1,185 @@
+"""Runs files in every quantised format whole and shared, over gloo.
+
+`python -m models.quantised_ranks COMFYUI FOLDER 2,3`. A file of each kind is loaded as a worker loads it
+(`HostedWeights`), called whole in one process, then in forked ranks: replicated and sharded, plain, with a LoRA, and
+after it was taken back. Once more for those whose layers round their inputs on GPUs that multiply in them, with layers
+that do so here. Writes FOLDER/RANKS.json with a row a case, and checks-RANKS-RANK.json.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from host.quantised import KINDS, quantised
+from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.models.hosted.comfyui import import_comfyui
+from parallel_runtime.models.hosted.scales import shared as shared_scales
+from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.parallel.uneven import UnevenSequence
+from parallel_runtime.patch import Patch, PatchBatch, pack
+from parallel_runtime.wire.requests import ChangeWeights
+from parallel_runtime.worker.hosted import HostedChanges, HostedModel, HostedWeights, OwnTokens
+
+from .quantised_checks import CHECKS
+from .ranks import difference, fork_ranks
+from .tiny import at, build, noise
+
+CPU = torch.device("cpu")
+SIZES = {"dim": 320, "ffn_dim": 640, "num_heads": 5, "num_layers": 2, "freq_dim": 32, "text_dim": 48}
+SIZES |= {"in_dim": 16, "out_dim": 16}
+TOLD = {name: SIZES[name] for name in ("num_heads", "freq_dim", "text_dim")}
+INPUTS = {"x": (2, 16, 1, 10, 14), "context": (2, 9, 48)}
+LORA = {"blocks.0.self_attn.q": (320, 320), "blocks.1.ffn.0": (640, 320), "text_embedding.0": (320, 48)}
+# So that a token is moved much by what it attends to: else rounding would hide what a wrong exchange does.
+LOUDER = {"self_attn.norm_q.weight": 2.0, "self_attn.norm_k.weight": 2.0, "self_attn.o.weight": 6.0}
+ON_A_GPU = ", its inputs rounded too"
+FROM_INPUT = tuple(f"{kind}{ON_A_GPU}" for kind in ("nvfp4", "nvfp4, scale of the input", "nvfp4, smoothed", "mxfp8"))
+LAYOUTS = ("replicated", "sharded")  # the second over a ring of 2, else over the heads
+CASES = (*KINDS, *FROM_INPUT)
+
+
+def write_files(folder: Path, comfyui: ComfyUI) -> dict[str, ModelSpec]:
+    """A file of each kind, of one model, by case."""
+    model = build("comfy.ldm.wan.model.WanModel", model_type="t2v", text_len=9, **SIZES)
+    whole = {name: tensor * LOUDER.get(name.split(".", 2)[-1], 1.0) for name, tensor in model.state_dict().items()}
+    specs = {}
+    for number, case in enumerate(CASES):
+        tensors, said = quantised(whole, case.removesuffix(ON_A_GPU))
+        path = folder / f"{number}.safetensors"
+        save_file(tensors, path, metadata={"config": json.dumps({"transformer": TOLD})} | said)
+        specs[case] = ModelSpec.of(str(path), "float32", adapter=HOSTED, comfyui=comfyui)
+    return specs
+
+
+def loaded(case: str, spec: ModelSpec, group: Axis) -> HostedModel:
+    """The model as a worker loads it."""
+    import comfy.model_management as management
+
+    can = case.endswith(ON_A_GPU)
+    management.supports_nvfp4_compute = management.supports_mxfp8_compute = lambda *_: can
+    weights = HostedWeights(spec, device=CPU, group=group, offloaded=False)
+    weights.load(progress=lambda *_: None, cancelled=lambda: False)
+    return HostedModel(weights, group, HostedChanges(weights))
+
+
+def without_products() -> None:
+    """Have the layouts of nvfp4 and mxfp8 multiply what was rounded in fp32: a CPU has no product of such numbers."""
+    import comfy_kitchen
+
+    def missing(*_: object, **__: object) -> Tensor:
+        raise RuntimeError("no such product on a CPU")
+
+    comfy_kitchen.scaled_mm_nvfp4 = comfy_kitchen.scaled_mm_mxfp8 = missing
+    logging.getLogger("comfy_kitchen").setLevel(logging.ERROR)
+
+
+def change(model: HostedModel, *, lora: bool) -> None:
+    """Have a LoRA merged, or nothing."""
+    patches = [
+        Patch(
+            key=f"{name}.weight", kind="lora", strength=0.7, values=(noise(rows, 4), 0.1 * noise(4, columns), 4.0, None)
+        )
+        for name, (rows, columns) in (LORA if lora else {}).items()
+    ]
+    batch = next(pack(patches), PatchBatch([], {}))
+    said = ChangeWeights(model=0, records=tuple(batch.records), side_branch=False, first=True, last=True)
+    model.changes.take(said, batch.tensors, cancelled=lambda: False, beat=lambda: None)
+
+
+def call(model: HostedModel, sequence: UnevenSequence, *, scales: bool = True) -> Tensor:
+    """One call over the ranks of `sequence`, with their scales as one or each rank's own."""
+    module = model.under(sequence, lambda: None)
+    inputs = {name: noise(*shape) for name, shape in INPUTS.items()} | {"timestep": at(700, 650)}
+    with model.weights.calling(), shared_scales([sequence] if scales and sequence.parts > 1 else []):
+        out: Tensor = module(**inputs)
+    return out
+
+
+def runs(model: HostedModel, sequence: UnevenSequence) -> dict[str, Tensor]:
+    """The outputs of a model, of it with a LoRA, and of it again."""
+    plain = call(model, sequence)
+    change(model, lora=True)
+    merged = call(model, sequence)
+    change(model, lora=False)
+    return {"plain": plain, "LoRA": merged, "again": call(model, sequence)}
+
+
+def alone() -> UnevenSequence:
+    """Nobody to share with."""
+    return UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
+
+
+def compare(case: str, spec: ModelSpec, want: dict[str, Tensor], *, sharded: bool, ring: bool) -> dict[str, float]:
+    """Errors of one kind of file in this layout, by case."""
+    size, index = dist.get_world_size(), dist.get_rank()
+    everybody = Axis("all", size, index, dist.group.WORLD)
+    one = Axis("one")
+    sequence = UnevenSequence(ring=everybody if ring else one, ulysses=one if ring else everybody)
+    model = loaded(case, spec, everybody if sharded else one)
+    found = runs(model, sequence)
+    errors = {name: difference(found[name], want[name]) for name in ("plain", "LoRA")}
+    errors["taken back"] = float(not torch.equal(found["plain"], found["again"]))
+    errors["LoRA changes"] = difference(found["LoRA"], found["plain"])
+    errors["own scales"] = difference(call(model, sequence, scales=False), want["plain"])
+    sequence.attend = OwnTokens.attend.__get__(sequence)  # type: ignore[method-assign]
+    errors["control"] = difference(call(model, sequence), want["plain"])
+    return errors
+
+
+def rank_main(
+    rank: int, ranks: int, folder: Path, specs: dict[str, ModelSpec], want: dict[str, dict[str, Tensor]]
+) -> None:
+    """One rank: every kind, in order; the first one writes."""
+    rows: dict[str, Any] = {}
+    with torch.inference_mode():
+        for case, spec in specs.items():
+            for layout in LAYOUTS:
+                ring = layout == "sharded" and ranks == 2
+                rows[f"{case} | {layout}"] = compare(case, spec, want[case], sharded=layout == "sharded", ring=ring)
+        found = run_checks(Axis("all", ranks, rank, dist.group.WORLD))
+    (folder / f"checks-{ranks}-{rank}.json").write_text(json.dumps(found))
+    if rank == 0:
+        (folder / f"{ranks}.json").write_text(json.dumps(rows))
+
+
+def run_checks(axis: Axis) -> dict[str, str]:
+    """Check -> what was wrong on this rank, "" when nothing was."""
+    found = {}
+    for name, check in CHECKS.items():
+        try:
+            check(axis)
+            found[name] = ""
+        except (AssertionError, KeyError, RuntimeError, TypeError, ValueError):
+            found[name] = traceback.format_exc()
+    return found
+
+
+def main(comfyui: str, folder: Path, numbers: list[int]) -> int:
+    """Everything. Returns 0 when all ranks ended well."""
+    torch.set_num_threads(1)
+    said = ComfyUI(comfyui, ("--use-pytorch-cross-attention",))
+    import_comfyui(said, CPU)
+    specs = write_files(folder, said)
+    without_products()
+    with torch.inference_mode():
+        want = {case: runs(loaded(case, spec, Axis("one")), alone()) for case, spec in specs.items()}
+    well = [
+        fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, specs=specs, want=want))
+        for ranks in numbers
+    ]
+    return 0 if all(well) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), [int(each) for each in sys.argv[3].split(",")]))

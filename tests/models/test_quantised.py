@@ -1,0 +1,67 @@
+"""Files in ComfyUI's quantised formats, shared by ranks, equal the same module in one process; bad ones are refused.
+
+Owns: the bounds and the controls for every kind of file, replicated and sharded, with a LoRA and when it is taken back.
+Does not own: which kinds there are (host/quantised.py), how ranks run, stock ComfyUI beside them (families/).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import run_ranks
+from .quantised_ranks import CASES, LAYOUTS, ON_A_GPU
+
+ERROR = 1e-5
+# Layers of these round what they are given, to 255 values or to 15. A last digit, which another order of additions
+# moves, sends a number to the other side of a step: 9e-4 and 3e-3 of the output were seen, and none in most cases.
+ROUNDED = 1e-2
+ROUND_INPUTS = ("int8", "w4a4", "mixed")
+CONTROL = 0.1  # without exchange each case must be this wrong
+OWN_SCALES = 3e-2  # and this, where each rank takes a scale from its own tokens
+FROM_ALL_TOKENS = [f"{kind}{ON_A_GPU}" for kind in ("nvfp4", "nvfp4, smoothed")]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that quantised_ranks.py wrote, of 2 ranks."""
+    return run_ranks("quantised_ranks", tmp_path_factory.mktemp("quantised"), "2")
+
+
+@pytest.fixture(scope="module")
+def results_of_3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 3 ranks."""
+    return run_ranks("quantised_ranks", tmp_path_factory.mktemp("quantised"), "3")
+
+
+def judge(folder: Path, ranks: int, case: str, layout: str) -> None:
+    row = json.loads((folder / f"{ranks}.json").read_text())[f"{case} | {layout}"]
+    bound = ROUNDED if case.startswith(ROUND_INPUTS) or case.endswith(ON_A_GPU) else ERROR
+    assert max(row["plain"], row["LoRA"]) <= bound, row
+    assert not row["taken back"], "a LoRA was not taken back to the last bit"
+    assert row["LoRA changes"] > CONTROL and row["control"] > CONTROL, row
+    assert (row["own scales"] > OWN_SCALES) == (case in FROM_ALL_TOKENS), row
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_shared_file_equals_the_same_module_in_one_process(results: Path, case: str, layout: str) -> None:
+    judge(results, 2, case, layout)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_shared_by_3_equals_the_same_module_in_one_process(results_of_3: Path, case: str, layout: str) -> None:
+    judge(results_of_3, 3, case, layout)
+
+
+def test_every_rank_finds_nothing_wrong_with_scales_and_refusals(results: Path) -> None:
+    for rank in range(2):
+        found = json.loads((results / f"checks-2-{rank}.json").read_text())
+        wrong = {name: text for name, text in found.items() if text}
+        assert found and not wrong, f"rank {rank}: {wrong}"

@@ -100,20 +100,25 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     return float(difference)
 
 
-def judged(dtype: str, *, shared: torch.Tensor, whole: torch.Tensor, control: torch.Tensor) -> Proof:
+def judged(
+    dtype: str, *, shared: torch.Tensor, whole: torch.Tensor, control: torch.Tensor, coarse: float = 0.0
+) -> Proof:
     """The verdict on one call, computed three times in `dtype`: by the plan, whole, and without any exchange.
+
+    `coarse`: the tolerance where layers round what they are given to few values, if that is more than the dtype's: a
+    last digit then sends a number to the other side of a step.
 
     A control near the tolerance means that these weights and inputs would hide a mistake: then nothing is judged,
     unless the shared call is that far off by itself.
     """
-    tolerance = TOLERANCES[dtype]
-    least = CONTROL * tolerance
+    tolerance, mistake = max(TOLERANCES[dtype], coarse), max(MISTAKES[dtype], 3 * coarse)
+    least = max(CONTROL * TOLERANCES[dtype], 3 * coarse)
     error, without = _finite(relative_error(shared, whole)), _finite(relative_error(control, whole))
     proof = Proof(verdict=PROVEN, error=error, control=without, tolerance=tolerance)
     if not whole.isfinite().all() or not whole.any():
         return replace(proof, verdict=NOT_PROVEN, reason="the whole call's output is zero or not finite")
-    if error > MISTAKES[dtype] and max(error, without) > least:
-        reason = f"relative error {error:.1e} of a shared call, at most {MISTAKES[dtype]:.1e} in {dtype}"
+    if error > mistake and max(error, without) > least:
+        reason = f"relative error {error:.1e} of a shared call, at most {mistake:.1e} in {dtype}"
         return replace(proof, verdict=REFUSED, reason=reason)
     if without <= least:
         reason = (

@@ -72,6 +72,16 @@ def test_the_verdict_follows_from_error_control_and_dtype(
     assert proof.text.startswith(verdict)
 
 
+@pytest.mark.parametrize(
+    ("error", "control", "verdict"),
+    [(9e-3, 0.2, PROVEN), (9e-3, 0.02, NOT_PROVEN), (2e-2, 0.2, NOT_PROVEN), (4e-2, 0.2, REFUSED)],
+)
+def test_where_layers_round_their_inputs_a_last_digit_may_move_more(error: float, control: float, verdict: str) -> None:
+    for dtype in ("float32", "bfloat16"):
+        proof = judged(dtype, shared=off_by(error), whole=WHOLE, control=off_by(control), coarse=1e-2)
+        assert (proof.verdict, proof.tolerance) == (verdict, 1e-2), proof
+
+
 @pytest.mark.parametrize("whole", [torch.zeros(1, 9), torch.full((1, 9), torch.inf), torch.full((1, 9), torch.nan)])
 def test_an_output_of_nothing_or_no_numbers_proves_nothing(whole: torch.Tensor) -> None:
     proof = judged("float32", shared=whole, whole=whole, control=torch.ones(1, 9))

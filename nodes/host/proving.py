@@ -7,7 +7,6 @@ own the verdict (proof.py) nor which calls make it (pool/proving.py). A kind of 
 import functools
 import hashlib
 import inspect
-import json
 import logging
 import os
 import sys
@@ -20,6 +19,7 @@ import torch
 from ... import parallel_runtime
 from ...parallel_runtime.models.hosted.block_patches import OPTION
 from ...parallel_runtime.models.hosted.build import Recognised
+from ...parallel_runtime.models.hosted.formats import coarse_inputs, formats_of
 from ...parallel_runtime.models.plans import plan_for
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.calls import ModelCall, RunResult
@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 SPARE = 0.8  # of what is free: ComfyUI's own figure for a whole call is an estimate
 WHOLE = Proof(verdict=NOT_NEEDED, reason="the plan cuts no tokens, each rank runs ComfyUI's own module on whole calls")
 # What shares tokens here: a proof made with other code is not believed.
-SHARING = ("models/hosted", "models/plans", "parallel/uneven.py", "worker/hosted.py", "weights/block_shards.py")
+SHARING = ("models/hosted", "models/plans", "models/parts.py")
+SHARING += ("parallel/uneven.py", "worker/hosted.py", "weights/block_shards.py")
 
 
 class Prover:
@@ -119,7 +120,12 @@ class Prover:
 
         free = [each.free_bytes for each in self.pooled.pool.measure_devices(check_cancelled)][: run.plan.ranks]
         proof = prove(
-            ask, call, self.pooled.spec.dtype, room=lambda each: self._room(each, free), possible=self._possible
+            ask,
+            call,
+            self.pooled.spec.dtype,
+            room=lambda each: self._room(each, free),
+            possible=self._possible,
+            coarse=coarse_inputs(self.recognised.config, self.recognised.weights),
         )
         level = logging.INFO if proof.verdict != NOT_PROVEN else logging.WARNING
         log.log(
@@ -164,10 +170,7 @@ class Prover:
     def _formats(self) -> list[str]:
         """The dtypes of the file's weights, and the formats that ComfyUI packs weights into."""
         found = {str(each.dtype).removeprefix("torch.") for each in self.recognised.weights.values()}
-        for name, each in self.recognised.weights.items():
-            if name.endswith(".comfy_quant"):
-                found.add(str(json.loads(bytes(each.tolist())).get("format")))
-        return sorted(found)
+        return sorted(found | formats_of(self.recognised.weights))
 
 
 def _given(call: ModelCall) -> Any:  # noqa: ANN401  the call's arguments

@@ -25,8 +25,16 @@ Ask = Callable[[Sequence[ModelCall]], RunResult]
 Room = Callable[[ModelCall], float]  # bytes that are free for a whole call's activations, over those it needs
 
 
-def prove(ask: Ask, call: ModelCall, dtype: str, *, room: Room, possible: Callable[[ModelCall], bool]) -> Proof:
-    """Compute a call of a hosted model shared, whole and without exchange, and judge it.
+def prove(
+    ask: Ask,
+    call: ModelCall,
+    dtype: str,
+    *,
+    room: Room,
+    possible: Callable[[ModelCall], bool],
+    coarse: float = 0.0,
+) -> Proof:
+    """Compute a call of a hosted model shared, whole and without exchange, and judge it; `coarse` as `judged`.
 
     A call with more than `MAX_TOKENS`, or that has no `room` (below 1), is made smaller, if `possible` says that the
     class takes what comes of it.
@@ -39,7 +47,7 @@ def prove(ask: Ask, call: ModelCall, dtype: str, *, room: Room, possible: Callab
         fits = room(shared)
         if tokens <= MAX_TOKENS and fits >= 1:
             whole, control = ask([_under(shared, whole=True), _under(shared, local_attention=True)]).outs
-            proof = judged(dtype, shared=result.outs[0], whole=whole, control=control)
+            proof = judged(dtype, shared=result.outs[0], whole=whole, control=control, coarse=coarse)
             return replace(proof, tokens=tokens, calls=calls + 2, seconds=time.perf_counter() - began)
         reason = (
             f"{tokens} tokens are more than the {MAX_TOKENS} that one device computes whole"

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from host.client import ComfyClient, PromptResult, Workflow
 from host.fetch import comfyui_path
 from host.forked_ranks import FOR_COMFYUI
 from host.pack_workflows import TOLERANCE, parallel
+from host.quantised import quantised
 from host.server import ComfyServer
 from parallel_runtime.proof import NOT_PROVEN, Proof, ProofKey, ProofStore
 
@@ -97,6 +100,24 @@ def test_a_plan_is_proven_once_for_each_kind_of_call(server: ComfyServer, client
     assert server.log.count("under uly2 is proven") == 2
     (_, other) = proofs(kept)
     assert set(other["key"]["arguments"]) > set(entry["key"]["arguments"])
+
+
+def test_a_quantised_file_has_a_proof_of_its_own(server: ComfyServer, client: ComfyClient, kept: Path) -> None:
+    """Its key has the format; where layers round what they are given, a last digit may move more."""
+    folder = server.models / "diffusion_models"
+    with safe_open(folder / FLUX_2.file, framework="pt") as file:
+        whole = {name: file.get_tensor(name) for name in file.keys()}
+        metadata = file.metadata() or {}
+    for kind, name, tolerance in (("int8", "int8_tensorwise", 2e-2), ("nvfp4", "nvfp4", TOLERANCE)):
+        tensors, said = quantised(whole, kind)
+        save_file(tensors, folder / "quantised.safetensors", metadata=metadata | said)
+        graph = FLUX_2.graph(seed=8, steps=1)
+        graph["model"]["inputs"]["unet_name"] = "quantised.safetensors"
+        proof = report_of(client.queue(ours(graph)))["proof"]
+        assert (proof["verdict"], proof["tolerance"]) == ("proven", tolerance), proof
+        assert proof["error"] <= tolerance < proof["control"] / 3
+        assert name in proofs(kept)[-1]["key"]["weights"].split(", ")
+        (folder / "quantised.safetensors").unlink()
 
 
 def test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name(

@@ -14,9 +14,9 @@ from host.fetch import comfyui_path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_ranks(module: str, folder: Path, numbers: str) -> Path:
+def run_ranks(module: str, folder: Path, numbers: str, *more: str) -> Path:
     """Run one of this folder's modules that fork ranks; returns `folder`, in which it wrote."""
-    command = [sys.executable, "-m", f"models.{module}", str(comfyui_path()), str(folder), numbers]
+    command = [sys.executable, "-m", f"models.{module}", str(comfyui_path()), str(folder), numbers, *more]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

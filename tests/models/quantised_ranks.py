@@ -1,9 +1,9 @@
 """Runs files in every quantised format whole and shared, over gloo.
 
-`python -m models.quantised_ranks COMFYUI FOLDER 2,3`. A file of each kind is loaded as a worker loads it
-(`HostedWeights`), called whole in one process, then in forked ranks: replicated and sharded, plain, with a LoRA, and
-after it was taken back. Once more for those whose layers round their inputs on GPUs that multiply in them, with layers
-that do so here. Writes FOLDER/RANKS.json with a row a case, and checks-RANKS-RANK.json.
+`python -m models.quantised_ranks COMFYUI FOLDER 2,3 all` (or `some` of the cases). A file of each kind is loaded as a
+worker loads it (`HostedWeights`), called whole in one process, then in forked ranks: replicated and sharded, plain,
+with a LoRA, and after it was taken back. Once more for those whose layers round their inputs on GPUs that multiply in
+them, with layers that do so here. Writes FOLDER/RANKS.json with a row a case, and checks-RANKS-RANK.json.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from host.quantised import KINDS, quantised
+from host.quantised import KINDS, MIXED, TOLD_IN_THE_HEADER, quantised
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.comfyui import import_comfyui
 from parallel_runtime.models.hosted.scales import shared as shared_scales
+from parallel_runtime.models.parts import plain_parts
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.patch import Patch, PatchBatch, pack
@@ -47,14 +49,17 @@ ON_A_GPU = ", its inputs rounded too"
 FROM_INPUT = tuple(f"{kind}{ON_A_GPU}" for kind in ("nvfp4", "nvfp4, scale of the input", "nvfp4, smoothed", "mxfp8"))
 LAYOUTS = ("replicated", "sharded")  # the second over a ring of 2, else over the heads
 CASES = (*KINDS, *FROM_INPUT)
+# What `make test` runs: one of each format, and each way to say it.
+SOME = ("fp8 e4m3", "fp8 e5m2", "nvfp4, smoothed", "mxfp8", "int8, rotated", "w4a4, rotated", MIXED, TOLD_IN_THE_HEADER)
+SOME += FROM_INPUT[:1]
 
 
-def write_files(folder: Path, comfyui: ComfyUI) -> dict[str, ModelSpec]:
+def write_files(folder: Path, comfyui: ComfyUI, cases: Sequence[str]) -> dict[str, ModelSpec]:
     """A file of each kind, of one model, by case."""
     model = build("comfy.ldm.wan.model.WanModel", model_type="t2v", text_len=9, **SIZES)
     whole = {name: tensor * LOUDER.get(name.split(".", 2)[-1], 1.0) for name, tensor in model.state_dict().items()}
     specs = {}
-    for number, case in enumerate(CASES):
+    for number, case in enumerate(cases):
         tensors, said = quantised(whole, case.removesuffix(ON_A_GPU))
         path = folder / f"{number}.safetensors"
         save_file(tensors, path, metadata={"config": json.dumps({"transformer": TOLD})} | said)
@@ -127,14 +132,28 @@ def compare(case: str, spec: ModelSpec, want: dict[str, Tensor], *, sharded: boo
     one = Axis("one")
     sequence = UnevenSequence(ring=everybody if ring else one, ulysses=one if ring else everybody)
     model = loaded(case, spec, everybody if sharded else one)
+    elsewhere = bytes_elsewhere(model, spec.path)
     found = runs(model, sequence)
     errors = {name: difference(found[name], want[name]) for name in ("plain", "LoRA")}
     errors["taken back"] = float(not torch.equal(found["plain"], found["again"]))
+    errors["bytes elsewhere"] = elsewhere
     errors["LoRA changes"] = difference(found["LoRA"], found["plain"])
     errors["own scales"] = difference(call(model, sequence, scales=False), want["plain"])
     sequence.attend = OwnTokens.attend.__get__(sequence)  # type: ignore[method-assign]
     errors["control"] = difference(call(model, sequence), want["plain"])
     return errors
+
+
+def bytes_elsewhere(model: HostedModel, path: str) -> int:
+    """Of the weights as the file says them, how many bytes lie elsewhere than in the file's own pages."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(path)]
+    pages = [tuple(int(each, 16) for each in line[0].split("-")) for line in lines]
+    shards = model.weights.shards
+    units = [] if shards is None else shards._units.values()
+    held = [*model.weights.module.parameters(), *(weight for unit in units for weight in unit.pristine.values())]
+    parts = [part for weight in held for part in plain_parts(weight)[0]]
+    assert parts and pages
+    return sum(part.nbytes for part in parts if not any(low <= part.data_ptr() < high for low, high in pages))
 
 
 def rank_main(
@@ -165,12 +184,12 @@ def run_checks(axis: Axis) -> dict[str, str]:
     return found
 
 
-def main(comfyui: str, folder: Path, numbers: list[int]) -> int:
+def main(comfyui: str, folder: Path, numbers: list[int], cases: Sequence[str]) -> int:
     """Everything. Returns 0 when all ranks ended well."""
     torch.set_num_threads(1)
     said = ComfyUI(comfyui, ("--use-pytorch-cross-attention",))
     import_comfyui(said, CPU)
-    specs = write_files(folder, said)
+    specs = write_files(folder, said, cases)
     without_products()
     with torch.inference_mode():
         want = {case: runs(loaded(case, spec, Axis("one")), alone()) for case, spec in specs.items()}
@@ -182,4 +201,5 @@ def main(comfyui: str, folder: Path, numbers: list[int]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), [int(each) for each in sys.argv[3].split(",")]))
+    some = {"all": CASES, "some": SOME}[sys.argv[4]]
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), [int(each) for each in sys.argv[3].split(",")], some))

@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 
 from .conftest import run_ranks
-from .quantised_ranks import CASES, LAYOUTS, ON_A_GPU
+from .quantised_ranks import CASES, LAYOUTS, ON_A_GPU, SOME
 
 ERROR = 1e-5
 # Layers of these round what they are given, to 255 values or to 15. A last digit, which another order of additions
 # moves, sends a number to the other side of a step: 9e-4 and 3e-3 of the output were seen, and none in most cases.
-ROUNDED = 1e-2
+# At most it is what the rounding itself moves the output by.
+ROUNDED = 3e-2
 ROUND_INPUTS = ("int8", "w4a4", "mixed")
 CONTROL = 0.1  # without exchange each case must be this wrong
 OWN_SCALES = 3e-2  # and this, where each rank takes a scale from its own tokens
+NO_LAYERS = 18_000  # bytes in fp32 of Wan's modulations, which nothing casts where it is used
 FROM_ALL_TOKENS = [f"{kind}{ON_A_GPU}" for kind in ("nvfp4", "nvfp4, smoothed")]
 
 pytestmark = pytest.mark.slow
@@ -28,14 +30,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that quantised_ranks.py wrote, of 2 ranks."""
-    return run_ranks("quantised_ranks", tmp_path_factory.mktemp("quantised"), "2")
+    """The folder that quantised_ranks.py wrote, of 2 ranks and some cases."""
+    return run_ranks("quantised_ranks", tmp_path_factory.mktemp("quantised"), "2", "some")
 
 
 @pytest.fixture(scope="module")
-def results_of_3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 3 ranks."""
-    return run_ranks("quantised_ranks", tmp_path_factory.mktemp("quantised"), "3")
+def all_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 2 and of 3 ranks, and all cases."""
+    return run_ranks("quantised_ranks", tmp_path_factory.mktemp("quantised"), "2,3", "all")
 
 
 def judge(folder: Path, ranks: int, case: str, layout: str) -> None:
@@ -43,21 +45,25 @@ def judge(folder: Path, ranks: int, case: str, layout: str) -> None:
     bound = ROUNDED if case.startswith(ROUND_INPUTS) or case.endswith(ON_A_GPU) else ERROR
     assert max(row["plain"], row["LoRA"]) <= bound, row
     assert not row["taken back"], "a LoRA was not taken back to the last bit"
+    assert row["bytes elsewhere"] <= NO_LAYERS, "weights are held beside the file's pages"
     assert row["LoRA changes"] > CONTROL and row["control"] > CONTROL, row
     assert (row["own scales"] > OWN_SCALES) == (case in FROM_ALL_TOKENS), row
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SOME)
 def test_a_shared_file_equals_the_same_module_in_one_process(results: Path, case: str, layout: str) -> None:
     judge(results, 2, case, layout)
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", CASES)
-def test_a_file_shared_by_3_equals_the_same_module_in_one_process(results_of_3: Path, case: str, layout: str) -> None:
-    judge(results_of_3, 3, case, layout)
+def test_a_file_of_each_kind_equals_the_same_module_in_one_process(
+    all_results: Path, case: str, layout: str, ranks: int
+) -> None:
+    judge(all_results, ranks, case, layout)
 
 
 def test_every_rank_finds_nothing_wrong_with_scales_and_refusals(results: Path) -> None:

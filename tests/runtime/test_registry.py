@@ -41,6 +41,34 @@ def test_models_with_such_blocks_that_are_not_ours_go_to_comfyuis_modules(foreig
         read_own(other)
 
 
+@pytest.mark.parametrize("mark", ["double_blocks.0.img_attn.qkv.comfy_quant", ""])
+@pytest.mark.parametrize(
+    ("dtype", "scale", "ours"),
+    [
+        (torch.float8_e4m3fn, (), True),  # one scale a matrix
+        (torch.float8_e4m3fn, (7, 2), False),  # mxfp8
+        (torch.int8, (), False),
+        (torch.uint8, (7, 2), False),  # nvfp4
+    ],
+)
+def test_a_flux_in_a_format_of_comfyuis_layers_goes_to_comfyuis_modules(
+    mark: str, dtype: torch.dtype, scale: tuple[int, ...], ours: bool
+) -> None:
+    plain = header(*OURS, *([mark] if mark else []))
+    layer = {"weight": TensorEntry(dtype, (4, 4), 0, 16), "weight_scale": TensorEntry(torch.float32, scale, 16, 20)}
+    tensors = {**plain.tensors, **{f"double_blocks.0.img_attn.qkv.{name}": each for name, each in layer.items()}}
+    told = {} if mark else {"_quantization_metadata": '{"layers": {}}'}
+    assert find_family(CheckpointHeader("model.safetensors", tensors, 20, told)) is (FLUX if ours else None)
+    with pytest.raises(ValueError, match="img_in.weight has shape" if ours else "use a|use an"):  # and without a word
+        read_own(CheckpointHeader("model.safetensors", tensors, 20))
+    assert find_family(CheckpointHeader("model.safetensors", tensors, 20)) is (FLUX if ours or not mark else None)
+
+
+def test_a_flux_in_fp8_whose_scale_is_missing_is_refused() -> None:
+    with pytest.raises(ValueError, match="double_blocks.0.img_attn.qkv is said to be in a format with a scale"):
+        read_own(header(*OURS, "double_blocks.0.img_attn.qkv.comfy_quant"))
+
+
 def test_files_without_such_blocks_go_to_comfyuis_modules() -> None:
     for names in (("blocks.0.self_attn.q.weight",), ("transformer_blocks.0.attn.to_q.weight",), OURS[:0]):
         assert find_family(header(*names)) is None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...checkpoint import CheckpointHeader, shown
+from ...checkpoint import CheckpointHeader, TensorEntry, shown
 
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.")
 TIME_WIDTH = 256  # width of the sinusoids that carry the timestep and the guidance
@@ -20,6 +20,7 @@ SCALED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)  # which a file may hol
 MAX_BLOCKS = 1024  # Flux.1 has 57. What each needs is written out before it is looked for.
 # What ComfyUI calls the scale of an fp8 matrix, today and before: `X.weight_scale` or `X.scale_weight` for `X.weight`.
 SCALE_SUFFIXES = (".weight_scale", ".scale_weight")
+FORMAT_MARK = ".comfy_quant"  # says the format of a layer, where the file's header does not say all of them
 # How names begin that other models with such blocks have, and those models.
 FOREIGN = {
     "double_stream_modulation_img.": "Flux.2",
@@ -168,6 +169,20 @@ def is_flux(header: CheckpointHeader) -> bool:
     return False
 
 
+def is_in_a_format_of_comfyui(header: CheckpointHeader) -> bool:
+    """Whether a Flux.1 says formats of its layers, and some of them are finer or smaller than fp8 with one scale."""
+    prefix = _find_prefix(header)
+    own = {name: entry for name, entry in header.tensors.items() if name.startswith(prefix)}
+    told = "_quantization_metadata" in header.metadata or any(name.endswith(FORMAT_MARK) for name in own)
+    return told and any(_unread(name, entry) for name, entry in own.items())
+
+
+def _unread(name: str, entry: TensorEntry) -> bool:
+    if name.endswith(SCALE_SUFFIXES):
+        return math.prod(entry.shape) != 1
+    return name.endswith((".weight", ".bias")) and entry.dtype not in WEIGHT_DTYPES
+
+
 def _foreign(names: Collection[str]) -> str | None:
     """Which other model with such blocks these names belong to."""
     return next((model for start, model in FOREIGN.items() if any(name.startswith(start) for name in names)), None)
@@ -218,6 +233,12 @@ def _refuse_other_formats(header: CheckpointHeader, prefix: str) -> None:
             raise ValueError(
                 f"{header.path}: {name} has shape {list(entry.shape)}, weights with a scale a block (mxfp8, nvfp4) are "
                 "not read; use an fp8 file with one scale a matrix, or a bf16 file"
+            )
+        layer = name.removesuffix(FORMAT_MARK)
+        if layer != name and not any(layer + suffix in header.tensors for suffix in SCALE_SUFFIXES):
+            raise ValueError(
+                f"{header.path}: {layer} is said to be in a format with a scale, and has none; download the file "
+                "again, or use another one"
             )
         if name.endswith((".weight", ".bias")) and entry.dtype not in WEIGHT_DTYPES:
             raise ValueError(

@@ -16,7 +16,7 @@ from ...checkpoint import CheckpointHeader
 from ...plan import ParallelPlan
 from ...planner.shapes import ModelShape
 from .adapter import FluxAdapter
-from .config import FluxConfig, file_names, file_scales, is_flux
+from .config import FluxConfig, file_names, file_scales, is_flux, is_in_a_format_of_comfyui
 from .inputs import cast_inputs, check_plan
 from .sample import sample_config, write_sample
 
@@ -91,8 +91,8 @@ class FluxFamily:
     title, usual = "Flux.1", FLUX_DEV
 
     def recognises(self, header: CheckpointHeader) -> bool:
-        """Whether this is a Flux.1, be it damaged or in a format that is not read."""
-        return is_flux(header)
+        """Whether this is a Flux.1, be it damaged; not one in a format that ComfyUI's own layers alone compute in."""
+        return is_flux(header) and not is_in_a_format_of_comfyui(header)
 
     def read(self, header: CheckpointHeader) -> FluxModel:
         """The model in a file. Raises `ValueError` when it holds no Flux.1 that can be read."""

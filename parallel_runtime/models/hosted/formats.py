@@ -15,6 +15,11 @@ from ..parts import as_parameter, plain_parts
 MARK = ".comfy_quant"  # of a layer: a JSON text, {"format": ...}
 SCALE, SECOND_SCALE = ".weight_scale", ".weight_scale_2"
 FROM_INPUT = {"input_scale", "pre_quant_scale"}  # what a format may have for a layer's input, and need not
+# Relative errors of a call, at most. A number that a last digit sends to the other side of a step moves what follows,
+# in a deep model by as much as the rounding itself: stock ComfyUI is so far from itself with its other exact attention
+# functions (docs/formats.md).
+COARSE = {"int8_tensorwise": 2e-2}
+COARSEST = 0.1
 
 
 def check_formats(path: str, weights: Mapping[str, torch.Tensor]) -> None:
@@ -70,6 +75,25 @@ def check_metadata(path: str, metadata: Mapping[str, str]) -> None:
             f"{path}: _quantization_metadata in its header is not a JSON object with layers; "
             "download the file again, or use another one"
         )
+
+
+def formats_of(weights: Mapping[str, torch.Tensor]) -> set[str]:
+    """The formats of a file's layers, which `check_formats` has taken."""
+    return {str(_said("", name, mark).get("format")) for name, mark in weights.items() if name.endswith(MARK)}
+
+
+def coarse_inputs(config: Any, weights: Mapping[str, torch.Tensor]) -> float:  # noqa: ANN401  a BASE of ComfyUI
+    """How much rounding of layers' inputs may move a shared call's output, at most: 0 where none rounds them.
+
+    Where a device does not multiply in a format, ComfyUI widens the weights and rounds nothing.
+    """
+    formats = formats_of(weights)
+    if not formats:
+        return 0.0
+    import comfy.ops
+
+    widened = set(getattr(comfy.ops.pick_operations(None, None, model_config=config), "_disabled", ()))
+    return max((COARSE.get(each, COARSEST) for each in formats - widened), default=0.0)
 
 
 def give_back_copies(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.dtype]:

@@ -24,14 +24,19 @@ from torch import Tensor
 
 from host.quantised import KINDS, MIXED, TOLD_IN_THE_HEADER, quantised
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.models.hosted.calls import forward_call
 from parallel_runtime.models.hosted.comfyui import import_comfyui
 from parallel_runtime.models.hosted.scales import shared as shared_scales
 from parallel_runtime.models.parts import plain_parts
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.patch import Patch, PatchBatch, pack
+from parallel_runtime.plan import ParallelPlan, Piece
+from parallel_runtime.timing import RegionTimer
 from parallel_runtime.wire.requests import ChangeWeights
-from parallel_runtime.worker.hosted import HostedChanges, HostedModel, HostedWeights, OwnTokens
+from parallel_runtime.worker.hosted import HostedChanges, HostedForward, HostedModel, HostedWeights, OwnTokens
+from parallel_runtime.worker.mesh import Groups, Mesh
+from parallel_runtime.worker.repeated import RepeatedInputs
 
 from .quantised_checks import CHECKS
 from .ranks import difference, fork_ranks
@@ -138,10 +143,29 @@ def compare(case: str, spec: ModelSpec, want: dict[str, Tensor], *, sharded: boo
     errors["taken back"] = float(not torch.equal(found["plain"], found["again"]))
     errors["bytes elsewhere"] = elsewhere
     errors["LoRA changes"] = difference(found["LoRA"], found["plain"])
+    if size == 2 and not sharded:
+        errors["cfg"] = difference(over_lanes(model, (0, 0)), want["plain"].flatten())
+        errors["cfg, own scales"] = difference(over_lanes(model, (0, 1)), want["plain"].flatten())
     errors["own scales"] = difference(call(model, sequence, scales=False), want["plain"])
     sequence.attend = OwnTokens.attend.__get__(sequence)  # type: ignore[method-assign]
     errors["control"] = difference(call(model, sequence), want["plain"])
     return errors
+
+
+def over_lanes(model: HostedModel, calls: tuple[int, int]) -> Tensor:
+    """Two rows, each run by a lane of cfg parallel, that are of these calls: of one, or each of another."""
+    module, rank = model.weights.module, dist.get_rank()
+    mesh = Mesh(ParallelPlan(cfg=2), device=CPU, groups=Groups(), show_waiting=lambda _: None)
+    inputs = {name: noise(*shape) for name, shape in INPUTS.items()}
+    made = forward_call(module, 16, [inputs["x"], at(700, 650)], {"context": inputs["context"]})
+    out = torch.zeros(made.out_shape)
+    tensors = {f"{call}.{name}": tensor for call in calls for name, tensor in {**made.tensors, "out": out}.items()}
+    sent = RepeatedInputs(CPU).of_request({}, {})
+    forward = HostedForward(model, mesh.uneven_sequence(), RegionTimer(CPU, on=False), lambda: None, sent)
+    forward.run_lanes([[Piece(calls[0], 0, 1)], [Piece(calls[1], 1, 2)]], mesh, tensors, [made.options] * 2)
+    everybody = Axis("all", 2, rank, dist.group.WORLD)
+    rows = UnevenSequence(ring=Axis("one"), ulysses=everybody).gather(out[rank : rank + 1], dim=0, lengths=(1, 1))
+    return rows.flatten()
 
 
 def bytes_elsewhere(model: HostedModel, path: str) -> int:

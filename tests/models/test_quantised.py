@@ -43,11 +43,12 @@ def all_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def judge(folder: Path, ranks: int, case: str, layout: str) -> None:
     row = json.loads((folder / f"{ranks}.json").read_text())[f"{case} | {layout}"]
     bound = ROUNDED if case.startswith(ROUND_INPUTS) or case.endswith(ON_A_GPU) else ERROR
-    assert max(row["plain"], row["LoRA"]) <= bound, row
+    assert max(row["plain"], row["LoRA"], row.get("cfg", 0.0)) <= bound, row
     assert not row["taken back"], "a LoRA was not taken back to the last bit"
     assert row["bytes elsewhere"] <= NO_LAYERS, "weights are held beside the file's pages"
     assert row["LoRA changes"] > CONTROL and row["control"] > CONTROL, row
-    assert (row["own scales"] > OWN_SCALES) == (case in FROM_ALL_TOKENS), row
+    for name in row.keys() & {"own scales", "cfg, own scales"}:
+        assert (row[name] > OWN_SCALES) == (case in FROM_ALL_TOKENS), row
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

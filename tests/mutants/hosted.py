@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "a plan that computes something else is proven",
-        "if error > MISTAKES[dtype] and max(error, without) > least:",
+        "if error > mistake and max(error, without) > least:",
         "if error > least and max(error, without) > least:",
         (f"{PROOF}::test_the_verdict_follows_from_error_control_and_dtype",),
     ),

@@ -28,6 +28,7 @@ WORKERS ?= 2
 PYTEST := $(RUN) -m pytest -n $(WORKERS)
 PARITY_FLAGS ?=
 PARITY_MODELS_FLAGS ?=
+FORMATS_FLAGS ?=
 PEERS_FLAGS ?=
 TARGETS_FLAGS ?=
 RESIDENT_FLAGS ?=
@@ -39,14 +40,14 @@ FUZZ_FLAGS ?=
 MUTANTS_FLAGS ?=
 PRETEND_FLAGS ?=
 
-.PHONY: help venv test test-quick test-full coverage parity parity-models try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda lint format types imports peers targets resident pipefusion chromium compiler pictures pack clean
+.PHONY: help venv test test-quick test-full coverage parity parity-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda lint format types imports peers targets resident pipefusion chromium compiler pictures pack clean
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under half an hour"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
-	@echo "make venv | parity | parity-models | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | lint | format | types | imports | peers | targets | resident | pipefusion | chromium | compiler | pictures | pack | clean"
+	@echo "make venv | parity | parity-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | lint | format | types | imports | peers | targets | resident | pipefusion | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -81,6 +82,11 @@ parity: venv
 # Part of it: make parity-models PARITY_MODELS_FLAGS="--only Wan --plan 'ring 2'"
 parity-models: venv
 	$(RUN) -m families.matrix $(PARITY_MODELS_FLAGS)
+
+# Files in each quantised format with the stock loader and with ours, plain and with a LoRA; writes docs/formats.md.
+# Part of it: make formats FORMATS_FLAGS="--only int8"
+formats: venv
+	$(RUN) -m families.quantised $(FORMATS_FLAGS)
 
 # A plan of models/plans against one process on a tiny model, at 2 and 3 ranks: make try-plan CASE="Wan VACE" (SHOW=1: what it can name)
 try-plan: venv

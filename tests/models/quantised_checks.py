@@ -137,6 +137,7 @@ BAD: dict[str, tuple[str, Callable[[Tensors], None], tuple[str, ...]]] = {
         saying(mark({"format": "nvfp3"})),
         ("'nvfp3'", "this ComfyUI has", "nvfp4", "update"),
     ),
+    "a format that is a list": ("nvfp4", saying(mark({"format": ["nvfp4"]})), ("is in the format ['nvfp4'], and",)),
     "no name of a format": ("nvfp4", saying(mark({})), ("is in the format None, and this ComfyUI has",)),
     "broken JSON": ("nvfp4", saying(BROKEN), (f"{LAYER}.comfy_quant is not the JSON text of a format", AGAIN)),
     "JSON of another kind": ("nvfp4", saying(mark(["nvfp4"])), (".comfy_quant is not the JSON text", AGAIN)),

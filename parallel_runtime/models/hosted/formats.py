@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import torch
 
+from ...checkpoint import shown
 from ..parts import as_parameter, plain_parts
 
 MARK = ".comfy_quant"  # of a layer: a JSON text, {"format": ...}
-SCALE, SECOND_SCALE = ".weight_scale", ".weight_scale_2"
+SCALE = ".weight_scale"
 FROM_INPUT = {"input_scale", "pre_quant_scale"}  # what a format may have for a layer's input, and need not
 # Relative errors of a call, at most. A number that a last digit sends to the other side of a step moves what follows,
 # in a deep model by as much as the rounding itself: stock ComfyUI is so far from itself with its other exact attention
@@ -32,35 +33,41 @@ def check_formats(path: str, weights: Mapping[str, torch.Tensor]) -> None:
     known: dict[str, dict[str, Any]] = comfy.quant_ops.QUANT_ALGOS
     marked = {name.removesuffix(MARK): _said(path, name, mark) for name, mark in weights.items() if name.endswith(MARK)}
     for layer, said in marked.items():
-        name = said.get("format")
-        if name not in known:
-            raise ValueError(
-                f"{path}: {layer} is in the format {name!r}, and this ComfyUI has {', '.join(sorted(known))}; "
-                "update ComfyUI, or use a file in one of those"
-            )
-        weight = weights.get(f"{layer}.weight")
-        needed = sorted(known[name]["parameters"] - FROM_INPUT)
-        missing = [each for each in needed if f"{layer}.{each}" not in weights]
-        if missing and weight is not None:
-            raise ValueError(
-                f"{path}: {layer} is in the format {name} and lacks its {missing[0]}, without which its numbers mean "
-                "nothing; download the file again, or use another one"
-            )
-        stored = known[name]["storage_t"]
-        if weight is not None and not _alike(weight.dtype, stored):
-            raise ValueError(
-                f"{path}: {layer} is said to be in the format {name}, whose numbers are {_shown(stored)}, and holds "
-                f"{_shown(weight.dtype)}; download the file again, or use another one"
-            )
+        _check_layer(f"{path}: {shown(layer)[1:-1]}", layer, said.get("format"), known, weights)
     for name, weight in weights.items():
         layer = name.removesuffix(".weight")
         packed = weight.dtype in (torch.int8, torch.uint8) and weight.ndim > 1
         scaled = weight.dtype.itemsize == 1 and layer + SCALE in weights
         if name.endswith(".weight") and layer not in marked and (packed or scaled):
             raise ValueError(
-                f"{path}: {layer} holds {_shown(weight.dtype)}{' with a scale' if scaled else ''}, and nothing says "
-                f"its format (there is no {layer}{MARK}); use a file that was quantised for ComfyUI"
+                f"{path}: {shown(layer)[1:-1]} holds {_dtype(weight.dtype)}{' with a scale' if scaled else ''}, and "
+                f"nothing says its format (there is no {MARK[1:]} of it); use a file that was quantised for ComfyUI"
             )
+
+
+def _check_layer(
+    where: str, layer: str, name: object, known: Mapping[str, Mapping[str, Any]], weights: Mapping[str, torch.Tensor]
+) -> None:
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(
+            f"{where} is in the format {shown(name)}, and this ComfyUI has {', '.join(sorted(known))}; "
+            "update ComfyUI, or use a file in one of those"
+        )
+    weight = weights.get(f"{layer}.weight")
+    if weight is None:  # which the class may lack as well
+        return
+    stored = known[name]["storage_t"]
+    missing = [each for each in sorted(known[name]["parameters"] - FROM_INPUT) if f"{layer}.{each}" not in weights]
+    if missing:
+        raise ValueError(
+            f"{where} is in the format {name} and lacks its {missing[0]}, without which its numbers mean nothing; "
+            "download the file again, or use another one"
+        )
+    if not _alike(weight.dtype, stored):
+        raise ValueError(
+            f"{where} is said to be in the format {name}, whose numbers are {_dtype(stored)}, and holds "
+            f"{_dtype(weight.dtype)}; download the file again, or use another one"
+        )
 
 
 def check_metadata(path: str, metadata: Mapping[str, str]) -> None:
@@ -137,7 +144,7 @@ def _said(path: str, name: str, mark: torch.Tensor) -> dict[str, Any]:
     said = _json(bytes(mark.flatten().tolist())) if mark.dtype == torch.uint8 else None
     if not isinstance(said, dict):
         raise ValueError(
-            f"{path}: {name} is not the JSON text of a format; download the file again, or use another one"
+            f"{path}: {shown(name)[1:-1]} is not the JSON text of a format; download the file again, or use another one"
         )
     return said
 
@@ -154,5 +161,5 @@ def _alike(dtype: torch.dtype, stored: torch.dtype) -> bool:
     return dtype == stored or (whole and dtype.itemsize == stored.itemsize)
 
 
-def _shown(dtype: torch.dtype) -> str:
+def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -48,6 +48,7 @@ class HostedTrial:
             split = any(plan.parts > 1 for plan in plans)
             opened = self._process.ask("open", path=os.path.abspath(path), dtype=dtype, split=split)
             self.title: str = opened["model"]
+            self.coarse: float = opened["coarse"]
             self.spec = ModelSpec.of(path, opened["dtype"], adapter=HOSTED, comfyui=found)
             self._take_calls()
         except BaseException:

@@ -51,6 +51,10 @@ class Trial(Protocol):
         ...
 
     @property
+    def coarse(self) -> float:
+        """How much rounding of layers' inputs may move an output, where a last digit decides; 0 where none rounds."""
+
+    @property
     def versions(self) -> dict[str, str]:
         """The version of whose the reference is."""
         ...
@@ -83,6 +87,7 @@ class OwnTrial:
     """
 
     judge = "diffusers"
+    coarse = 0.0
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.report.schema import validate
 
 from .files import write_model_files
+from .quantised import file_of, write_files
 from .variants import FILES
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -69,6 +70,20 @@ def test_a_plan_equals_comfyuis_own_module_in_one_process_and_without_exchange_i
     done = tried(*arguments, "--negative-control")
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["max_rel_err"] > 1e-2
+
+
+@pytest.mark.full
+def test_a_quantised_file_is_verified_as_closely_as_its_layers_round(command: Command, folder: Path) -> None:
+    for kind, tolerance in (("int8, rotated", 2e-2), ("nvfp4", 1e-5)):
+        write_files(folder, [kind])
+        path = str(folder / "diffusion_models" / file_of(kind))
+        arguments = ("verify", "--model", path, *SMALL, "--comfyui", str(comfyui_path()), "--plan", "ring=2", "--json")
+        done = command(*arguments, "--dtype", "float32")
+        assert done.returncode == 0, done.stdout + done.stderr
+        report = json.loads(done.stdout)
+        assert report["max_rel_err"] <= report["tolerance"] == tolerance
+        done = command(*arguments, "--dtype", "float32", "--negative-control")
+        assert done.returncode == 1 and json.loads(done.stdout)["max_rel_err"] > 2 * tolerance
 
 
 @pytest.mark.full

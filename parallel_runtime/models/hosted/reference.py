@@ -23,6 +23,7 @@ from ..plans import find_plan, plan_for
 from .build import Built, build, recognise
 from .comfyui import import_comfyui
 from .dtypes import compute_dtype
+from .formats import coarse_inputs
 from .places import find_places
 from .random_calls import Recorded, Size, flat, latent_shapes, make_calls
 
@@ -46,7 +47,9 @@ class Reference:
         return {"attention": attention.optimized_attention.__name__}
 
     def open(self, path: str, dtype: str, split: bool) -> dict[str, Any]:
-        """Build the model; its names and the dtype that it computes in. `split`: ranks are to share its tokens.
+        """Build the model; its name, the dtype that it computes in, how coarsely its layers round what they are given.
+
+        `split`: ranks are to share its tokens.
 
         Raises `ValueError` for a file that is none of ComfyUI's, and for a class whose tokens cannot be shared.
         """
@@ -56,7 +59,11 @@ class Reference:
         self._build(self.dtype)
         if split:
             find_places(self._opened.module, plan_for(type(self._opened.module)))
-        return {"model": type(self._opened.whole).__name__, "dtype": str(self.dtype).removeprefix("torch.")}
+        return {
+            "model": type(self._opened.whole).__name__,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "coarse": coarse_inputs(recognised.config, recognised.weights),
+        }
 
     def describe(self, path: str) -> dict[str, Any]:
         """What a file is, without its weights being used: names, bytes, and what ComfyUI reckons a call to take.

@@ -19,8 +19,8 @@ from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
 from host.quantised import KINDS, MIXED, quantised
 
 from .conftest import Stock
-from .hosted import VISIBLE
-from .quantised import PLANS, ROUNDED, measure, rounds_inputs, write_files
+from .hosted import VISIBLE, parallelized, with_loras
+from .quantised import LORA, PLANS, ROUNDED, file_of, graph_of, measure, rounds_inputs, write_files
 from .variants import BY_NAME
 
 FLUX_1 = BY_NAME["flux.1 t2i"]
@@ -52,6 +52,16 @@ def test_a_file_of_each_kind_equals_stock_under_every_plan(
     with file_of_kind(kind, family_models):
         row = measure(hosted_client, stock, kind)
     assert not row.wrong, row
+
+
+@pytest.mark.full
+def test_a_quantised_model_of_a_stock_loader_behind_parallelize_model_equals_stock(
+    hosted_client: ComfyClient, stock: Stock, family_models: Path
+) -> None:
+    with file_of_kind(MIXED, family_models):
+        graph = with_loras(graph_of(file_of(MIXED)), (LORA, 0.7))
+        found = latent_of(hosted_client, parallelized(graph))
+        assert relative_error(found, stock(graph)) <= ROUNDED
 
 
 @pytest.mark.parametrize("kind", [IN_FLUX[0], pytest.param(IN_FLUX[1], marks=pytest.mark.full)])

@@ -1,7 +1,7 @@
 """Files of Wan in every quantised format beside stock ComfyUI, under plans and with a LoRA; writes docs/formats.md.
 
 `make formats` runs it. Owns: the graphs, what is compared, the page. Does not own: the files' tensors
-(host/quantised.py), nor the bounds, which the page and test_quantised.py share.
+(host/quantised.py), nor the bounds, which the page and test_quantised_files.py share.
 
 `PYTHONPATH=tests python -m families.quantised [--only TEXT] [--write FILE]`
 """

@@ -7,6 +7,7 @@ from .mutant import Mutant
 UNEVEN = "test_uneven.py::test_attention_equals_one_process"
 TREE = "test_call_tree.py"
 PROOF = "test_proof.py"
+QUANTISED = "test_quantised.py::test_a_shared_file_equals_the_same_module_in_one_process"
 
 MUTANTS = (
     Mutant(
@@ -98,6 +99,24 @@ MUTANTS = (
         'if not isinstance(entry, dict) or entry.get("key") != json.loads(json.dumps(asdict(key))):',
         "if not isinstance(entry, dict):",
         (f"{PROOF}::test_a_proof_of_another_version_is_not_believed",),
+    ),
+    Mutant(
+        "a rank rounds by the largest number of its own tokens",
+        "largest = ranks.gather(largest.reshape(1), dim=0, lengths=(1,) * ranks.parts).amax()",
+        "ranks.gather(largest.reshape(1), dim=0, lengths=(1,) * ranks.parts).amax()",
+        (f"{QUANTISED}[nvfp4, its inputs rounded too-replicated]",),
+    ),
+    Mutant(
+        "lanes of cfg parallel round by the largest number of their own rows",
+        'over = mesh["cfg"] if alike and',
+        'over = mesh["cfg"] if not alike and',
+        (f"{QUANTISED}[nvfp4, its inputs rounded too-replicated]",),
+    ),
+    Mutant(
+        "scales of a quantised file are held beside its pages",
+        "return as_parameter(make(found))",
+        "return as_parameter(weight)",
+        (f"{QUANTISED}[mxfp8-replicated]",),
     ),
     Mutant(
         "a whole call for a proof is shared",

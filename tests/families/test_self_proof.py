@@ -105,13 +105,13 @@ def test_a_plan_is_proven_once_for_each_kind_of_call(server: ComfyServer, client
 def test_a_quantised_file_has_a_proof_of_its_own(server: ComfyServer, client: ComfyClient, kept: Path) -> None:
     """Its key has the format; where layers round what they are given, a last digit may move more."""
     folder = server.models / "diffusion_models"
-    with safe_open(folder / FLUX_2.file, framework="pt") as file:
+    with safe_open(folder / PLAIN.file, framework="pt") as file:
         whole = {name: file.get_tensor(name) for name in file.keys()}
         metadata = file.metadata() or {}
     for kind, name, tolerance in (("int8", "int8_tensorwise", 2e-2), ("nvfp4", "nvfp4", TOLERANCE)):
         tensors, said = quantised(whole, kind)
         save_file(tensors, folder / "quantised.safetensors", metadata=metadata | said)
-        graph = FLUX_2.graph(seed=8, steps=1)
+        graph = PLAIN.graph(seed=8, steps=1)
         graph["model"]["inputs"]["unet_name"] = "quantised.safetensors"
         proof = report_of(client.queue(ours(graph)))["proof"]
         assert (proof["verdict"], proof["tolerance"]) == ("proven", tolerance), proof

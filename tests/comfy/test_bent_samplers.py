@@ -11,6 +11,8 @@ import pytest
 
 from host.fetch import comfyui_path
 
+pytestmark = pytest.mark.full
+
 SCRIPT = Path(__file__).resolve().parents[1] / "host" / "trace_samplers.py"
 SAID = "it is not linear in latents and denoised latents (off by"
 

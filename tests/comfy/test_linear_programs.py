@@ -14,6 +14,8 @@ import pytest
 
 from host.fetch import comfyui_path
 
+pytestmark = pytest.mark.full  # all samplers
+
 # fp32 sums in another order, over up to 24 steps; the sampler's own sigmas are in fp32 too
 TOLERANCE = 1e-5
 SCRIPT = Path(__file__).resolve().parents[1] / "host" / "trace_samplers.py"
@@ -34,7 +36,6 @@ def left_to_the_host(name: str) -> bool:
     return sampler.endswith("_cfg_pp") or sampler == "dpm_adaptive"
 
 
-@pytest.mark.full
 def test_every_sampler_is_a_program_or_says_why_not(found: dict[str, dict]) -> None:
     assert len(found) > 100
     assert {name for name, values in found.items() if "reason" in values} == set(filter(left_to_the_host, found))

@@ -296,6 +296,7 @@ def test_a_file_that_cannot_be_read_exits_2(tmp_path: Path, capsys: pytest.Captu
     assert "only .safetensors" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_bench_puts_every_baseline_beside_each_plan(sample: ModelSpec, tmp_path: Path, command: Command) -> None:
     chart = tmp_path / "chart.png"

@@ -16,7 +16,7 @@ BESIDE = "beside"
 HOSTED_KINDS = ("lora_core", "padded_diff", BESIDE)
 KINDS = ("diff", "set", "lora", "loha", "lokr", "glora", "oft", "boft", *HOSTED_KINDS)
 
-# What one message may carry; a weight with more than that is refused. And above how many bytes the next one begins.
+# What one message may carry; a weight with more than that is refused. And from how many bytes on the next one begins.
 MAX_TENSORS = 512
 MAX_RECORDS = 128
 ENOUGH_BYTES = 1 << 28
@@ -42,6 +42,11 @@ class Patch:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"{self.key}: a patch of kind {self.kind!r} is unknown; use {', '.join(KINDS)}")
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its tensors."""
+        return sum(value.nbytes for value in self.values if isinstance(value, torch.Tensor))
 
     @property
     def new_shape(self) -> tuple[int, ...] | None:
@@ -110,7 +115,7 @@ def pack(patches: Iterable[Patch]) -> Iterator[PatchBatch]:
         if num_tensors > MAX_TENSORS or len(group) > MAX_RECORDS:
             raise ValueError(f"{key} has {len(group)} patches, more than {MAX_RECORDS}; stack fewer LoRAs")
         full = len(batch.tensors) + num_tensors > MAX_TENSORS or len(batch.records) + len(group) > MAX_RECORDS
-        if full or sum(tensor.nbytes for tensor in batch.tensors.values()) > ENOUGH_BYTES:
+        if full or sum(tensor.nbytes for tensor in batch.tensors.values()) >= ENOUGH_BYTES:
             yield batch
             batch = PatchBatch([], {})
         for patch in group:

@@ -98,7 +98,9 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def model_size(self) -> int:
         """Bytes that our ranks keep, or would keep, on the device ComfyUI loads models to."""
-        return self.model.pooled.bytes_on(self.load_device, self.plan)
+        pooled, options = self.model.pooled, self.model_options["transformer_options"]
+        beside = sum(each.num_bytes for each in weights_beside(options)) * pooled.ranks_on(self.load_device, self.plan)
+        return pooled.bytes_on(self.load_device, self.plan) + beside
 
     def loaded_size(self) -> int:
         """`model_size` while the workers hold the weights; 0 after they were freed, or died."""

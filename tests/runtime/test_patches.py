@@ -80,6 +80,12 @@ def test_a_patch_that_does_not_fit_says_both_shapes() -> None:
         Patch(key="w", kind="lorra", strength=1, values=())
 
 
+def test_a_batch_ends_where_its_tensors_are_enough_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [Patch(key=f"7/{name}", kind="beside", strength=1.0, values=(noise(8, 8),)) for name in "abcde"]
+    monkeypatch.setattr("parallel_runtime.patch.ENOUGH_BYTES", 2 * 8 * 8 * 4)
+    assert [len(batch.records) for batch in pack(weights)] == [2, 2, 1]
+
+
 def test_patches_travel_in_batches_and_arrive_as_they_were() -> None:
     patches = [lora(f"w{index % 400}", 3, 2, seed=index) for index in range(800)]
     arrived: dict[str, list[Patch]] = {}

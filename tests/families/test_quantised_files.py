@@ -1,4 +1,4 @@
-"""Quantised files beside stock ComfyUI in a real server, under every kind of plan; quantised Flux.1; their proofs.
+"""Quantised files beside stock ComfyUI in a real server, under every kind of plan, and quantised Flux.1.
 
 Owns: which of them `make test` runs. Does not own: the graphs and the bounds (quantised.py), the formats by themselves
 and the rounding of inputs that a CPU does not do (models/test_quantised.py).

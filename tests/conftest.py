@@ -56,6 +56,7 @@ TOGETHER = {
     **dict.fromkeys(("browser", "parity", "refusals"), "second server"),
     **dict.fromkeys(("test_smoke_graph.py", "test_nothing_private.py", "test_two_at_once.py"), "server"),
     "runtime": "ranks",
+    "models": "hosted modules",
     **dict.fromkeys(
         ("families", "saved_workflows", "test_parallel_sampler.py", "test_hosted_bad_input.py"), "hosted server"
     ),
@@ -84,7 +85,7 @@ STARTING_FILES = {
 @pytest.hookimpl(tryfirst=True)  # before fixtures
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fork ranks, which saves 2 s of a core for each, but where their start is tested."""
-    start_ranks() if item.path.name in STARTING_FILES else fork_ranks()
+    start_ranks() if item.path.name in STARTING_FILES else fork_ranks(FOR_COMFYUI)
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist asks, where there is one

@@ -36,6 +36,7 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_demo_ends_with_an_image_and_a_table_and_status_zero(tmp_path: Path) -> None:
     done = run_demo("--size", "192", "--steps", "2", "--output", str(tmp_path))

@@ -83,6 +83,7 @@ def test_a_stock_model_is_sampled_and_timed(hosted_client: ComfyClient, stock: t
     assert "model" not in report and "plan" not in report
 
 
+@pytest.mark.full
 def test_flux_keeps_its_loop_in_the_workers(client: ComfyClient, tiny_models: TinyModels) -> None:
     report = report_of(client.queue(to_latent(ours(workflows.text_to_image(tiny_models, steps=STEPS)))))
     assert report["loop"] == {"kind": "resident"}

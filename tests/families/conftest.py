@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ import torch
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import saved_latent
 from host.server import ComfyServer
+
+from .hosted import QWEN
+from .variants import write_families
 
 Stock = Callable[[Workflow], torch.Tensor]
 
@@ -27,3 +31,9 @@ def stock(hosted_server: ComfyServer) -> Stock:
         return kept[key]
 
     return run
+
+
+@pytest.fixture
+def qwen(family_models: Path) -> None:
+    """Qwen-Image's file, which tests of the full tier alone write."""
+    write_families(family_models, only=[QWEN.name])

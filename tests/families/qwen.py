@@ -23,6 +23,7 @@ FILES = (
         arguments={"num_layers": 2},
         seed=30,
         dtype=torch.bfloat16,
+        only_when_full=True,
     ),
 )
 

@@ -59,9 +59,9 @@ def under(graph: Workflow, plan: str) -> Workflow:
     return parallel(graph, mode="manual", **PLANS[plan])
 
 
-@pytest.mark.parametrize(
-    "plan", ["ulysses 2", *(pytest.param(each, marks=pytest.mark.full) for each in ("ring 2", "sharded", "cfg 2"))]
-)
+@pytest.mark.full
+@pytest.mark.usefixtures("qwen")
+@pytest.mark.parametrize("plan", ["ulysses 2", "ring 2", "sharded", "cfg 2"])
 def test_a_controlnet_between_the_blocks_equals_stock(plan: str, hosted_client: ComfyClient, stock: Stock) -> None:
     plain = small("Qwen-Image", seed=46, steps=1)
     graph = controlled(plain)
@@ -71,6 +71,7 @@ def test_a_controlnet_between_the_blocks_equals_stock(plan: str, hosted_client: 
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("qwen")
 def test_a_picture_of_another_size_strengths_and_two_of_them_equal_stock_and_are_taken_back(
     hosted_client: ComfyClient, stock: Stock
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_picture_of_another_size_strengths_and_two_of_them_equal_stock_and_are
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("qwen")
 def test_a_model_that_has_the_controlnet_before_parallelize_model_equals_stock(
     hosted_client: ComfyClient, stock: Stock
 ) -> None:

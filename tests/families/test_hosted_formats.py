@@ -83,6 +83,7 @@ def test_a_picture_in_half_precision_is_stocks(kind: str, hosted_client: ComfyCl
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("qwen")
 def test_qwen_image_in_scaled_fp8_equals_stock(hosted_client: ComfyClient, stock: Stock, family_models: Path) -> None:
     path = write_format(family_models / "diffusion_models", "Qwen-Image", "fp8 scaled")
     graph = in_format("Qwen-Image", "fp8 scaled", steps=1)

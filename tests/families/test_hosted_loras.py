@@ -69,6 +69,7 @@ def test_stacked_loras_equal_stock_and_are_taken_back_to_the_last_bit(
 
 
 @pytest.mark.full  # a file of 1.5 GB
+@pytest.mark.usefixtures("qwen")
 def test_a_lora_on_qwen_image_equals_stock_and_is_taken_back(
     hosted_client: ComfyClient, stock: Stock, loras: Path
 ) -> None:

@@ -55,6 +55,7 @@ def test_a_checkpoint_equals_stock(hosted_client: ComfyClient, stock: Stock) -> 
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("qwen")
 def test_qwen_image_equals_stock(hosted_client: ComfyClient, stock: Stock) -> None:
     graph = between(small("Qwen-Image", seed=32, steps=1), "shift", "ModelSamplingAuraFlow", shift=3.1)
     latent = latent_of(hosted_client, parallelized(graph, source="shift"))

@@ -93,6 +93,7 @@ def with_controlnet(graph: Workflow, name: str) -> Workflow:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("qwen")
 def test_a_controlnet_of_qwen_image_equals_stock(hosted_client: ComfyClient, stock: Stock, layered: str) -> None:
     plain = small("Qwen-Image", seed=42, steps=1)
     graph = with_controlnet(small("Qwen-Image", seed=42, steps=1), layered)
@@ -107,7 +108,7 @@ def test_a_controlnet_that_computes_with_the_models_layers_is_refused(
 ) -> None:
     sizes = {"inner_dim": 16, "num_attention_heads": 1, "attention_head_dim": 16}
     write_controlnet(family_models, FUN, "QwenImageFunControlNetModel", sizes, torch.float32)
-    result = hosted_client.queue(ours(with_controlnet(small("Qwen-Image", seed=43), FUN)))
+    result = hosted_client.queue(ours(with_controlnet(small(seed=43), FUN)))
     assert (result.status, result.error_node) == ("error", "KSampler")
     first_line = result.error_message.splitlines()[0]
     assert "QwenFunControlNet" in first_line and "remove its Apply ControlNet" in first_line

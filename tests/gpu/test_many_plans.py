@@ -53,6 +53,7 @@ def test_the_groups_of_many_plans_in_turn_stay_within_what_the_planner_counts(po
     assert pool.generation == 1
 
 
+@pytest.mark.full
 def test_ranks_that_free_groups_in_other_orders_wait_in_a_circle(deep: ModelSpec) -> None:
     found = pytest.raises(PoolError, match=r"deadlock for 1.5 s: .*ending the communicator of ranks \(\d, \d\)")
     with nccl_pool(RANKS, "nccl_undone:FreesInOtherOrders") as pool, found:

@@ -24,7 +24,9 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 ENTRY = "parallel_runtime.worker.entry"
@@ -50,6 +52,7 @@ class _Forking:
         self._socket: socket.socket | None = None
         self._pid = 0
         self._lock = threading.Lock()
+        self.environment: Mapping[str, str] = {}  # of the process that forks, beside this one's
 
     def fork(self, command: list[str], settings: dict[str, Any]) -> int:
         """The process id of a rank with that command line."""
@@ -66,7 +69,8 @@ class _Forking:
     def _ready(self) -> socket.socket:
         if self._socket is None or self._pid != os.getpid():
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}", "OMP_NUM_THREADS": "1"}
+            environment = {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"}
+            environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{TESTS}"
             PLAIN_POPEN(
                 [sys.executable, "-u", "-m", "host.forked_ranks", str(theirs.fileno()), "-" * ROOM],
                 stdin=subprocess.DEVNULL,
@@ -100,9 +104,13 @@ class Popen(PLAIN_POPEN):  # type: ignore[misc,type-arg]
         self._child_created = True
 
 
-def fork_ranks() -> None:
-    """Have this process fork the ranks of its pools, unless START_EACH_RANK is in its environment."""
+def fork_ranks(environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Have this process fork the ranks of its pools, unless START_EACH_RANK is in its environment.
+
+    `environment`: further variables of the process that forks them, such as FOR_COMFYUI.
+    """
     global enabled  # noqa: PLW0603  a switch of the tests' own
+    FORKING.environment = environment
     enabled = HERE and "START_EACH_RANK" not in os.environ
     subprocess.Popen = Popen  # type: ignore[misc]
 

@@ -52,15 +52,33 @@ class AttentionSwitch:
         if not skip_reshape:
             width = q.shape[-1] // heads
             q, k, v = _by_heads(q, width), _by_heads(k, width), _by_heads(v, width)
-        queries, keys = self._lengths(call, attention, q, k)
+        queries, keys = self._lengths(call, attention, q.shape[2], k.shape[2])
         call.tokens = max(call.tokens, sum(keys))
         held = k.shape[2]
         if call.uncut:
             k, v = (call.counted(attention.keys, tensor, 2) for tensor in (k, v))
         if isinstance(mask, GuideMask):
-            options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
-        elif mask is not None:
-            mask = _whole_mask(call, attention, mask, queries, keys, held)
+            out = self._guided(call, q, k, v, mask, queries, keys, attn_precision, options)
+        else:
+            mask = None if mask is None else _whole_mask(call, attention, mask, queries, keys, held)
+            kernel, scale = self._kernel(attn_precision, options), options.get("scale")
+            out = call.group.attend(kernel, q, k, v, query_lengths=queries, key_lengths=keys, mask=mask, scale=scale)
+        return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+    def _guided(
+        self,
+        call: TokenCall,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: GuideMask,
+        queries: tuple[int, ...],
+        keys: tuple[int, ...],
+        attn_precision: torch.dtype | None,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """Attention of all queries under one mask, then of some of them under their own."""
+        options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
         attend = partial(
             call.group.attend,
             self._kernel(attn_precision, options),
@@ -69,14 +87,11 @@ class AttentionSwitch:
             key_lengths=keys,
             scale=options.get("scale"),
         )
-        if isinstance(mask, GuideMask):
-            out = attend(q=q, query_lengths=queries, mask=mask.all)
-            for each in mask.segments:
-                part = attend(q=q[:, :, each.first : each.last], query_lengths=each.lengths, mask=each.mask)
-                out[:, :, each.first : each.last] = part
-        else:
-            out = attend(q=q, query_lengths=queries, mask=mask)
-        return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+        out = attend(q=q, query_lengths=queries, mask=mask.all)
+        for each in mask.segments:
+            part = attend(q=q[:, :, each.first : each.last], query_lengths=each.lengths, mask=each.mask)
+            out[:, :, each.first : each.last] = part
+        return out
 
     def _kernel(self, attn_precision: torch.dtype | None, options: dict[str, Any]) -> Kernel:
         """ComfyUI's function with the options of this call, for the heads that the group hands it."""
@@ -87,18 +102,20 @@ class AttentionSwitch:
 
         return kernel
 
-    def _lengths(self, call: TokenCall, attention: Attention, q: Tensor, k: Tensor) -> Lengths:
+    def _lengths(self, call: TokenCall, attention: Attention, queries: int, keys: int) -> Lengths:
         """Queries and keys of each rank in this call, by the plan."""
+        known = call.lengths_of.get(id(attention))
+        if known is not None and known[1] == (queries, keys):
+            return known[0]
         if attention is UNPLANNED:
             raise ValueError(
                 f"{call.name}: attention in a block, outside of the modules that the plan names; "
                 "use a ComfyUI that the plan was made for"
             )
         lengths, planned = call.attended(attention)
-        found = (q.shape[2], k.shape[2])
-        if found != planned:
+        if (queries, keys) != planned:
             raise ValueError(
-                f"{call.name}: attention over {'+'.join(attention.queries)} has {found[0]} queries and {found[1]} keys "
+                f"{call.name}: attention over {'+'.join(attention.queries)} has {queries} queries and {keys} keys "
                 f"on this rank and {planned[0]} and {planned[1]} by the plan; use a ComfyUI that the plan was made for"
             )
         return lengths

@@ -84,7 +84,9 @@ def test_a_file_in_half_or_fp8_is_as_near_to_its_values_as_stock_is(
     assert allowed < 0.1, "stock itself is far from the file's values"
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp8", "fp8 scaled"])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=pytest.mark.full) for kind in ("bf16", "fp8")), "fp8 scaled"]
+)
 def test_the_same_file_computed_in_fp32_is_exact_with_and_without_a_lora(
     kind: str, client: ComfyClient, tiny_models: TinyModels
 ) -> None:

@@ -141,6 +141,7 @@ def test_random_numbers_of_the_whole_process_stay_those_of_each_image(client: Co
     assert report_of(assert_same_images(client, graphs, **DATA_2))["sampling"]["at_once"] == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "plan",
     [
@@ -181,6 +182,7 @@ def test_step_caches_are_each_runs_own(client: ComfyClient) -> None:
     assert sum(report["timings"]["calls"]) < 18, "no step was skipped, so this shows nothing"
 
 
+@pytest.mark.full
 def test_what_sums_up_over_a_run_has_one_run_at_a_time(client: ComfyClient, comfy_server: ComfyServer) -> None:
     settings = {"eta": 1.0, "norm_threshold": 0.0, "momentum": 0.5}
     graphs = [single(number, guided(3.0), on_model("APG", **settings), steps=3) for number in range(2)]

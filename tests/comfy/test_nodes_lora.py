@@ -53,7 +53,9 @@ def errors(client: ComfyClient, graph: Workflow, **plan: object) -> tuple[float,
     return relative_error(latent_of(client, parallel(graph, **plan)), stock), stock
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.full] if index % 2 else []) for index, kind in enumerate(KINDS)]
+)
 def test_every_kind_of_adapter_equals_stock(
     kind: str, client: ComfyClient, tiny_models: TinyModels, adapters: dict[str, str]
 ) -> None:

@@ -51,7 +51,7 @@ def test_the_sampler_reports_each_rank_and_each_step(
     assert [device["name"] for device in report["devices"]] == ["cpu:0", "cpu:1"]
     assert all(device["memory_bytes"] > device["free_bytes"] > 0 for device in report["devices"])
     assert report["pool"] == {"generation": generation(comfy_server)}
-    sizes = {"width": 256, "height": 256, "batch": 1, "image_tokens": 256, "text_tokens": 256}
+    sizes = {"width": 128, "height": 128, "batch": 1, "image_tokens": 64, "text_tokens": 256}
     assert report["sizes"] == sizes
     sampling = {"steps": 3, "seed": 91, "cfg": 1.0, "sampler": "euler", "scheduler": "simple", "denoise": 1.0}
     assert report["sampling"] == sampling
@@ -142,7 +142,7 @@ def test_timed_vae_decode_gives_vae_decodes_image_and_counts_only_the_decode(
     result = client.queue(graph)
     report = report_of(result, "decode")
     assert (report["kind"], report["vae"]["device"]) == ("vae", "cpu")
-    assert (report["vae"]["latent"], report["vae"]["image"]) == ([1, 16, 32, 32], [1, 256, 256, 3])
+    assert (report["vae"]["latent"], report["vae"]["image"]) == ([1, 16, 16, 16], [1, 128, 128, 3])
     assert 0 < report["vae"]["decode_s"] <= result.node_s["decode"] + CLIENTS_CLOCK_S
     pictures = [client.image(result.outputs[node]["images"][0]) for node in ("save", "save_stock")]
     assert np.array_equal(*(np.asarray(picture) for picture in pictures))

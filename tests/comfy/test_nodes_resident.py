@@ -121,6 +121,7 @@ def test_a_sampler_that_cannot_live_there_stays_in_comfyui_and_says_so(
     assert "the sampler cannot be written as numbers" in report["loop"]["reason"]
 
 
+@pytest.mark.full
 def test_a_controlnet_and_an_odd_latent_stay_in_comfyui_and_say_so(
     client: ComfyClient, tiny_models: TinyModels, hint: str
 ) -> None:
@@ -131,7 +132,9 @@ def test_a_controlnet_and_an_odd_latent_stay_in_comfyui_and_say_so(
     assert "does not divide into tokens" in compare(client, odd)["loop"]["reason"]
 
 
-@pytest.mark.parametrize("name", STAYS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if index else []) for index, name in enumerate(STAYS)]
+)
 def test_what_the_workers_cannot_do_alone_stays_in_comfyui_and_is_told_on_the_node(
     client: ComfyClient, tiny_models: TinyModels, name: str
 ) -> None:

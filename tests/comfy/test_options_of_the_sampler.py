@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from host.fetch import comfyui_path
 
 SCRIPT = Path(__file__).resolve().parents[1] / "host" / "trace_samplers.py"
 
 
+@pytest.mark.full
 def test_options_that_only_the_sampler_has_are_looked_at() -> None:
     command = [sys.executable, str(SCRIPT), str(comfyui_path()), "--options"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)

@@ -13,8 +13,8 @@ from .tiny_models import TinyModels
 def text_to_image(
     tiny: TinyModels,
     *,
-    width: int = 256,
-    height: int = 256,
+    width: int = 128,
+    height: int = 128,
     steps: int = 2,
     seed: int = 7,
     batch: int = 1,
@@ -57,7 +57,7 @@ def text_to_image(
     }
 
 
-def schnell(tiny: TinyModels, *, steps: int = 2, width: int = 256, height: int = 256) -> Workflow:
+def schnell(tiny: TinyModels, *, steps: int = 2, width: int = 128, height: int = 128) -> Workflow:
     """Flux schnell: no guidance embedding."""
     graph = text_to_image(tiny, steps=steps, width=width, height=height)
     graph["model"]["inputs"]["unet_name"] = tiny.schnell

@@ -56,7 +56,7 @@ def test_each_rank_holds_its_stage_alone(eight_ranks: Pool, deep: ModelSpec, nam
     [
         "pipefusion=2,ulysses=2,weights=sharded",
         pytest.param("pipefusion=2,cfg=2,weights=sharded", marks=pytest.mark.full),
-        "pipefusion=2,cfg=3,weights=sharded",
+        pytest.param("pipefusion=2,cfg=3,weights=sharded", marks=pytest.mark.full),
         pytest.param("data=2,pipefusion=2,ring=2,weights=sharded", marks=pytest.mark.full),
         "pipefusion=3,weights=offloaded",
     ],
@@ -78,7 +78,7 @@ def test_stages_in_parts_give_what_whole_stages_give(
     eight_ranks.unload(deep, whole)
 
 
-@pytest.mark.parametrize("weights", ["replicated", "sharded"])
+@pytest.mark.parametrize("weights", [pytest.param("replicated", marks=pytest.mark.full), "sharded"])
 def test_loras_reach_the_stages_that_have_their_weights(
     eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, weights: str
 ) -> None:

@@ -55,7 +55,7 @@ FROM_INPUT = tuple(f"{kind}{ON_A_GPU}" for kind in ("nvfp4", "nvfp4, scale of th
 LAYOUTS = ("replicated", "sharded")  # the second over a ring of 2, else over the heads
 CASES = (*KINDS, *FROM_INPUT)
 # What `make test` runs: one of each format, and each way to say it.
-SOME = ("fp8 e4m3", "nvfp4, smoothed", "int8, rotated", MIXED, TOLD_IN_THE_HEADER)
+SOME = ("fp8 e4m3", "mxfp8", "int8, rotated", MIXED, TOLD_IN_THE_HEADER)
 SOME += FROM_INPUT[:1]
 
 

@@ -27,7 +27,7 @@ from ...parallel_runtime.models.hosted.calls import STAY_HERE, HostedCall, forwa
 from ...parallel_runtime.models.hosted.dtypes import compute_dtype
 from ...parallel_runtime.models.hosted.places import find_places
 from ...parallel_runtime.models.plans import BETWEEN, PLANS, Plan, plan_for
-from ...parallel_runtime.patch import PatchSet
+from ...parallel_runtime.patch import BESIDE, PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weights.mapped_file import MappedFile
@@ -118,11 +118,13 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
 
     def memory_required(input_shape: Sequence[int], cond_shapes: Mapping | None = None) -> float:
         """Bytes of activations on the device shared with ComfyUI: the rows of one lane, the tokens of one rank."""
-        plan = (run_inside(pooled) or transformer.outside_runs).plan
-        rows = -(-input_shape[0] // plan.lanes)
+        run = run_inside(pooled) or transformer.outside_runs
+        plan, rows = run.plan, -(-input_shape[0] // run.plan.lanes)
+        # patches between blocks meet whole tokens on every rank
+        parts = 1 if any(patch.kind == BESIDE for patch in run.patches.patches) else plan.parts
         whole = stock_memory([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
         ranks = max(1, pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
-        return ranks * (whole / plan.parts + pooled.visiting_bytes(plan))
+        return ranks * (whole / parts + pooled.visiting_bytes(plan))
 
     model.memory_required = memory_required
     model.take_shapes = MetaShapes(transformer)
@@ -204,6 +206,10 @@ class RemoteForward(_Remote):
                 raise refuse_in(node, f"it keeps state in the model ({name})")
         if patches := records(options, self.transformer, x):
             refuse_unplanned(self.transformer, run.plan, BETWEEN)
+            sent = {patch.key.partition("/")[0] for patch in run.patches.patches if patch.kind == BESIDE}
+            for patch in patches:
+                if str(patch["module"]) not in sent:
+                    raise refuse_in(patch["patch"], "patches of the blocks that another MODEL has")
             kwargs = {**kwargs, "transformer_options": {**options, OPTION: patches}}
         call = forward_call(self.transformer, self.channels, [x, *args], kwargs, stay_here=KEPT)
         xs = [x] if isinstance(x, torch.Tensor) else x

@@ -5,20 +5,22 @@ Each takes the axis of all ranks. Run by quantised_ranks.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from host.quantised import FORMATS, Tensors, mark
-from parallel_runtime.models.hosted.build import recognise
+from host.quantised import FORMATS, Tensors, mark, quantised
+from parallel_runtime.models.hosted.build import build, recognise
 from parallel_runtime.models.hosted.scales import shared as shared_scales
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.shard import split_lengths
 from parallel_runtime.parallel.uneven import UnevenSequence
 
 from .checks import refused
+from .tiny import build as tiny
 from .tiny import noise
 
 CHECKS: dict[str, Callable[[Axis], None]] = {}
@@ -160,3 +162,29 @@ def a_file_that_cannot_be_loaded_is_refused_by_its_layer(axis: Axis) -> None:
     for text in ("{", "[]", "{}", '{"layers": ["a"]}'):
         with refused("x.safetensors: _quantization_metadata in its header is not a JSON object with layers", AGAIN):
             recognise("x.safetensors", whole, {"_quantization_metadata": text})
+
+
+@check
+def a_file_that_lacks_a_weight_is_refused_by_its_name(axis: Axis) -> None:
+    """A quantised layer has none before it is loaded, and is made on the CPU: what is there may be any number."""
+    from .quantised_ranks import SIZES, TOLD
+
+    model = tiny("comfy.ldm.wan.model.WanModel", model_type="t2v", text_len=9, **SIZES)
+    for name in ("blocks.0.ffn.0.bias", "blocks.1.ffn.2.weight", "blocks.1.modulation"):
+        tensors, said = quantised(dict(model.state_dict()), "nvfp4")
+        del tensors[name]
+        said = {"config": json.dumps({"transformer": TOLD})} | said
+        with refused("x.safetensors lacks ", f"weight(s) of WanModel, {name} for one; download it again"):
+            build("x.safetensors", recognise("x.safetensors", tensors, said), torch.float32)
+
+
+@check
+def an_old_file_in_another_fp8_than_comfyui_says_is_cast_as_in_stock(axis: Axis) -> None:
+    """ComfyUI marks every layer of an old scaled file as e4m3, and casts those that are not."""
+    whole = noise(64, 64)
+    tensors = FORMATS["fp8 e4m3"].stored(LAYER, whole)
+    tensors[f"{LAYER}.weight"] = whole.to(torch.float8_e5m2)
+    try:
+        recognise("x.safetensors", tensors, {})
+    except ValueError as error:  # one layer is no model
+        assert "recognises no diffusion model" in str(error), error

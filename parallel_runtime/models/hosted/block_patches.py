@@ -59,9 +59,9 @@ class Beside:
         return sum(weight.nbytes for weights in self._weights.values() for weight in weights.values())
 
     def take(self, key: str, weight: torch.Tensor) -> None:
-        """Hold a weight."""
+        """Hold a weight; one that is held stays, since a module's number stands for its weights, and they are used."""
         number, _, name = key.partition("/")
-        self._weights.setdefault(number, {})[name] = weight
+        self._weights.setdefault(number, {}).setdefault(name, weight)
 
     def keep(self, keys: Collection[str]) -> None:
         """Let the weights of all modules go that none of these keys names."""

@@ -112,26 +112,33 @@ def build(path: str, recognised: Recognised, dtype: torch.dtype, *, cast_in_use:
         casts = any(_widens(each, dtype) or (cast_in_use and each != dtype) for each in stored)
         config.custom_operations = comfy.ops.manual_cast if casts else comfy.ops.disable_weight_init
     # a quantised layer has no weight before it is loaded, and is loaded to where it was made
-    whole, declared = _assigned(recognised, CPU if recognised.quantised else META)
+    whole, declared, missing = _assigned(recognised, CPU if recognised.quantised else META)
     model = whole.diffusion_model
     if recognised.quantised:
         declared |= give_back_copies(model, recognised.weights)
-    if missing := [name for name, weight in model.named_parameters() if weight.is_meta]:
+    if missing:
         raise ValueError(
             f"{path} lacks {len(missing)} weight(s) of {type(model).__name__}, {missing[0]} for one; download it again"
         )
     if any(buffer.is_meta for buffer in model.buffers()):  # computed when the module is made, so no file has it
-        whole, declared = _assigned(recognised, CPU)
+        whole, declared, _ = _assigned(recognised, CPU)
     return Built(whole, declared, _rounded(whole.diffusion_model, declared, quantised=recognised.quantised))
 
 
-def _assigned(recognised: Recognised, device: torch.device) -> tuple[Any, dict[str, torch.dtype]]:
-    """The model made on `device` with the file's tensors for weights, and the dtypes that they were made with."""
+def _assigned(recognised: Recognised, device: torch.device) -> tuple[Any, dict[str, torch.dtype], list[str]]:
+    """The model made on `device` with the file's tensors for weights, the dtypes that they were made with, and which
+    of them the file lacks.
+    """
     weights = dict(recognised.weights)
     whole = recognised.config.get_model(weights, "", device=device)
-    declared = {name: weight.dtype for name, weight in whole.diffusion_model.named_parameters()}
+    made = dict(whole.diffusion_model.named_parameters())
+    declared = {name: weight.dtype for name, weight in made.items()}
     whole.load_model_weights(weights, "", assign=True)
-    return whole, declared
+    missing = [name for name, weight in whole.diffusion_model.named_parameters() if weight is made.get(name)]
+    for path, layer in whole.diffusion_model.named_modules():  # quantised layers have no weight before they are loaded
+        if hasattr(layer, "factory_kwargs") and getattr(layer, "weight", layer) is None:
+            missing.insert(0, f"{path}.weight")
+    return whole, declared, missing
 
 
 def _rounded(model: torch.nn.Module, declared: Mapping[str, torch.dtype], *, quantised: bool) -> dict[str, torch.dtype]:

@@ -53,6 +53,11 @@ def _check_layer(
             f"{where} is in the format {shown(name)}, and this ComfyUI has {', '.join(sorted(known))}; "
             "update ComfyUI, or use a file in one of those"
         )
+    if name == "mxfp8" and not hasattr(torch, "float8_e8m0fnu"):
+        raise ValueError(
+            f"{where} is in the format mxfp8, whose scales torch {torch.__version__} has no dtype for; "
+            "use torch 2.7 or newer, or a file in another format"
+        )
     weight = weights.get(f"{layer}.weight")
     if weight is None:  # which the class may lack as well
         return
@@ -94,7 +99,8 @@ def coarse_inputs(config: Any, weights: Mapping[str, torch.Tensor]) -> float:  #
 
     Where a device does not multiply in a format, ComfyUI widens the weights and rounds nothing.
     """
-    formats = formats_of(weights)
+    marks = [_said("", name, mark) for name, mark in weights.items() if name.endswith(MARK)]
+    formats = {str(said.get("format")) for said in marks if not said.get("full_precision_matrix_mult")}
     if not formats:
         return 0.0
     import comfy.ops
@@ -130,7 +136,7 @@ def _of_file(weight: torch.Tensor, name: str, weights: Mapping[str, torch.Tensor
     found = []
     for part in parts:
         same = stored.get(id(part))
-        if same is not None and same.nbytes == part.nbytes and same.dtype.itemsize == part.dtype.itemsize:
+        if same is not None and same.nbytes == part.nbytes and same.dtype in (part.dtype, torch.uint8, torch.int8):
             part = same.view(part.dtype).reshape(part.shape)
         found.append(part)
     return as_parameter(make(found))
@@ -157,6 +163,9 @@ def _json(text: str | bytes) -> Any:  # noqa: ANN401  None for what is none
 
 
 def _alike(dtype: torch.dtype, stored: torch.dtype) -> bool:
+    """Whether ComfyUI takes numbers of one dtype for those of a format: it casts floats, as of old files in e5m2."""
+    if dtype.is_floating_point and stored.is_floating_point:
+        return True
     whole = not dtype.is_floating_point and not stored.is_floating_point
     return dtype == stored or (whole and dtype.itemsize == stored.itemsize)
 

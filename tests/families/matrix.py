@@ -3,16 +3,19 @@
 `make parity-models` runs it. Owns: the order of the runs, the page, the count of what is wrong, which is the last line
 of output. Exit code 1 when any case differs or fails, or when a run without exchange does not.
 
-`PYTHONPATH=tests python -m families.matrix [--only TEXT] [--plan NAME] [--models DIR] [--write FILE]`
+`PYTHONPATH=tests python -m families.matrix [--only TEXT] [--plan NAME] [--models DIR] [--write FILE] [--keep FILE]`
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from host.client import ComfyClient
@@ -48,19 +51,47 @@ def family_files(folder: Path | None, names: Sequence[str]) -> Iterator[Path]:
         yield write_families(folder or Path(temporary) / "models", only=names)
 
 
-def run(bench: Bench, chosen: list[Case], plans: Sequence[str]) -> tuple[dict[Case, list[Row]], dict[Case, Row]]:
+class Kept:
+    """Cells that are known, in a file of a JSON object a line: a run that was ended goes on with it. None: no file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+        self._known = {(said["kind"], said["graph"], said["cell"]): said["row"] for said in map(json.loads, lines)}
+
+    def row(self, case: Case, cell: str, measure: Callable[[], Row]) -> Row:
+        """The row of a cell of a case: as it is kept, else measured and kept."""
+        known = self._known.get((case.kind, case.name, cell))
+        if known is not None:
+            return Row(**{**known, "problems": tuple(known["problems"])})
+        row = measure()
+        if self._path is not None:
+            said = {"kind": case.kind, "graph": case.name, "cell": cell, "row": asdict(row)}
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(said) + "\n")
+        return row
+
+
+def run(
+    bench: Bench, chosen: list[Case], plans: Sequence[str], kept: Kept
+) -> tuple[dict[Case, list[Row]], dict[Case, Row]]:
     """The cells of each case, and its control; each printed as it is known."""
     cells: dict[Case, list[Row]] = {case: [] for case in chosen}
     controls: dict[Case, Row] = {}
+
+    def cell(case: Case, plan: str) -> Row:
+        row = bench.compare(case, plan)
+        if "weights" in PLANS[plan]:
+            bench.client.free()  # shards are memory of their own, and each way to cut a file has others
+        return row
+
     for case in chosen:
         for plan in case.plans():
             if plan in plans:
-                row = bench.compare(case, plan)
+                row = kept.row(case, plan, partial(cell, case, plan))
                 cells[case].append(row)
-                if "weights" in PLANS[plan]:
-                    bench.client.free()  # shards are memory of their own, and each way to cut a file has others
                 print(row.kind, row.graph, plan, shown(row), verdict(row), sep=" | ", flush=True)  # noqa: T201
-        controls[case] = bench.control(case, CONTROL_PLAN)
+        controls[case] = kept.row(case, "control", partial(bench.control, case, CONTROL_PLAN))
         print(case.kind, case.name, "control", control_shown(controls[case]), sep=" | ", flush=True)  # noqa: T201
     return cells, controls
 
@@ -128,6 +159,7 @@ def main() -> int:
     parser.add_argument("--plan", action="append", choices=list(PLANS), help="default: all")
     parser.add_argument("--models", type=Path, help="keep the small files in this models folder between runs")
     parser.add_argument("--write", type=Path, help=f"default: {DOCUMENT}, when everything was run")
+    parser.add_argument("--keep", type=Path, help="a file of the cells that are known; a run that was ended goes on")
     arguments = parser.parse_args()
     variants = [each for each in FAMILIES if arguments.only in f"{each.family} {each.name}"]
     names, plans = [each.name for each in variants], arguments.plan or list(PLANS)
@@ -135,7 +167,7 @@ def main() -> int:
         family_files(arguments.models, names) as models,
         ComfyServer(models=models, environment=ONE_THREAD) as server,
     ):
-        cells, controls = run(Bench(ComfyClient(server.url), PLANS), cases(variants), plans)
+        cells, controls = run(Bench(ComfyClient(server.url), PLANS), cases(variants), plans, Kept(arguments.keep))
     whole = len(variants) == len(FAMILIES) and len(plans) == len(PLANS)
     target = arguments.write or (DOCUMENT if whole else None)
     if target:

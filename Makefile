@@ -31,7 +31,7 @@ PARITY_MODELS_FLAGS ?=
 FORMATS_FLAGS ?=
 PEERS_FLAGS ?=
 TARGETS_FLAGS ?=
-RESIDENT_FLAGS ?=
+SAMPLING_FLAGS ?=
 PEERS := build/peers
 REGISTRY := build/registry
 SHOTS := build/pictures
@@ -40,14 +40,14 @@ FUZZ_FLAGS ?=
 MUTANTS_FLAGS ?=
 PRETEND_FLAGS ?=
 
-.PHONY: help venv test test-quick test-full coverage parity parity-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda lint format types imports peers targets resident pipefusion chromium compiler pictures pack clean
+.PHONY: help venv test test-quick test-full coverage parity parity-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda lint format types imports peers targets in-worker-sampling pipefusion chromium compiler pictures pack clean
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; 10 to 12 minutes"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
-	@echo "make venv | parity | parity-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | lint | format | types | imports | peers | targets | resident | pipefusion | chromium | compiler | pictures | pack | clean"
+	@echo "make venv | parity | parity-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -155,10 +155,10 @@ peers: venv $(PEERS)/.installed
 targets: venv
 	$(RUN) -m benchmarks.targets $(TARGETS_FLAGS)
 
-# Every sampler with its loop in the workers and in ComfyUI; writes benchmarks/resident.md.
-# Some of them: make resident RESIDENT_FLAGS="--only euler heun --output /dev/stdout"
-resident: venv
-	$(RUN) -m benchmarks.resident $(RESIDENT_FLAGS)
+# Every sampler with its loop in the workers and in ComfyUI; writes benchmarks/in_worker_sampling.md.
+# Some of them: make in-worker-sampling SAMPLING_FLAGS="--only euler heun --output /dev/stdout"
+in-worker-sampling: venv
+	$(RUN) -m benchmarks.in_worker_sampling $(SAMPLING_FLAGS)
 
 # What PipeFusion sends, its bubbles and timelines; writes benchmarks/pipefusion.md and its picture.
 pipefusion: venv

@@ -90,12 +90,14 @@ def rows(shape: Shape, comfyui: str, *, pairs: int) -> list[tuple[str, ...]]:
 
 
 def one_step(pool: Pool, trial: Trial, plan: ParallelPlan) -> Callable[[], object]:
-    """A call of the pool under a plan, whose result was found equal to the judge's."""
+    """A call of the pool under a plan, whose result was found equal to the reference model's."""
     runner = PlanRunner(pool, trial.spec, plan, options={})
     results, references = trial.results(runner.run, torch.float32), trial.references(torch.float32, torch.float32)
     error = worst([relative_error(*pair) for pair in zip(results, references, strict=True)])
     if error > FP32_TOLERANCE:
-        raise ValueError(f"{plan.name} differs from {trial.judge} by {error:.1e}; times of a wrong result say nothing")
+        raise ValueError(
+            f"{plan.name} differs from {trial.reference_model} by {error:.1e}; times of a wrong result say nothing"
+        )
     calls = trial.calls[:1]
     return lambda: runner.run(calls)
 

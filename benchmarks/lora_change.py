@@ -27,9 +27,9 @@ from parallel_runtime.cli.verify import PlanRunner  # noqa: E402
 from parallel_runtime.cli.workload import Workload  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
 from parallel_runtime.models.flux.config import FluxConfig  # noqa: E402
-from parallel_runtime.patch import PRISTINE, Patch, PatchSet  # noqa: E402
 from parallel_runtime.plan import ParallelPlan  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402
+from parallel_runtime.weight_patch import PRISTINE, WeightPatch, WeightPatchSet  # noqa: E402
 
 RANK = 16
 COLUMNS = ("compute", "patches", "warm load s", "merged change s", "of a load", "taken back s")
@@ -37,7 +37,7 @@ COLUMNS += ("beside: first s", "beside: change s", "step s", "step beside s")
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'| --- ' * len(COLUMNS)}|"
 
 
-def lora(config: FluxConfig) -> tuple[Patch, ...]:
+def lora(config: FluxConfig) -> tuple[WeightPatch, ...]:
     """A LoRA on every matrix inside the blocks."""
     generator = torch.Generator().manual_seed(0)
     found = []
@@ -46,7 +46,7 @@ def lora(config: FluxConfig) -> tuple[Patch, ...]:
             up = 0.01 * torch.randn(shape[0], RANK, generator=generator)
             down = torch.randn(RANK, shape[1], generator=generator)
             values = (up.bfloat16(), down.bfloat16(), float(RANK), None)
-            found.append(Patch(key=name, kind="lora", strength=1.0, values=values))
+            found.append(WeightPatch(key=name, kind="lora", strength=1.0, values=values))
     return tuple(found)
 
 
@@ -61,9 +61,9 @@ def measure(pool: Pool, spec: ModelSpec, config: FluxConfig, *, runs: int) -> st
     """One row of the table."""
     patches = lora(config)
 
-    def at(strength: float, *, beside: bool) -> PatchSet:
+    def at(strength: float, *, beside: bool) -> WeightPatchSet:
         changed = tuple(replace(patch, strength=strength) for patch in patches)
-        return PatchSet(f"{strength} {beside}", changed, beside)
+        return WeightPatchSet(f"{strength} {beside}", changed, beside)
 
     def change_s(strengths: list[float], *, beside: bool) -> float:
         asked = [at(each, beside=beside) for each in strengths]
@@ -88,7 +88,9 @@ def measure(pool: Pool, spec: ModelSpec, config: FluxConfig, *, runs: int) -> st
     )
 
 
-def step_s(pool: Pool, spec: ModelSpec, config: FluxConfig, beside: PatchSet, *, runs: int) -> tuple[float, float]:
+def step_s(
+    pool: Pool, spec: ModelSpec, config: FluxConfig, beside: WeightPatchSet, *, runs: int
+) -> tuple[float, float]:
     """Median seconds of a step without a LoRA and with one beside the weights, taken in turns. 512 x 512 pixels."""
     runner = PlanRunner(pool, spec, ParallelPlan(ulysses=len(pool.devices)), options={})
     tensors = Workload(width=512, height=512, text_tokens=128).tensors(config)

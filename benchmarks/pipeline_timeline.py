@@ -51,25 +51,25 @@ from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.parallel.pipefusion import PatchedSequence
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.in_worker_sampling import InWorkerRun
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.resident import ResidentRun
-from parallel_runtime.program import Program, State
+from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 
 
-def euler_run(config: FluxConfig, workload: Workload, *, steps: int) -> ResidentRun:
+def euler_run(config: FluxConfig, workload: Workload, *, steps: int) -> InWorkerRun:
     """Euler steps from sigma 1 to 0 over random inputs."""
     tensors = workload.tensors(config)
     sigmas = torch.linspace(1, 0, steps + 1).tolist()
-    states = [State(given=True, sigma=1.0, timestep=1.0)]
+    states = [RecurrenceStep(given=True, sigma=1.0, timestep=1.0)]
     for step in range(1, steps + 1):
         ratio = sigmas[step] / sigmas[step - 1]
         ends = {} if step == steps else {"sigma": sigmas[step], "timestep": sigmas[step]}
-        states.append(State(inputs=((step - 1, ratio),), denoised=((step - 1, 1 - ratio),), **ends))
+        states.append(RecurrenceStep(inputs=((step - 1, ratio),), denoised=((step - 1, 1 - ratio),), **ends))
     shape = (*tensors["img"].shape[:2], config.out_channels)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     call = ModelCall(tensors=tensors, out_shape=shape, out_dtype=torch.float32)
-    program = Program(states=tuple(states), step_ends=tuple(range(steps)))
-    return ResidentRun(program=program, conds=(call,), cfg=1.0, given={0: noise}, timeline=True)
+    recurrence = SamplerRecurrence(states=tuple(states), step_ends=tuple(range(steps)))
+    return InWorkerRun(recurrence=recurrence, conds=(call,), cfg=1.0, given={0: noise}, timeline=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +124,12 @@ class Measured:
         return f"{line}, bubble: {', '.join(told)}" if told else line
 
 
-def measure(pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: ResidentRun, *, warm: bool = True) -> Measured:
+def measure(pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: InWorkerRun, *, warm: bool = True) -> Measured:
     """One run, after one to `warm` the machine up."""
     if warm:
         pool.sample(spec, plan, run)
     ranks = pool.sample(spec, plan, run).ran
-    steps, tokens = len(run.program.step_ends), run.conds[0].tensors
+    steps, tokens = len(run.recurrence.step_ends), run.conds[0].tensors
     adapter = FluxAdapter(FluxConfig.from_header(read_header(spec.path)))
     sequence = PatchedSequence(tokens["txt"].shape[1], tokens["img"].shape[1], plan.num_patches, plan.parts)
     stages = [list(rank.timeline.spans) for rank in ranks[:: plan.parts] if rank.timeline is not None]

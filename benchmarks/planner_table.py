@@ -11,8 +11,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.planner_fit import FREE, TABLE_CONSTANTS, table_rows
-from benchmarks.planner_judge import (
+from benchmarks.planner_errors import (
     Contest,
     Judged,
     contests,
@@ -21,6 +20,7 @@ from benchmarks.planner_judge import (
     planners,
     rule_of_thumb,
 )
+from benchmarks.planner_fit import FREE, TABLE_CONSTANTS, table_rows
 from benchmarks.planner_model import HERE
 
 MEDIAN_ERROR, RIGHT = 0.15, 0.90  # the targets

@@ -2,8 +2,8 @@
 
     python -m benchmarks.plans [--devices cpu:8]
 
-The model is small and random, with gates of O(1); the judge is the unmodified diffusers model. A step is two calls of
-the model, as cond and uncond, of 77 and 33 text tokens and 15 x 17 image tokens. Writes benchmarks/plans.md.
+The model is small and random, with gates of O(1); the reference model is the unmodified diffusers model. A step is two
+calls of the model, as cond and uncond, of 77 and 33 text tokens and 15 x 17 image tokens. Writes benchmarks/plans.md.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import MAX_RANKS, ParallelPlan, heads_error
 from parallel_runtime.pool.pool import Pool
@@ -67,8 +67,8 @@ def main() -> None:
         config = FluxConfig.from_header(read_header(spec.path))
         sizes = [Workload(width=240, height=272, text_tokens=count, seed=count) for count in TEXT_TOKENS]
         calls = [size.tensors(config) for size in sizes]
-        judge = Oracle(spec.path, dtype=torch.float32)
-        expected = [judge(call) for call in calls]
+        reference_model = ReferenceModel(spec.path, dtype=torch.float32)
+        expected = [reference_model(call) for call in calls]
         rows = [
             row(pool, spec, plan, calls, expected) for plan in plans(config.num_heads) if plan.ranks <= len(devices)
         ]

@@ -8,30 +8,30 @@ from comfy_api.latest import io
 
 from ..parallel_runtime.cli.workload import relative_error
 from ..parallel_runtime.plan import ParallelPlan
-from ..parallel_runtime.report.interleave import Contender, Run, interleave, table
-from .host.contenders import (
+from ..parallel_runtime.report.interleave import BenchmarkCase, Run, interleave, table
+from .host.benchmark_cases import (
     SLOW_ATTENTION,
     RunsProgress,
     attention_is_slow,
     plan_of_settings,
     require_ours,
     sampled,
-    stock_twin,
+    stock_copy,
     threads,
     traced,
     under_plan,
 )
 from .host.decoding import decode
 from .host.progress import NodeText
+from .host.report_history import published
 from .host.sampling import sizes_of
-from .host.shelf import published
 from .report import benchmark_report, loop_of, steps_of
 from .sampler import LOOPS, loop_input, sampler_inputs
 from .sockets import CATEGORY, TimingSocket
 
 
 class ParallelBenchmark(io.ComfyNode):
-    """Slow by intent: every contender samples `warmup` + `runs` times."""
+    """Slow by intent: every case samples `warmup` + `runs` times."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -86,14 +86,14 @@ class ParallelBenchmark(io.ComfyNode):
         ours = require_ours(model)
         field = Field(ours, {"latent": latent_image, **settings}, in_workers=loop == LOOPS[0])
         compared = read_plans(plans, plan_of_settings(ours, field.settings))
-        contenders, warnings = field.contenders(compared, stock=stock)
-        progress, text = RunsProgress((warmup + runs) * len(contenders)), NodeText()
+        cases, warnings = field.cases(compared, stock=stock)
+        progress, text = RunsProgress((warmup + runs) * len(cases)), NodeText()
 
         def told(name: str, run: int, of: int) -> None:
             progress.step()
             text.say(f"run {run} of {of}: {name}")
 
-        timed = interleave(contenders, warmup=warmup, runs=runs, told=told)
+        timed = interleave(cases, warmup=warmup, runs=runs, told=told)
         rows, more = table(timed, error=relative_error)
         files = [item for plan in compared for item in field.write_traces(plan)] if trace else []
         decodes = [] if vae is None else [decode(vae, latent_image)[1] for _ in range(1 + runs)][1:]
@@ -113,13 +113,13 @@ class ParallelBenchmark(io.ComfyNode):
 
 
 class Field:
-    """What all contenders share, and how each runs once. `in_workers`: with our loop there, where it can be."""
+    """What all cases share, and how each runs once. `in_workers`: with our loop there, where it can be."""
 
     def __init__(self, model: object, settings: Mapping[str, object], *, in_workers: bool) -> None:
         self.model, self.settings, self.in_workers = require_ours(model), settings, in_workers
         self.last_requests: list = []
 
-    def contenders(self, plans: list[ParallelPlan], *, stock: bool) -> tuple[list[Contender], list[str]]:
+    def cases(self, plans: list[ParallelPlan], *, stock: bool) -> tuple[list[BenchmarkCase], list[str]]:
         """One rank, stock ComfyUI, and the plans; and what the user should know of them."""
         alone, warnings, found = ParallelPlan(), [], []
         if alone.layout.kind == self.model.plan.layout.kind:
@@ -147,7 +147,7 @@ class Field:
             items.append({"filename": filename, "subfolder": subfolder, "type": "output"})
         return items
 
-    def _ours(self, plan: ParallelPlan, name: str, kind: str) -> Contender:
+    def _ours(self, plan: ParallelPlan, name: str, kind: str) -> BenchmarkCase:
         pooled = self.model.model.pooled
         model = under_plan(self.model, plan)
 
@@ -156,7 +156,7 @@ class Field:
             self.last_requests = record.requests
             return Run(result=latent, spans=steps_of(record), began_s=record.began_s, loop=loop_of(record))
 
-        return Contender(
+        return BenchmarkCase(
             name=name,
             kind=kind,
             engine="parallel-dit",
@@ -166,21 +166,21 @@ class Field:
             threads=self._threads(plan),
         )
 
-    def _stock(self, plans: list[ParallelPlan]) -> list[Contender]:
+    def _stock(self, plans: list[ParallelPlan]) -> list[BenchmarkCase]:
         """Stock ComfyUI with as many threads as each plan has, where threads play a part."""
-        twin = stock_twin(self.model)
+        copy = stock_copy(self.model)
 
         def running(count: int | None) -> Callable[[], Run]:
             def run_once() -> Run:
                 with threads(count):
-                    latent, record = sampled(twin, self.settings)
+                    latent, record = sampled(copy, self.settings)
                 return Run(result=latent, loop=loop_of(record))
 
             return run_once
 
         numbers = sorted({self._threads(plan) or 0 for plan in plans})
         return [
-            Contender(
+            BenchmarkCase(
                 name=f"ComfyUI, {number} thread{'s' * (number > 1)}" if number else "ComfyUI, one device",
                 kind="one_process",
                 engine="comfyui",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from comfy_api.latest import io
 
 from .host.list_sampling import sample_list
-from .host.shelf import published
+from .host.report_history import published
 from .report import list_report
 from .sampler import sampler_inputs
 from .sockets import CATEGORY, TimingSocket

@@ -5,7 +5,7 @@ import logging
 from comfy_api.latest import io
 
 from .config import ParallelChoice
-from .host.adoption import parallelized
+from .host.convert_stock_model import parallelized
 from .host.pools import POOLS
 from .host.progress import NodeText
 from .sockets import CATEGORY, SpConfigSocket

@@ -18,7 +18,7 @@ from ..parallel_runtime.report.build import (
     span_timings,
     spans_of_run,
 )
-from ..parallel_runtime.report.surroundings import utilisation
+from ..parallel_runtime.report.environment import utilisation
 from .host.decoding import DecodeRecord
 from .host.list_sampling import ListRecord
 from .host.measures import unequal

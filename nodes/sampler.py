@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from comfy_api.latest import io
 
+from .host.report_history import published
 from .host.sampling import sample, sampler_names, scheduler_names
-from .host.shelf import published
 from .report import denoise_report
 from .sockets import CATEGORY, TimingSocket
 

@@ -3,7 +3,7 @@
 from comfy_api.latest import io
 
 from .host.decoding import decode
-from .host.shelf import published
+from .host.report_history import published
 from .report import decode_report
 from .sockets import CATEGORY, TimingSocket
 

@@ -4,7 +4,7 @@ Owns the degrees, their names and what the ranks hold under them. Knows no devic
 whether a degree fits a model's heads is `heads_error`, called by whoever knows the heads.
 
 Ranks are numbered row by row over the axes, outermost first. A *replica* is the ranks of one place on the data axis, a
-*lane* those of one place on the data and cfg axes; the ranks of a lane share one sequence.
+*batch group* those of one place on the data and cfg axes; the ranks of a batch group share one sequence.
 """
 
 from collections.abc import Mapping
@@ -61,8 +61,8 @@ class Layout:
         return ", ".join(parts) or "replicated"
 
 
-class Piece(NamedTuple):
-    """Rows `start` to `stop` (exclusive) of call number `call` of the model: what a lane runs in one go."""
+class BatchSlice(NamedTuple):
+    """Rows `start` to `stop` (exclusive) of call number `call` of the model: what a batch group runs in one go."""
 
     call: int
     start: int
@@ -147,13 +147,13 @@ class ParallelPlan:
         return total
 
     @property
-    def lanes(self) -> int:
+    def batch_groups(self) -> int:
         """How many groups of ranks run calls, or rows of a call, of their own."""
         return self.data * self.cfg
 
     @property
     def parts(self) -> int:
-        """Ranks of one stage of a lane: how many share a sequence."""
+        """Ranks of one stage of a batch group: how many share a sequence."""
         return self.ring * self.ulysses
 
     @property
@@ -240,18 +240,18 @@ def stages_error(stages: int, num_blocks: int) -> str | None:
     return f"pipefusion={stages} is more stages than the model's {num_blocks} blocks; use at most {num_blocks}"
 
 
-def auto_plan(num_ranks: int, num_heads: int, *, lanes: int = 1) -> ParallelPlan:
+def auto_plan(num_ranks: int, num_heads: int, *, batch_groups: int = 1) -> ParallelPlan:
     """The largest ulysses degree that divides both ranks and heads; ring takes what is left.
 
     Ulysses moves fewer bytes a step than ring (arXiv 2405.07719, table 1) and its attention is one full kernel.
-    `lanes`: how many calls of the model a step makes (2 with a negative prompt). Where it divides the ranks, each gets
-    ranks of its own, which exchange nothing with the others'.
+    `batch_groups`: how many calls of the model a step makes (2 with a negative prompt). Where it divides the ranks,
+    each gets ranks of its own, which exchange nothing with the others'.
     """
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ValueError(f"{num_ranks} ranks is outside 1 to {MAX_RANKS}; name fewer devices")
-    if lanes < 1:
-        raise ValueError(f"lanes={lanes} is below 1; a step calls the model at least once")
-    cfg = lanes if num_ranks % lanes == 0 else 1
+    if batch_groups < 1:
+        raise ValueError(f"batch groups={batch_groups} is below 1; a step calls the model at least once")
+    cfg = batch_groups if num_ranks % batch_groups == 0 else 1
     parts = num_ranks // cfg
     ulysses = max(d for d in range(1, parts + 1) if parts % d == 0 and num_heads % d == 0)
     return ParallelPlan(cfg=cfg, ulysses=ulysses, ring=parts // ulysses)

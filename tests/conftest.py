@@ -78,7 +78,7 @@ STARTING_FILES = {
     "test_requests.py",
     "test_respawn_storm.py",
     "test_scarce_resources.py",
-    "test_surroundings.py",
+    "test_environment_of_ranks.py",
 }
 
 

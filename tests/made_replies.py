@@ -6,7 +6,7 @@ from typing import Any
 
 from parallel_runtime.wire.replies import Memory, RankRun, RankStep, SampleReply, StepReply
 
-WORK = {"lane": 0, "pieces": (), "collectives": 0, "sent_bytes": 0, "weight_collectives": 0, "weight_bytes": 0}
+WORK = {"batch_group": 0, "pieces": (), "collectives": 0, "sent_bytes": 0, "weight_collectives": 0, "weight_bytes": 0}
 MEMORY = Memory(resident_bytes=1000)
 BEYOND = StepReply(memory=MEMORY, ran=None)  # a rank that the plan leaves out
 BEYOND_RUN = SampleReply(memory=MEMORY, ran=None)

@@ -36,14 +36,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/compiling",
         "runtime/devices",
         "runtime/exchange_groups",
-        "runtime/patch",
-        "runtime/program",
+        "runtime/weight_patch",
+        "runtime/sampler_recurrence",
         "runtime/proof",
         "runtime/timing",
     ),
     ("runtime/plan",),
     ("runtime/models/plans",),
-    ("runtime/errors", "runtime/places"),
+    ("runtime/errors", "runtime/redact_paths"),
     ("runtime/__init__",),
 )
 COMFY_PUBLIC = {"comfy_api", "folder_paths"}

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from parallel_runtime import VERSION, installed_version
-from parallel_runtime.cli.judge import REMEDY
+from parallel_runtime.cli.reference_model import REMEDY
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_FAMILY = {"torch", "torchvision", "torchaudio", "triton"}

@@ -3,10 +3,10 @@
 Owns what is compared, the order of the runs and the command line. Does not own a peer (`diffusers_peer.py`,
 `xfuser_peer.py`), nor the table (`table.py`).
 
-Every round runs every lane once, each round beginning with another lane, so that whatever else the machine does hits
-all alike. A turn is some steps one after another, as a sampler takes them: the first, after the others' turns, finds
-cold caches and is not counted. Ours is timed by the caller of the pool, the hand-over included; a peer by its own rank
-0, from a barrier on.
+Every round runs every candidate once, each round beginning with another candidate, so that whatever else the machine
+does hits all alike. A turn is some steps one after another, as a sampler takes them: the first, after the others'
+turns, finds cold caches and is not counted. Ours is timed by the caller of the pool, the hand-over included; a peer by
+its own rank 0, from a barrier on.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from parallel_runtime.models.flux.sample import write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
-from .crew import ROOT, Peer, PeerCrew
+from .ranks import ROOT, Peer, PeerRanks
 from .shapes import SHAPES, Shape
-from .table import Lane, print_table, show
+from .table import Candidate, print_table, show
 
 PLANS = {"one rank": ParallelPlan(), "ulysses 2": ParallelPlan(ulysses=2), "ring 2": ParallelPlan(ring=2)}
 ONE_PROCESS = Peer(module="diffusers_peer")
@@ -71,27 +71,27 @@ def compare(shape: Shape, arguments: argparse.Namespace) -> None:
         tensors = shape.workload.tensors(shape.config)
         save_file(tensors, inputs)
         start = {"python": arguments.python, "kind": kind, "dtype": dtype, "model": model, "inputs": inputs}
-        crews = {name: stack.enter_context(PeerCrew(peer, **start)) for name, peer in PEERS.items()}
-        single = stack.enter_context(PeerCrew(ONE_PROCESS, **start))
-        own = stack.enter_context(PeerCrew(Peer(module="own_loop"), **start))
-        for crew in (*crews.values(), single, own):
-            crew.wait_ready()
+        peers = {name: stack.enter_context(PeerRanks(peer, **start)) for name, peer in PEERS.items()}
+        single = stack.enter_context(PeerRanks(ONE_PROCESS, **start))
+        own = stack.enter_context(PeerRanks(Peer(module="own_loop"), **start))
+        for ranks in (*peers.values(), single, own):
+            ranks.wait_ready()
         pool = stack.enter_context(Pool(choose_devices(None, ParallelPlan(ulysses=2)).devices, threads_per_rank=1))
         spec = ModelSpec.of(model, dtype)
         pool.load(spec)
         ours = {name: PlanRunner(pool, spec, plan, options={}) for name, plan in PLANS.items()}
         outputs: dict[str, torch.Tensor] = {}
-        lanes = [Lane(name, "ours", timed(runner, tensors, outputs, name)) for name, runner in ours.items()]
-        lanes.insert(0, Lane(OWN_LOOP, "ours", lambda: own.run(1)))
-        lanes.append(Lane("one process, 1 thread", "baseline", lambda: single.run(1)))
+        candidates = [Candidate(name, "ours", timed(runner, tensors, outputs, name)) for name, runner in ours.items()]
+        candidates.insert(0, Candidate(OWN_LOOP, "ours", lambda: own.run(1)))
+        candidates.append(Candidate("one process, 1 thread", "baseline", lambda: single.run(1)))
         if kind == "cpu":  # on a GPU, threads play no part
-            lanes.append(Lane("one process, 2 threads", "baseline", lambda: single.run(2)))
-        lanes += [Lane(name, "peer", lambda crew=crew: crew.run(1)) for name, crew in crews.items()]
-        rounds(lanes, arguments)
+            candidates.append(Candidate("one process, 2 threads", "baseline", lambda: single.run(2)))
+        candidates += [Candidate(name, "peer", lambda ranks=ranks: ranks.run(1)) for name, ranks in peers.items()]
+        rounds(candidates, arguments)
         reference = single.output()
-        outputs |= {name: crew.output() for name, crew in {**crews, OWN_LOOP: own}.items()}
+        outputs |= {name: ranks.output() for name, ranks in {**peers, OWN_LOOP: own}.items()}
     errors = {name: relative_error(out, reference) for name, out in outputs.items()}
-    print_table(f"{shape.name}: {shape.text}, {dtype} on {kind}", lanes, errors)
+    print_table(f"{shape.name}: {shape.text}, {dtype} on {kind}", candidates, errors)
 
 
 def timed(
@@ -107,14 +107,14 @@ def timed(
     return run
 
 
-def rounds(lanes: list[Lane], arguments: argparse.Namespace) -> None:
-    """Warm-up, then the timed rounds; each begins with the lane after the one that the last began with."""
+def rounds(candidates: list[Candidate], arguments: argparse.Namespace) -> None:
+    """Warm-up, then the timed rounds; each begins with the candidate after the one that the last began with."""
     for number in range(arguments.warmup + arguments.runs):
-        first = number % len(lanes)
-        for lane in lanes[first:] + lanes[:first]:
-            _, *seconds = [lane.run() for _ in range(1 + arguments.steps)]
+        first = number % len(candidates)
+        for candidate in candidates[first:] + candidates[:first]:
+            _, *seconds = [candidate.run() for _ in range(1 + arguments.steps)]
             if number >= arguments.warmup:
-                lane.seconds.append(median(seconds))
+                candidate.seconds.append(median(seconds))
 
 
 if __name__ == "__main__":

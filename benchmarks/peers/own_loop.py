@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.parallel.batch_groups import BatchSlice
 from parallel_runtime.parallel.collectives import Axis
-from parallel_runtime.parallel.lanes import Piece
 from parallel_runtime.parallel.sequence import SequenceAttention
 from parallel_runtime.plan import Layout
 from parallel_runtime.timing import RegionTimer
@@ -39,7 +39,7 @@ def make_forward(place: Place) -> Run:
     @torch.inference_mode()
     def run(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         out = torch.empty(*inputs["img"].shape[:2], model.adapter.config.out_channels)
-        forward.run(Piece(0, 0, out.shape[0]), {**inputs, "out": out}, {})
+        forward.run(BatchSlice(0, 0, out.shape[0]), {**inputs, "out": out}, {})
         return out
 
     return run

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 
 Forward = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 
@@ -45,9 +45,9 @@ class Place:
         """How many share the sequence."""
         return self.ulysses * self.ring
 
-    def oracle(self) -> Oracle:
+    def oracle(self) -> ReferenceModel:
         """The unmodified diffusers model of the file."""
-        return Oracle(self.model, dtype=self.dtype, device=str(self.device))
+        return ReferenceModel(self.model, dtype=self.dtype, device=str(self.device))
 
     def join(self) -> None:
         """Make the default group, if there is anybody to join."""
@@ -60,7 +60,7 @@ class Place:
 
     @classmethod
     def parse(cls) -> Place:
-        """From the command line that `crew.py` writes."""
+        """From the command line that `ranks.py` writes."""
         parser = argparse.ArgumentParser(description="One rank of a peer; started by `python -m benchmarks.peers`.")
         for name in ("rank", "ulysses", "ring", "answers"):
             parser.add_argument(f"--{name}", type=int, required=True)

@@ -15,7 +15,7 @@ import torch
 
 
 @dataclass
-class Lane:
+class Candidate:
     """One thing that is run in every round; `kind` is `ours`, `baseline` or `peer`."""
 
     name: str
@@ -24,27 +24,33 @@ class Lane:
     seconds: list[float] = field(default_factory=list)
 
 
-def ratio(slower: Lane, faster: Lane) -> float:
+def ratio(slower: Candidate, faster: Candidate) -> float:
     """How many times as long `slower` takes, paired by round."""
     return median(a / b for a, b in zip(slower.seconds, faster.seconds, strict=True))
 
 
-def print_table(title: str, lanes: list[Lane], errors: Mapping[str, float]) -> None:
-    """A row a lane: times, ours over it, its error against the one process."""
-    peers = [lane for lane in lanes if lane.kind == "peer"]
-    fastest = min(peers, key=lambda lane: median(lane.seconds))
-    against = [*(lane for lane in lanes if lane.kind == "baseline"), fastest]
+def print_table(title: str, candidates: list[Candidate], errors: Mapping[str, float]) -> None:
+    """A row a candidate: times, ours over it, its error against the one process."""
+    peers = [candidate for candidate in candidates if candidate.kind == "peer"]
+    fastest = min(peers, key=lambda candidate: median(candidate.seconds))
+    against = [*(candidate for candidate in candidates if candidate.kind == "baseline"), fastest]
     show(f"\n### {title}\n")
     show(f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ")
-    show(f"{len(lanes[0].seconds)} rounds, interleaved. The last columns say how many times as fast a lane is.\n")
-    heads = ["", "median ms", "min", "max", *(f"than {lane.name}" for lane in against), "relative error"]
+    show(
+        f"{len(candidates[0].seconds)} rounds, interleaved. The last columns say how many times as fast a "
+        "candidate is.\n"
+    )
+    heads = ["", "median ms", "min", "max", *(f"than {candidate.name}" for candidate in against), "relative error"]
     show("| " + " | ".join(heads) + " |")
     show("| --- |" + " ---: |" * (len(heads) - 1))
-    for lane in lanes:
-        times = [f"{1000 * value:.1f}" for value in (median(lane.seconds), min(lane.seconds), max(lane.seconds))]
-        ratios = ["" if lane is other else f"{ratio(other, lane):.2f}" for other in against]
-        error = f"{errors[lane.name]:.1e}" if lane.name in errors else ""
-        name = f"**ours, {lane.name}**" if lane.kind == "ours" else lane.name
+    for candidate in candidates:
+        times = [
+            f"{1000 * value:.1f}"
+            for value in (median(candidate.seconds), min(candidate.seconds), max(candidate.seconds))
+        ]
+        ratios = ["" if candidate is other else f"{ratio(other, candidate):.2f}" for other in against]
+        error = f"{errors[candidate.name]:.1e}" if candidate.name in errors else ""
+        name = f"**ours, {candidate.name}**" if candidate.kind == "ours" else candidate.name
         show("| " + " | ".join([name, *times, *ratios, error]) + " |")
 
 

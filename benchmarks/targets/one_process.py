@@ -7,13 +7,13 @@ import sys
 import torch
 from safetensors.torch import load_file
 
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 
 
 def main(model: str, inputs: str, threads: str) -> None:
     """One call of the file's model on a step's tensors."""
     torch.set_num_threads(int(threads))
-    Oracle(model)(load_file(inputs))
+    ReferenceModel(model)(load_file(inputs))
 
 
 if __name__ == "__main__":

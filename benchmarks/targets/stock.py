@@ -23,7 +23,7 @@ LANES = {"one rank, KSampler": ("cpu:1", 1), "ulysses 2, KSampler": ("cpu:2", 2)
 
 
 def measure() -> dict[str, list[float]]:
-    """Seconds of a step by lane, one value a round; the first round warms up and is left out."""
+    """Seconds of a step by batch group, one value a round; the first round warms up and is left out."""
     with tempfile.TemporaryDirectory(prefix="stock-") as base:
         tiny = write_tiny_models(Path(base), depth=2, single=4)
         graphs = all_graphs(tiny)
@@ -38,17 +38,21 @@ def measure() -> dict[str, list[float]]:
 
 
 def all_graphs(tiny: TinyModels) -> dict[str, Workflow]:
-    """The shipped workflow, 2,048 image tokens, by lane."""
+    """The shipped workflow, 2,048 image tokens, by batch group."""
     graph = with_tiny_files(json.loads(WORKFLOW.read_text(encoding="utf-8")), tiny)
     graph[find(graph, "EmptySD3LatentImage")]["inputs"] |= {"width": 1024, "height": 512}
     graph[find(graph, "ParallelFluxSampler")]["inputs"]["steps"] = STEPS
     graphs = {STOCK: without_our_nodes(graph)}
     for name, (devices, ulysses) in LANES.items():
-        lane = copy.deepcopy(graph)
-        lane[find(lane, "SPConfig")]["inputs"] |= {"mode": "manual", "devices": devices, "ulysses": ulysses}
+        batch_group = copy.deepcopy(graph)
+        batch_group[find(batch_group, "SPConfig")]["inputs"] |= {
+            "mode": "manual",
+            "devices": devices,
+            "ulysses": ulysses,
+        }
         if name.endswith("KSampler"):
-            lane[find(lane, "ParallelFluxSampler")]["class_type"] = "KSampler"
-        graphs[name] = lane
+            batch_group[find(batch_group, "ParallelFluxSampler")]["class_type"] = "KSampler"
+        graphs[name] = batch_group
     return graphs
 
 

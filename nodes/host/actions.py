@@ -16,7 +16,7 @@ from server import PromptServer
 
 from ...parallel_runtime.errors import PoolError
 from ...parallel_runtime.pool.status import first_line
-from .board import Board
+from .panel_state import PanelState
 from .pools import ALIVE, POOLS
 
 PACK = Path(__file__).resolve().parents[2]
@@ -35,15 +35,15 @@ class BusyError(RuntimeError):
 class Actions:
     """The three, by name. Each returns as soon as it is under way; the board tells how it goes."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, panel_state: PanelState) -> None:
+        self._panel_state = panel_state
         self._task: asyncio.Task | None = None
 
     def begin(self, name: str) -> None:
         """Start `release`, `restart` or `doctor`. Raises `BusyError` while one is under way."""
-        if self._board.action is not None:
-            raise BusyError(f"{self._board.action} is under way; wait until it has ended")
-        self._board.action = name
+        if self._panel_state.action is not None:
+            raise BusyError(f"{self._panel_state.action} is under way; wait until it has ended")
+        self._panel_state.action = name
         work = {"release": self._release, "restart": self._restart, "doctor": self._doctor}[name]
         self._task = asyncio.get_running_loop().create_task(self._run(work))
 
@@ -51,7 +51,7 @@ class Actions:
         try:
             await work()
         finally:
-            self._board.action = None
+            self._panel_state.action = None
 
     async def _release(self) -> None:
         await asyncio.to_thread(_release)
@@ -60,8 +60,8 @@ class Actions:
         await asyncio.to_thread(_restart)
 
     async def _doctor(self) -> None:
-        self._board.doctor = {"state": "running"}
-        self._board.doctor = await _examine()
+        self._panel_state.doctor = {"state": "running"}
+        self._panel_state.doctor = await _examine()
 
 
 def _release() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...parallel_runtime.models.hosted.block_patches import EXTRAS, PICTURES, REBUILT
-from ...parallel_runtime.patch import BESIDE, Patch
+from ...parallel_runtime.weight_patch import BESIDE, WeightPatch
 from .meta import META
 
 FILE = EXTRAS.rpartition(".")[2] + ".py"
@@ -32,14 +32,14 @@ def is_rebuilt(patch: object) -> bool:
     return os.path.basename(place) == FILE and os.path.basename(os.path.dirname(place)) == "comfy_extras"
 
 
-def weights_beside(options: Mapping[str, Any]) -> tuple[Patch, ...]:
+def weights_beside(options: Mapping[str, Any]) -> tuple[WeightPatch, ...]:
     """The weights of the modules that patches in these options use, each module's once."""
     found = {}
     for patch, _ in _taken(options):
         number, module = _number(patch), patch.model_patch.model
         for name, weight in module.state_dict().items():
             key = f"{number}/{name}"
-            found[key] = Patch(key=key, kind=BESIDE, strength=1.0, values=(weight,))
+            found[key] = WeightPatch(key=key, kind=BESIDE, strength=1.0, values=(weight,))
     return tuple(found.values())
 
 

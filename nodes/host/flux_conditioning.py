@@ -29,7 +29,9 @@ class ForwardArguments:
     guidance: torch.Tensor | None
     control: Mapping[str, Sequence[torch.Tensor | None]] | None
     mask: torch.Tensor | None = None
-    still: Sequence[tuple[int, int]] = ()  # runs of image rows at timestep zero, whose timesteps follow the batch's
+    zero_timestep: Sequence[
+        tuple[int, int]
+    ] = ()  # runs of image rows at timestep zero, whose timesteps follow the batch's
 
 
 def step_tensors(
@@ -38,9 +40,9 @@ def step_tensors(
     """The tensors and options of one call (`RunContext.step`).
 
     img (B, S_img, C), txt (B, S_txt, context), y (B, vec), guidance (B,), timesteps (B,) fp32, img_ids (S_img, 3) and
-    txt_ids (S_txt, 3) fp32, where there are any a mask (B or 1, S_txt + S_img, the same) and still_rows (S_img,), and
-    each distinct ControlNet residual once, as control_in.K / control_out.K (B, up to S_img, hidden); the options give
-    for each block the K of its residual, or None.
+    txt_ids (S_txt, 3) fp32, where there are any a mask (B or 1, S_txt + S_img, the same) and zero_timestep_rows
+    (S_img,), and each distinct ControlNet residual once, as control_in.K / control_out.K (B, up to S_img, hidden); the
+    options give for each block the K of its residual, or None.
     Raises `ValueError` for shapes and values the model cannot take.
     """
     batch = given.img.shape[0]
@@ -59,10 +61,10 @@ def step_tensors(
         tensors["guidance"] = given.guidance.expand(batch)
     if given.mask is not None:
         tensors["mask"] = _square(given.mask)
-    if given.still:
-        tensors["still_rows"] = torch.zeros(given.img.shape[1], dtype=torch.uint8)
-        for start, stop in given.still:
-            tensors["still_rows"][start:stop] = 1
+    if given.zero_timestep:
+        tensors["zero_timestep_rows"] = torch.zeros(given.img.shape[1], dtype=torch.uint8)
+        for start, stop in given.zero_timestep:
+            tensors["zero_timestep_rows"][start:stop] = 1
     options = {}
     depths = {"input": config.depth, "output": config.depth_single}
     for side, name in RESIDUAL_SIDES.items():

@@ -22,9 +22,9 @@ from ...parallel_runtime.devices import Device
 from ...parallel_runtime.models.flux.config import FluxConfig, file_names
 from ...parallel_runtime.models.flux.family import FluxModel
 from ...parallel_runtime.models.hosted.dtypes import compute_dtype
-from ...parallel_runtime.patch import PatchSet
 from ...parallel_runtime.planner.automatic import Decision, usual_work
 from ...parallel_runtime.planner.shapes import ModelShape, Work
+from ...parallel_runtime.weight_patch import WeightPatchSet
 from ...parallel_runtime.weights.model_weights import weight_bytes
 from .flux_conditioning import ForwardArguments, step_tensors
 from .meta import META, MetaOperations
@@ -38,7 +38,7 @@ HEAD_DIM = 128  # the only one ComfyUI's Flux knows
 BODY = inspect.signature(comfy.ldm.flux.model.Flux.forward_orig)
 # ComfyUI's names of what its body takes, and ours.
 BODY_INPUTS = {name: name for name in ("img", "img_ids", "txt", "txt_ids", "timesteps", "y", "guidance", "control")}
-BODY_INPUTS |= {"attn_mask": "mask", "timestep_zero_index": "still"}
+BODY_INPUTS |= {"attn_mask": "mask", "timestep_zero_index": "zero_timestep"}
 
 
 class RemoteTransformer(comfy.ldm.flux.model.Flux):
@@ -69,7 +69,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
         for what, value in inputs.items():
             if value is not None:
                 raise refuse_in("the node that adds it", f"the conditioning asks for {what}")
-        given = ForwardArguments(**known | {"still": known["still"] or ()})
+        given = ForwardArguments(**known | {"zero_timestep": known["zero_timestep"] or ()})
         tensors, options = step_tensors(given, self.config)
         out = run.step(
             tensors,
@@ -100,16 +100,16 @@ class RemoteFlux(comfy.model_base.Flux):
         self.diffusion_model.config = source.config
         self.diffusion_model.outside_runs = RunContext(model=pooled, decision=Decision(plan=pooled.plan))
 
-    def take_shapes(self, patches: PatchSet) -> None:
+    def take_shapes(self, patches: WeightPatchSet) -> None:
         """Nothing to do: our own engine takes no patch that changes a shape."""
 
     def memory_required(self, input_shape: list[int], cond_shapes: dict | None = None) -> float:
-        """Bytes of activations on the device shared with ComfyUI: the rows of one lane, the tokens of one rank.
+        """Bytes of activations on the device shared with ComfyUI: the rows of one batch group, the tokens of one rank.
 
         Counted for one rank even where none shares it. Of sharded weights, the blocks that become whole count too.
         """
         plan = (run_inside(self.pooled) or self.diffusion_model.outside_runs).plan
-        rows = -(-input_shape[0] // plan.lanes)
+        rows = -(-input_shape[0] // plan.batch_groups)
         whole = super().memory_required([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
         ranks = max(1, self.pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
         return ranks * (whole / plan.parts + self.pooled.visiting_bytes(plan))

@@ -25,11 +25,11 @@ from ...parallel_runtime.models.hosted.block_patches import OPTION
 from ...parallel_runtime.models.hosted.build import Recognised, recognise
 from ...parallel_runtime.models.hosted.calls import STAY_HERE, HostedCall, forward_call, method_call
 from ...parallel_runtime.models.hosted.dtypes import compute_dtype
-from ...parallel_runtime.models.hosted.places import find_places
+from ...parallel_runtime.models.hosted.hook_points import find_hook_points
 from ...parallel_runtime.models.plans import BETWEEN, PLANS, Plan, plan_for
-from ...parallel_runtime.patch import BESIDE, PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
+from ...parallel_runtime.weight_patch import BESIDE, WeightPatchSet
 from ...parallel_runtime.weights.mapped_file import MappedFile
 from ...parallel_runtime.worker.hosted import METHODS
 from .block_patches import records
@@ -91,7 +91,7 @@ def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Ma
     if plan.parts == 1:
         return
     try:
-        find_places(transformer, plan_for(type(transformer), plans))
+        find_hook_points(transformer, plan_for(type(transformer), plans))
     except ValueError as error:
         raise ValueError(f"{plan.describe()}: {error}; in SP Config, mode manual with ulysses=1 and ring=1") from error
 
@@ -117,9 +117,10 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     transformer.outside_runs = RunContext(model=pooled, decision=Decision(plan=pooled.plan), prover=model.prover)
 
     def memory_required(input_shape: Sequence[int], cond_shapes: Mapping | None = None) -> float:
-        """Bytes of activations on the device shared with ComfyUI: the rows of one lane, the tokens of one rank."""
+        """Bytes of activations on the device shared with ComfyUI: the rows of one batch group, the tokens of one
+        rank."""
         run = run_inside(pooled) or transformer.outside_runs
-        plan, rows = run.plan, -(-input_shape[0] // run.plan.lanes)
+        plan, rows = run.plan, -(-input_shape[0] // run.plan.batch_groups)
         # patches between blocks meet whole tokens on every rank
         parts = 1 if any(patch.kind == BESIDE for patch in run.patches.patches) else plan.parts
         whole = stock_memory([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
@@ -145,7 +146,7 @@ class MetaShapes:
         self._transformer = transformer
         self._stock: dict[str, torch.nn.Parameter] = {}
 
-    def __call__(self, patches: PatchSet) -> None:
+    def __call__(self, patches: WeightPatchSet) -> None:
         """Take the shapes of these patches, and back those of all others."""
         for name in list(self._stock):
             self._put(name, self._stock.pop(name))

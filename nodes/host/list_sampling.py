@@ -1,6 +1,6 @@
 """Many sampling runs with one MODEL, as many of them at once as its plan has replicas.
 
-Each is a whole stock run in a lane. Owns what the runs must not share (ControlNets, random numbers, the patcher that
+Each is a whole stock run in a task. Owns what the runs must not share (ControlNets, random numbers, the patcher that
 samples), what they do share (one progress bar), and when they have to come one after the other.
 """
 
@@ -18,14 +18,14 @@ from comfy.controlnet import ControlBase
 from comfy.model_base import BaseModel
 from comfy.model_patcher import ModelPatcher
 
-from .asked import work_of_settings
-from .lanes import Kept, in_lanes
+from .cooperative_tasks import Kept, run_in_turns
 from .order import why_runs_keep_order
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .run_context import Recorder, Request
 from .sampling import OnStep, SamplingRecord, check_latent, decision_of, pooled_of, timed_run
-from .surroundings import RandomNumbers
+from .thread_state import RandomNumbers
+from .workload_from_guider import work_of_settings
 
 log = logging.getLogger(__name__)
 CONDITIONINGS = ("positive", "negative")
@@ -51,7 +51,7 @@ class ListRecord:
 
 
 class CurrentPatcher:
-    """Which patcher samples now, as `lanes.Kept`: ComfyUI notes it on the model that all clones share."""
+    """Which patcher samples now, as `cooperative_tasks.Kept`: ComfyUI notes it on the model that all clones share."""
 
     def __init__(self, model: BaseModel) -> None:
         self._model = model
@@ -112,7 +112,7 @@ def sample_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> tu
         for number, (run, each) in enumerate(zip(runs, record.runs, strict=True))
     ]
     began_s = time.perf_counter()
-    latents = in_lanes(tasks, at_once=at_once, kept=kept)
+    latents = run_in_turns(tasks, at_once=at_once, kept=kept)
     record.denoise_s = time.perf_counter() - began_s
     return latents, record
 

@@ -1,6 +1,7 @@
 """How a MODEL of ours is made of a file, and where each of its sampling runs gets its context.
 
-Owns who is asked for a plan, and when. What a plan is chosen by is the chooser's, what a run is asked for asked.py's.
+Owns who is asked for a plan, and when. What a plan is chosen by is the chooser's, what a run is asked for
+workload_from_guider.py's.
 """
 
 import os
@@ -17,8 +18,7 @@ from ...parallel_runtime.models.registry import find_family
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.shapes import ModelShape, Work
-from .asked import work_of_run
-from .cond_lanes import LANES_KEY, calc_in_lanes
+from .cond_tasks import TOGETHER_KEY, calc_together
 from .flux_model import RemoteFlux, Source, read_source
 from .hosted_model import HostedSource, read_hosted, refuse_unplanned, remote_hosted
 from .patcher import RemotePatcher
@@ -26,6 +26,7 @@ from .pooled_model import PooledModel
 from .pools import POOLS, Devices
 from .refusals import check_controlnets
 from .run_context import RUN_KEY, begun
+from .workload_from_guider import work_of_run
 
 REMEMBERED = 64  # decisions of a MODEL, by work
 
@@ -89,7 +90,7 @@ def remote_patcher(
         management = comfy.model_management
         model = remote_hosted(source, pooled) if isinstance(source, HostedSource) else RemoteFlux(source, pooled)
         root = RemotePatcher(model, management.get_torch_device(), management.unet_offload_device())
-        root.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, LANES_KEY, calc_in_lanes)
+        root.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, TOGETHER_KEY, calc_together)
         root.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, RUN_KEY, with_context)
         return root
 

@@ -2,7 +2,7 @@
 
 Owns which functions that others put around the model are known to bear another order. Each was read in ComfyUI's
 source; what nobody here has read is taken not to bear it, unless it says so: a function with an attribute
-`parallel_dit_any_order` keeps nothing from one call to the next. Knows no lanes.
+`parallel_dit_any_order` keeps nothing from one call to the next. Knows no batch groups.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

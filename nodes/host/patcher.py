@@ -16,10 +16,10 @@ from comfy.hooks import WeightHook
 from comfy.patcher_extension import CallbacksMP
 
 from ...parallel_runtime.checkpoint import HOSTED
-from ...parallel_runtime.patch import Patch, PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.shapes import Work
+from ...parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
 from .block_patches import models_beside, weights_beside
 from .measures import unequal
 from .progress import NodeText, StepText
@@ -158,11 +158,11 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.unpatch_model(device_to)
         return freed
 
-    def patch_set(self) -> PatchSet:
+    def patch_set(self) -> WeightPatchSet:
         """The patches as the workers take them."""
         return self._as_sent(self.patches, weights_beside(self.model_options["transformer_options"]))
 
-    def _as_sent(self, patches: Mapping[str, Sequence[tuple]], beside: tuple[Patch, ...] = ()) -> PatchSet:
+    def _as_sent(self, patches: Mapping[str, Sequence[tuple]], beside: tuple[WeightPatch, ...] = ()) -> WeightPatchSet:
         hosted = self.model.pooled.spec.adapter == HOSTED
         return patch_set(patches, self.patches_uuid, hosted=hosted, side_branch=self.side_branch, beside=beside)
 

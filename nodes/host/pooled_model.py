@@ -14,10 +14,10 @@ import torch
 from ...parallel_runtime.checkpoint import ModelSpec
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.errors import PoolError
-from ...parallel_runtime.patch import PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.pool.status import first_line
+from ...parallel_runtime.weight_patch import WeightPatchSet
 from ...parallel_runtime.wire.replies import MeasureReply
 from .pools import POOLS, Devices, Weights
 
@@ -88,7 +88,7 @@ class PooledModel:
     def ensure(
         self,
         plan: ParallelPlan,
-        patches: PatchSet,
+        patches: WeightPatchSet,
         *,
         progress: Callable[[int, int], None],
         check_cancelled: Callable[[], None],

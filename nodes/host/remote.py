@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from ...parallel_runtime.patch import PatchSet
+from ...parallel_runtime.weight_patch import WeightPatchSet
 from .pooled_model import PooledModel
 from .run_context import CallProver
 
@@ -25,5 +25,5 @@ class RemoteModel(Protocol):
     model_loaded_weight_memory: int
     current_weight_patches_uuid: object
 
-    def take_shapes(self, patches: PatchSet) -> None:
+    def take_shapes(self, patches: WeightPatchSet) -> None:
         """Give the weights here the shapes that those in the workers have with these patches: ComfyUI reads shapes."""

@@ -1,6 +1,6 @@
 """The panel's routes on ComfyUI's server, and who may use them.
 
-    GET  /parallel_dit/state             everything the panel shows (board.py)
+    GET  /parallel_dit/state             everything the panel shows (panel_state.py)
     GET  /parallel_dit/reports/{number}  one of the reports that the state lists
     GET  /parallel_dit/plan?...          what SP Config with these values would do; nothing is started
     POST /parallel_dit/{action}          release, restart, doctor: no arguments; 202, or 409 while one is under way
@@ -19,8 +19,8 @@ from comfy.cli_args import args
 from server import PromptServer
 
 from .actions import Actions, BusyError
-from .board import Board
-from .shelf import SHELF
+from .panel_state import PanelState
+from .report_history import HISTORY
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 PREFIX = "/parallel_dit"
@@ -34,19 +34,19 @@ def add_routes(check_plan: Callable[[Mapping[str, str]], dict]) -> None:
     `check_plan` gives for SP Config's values, as texts, what the node would say.
     """
     server = PromptServer.instance
-    board = Board()
-    actions = Actions(board)
+    panel_state = PanelState()
+    actions = Actions(panel_state)
     routes = server.routes
 
     @routes.get(f"{PREFIX}/state")
     @own_pages_only
     async def get_state(_: web.Request) -> web.Response:
-        return web.json_response(board.state(), headers={"Cache-Control": "no-store"})
+        return web.json_response(panel_state.state(), headers={"Cache-Control": "no-store"})
 
     @routes.get(PREFIX + r"/reports/{number:\d{1,9}}")
     @own_pages_only
     async def get_report(request: web.Request) -> web.Response:
-        report = SHELF.report(int(request.match_info["number"]))
+        report = HISTORY.report(int(request.match_info["number"]))
         if report is None:
             return web.json_response({"error": "this report is not kept any more; run it again"}, status=404)
         return web.json_response(report)
@@ -63,10 +63,10 @@ def add_routes(check_plan: Callable[[Mapping[str, str]], dict]) -> None:
             actions.begin(request.match_info["action"])
         except BusyError as error:
             return web.json_response({"error": str(error)}, status=409)
-        return web.json_response(board.state(), status=202)
+        return web.json_response(panel_state.state(), status=202)
 
     async def watch(app: web.Application) -> None:
-        app[WATCH] = server.loop.create_task(board.watch())
+        app[WATCH] = server.loop.create_task(panel_state.watch())
 
     server.app.on_startup.append(watch)
 

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 
 import torch
 
-from ...parallel_runtime.patch import PRISTINE, PatchSet
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.pool.calls import ModelCall
-from ...parallel_runtime.pool.resident import ResidentRun, StepDone
+from ...parallel_runtime.pool.in_worker_sampling import InWorkerRun, StepDone
 from ...parallel_runtime.proof import Proof
+from ...parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 from ...parallel_runtime.wire.replies import SampleReply, StepReply
-from .lanes import Handed, hand_over
+from .cooperative_tasks import Handed, hand_over
 from .pooled_model import PooledModel
 
 RUN_KEY = "parallel_dit_run"
@@ -98,7 +98,7 @@ class RunContext:
 
     model: PooledModel
     decision: Decision
-    patches: PatchSet = PRISTINE
+    patches: WeightPatchSet = PRISTINE
     compiled: bool = False
     listener: StepListener = field(default_factory=StepListener)
     recorder: Recorder | None = None
@@ -124,7 +124,7 @@ class RunContext:
         check_cancelled: Callable[[], None],
         place: str | None = None,
     ) -> torch.Tensor:
-        """One call of the transformer; `tensors` as `conditioning.step_tensors` makes them. In a lane, others go first.
+        """One call of the transformer; `tensors` as `conditioning.step_tensors` makes them. In a task, others go first.
 
         `place` tells the call from the others of its step. Returns (B, S_img, out_channels) on the CPU, in the dtype
         of `tensors["img"]`. Raises `PoolError` when a worker fails, `ValueError` for shapes the model cannot take, and
@@ -178,7 +178,7 @@ class RunContext:
         (out,) = hand_over([Handed(self._together(), lambda calls: self._send(calls, check_cancelled), call)])
         return out
 
-    def sample(self, run: ResidentRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> torch.Tensor:
+    def sample(self, run: InWorkerRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> torch.Tensor:
         """The whole run in the workers; its latent (B, S, C) fp32 on the CPU. Raises as `step`."""
 
         def told(step: int, denoised: torch.Tensor) -> None:
@@ -195,7 +195,7 @@ class RunContext:
             on_step=told,
             check_cancelled=self._checks(check_cancelled),
         )
-        calls = list(run.conds) * run.program.num_calls
+        calls = list(run.conds) * run.recurrence.num_calls
         self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
         return result.out
 

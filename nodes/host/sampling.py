@@ -13,9 +13,9 @@ from comfy.patcher_extension import WrappersMP
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.proof import Proof
 from .clock import synchronized_s
+from .in_worker_sampling import InWorkerSampler
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
-from .resident import InWorkerSampler
 from .run_context import Recorder, Request, run_of
 
 WRAPPER_KEY = "parallel_dit_clock"

@@ -10,7 +10,7 @@ import torch
 from comfy.weight_adapter import adapters
 from comfy.weight_adapter.lora import LoRAAdapter
 
-from ...parallel_runtime.patch import KINDS, Patch, PatchSet
+from ...parallel_runtime.weight_patch import KINDS, WeightPatch, WeightPatchSet
 from .refusals import refuse_in
 
 PREFIX = "diffusion_model."
@@ -23,26 +23,26 @@ def patch_set(
     *,
     hosted: bool,
     side_branch: bool = False,
-    beside: tuple[Patch, ...] = (),
-) -> PatchSet:
+    beside: tuple[WeightPatch, ...] = (),
+) -> WeightPatchSet:
     """The patches of a ModelPatcher, by ComfyUI's keys; `uuid` is its name for them.
 
     `hosted`: ComfyUI's own functions merge them, which take more kinds than ours. `beside`: weights that go with them
     (block_patches.py). Raises `ValueError` for what cannot travel, naming the weight.
     """
     if not patches and not beside:
-        return PatchSet()
+        return WeightPatchSet()
     changes = tuple(_patch(key, entry, hosted) for key, entries in patches.items() for entry in entries)
     modules = sorted({each.key.partition("/")[0] for each in beside})
-    return PatchSet(" ".join([str(uuid), *modules]), (*changes, *beside), side_branch)
+    return WeightPatchSet(" ".join([str(uuid), *modules]), (*changes, *beside), side_branch)
 
 
-def _patch(key: str, entry: tuple, hosted: bool) -> Patch:
+def _patch(key: str, entry: tuple, hosted: bool) -> WeightPatch:
     strength, change, strength_model, offset, function = entry
     if function is not None and function is not comfy.utils.swap_scale_shift:
         raise refuse_in(LOADERS, f"{key} is changed through a function of its own")
     kind, values = _values(key, change, hosted)
-    return Patch(
+    return WeightPatch(
         key=key.removeprefix(PREFIX),
         kind=kind,
         strength=float(strength),
@@ -54,7 +54,8 @@ def _patch(key: str, entry: tuple, hosted: bool) -> Patch:
 
 
 def _values(key: str, change: object, hosted: bool) -> tuple[str, tuple[torch.Tensor | float | None, ...]]:
-    """The kind of a change and its formula's values; see `weights/patches.py`, and `patch.py` for the hosted kinds."""
+    """The kind of a change and its formula's values; see `weights/patches.py`, and `weight_patch.py` for the hosted
+    kinds."""
     if isinstance(change, LoRAAdapter):
         up, down, alpha, middle, dora, reshape = change.weights
         if middle is None and reshape is None:

@@ -19,16 +19,16 @@ from ..plan import ParallelPlan
 from ..pool.pool import Pool
 from ..report.build import Span, new_report
 from ..report.chart import draw, require_chart
-from ..report.interleave import Contender, Run, Timed, interleave, table
+from ..report.interleave import BenchmarkCase, Run, Timed, interleave, table
 from .open_trial import open_trial
-from .steady import Places, SteadyPlan
+from .steady import SteadyPlan, WeightLayouts
 from .trial import Trial
 from .verify import workload_of
 from .workload import choose_devices, refuse_uncompilable, relative_error
 
 
 def run(arguments: argparse.Namespace) -> dict:
-    """Time the contenders and return the report. Raises `ValueError` for what cannot be run."""
+    """Time the cases and return the report. Raises `ValueError` for what cannot be run."""
     if arguments.runs < 1 or arguments.warmup < 0:
         raise ValueError(f"--runs={arguments.runs} --warmup={arguments.warmup}; use at least 1 run and 0 warm-up")
     if arguments.chart is not None:
@@ -42,15 +42,15 @@ def run(arguments: argparse.Namespace) -> dict:
         if arguments.compile:
             refuse_uncompilable(selection.devices)
         with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
-            places = Places.of(pool, trial.spec, [ParallelPlan(), *plans])
+            places = WeightLayouts.of(pool, trial.spec, [ParallelPlan(), *plans])
             race = Race(places, trial, arguments.threads_per_rank)
             began = time.perf_counter()
             loaded = places.load(ParallelPlan())
             load_s = time.perf_counter() - began
-            contenders = [race.one_rank(), *race.processes(plans, loaded.dtype), *map(race.plan, plans)]
+            cases = [race.one_rank(), *race.processes(plans, loaded.dtype), *map(race.plan, plans)]
             if arguments.compile:
-                contenders += map(race.compiled, dict.fromkeys((ParallelPlan(), *plans)))
-            timed = interleave(contenders, warmup=arguments.warmup, runs=arguments.runs)
+                cases += map(race.compiled, dict.fromkeys((ParallelPlan(), *plans)))
+            timed = interleave(cases, warmup=arguments.warmup, runs=arguments.runs)
             traces = [name for plan in plans for name in race.trace(plan, arguments.trace)] if arguments.trace else []
     rows, warnings = table(timed, error=relative_error)
     for row in rows:
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> dict:
 def _add_loads(timed: Sequence[Timed], rows: Sequence[dict], rank_load_s: Mapping[int, float]) -> None:
     """How long each rank loaded before all runs, in the rows of plans that such weights serve."""
     for each, row in zip(timed, rows, strict=True):
-        plan = each.contender.plan
+        plan = each.case.plan
         if plan is not None and plan.layout.kind == ParallelPlan().layout.kind:
             for rank in row["ranks"]:
                 rank["load_s"] = rank_load_s[rank["rank"]]
@@ -86,32 +86,32 @@ def _add_loads(timed: Sequence[Timed], rows: Sequence[dict], rank_load_s: Mappin
 
 @dataclass(frozen=True)
 class Race:
-    """What all contenders share: workers with a file, the inputs of a step's calls, and CPU threads of a rank."""
+    """What all cases share: workers with a file, the inputs of a step's calls, and CPU threads of a rank."""
 
-    places: Places
+    places: WeightLayouts
     trial: Trial
     threads_per_rank: int
-    with_graphs: dict[str, SteadyPlan] = field(default_factory=dict)  # those whose blocks are compiled, by contender
+    with_graphs: dict[str, SteadyPlan] = field(default_factory=dict)  # those whose blocks are compiled, by case
 
     @property
     def on_cpu(self) -> bool:
         """Whether the ranks are on the CPU, where threads play a part."""
         return self.places.pool.devices[0].kind == "cpu"
 
-    def one_rank(self) -> Contender:
+    def one_rank(self) -> BenchmarkCase:
         """The same engine, alone."""
         return self._ours(ParallelPlan(), "one rank", "one_rank")
 
-    def plan(self, plan: ParallelPlan) -> Contender:
+    def plan(self, plan: ParallelPlan) -> BenchmarkCase:
         """The engine under a plan."""
         return self._ours(plan, called(plan), "plan")
 
-    def compiled(self, plan: ParallelPlan) -> Contender:
+    def compiled(self, plan: ParallelPlan) -> BenchmarkCase:
         """The engine under a plan with its blocks compiled."""
         return self._ours(plan, f"{called(plan)}, compiled", "plan", compiled=True)
 
     def graphs(self, name: str) -> dict:
-        """What the graphs of a contender took, which has none unless it is compiled."""
+        """What the graphs of a case took, which has none unless it is compiled."""
         runner = self.with_graphs.get(name)
         return {} if runner is None else {"compile_s": runner.compile_s, "graphs": runner.graphs}
 
@@ -127,7 +127,7 @@ class Race:
                 file.write(runner.traces[number])
         return names
 
-    def processes(self, plans: list[ParallelPlan], dtype: str) -> list[Contender]:
+    def processes(self, plans: list[ParallelPlan], dtype: str) -> list[BenchmarkCase]:
         """One process: with one rank's and each plan's threads on the CPU, else on the first device."""
         per_rank, computed_in = self.threads_per_rank, getattr(torch, dtype)
         numbers: list[int | None] = [None]
@@ -135,18 +135,18 @@ class Race:
             numbers = list(sorted({per_rank, *(per_rank * plan.ranks for plan in plans)}))
         return [self._process(number, self.trial.one_process(computed_in, number)) for number in numbers]
 
-    def _process(self, threads: int | None, run: Callable[[], torch.Tensor]) -> Contender:
+    def _process(self, threads: int | None, run: Callable[[], torch.Tensor]) -> BenchmarkCase:
         how = "one process" if threads is None else f"{threads} thread{'s' * (threads > 1)}"
-        judge = self.trial.judge
-        return Contender(
-            name=f"{judge}, {how}",
+        reference_model = self.trial.reference_model
+        return BenchmarkCase(
+            name=f"{reference_model}, {how}",
             kind="one_process",
-            engine=judge.lower(),
+            engine=reference_model.lower(),
             run=lambda: Run(result=run()),
             threads=threads,
         )
 
-    def _ours(self, plan: ParallelPlan, name: str, kind: str, *, compiled: bool = False) -> Contender:
+    def _ours(self, plan: ParallelPlan, name: str, kind: str, *, compiled: bool = False) -> BenchmarkCase:
         runner = SteadyPlan(self.places, plan, self.trial.calls, options={"timed": True, "compiled": compiled})
         if compiled:
             self.with_graphs[name] = runner
@@ -157,7 +157,7 @@ class Race:
             span = Span(wall_s=time.perf_counter() - began, requests=[runner.replies])
             return Run(result=result, spans=[span], began_s=began)
 
-        return Contender(
+        return BenchmarkCase(
             name=name,
             kind=kind,
             engine="parallel-dit",

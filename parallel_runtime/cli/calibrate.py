@@ -17,7 +17,6 @@ from ..checkpoint import ModelSpec
 from ..devices import Device
 from ..models.family import OwnModel
 from ..models.registry import USUAL
-from ..places import with_short_home
 from ..plan import ParallelPlan
 from ..planner.cost import step_cost
 from ..planner.hardware import Calibration, Link, Rates, Software
@@ -25,6 +24,7 @@ from ..planner.known import EAGER, ON_CPU, known_link
 from ..planner.shapes import Work
 from ..planner.store import CalibrationStore
 from ..pool.pool import Pool
+from ..redact_paths import with_short_home
 from ..wire.replies import ProbeReply
 from .machine import calibration_path, device_set, free_bytes
 from .verify import PlanRunner

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import ComfyUI
-from ..places import with_short_home
+from ..redact_paths import with_short_home
 
 PACK_ROOT = Path(__file__).parents[2]
 # The attention that GPUs have anyway; ComfyUI's default for a CPU is slower and would flatter plans.

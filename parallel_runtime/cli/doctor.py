@@ -36,7 +36,6 @@ from .doctor_model import describe as describe_the_file
 from .doctor_model import describe_file
 from .gpu_checks import LOOK, LOOK_AMD, check_cuda, check_nccl_files, gpu_checks
 from .gpu_facts import GpuFacts, look
-from .judge import REMEDY, NoJudgeError, load_judge
 from .machine_checks import (
     PACKAGES,
     check_leftovers,
@@ -45,10 +44,11 @@ from .machine_checks import (
     segment_room_bytes,
     version_of,
 )
+from .reference_model import REMEDY, NoReferenceModelError, load_reference_model
 from .verify import FP32_TOLERANCE, PlanRunner
 from .workload import Workload, relative_error
 
-REPORTED = (*PACKAGES, "diffusers")  # the judge of parity; nothing else needs it
+REPORTED = (*PACKAGES, "diffusers")  # the reference model of parity; nothing else needs it
 
 
 def run(arguments: argparse.Namespace) -> dict:
@@ -172,15 +172,15 @@ def _check_pattern(wrong_bytes: list[int]) -> Check:
 
 def _check_parity(pool: Pool, path: Path) -> Check:
     try:
-        judge = load_judge(USUAL)
-    except NoJudgeError as missing:
+        reference_model = load_reference_model(USUAL)
+    except NoReferenceModelError as missing:
         return Check(name="parity", ok=False, seen=f"not checked: {missing.cause}", remedy=REMEDY, needed=False)
     model = USUAL.sample()
     model.write_sample(path)
     plan = auto_plan(len(pool.devices), model.config.num_heads)
     tensors = Workload(width=200, height=136, text_tokens=19).tensors(model.config)
     result = PlanRunner(pool, ModelSpec.of(path, "float32"), plan, options={})(tensors)
-    error = relative_error(result, judge(str(path))(tensors))
+    error = relative_error(result, reference_model(str(path))(tensors))
     return Check(
         name="parity",
         ok=error <= FP32_TOLERANCE,

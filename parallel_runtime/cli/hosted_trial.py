@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from ..checkpoint import HOSTED, ModelSpec, read_header
 from ..devices import Device
 from ..models.registry import titles
-from ..plan import ParallelPlan, Piece
+from ..plan import BatchSlice, ParallelPlan
 from ..pool.calls import ModelCall
 from .comfyui_process import ComfyUIProcess, find_comfyui, version_of
 from .trial import Results, RunCalls
@@ -24,7 +24,7 @@ from .workload import Workload
 class HostedTrial:
     """Of any model that ComfyUI loads. Raises `ValueError` for a file, a plan or a ComfyUI that cannot be used."""
 
-    judge = "ComfyUI"
+    reference_model = "ComfyUI"
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class HostedTrial:
             self._outs[dtype] = self._joined(load_file(file))
         return self._outs[dtype]
 
-    def written(self, result: torch.Tensor, plan: ParallelPlan, rank: int, piece: Piece) -> torch.Tensor:
+    def written(self, result: torch.Tensor, plan: ParallelPlan, rank: int, piece: BatchSlice) -> torch.Tensor:
         """Its rows: of ranks that share tokens each has the whole result in the end, and one writes it."""
         return result[piece.start : piece.stop]
 

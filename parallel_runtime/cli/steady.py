@@ -27,7 +27,7 @@ Kind: TypeAlias = tuple[int, bool, int, int]
 
 
 @dataclass(frozen=True)
-class Places:
+class WeightLayouts:
     """How a file's weights lie in the ranks under each of some plans, of which one is there at a time."""
 
     pool: Pool
@@ -35,7 +35,7 @@ class Places:
     homes: Mapping[Kind, ParallelPlan]  # of each kind of layout the plan with the most ranks, which serves the others
 
     @classmethod
-    def of(cls, pool: Pool, spec: ModelSpec, plans: Iterable[ParallelPlan]) -> "Places":
+    def of(cls, pool: Pool, spec: ModelSpec, plans: Iterable[ParallelPlan]) -> "WeightLayouts":
         """For these plans."""
         return cls(pool, spec, {plan.layout.kind: plan for plan in sorted(plans, key=lambda plan: plan.ranks)})
 
@@ -62,7 +62,9 @@ class Places:
 class SteadyPlan:
     """A plan's run of `calls`, after `prepare` as often as one likes."""
 
-    def __init__(self, places: Places, plan: ParallelPlan, calls: Calls, *, options: Mapping[str, object]) -> None:
+    def __init__(
+        self, places: WeightLayouts, plan: ParallelPlan, calls: Calls, *, options: Mapping[str, object]
+    ) -> None:
         self._places, self._plan, self._calls = places, plan, calls
         self._runner = PlanRunner(places.pool, places.spec, plan, options=options)
         self._before: Sequence[Calls] | None = None

@@ -12,9 +12,9 @@ import torch
 from ..checkpoint import ModelSpec, read_header
 from ..models.family import Family, Reference
 from ..parallel.pipefusion import PatchedSequence
-from ..plan import ParallelPlan, Piece
+from ..plan import BatchSlice, ParallelPlan
 from ..pool.calls import ModelCall
-from .judge import judge_version, load_judge
+from .reference_model import load_reference_model, reference_version
 from .workload import Workload, euler
 
 Inputs: TypeAlias = Mapping[str, torch.Tensor] | ModelCall
@@ -46,7 +46,7 @@ class Trial(Protocol):
         ...
 
     @property
-    def judge(self) -> str:
+    def reference_model(self) -> str:
         """Whose the reference is, as people know it."""
         ...
 
@@ -67,7 +67,7 @@ class Trial(Protocol):
         """The same by the reference in `dtype`, given numbers that were rounded for ranks that compute in another."""
         ...
 
-    def written(self, result: torch.Tensor, plan: ParallelPlan, rank: int, piece: Piece) -> torch.Tensor:
+    def written(self, result: torch.Tensor, plan: ParallelPlan, rank: int, piece: BatchSlice) -> torch.Tensor:
         """What a rank wrote of a call's result when it ran a piece."""
         ...
 
@@ -86,7 +86,7 @@ class OwnTrial:
     Raises `ValueError` for a file or a plan that cannot be run, and where diffusers is missing.
     """
 
-    judge = "diffusers"
+    reference_model = "diffusers"
     coarse = 0.0
 
     def __init__(
@@ -100,7 +100,7 @@ class OwnTrial:
         steps: int,
         on_cpu: bool,
     ) -> None:
-        self._make = load_judge(family)  # refused before anything starts
+        self._make = load_reference_model(family)  # refused before anything starts
         self._model = family.read(read_header(path))
         for plan in plans:
             self._model.check_plan(plan)
@@ -125,7 +125,7 @@ class OwnTrial:
     @property
     def versions(self) -> dict[str, str]:
         """That of diffusers."""
-        return {"diffusers": judge_version()}
+        return {"diffusers": reference_version()}
 
     def results(self, run: RunCalls, dtype: torch.dtype) -> Results:
         """The latents at the end of as many Euler steps as are run; of one step, what the model says."""
@@ -137,7 +137,7 @@ class OwnTrial:
         reference = self._make(self.spec.path, dtype=dtype, scale_dtype=scale_dtype)
         return self.results(lambda calls: [reference(call) for call in tensors_of(calls)], rounded_to)
 
-    def written(self, result: torch.Tensor, plan: ParallelPlan, rank: int, piece: Piece) -> torch.Tensor:
+    def written(self, result: torch.Tensor, plan: ParallelPlan, rank: int, piece: BatchSlice) -> torch.Tensor:
         """This rank's tokens of the piece's rows; of a pipeline, what the last stage wrote in its place."""
         call, start, stop = piece
         sequence = PatchedSequence(self.text_tokens[call], result.shape[1], plan.num_patches, plan.parts)

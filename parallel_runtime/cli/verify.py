@@ -26,10 +26,10 @@ import torch
 
 from ..checkpoint import ModelSpec, read_header
 from ..models.registry import read_own
-from ..patch import PRISTINE
 from ..plan import ParallelPlan
 from ..pool.calls import ModelCall
 from ..pool.pool import Pool
+from ..weight_patch import PRISTINE
 from ..wire.replies import RankStep, StepReply
 from .open_trial import open_trial
 from .trial import Inputs, Results, Trial
@@ -54,7 +54,7 @@ class PlanRunner:
         return self.run([tensors])[0]
 
     def run(self, inputs: Sequence[Inputs]) -> Results:
-        """Several calls in one request, shared out over the plan's lanes."""
+        """Several calls in one request, shared out over the plan's batch groups."""
         calls = [self._call(given, self._options_of(number)) for number, given in enumerate(inputs)]
         result = self.pool.run(self.spec, self.plan, calls, patches=self.patches)
         self.replies, self.traces = result.ranks[: self.plan.ranks], result.traces
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> dict:
         "negative_control": arguments.negative_control,
         "tolerance": tolerance,
         "parameter_bytes_per_rank": loaded.parameter_bytes[: plan.ranks],
-        "warnings": [*selection.warnings, *idle_lanes(plan, runner.ranks)],
+        "warnings": [*selection.warnings, *idle_groups(plan, runner.ranks)],
     }
     report |= _plan_report(plan, runner.ranks) | _errors(trial, plan, results, references, runner.ranks)
     report["within_tolerance"] = report["max_rel_err"] <= tolerance
@@ -135,8 +135,8 @@ def _plan_report(plan: ParallelPlan, ranks: Sequence[RankStep]) -> dict:
         "plan": plan.describe(),
         "name": plan.name,
         "weights": plan.weights,
-        "lanes": plan.lanes,
-        "lane_by_rank": [rank.lane for rank in ranks],
+        "lanes": plan.batch_groups,
+        "lane_by_rank": [rank.batch_group for rank in ranks],
         "bytes_per_step": [rank.sent_bytes for rank in ranks],
         "calls_per_step": [rank.collectives for rank in ranks],
         "weight_bytes_per_step": [rank.weight_bytes for rank in ranks],
@@ -183,12 +183,12 @@ def workload_of(arguments: argparse.Namespace) -> Workload:
     return Workload(**{name: getattr(arguments, name) for name in sizes})
 
 
-def idle_lanes(plan: ParallelPlan, ranks: Sequence[RankStep]) -> list[str]:
-    """A warning for every lane that had no work."""
-    size = plan.ranks // plan.lanes
+def idle_groups(plan: ParallelPlan, ranks: Sequence[RankStep]) -> list[str]:
+    """A warning for every batch group that had no work."""
+    size = plan.ranks // plan.batch_groups
     return [
-        f"lane {first // size} of {plan.lanes} had no work ({_named(first, first + size)}); "
-        "use a larger --batch or fewer lanes (data x cfg)"
+        f"batch group {first // size} of {plan.batch_groups} had no work ({_named(first, first + size)}); "
+        "use a larger --batch or fewer batch groups (data x cfg)"
         for first in range(0, plan.ranks, size)
         if not ranks[first].pieces
     ]
@@ -199,9 +199,9 @@ def _named(first: int, stop: int) -> str:
 
 
 def control_options(plan: ParallelPlan, workload: Workload) -> dict[str, object]:
-    """Options that make a plan wrong: its ranks exchange nothing, or its lanes all compute the first row.
+    """Options that make a plan wrong: its ranks exchange nothing, or its batch groups all compute the first row.
 
-    Raises `ValueError` for one row over lanes, where there is nothing to confuse.
+    Raises `ValueError` for one row over batch groups, where there is nothing to confuse.
     """
     if plan.parts > 1 or plan.ranks == 1:
         return {"local_attention": True}
@@ -249,16 +249,16 @@ def _size(report: Mapping) -> str:
 
 def _describe_rank(report: Mapping, rank: int) -> str:
     error, pieces = report["per_rank"][rank], report["pieces_by_rank"][rank]
-    lane, rows, weights = "", "", ""
+    batch_group, rows, weights = "", "", ""
     if report["lanes"] > 1:
-        lane = f", lane {report['lane_by_rank'][rank]}"
+        batch_group = f", batch group {report['lane_by_rank'][rank]}"
         runs = [f"rows {piece['start']} to {piece['stop'] - 1} of call {piece['call']}" for piece in pieces]
         rows = f" ({', '.join(runs)})"
     if report["weights"] != "replicated":
         weights = f" and {report['weight_bytes_per_step'][rank]:,} of weights"
     ran = "no work" if error is None else f"relative error {error:.2e}{rows}"
     return (
-        f"  rank {rank}{lane}: {ran}, {report['calls_per_step'][rank]} collectives and "
+        f"  rank {rank}{batch_group}: {ran}, {report['calls_per_step'][rank]} collectives and "
         f"{report['bytes_per_step'][rank]:,} bytes{weights} sent a step, "
         f"{report['parameter_bytes_per_rank'][rank]:,} bytes of parameters"
     )

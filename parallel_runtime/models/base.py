@@ -68,7 +68,7 @@ class Tokens:
     num_text: int
     vec: torch.Tensor  # (B, 1 or 2, C), already through SiLU: every modulation needs it so
     rope: torch.Tensor  # (1, S, 1, D / 2) complex
-    still: torch.Tensor | None = None  # (S,) which of vec's two a row takes: 1 for rows at timestep zero
+    zero_timestep: torch.Tensor | None = None  # (S,) which of vec's two a row takes: 1 for rows at timestep zero
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Condition:
     txt: torch.Tensor  # (B, text rows, C), projected; behind the first stage as it came, for its number of rows
     vec: torch.Tensor  # (..., B, 1 or 2, C), already through SiLU: every modulation needs it so
     rope: torch.Tensor  # (1, S, 1, D / 2) complex
-    still: torch.Tensor | None = None  # as in Tokens
+    zero_timestep: torch.Tensor | None = None  # as in Tokens
 
 
 class Sizes(Protocol):
@@ -169,7 +169,7 @@ class Adapter(Protocol):
         """Queries, keys and values, each (B, S, H, D), and what else can be done while they travel."""
         ...
 
-    def without_attention(self, block: Block, w: Weights, carry: Any) -> Any:  # noqa: ANN401 the adapter's own
+    def overlapped_mlp(self, block: Block, w: Weights, carry: Any) -> Any:  # noqa: ANN401 the adapter's own
         """What more can be done while the attention's output travels; it may return what it is given."""
         ...
 

@@ -17,7 +17,7 @@ import torch
 from .collectives import Shift
 from .kernels import attention
 from .pipefusion import PatchedSequence
-from .sequence import Arrival, Finish, SequenceAttention
+from .sequence import Finish, PendingOutput, SequenceAttention
 
 
 class DisplacedAttention(SequenceAttention):
@@ -70,7 +70,7 @@ class DisplacedAttention(SequenceAttention):
         fresh, groups = torch.stack((k, v)), self._groups_on_the_way()
         shift = self._start_shift(fresh, groups[1], sequence.lengths(chunk)) if len(groups) > 1 else None
 
-        def finish(mask: torch.Tensor | None) -> Arrival:
+        def finish(mask: torch.Tensor | None) -> PendingOutput:
             nonlocal fresh, shift
             for hop, group in enumerate(groups):
                 self._store(fresh, held, sequence=sequence, chunk=chunk, group=group)
@@ -79,7 +79,7 @@ class DisplacedAttention(SequenceAttention):
                     under_way.wait()
                     more = hop + 2 < len(groups)
                     shift = self._start_shift(fresh, groups[hop + 2], sequence.lengths(chunk)) if more else None
-            return Arrival.here(attention(q, held[0], held[1], mask=mask))
+            return PendingOutput.here(attention(q, held[0], held[1], mask=mask))
 
         return finish
 

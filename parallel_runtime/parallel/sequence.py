@@ -23,19 +23,19 @@ from .traffic import GATHER_BYTES, NEVER, gathers
 
 
 @dataclass(frozen=True)
-class Arrival:
+class PendingOutput:
     """Attention's output (B, S, H, D), H in one dim or two. `wait` gives it; `under_way`: other ranks send it still."""
 
     wait: Callable[[], torch.Tensor]
     under_way: bool = False
 
     @classmethod
-    def here(cls, out: torch.Tensor) -> "Arrival":
+    def here(cls, out: torch.Tensor) -> "PendingOutput":
         """One that nobody waits for."""
         return cls(lambda: out)
 
 
-Finish = Callable[[torch.Tensor | None], Arrival]
+Finish = Callable[[torch.Tensor | None], PendingOutput]
 
 
 class SequenceAttention:
@@ -116,7 +116,7 @@ class SequenceAttention:
             self._by_destination(q, k, v), send_lengths=(q.shape[1],) * self.ulysses.size, receive_lengths=lengths
         )
 
-        def finish(mask: torch.Tensor | None) -> Arrival:
+        def finish(mask: torch.Tensor | None) -> PendingOutput:
             received = exchange.wait().permute(1, 2, 0, 3, 4)  # (3, B, T, H/U, D)
             return self._tokens_for_heads(begin(*received.unbind(0))(mask), lengths=lengths)
 
@@ -134,7 +134,7 @@ class SequenceAttention:
             send[:, :, slot] = tensor.unflatten(2, (size, -1)).permute(2, 1, 0, 3, 4)
         return send.flatten(0, 1)
 
-    def _tokens_for_heads(self, out: Arrival, *, lengths: tuple[int, ...]) -> Arrival:
+    def _tokens_for_heads(self, out: PendingOutput, *, lengths: tuple[int, ...]) -> PendingOutput:
         """The way back, begun: (B, T, H/U, D) of all tokens to (B, S, U, H/U, D) of this rank's."""
         size, tokens = self.ulysses.size, lengths[self.ulysses.index]
         send = out.wait().transpose(0, 1).contiguous()  # (T, B, H/U, D)
@@ -144,16 +144,16 @@ class SequenceAttention:
             received = exchange.wait().unflatten(0, (size, tokens))  # (U, S, B, H/U, D)
             return received.permute(2, 1, 0, 3, 4)
 
-        return Arrival(wait, under_way=True)
+        return PendingOutput(wait, under_way=True)
 
     def _begin_ring(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: list[int]) -> Finish:
         """Attention over the keys of all groups, whose tokens `lengths` are. q, k, v (B, T, H/U, D) of this group."""
         if self.ring.size == 1:
-            return lambda mask: Arrival.here(attention(q, k, v, mask=mask))
+            return lambda mask: PendingOutput.here(attention(q, k, v, mask=mask))
         mine = _rows_of(self.ring.index, lengths)
         held = torch.stack((k, v)).contiguous()  # (2, B, T, H/U, D)
         first = self._start_hop(held, 0, lengths=lengths)
-        return lambda mask: Arrival.here(
+        return lambda mask: PendingOutput.here(
             self._around_the_ring(q, held, first, lengths=lengths, mask=None if mask is None else mask[:, mine])
         )
 
@@ -168,9 +168,9 @@ class SequenceAttention:
             send.flatten(0, 1), send_lengths=(tokens,) * size, receive_lengths=lengths
         )
 
-        def finish(mask: torch.Tensor | None) -> Arrival:
+        def finish(mask: torch.Tensor | None) -> PendingOutput:
             keys, values = exchange.wait().permute(1, 2, 0, 3, 4).unbind(0)  # (B, all tokens, H, D)
-            return Arrival.here(attention(q, keys, values, mask=None if mask is None else mask[:, mine]))
+            return PendingOutput.here(attention(q, keys, values, mask=None if mask is None else mask[:, mine]))
 
         return finish
 
@@ -232,7 +232,7 @@ class LocalAttention:
 
     def begin(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Finish:
         """As `SequenceAttention.begin`, without any exchange and without the mask."""
-        return lambda mask: Arrival.here(attention(q, k, v))
+        return lambda mask: PendingOutput.here(attention(q, k, v))
 
 
 def _rows_of(index: int, lengths: Sequence[int]) -> slice:

@@ -20,7 +20,7 @@ uneven lengths; PipeFusion (arXiv 2405.14430, section 4).
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..plan import Piece
+from ..plan import BatchSlice
 
 # Up to here, one message to each and one kernel take less time than two, or than hops, parts and their merging.
 GATHER_BYTES = 1 << 20
@@ -63,20 +63,21 @@ def predict(
     ]
 
 
-def predict_lanes(
+def predict_groups(
     shape: AttentionShape,
-    lanes: Sequence[Sequence[Piece]],
+    batch_groups: Sequence[Sequence[BatchSlice]],
     *,
     lengths: Sequence[tuple[int, ...]],
     ring: int,
     ulysses: int,
 ) -> list[tuple[int, int]]:
-    """As `predict`, for every rank of every lane, lane by lane. Lanes send nothing to each other.
+    """As `predict`, for every rank of every batch group, batch group by batch group. Batch groups send nothing to each
+    other.
 
-    `lanes` are the pieces of each; `lengths` those of every part by call; the batch is a piece's rows.
+    `batch_groups` are the pieces of each; `lengths` those of every part by call; the batch is a piece's rows.
     """
     ranks: list[tuple[int, int]] = []
-    for pieces in lanes:
+    for pieces in batch_groups:
         runs = [
             predict(replace(shape, batch=stop - start), lengths=lengths[call], ring=ring, ulysses=ulysses)
             for call, start, stop in pieces

@@ -55,7 +55,7 @@ class Cost:
 
 def step_cost(shape: ModelShape, work: Work, plan: ParallelPlan, calibration: Calibration) -> Cost:
     """The time of one step of this plan. Time grows with tokens and rows, and never with a faster device or link."""
-    model = _CostModel(shape, work, plan, calibration, rows_per_lane(work, plan))
+    model = _CostModel(shape, work, plan, calibration, rows_per_group(work, plan))
     outside, whole = model.outside(), model.blocks(fraction=1.0)
     parts = model.piped() if plan.pipefusion > 1 else whole
     compute, communication, launch = (inner + outer for inner, outer in zip(parts, outside, strict=True))
@@ -69,14 +69,14 @@ def step_cost(shape: ModelShape, work: Work, plan: ParallelPlan, calibration: Ca
     )
 
 
-def rows_per_lane(work: Work, plan: ParallelPlan) -> int:
-    """Rows of the batch one lane runs a step, the longest lane's."""
-    return -(-work.rows // plan.lanes)
+def rows_per_group(work: Work, plan: ParallelPlan) -> int:
+    """Rows of the batch one batch group runs a step, the longest batch group's."""
+    return -(-work.rows // plan.batch_groups)
 
 
 @dataclass(frozen=True)
 class _CostModel:
-    """The formulas, of one model, work, plan and machine. `rows` of the batch are one lane's."""
+    """The formulas, of one model, work, plan and machine. `rows` of the batch are one batch group's."""
 
     shape: ModelShape
     work: Work
@@ -116,7 +116,8 @@ class _CostModel:
         return compute, communication + max(0.0, hand_over - uneven * sum(one)), launch
 
     def outside(self) -> Parts:
-        """Once a step: embedders and head, the result gathered over the sequence, the two lanes of cfg put together."""
+        """Once a step: embedders and head, the result gathered over the sequence, the two batch groups of cfg put
+        together."""
         shape, plan, work = self.shape, self.plan, self.work
         rates, link = self.calibration.rates, self.calibration.link
         mine = self.rows * max(work.lengths(plan.parts))

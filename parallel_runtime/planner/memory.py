@@ -11,7 +11,7 @@ from math import prod
 
 from ..exchange_groups import ExchangeGroup, groups_of
 from ..plan import AXES, ParallelPlan
-from .cost import rows_per_lane
+from .cost import rows_per_group
 from .hardware import Rates
 from .shapes import ModelShape, Work
 
@@ -46,7 +46,7 @@ def memory_of(
     shape: ModelShape, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None
 ) -> Memory:
     """What one rank needs, of a pool of `num_ranks` ranks: by default as many as the plan has."""
-    rows = rows_per_lane(work, plan)
+    rows = rows_per_group(work, plan)
     mine = rows * max(work.lengths(plan.parts)) * shape.hidden * work.element_bytes
     weights, host = _weights(shape, work, plan)
     # The widest moment is a single block: residual, normed input, q, k, v, output, and the MLP before and after its

@@ -53,7 +53,7 @@ class _Content:
     """What lies in a place: its number, and for a source that is not plain CPU memory a copy of it on its device."""
 
     number: int
-    twin: torch.Tensor | None
+    last_sent: torch.Tensor | None
 
 
 class Arena:
@@ -90,15 +90,15 @@ class Arena:
         # one's are laid out alike. A copy that is interrupted leaves nothing behind that counts as known.
         before, self._contents = self._contents, {}
         repeated: dict[str, int] = {}
-        twin_bytes = TWIN_BYTES
+        last_sent_bytes = TWIN_BYTES
         for spec in specs:
             source, place, content = tensors[spec.name].detach(), self._table.tensor(spec), before.get(spec)
-            if content is None or not _holds(place, content.twin, source):
+            if content is None or not _holds(place, content.last_sent, source):
                 _copy(place, source)
-                content = _Content(next(self._numbers), _twin(source, at_most=twin_bytes))
+                content = _Content(next(self._numbers), _last_sent_copy(source, at_most=last_sent_bytes))
             else:
                 repeated[spec.name] = content.number
-            twin_bytes -= 0 if content.twin is None else content.twin.nbytes
+            last_sent_bytes -= 0 if content.last_sent is None else content.last_sent.nbytes
             self._contents[spec] = content
         return repeated
 
@@ -136,7 +136,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return target.copy_(source)
 
 
-def _holds(place: torch.Tensor, twin: torch.Tensor | None, source: torch.Tensor) -> bool:
+def _holds(place: torch.Tensor, last_sent: torch.Tensor | None, source: torch.Tensor) -> bool:
     """Whether the bytes of `place` are those of `source`, of the same dtype and shape.
 
     Ends at the first difference, so that an input that changes with each step costs next to nothing. In plain memory
@@ -144,10 +144,10 @@ def _holds(place: torch.Tensor, twin: torch.Tensor | None, source: torch.Tensor)
     """
     if _is_plain(source):
         return not _memcmp()(place.data_ptr(), source.data_ptr(), place.nbytes)
-    if twin is None or twin.device != source.device:
+    if last_sent is None or last_sent.device != source.device:
         return False
     bits = _INTEGERS[source.element_size()]
-    return torch.equal(twin.view(bits), source.resolve_neg().view(bits))
+    return torch.equal(last_sent.view(bits), source.resolve_neg().view(bits))
 
 
 @functools.cache
@@ -159,7 +159,7 @@ def _memcmp() -> Callable[[int, int, int], int]:
     return compare
 
 
-def _twin(source: torch.Tensor, *, at_most: int) -> torch.Tensor | None:
+def _last_sent_copy(source: torch.Tensor, *, at_most: int) -> torch.Tensor | None:
     """A copy on its device, to compare the next input with; None where the shared bytes do, or for lack of room."""
     return None if _is_plain(source) or source.nbytes > at_most else source.clone()
 

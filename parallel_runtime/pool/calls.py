@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..parallel.lanes import share_out
-from ..plan import ParallelPlan, Piece
+from ..parallel.batch_groups import share_out
+from ..plan import BatchSlice, ParallelPlan
 from ..wire.replies import RankStep, StepReply
 from .arena import OUT, Extent, dtype_name
 
@@ -23,7 +23,7 @@ CHANGING = ("img", "timesteps", "control_in", "control_out")  # with each step; 
 class ModelCall:
     """One call of a model: `tensors` on any device, the shape and dtype of its result, and options of the engine.
 
-    The first dim of the result is the batch: its rows may be run by different lanes.
+    The first dim of the result is the batch: its rows may be run by different batch groups.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -71,8 +71,8 @@ class RunResult:
         return [reply.ran for reply in self.ranks if reply.ran is not None]
 
 
-def shared_out(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[Piece, ...], ...]:
-    """The pieces of each of the plan's lanes. Raises `ValueError` for no calls, and for a call without rows."""
+def shared_out(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[BatchSlice, ...], ...]:
+    """The pieces of each of the plan's batch groups. Raises `ValueError` for no calls, and for a call without rows."""
     if not calls:
         raise ValueError("no calls to run; give at least one")
     tokens = min(call.tensors["img"].shape[1] if "img" in call.tensors else call.tokens for call in calls)
@@ -80,7 +80,7 @@ def shared_out(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[Pi
         raise ValueError(
             f"patches={plan.num_patches} is more than the image's {tokens} tokens; use fewer, or a bigger image"
         )
-    return share_out([call.rows for call in calls], [call.tokens for call in calls], plan.lanes)
+    return share_out([call.rows for call in calls], [call.tokens for call in calls], plan.batch_groups)
 
 
 def shape_of(calls: Sequence[ModelCall]) -> Hashable:

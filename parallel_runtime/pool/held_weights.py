@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from ..checkpoint import ModelSpec
-from ..patch import PatchBatch, PatchSet, pack
 from ..plan import Layout
+from ..weight_patch import PatchBatch, WeightPatchSet, pack
 from ..wire.protocol import TensorSpec
 from ..wire.replies import Cancelled, LoadReply, MemoryReply, Progress
 from ..wire.requests import Asked, ChangeWeights, Load, SetStrengths, Unload
@@ -123,7 +123,7 @@ class HeldWeights:
                 self.models.drop(model.handle)
                 self._free(model.handle, check)
 
-    def patch(self, model: Model, patches: PatchSet, check: Check) -> None:
+    def patch(self, model: Model, patches: WeightPatchSet, check: Check) -> None:
         """Make the model's weights pristine plus `patches`; nothing when they are that already.
 
         Given up half-way, the weights are of no known change, and the next call makes them whole.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..checkpoint import ModelSpec
-from ..patch import PRISTINE, PatchSet
 from ..plan import Layout
+from ..weight_patch import PRISTINE, WeightPatchSet
 from ..wire.replies import LoadReply
 
 Key: TypeAlias = tuple[ModelSpec, tuple[int, bool, int, int]]
@@ -52,7 +52,7 @@ class Model:
     handle: int
     layout: Layout
     result: LoadResult
-    patches: PatchSet | None = PRISTINE
+    patches: WeightPatchSet | None = PRISTINE
 
     @property
     def key(self) -> Key:

@@ -15,18 +15,18 @@ from typing import Any
 
 from ..checkpoint import ModelSpec
 from ..devices import Device
-from ..patch import PRISTINE, PatchSet
 from ..plan import MAX_RANKS, Layout, ParallelPlan
+from ..weight_patch import PRISTINE, WeightPatchSet
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
 from .calls import ModelCall, RunResult, shape_of, shared_out
 from .deadlines import LOAD_S, REQUEST_S, START_S, Pace, checked
 from .generations import Generations, WorkerSettings
 from .held_weights import Check, OnProgress
+from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, refuse_unfit
 from .models import LoadResult
 from .process import RankSettings, available_cpus
 from .request_lock import RequestLock
-from .resident import ResidentResult, ResidentRun, StepDone, refuse_unfit
 from .status import State, describe
 
 ENGINE = "parallel_runtime.worker.engine:Engine"
@@ -172,7 +172,7 @@ class Pool:
         spec: ModelSpec,
         plan: ParallelPlan | None = None,
         *,
-        patches: PatchSet = PRISTINE,
+        patches: WeightPatchSet = PRISTINE,
         progress: OnProgress | None = None,
         check_cancelled: Check | None = None,
     ) -> LoadResult:
@@ -193,23 +193,23 @@ class Pool:
         plan: ParallelPlan,
         calls: Sequence[ModelCall],
         *,
-        patches: PatchSet = PRISTINE,
+        patches: WeightPatchSet = PRISTINE,
         check_cancelled: Check | None = None,
     ) -> RunResult:
-        """Any number of calls of the model in one request, their rows shared out over the plan's lanes.
+        """Any number of calls of the model in one request, their rows shared out over the plan's batch groups.
 
         Loads the model, changes its weights and makes the plan's mesh where the workers lack them. The results are on
         the CPU. Raises ValueError for no calls, a call without rows, tensors or
         options that cannot travel and a plan with more ranks than devices, PoolError when a rank fails.
         """
         self._refuse_plan(plan)
-        lanes = shared_out(calls, plan)
+        batch_groups = shared_out(calls, plan)
         with self._lock.acquire(check_cancelled) as check:
             workers = self._generations.ready(check)
             ensured = workers.ensure(spec, plan, patches, check)
             shape = (spec, plan, shape_of(calls))
             deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
-            result = workers.run(ensured, plan, calls, lanes, check, deadline_s=deadline_s)
+            result = workers.run(ensured, plan, calls, batch_groups, check, deadline_s=deadline_s)
             self._pace.note(shape, result.wall_s - max(rank.compile_s for rank in result.ranks))
             return result
 
@@ -217,12 +217,12 @@ class Pool:
         self,
         spec: ModelSpec,
         plan: ParallelPlan,
-        run: ResidentRun,
+        run: InWorkerRun,
         *,
-        patches: PatchSet = PRISTINE,
+        patches: WeightPatchSet = PRISTINE,
         on_step: StepDone = lambda _, __: None,
         check_cancelled: Check | None = None,
-    ) -> ResidentResult:
+    ) -> InWorkerResult:
         """A whole sampling run in the workers; cancelled, it ends at most one step after the one it is in.
 
         `on_step(step, denoised)` is called in order with each step's denoised latent (B, S, C) fp32; raising there

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ..devices import Device
 from ..errors import PoolError
-from ..places import without_places
+from ..redact_paths import redact_paths
 from .worker_group import WorkerGroup
 
 State = Literal["stopped", "starting", "idle", "loading", "compiling", "busy", "failed"]
@@ -49,4 +49,4 @@ def describe(
 
 def first_line(error: PoolError) -> str:
     """Rank, cause and remedy, without the detail on further lines and without the folders of files."""
-    return without_places(str(error).partition("\n")[0])
+    return redact_paths(str(error).partition("\n")[0])

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checkpoint import ModelSpec
-from ..patch import PatchSet
-from ..plan import MAX_RANKS, Layout, ParallelPlan, Piece
+from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
+from ..weight_patch import WeightPatchSet
 from ..wire.protocol import Op, TensorSpec
 from ..wire.records import to_body
 from ..wire.replies import EmptyReply, MeasureReply, Memory, MemoryReply, ProbeReply
@@ -26,10 +26,10 @@ from ..wire.requests import Asked, CheckCopies, MakeMesh, MeasureDevice, Probe, 
 from .arena import OUT, Arena
 from .calls import ModelCall, RunResult, inputs_of, results_of, traces_of, whole_trace
 from .held_weights import Check, HeldWeights, OnProgress
+from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, Steps, writers
+from .kv_cache_tracker import KvCacheTracker
 from .meshes import Meshes
 from .models import Model
-from .resident import ResidentResult, ResidentRun, StepDone, Steps, writers
-from .stale import StaleBook
 from .supervisor import Answer, Generation, Request
 
 GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH, Op.RUN)
@@ -66,7 +66,7 @@ class WorkerGroup:
         self.copies_are_sound = len(generation.ranks) == 1  # until `damaged_copies` finds that they are
         self._numbers, self._deadline_s = numbers, deadline_s
         self._handles = itertools.count(1)  # of models and meshes; none is used again
-        self._stale = StaleBook()
+        self._stale = KvCacheTracker()
         self._arena = Arena(generation.segments, announce=generation.attach)
         self._ensured: dict[Hashable, Ensured] = {}
         self._weights = HeldWeights(
@@ -102,7 +102,7 @@ class WorkerGroup:
         mesh = None if plan is None or layout.shards == 1 else self.mesh(plan, check)
         return self._weights.load(spec, layout, check, mesh=mesh, progress=progress)
 
-    def patch(self, model: Model, patches: PatchSet, check: Check) -> None:
+    def patch(self, model: Model, patches: WeightPatchSet, check: Check) -> None:
         """Make the model's weights pristine plus `patches`; nothing when they are that already."""
         self._weights.patch(model, patches, check)
 
@@ -133,7 +133,7 @@ class WorkerGroup:
             raise RuntimeError(f"the mesh of {plan.describe()} was made and is not there")
         return handle
 
-    def ensure(self, spec: ModelSpec, plan: ParallelPlan, patches: PatchSet, check: Check) -> Ensured:
+    def ensure(self, spec: ModelSpec, plan: ParallelPlan, patches: WeightPatchSet, check: Check) -> Ensured:
         """Weights, patches and mesh, looked for once, and again only when the weights' version has changed since."""
         use = (spec, plan, patches.name, patches.side_branch)
         ensured = self._ensured.get(use)
@@ -155,12 +155,12 @@ class WorkerGroup:
         ensured: Ensured,
         plan: ParallelPlan,
         calls: Sequence[ModelCall],
-        lanes: tuple[tuple[Piece, ...], ...],
+        batch_groups: tuple[tuple[BatchSlice, ...], ...],
         check: Check,
         *,
         deadline_s: float,
     ) -> RunResult:
-        """Calls of a model, each lane running its pieces."""
+        """Calls of a model, each batch group running its pieces."""
         began = time.perf_counter()
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
         placed = self._arena.place(inputs_of(calls), results)
@@ -169,9 +169,9 @@ class WorkerGroup:
             model=model,
             mesh=ensured.mesh,
             calls=tuple(dict(call.options) for call in calls),
-            lanes=lanes,
+            batch_groups=batch_groups,
             repeated=placed.repeated,
-            pipeline=self._stale.enter(calls, lanes, plan, model),
+            pipeline=self._stale.enter(calls, batch_groups, plan, model),
         )
         request = self._ask(step, check, specs, deadline_s=deadline_s)
         self._stale.done()
@@ -185,8 +185,8 @@ class WorkerGroup:
         return RunResult([self._arena.take(spec) for spec in outs], ranks, time.perf_counter() - began, traces)
 
     def sample(
-        self, ensured: Ensured, plan: ParallelPlan, run: ResidentRun, check: Check, *, on_step: StepDone
-    ) -> ResidentResult:
+        self, ensured: Ensured, plan: ParallelPlan, run: InWorkerRun, check: Check, *, on_step: StepDone
+    ) -> InWorkerResult:
         """A whole sampling run."""
         began = time.perf_counter()
         self._stale.forget()
@@ -210,7 +210,7 @@ class WorkerGroup:
             on_progress=lambda request: steps.take(request.progress),
         )
         steps.take(request.progress)
-        return ResidentResult(self._arena.take(places[OUT]), request.ranked(), time.perf_counter() - began)
+        return InWorkerResult(self._arena.take(places[OUT]), request.ranked(), time.perf_counter() - began)
 
     def measure(self, check: Check) -> list[MeasureReply]:
         """What each rank says of its device."""

@@ -13,8 +13,8 @@ from ..devices import Device
 from ..plan import AXES, ParallelPlan
 from ..proof import Proof
 from ..wire.replies import RankRun, RankStep, SampleReply, StepReply
+from .environment import describe_devices, versions
 from .schema import PROOFS, SCHEMA, validate
-from .surroundings import describe_devices, versions
 
 COUNTS = ("collectives", "sent_bytes", "weight_bytes")
 WAITING = ("communication_s", "weights_s")  # the regions in which a rank waits for others
@@ -113,12 +113,13 @@ def spans_of_run(ranks: Sequence[SampleReply], wall_s: Sequence[float]) -> list[
 
 
 def _of_run(ran: RankStep | RankRun | None) -> dict:
-    """What is of no single step: the lane and, of a run in the workers, its bytes and what was around its steps."""
+    """What is of no single step: the batch group and, of a run in the workers, its bytes and what was around its
+    steps."""
     if ran is None:
         return {}
     if isinstance(ran, RankStep):
-        return {"lane": ran.lane}
-    found: dict = {"lane": ran.lane, "run_sent_bytes": ran.sent_bytes, "run_weight_bytes": ran.weight_bytes}
+        return {"lane": ran.batch_group}
+    found: dict = {"lane": ran.batch_group, "run_sent_bytes": ran.sent_bytes, "run_weight_bytes": ran.weight_bytes}
     found |= {"prepare_s": ran.prepare_s, "finish_s": ran.finish_s}
     return found if ran.prepare_regions is None else found | {"prepare_regions": ran.prepare_regions}
 
@@ -175,7 +176,7 @@ def _impossible(rank: Mapping) -> list[tuple[float, float]]:
     return [(waited, busy) for waited, busy in steps if waited > CLOCKS_AGREE * busy + CLOCKS_AGREE_S]
 
 
-def contender(name: str, kind: str, engine: str, run_s: Sequence[float], **more: object) -> dict:
+def case(name: str, kind: str, engine: str, run_s: Sequence[float], **more: object) -> dict:
     """One row of a benchmark: every run, their median and their spread (the middle half), and `more`."""
     part = {
         "name": name,
@@ -192,13 +193,13 @@ def contender(name: str, kind: str, engine: str, run_s: Sequence[float], **more:
     return part | {key: value for key, value in more.items() if value is not None}
 
 
-def compare(contenders: list[dict]) -> None:
+def compare(cases: list[dict]) -> None:
     """Add to each row what it gains over one rank and over one process, in the blocks alone and end to end."""
-    one_rank = next((row for row in contenders if row["kind"] == "one_rank"), None)
-    for row in contenders:
+    one_rank = next((row for row in cases if row["kind"] == "one_rank"), None)
+    for row in cases:
         if one_rank is not None and row is not one_rank:
             row["speedup"] = one_rank["median_s"] / row["median_s"]
-        process = _process_for(row, contenders)
+        process = _process_for(row, cases)
         if process is not None:
             row["speedup_over_one_process"] = process["median_s"] / row["median_s"]
         if one_rank is not None and row["kind"] == "plan" and {"blocks_median_s"} <= row.keys() & one_rank.keys():
@@ -206,11 +207,11 @@ def compare(contenders: list[dict]) -> None:
             row["end_to_end_over_block"] = row["speedup"] / row["block_speedup"]
 
 
-def _process_for(row: Mapping, contenders: Sequence[dict]) -> dict | None:
+def _process_for(row: Mapping, cases: Sequence[dict]) -> dict | None:
     """The process that a row of workers is held against: the one with as many threads, where threads play a part."""
     if row["kind"] == "one_process":
         return None
-    alike = (each for each in contenders if each["kind"] == "one_process" and each.get("threads") == row.get("threads"))
+    alike = (each for each in cases if each["kind"] == "one_process" and each.get("threads") == row.get("threads"))
     return next(alike, None)
 
 

@@ -86,7 +86,7 @@ def _matplotlib() -> tuple[Any, Any, Any]:
 
 
 def _height(report: Mapping) -> float:
-    """Inches of a row: ranks and contenders each need a line that can be read."""
+    """Inches of a row: ranks and cases each need a line that can be read."""
     lines = max(len(_ranks_of(report)), len(report.get("contenders", [])))
     return LOW_ROW_INCHES if report["kind"] == "vae" else ROW_INCHES + RANK_INCHES * max(0, lines - 4)
 
@@ -95,7 +95,7 @@ def panels(report: Mapping) -> Iterator[tuple[str, Panel]]:
     """What there is to draw of a report, by name: only what was measured."""
     ranks = _ranks_of(report)
     if report.get("contenders"):
-        yield "speedup", lambda axes: _draw_contenders(axes, report)
+        yield "speedup", lambda axes: _draw_cases(axes, report)
     if any("busy_s" in rank and "begin_s" in rank for rank in ranks):
         yield "timeline", lambda axes: _draw_timeline(axes, ranks, report)
     elif report.get("timings", {}).get("step_s"):
@@ -107,7 +107,7 @@ def panels(report: Mapping) -> Iterator[tuple[str, Panel]]:
 
 
 def _ranks_of(report: Mapping) -> Sequence[Mapping]:
-    """The ranks to draw: those of a run, or of the contender that was fastest."""
+    """The ranks to draw: those of a run, or of the case that was fastest."""
     if report.get("ranks"):
         return report["ranks"]
     best = _fastest(report)
@@ -115,9 +115,9 @@ def _ranks_of(report: Mapping) -> Sequence[Mapping]:
 
 
 def _fastest(report: Mapping) -> Mapping:
-    """The fastest contender with ranks; {} without one."""
-    contenders = [each for each in report.get("contenders", []) if each["kind"] == "plan" and each.get("ranks")]
-    return min(contenders, key=lambda each: each["median_s"], default={})
+    """The fastest case with ranks; {} without one."""
+    cases = [each for each in report.get("contenders", []) if each["kind"] == "plan" and each.get("ranks")]
+    return min(cases, key=lambda each: each["median_s"], default={})
 
 
 def _headline(report: Mapping) -> str:
@@ -139,14 +139,14 @@ def _headline(report: Mapping) -> str:
     return f"{cached}{report['kind']}:  " + "  |  ".join(words)
 
 
-def _draw_contenders(axes: "Axes", report: Mapping) -> None:
+def _draw_cases(axes: "Axes", report: Mapping) -> None:
     """How many times as fast as one rank, without one as the first, with the middle half of the runs.
 
     The blocks alone stand beside it.
     """
-    contenders = list(reversed(report["contenders"]))
-    base = next((each for each in contenders if each["kind"] == "one_rank"), contenders[-1])
-    for place, each in enumerate(contenders):
+    cases = list(reversed(report["contenders"]))
+    base = next((each for each in cases if each["kind"] == "one_rank"), cases[-1])
+    for place, each in enumerate(cases):
         value = base["median_s"] / each["median_s"]
         axes.barh(place, value, 0.56, color=COMPUTE if each["kind"] == "plan" else OTHER)
         spread = value * each.get("spread_s", 0.0) / each["median_s"] / 2
@@ -155,8 +155,8 @@ def _draw_contenders(axes: "Axes", report: Mapping) -> None:
             axes.plot(each["block_speedup"], place, "D", color=COMMUNICATION, markersize=7, markeredgecolor="white")
         _write(axes, f"{value:.2f}x", max(value + spread, each.get("block_speedup", 0.0)), place, color=INK)
     axes.axvline(1, color=PALE, linewidth=1, linestyle=":")
-    axes.set_yticks(range(len(contenders)), [f"{each['name']}\n{each['median_s']:.3g} s" for each in contenders])
-    if any("block_speedup" in each for each in contenders):
+    axes.set_yticks(range(len(cases)), [f"{each['name']}\n{each['median_s']:.3g} s" for each in cases])
+    if any("block_speedup" in each for each in cases):
         axes.plot([], [], "D", color=COMMUNICATION, label="blocks alone")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12))
     axes.margins(x=0.2)
@@ -165,7 +165,8 @@ def _draw_contenders(axes: "Axes", report: Mapping) -> None:
 
 
 def _draw_timeline(axes: "Axes", ranks: Sequence[Mapping], report: Mapping) -> None:
-    """A lane a rank: of each step what it computed, then what it waited in collectives; what is left white is idle."""
+    """A batch group a rank: of each step what it computed, then what it waited in collectives; what is left white is
+    idle."""
     present = [rank for rank in ranks if "begin_s" in rank]
     for place, rank in enumerate(present):
         waits = rank.get("communication_s", [0.0] * len(rank["begin_s"]))

@@ -1,6 +1,6 @@
-"""Runs contenders in turn, so that whatever the machine does meanwhile hits all of them alike, and makes their rows.
+"""Runs cases in turn, so that whatever the machine does meanwhile hits all of them alike, and makes their rows.
 
-Owns the order of runs, the clock around each and the medians. Does not own what a contender runs, nor how two results
+Owns the order of runs, the clock around each and the medians. Does not own what a case runs, nor how two results
 are held against each other.
 """
 
@@ -15,8 +15,8 @@ import torch
 
 from ..devices import Device
 from ..plan import ParallelPlan
-from .build import Span, compare, contender, plan_part, rank_parts
-from .surroundings import utilisation
+from .build import Span, case, compare, plan_part, rank_parts
+from .environment import utilisation
 
 Error: TypeAlias = Callable[[torch.Tensor, torch.Tensor], float]
 BLOCKS = frozenset(("double_blocks_s", "single_blocks_s"))
@@ -24,7 +24,7 @@ BLOCKS = frozenset(("double_blocks_s", "single_blocks_s"))
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one run of a contender gave: its result on the CPU, and of workers what they said, since `began_s`.
+    """What one run of a case gave: its result on the CPU, and of workers what they said, since `began_s`.
 
     `loop` is where the loop of a sampling run was, as the schema has it.
     """
@@ -36,7 +36,7 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contender:
+class BenchmarkCase:
     """Something to time: `run` returns when its result is there, the devices waited for.
 
     `prepare` is called before each run, and not timed: what the run must find, and is no part of it.
@@ -54,9 +54,9 @@ class Contender:
 
 @dataclass
 class Timed:
-    """The runs of one contender that count. `last` is the last one, `utilisation` what the driver said after it."""
+    """The runs of one case that count. `last` is the last one, `utilisation` what the driver said after it."""
 
-    contender: Contender
+    case: BenchmarkCase
     run_s: list[float] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)
     blocks_s: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Timed:
         """Take in one run, and how `busy` the driver said each rank's device was in it."""
         self.last, self.utilisation = run, busy
         self.run_s.append(seconds)
-        parts = rank_parts(run.spans, self.contender.devices, began_s=run.began_s)
+        parts = rank_parts(run.spans, self.case.devices, began_s=run.began_s)
         took = [sum(part["busy_s"]) for part in parts if "busy_s" in part]
         # ComfyUI's own modules tell no block from another
         blocks = [sum(_blocks_s(part)) for part in parts if not part.get("regions", {}).keys().isdisjoint(BLOCKS)]
@@ -76,59 +76,59 @@ class Timed:
 
 
 def interleave(
-    contenders: Sequence[Contender], *, warmup: int, runs: int, told: Callable[[str, int, int], None] | None = None
+    cases: Sequence[BenchmarkCase], *, warmup: int, runs: int, told: Callable[[str, int, int], None] | None = None
 ) -> list[Timed]:
-    """Run every contender `warmup` times, then `runs` times that count, each round all of them in turn.
+    """Run every case `warmup` times, then `runs` times that count, each round all of them in turn.
 
-    Each round begins with the contender after the one that the last began with, so that none always has the same before
+    Each round begins with the case after the one that the last began with, so that none always has the same before
     it. `told(name, run, of)` is called before each run. Raises `ValueError` for fewer than one run, and what a run
     raises.
     """
     if runs < 1 or warmup < 0:
         raise ValueError(f"runs={runs}, warmup={warmup}; use at least 1 run and 0 warm-up")
-    timed = [Timed(each) for each in contenders]
+    timed = [Timed(each) for each in cases]
     for count in range(warmup + runs):
         first = count % len(timed)
         for each in timed[first:] + timed[:first]:
             if told is not None:
-                told(each.contender.name, count + 1, warmup + runs)
-            if each.contender.prepare is not None:
-                each.contender.prepare()
+                told(each.case.name, count + 1, warmup + runs)
+            if each.case.prepare is not None:
+                each.case.prepare()
             began = time.perf_counter()
-            run = each.contender.run()
+            run = each.case.run()
             seconds = time.perf_counter() - began
             if count >= warmup:
-                each.add(seconds, run, busy=utilisation(each.contender.devices, over_s=seconds))
+                each.add(seconds, run, busy=utilisation(each.case.devices, over_s=seconds))
     return timed
 
 
 def table(timed: Sequence[Timed], *, error: Error) -> tuple[list[dict], list[str]]:
-    """A row a contender, as the schema has them, and warnings.
+    """A row a case, as the schema has them, and warnings.
 
     `error(result, reference)` holds each against one rank's result; one that is no number becomes a warning. Of a
     pipeline it is no error but what keys a step old change, and is called so.
     """
     rows, warnings = [], []
-    reference = next((each.last.result for each in timed if each.contender.kind == "one_rank" and each.last), None)
+    reference = next((each.last.result for each in timed if each.case.kind == "one_rank" and each.last), None)
     for each in timed:
         row = _row(each)
-        if reference is not None and each.last is not None and each.contender.kind != "one_rank":
+        if reference is not None and each.last is not None and each.case.kind != "one_rank":
             found = error(each.last.result, reference)
             if math.isfinite(found):
-                pipeline = each.contender.plan is not None and each.contender.plan.pipefusion > 1
+                pipeline = each.case.plan is not None and each.case.plan.pipefusion > 1
                 row["stale_difference" if pipeline else "error"] = found
             else:
-                warnings.append(f"{each.contender.name}: the result or one rank's holds NaN or infinity")
+                warnings.append(f"{each.case.name}: the result or one rank's holds NaN or infinity")
         rows.append(row)
     compare(rows)
     return rows, warnings
 
 
 def _row(timed: Timed) -> dict:
-    of, last = timed.contender, timed.last
+    of, last = timed.case, timed.last
     if last is None:
         raise ValueError(f"{of.name} has no run that counts; use at least 1 run")
-    row = contender(of.name, of.kind, of.engine, timed.run_s, threads=of.threads)
+    row = case(of.name, of.kind, of.engine, timed.run_s, threads=of.threads)
     if of.plan is not None:
         row["plan"] = plan_part(of.plan)
     if last.loop is not None:

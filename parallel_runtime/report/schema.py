@@ -148,7 +148,7 @@ RANK = {
     "utilisation": Field(_share),
 }
 LOOP = {"kind": _needed(_one_of(*LOOPS)), "reason": Field(_text)}
-CONTENDER = {
+CASE = {
     "name": _needed(_text),
     "kind": _needed(_one_of(*CONTENDERS)),
     "engine": _needed(_name),
@@ -251,7 +251,7 @@ REPORT = {
             "image": Field(_count, many=True),
         }
     ),
-    "contenders": _object(CONTENDER, many=True),
+    "contenders": _object(CASE, many=True),
     "traces": Field(_name, many=True),
 }
 # What each kind of report cannot be without.

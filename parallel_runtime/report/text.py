@@ -24,7 +24,7 @@ def _lines(report: Mapping) -> Iterator[str]:
     if report["kind"] == "denoise":
         yield from _run_lines(report)
     if report["kind"] == "benchmark":
-        yield from _contender_lines(report)
+        yield from _case_lines(report)
     if "vae" in report:
         yield f"VAE decode {_seconds(report['vae']['decode_s'])} on {report['vae']['device']}, counted nowhere else"
 
@@ -106,10 +106,10 @@ def _of_it(regions: Mapping) -> str:
     return f" ({', '.join(words)} of it)" if words else ""
 
 
-def _contender_lines(report: Mapping) -> Iterator[str]:
-    contenders: Sequence[Mapping] = report["contenders"]
-    width = max(len(each["name"]) for each in contenders)
-    for each in contenders:
+def _case_lines(report: Mapping) -> Iterator[str]:
+    cases: Sequence[Mapping] = report["contenders"]
+    width = max(len(each["name"]) for each in cases)
+    for each in cases:
         spread = f" +- {_seconds(each['spread_s'] / 2)}" if "spread_s" in each else ""
         more = [f"{each['speedup']:.2f}x one rank"] if "speedup" in each else []
         if "speedup_over_one_process" in each:

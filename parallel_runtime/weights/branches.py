@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from ..patch import Patch
+from ..weight_patch import WeightPatch
 
 ALL = slice(None)
 
@@ -28,7 +28,7 @@ class Branch:
     strength: float
 
     @classmethod
-    def of(cls, patch: Patch, *, dtype: torch.dtype, device: torch.device) -> "Branch":
+    def of(cls, patch: WeightPatch, *, dtype: torch.dtype, device: torch.device) -> "Branch":
         """The branch of a patch that `fits_beside`, with tensors of its own."""
         up, down, alpha, _ = patch.values
         if not isinstance(up, torch.Tensor) or not isinstance(down, torch.Tensor) or isinstance(alpha, torch.Tensor):
@@ -59,7 +59,7 @@ class Branch:
             rows.add_(F.linear(F.linear(x, self.down[:, columns]), up), alpha=self.strength * self.alpha_over_rank)
 
 
-def fits_beside(patch: Patch) -> bool:
+def fits_beside(patch: WeightPatch) -> bool:
     """Whether a patch can run as a side branch: a plain LoRA of whole rows of a matrix."""
     plain = patch.kind == "lora" and patch.values[3] is None and not patch.swap and patch.strength_model == 1.0
     return plain and patch.key.endswith(".weight") and (patch.offset is None or patch.offset[0] == 0)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ..errors import RequestCancelledError
-from ..patch import Patch, unpack
+from ..weight_patch import WeightPatch, unpack
 from ..wire.requests import ChangeWeights
 from .branches import Branch, fits_beside
 from .model_weights import ModelWeights
@@ -45,10 +45,10 @@ class WeightChanges:
                 self._merged.add(name)
             beat()
         if change.last:
-            self._weights.set_beside(self._branches)
-            self._weights.restore_all_but(self._merged, beat)
+            self._weights.set_lora_branches(self._branches)
+            self._weights.unpatch_except(self._merged, beat)
 
-    def _put_beside(self, name: str, patches: Sequence[Patch]) -> None:
+    def _put_beside(self, name: str, patches: Sequence[WeightPatch]) -> None:
         branches = [Branch.of(patch, dtype=self._weights.dtype, device=self._weights.device) for patch in patches]
         self._branches[name] = branches
         self._in_order.extend(branches)

@@ -15,7 +15,7 @@ import torch
 
 from ..checkpoint import CheckpointHeader
 from ..errors import RequestCancelledError
-from ..patch import Patch
+from ..weight_patch import WeightPatch
 from .branches import BlockWeights, Branch
 from .model_file import FLOAT8, ModelFile, SideBranches
 from .patches import merge
@@ -66,7 +66,7 @@ class ModelWeights(Protocol):
         """Say that the blocks are about to be gone through `passes` times, by this rank and those it shares with."""
         ...
 
-    def idle_pass(self, beat: Callable[[], None]) -> None:
+    def join_gathers(self, beat: Callable[[], None]) -> None:
         """Take part in one pass without computing; `beat` is called after each block."""
         ...
 
@@ -78,18 +78,18 @@ class ModelWeights(Protocol):
         """Go through the blocks no further, whatever `begin` said. All ranks of the group say so at the same block."""
         ...
 
-    def patch(self, name: str, patches: Sequence[Patch]) -> None:
+    def patch(self, name: str, patches: Sequence[WeightPatch]) -> None:
         """Make one weight its pristine self with `patches`. Raises `ValueError` when they do not fit.
 
         A patched fp8 weight is kept in the compute dtype: rounded to fp8 again it would lose the patch.
         """
         ...
 
-    def set_beside(self, branches: Mapping[str, list[Branch]]) -> None:
+    def set_lora_branches(self, branches: Mapping[str, list[Branch]]) -> None:
         """Run these LoRAs beside the weights they are for, by canonical name, and no others."""
         ...
 
-    def restore_all_but(self, names: Collection[str], beat: Callable[[], None]) -> None:
+    def unpatch_except(self, names: Collection[str], beat: Callable[[], None]) -> None:
         """Make every patched weight that is not in `names` what the file says, bit for bit; `beat` after each piece."""
         ...
 
@@ -118,7 +118,7 @@ class ReplicatedWeights:
     def begin(self, passes: int) -> None:
         """Nothing: whatever is asked for is there."""
 
-    def idle_pass(self, beat: Callable[[], None]) -> None:
+    def join_gathers(self, beat: Callable[[], None]) -> None:
         """Nothing: no other rank waits for this one's weights."""
 
     def end(self) -> None:
@@ -145,7 +145,7 @@ class ReplicatedWeights:
             before += entry.num_bytes
         self._file.mapped.refuse_changed()
 
-    def patch(self, name: str, patches: Sequence[Patch]) -> None:
+    def patch(self, name: str, patches: Sequence[WeightPatch]) -> None:
         """As `ModelWeights.patch`."""
         if not self._file.holds(name):
             return
@@ -157,12 +157,12 @@ class ReplicatedWeights:
         self._patched.add(name)
         merge(pristine, patches, group[within], scale=self._file.scale(name))
 
-    def set_beside(self, branches: Mapping[str, list[Branch]]) -> None:
-        """As `ModelWeights.set_beside`."""
+    def set_lora_branches(self, branches: Mapping[str, list[Branch]]) -> None:
+        """As `ModelWeights.set_lora_branches`."""
         self._branches.set(branches)
 
-    def restore_all_but(self, names: Collection[str], beat: Callable[[], None]) -> None:
-        """As `ModelWeights.restore_all_but`."""
+    def unpatch_except(self, names: Collection[str], beat: Callable[[], None]) -> None:
+        """As `ModelWeights.unpatch_except`."""
         for name in sorted(self._patched - set(names)):
             self._file.mapped.refuse_changed()
             for _ in self._read(name):

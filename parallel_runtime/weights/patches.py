@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ..patch import Patch, Value
+from ..weight_patch import Value, WeightPatch
 
 RUN_BYTES = 1 << 20  # of fp32 rows, with their change: what a core's own cache holds
 DEVICE_RUN_BYTES = 64 << 20
@@ -20,7 +20,7 @@ DEVICE_RUN_BYTES = 64 << 20
 
 def merge(
     pristine: torch.Tensor,
-    patches: Sequence[Patch],
+    patches: Sequence[WeightPatch],
     out: torch.Tensor,
     *,
     scale: float = 1.0,
@@ -56,7 +56,9 @@ def merge(
         flat[low - first : high - first].copy_(rows.view(-1)[low - start * columns : high - start * columns])
 
 
-def _add_lora(rows: torch.Tensor, patch: Patch, up: torch.Tensor, down: torch.Tensor, *, start: int, of: int) -> None:
+def _add_lora(
+    rows: torch.Tensor, patch: WeightPatch, up: torch.Tensor, down: torch.Tensor, *, start: int, of: int
+) -> None:
     """Add a LoRA to a run of rows that begins at row `start` of a weight of `of` rows, in place."""
     first, length = (0, of) if patch.offset is None else patch.offset[1:]
     low, high = max(start, first), min(start + rows.shape[0], first + length)
@@ -71,7 +73,7 @@ def _fp32(weight: torch.Tensor, scale: float) -> torch.Tensor:
     return weight if scale == 1.0 else weight.mul_(scale)
 
 
-def patched(pristine: torch.Tensor, patches: Sequence[Patch], *, scale: float = 1.0) -> torch.Tensor:
+def patched(pristine: torch.Tensor, patches: Sequence[WeightPatch], *, scale: float = 1.0) -> torch.Tensor:
     """The weight (O, I) or (O,) times `scale` in fp32 with all `patches`, in order; `pristine` is left alone.
 
     Raises `ValueError` when a patch does not fit the weight.
@@ -88,46 +90,46 @@ def patched(pristine: torch.Tensor, patches: Sequence[Patch], *, scale: float = 
     return weight
 
 
-def _goes_by_rows(patch: Patch, weight: torch.Tensor) -> bool:
+def _goes_by_rows(patch: WeightPatch, weight: torch.Tensor) -> bool:
     along_rows = patch.offset is None or patch.offset[0] == 0
     return patch.kind == "lora" and patch.values[3] is None and not patch.swap and along_rows and weight.ndim == 2
 
 
-def _check_lora(weight: torch.Tensor, patch: Patch) -> None:
+def _check_lora(weight: torch.Tensor, patch: WeightPatch) -> None:
     up, down = (_tensor(value, weight, torch.float32).flatten(1) for value in patch.values[:2])
     rows = weight.shape[0] if patch.offset is None else patch.offset[2]
     if (up.shape[0], down.shape[1]) != (rows, weight.shape[1]) or up.shape[1] != down.shape[0]:
         raise _misfit(patch, [rows, weight.shape[1]])
 
 
-def _misfit(patch: Patch, shape: list[int]) -> ValueError:
+def _misfit(patch: WeightPatch, shape: list[int]) -> ValueError:
     shapes = [list(value.shape) for value in patch.values if isinstance(value, torch.Tensor)]
     return ValueError(
         f"a {patch.kind} patch of shapes {shapes} does not fit a weight of {shape}; use one made for this model"
     )
 
 
-def _lora_scale(patch: Patch) -> float:
+def _lora_scale(patch: WeightPatch) -> float:
     _, down, alpha, _ = patch.values
     return _scale(alpha, down.shape[0] if isinstance(down, torch.Tensor) else 1)
 
 
-def _diff(target: torch.Tensor, patch: Patch) -> None:
+def _diff(target: torch.Tensor, patch: WeightPatch) -> None:
     if patch.strength != 0.0:
         target += _swapped(patch, patch.strength * _tensor(patch.values[0], target))
 
 
-def _set(target: torch.Tensor, patch: Patch) -> None:
+def _set(target: torch.Tensor, patch: WeightPatch) -> None:
     target.copy_(_tensor(patch.values[0], target))
 
 
-def _lora(target: torch.Tensor, patch: Patch) -> None:
+def _lora(target: torch.Tensor, patch: WeightPatch) -> None:
     up, down, _, dora = patch.values
     first, second = _tensor(up, target).flatten(1), _tensor(down, target).flatten(1)
     _add(target, (first @ second).reshape(target.shape), patch, scale=_lora_scale(patch), dora=dora)
 
 
-def _loha(target: torch.Tensor, patch: Patch) -> None:
+def _loha(target: torch.Tensor, patch: WeightPatch) -> None:
     first_a, first_b, alpha, second_a, second_b, first_core, second_core, dora = patch.values
     first = _product(first_a, first_b, first_core, target)
     second = _product(second_a, second_b, second_core, target)
@@ -135,7 +137,7 @@ def _loha(target: torch.Tensor, patch: Patch) -> None:
     _add(target, (first * second).reshape(target.shape), patch, scale=_scale(alpha, rank), dora=dora)
 
 
-def _lokr(target: torch.Tensor, patch: Patch) -> None:
+def _lokr(target: torch.Tensor, patch: WeightPatch) -> None:
     whole_1, whole_2, alpha, a_1, b_1, a_2, b_2, core, dora = patch.values
     rank = None
     if whole_1 is None:
@@ -150,7 +152,7 @@ def _lokr(target: torch.Tensor, patch: Patch) -> None:
     _add(target, torch.kron(first, second).reshape(target.shape), patch, scale=scale, dora=dora)
 
 
-def _glora(target: torch.Tensor, patch: Patch) -> None:
+def _glora(target: torch.Tensor, patch: WeightPatch) -> None:
     a_1, a_2, b_1, b_2 = (_tensor(value, target).flatten(1) for value in patch.values[:4])
     alpha, dora = patch.values[4:6]
     old = b_2.shape[1] == b_1.shape[0] == a_1.shape[0] == a_2.shape[1]
@@ -164,7 +166,7 @@ def _glora(target: torch.Tensor, patch: Patch) -> None:
     _add(target, change.reshape(target.shape), patch, scale=_scale(alpha, rank), dora=dora)
 
 
-def _oft(target: torch.Tensor, patch: Patch) -> None:
+def _oft(target: torch.Tensor, patch: WeightPatch) -> None:
     blocks, _, alpha, dora = patch.values
     limit = 0.0 if alpha is None else _number(alpha)
     rotation = _cayley(_tensor(blocks, target), limit)  # (number of blocks, b, b)
@@ -176,7 +178,7 @@ def _oft(target: torch.Tensor, patch: Patch) -> None:
     _add(target, turned.reshape(target.shape), patch, scale=limit if dora is not None else 1.0, dora=dora)
 
 
-def _boft(target: torch.Tensor, patch: Patch) -> None:
+def _boft(target: torch.Tensor, patch: WeightPatch) -> None:
     blocks, rescale, alpha, dora = patch.values
     limit = 0.0 if alpha is None else _number(alpha)
     rotations = _cayley(_tensor(blocks, target), limit)  # (factors, number of blocks, b, b)
@@ -195,7 +197,7 @@ def _boft(target: torch.Tensor, patch: Patch) -> None:
     _add(target, rows - target, patch, scale=limit if dora is not None else 1.0, dora=dora)
 
 
-KINDS: Mapping[str, Callable[[torch.Tensor, Patch], None]] = {
+KINDS: Mapping[str, Callable[[torch.Tensor, WeightPatch], None]] = {
     "diff": _diff,
     "set": _set,
     "lora": _lora,
@@ -207,7 +209,7 @@ KINDS: Mapping[str, Callable[[torch.Tensor, Patch], None]] = {
 }
 
 
-def _add(target: torch.Tensor, change: torch.Tensor, patch: Patch, *, scale: float, dora: Value) -> None:
+def _add(target: torch.Tensor, change: torch.Tensor, patch: WeightPatch, *, scale: float, dora: Value) -> None:
     """Add the change, or with DoRA add it and give every row (or column) its learnt length."""
     if dora is None:
         target += _swapped(patch, (patch.strength * scale) * change)
@@ -240,7 +242,7 @@ def _product(a: Value, b: Value, core: Value, like: torch.Tensor) -> torch.Tenso
     return torch.einsum("ij...,jr,ip->pr...", _tensor(core, like), right, left)
 
 
-def _swapped(patch: Patch, change: torch.Tensor) -> torch.Tensor:
+def _swapped(patch: WeightPatch, change: torch.Tensor) -> torch.Tensor:
     if not patch.swap:
         return change
     first, second = change.chunk(2, dim=0)

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 import torch
 
 from ..errors import RequestCancelledError
-from ..patch import Patch
+from ..weight_patch import WeightPatch
 from .branches import BlockWeights, Branch
 from .host_memory import host_bytes
 from .model_file import ModelFile, SideBranches
 from .patches import merge
 from .unit_feed import ShardGroup, UnitFeed
-from .unit_layout import Part, UnitLayout
+from .unit_layout import ShardRange, UnitLayout
 
 
 class ShardedWeights:
@@ -80,8 +80,8 @@ class ShardedWeights:
         blocks = [prefix for prefix in self._file.units if prefix]
         self._feed.begin(["", *([*blocks, ""] * passes)] if passes else [], self._shards)
 
-    def idle_pass(self, beat: Callable[[], None]) -> None:
-        """As `ModelWeights.idle_pass`: the others cannot gather a unit without this rank's part."""
+    def join_gathers(self, beat: Callable[[], None]) -> None:
+        """As `ModelWeights.join_gathers`: the others cannot gather a unit without this rank's part."""
         for prefix in (*self._file.units, ""):
             self._feed.take(prefix)
             beat()
@@ -113,7 +113,7 @@ class ShardedWeights:
             before += sizes[name]
         self._file.mapped.refuse_changed()
 
-    def patch(self, name: str, patches: Sequence[Patch]) -> None:
+    def patch(self, name: str, patches: Sequence[WeightPatch]) -> None:
         """As `ModelWeights.patch`, for rows of which this rank holds a part; some kinds need the whole for a while.
 
         A unit with any patch is kept in the compute dtype as a whole, so that its layout changes once.
@@ -135,12 +135,12 @@ class ShardedWeights:
             device=self.device,
         )
 
-    def set_beside(self, branches: Mapping[str, list[Branch]]) -> None:
-        """As `ModelWeights.set_beside`: every rank holds all of them."""
+    def set_lora_branches(self, branches: Mapping[str, list[Branch]]) -> None:
+        """As `ModelWeights.set_lora_branches`: every rank holds all of them."""
         self._branches.set(branches)
 
-    def restore_all_but(self, names: Collection[str], beat: Callable[[], None]) -> None:
-        """As `ModelWeights.restore_all_but`, the pieces being units and weights."""
+    def unpatch_except(self, names: Collection[str], beat: Callable[[], None]) -> None:
+        """As `ModelWeights.unpatch_except`, the pieces being units and weights."""
         for prefix, patched in self._patched.items():
             beat()
             gone = patched - set(names)
@@ -182,11 +182,11 @@ class ShardedWeights:
     def _fit_buffers(self) -> None:
         self._feed.fit(max(layout.shard_bytes for layout in self._layouts.values()))
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> ShardRange:
         prefix, within = self._file.place(name)
         return self._layouts[prefix].part(within, self._group.index)
 
-    def _parts(self) -> Iterator[tuple[str, Part]]:
+    def _parts(self) -> Iterator[tuple[str, ShardRange]]:
         return ((name, self._part(name)) for name in self._file.entries)
 
     def _read_all(self, names: Sequence[str]) -> None:

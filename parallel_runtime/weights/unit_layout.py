@@ -31,7 +31,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardRange:
     """What one rank holds of a weight: elements `first` to `stop`, from byte `start` of the rank's range on."""
 
     first: int
@@ -61,14 +61,14 @@ class UnitLayout:
         """Bytes of the whole unit, padding included: at most 64 a weight and 64 a rank."""
         return self.shard_bytes * self.shards
 
-    def part(self, name: str, index: int) -> Part:
+    def part(self, name: str, index: int) -> ShardRange:
         """What the rank of that index holds of a weight; often nothing."""
         slot, begin = self.slots[name], index * self.shard_bytes
         low = min(max(slot.start, begin), slot.stop)
         high = max(min(slot.stop, begin + self.shard_bytes), low)
         size = slot.dtype.itemsize
         start = min(max(low - begin, 0), self.shard_bytes)
-        return Part((low - slot.start) // size, (high - slot.start) // size, start, slot.dtype)
+        return ShardRange((low - slot.start) // size, (high - slot.start) // size, start, slot.dtype)
 
     def views(self, whole: torch.Tensor) -> dict[str, torch.Tensor]:
         """The weights in the bytes (num_bytes,) of the whole unit, which lie at a multiple of 64."""

@@ -8,7 +8,7 @@ is made of them (pool/ and report/).
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..plan import Piece
+from ..plan import BatchSlice
 from .protocol import Op
 
 
@@ -115,8 +115,8 @@ class CompiledBlocks:
 class RankWork:
     """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights."""
 
-    lane: int
-    pieces: tuple[Piece, ...]
+    batch_group: int
+    pieces: tuple[BatchSlice, ...]
     collectives: int
     sent_bytes: int
     weight_collectives: int

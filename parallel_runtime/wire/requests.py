@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from ..checkpoint import ModelSpec
 from ..exchange_groups import ExchangeGroup
-from ..plan import Layout, ParallelPlan, Piece
-from ..program import Program
+from ..plan import BatchSlice, Layout, ParallelPlan
+from ..sampler_recurrence import SamplerRecurrence
 from .protocol import Op, ProtocolError
 from .records import from_body
 from .replies import (
@@ -110,7 +110,7 @@ class MakeMesh:
 
 @dataclass(frozen=True, kw_only=True)
 class CachedKeys:
-    """Which keys and values of a call before it a pipeline's call may use: see `pool/stale.py`."""
+    """Which keys and values of a call before it a pipeline's call may use: see `pool/kv_cache_tracker.py`."""
 
     epoch: int
     slot: int | None
@@ -119,7 +119,7 @@ class CachedKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Calls of a model. `lanes` has the pieces of each lane.
+    """Calls of a model. `batch_groups` has the pieces of each batch group.
 
     `repeated` has the content's number of each input that lies where the last request left it.
     """
@@ -129,14 +129,14 @@ class Step:
     model: int
     mesh: int
     calls: tuple[Options, ...]
-    lanes: tuple[tuple[Piece, ...], ...]
+    batch_groups: tuple[tuple[BatchSlice, ...], ...]
     repeated: dict[str, int]
     pipeline: tuple[CachedKeys, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupWork:
-    """What of a whole run one lane does: images `start` to `stop`, for the conditionings named.
+    """What of a whole run one batch group does: images `start` to `stop`, for the conditionings named.
 
     With `exchange`, the others of the cfg axis do the same images for the other conditionings.
     """
@@ -149,15 +149,15 @@ class GroupWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A whole sampling run; fields as those of `pool/resident.py`'s `ResidentRun`."""
+    """A whole sampling run; fields as those of `pool/in_worker_sampling.py`'s `InWorkerRun`."""
 
     op: ClassVar = Op.RUN
     reply: ClassVar = SampleReply
     model: int
     mesh: int
-    program: Program
+    recurrence: SamplerRecurrence
     cfg: float
-    lanes: tuple[GroupWork, ...]
+    batch_groups: tuple[GroupWork, ...]
     calls: tuple[Options, ...]
     modulation_bytes: int
     timeline: bool

@@ -16,7 +16,7 @@ import torch
 from ..errors import RequestCancelledError
 from ..models.graphs import Graphs, Watch
 from ..parallel.collectives import Axis
-from ..plan import Piece
+from ..plan import BatchSlice
 from ..timing import RegionTimer, wait_for, wait_for_all
 from ..weights.host_memory import give_back_heap
 from ..wire.channel import SegmentTable
@@ -54,6 +54,7 @@ from ..wire.requests import (
 from .forward import Forward
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
+from .in_worker_sampling import Gate, InWorkerLoop, WholeCalls
 from .latent import LatentRows, call_tensors
 from .loading import LoadedModel, open_model
 from .measure import free_bytes, measure
@@ -62,7 +63,6 @@ from .pacing import Pace
 from .pipeline import PipelinedCalls
 from .pipelined_step import HeldKeys, PipelinedStep
 from .repeated import RepeatedInputs, RequestInputs
-from .resident import Gate, ResidentLoop, WholeCalls
 from .trace import Trace
 
 NO_STAGES = "this model has no stages and no sampling loop in the workers; use pipefusion=1 and ComfyUI's own sampler"
@@ -237,8 +237,8 @@ class Engine:
         sent = self.repeated.of_request(tensors, request.repeated)
         pace = Pace(self.device, beat)
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
-        pieces = request.lanes[mesh.lane]
-        passes = max(len(request.lanes[lane]) for lane in mesh.replica_lanes)
+        pieces = request.batch_groups[mesh.batch_group]
+        passes = max(len(request.batch_groups[batch_group]) for batch_group in mesh.replica_groups)
 
         def run() -> None:
             if mesh.plan.pipefusion > 1:
@@ -246,14 +246,16 @@ class Engine:
                     raise ValueError(NO_STAGES)
                 return PipelinedStep(forward, mesh, step=request, tensors=tensors, held=self.held_keys).run()
             if isinstance(forward, HostedForward):
-                return forward.run_lanes(request.lanes, mesh, tensors, request.calls)
+                return forward.run_batch_groups(request.batch_groups, mesh, tensors, request.calls)
             forward.weights.begin(passes)
             for piece in pieces:
                 options = request.calls[piece.call]
                 whole = call_tensors(tensors, 0 if options.get("first_row") else piece.call)
                 forward.run(piece, whole | {"out": tensors[f"{piece.call}.out"]}, options)
-            for _ in range(passes - len(pieces)):  # the replica's other lanes need this rank's part of the weights
-                forward.weights.idle_pass(forward.beat)
+            for _ in range(
+                passes - len(pieces)
+            ):  # the replica's other batch groups need this rank's part of the weights
+                forward.weights.join_gathers(forward.beat)
 
         room = tensors.get(f"trace.{self.rank}")
         trace_bytes = None
@@ -310,17 +312,17 @@ class Engine:
         if isinstance(forward, HostedForward):
             raise ValueError(NO_STAGES)
         tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
-        program, share = request.program, request.lanes[mesh.lane]
-        passes = max(len(request.lanes[lane].conds) for lane in mesh.replica_lanes)
+        recurrence, share = request.recurrence, request.batch_groups[mesh.batch_group]
+        passes = max(len(request.batch_groups[batch_group].conds) for batch_group in mesh.replica_groups)
         calls = _calls(forward, request, tensors, mesh=mesh, gate=gate, copies=copies, passes=passes)
-        loop = ResidentLoop(program, calls, forward.timer, pace=pace, copies=copies)
+        loop = InWorkerLoop(recurrence, calls, forward.timer, pace=pace, copies=copies)
         model.weights.begin(calls.passes)
         try:
-            steps = len(program.step_ends)
+            steps = len(recurrence.step_ends)
             loop.run(gate, step_done=lambda step: progress(Progress(done=step + 1, total=steps)))
         finally:
             model.weights.end()
-        pieces = tuple(Piece(cond, share.start, share.stop) for cond in share.conds)
+        pieces = tuple(BatchSlice(cond, share.start, share.stop) for cond in share.conds)
         ran = loop.report(pieces=pieces, **self._counts(model, mesh, forward))
         return SampleReply(memory=self._memory(), ran=ran)
 
@@ -349,7 +351,7 @@ class Engine:
     def _counts(self, model: LoadedModel | HostedModel, mesh: Mesh, forward: Forward | HostedForward) -> dict[str, Any]:
         """What was counted since `_forward`: fields of `RankWork`."""
         return {
-            "lane": mesh.lane,
+            "batch_group": mesh.batch_group,
             "collectives": mesh.traffic.calls,
             "sent_bytes": mesh.traffic.num_bytes,
             "weight_collectives": model.group.traffic.calls,
@@ -390,12 +392,12 @@ def _calls(
     passes: int,
 ) -> WholeCalls | PipelinedCalls:
     """The calls of a run as this rank makes them: whole, or as a stage of a pipeline."""
-    program, share, cfg = request.program, request.lanes[mesh.lane], request.cfg
+    recurrence, share, cfg = request.recurrence, request.batch_groups[mesh.batch_group], request.cfg
     options, modulation_bytes = request.calls, request.modulation_bytes
     if mesh.plan.pipefusion > 1:
         return PipelinedCalls(
             forward,
-            program,
+            recurrence,
             share,
             tensors,
             mesh=mesh,
@@ -408,10 +410,12 @@ def _calls(
             timeline=request.timeline,
         )
     shard = forward.shard(call_tensors(tensors, 0))
-    rows = LatentRows(program, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh["cfg"])
+    rows = LatentRows(
+        recurrence, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh["cfg"]
+    )
     return WholeCalls(
         forward,
-        program,
+        recurrence,
         share,
         tensors,
         rows=rows,

@@ -1,7 +1,7 @@
 """One piece of a step: some rows of one call of the model, from shared memory to shared memory.
 
-Owns what this rank takes of a call's inputs (its lane's rows of the batch, its part of the tokens) and the loop over
-blocks. Knows no handle, no socket, no other piece, and no arithmetic of a model.
+Owns what this rank takes of a call's inputs (its batch group's rows of the batch, its part of the tokens) and the loop
+over blocks. Knows no handle, no socket, no other piece, and no arithmetic of a model.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -13,15 +13,15 @@ import torch
 
 from ..models.base import Adapter, Block, Modulation, Tokens
 from ..parallel.kernels import additive_mask
-from ..parallel.sequence import Arrival, LocalAttention, SequenceAttention
+from ..parallel.sequence import LocalAttention, PendingOutput, SequenceAttention
 from ..parallel.shard import SequenceShard
-from ..plan import Piece
+from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..weights.model_weights import ModelWeights
 from .repeated import RequestInputs
 
 # Sends what other ranks need first; what it returns attends, and gives this rank's part once it has arrived.
-BeginAttention = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], Arrival]]
+BeginAttention = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], PendingOutput]]
 
 
 class Rows(Protocol):
@@ -44,12 +44,12 @@ class Forward:
     beat: Callable[[], None]
     sent: RequestInputs
 
-    def run(self, piece: Piece, whole: Mapping[str, torch.Tensor], options: Mapping) -> None:
+    def run(self, piece: BatchSlice, whole: Mapping[str, torch.Tensor], options: Mapping) -> None:
         """Run a piece: `whole` holds all inputs of its call, and "out", of which this rank's part is written.
 
         With option `first_row`, a negative control, it computes the first row of `whole` in place of its own.
         """
-        source = Piece(piece.call, 0, 1) if options.get("first_row") else piece
+        source = BatchSlice(piece.call, 0, 1) if options.get("first_row") else piece
         shard = self.shard(whole)
         with self.timer.region("hand_over"):
             inputs = self.inputs(source, shard, whole)
@@ -64,7 +64,7 @@ class Forward:
         sequence = self.sequence
         return SequenceShard(whole["txt"].shape[1], whole["img"].shape[1], sequence.parts, sequence.index)
 
-    def inputs(self, piece: Piece, rows: Rows, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def inputs(self, piece: BatchSlice, rows: Rows, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """This rank's part of a call's inputs, on its device. Not to be written to: they may be what was sent."""
         return {
             name: self.sent.on_device(tensor, self._mine(piece, rows, name, tensor))
@@ -72,7 +72,7 @@ class Forward:
             if name != "out"
         }
 
-    def _mine(self, piece: Piece, rows: Rows, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _mine(self, piece: BatchSlice, rows: Rows, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's view of one input or output: rows of the batch, then tokens.
 
         Residual `control_in.3` is split as `control_in`. A tensor of one row serves every row.
@@ -105,7 +105,7 @@ class Forward:
         strategy = self._strategy(options)
         mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
 
-        def begin(_: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], Arrival]:
+        def begin(_: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], PendingOutput]:
             return partial(strategy.begin(q, k, v, lengths=shard.lengths), mask)
 
         self.through(
@@ -147,7 +147,7 @@ class Forward:
                 with self.timer.region("attention"):
                     arrival = finish()
                 if arrival.under_way:
-                    carry = adapter.without_attention(block, w, carry)
+                    carry = adapter.overlapped_mlp(block, w, carry)
                 with self.timer.region("attention"):
                     attn = arrival.wait()
                 residual = _residual(block.kind, block.index, residuals[block.kind], inputs)

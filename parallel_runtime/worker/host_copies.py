@@ -12,10 +12,10 @@ from typing import Protocol
 
 import torch
 
-from ..program import PREVIEW_SLOTS
+from ..sampler_recurrence import PREVIEW_SLOTS
 
 
-class Arrival(Protocol):
+class ArrivedCopy(Protocol):
     """Whether a copy has arrived, as `torch.cuda.Event`."""
 
     def query(self) -> bool:
@@ -31,7 +31,7 @@ class Arrival(Protocol):
 class _Pending:
     """A copy under way. `rows` is held here: its memory must not serve another tensor before it has been read."""
 
-    arrival: Arrival
+    arrival: ArrivedCopy
     pinned: torch.Tensor
     rows: torch.Tensor
     target: torch.Tensor
@@ -99,7 +99,7 @@ class _Beside:
         """Memory of the host, fp32, that the device writes to by itself."""
         return torch.empty(shape, dtype=torch.float32, pin_memory=True)
 
-    def start(self, pinned: torch.Tensor, rows: torch.Tensor) -> Arrival:
+    def start(self, pinned: torch.Tensor, rows: torch.Tensor) -> ArrivedCopy:
         """Begin to copy, once the current stream has made `rows`."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):

@@ -24,9 +24,9 @@ from ..models.parts import plain_parts
 from ..models.plans import BETWEEN, find_plan, plan_for
 from ..parallel.collectives import Axis
 from ..parallel.uneven import AttentionFunction, UnevenSequence
-from ..patch import BESIDE, unpack
-from ..plan import Layout, Piece
+from ..plan import BatchSlice, Layout
 from ..timing import RegionTimer
+from ..weight_patch import BESIDE, unpack
 from ..weights.block_shards import BlockShards, blocks_of
 from ..weights.mapped_file import MappedFile
 from ..wire.requests import ChangeWeights
@@ -186,7 +186,7 @@ class HostedChanges:
             beat()
         self._changes.merge(patches, device=self._weights.device, cancelled=cancelled, beat=beat)
         if change.last:
-            self._changes.restore_all_but(self._named)
+            self._changes.unpatch_except(self._named)
             self._weights.beside.keep(self._named)
 
     def set_strengths(self, strengths: Sequence[float]) -> bool:
@@ -277,9 +277,9 @@ class HostedForward:
         self.model, self.sequence, self.timer, self.beat, self.sent = model, sequence, timer, beat, sent
         self.tokens = 0  # of the largest attention call that was shared
 
-    def run_lanes(
+    def run_batch_groups(
         self,
-        lanes: Sequence[Sequence[Piece]],
+        batch_groups: Sequence[Sequence[BatchSlice]],
         mesh: Mesh,
         tensors: Mapping[str, torch.Tensor],
         calls: Sequence[Mapping[str, Any]],
@@ -287,40 +287,42 @@ class HostedForward:
         """Run this rank's pieces of a request, and with the others of its replica what needs its part of the weights.
 
         Blocks are gathered in the order in which the module runs them. That of a class with a plan is the same in every
-        call; of others nobody knows, so all lanes of a replica run each piece, and one of them writes it.
+        call; of others nobody knows, so all batch groups of a replica run each piece, and one of them writes it.
         """
         module = self.model.weights.module
         spread = self.model.weights.shards is not None and self.model.group.size > mesh.plan.parts
         alike = not spread or find_plan(type(module)) is not None
-        for number in range(max(len(lanes[lane]) for lane in mesh.replica_lanes)):
-            due = [lane for lane in mesh.replica_lanes if len(lanes[lane]) > number]
-            if mesh.lane in due and alike:
-                due = [mesh.lane]
+        for number in range(max(len(batch_groups[batch_group]) for batch_group in mesh.replica_groups)):
+            due = [batch_group for batch_group in mesh.replica_groups if len(batch_groups[batch_group]) > number]
+            if mesh.batch_group in due and alike:
+                due = [mesh.batch_group]
             elif alike:
                 due = due[:1] if spread else []
-            for lane in due:
-                piece = lanes[lane][number]
-                source = Piece(0, 0, 1) if calls[piece.call].get("first_row") else piece  # a negative control
+            for batch_group in due:
+                piece = batch_groups[batch_group][number]
+                source = BatchSlice(0, 0, 1) if calls[piece.call].get("first_row") else piece  # a negative control
                 whole = call_tensors(tensors, source.call) | {"out": call_tensors(tensors, piece.call)["out"]}
-                meanwhile = [lanes[each][number : number + 1] for each in mesh.replica_lanes]
+                meanwhile = [batch_groups[each][number : number + 1] for each in mesh.replica_groups]
                 over = mesh["cfg"] if alike and all(each and each[0].call == piece.call for each in meanwhile) else None
-                self.run(piece, whole, calls[source.call], source=source, write=lane == mesh.lane, over=over)
+                self.run(
+                    piece, whole, calls[source.call], source=source, write=batch_group == mesh.batch_group, over=over
+                )
 
     def run(
         self,
-        piece: Piece,
+        piece: BatchSlice,
         whole: Mapping[str, torch.Tensor],
         options: Mapping[str, Any],
         *,
-        source: Piece | None = None,
+        source: BatchSlice | None = None,
         write: bool = True,
         over: Axis | None = None,
     ) -> None:
         """Run a piece: `whole` has all tensors of its call, and "out", of which these rows are written.
 
-        `source`: the rows that it is computed of, where they are not its own. `over`: the lanes that run other rows
-        of the same call meanwhile, as scales that ComfyUI takes from all rows are those of all of them.
-        "out" is (B, numbers) fp32: the outputs side by side, each a row of numbers an image.
+        `source`: the rows that it is computed of, where they are not its own. `over`: the batch groups that run other
+        rows of the same call meanwhile, as scales that ComfyUI takes from all rows are those of all of them. "out" is
+        (B, numbers) fp32: the outputs side by side, each a row of numbers an image.
         """
         with self.timer.region("hand_over"):
             given: Any = from_tree(options["call"], self._inputs(source or piece, whole, options))
@@ -356,7 +358,7 @@ class HostedForward:
         return self.sequence
 
     def _inputs(
-        self, piece: Piece, whole: Mapping[str, torch.Tensor], options: Mapping[str, Any]
+        self, piece: BatchSlice, whole: Mapping[str, torch.Tensor], options: Mapping[str, Any]
     ) -> list[torch.Tensor]:
         """The call's tensors on this rank's device; of those with a row an image, the rows of this piece.
 
@@ -372,7 +374,7 @@ class HostedForward:
             found.append(here if number in residuals else here.clone())
         return found
 
-    def _write(self, piece: Piece, room: torch.Tensor, outs: Sequence[torch.Tensor], rows: int) -> None:
+    def _write(self, piece: BatchSlice, room: torch.Tensor, outs: Sequence[torch.Tensor], rows: int) -> None:
         """Write outputs of `rows` rows into those of the piece; of ranks that have the same ones, the first does."""
         flat = [out.reshape(rows, -1) for out in outs]
         numbers = sum(each.shape[1] for each in flat)

@@ -1,10 +1,10 @@
 """Some rows of the latent on the rank that updates them, from the first state of a run to its result.
 
-Letters: `B` images of this rank's lane, `S` rows of the latent, `C` channels of a token.
+Letters: `B` images of this rank's batch group, `S` rows of the latent, `C` channels of a token.
 
-A sampler's update works token by token, so whoever holds rows needs no others; only the two sides of cfg, where lanes
-share them, are exchanged. Owns the order of operations around the model, which is ComfyUI's: noise mask, velocity to
-denoised, cfg, noise mask. Does not own the program (program.py) nor the model.
+A sampler's update works token by token, so whoever holds rows needs no others; only the two sides of cfg, where batch
+groups share them, are exchanged. Owns the order of operations around the model, which is ComfyUI's: noise mask,
+velocity to denoised, cfg, noise mask. Does not own the recurrence (sampler_recurrence.py) nor the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import torch
 
 from ..parallel.collectives import Axis
 from ..parallel.shard import SequenceShard
-from ..program import NUM_SIDES, PREVIEW_SLOTS, Program, Trajectory
+from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, SamplerRecurrence, Trajectory
 from ..timing import RegionTimer
 from ..wire.requests import GroupWork
 from .host_copies import HostCopies
@@ -22,11 +22,12 @@ INPAINT = ("mask", "noise", "latent")
 
 
 class LatentRows:
-    """The rows of `shard` of a lane's `share`. `tensors` are the request's, whole; results are written to them."""
+    """The rows of `shard` of a batch group's `share`. `tensors` are the request's, whole; results are written to
+    them."""
 
     def __init__(
         self,
-        program: Program,
+        recurrence: SamplerRecurrence,
         share: GroupWork,
         tensors: Mapping[str, torch.Tensor],
         shard: SequenceShard,
@@ -37,11 +38,11 @@ class LatentRows:
         cfg_axis: Axis,
     ) -> None:
         self._copies = copies
-        self._program, self._share, self._tensors, self._shard = program, share, tensors, shard
+        self._recurrence, self._share, self._tensors, self._shard = recurrence, share, tensors, shard
         self._timer, self._cfg, self._cfg_axis = timer, cfg, cfg_axis
-        self._trajectory = Trajectory(program)
+        self._trajectory = Trajectory(recurrence)
         self._inpaint: dict[str, torch.Tensor] = {}
-        self._preview_of = {end: f"preview.{step % PREVIEW_SLOTS}" for step, end in enumerate(program.step_ends)}
+        self._preview_of = {end: f"preview.{step % PREVIEW_SLOTS}" for step, end in enumerate(recurrence.step_ends)}
         self._x = self._denoised = torch.empty(0)
 
     def take_in(self) -> None:
@@ -63,13 +64,13 @@ class LatentRows:
         return x
 
     def leave(self, call: int, velocities: Sequence[torch.Tensor]) -> None:
-        """Take the velocities (B, S, C) of this lane's conditionings, in fp32.
+        """Take the velocities (B, S, C) of this batch group's conditionings, in fp32.
 
-        Collective over the cfg axis where its lanes share the sides.
+        Collective over the cfg axis where its batch groups share the sides.
         """
         if self._share.exchange:
             velocities = self._exchanged(velocities)
-        out = self._x  # of a lane without work, which keeps in step with the others
+        out = self._x  # of a batch group without work, which keeps in step with the others
         if velocities:
             sides = [self._x - velocity * self._sigma(call) for velocity in velocities]
             out = sides[0] if len(sides) == 1 else sides[1] + (sides[0] - sides[1]) * self._cfg
@@ -86,7 +87,7 @@ class LatentRows:
 
     def finish(self) -> None:
         """Write the result. Waits for the device."""
-        last = self._program.num_calls
+        last = self._recurrence.num_calls
         rows = self._trajectory.enter(last, self._given(last))
         if self._writes:
             with self._timer.region("gather"):
@@ -94,15 +95,15 @@ class LatentRows:
 
     @property
     def _writes(self) -> bool:
-        """Whether these rows of results are written here: of lanes that have the same ones, the first does."""
+        """Whether these rows of results are written here: of batch groups that have the same ones, the first does."""
         return bool(self._share.conds) and not (self._share.exchange and self._cfg_axis.index)
 
     def _mine(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The view of a whole tensor (images, latent rows, C): this lane's images, these rows."""
+        """The view of a whole tensor (images, latent rows, C): this batch group's images, these rows."""
         return self._shard.take(tensor[self._share.start : self._share.stop], stream="image", dim=1)
 
     def _given(self, number: int) -> torch.Tensor | None:
-        if not self._program.states[number].given:
+        if not self._recurrence.states[number].given:
             return None
         with self._timer.region("hand_over"):
             return self._on_device(f"given.{number}")
@@ -111,13 +112,14 @@ class LatentRows:
         return self._mine(self._tensors[name]).to(self._timer.device)
 
     def _sigma(self, call: int) -> float:
-        sigma = self._program.states[call].sigma
+        sigma = self._recurrence.states[call].sigma
         if sigma is None:
-            raise ValueError(f"state {call} has no sigma; the program is not whole")
+            raise ValueError(f"state {call} has no sigma; the recurrence is not whole")
         return sigma
 
     def _exchanged(self, mine: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The velocities of both conditionings, of which this lane has made one, or, beyond the first two, none."""
+        """The velocities of both conditionings, of which this batch group has made one, or, beyond the first two,
+        none."""
         axis, shape = self._cfg_axis, self._x.shape
         lengths = tuple(shape[0] * shape[1] if index < NUM_SIDES else 0 for index in range(axis.size))
         nothing = (0,) * axis.size

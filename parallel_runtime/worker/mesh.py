@@ -108,13 +108,13 @@ class Mesh:
         return self.axes[axis]
 
     @property
-    def lane(self) -> int:
-        """Which lane this rank is in."""
+    def batch_group(self) -> int:
+        """Which batch group this rank is in."""
         return self["data"].index * self["cfg"].size + self["cfg"].index
 
     @property
-    def replica_lanes(self) -> range:
-        """The lanes of this rank's replica."""
+    def replica_groups(self) -> range:
+        """The batch groups of this rank's replica."""
         first = self["data"].index * self["cfg"].size
         return range(first, first + self["cfg"].size)
 

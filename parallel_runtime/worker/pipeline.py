@@ -1,6 +1,6 @@
 """A whole sampling run on one stage of a pipeline: which patch of which call comes when.
 
-Letters: `B` images of this rank's lane.
+Letters: `B` images of this rank's batch group.
 
                       call 1                      call 2
     stage 0 | whole         | p0 | p1 | p2 | p0 | p1 | p2 | p0 ..      the first `warmup_steps` steps go through whole,
@@ -23,16 +23,16 @@ import torch
 
 from ..models.base import Tokens
 from ..parallel.links import Expected, Inbox, Outbox
-from ..program import Program
+from ..sampler_recurrence import SamplerRecurrence
 from ..wire.replies import StageTimeline
 from ..wire.requests import GroupWork
 from .forward import Forward
 from .host_copies import HostCopies
+from .in_worker_sampling import Gate, step_starts
 from .latent import LatentRows, call_tensors
 from .mesh import Mesh
 from .prepared import Prepared, prepare
-from .resident import Gate, step_starts
-from .stage import ChunkInputs, PartRows, Side, Stage
+from .stage import ChunkInputs, CondState, PartRows, Stage
 from .timeline import Timeline
 
 
@@ -42,7 +42,7 @@ class PipelinedCalls:
     def __init__(
         self,
         forward: Forward,
-        program: Program,
+        recurrence: SamplerRecurrence,
         share: GroupWork,
         tensors: Mapping[str, torch.Tensor],
         *,
@@ -55,20 +55,20 @@ class PipelinedCalls:
         modulation_bytes: int,
         timeline: bool = False,
     ) -> None:
-        """`options` of the conditionings; `passes_a_chunk`: those of the busiest lane that shares our weights.
+        """`options` of the conditionings; `passes_a_chunk`: those of the busiest batch group that shares our weights.
 
         `modulation_bytes`: as `prepare`'s `most_bytes`. `timeline`: whether to note when which chunk came and went.
         """
         self._modulation_bytes = modulation_bytes
-        self._forward, self._program, self._share, self._tensors = forward, program, share, tensors
+        self._forward, self._recurrence, self._share, self._tensors = forward, recurrence, share, tensors
         self._options, self._gate, self._passes_a_chunk = options, gate, passes_a_chunk
         self._stage = stage = Stage(forward, mesh)
-        self._warmup_steps, self._starts = mesh.plan.warmup_steps, step_starts(program)
+        self._warmup_steps, self._starts = mesh.plan.warmup_steps, step_starts(recurrence)
         sides = [call_tensors(tensors, cond) for cond in range(len(options))]
         longest = max(side["txt"].shape[1] for side in sides)  # sides share the latent, so its patches are the same
         self._sequences = {cond: stage.sequence(sides[cond], longest_text=longest) for cond in share.conds}
         self._ready: dict[int, Prepared] = {}
-        self._sides: dict[int, Side] = {}
+        self._sides: dict[int, CondState] = {}
         self._image = stage.sequence(sides[0], longest_text=longest)  # of its text nothing is used
         patches = [self._image.shard(stage.part, patch) for patch in self._image.whole]
         self._latent_rows = [len(shard.take(tensors["given.0"][0], stream="image", dim=0)) for shard in patches]
@@ -76,7 +76,7 @@ class PipelinedCalls:
         self._inbox = Inbox(mesh.previous_stage, expected=self._messages(), may_post=self._sure, device=forward.device)
         self._rows = [
             LatentRows(
-                program, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh["cfg"]
+                recurrence, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh["cfg"]
             )
             for shard in (patches if stage.last else ())
         ]
@@ -85,7 +85,7 @@ class PipelinedCalls:
     @property
     def passes(self) -> int:
         """How often the run goes through the stage's weights."""
-        return 1 + self._passes_a_chunk * sum(len(self._chunks(call)) for call in range(self._program.num_calls))
+        return 1 + self._passes_a_chunk * sum(len(self._chunks(call)) for call in range(self._recurrence.num_calls))
 
     def prepare(self) -> None:
         """As `Calls.prepare`."""
@@ -94,7 +94,7 @@ class PipelinedCalls:
         rows = {cond: PartRows(sequence, self._stage.part) for cond, sequence in self._sequences.items()}
         self._ready = prepare(
             self._forward,
-            self._program,
+            self._recurrence,
             self._share,
             self._tensors,
             rows=rows,
@@ -130,7 +130,7 @@ class PipelinedCalls:
         del self._inbox  # it refers back to this: a circle keeps all keys and values until Python collects it
 
     def _run_chunk(self, call: int, chunk: range) -> None:
-        """A chunk of all of this lane's conditionings through this stage's blocks."""
+        """A chunk of all of this batch group's conditionings through this stage's blocks."""
         stage, velocities = self._stage, []
         came = None  # X of the chunk is the same for all conditionings; hidden states are each one's own
         for cond in self._share.conds:
@@ -152,7 +152,7 @@ class PipelinedCalls:
             ended_s = self._timeline.now()
             self._timeline.add(call, chunk, cond, asked_s=asked_s, began_s=began_s, ended_s=ended_s)
         for _ in range(self._passes_a_chunk - len(self._share.conds)):
-            self._forward.weights.idle_pass(self._forward.beat)
+            self._forward.weights.join_gathers(self._forward.beat)
         if stage.last:
             self._leave(call, chunk, velocities)
         if self._share.conds:
@@ -174,7 +174,7 @@ class PipelinedCalls:
             start = self._image.image_rows(self._stage.part, range(patch, patch + 1)).start - before
             mine = [rows[:, start : start + self._latent_rows[patch]].float() for rows in velocities]
             self._rows[patch].leave(call, mine)
-        if call + 1 < self._program.num_calls:
+        if call + 1 < self._recurrence.num_calls:
             self._enter(call + 1, chunk)
         for patch in chunk:  # last: other ranks wait for what is sent
             self._rows[patch].preview(call)
@@ -196,7 +196,7 @@ class PipelinedCalls:
 
     def _chunks(self, call: int) -> list[range]:
         """What of the image goes through the stages at once in a call: all of it in a step of the warm-up."""
-        step = sum(end < call for end in self._program.step_ends)
+        step = sum(end < call for end in self._recurrence.step_ends)
         return self._image.chunks(warm=step < self._warmup_steps)
 
     def _messages(self) -> Iterator[Expected]:
@@ -205,7 +205,7 @@ class PipelinedCalls:
             yield from self._latents()
             return
         images, number = self._share.stop - self._share.start, 0
-        for call in range(self._program.num_calls):
+        for call in range(self._recurrence.num_calls):
             for chunk in self._chunks(call):
                 for cond in self._share.conds:
                     shape = self._stage.hidden_shape(self._sequences[cond], chunk, images=images)
@@ -223,7 +223,7 @@ class PipelinedCalls:
         images, channels = self._share.stop - self._share.start, self._tensors["given.0"].shape[2]
         before: list[tuple[range, int]] = []  # chunks of the call before, and how many chunks are queued with each
         number = 0
-        for call in range(self._program.num_calls):
+        for call in range(self._recurrence.num_calls):
             chunks = self._chunks(call)
             for chunk in chunks:
                 rows = sum(self._latent_rows[chunk.start : chunk.stop])

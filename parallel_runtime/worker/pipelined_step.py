@@ -4,7 +4,7 @@
     stage 1      | p0 | p1 | p2 |         in the pool (pipeline.py) does not have
 
 The first stage reads the image from shared memory, the last writes the velocity there. Owns the order of chunks and the
-keys and values that outlive a request. Which call may use them is the parent's to say (pool/stale.py).
+keys and values that outlive a request. Which call may use them is the parent's to say (pool/kv_cache_tracker.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +14,12 @@ import torch
 
 from ..models.base import Modulation
 from ..parallel.links import Expected, Inbox, Outbox
-from ..plan import Piece
+from ..plan import BatchSlice
 from ..wire.requests import Step
 from .forward import Forward
 from .latent import call_tensors
 from .mesh import Mesh
-from .stage import PartRows, Side, Stage
+from .stage import CondState, PartRows, Stage
 
 
 @dataclass
@@ -27,7 +27,7 @@ class HeldKeys:
     """Keys and values of one epoch by slot, and by block prefix in it."""
 
     epoch: int = 0
-    slots: dict[tuple[int, Piece], dict[str, torch.Tensor]] = field(default_factory=dict)
+    slots: dict[tuple[int, BatchSlice], dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def enter(self, epoch: int) -> None:
         """Drop what is of another epoch."""
@@ -50,9 +50,12 @@ class PipelinedStep:
         self._options: Sequence[Mapping] = step.calls
         self._told = step.pipeline
         self._stage = stage = Stage(forward, mesh)
-        lanes, self._pieces = step.lanes, step.lanes[mesh.lane]
+        batch_groups, self._pieces = step.batch_groups, step.batch_groups[mesh.batch_group]
         self._sequences = {piece: stage.sequence(self._whole(piece)) for piece in self._pieces}
-        self._passes = max(sum(self._num_chunks(piece, mesh) for piece in lanes[lane]) for lane in mesh.replica_lanes)
+        self._passes = max(
+            sum(self._num_chunks(piece, mesh) for piece in batch_groups[batch_group])
+            for batch_group in mesh.replica_groups
+        )
         chunks = sum(len(self._chunks(piece)) for piece in self._pieces)
         self._outbox = Outbox(mesh.next_stage, depth=max(1, chunks))
         self._inbox = Inbox(
@@ -67,10 +70,10 @@ class PipelinedStep:
             idle -= len(self._chunks(piece))
             self._run_piece(piece)
         for _ in range(idle):
-            weights.idle_pass(self._forward.beat)
+            weights.join_gathers(self._forward.beat)
         self._outbox.drain()
 
-    def _run_piece(self, piece: Piece) -> None:
+    def _run_piece(self, piece: BatchSlice) -> None:
         stage, side = self._stage, self._side(piece)
         modulations: dict[str, Modulation] = {}
         for chunk in self._chunks(piece):
@@ -87,7 +90,7 @@ class PipelinedStep:
                 stage.end_pass()
             self._inbox.worked_on()
 
-    def _side(self, piece: Piece) -> Side:
+    def _side(self, piece: BatchSlice) -> CondState:
         """A piece's inputs by chunk; its keys and values new, or of the call before it."""
         told, sequence = self._told[piece.call], self._sequences[piece]
         self._held.enter(told.epoch)
@@ -104,7 +107,7 @@ class PipelinedStep:
         self._held.slots[place] = side.held
         return side
 
-    def _write(self, piece: Piece, chunk: range, velocity: torch.Tensor) -> None:
+    def _write(self, piece: BatchSlice, chunk: range, velocity: torch.Tensor) -> None:
         """This rank's rows of a chunk's velocity (B, rows, C) to the result. Waits for the device."""
         sequence, out = self._sequences[piece], self._tensors[f"{piece.call}.out"]
         shards = [sequence.shard(self._stage.part, patch) for patch in chunk]
@@ -113,18 +116,18 @@ class PipelinedStep:
             for shard, rows in zip(shards, runs, strict=True):
                 shard.take(out[piece.start : piece.stop], stream="image", dim=1).copy_(rows)
 
-    def _source(self, piece: Piece) -> Piece:
+    def _source(self, piece: BatchSlice) -> BatchSlice:
         """The rows that a piece is computed of: its own or, with option `first_row`, a negative control, the first."""
-        return Piece(piece.call, 0, 1) if self._options[piece.call].get("first_row") else piece
+        return BatchSlice(piece.call, 0, 1) if self._options[piece.call].get("first_row") else piece
 
-    def _whole(self, piece: Piece) -> dict[str, torch.Tensor]:
+    def _whole(self, piece: BatchSlice) -> dict[str, torch.Tensor]:
         """All inputs of a piece's call; with option `first_row` those of the first call."""
         return call_tensors(self._tensors, 0 if self._options[piece.call].get("first_row") else piece.call)
 
-    def _chunks(self, piece: Piece) -> list[range]:
+    def _chunks(self, piece: BatchSlice) -> list[range]:
         return self._sequences[piece].chunks(warm=self._told[piece.call].warm)
 
-    def _num_chunks(self, piece: Piece, mesh: Mesh) -> int:
+    def _num_chunks(self, piece: BatchSlice, mesh: Mesh) -> int:
         return 1 if self._told[piece.call].warm else mesh.plan.num_patches
 
     def _messages(self) -> Iterator[Expected]:

@@ -1,7 +1,7 @@
 """What of a sampling run is known before its first call, computed once: projected text, rotations, modulations.
 
-Letters: `B` images of this rank's lane, `E` calls, `C` hidden size. Source of the idea that a schedule can be computed
-ahead: PipeFusion (arXiv 2405.14430) keeps its loop in the workers for the same reason.
+Letters: `B` images of this rank's batch group, `E` calls, `C` hidden size. Source of the idea that a schedule can be
+computed ahead: PipeFusion (arXiv 2405.14430) keeps its loop in the workers for the same reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ..models.base import Block, Condition, Modulation
-from ..plan import Piece
-from ..program import Program
+from ..plan import BatchSlice
+from ..sampler_recurrence import SamplerRecurrence
 from ..wire.requests import GroupWork
 from .forward import Forward, Rows
 from .latent import call_tensors
@@ -32,7 +32,7 @@ class Prepared:
 
 def prepare(
     forward: Forward,
-    program: Program,
+    recurrence: SamplerRecurrence,
     share: GroupWork,
     tensors: Mapping[str, torch.Tensor],
     *,
@@ -48,13 +48,13 @@ def prepare(
     """
     adapter, weights, timer = forward.adapter, forward.weights, forward.timer
     if not share.conds:
-        weights.idle_pass(forward.beat)
+        weights.join_gathers(forward.beat)
         return {}
-    times = torch.tensor([state.timestep for state in program.states[:-1]], device=forward.device)
+    times = torch.tensor([state.timestep for state in recurrence.states[:-1]], device=forward.device)
     taken: dict[int, dict[str, torch.Tensor]] = {}
     with timer.region("hand_over"):
         for cond in share.conds:
-            inputs = forward.inputs(Piece(cond, share.start, share.stop), rows[cond], call_tensors(tensors, cond))
+            inputs = forward.inputs(BatchSlice(cond, share.start, share.stop), rows[cond], call_tensors(tensors, cond))
             inputs["img"] = inputs["img"].clone()  # on the CPU it is a view of what the parent sent
             taken[cond] = inputs | {"timesteps": times[:, None].expand(-1, share.stop - share.start)}
     with timer.region("embed"), weights.block("") as w:

@@ -17,7 +17,7 @@ from ..models.base import Block, Condition, Modulation, Tokens
 from ..models.stages import stage_blocks
 from ..parallel.kernels import additive_mask
 from ..parallel.pipefusion import PatchedSequence
-from ..parallel.sequence import Arrival, LocalAttention
+from ..parallel.sequence import LocalAttention, PendingOutput
 from .forward import Forward
 from .mesh import Mesh
 
@@ -44,7 +44,7 @@ class ChunkInputs:
 
 
 @dataclass
-class Side:
+class CondState:
     """One conditioning on this stage. `held` has the keys and values, by block prefix."""
 
     sequence: PatchedSequence
@@ -74,7 +74,7 @@ class Stage:
         condition: Condition,
         *,
         held: dict[str, torch.Tensor] | None = None,
-    ) -> Side:
+    ) -> CondState:
         """A conditioning's views by chunk, and the memory for its keys and values, unless it is there: `held`.
 
         `inputs` are this rank's, of all patches.
@@ -90,7 +90,7 @@ class Stage:
             )
             for chunk in (sequence.whole, *(range(patch, patch + 1) for patch in sequence.whole))
         }
-        return Side(sequence, chunks, self._new_held(sequence, inputs["img"].shape[0]) if held is None else held)
+        return CondState(sequence, chunks, self._new_held(sequence, inputs["img"].shape[0]) if held is None else held)
 
     def hidden_shape(self, sequence: PatchedSequence, chunk: range, *, images: int) -> tuple[int, int, int]:
         """(B, S, C) of what passes from stage to stage."""
@@ -104,7 +104,7 @@ class Stage:
     def through(
         self,
         tokens: Tokens,
-        side: Side,
+        side: CondState,
         chunk: range,
         options: Mapping,
         *,
@@ -113,7 +113,7 @@ class Stage:
         """A chunk through this stage's blocks. `options` are its call's; `modulations` as `Forward.through`."""
         there = side.chunks[chunk]
 
-        def begin(block: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], Arrival]:
+        def begin(block: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], PendingOutput]:
             if options.get("local_attention"):
                 return partial(LocalAttention().begin(q, k, v, lengths=()), None)
             finish = self._attention.begin_displaced(
@@ -150,5 +150,5 @@ class Stage:
 def _chunk_condition(condition: Condition, sequence: PatchedSequence, part: int, chunk: range) -> Condition:
     """What of a conditioning a chunk needs: its rows of what has a row for each token."""
     rows, num_text = sequence.rows(part, chunk), sequence.num_rows(part, chunk, stream="text")
-    still = None if condition.still is None else condition.still[rows]
-    return Condition(condition.txt[:, :num_text], condition.vec, condition.rope[:, rows], still)
+    zero_timestep = None if condition.zero_timestep is None else condition.zero_timestep[rows]
+    return Condition(condition.txt[:, :num_text], condition.vec, condition.rope[:, rows], zero_timestep)

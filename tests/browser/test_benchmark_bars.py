@@ -1,4 +1,4 @@
-"""The benchmark's bars as they are drawn: one a contender, as high as it was quick, made up and run for real."""
+"""The benchmark's bars as they are drawn: one a case, as high as it was quick, made up and run for real."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def expect_bars(timeline: Locator, factors: Mapping[str, float]) -> None:
     assert all(abs(height - e) <= o for (_, height), e, o in zip(bars, expected, off, strict=True)), (bars, factors)
 
 
-def test_bars_are_as_high_as_their_contenders_are_quick(made_up: MadeUp) -> None:
+def test_bars_are_as_high_as_their_cases_are_quick(made_up: MadeUp) -> None:
     factors, kinds = (
         {"one rank": 1.0, "stock": 0.62, "uly2": 1.86, "ring2": 1.4},
         ("one_rank", "one_process", "plan", "plan"),
     )
-    contenders = [
+    cases = [
         {"name": name, "kind": kind, "median_s": 1 / factor, "speedup": factor}
         for kind, (name, factor) in zip(kinds, factors.items(), strict=True)
     ]
     timeline = made_up.comfy.open_timeline()
-    report = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": contenders}
+    report = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": cases}
     made_up.tell(reports=[made_up.report(1, report)])
     expect_bars(timeline, factors)
 

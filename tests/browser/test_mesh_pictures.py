@@ -19,7 +19,8 @@ from .comfy_page import SHOTS
 from .made_up import ONE
 
 WORDS = json.loads((PACK_ROOT / "locales" / "en" / "main.json").read_text(encoding="utf-8"))
-# plan, ranks that sleep, lines by axis: one a row of ulysses, a column's ring or hop, a pair of lanes of one image
+# plan, ranks that sleep, lines by axis: one a row of ulysses, a column's ring or hop, a pair of batch groups of one
+# image
 PICTURES: list[tuple[dict[str, int], int, dict[str, int]]] = [
     ({}, 0, {}),
     ({"ulysses": 4}, 0, {"ulysses": 1}),
@@ -89,7 +90,7 @@ NAMES = {"pipefusion": "PipeFusion"}
 
 
 def nothing_overlaps(seen: dict[str, Any]) -> None:
-    """No circle lies on another, none beyond the picture, and every straight line ends at circles or lanes."""
+    """No circle lies on another, none beyond the picture, and every straight line ends at circles or batch groups."""
     for (_, _, x, y, radius), (_, _, other_x, other_y, _) in combinations(seen["dots"], 2):
         assert math.dist((x, y), (other_x, other_y)) >= 2 * radius
     width, height = seen["size"]
@@ -100,18 +101,18 @@ def nothing_overlaps(seen: dict[str, Any]) -> None:
     for axis, x1, y1, x2, y2 in seen["ends"]:
         if axis != "cfg":
             assert {(x1, y1), (x2, y2)} <= places
-        else:  # from one lane's side to the next one's
+        else:  # from one batch group's side to the next one's
             assert any(x + wide == x1 for x, _, wide, _ in seen["boxes"])
             assert any(x == x2 for x, *_ in seen["boxes"])
 
 
 def every_lane_holds_its_ranks(seen: dict[str, Any], plan: dict[str, int], needed: int) -> None:
-    """Lanes come in order, data outermost, and each has its own ranks inside its box and no others."""
-    lanes = plan.get("data", 1) * plan.get("cfg", 1)
-    assert len(seen["boxes"]) == lanes
-    for lane, (x, y, wide, high) in enumerate(seen["boxes"]):
+    """Batch groups come in order, data outermost, and each has its own ranks inside its box and no others."""
+    batch_groups = plan.get("data", 1) * plan.get("cfg", 1)
+    assert len(seen["boxes"]) == batch_groups
+    for batch_group, (x, y, wide, high) in enumerate(seen["boxes"]):
         inside = [rank for rank, _, cx, cy, _ in seen["dots"] if x < cx < x + wide and y < cy < y + high]
-        assert inside == list(range(lane * needed // lanes, (lane + 1) * needed // lanes))
+        assert inside == list(range(batch_group * needed // batch_groups, (batch_group + 1) * needed // batch_groups))
 
 
 @pytest.mark.parametrize(

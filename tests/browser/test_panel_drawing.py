@@ -22,13 +22,13 @@ ROW = 26 * 0.76  # pixels that a rank's row is high, of up to 16 ranks
 # By line of pixels above the axis: how much there is of each colour, in pixels, one that an edge goes through counting
 # for its part; `filled` is whether there is anything; `first`, where. Idle is drawn at 35 % of its colour.
 DRAWN = """async ([report, width, span]) => {
-  const { drawLanes, lanesHeight } = await import('/web/panel/lanes.mjs')
+  const { drawRows, rowsHeight } = await import('/web/panel/batch groups.mjs')
   const { readReport } = await import('/web/panel/report.mjs')
   const view = readReport(report)
   const canvas = document.createElement('canvas')
-  canvas.style.cssText = `display:block;width:${width}px;height:${lanesHeight(view.ranks.length)}px`
+  canvas.style.cssText = `display:block;width:${width}px;height:${rowsHeight(view.ranks.length)}px`
   document.body.replaceChildren(canvas)
-  drawLanes(canvas, view.ranks, span ?? [0, view.end_s])
+  drawRows(canvas, view.ranks, span ?? [0, view.end_s])
   const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
   const colours = [['compute', [0x4e, 0x79, 0xa7], 255], ['communication', [0xf2, 0x8e, 0x2b], 255],
     ['idle', [0x9a, 0xa0, 0xa6], 89]]
@@ -51,7 +51,7 @@ TRACE = """async (report) => {
   return JSON.parse(await jsonBlob(chromeTrace(readReport(report))).text()) }"""
 CALL = """async ([file, name, ...given]) => (await import(`/web/panel/${file}`))[name](...given)"""
 PICKED = """async ([report, at, span]) => {
-  const { timeAt, stepSpan } = await import('/web/panel/lanes.mjs')
+  const { timeAt, stepSpan } = await import('/web/panel/batch groups.mjs')
   const { readReport } = await import('/web/panel/report.mjs')
   const { ranks } = readReport(report)
   const canvas = { getBoundingClientRect: () => ({ left: 10, width: 894 }) }

@@ -59,7 +59,7 @@ def test_plans_stand_beside_one_rank_and_stock_comfyui(client: ComfyClient, tiny
 
 
 def loops(report: dict[str, Any]) -> list[str]:
-    """Where each contender's loop was, in their order."""
+    """Where each case's loop was, in their order."""
     return [row["loop"]["kind"] for row in report["contenders"]]
 
 

@@ -1,4 +1,4 @@
-"""A sampler that is nearly linear: found by running the program that it would be, on random numbers."""
+"""A sampler that is nearly linear: found by running the recurrence that it would be, on random numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAID = "it is not linear in latents and denoised latents (off by"
 
 @pytest.fixture(scope="module")
 def said() -> dict[tuple[float, bool], str]:
-    """By how much latents are bent, and whether only the model sees it: why the sampler is no program."""
+    """By how much latents are bent, and whether only the model sees it: why the sampler is no recurrence."""
     command = [sys.executable, str(SCRIPT), str(comfyui_path()), "--bent"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert result.returncode == 0, result.stderr[-4000:]

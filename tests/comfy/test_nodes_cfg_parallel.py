@@ -119,10 +119,10 @@ def both(client: ComfyClient, graph: Graph, plan: dict[str, Any]) -> tuple[float
     return relative_error(saved_latent(client, result), stock), report
 
 
-def lanes_of(report: dict[str, Any], request: int = 0) -> list[list[list[int]]]:
-    """By lane, the pieces [call, first row, row after the last] of one request."""
+def groups_of(report: dict[str, Any], request: int = 0) -> list[list[list[int]]]:
+    """By batch group, the pieces [call, first row, row after the last] of one request."""
     pieces = {rank["lane"]: rank["pieces"][request] for rank in report["ranks"] if "lane" in rank}
-    return [pieces[lane] for lane in sorted(pieces)]
+    return [pieces[batch_group] for batch_group in sorted(pieces)]
 
 
 # Graphs of these kinds run under a plan of cfg in parity/test_parity_subset.py too, or others of their kind do here.
@@ -153,18 +153,18 @@ def test_conditionings_go_together_and_equal_stock_comfyui(name: str, client: Co
         assert set(report["timings"]["calls"]) == {2}
     else:
         assert report["timings"]["calls"] == calls
-    assert all(pieces for pieces in lanes_of(report)), "a lane had nothing to do"
+    assert all(pieces for pieces in groups_of(report)), "a batch group had nothing to do"
 
 
-def test_the_two_calls_of_an_unequal_pair_run_on_two_lanes(client: ComfyClient) -> None:
+def test_the_two_calls_of_an_unequal_pair_run_on_two_batch_groups(client: ComfyClient) -> None:
     _, report = both(client, TOGETHER["unequal prompts"][0], CFG_2)
-    assert sorted(lanes_of(report)) == [[[0, 0, 1]], [[1, 0, 1]]]
+    assert sorted(groups_of(report)) == [[[0, 0, 1]], [[1, 0, 1]]]
     _, report = both(client, TOGETHER["equal prompts"][0], CFG_2)
-    assert lanes_of(report) == [[[0, 0, 1]], [[0, 1, 2]]], "one call of two rows was not split"
+    assert groups_of(report) == [[[0, 0, 1]], [[0, 1, 2]]], "one call of two rows was not split"
 
 
 @pytest.mark.full
-def test_a_stock_model_made_parallel_has_lanes_too(client: ComfyClient) -> None:
+def test_a_stock_model_made_parallel_has_batch_groups_too(client: ComfyClient) -> None:
     graph = TOGETHER["EasyCache"][0]
     stock = saved_latent(client, client.queue(graph.workflow()))
     ours = reported(graph.workflow())
@@ -203,12 +203,12 @@ def test_a_batch_is_shared_out_over_replicas(batch: int, client: ComfyClient) ->
     graph = of("", f"data {batch}", batch=batch)
     error, report = both(client, graph, {"devices": "cpu:2", "data": 2})
     assert error <= TOLERANCE
-    rows = [sum(stop - start for _, start, stop in pieces) for pieces in lanes_of(report)]
+    rows = [sum(stop - start for _, start, stop in pieces) for pieces in groups_of(report)]
     assert sorted(rows) == [batch // 2, -(-batch // 2)]
 
 
 @pytest.mark.full
-def test_a_lane_left_out_would_be_seen(client: ComfyClient) -> None:
+def test_a_batch_group_left_out_would_be_seen(client: ComfyClient) -> None:
     stock = saved_latent(client, client.queue(of("", "unequal", guided(3.0, negative=LONG)).workflow()))
     alone = saved_latent(client, client.queue(of("", "positive alone").workflow()))
     assert relative_error(alone, stock) > VISIBLE

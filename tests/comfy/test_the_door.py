@@ -49,10 +49,10 @@ def test_the_timestep_reaches_the_workers_as_it_came(sent) -> None:
 
 
 def test_runs_of_rows_at_timestep_zero_are_marked(sent) -> None:
-    tensors, _ = sent(timesteps=torch.tensor([0.7, 0.2, 0.0, 0.0]), still=((4, 6), (9, 12)))
-    assert tensors["still_rows"].tolist() == [0] * 4 + [1] * 2 + [0] * 3 + [1] * 3
+    tensors, _ = sent(timesteps=torch.tensor([0.7, 0.2, 0.0, 0.0]), zero_timestep=((4, 6), (9, 12)))
+    assert tensors["zero_timestep_rows"].tolist() == [0] * 4 + [1] * 2 + [0] * 3 + [1] * 3
     assert tensors["timesteps"].tolist() == pytest.approx([0.7, 0.2]), "those of the rows at zero are none of the batch"
-    assert "still_rows" not in sent()[0]
+    assert "zero_timestep_rows" not in sent()[0]
 
 
 def test_a_residual_of_several_blocks_travels_once_and_each_block_knows_its_own(sent) -> None:

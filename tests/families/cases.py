@@ -64,7 +64,7 @@ class Case:
         return self.variant.graph(cfg=self.cfg, steps=self.steps)
 
     def plans(self) -> list[str]:
-        """The plans that make a difference: lanes for the two sides of cfg need two sides."""
+        """The plans that make a difference: batch groups for the two sides of cfg need two sides."""
         return [name for name, degrees in PLANS.items() if self.cfg > 1 or "cfg" not in degrees]
 
 

@@ -161,13 +161,14 @@ REST = """
 
 Of these formats nvfp4 alone, on GPUs that multiply in it (Blackwell), and where the file has no `input_scale`: ComfyUI
 then rounds what a layer is given by the largest number in it, over all tokens of all images of a call. Ranks that share
-the tokens take the largest of all of them, one number; so do the lanes of cfg parallel that share the rows of a call.
-Ranks without a token take part. `tests/models/test_quantised.py` has ComfyUI round so on a CPU: equal, where scales of
-each rank's own are wrong by 5e-2. It still differs from stock
+the tokens take the largest of all of them, one number; so do the batch groups of cfg parallel that share the rows of a
+call. Ranks without a token take part. `tests/models/test_quantised.py` has ComfyUI round so on a CPU: equal, where
+scales of each rank's own are wrong by 5e-2. It still differs from stock
 
 - with data parallel, where the rows of one batch are on several replicas, which exchange nothing: each has its own
   largest number. A list of latents is one call an image in stock too.
-- where a lane of cfg parallel runs a row of a call while the others run other calls, as with cfg parallel of 3 or more.
+- where a batch group of cfg parallel runs a row of a call while the others run other calls, as with cfg parallel of 3
+  or more.
 
 ## What was not run, and why
 

@@ -91,7 +91,7 @@ def test_a_quantised_file_is_verified_as_closely_as_its_layers_round(command: Co
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_lanes_that_all_compute_the_first_row_are_found_out_in_steps_of_bf16(tried: Command) -> None:
+def test_batch_groups_that_all_compute_the_first_row_are_found_out_in_steps_of_bf16(tried: Command) -> None:
     plan = ("--plan", "data=2", "--batch", "2", "--steps", "2", "--dtype", "bfloat16", "--json")
     done = tried("verify", WAN, *plan, "--negative-control")
     assert done.returncode == 1, done.stdout + done.stderr

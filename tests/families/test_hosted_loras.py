@@ -117,14 +117,14 @@ def test_two_models_of_one_file_with_other_loras_are_refused_in_one_guider(
 ) -> None:
     """Of two loaders; stock loads the file twice then. What the message says to do equals that."""
     folder = family_models / "diffusion_models"
-    twin = with_loras(small(), (file_of("Wan", "lora_alpha"), 0.8))
-    file = twin["model"]["inputs"]["unet_name"]
+    last_sent = with_loras(small(), (file_of("Wan", "lora_alpha"), 0.8))
+    file = last_sent["model"]["inputs"]["unet_name"]
     if not (folder / "twin.safetensors").exists():
         (folder / "twin.safetensors").hardlink_to(folder / file)  # or the cache of nodes makes one loader of both
-    twin["model b"] = node("UNETLoader", unet_name="twin.safetensors", weight_dtype="default")
-    custom_sampling("DualModelGuider", positive=HERE, negative=HERE, cfg=HERE, model_negative=["model b", 0])(twin)
-    graph = ours(twin, sampler="SamplerCustomAdvanced")
-    assert relative_error(latent_of(hosted_client, graph), stock(twin)) <= TOLERANCE, (
+    last_sent["model b"] = node("UNETLoader", unet_name="twin.safetensors", weight_dtype="default")
+    custom_sampling("DualModelGuider", positive=HERE, negative=HERE, cfg=HERE, model_negative=["model b", 0])(last_sent)
+    graph = ours(last_sent, sampler="SamplerCustomAdvanced")
+    assert relative_error(latent_of(hosted_client, graph), stock(last_sent)) <= TOLERANCE, (
         "of another file nothing is shared"
     )
     graph["model b"] = copy.deepcopy(graph["model"])
@@ -137,4 +137,4 @@ def test_two_models_of_one_file_with_other_loras_are_refused_in_one_guider(
     assert f"two MODELs of {file} on the same workers" in first_line
     assert "use Load Diffusion Model for one of them" in first_line
     graph["model b"] = node("UNETLoader", unet_name=file, weight_dtype="default")
-    assert relative_error(latent_of(hosted_client, graph), stock(twin)) <= TOLERANCE
+    assert relative_error(latent_of(hosted_client, graph), stock(last_sent)) <= TOLERANCE

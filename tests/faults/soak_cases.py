@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from runtime.resident_runs import host_loop, make_run
+from runtime.in_worker_runs import host_loop, make_run
 from safetensors.torch import load_file, save_file
 
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
-from parallel_runtime.patch import PRISTINE, PatchSet
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.in_worker_sampling import InWorkerRun
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.resident import ResidentRun
+from parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 
 from .soak_models import LORA_RANK, lora, write_model
 
@@ -50,14 +50,14 @@ class Case:
     """One call of the model, or one whole run, and the right answer."""
 
     spec: ModelSpec
-    patches: PatchSet
-    work: ModelCall | ResidentRun
+    patches: WeightPatchSet
+    work: ModelCall | InWorkerRun
     reference: torch.Tensor
 
     def ask(self, pool: Pool, plan: ParallelPlan, options: Mapping, check: Callable[[], None] | None) -> torch.Tensor:
         """The pool's answer; `options` go to every call. Raises PoolError and what `check` raises."""
         around = {"patches": self.patches, "check_cancelled": check}
-        if isinstance(self.work, ResidentRun):
+        if isinstance(self.work, InWorkerRun):
             conds = tuple(replace(cond, options=options) for cond in self.work.conds)
             return pool.sample(self.spec, plan, replace(self.work, conds=conds), **around).out
         return pool.run(self.spec, plan, [replace(self.work, options=options)], **around).outs[0]
@@ -83,22 +83,22 @@ class Cases:
         return chance.sample(every, k=len(every))
 
 
-def _cases(spec: ModelSpec, changes: PatchSet, folder: Path) -> list[Case]:
+def _cases(spec: ModelSpec, changes: WeightPatchSet, folder: Path) -> list[Case]:
     weights = load_file(spec.path)
     for patch in changes.patches:
         up, down = patch.values[0], patch.values[1]
         weights[patch.key] = weights[patch.key] + patch.strength * 2.0 / LORA_RANK * (up @ down)
     merged = folder / f"merged_{changes.name}_{Path(spec.path).name}"
     save_file(weights, merged)
-    judge, config = Oracle(str(merged)), FluxConfig.from_header(read_header(spec.path))
+    reference_model, config = ReferenceModel(str(merged)), FluxConfig.from_header(read_header(spec.path))
     made = []
     for workload in WORKLOADS:
         tensors = workload.tensors(config)
-        reference = judge(tensors)
+        reference = reference_model(tensors)
         call = ModelCall(tensors=tensors, out_shape=tuple(reference.shape), out_dtype=torch.float32)
         made.append(Case(spec, changes, call, reference))
     for kind in RUNS:
         run = make_run(config, **kind)
-        made.append(Case(spec, changes, run, host_loop(judge, run)[0]))
+        made.append(Case(spec, changes, run, host_loop(reference_model, run)[0]))
     merged.unlink()
     return made

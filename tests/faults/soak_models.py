@@ -6,7 +6,7 @@ import torch
 
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.models.flux.sample import sample_config, write_sample
-from parallel_runtime.patch import Patch, PatchSet
+from parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
 
 LORA_RANK = 4
 LORA_WEIGHTS = tuple(
@@ -21,7 +21,7 @@ def write_model(path: Path, *, seed: int) -> ModelSpec:
     return ModelSpec.of(path)
 
 
-def lora(name: str, *, seed: int, strength: float, side_branch: bool = False) -> PatchSet:
+def lora(name: str, *, seed: int, strength: float, side_branch: bool = False) -> WeightPatchSet:
     """A LoRA of three weights. The sizes are those of the model above: 128 wide."""
     generator = torch.Generator().manual_seed(seed)
     rows = {"qkv": 384, "linear1": 896, "txt_mlp": 512}
@@ -30,5 +30,5 @@ def lora(name: str, *, seed: int, strength: float, side_branch: bool = False) ->
         out = next(size for word, size in rows.items() if word in key)
         up = torch.randn(out, LORA_RANK, generator=generator) * 0.3
         down = torch.randn(LORA_RANK, 128, generator=generator) * 128**-0.5
-        patches.append(Patch(key=key, kind="lora", strength=strength, values=(up, down, 2.0, None)))
-    return PatchSet(name, tuple(patches), side_branch=side_branch)
+        patches.append(WeightPatch(key=key, kind="lora", strength=strength, values=(up, down, 2.0, None)))
+    return WeightPatchSet(name, tuple(patches), side_branch=side_branch)

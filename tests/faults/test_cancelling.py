@@ -8,8 +8,8 @@ import pytest
 import torch
 from pool.echo_pool import held, in_time, make_spec, run_step
 
-from parallel_runtime.patch import Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
 
 
 class Cancelled(Exception):  # noqa: N818  stands for the caller's own
@@ -91,8 +91,10 @@ def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool):
 
 
 def test_a_cancelled_change_of_weights_stops_early_and_is_made_whole_by_the_next(pool):
-    change = PatchSet("slow", tuple(Patch(key="x", kind="diff", strength=1.0, values=(None,)) for _ in range(30)))
-    pool.ensure(make_spec(), patches=PatchSet("quick", change.patches[:1]))
+    change = WeightPatchSet(
+        "slow", tuple(WeightPatch(key="x", kind="diff", strength=1.0, values=(None,)) for _ in range(30))
+    )
+    pool.ensure(make_spec(), patches=WeightPatchSet("quick", change.patches[:1]))
     memory = pool.status()["memory"]
 
     def returned():
@@ -129,8 +131,8 @@ def test_a_cancel_before_anything_is_sent_sends_nothing(pool):
 
 def slow_change(turn):
     """A change of weights that takes 0.3 s, another one each turn."""
-    patches = [Patch(key=f"x{index}", kind="diff", strength=1.0, values=(None,)) for index in range(3)]
-    return PatchSet(f"change {turn}", tuple(patches))
+    patches = [WeightPatch(key=f"x{index}", kind="diff", strength=1.0, values=(None,)) for index in range(3)]
+    return WeightPatchSet(f"change {turn}", tuple(patches))
 
 
 @pytest.mark.full

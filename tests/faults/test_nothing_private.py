@@ -22,9 +22,9 @@ from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import Device
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.places import with_short_home, without_places
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.redact_paths import redact_paths, with_short_home
 from parallel_runtime.report.schema import REPORT
 
 PROMPT = "a xylophonist nobody may hear of"
@@ -68,22 +68,22 @@ def test_what_is_private_is_recognised() -> None:
     ],
 )
 def test_of_a_path_only_the_files_name_is_left(text: str, left: str) -> None:
-    assert left in without_places(text)
-    assert not private(without_places(text))
-    assert "John" not in without_places(text)
+    assert left in redact_paths(text)
+    assert not private(redact_paths(text))
+    assert "John" not in redact_paths(text)
 
 
 @given(
     st.lists(st.sampled_from(["/", "\\", "~", "C:", " ", "'", '"', "(", "=", ":", "me", "a.st", "/a b/c"]), max_size=9)
 )
 def test_a_report_may_hold_whatever_is_left(pieces: list[str]) -> None:
-    left = without_places("said: " + "".join(pieces))
+    left = redact_paths("said: " + "".join(pieces))
     assert "path" not in REPORT["loop"].fields["reason"].check(left)
 
 
 def test_this_users_own_folder_is_left_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert without_places("no space in /home/somebody") == "no space in ~"
+    assert redact_paths("no space in /home/somebody") == "no space in ~"
     assert with_short_home("kept in /home/somebody/.cache/x, not /home/somebodyelse") == (
         "kept in ~/.cache/x, not /home/somebodyelse"
     )

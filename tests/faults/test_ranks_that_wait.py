@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runtime.resident_runs import make_run
+from runtime.in_worker_runs import make_run
 
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.devices import parse_devices
@@ -15,8 +15,8 @@ from parallel_runtime.errors import PoolError
 from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.in_worker_sampling import InWorkerRun
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.resident import ResidentRun
 
 PATIENCE_S, DEADLINE_S = 60.0, 1.2  # fresh ranks are slow the first time
 BLOCKS = 8  # a stage of two has four: together longer than the deadline, each far shorter
@@ -24,7 +24,7 @@ SLOWLY = ["sleep", 0.4, 4]
 STAGES, LANES = ParallelPlan.parse("pipefusion=2,warmup_steps=3"), ParallelPlan(cfg=3)
 APART = ParallelPlan(
     data=2
-)  # lanes that never exchange: one waits for leave to start a step, which is the others' to earn
+)  # batch groups that never exchange: one waits for leave to start a step, which is the others' to earn
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def pool() -> Iterator[Pool]:
 def sample(pool: Pool, spec: ModelSpec, plan: ParallelPlan, **between_blocks: list) -> torch.Tensor:
     """A whole run in which rank 0 or 1 does that between its blocks."""
     pool.deadline_s = DEADLINE_S if between_blocks else PATIENCE_S
-    run: ResidentRun = make_run(FluxConfig.from_header(read_header(spec.path)), sides=(5, 7), batch=2)
+    run: InWorkerRun = make_run(FluxConfig.from_header(read_header(spec.path)), sides=(5, 7), batch=2)
     options = {"between_blocks": {name.removeprefix("rank"): asked for name, asked in between_blocks.items()}}
     run = replace(run, conds=tuple(replace(cond, options=options) for cond in run.conds))
     return pool.sample(spec, plan, run, check_cancelled=not_for_ever()).out
@@ -65,8 +65,8 @@ def not_for_ever() -> Callable[[], None]:
     return check
 
 
-def test_a_stage_and_an_idle_lane_may_wait_longer_than_the_deadline(pool: Pool, spec: ModelSpec) -> None:
-    """Stage 1 has nothing to do while stage 0 computes, nor has the third lane, which has no conditioning."""
+def test_a_stage_and_an_idle_batch_group_may_wait_longer_than_the_deadline(pool: Pool, spec: ModelSpec) -> None:
+    """Stage 1 has nothing to do while stage 0 computes, nor has the third batch group, which has no conditioning."""
     for plan in (STAGES, LANES):
         right = sample(pool, spec, plan)
         assert torch.equal(sample(pool, spec, plan, rank0=SLOWLY), right)

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
-from runtime.resident_runs import host_loop, make_run
+from runtime.in_worker_runs import host_loop, make_run
 from runtime.stale_model import StaleModel
 
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.in_worker_sampling import InWorkerRun
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.resident import ResidentRun
 
 RUNS = {
     "one side": {},
@@ -129,7 +129,7 @@ class _Calls:
 
 
 @lru_cache(maxsize=8)
-def _run_of(path: str, name: str) -> ResidentRun:
+def _run_of(path: str, name: str) -> InWorkerRun:
     return make_run(FluxConfig.from_header(read_header(path)), **RUNS[name])
 
 
@@ -137,7 +137,7 @@ def _run_of(path: str, name: str) -> ResidentRun:
 def _reference(path: str, name: str, patches: int, in_workers: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """One process's result and previews, as stale as a pipeline of so many patches; exact with none."""
     run = _run_of(path, name)
-    model: Callable[[Mapping], torch.Tensor] = Oracle(path, dtype=torch.float32)
+    model: Callable[[Mapping], torch.Tensor] = ReferenceModel(path, dtype=torch.float32)
     if patches:
         # In a run of the workers all sides have the patches of the longest text.
         longest = max(cond.tensors["txt"].shape[1] for cond in run.conds) if in_workers else None

@@ -11,7 +11,7 @@ from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.errors import PoolError
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.memory import bytes_of, communicators, kept_bytes
 from parallel_runtime.pool.pool import Pool
@@ -37,7 +37,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
 def test_the_groups_of_many_plans_in_turn_stay_within_what_the_planner_counts(pool: Pool, deep: ModelSpec) -> None:
     """Two rounds, so that groups are freed and made again, and weights that are held outlive their plan's mesh."""
     tensors = Workload(width=96, height=64, text_tokens=5).tensors(FluxConfig.from_header(read_header(deep.path)))
-    expected = Oracle(deep.path)(tensors)
+    expected = ReferenceModel(deep.path)(tensors)
     threads: list[int] = []
     for plan in PLANS * 2:
         with Notes() as found:

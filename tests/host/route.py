@@ -64,7 +64,11 @@ def trace_rank() -> None:
             if frame.f_code.co_name == "result_of":
                 route.calls.clear()
             route.note(frame)
-        elif event == "return" and frame.f_code.co_name == "say" and any(name == "Engine._step" for _, name in route.calls):
+        elif (
+            event == "return"
+            and frame.f_code.co_name == "say"
+            and any(name == "Engine._step" for _, name in route.calls)
+        ):
             path.write_text(json.dumps(list(route.calls)), encoding="utf-8")
 
     sys.setprofile(profile)

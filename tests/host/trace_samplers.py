@@ -1,4 +1,4 @@
-"""Traces every sampler of a real ComfyUI and runs the programs found beside the samplers; prints JSON.
+"""Traces every sampler of a real ComfyUI and runs the recurrences found beside the samplers; prints JSON.
 
 Owns: what is compared. Run as `python tests/host/trace_samplers.py COMFYUI`, in a process of its own, since ComfyUI's
 modules read the command line and are named like others. With `--bent`, what is said of samplers that are not linear;
@@ -81,7 +81,7 @@ class Bench:
         )
 
     def bent(self, bend: float, *, hidden: bool) -> str:
-        """What is said of an Euler sampler whose latents are bent by so much; "" when it becomes a program.
+        """What is said of an Euler sampler whose latents are bent by so much; "" when it becomes a recurrence.
 
         `hidden`: what is bent is not in the result, but only in what the model is given.
         """
@@ -105,38 +105,38 @@ class Bench:
 
     def refused(self, model_options: dict[str, Any]) -> list[str]:
         """Why the loop in the workers refuses a run with these options of the sampler, and what it asks the model."""
-        resident = importlib.import_module(f"{NAME}.nodes.host.resident")
-        asked = list(resident._cond_names(self.guider, model_options))
+        in_worker_sampling = importlib.import_module(f"{NAME}.nodes.host.resident")
+        asked = list(in_worker_sampling._cond_names(self.guider, model_options))
         try:
-            resident._refuse_guider(self.guider, model_options)
-        except resident.HostLoopError as error:
+            in_worker_sampling._refuse_guider(self.guider, model_options)
+        except in_worker_sampling.HostLoopError as error:
             return [str(error), *asked]
         return ["", *asked]
 
     def compare(self, name: str, scheduler: str, steps: int, part: float) -> dict[str, Any]:
-        """A sampler beside its program: the relative error and what else must agree; or the reason for none."""
+        """A sampler beside its recurrence: the relative error and what else must agree; or the reason for none."""
         torch = self.torch
         run = self.run_of(self.samplers.sampler_object(name), scheduler, steps, part)
         torch.manual_seed(77)
         state = torch.get_rng_state()
         try:
-            program, sigmas_left = self.tracer.trace(run, self.sampling.timestep)
+            recurrence, sigmas_left = self.tracer.trace(run, self.sampling.timestep)
         except self.tracer.NotLinearError as error:
             return {"reason": str(error)}
         kept = torch.equal(state, torch.get_rng_state())
         x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(9))
-        given = self.tracer.given_tensors(run, program, x)
+        given = self.tracer.given_tensors(run, recurrence, x)
         after = torch.get_rng_state()
-        result = program.run(given.__getitem__, lambda e, latent: self.denoise(latent, program.states[e].sigma))
+        result = recurrence.run(given.__getitem__, lambda e, latent: self.denoise(latent, recurrence.states[e].sigma))
         torch.manual_seed(77)
         wanted, own_sigmas = self.sampled(run, x)
         return {
             "error": float((result - wanted).norm() / wanted.norm()),
-            "calls": program.num_calls,
-            "steps": len(program.step_ends),
-            "json_bytes": len(json.dumps(self.records.to_body(program))),
+            "calls": recurrence.num_calls,
+            "steps": len(recurrence.step_ends),
+            "json_bytes": len(json.dumps(self.records.to_body(recurrence))),
             "sigmas_as_sampler": torch.equal(sigmas_left, own_sigmas),
-            "noisy": program.given != (0,),
+            "noisy": recurrence.given != (0,),
             "random_state_kept": kept,
             "random_state_as_sampler": torch.equal(after, torch.get_rng_state()),
         }

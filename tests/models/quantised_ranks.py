@@ -30,9 +30,9 @@ from parallel_runtime.models.hosted.scales import shared as shared_scales
 from parallel_runtime.models.parts import plain_parts
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.uneven import UnevenSequence
-from parallel_runtime.patch import Patch, PatchBatch, pack
-from parallel_runtime.plan import ParallelPlan, Piece
+from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.timing import RegionTimer
+from parallel_runtime.weight_patch import PatchBatch, WeightPatch, pack
 from parallel_runtime.wire.requests import ChangeWeights
 from parallel_runtime.worker.hosted import HostedChanges, HostedForward, HostedModel, HostedWeights, OwnTokens
 from parallel_runtime.worker.mesh import Groups, Mesh
@@ -97,7 +97,7 @@ def without_products() -> None:
 def change(model: HostedModel, *, lora: bool) -> None:
     """Have a LoRA merged, or nothing."""
     patches = [
-        Patch(
+        WeightPatch(
             key=f"{name}.weight", kind="lora", strength=0.7, values=(noise(rows, 4), 0.1 * noise(4, columns), 4.0, None)
         )
         for name, (rows, columns) in (LORA if lora else {}).items()
@@ -144,16 +144,16 @@ def compare(case: str, spec: ModelSpec, want: dict[str, Tensor], *, sharded: boo
     errors["bytes elsewhere"] = elsewhere
     errors["LoRA changes"] = difference(found["LoRA"], found["plain"])
     if size == 2 and not sharded:
-        errors["cfg"] = difference(over_lanes(model, (0, 0)), want["plain"].flatten())
-        errors["cfg, own scales"] = difference(over_lanes(model, (0, 1)), want["plain"].flatten())
+        errors["cfg"] = difference(over_groups(model, (0, 0)), want["plain"].flatten())
+        errors["cfg, own scales"] = difference(over_groups(model, (0, 1)), want["plain"].flatten())
     errors["own scales"] = difference(call(model, sequence, scales=False), want["plain"])
     sequence.attend = OwnTokens.attend.__get__(sequence)  # type: ignore[method-assign]
     errors["control"] = difference(call(model, sequence), want["plain"])
     return errors
 
 
-def over_lanes(model: HostedModel, calls: tuple[int, int]) -> Tensor:
-    """Two rows, each run by a lane of cfg parallel, that are of these calls: of one, or each of another."""
+def over_groups(model: HostedModel, calls: tuple[int, int]) -> Tensor:
+    """Two rows, each run by a batch group of cfg parallel, that are of these calls: of one, or each of another."""
     module, rank = model.weights.module, dist.get_rank()
     mesh = Mesh(ParallelPlan(cfg=2), device=CPU, groups=Groups(), show_waiting=lambda _: None)
     inputs = {name: noise(*shape) for name, shape in INPUTS.items()}
@@ -162,7 +162,9 @@ def over_lanes(model: HostedModel, calls: tuple[int, int]) -> Tensor:
     tensors = {f"{call}.{name}": tensor for call in calls for name, tensor in {**made.tensors, "out": out}.items()}
     sent = RepeatedInputs(CPU).of_request({}, {})
     forward = HostedForward(model, mesh.uneven_sequence(), RegionTimer(CPU, on=False), lambda: None, sent)
-    forward.run_lanes([[Piece(calls[0], 0, 1)], [Piece(calls[1], 1, 2)]], mesh, tensors, [made.options] * 2)
+    forward.run_batch_groups(
+        [[BatchSlice(calls[0], 0, 1)], [BatchSlice(calls[1], 1, 2)]], mesh, tensors, [made.options] * 2
+    )
     everybody = Axis("all", 2, rank, dist.group.WORLD)
     rows = UnevenSequence(ring=Axis("one"), ulysses=everybody).gather(out[rank : rank + 1], dim=0, lengths=(1, 1))
     return rows.flatten()

@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         "the head modulates all rows alike",
-        'shift, scale = by_row(w.linear("final_layer.adaLN_modulation.1", tokens.vec), still).chunk(2, -1)',
+        'shift, scale = by_row(w.linear("final_layer.adaLN_modulation.1", tokens.vec), zero_timestep).chunk(2, -1)',
         'shift, scale = w.linear("final_layer.adaLN_modulation.1", tokens.vec)[:, :1].chunk(2, -1)',
         (ZERO_ROWS,),
     ),

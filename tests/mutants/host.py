@@ -15,8 +15,8 @@ MUTANTS = (
     ),
     Mutant(
         "rows at timestep zero are one too few",
-        'tensors["still_rows"][start:stop] = 1',
-        'tensors["still_rows"][start + 1 : stop] = 1',
+        'tensors["zero_timestep_rows"][start:stop] = 1',
+        'tensors["zero_timestep_rows"][start + 1 : stop] = 1',
         ("test_the_door.py::test_runs_of_rows_at_timestep_zero_are_marked",),
     ),
     Mutant(
@@ -45,8 +45,8 @@ MUTANTS = (
     ),
     Mutant(
         "a sampler that is slightly bent passes for linear",
-        "_check(program, random, still, randoms, 100 * TOLERANCES[dtype])",
-        "_check(program, random, still, randoms, 1e6 * TOLERANCES[dtype])",
+        "_check(recurrence, random, still, randoms, 100 * TOLERANCES[dtype])",
+        "_check(recurrence, random, still, randoms, 1e6 * TOLERANCES[dtype])",
         (BENT,),
     ),
     Mutant(
@@ -56,28 +56,28 @@ MUTANTS = (
         ("test_bent_samplers.py::test_a_sampler_whose_last_step_hides_what_was_bent_is_refused_too",),
     ),
     Mutant(
-        "calls in lanes get each other's results",
-        "lane.outs = [outs.popleft() for _ in lane.calls]",
-        "lane.outs = [outs.pop() for _ in lane.calls]",
-        ("test_lanes.py::test_calls_of_all_tasks_go_in_one_request_and_each_gets_its_own_result",),
+        "calls in tasks get each other's results",
+        "running.outs = [outs.popleft() for _ in running.calls]",
+        "running.outs = [outs.pop() for _ in running.calls]",
+        ("test_cooperative_tasks.py::test_calls_of_all_tasks_go_in_one_request_and_each_gets_its_own_result",),
     ),
     Mutant(
         "calls that cannot travel together are sent with the first one's model",
         "numbers.setdefault(handed.key, []).append(number)",
         "numbers.setdefault(calls[0].key, []).append(number)",
-        ("test_lanes.py::test_calls_that_cannot_travel_together_go_in_requests_of_their_own",),
+        ("test_cooperative_tasks.py::test_calls_that_cannot_travel_together_go_in_requests_of_their_own",),
     ),
     Mutant(
         "all tasks draw from one random number generator",
         "    for each, version in kept:\n        each.put(version)\n    try:",
         "    try:",
-        ("test_lanes.py::test_random_numbers_of_a_task_do_not_depend_on_those_beside_it",),
+        ("test_cooperative_tasks.py::test_random_numbers_of_a_task_do_not_depend_on_those_beside_it",),
     ),
     Mutant(
         "a task's thread has torch's defaults",
-        "        with self._surroundings.restored():\n            return self._task()",
+        "        with self._thread_state.restored():\n            return self._task()",
         "        return self._task()",
-        ("test_lanes.py::test_a_task_has_the_settings_of_the_callers_thread",),
+        ("test_cooperative_tasks.py::test_a_task_has_the_settings_of_the_callers_thread",),
     ),
     Mutant(
         "blocks that visit count for one buffer",

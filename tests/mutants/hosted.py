@@ -107,7 +107,7 @@ MUTANTS = (
         (f"{QUANTISED}[nvfp4, its inputs rounded too-replicated]",),
     ),
     Mutant(
-        "lanes of cfg parallel round by the largest number of their own rows",
+        "batch groups of cfg parallel round by the largest number of their own rows",
         'over = mesh["cfg"] if alike and',
         'over = mesh["cfg"] if not alike and',
         (f"{QUANTISED}[nvfp4, its inputs rounded too-replicated]",),

@@ -8,7 +8,7 @@ AREAS = "test_panel_drawing.py::test_every_rank_has_a_row_and_each_colour_the_ar
 TRACE = "test_panel_drawing.py::test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds"
 NUMBERS = "test_panel_drawing.py::test_what_stands_for_many_numbers_is_theirs"
 SAVED = "test_a_run.py::test_the_timeline_looks_at_a_step_and_saves_what_it_shows[classic]"
-BARS = "test_benchmark_bars.py::test_bars_are_as_high_as_their_contenders_are_quick"
+BARS = "test_benchmark_bars.py::test_bars_are_as_high_as_their_cases_are_quick"
 
 MUTANTS = (
     Mutant(
@@ -16,7 +16,7 @@ MUTANTS = (
         "compute: '#4e79a7', communication: '#f28e2b'",
         "compute: '#f28e2b', communication: '#4e79a7'",
         (AREAS,),
-        file="lanes.mjs",
+        file="timeline_rows.mjs",
     ),
     Mutant(
         "all parts of a step are drawn from its beginning",

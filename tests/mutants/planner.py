@@ -48,10 +48,10 @@ MUTANTS = (
         ("test_cost.py::test_memory_follows_the_degrees",),
     ),
     Mutant(
-        "a lane of five rows over two has two",
-        "return -(-work.rows // plan.lanes)",
-        "return max(1, work.rows // plan.lanes)",
-        ("test_cost.py::test_the_longest_lane_decides",),
+        "a batch group of five rows over two has two",
+        "return -(-work.rows // plan.batch_groups)",
+        "return max(1, work.rows // plan.batch_groups)",
+        ("test_cost.py::test_the_longest_batch_group_decides",),
     ),
     Mutant(
         "any ulysses degree is a candidate",

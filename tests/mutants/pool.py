@@ -6,7 +6,7 @@ from .mutant import Mutant
 
 STALE = "test_kv_book.py::test_calls_of_a_run_warm_up_and_then_find_what_the_one_before_left"
 JOINS = "test_layouts.py::test_weights_changed_on_one_rank_are_changed_on_a_rank_that_joins"
-SHARES = "test_shares.py::test_each_side_goes_to_a_lane_of_its_own_and_images_to_the_replicas"
+SHARES = "test_shares.py::test_each_side_goes_to_a_batch_group_of_its_own_and_images_to_the_replicas"
 
 MUTANTS = (
     Mutant(
@@ -77,7 +77,7 @@ MUTANTS = (
     ),
     Mutant(
         "an input that changed is not sent again",
-        "if content is None or not _holds(place, content.twin, source):",
+        "if content is None or not _holds(place, content.last_sent, source):",
         "if content is None:",
         ("test_repeated_inputs.py::test_bits_are_compared_and_not_values",),
     ),
@@ -136,13 +136,13 @@ MUTANTS = (
         ("test_kv_book.py::test_nothing_is_known_after_a_request_that_was_not_done",),
     ),
     Mutant(
-        "both lanes of cfg do the same side",
-        "conds = tuple(side for side in conds if side == lane % plan.cfg)",
-        "conds = tuple(side for side in conds if side == lane // plan.cfg % 2)",
+        "both batch groups of cfg do the same side",
+        "conds = tuple(side for side in conds if side == batch_group % plan.cfg)",
+        "conds = tuple(side for side in conds if side == batch_group // plan.cfg % 2)",
         (SHARES,),
     ),
     Mutant(
-        "lanes without an image work all the same",
+        "batch groups without an image work all the same",
         "conds=conds if works else ()",
         "conds=conds",
         (SHARES,),
@@ -163,13 +163,13 @@ MUTANTS = (
         "a program's noise is added twice",
         "            if given is not None:\n                x.add_(given)\n",
         "            if given is not None:\n                x.add_(given, alpha=2)\n",
-        ("test_program.py::test_noise_given_ahead_is_added_where_its_state_says",),
+        ("test_sampler_recurrence.py::test_noise_given_ahead_is_added_where_its_state_says",),
     ),
     Mutant(
         "a program changes the latent that it was given",
         "            x = first * factor\n",
         "            x = first.mul_(factor)\n",
-        ("test_program.py::test_a_latent_that_was_given_is_left_alone",),
+        ("test_sampler_recurrence.py::test_a_latent_that_was_given_is_left_alone",),
     ),
     Mutant(
         "a smaller layout serves where a bigger one is asked for",

@@ -91,7 +91,7 @@ MUTANTS = (
         "a chart's bars are seconds",
         'value = base["median_s"] / each["median_s"]',
         'value = each["median_s"] / base["median_s"]',
-        ("test_report_chart.py::test_speed_ups_are_over_one_rank_or_over_the_contender_that_is_named",),
+        ("test_report_chart.py::test_speed_ups_are_over_one_rank_or_over_the_case_that_is_named",),
     ),
     Mutant(
         "a report counts the generations of workers from nought",

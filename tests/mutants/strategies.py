@@ -158,15 +158,15 @@ MUTANTS = (
         ("test_patched_sequence.py::test_patches_are_as_long_as_each_other_with_the_text_before_the_first",),
     ),
     Mutant(
-        "a lane's limit is one row too generous",
+        "a batch group's limit is one row too generous",
         "        if before[row] - before[begin] > limit:\n",
         "        if before[row - 1] - before[begin] > limit:\n",
-        ("test_lanes.py::test_no_other_cut_has_a_smaller_largest_lane",),
+        ("test_batch_groups.py::test_no_other_cut_has_a_smaller_largest_batch_group",),
     ),
     Mutant(
-        "a lane that passes through the blocks twice costs no more",
+        "a batch group that passes through the blocks twice costs no more",
         "cost = (extra + passes, squares",
         "cost = (extra, squares",
-        ("test_lanes.py::test_a_lane_runs_rows_of_one_call_where_that_costs_nothing",),
+        ("test_batch_groups.py::test_a_batch_group_runs_rows_of_one_call_where_that_costs_nothing",),
     ),
 )

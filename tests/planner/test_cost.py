@@ -97,10 +97,15 @@ def test_a_shared_bridge_slows_an_all_to_all_of_many_ranks_and_no_ring() -> None
         assert together - gathered == pytest.approx(slower * (alone - gathered))
 
 
-def test_the_longest_lane_decides() -> None:
+def test_the_longest_batch_group_decides() -> None:
     rate = only("rates", attention_flops=1.0)
-    whole, (three, four) = seconds(rate), (seconds(rate, replace(WORK, batch=5), data=lanes) for lanes in (2, 4))
-    assert (three, four) == (pytest.approx(3 * whole), pytest.approx(2 * whole)), "five rows over two and four lanes"
+    whole, (three, four) = (
+        seconds(rate),
+        (seconds(rate, replace(WORK, batch=5), data=batch_groups) for batch_groups in (2, 4)),
+    )
+    assert (three, four) == (pytest.approx(3 * whole), pytest.approx(2 * whole)), (
+        "five rows over two and four batch groups"
+    )
 
 
 def test_a_host_that_runs_ahead_hides_behind_the_device_and_one_that_does_not_adds() -> None:

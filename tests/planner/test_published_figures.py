@@ -5,8 +5,7 @@ import statistics
 
 import pytest
 
-from benchmarks.planner_fit import FREE, START, TABLE_CONSTANTS, fit, fit_table, loss
-from benchmarks.planner_judge import (
+from benchmarks.planner_errors import (
     computing_only,
     contests,
     held_out_errors,
@@ -15,6 +14,7 @@ from benchmarks.planner_judge import (
     planners,
     rule_of_thumb,
 )
+from benchmarks.planner_fit import FREE, START, TABLE_CONSTANTS, fit, fit_table, loss
 from benchmarks.planner_model import HERE, MACHINES, new_machine, parse_plan, read_rows, table_calibration
 from benchmarks.planner_table import report
 from parallel_runtime.plan import AXES, SHORT_NAMES

@@ -40,9 +40,9 @@ mapped = []  # held until the process ends
 class Echo:
     """A call's "out" is the sum of its inputs plus `add`, each rank writing its part of the elements.
 
-    The lanes play no part: a lane's pieces are only said again. Of its replies' figures, resident bytes are the rank's
-    number, allocated bytes the models that it holds and reserved bytes the changes of weights that it has done; the
-    regions of a step are the inputs that it got before, each with the number of its content.
+    The batch groups play no part: a batch group's pieces are only said again. Of its replies' figures, resident bytes
+    are the rank's number, allocated bytes the models that it holds and reserved bytes the changes of weights that it
+    has done; the regions of a step are the inputs that it got before, each with the number of its content.
     """
 
     def __init__(self, *, rank, device, segments):
@@ -112,11 +112,11 @@ class Echo:
             dist.barrier(self.groups[message.body.mesh])
         for number, own in enumerate(every_call):
             self.add_up([spec for spec in message.tensors if spec.name.startswith(f"{number}.")], own.get("add", 0))
-        lanes = message.body.lanes
-        lane = self.rank * len(lanes) // dist.get_world_size()
+        batch_groups = message.body.batch_groups
+        batch_group = self.rank * len(batch_groups) // dist.get_world_size()
         ran = RankStep(
-            lane=lane,
-            pieces=lanes[lane],
+            batch_group=batch_group,
+            pieces=batch_groups[batch_group],
             regions={name: float(content) for name, content in message.body.repeated.items()},
             began_s=began,
             step_s=time.perf_counter() - began,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.exchange_groups import ExchangeGroup
-from parallel_runtime.plan import Layout, ParallelPlan, Piece
-from parallel_runtime.program import Program, State
+from parallel_runtime.plan import BatchSlice, Layout, ParallelPlan
+from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from parallel_runtime.wire import replies, requests
 
-PROGRAM = Program(
-    states=(State(given=True, sigma=1.0, timestep=0.5), State(inputs=((0, 0.25),), denoised=((0, 0.75),))),
+PROGRAM = SamplerRecurrence(
+    states=(
+        RecurrenceStep(given=True, sigma=1.0, timestep=0.5),
+        RecurrenceStep(inputs=((0, 0.25),), denoised=((0, 0.75),)),
+    ),
     step_ends=(0,),
 )
 SPEC = ModelSpec("/models/flux.safetensors", "bfloat16", "flux", 7, 8)
@@ -19,9 +22,9 @@ LOAD = requests.Load(
 SAMPLE = requests.Sample(
     model=1,
     mesh=4,
-    program=PROGRAM,
+    recurrence=PROGRAM,
     cfg=2.5,
-    lanes=(requests.GroupWork(start=0, stop=1, conds=(0, 1), exchange=True),),
+    batch_groups=(requests.GroupWork(start=0, stop=1, conds=(0, 1), exchange=True),),
     calls=({},),
     modulation_bytes=1,
     timeline=False,
@@ -41,7 +44,7 @@ CASES = [
         model=1,
         mesh=4,
         calls=({"timed": False}, {}),
-        lanes=((Piece(0, 0, 1),), (Piece(1, 0, 2), Piece(1, 2, 3))),
+        batch_groups=((BatchSlice(0, 0, 1),), (BatchSlice(1, 0, 2), BatchSlice(1, 2, 3))),
         repeated={"0.txt": 5},
         pipeline=(requests.CachedKeys(epoch=1, slot=None, warm=True),),
     ),
@@ -55,8 +58,8 @@ CASES = [
 
 MEMORY = replies.Memory(resident_bytes=5, reserved_bytes=7)
 WORK = {
-    "lane": 1,
-    "pieces": (Piece(0, 0, 1), Piece(1, 2, 3)),
+    "batch_group": 1,
+    "pieces": (BatchSlice(0, 0, 1), BatchSlice(1, 2, 3)),
     "collectives": 4,
     "sent_bytes": 64,
     "weight_collectives": 1,

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.patch import Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
 from parallel_runtime.wire.protocol import Op
 from pool.echo_pool import make_spec
 
-CHANGE = PatchSet("changed", (Patch(key="w", kind="diff", strength=1.0, values=(torch.ones(1),)),))
+CHANGE = WeightPatchSet("changed", (WeightPatch(key="w", kind="diff", strength=1.0, values=(torch.ones(1),)),))
 PLAN = ParallelPlan(ulysses=2)
 
 
@@ -37,7 +37,7 @@ def asked(pool: Any, act: Callable[[], object]) -> Counter[str]:
     return found
 
 
-def step(pool: Any, patches: PatchSet, name: str = "model") -> None:
+def step(pool: Any, patches: WeightPatchSet, name: str = "model") -> None:
     call = ModelCall(tensors={"x": torch.ones(4)}, out_shape=(4,), out_dtype=torch.float32, options={"sync": False})
     pool.run(make_spec(name), PLAN, [call], patches=patches)
 
@@ -55,7 +55,7 @@ def test_a_step_after_a_step_looks_for_nothing(pool: Any, monkeypatch: pytest.Mo
     ("between", "asks"),
     [
         (lambda pool: pool.unload(make_spec()), {"LOAD": 1, "PATCH": 1}),
-        (lambda pool: step(pool, PatchSet()), {"PATCH": 1}),
+        (lambda pool: step(pool, WeightPatchSet()), {"PATCH": 1}),
         (lambda pool: pool.load(make_spec("other")), {}),
     ],
     ids=["freed", "other patches", "another model"],

@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 
-from parallel_runtime.patch import Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
 from pool import echo_pool
 from pool.echo_pool import make_spec, run_step
 
@@ -85,7 +85,7 @@ def test_a_cancelled_load_of_further_ranks_leaves_no_part_of_the_model(pool):
 def test_weights_changed_on_one_rank_are_changed_on_a_rank_that_joins(pool):
     """On the rank that was there before too, whose change is then one more; the same change again is none."""
     spec = make_spec("changed")
-    change = PatchSet("change", (Patch(key="x", kind="diff", strength=1.0, values=(None,)),))
+    change = WeightPatchSet("change", (WeightPatch(key="x", kind="diff", strength=1.0, values=(None,)),))
 
     def done(plan):
         """How many changes each rank makes."""
@@ -114,7 +114,7 @@ def test_several_calls_are_one_request_and_come_back_in_order(pool):
     assert [rank.ran.pieces for rank in result.ranks] == [((0, 0, 2), (1, 0, 5), (2, 0, 1))] * 2
 
 
-def test_rows_are_shared_out_over_lanes(pool):
+def test_rows_are_shared_out_over_batch_groups(pool):
     ranks = pool.run(make_spec(), ParallelPlan(data=2), [call(5)]).ranks
     assert [rank.ran.pieces for rank in ranks] == [((0, 0, 3),), ((0, 3, 5),)]
     ranks = pool.run(make_spec(), ParallelPlan(cfg=2), [call(1)]).ranks

@@ -1,9 +1,9 @@
-"""A run inside the workers as its parent sees it: which lane does what, and when a step is done."""
+"""A run inside the workers as its parent sees it: which batch group does what, and when a step is done."""
 
 import torch
 
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.pool.resident import Steps, shares
+from parallel_runtime.pool.in_worker_sampling import Steps, shares
 from parallel_runtime.wire.replies import Progress
 from parallel_runtime.wire.requests import GroupWork
 
@@ -12,7 +12,7 @@ def share(start: int, stop: int, *conds: int, exchange: bool = False) -> GroupWo
     return GroupWork(start=start, stop=stop, conds=conds, exchange=exchange)
 
 
-def test_each_side_goes_to_a_lane_of_its_own_and_images_to_the_replicas() -> None:
+def test_each_side_goes_to_a_batch_group_of_its_own_and_images_to_the_replicas() -> None:
     four = ParallelPlan(data=2, cfg=2)
     assert shares(four, images=3, num_conds=2) == (
         share(0, 2, 0, exchange=True),

@@ -85,18 +85,18 @@ def test_a_plan_is_refused_by_the_name_of_its_field(plan: object, message: str) 
 @pytest.mark.parametrize(
     ("where", "value", "message"),
     [
-        (("states", 0, 3), "1.0", r"RUN.program.states\[0\].sigma is '1.0', not of type float"),
-        (("states", 0, 2), 1, r"RUN.program.states\[0\].given is 1, not of type bool"),
-        (("states", 1, 0, 0, 0), 0.5, r"RUN.program.states\[1\].inputs\[0\]\[0\] is 0.5, not of type int"),
-        (("states", 1, 0, 0, 1), None, r"RUN.program.states\[1\].inputs\[0\]\[1\] is None, not of type float"),
-        (("states", 1), [[], []], r"RUN.program.states\[1\] has 2 values, not 5"),
-        (("states", 1, 0, 0, 0), 7, "RUN.program: state 1 is made of number 7; use one from 0 to 0"),
-        (("step_ends",), [0.0], r"RUN.program.step_ends\[0\] is 0.0, not of type int"),
+        (("states", 0, 3), "1.0", r"RUN.recurrence.states\[0\].sigma is '1.0', not of type float"),
+        (("states", 0, 2), 1, r"RUN.recurrence.states\[0\].given is 1, not of type bool"),
+        (("states", 1, 0, 0, 0), 0.5, r"RUN.recurrence.states\[1\].inputs\[0\]\[0\] is 0.5, not of type int"),
+        (("states", 1, 0, 0, 1), None, r"RUN.recurrence.states\[1\].inputs\[0\]\[1\] is None, not of type float"),
+        (("states", 1), [[], []], r"RUN.recurrence.states\[1\] has 2 values, not 5"),
+        (("states", 1, 0, 0, 0), 7, "RUN.recurrence: state 1 is made of number 7; use one from 0 to 0"),
+        (("step_ends",), [0.0], r"RUN.recurrence.step_ends\[0\] is 0.0, not of type int"),
     ],
 )
 def test_a_program_is_refused_by_the_name_of_its_field(where: tuple, value: object, message: str) -> None:
     body = sent(SAMPLE)
-    *way, last = ("program", *where)
+    *way, last = ("recurrence", *where)
     inner = body
     for step in way:
         inner = inner[step]
@@ -113,7 +113,7 @@ def test_a_program_is_refused_by_the_name_of_its_field(where: tuple, value: obje
         (replies.Progress, [1, 2], "IT is .1, 2., not an object"),
         (
             replies.StepReply,
-            {"memory": {"resident_bytes": 1}, "ran": {"lane": 0}},
+            {"memory": {"resident_bytes": 1}, "ran": {"batch_group": 0}},
             "IT.ran: missing began_s, collectiv",
         ),
         (replies.ProbeReply, {"matmul": [[1.0, 10**400]]}, r"IT.matmul\[0\]\[1\] is 1000.*, not of type float"),

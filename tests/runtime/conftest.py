@@ -1,4 +1,4 @@
-"""What the runtime's tests share: eight CPU ranks, a small model that every plan can split, and its judge."""
+"""What the runtime's tests share: eight CPU ranks, a small model that every plan can split, and its reference model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from host.tiny_models import write_large_flux
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.pool.pool import Pool
 
@@ -44,9 +44,9 @@ def deep_config(deep: ModelSpec) -> FluxConfig:
 
 
 @pytest.fixture(scope="session")
-def judge(sample: ModelSpec) -> Oracle:
+def reference_model(sample: ModelSpec) -> ReferenceModel:
     """The unmodified diffusers model of the same file."""
-    return Oracle(sample.path, dtype=torch.float32)
+    return ReferenceModel(sample.path, dtype=torch.float32)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from noted import note
 from parallel_runtime.wire.requests import Sample
 from parallel_runtime.worker.engine import Engine
 from parallel_runtime.worker.host_copies import HostCopies
-from parallel_runtime.worker.resident import Gate
+from parallel_runtime.worker.in_worker_sampling import Gate
 from parallel_runtime.worker.stage import Stage
 
 

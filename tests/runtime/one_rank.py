@@ -7,8 +7,8 @@ import torch
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.models.flux.adapter import FluxAdapter
 from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.parallel.batch_groups import BatchSlice
 from parallel_runtime.parallel.collectives import Axis
-from parallel_runtime.parallel.lanes import Piece
 from parallel_runtime.parallel.sequence import SequenceAttention
 from parallel_runtime.timing import RegionTimer
 from parallel_runtime.worker.forward import Forward
@@ -39,5 +39,5 @@ class OneRank:
         )
         batch, image_tokens = tensors["img"].shape[:2]
         out = torch.empty(batch, image_tokens, self.adapter.config.out_channels)
-        forward.run(Piece(0, 0, batch), {**tensors, "out": out}, options)
+        forward.run(BatchSlice(0, 0, batch), {**tensors, "out": out}, options)
         return out

@@ -15,7 +15,7 @@ from parallel_runtime.models.flux.adapter import FluxAdapter
 from parallel_runtime.models.flux.config import FluxConfig, file_names, file_scales
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.kernels import attention
-from parallel_runtime.patch import Patch
+from parallel_runtime.weight_patch import WeightPatch
 from parallel_runtime.weights.branches import Branch
 from parallel_runtime.weights.mapped_file import MappedFile
 from parallel_runtime.weights.model_file import ModelFile
@@ -157,17 +157,17 @@ def patches_for(path):
     third = rows // 3
     (length,) = header.tensors[BIAS].shape
     pair = lambda o, i, seed: (noise(o, 4, seed=seed, scale=0.3), noise(4, i, seed=seed + 1, scale=i**-0.5))  # noqa: E731
-    lora = Patch(key=LORA, kind="lora", strength=0.8, values=(*pair(rows, columns, 1), 2.0, None))
-    some = Patch(
+    lora = WeightPatch(key=LORA, kind="lora", strength=0.8, values=(*pair(rows, columns, 1), 2.0, None))
+    some = WeightPatch(
         key=LORA, kind="lora", strength=-0.5, values=(*pair(third, columns, 3), 2.0, None), offset=(0, third, third)
     )
     loha_values = (*pair(wide, narrow, 5), 2.0, *pair(wide, narrow, 7), None, None, None)
     dora_values = (*pair(hidden, channels, 9), 2.0, noise(hidden, 1, seed=11).abs() + 1)
     return {
         LORA: [lora, some],
-        LOHA: [Patch(key=LOHA, kind="loha", strength=1.0, values=loha_values)],
-        DORA: [Patch(key=DORA, kind="lora", strength=1.0, values=dora_values)],
-        BIAS: [Patch(key=BIAS, kind="diff", strength=1.0, values=(noise(length, seed=12),))],
+        LOHA: [WeightPatch(key=LOHA, kind="loha", strength=1.0, values=loha_values)],
+        DORA: [WeightPatch(key=DORA, kind="lora", strength=1.0, values=dora_values)],
+        BIAS: [WeightPatch(key=BIAS, kind="diff", strength=1.0, values=(noise(length, seed=12),))],
     }
 
 
@@ -175,7 +175,7 @@ def change(weights, patches):
     """A whole change of weights, as `changes.py` makes one."""
     for name, group in patches.items():
         weights.patch(name, group)
-    weights.restore_all_but(patches, lambda: None)
+    weights.unpatch_except(patches, lambda: None)
 
 
 def check_equal(axis, *, path, dtype="default", offloaded=False):
@@ -211,11 +211,11 @@ def check_beside(axis, *, path):
     patches = [patch for patch in patches_for(path)[LORA]]
     branches = [Branch.of(patch, dtype=whole.dtype, device=whole.device) for patch in patches]
     for weights in (ours, whole):
-        weights.set_beside({LORA: branches})
+        weights.set_lora_branches({LORA: branches})
     beside = forward(path, whole)
     equal = alike(forward(path, ours), beside)
     for weights in (ours, whole):
-        weights.set_beside({})
+        weights.set_lora_branches({})
     return {"equal": equal, "moved": not alike(before, beside), "back": alike(forward(path, ours), before)}
 
 
@@ -264,7 +264,7 @@ def check_idle(axis, *, path):
     if axis.index == 0:
         ours.begin(3)
         for _ in range(3):
-            ours.idle_pass(lambda: beats.append(1))
+            ours.join_gathers(lambda: beats.append(1))
         equal = True
     else:
         equal = alike(forward(path, ours, passes=3), forward(path, whole, passes=3))
@@ -288,7 +288,7 @@ def check_out_of_turn(axis, *, path):
         ours.begin(1)
     except RuntimeError as error:
         said.append(str(error))
-    ours.idle_pass(lambda: None)
+    ours.join_gathers(lambda: None)
     return {"said": said, "idle": ours.idle}
 
 
@@ -348,7 +348,7 @@ def check_load(axis, *, path, dtype, offloaded):
     ours = sharded(path, axis, dtype=dtype, offloaded=offloaded)
     load(ours)
     ours.begin(1)
-    ours.idle_pass(lambda: None)
+    ours.join_gathers(lambda: None)
     header = read_header(path)
     config = FluxConfig.from_header(header)
     whole = weight_bytes(header, file_names(header, config.prefix, config.expected_shapes()), ours.dtype)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from diffusers.models.embeddings import apply_rotary_emb
 
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 
 
 class StaleAttention:
@@ -64,7 +64,10 @@ def in_mid_run(
 
     `warm_calls` Euler steps lead to it, found backwards along its own velocity.
     """
-    exact, stale = Oracle(path, dtype=torch.float32)(call), StaleModel(path, patches=patches, warm_calls=warm_calls)
+    exact, stale = (
+        ReferenceModel(path, dtype=torch.float32)(call),
+        StaleModel(path, patches=patches, warm_calls=warm_calls),
+    )
     for before in [number / 20 for number in range(warm_calls, 0, -1)]:
         img = call["img"].clone()
         img[..., : exact.shape[2]] += before * exact
@@ -81,7 +84,7 @@ class StaleModel:
     def __init__(
         self, path: str, *, patches: int, warm_calls: int, sides: int = 1, longest_text: int | None = None
     ) -> None:
-        self.oracle = Oracle(path, dtype=torch.float32)
+        self.reference_model = ReferenceModel(path, dtype=torch.float32)
         self.longest_text = longest_text
         self.patches, self.warm_calls, self.sides = patches, warm_calls, sides
         self.attention = [StaleAttention() for _ in range(sides)]
@@ -92,7 +95,7 @@ class StaleModel:
         call, side = divmod(self.count, self.sides)
         self.count += 1
         attention = self.attention[side]
-        self.oracle.model.set_attn_processor(attention)
+        self.reference_model.model.set_attn_processor(attention)
         num_text, num_image = tensors["txt"].shape[1], tensors["img"].shape[1]
         attention.num_tokens = num_text + num_image
         patches = (torch.arange(num_image),) if call < self.warm_calls else self._patches(num_text, num_image)
@@ -121,4 +124,4 @@ class StaleModel:
         }
         if "mask" in tensors:
             of_patch["mask"] = tensors["mask"][:, attention.places]
-        return self.oracle(of_patch)
+        return self.reference_model(of_patch)

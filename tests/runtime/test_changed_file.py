@@ -13,10 +13,10 @@ from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.models.flux.sample import sample_config, write_sample
-from parallel_runtime.patch import PRISTINE, Patch, PatchSet
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.weight_patch import PRISTINE, WeightPatch, WeightPatchSet
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ CONFIG = sample_config(heads=4)
 PLAN = ParallelPlan(ulysses=2)
 KEY = "single_blocks.0.linear2.weight"
 CHANGE = torch.ones(CONFIG.expected_shapes()[KEY])
-PATCHES = PatchSet("one", (Patch(key=KEY, kind="diff", strength=1.0, values=(CHANGE,)),))
+PATCHES = WeightPatchSet("one", (WeightPatch(key=KEY, kind="diff", strength=1.0, values=(CHANGE,)),))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def step(
     spec: ModelSpec,
     *,
     width: int = 64,
-    patches: PatchSet = PRISTINE,
+    patches: WeightPatchSet = PRISTINE,
     check: Callable[[], None] | None = None,
 ) -> torch.Tensor:
     tensors = Workload(width=width, height=width, text_tokens=5).tensors(CONFIG)

@@ -20,7 +20,7 @@ from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.report.schema import validate
 from runtime.shard_sizes import named, ranges, sent, weight_bytes
 from runtime.stale_model import StaleModel, in_mid_run
@@ -88,7 +88,7 @@ def test_the_negative_control_exits_1(sample: ModelSpec, dtype: str, command: Co
 
 
 @pytest.mark.slow
-def test_verify_runs_cond_and_uncond_in_a_lane_each(sample: ModelSpec, verify: Command) -> None:
+def test_verify_runs_cond_and_uncond_in_a_batch_group_each(sample: ModelSpec, verify: Command) -> None:
     done = verify(sample.path, "cfg=2,ulysses=2", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
@@ -113,18 +113,18 @@ def test_verify_counts_the_weights_that_each_rank_holds(sample: ModelSpec, verif
 
 
 @pytest.mark.slow
-def test_a_lane_without_work_is_named(sample: ModelSpec, command: Command) -> None:
+def test_a_batch_group_without_work_is_named(sample: ModelSpec, command: Command) -> None:
     done = command(
         "verify", "--model", sample.path, "--plan", "data=2", "--width", "64", "--height", "64", "--batch", "1"
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "warning: lane 1 of 2 had no work (rank 1); use a larger --batch" in done.stdout
-    assert "rank 1, lane 1: no work" in done.stdout
+    assert "warning: batch group 1 of 2 had no work (rank 1); use a larger --batch" in done.stdout
+    assert "rank 1, batch group 1: no work" in done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["cfg=2", pytest.param("data=2", marks=pytest.mark.full)])
-def test_the_negative_control_of_lanes_exits_1(sample: ModelSpec, plan: str, verify: Command) -> None:
+def test_the_negative_control_of_batch_groups_exits_1(sample: ModelSpec, plan: str, verify: Command) -> None:
     done = verify(sample.path, plan, "--negative-control", "--json")
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["max_rel_err"] > 0.05
@@ -223,7 +223,7 @@ def test_verify_shows_a_pipeline_exact_in_warm_up_and_what_its_old_keys_change(
     call = VERIFIED.tensors(config)
     exact, stale = (
         three_euler_steps(model, call)
-        for model in (Oracle(sample.path), StaleModel(sample.path, patches=3, warm_calls=1))
+        for model in (ReferenceModel(sample.path), StaleModel(sample.path, patches=3, warm_calls=1))
     )
     assert report["stale_difference"] == pytest.approx(relative_error(stale, exact), rel=0, abs=1e-5)
     assert report["stale_difference"] > 1e-3
@@ -343,7 +343,7 @@ def test_bench_refuses_a_chart_it_cannot_write_before_it_measures(
 
 
 @pytest.mark.full
-def test_bench_times_lanes_too(sample: ModelSpec, command: Command) -> None:
+def test_bench_times_batch_groups_too(sample: ModelSpec, command: Command) -> None:
     done = command(
         *("bench", "--model", sample.path, "--plan", "cfg=2", "--width", "64", "--height", "64"),
         *("--text-tokens", "16", "--warmup", "0", "--runs", "1", "--json"),

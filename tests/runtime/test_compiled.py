@@ -21,13 +21,13 @@ from parallel_runtime.compiling import FOLDER, cache_folder, why_not
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.models.flux.sample import sample_config, write_sample
-from parallel_runtime.patch import PRISTINE, PatchSet
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 from parallel_runtime.wire.replies import RankStep
+from runtime.in_worker_runs import make_run
 from runtime.loras import lora
-from runtime.resident_runs import make_run
 
 # fp32 sums in another order; measured at most 5e-7, on 57 blocks as on four
 TOLERANCE = 2e-6
@@ -115,7 +115,7 @@ def check_graphs(ranks: list[RankStep], made: list[int], *, uncompiled: int = 0)
 
 
 def both(
-    pool: Pool, model: ModelSpec, plan: str, tensors: dict, *, patches: PatchSet = PRISTINE, **options: object
+    pool: Pool, model: ModelSpec, plan: str, tensors: dict, *, patches: WeightPatchSet = PRISTINE, **options: object
 ) -> tuple[torch.Tensor, torch.Tensor, list[RankStep]]:
     """The result without and with compiled blocks, and what the ranks say of the latter."""
     results = []

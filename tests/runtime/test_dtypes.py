@@ -17,7 +17,7 @@ from parallel_runtime.cli.verify import PlanRunner, control_options
 from parallel_runtime.cli.workload import Workload, relative_error, worst
 from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.models.flux.inputs import cast_inputs
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
@@ -43,7 +43,7 @@ class Reference:
     @classmethod
     def of(cls, path: str, dtype: torch.dtype, calls: list[Mapping[str, torch.Tensor]]) -> "Reference":
         """Of the file's model, for calls whose inputs are rounded already."""
-        exact, rounded = (Oracle(path, dtype=each, scale_dtype=dtype) for each in (torch.float32, dtype))
+        exact, rounded = (ReferenceModel(path, dtype=each, scale_dtype=dtype) for each in (torch.float32, dtype))
         expected = [exact(call) for call in calls]
         errors = [relative_error(rounded(call), out) for call, out in zip(calls, expected, strict=True)]
         return cls(expected, worst(errors))

@@ -14,13 +14,13 @@ from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.parallel.shard import SequenceShard
 from parallel_runtime.parallel.traffic import GATHER_BYTES, NEVER, AttentionShape, predict
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.in_worker_sampling import InWorkerRun
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.resident import ResidentRun
-from runtime.resident_runs import host_loop, make_run
+from runtime.in_worker_runs import host_loop, make_run
 from runtime.stale_model import StaleModel
 
 # fp32 sums in another order, at most four calls of the model after one another
@@ -47,14 +47,14 @@ def config(deep: ModelSpec) -> FluxConfig:
 
 
 @pytest.fixture(scope="module")
-def reference(deep: ModelSpec) -> Oracle:
+def reference(deep: ModelSpec) -> ReferenceModel:
     """The unmodified diffusers model."""
-    return Oracle(deep.path, dtype=torch.float32)
+    return ReferenceModel(deep.path, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("ungathered", [True, False], ids=["exchanged", "gathered"])
 def test_a_plan_equals_the_reference_model_with_and_without_a_mask(
-    ranks: Pool, deep: ModelSpec, config: FluxConfig, reference: Oracle, ungathered: bool
+    ranks: Pool, deep: ModelSpec, config: FluxConfig, reference: ReferenceModel, ungathered: bool
 ) -> None:
     tensors = ODD.tensors(config)
     tokens = ODD.text_tokens + ODD.image_tokens
@@ -83,8 +83,8 @@ def test_a_plan_sends_what_the_formula_says(ranks: Pool, deep: ModelSpec, config
             assert [(rank.collectives, rank.sent_bytes) for rank in runner.ranks] == predicted, name
 
 
-def test_lanes_give_each_row_of_each_call_its_own_result(
-    ranks: Pool, deep: ModelSpec, config: FluxConfig, reference: Oracle
+def test_batch_groups_give_each_row_of_each_call_its_own_result(
+    ranks: Pool, deep: ModelSpec, config: FluxConfig, reference: ReferenceModel
 ) -> None:
     calls = replace(ODD, batch=3).calls(config, 2)
     expected = [reference(call) for call in calls]
@@ -110,14 +110,14 @@ def test_stages_equal_one_process_of_the_same_staleness_with_and_without_a_mask(
             assert relative_error(ranks.sample(deep, plan, run).out, result) <= TOLERANCE, name
 
 
-def one_process(deep: ModelSpec, run: ResidentRun, plan: ParallelPlan) -> torch.Tensor:
+def one_process(deep: ModelSpec, run: InWorkerRun, plan: ParallelPlan) -> torch.Tensor:
     """The run by the reference model, as stale as the plan is; the last two of the four calls are one step."""
-    warm_calls = len(run.program.states) if plan.warmup_steps == STEPS else plan.warmup_steps
+    warm_calls = len(run.recurrence.states) if plan.warmup_steps == STEPS else plan.warmup_steps
     return host_loop(StaleModel(deep.path, patches=plan.num_patches, warm_calls=warm_calls), run)[0]
 
 
 def test_a_loop_inside_the_workers_equals_the_hosts(
-    ranks: Pool, deep: ModelSpec, config: FluxConfig, reference: Oracle
+    ranks: Pool, deep: ModelSpec, config: FluxConfig, reference: ReferenceModel
 ) -> None:
     run = make_run(config, sides=(7, 12), mask=True, references=5)
     expected, previews = host_loop(reference, run)

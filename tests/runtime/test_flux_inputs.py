@@ -35,7 +35,10 @@ BAD = {
     "pooled": ({"y": torch.zeros(2, 9)}, ["y has shape [2, 9]", "[2, 32]"]),
     "timesteps": ({"timesteps": torch.zeros(3)}, ["timesteps has shape [3]", "[2]"]),
     "ids": ({"img_ids": torch.zeros(11, 3)}, ["img_ids has shape [11, 3]", "[12, 3]"]),
-    "rows at zero": ({"still_rows": torch.zeros(5, dtype=torch.uint8)}, ["still_rows has shape [5]", "[12]"]),
+    "rows at zero": (
+        {"zero_timestep_rows": torch.zeros(5, dtype=torch.uint8)},
+        ["zero_timestep_rows has shape [5]", "[12]"],
+    ),
     "mask": ({"mask": torch.zeros(2, 19, 18)}, ["attention mask has shape [2, 19, 18]", "[2, 19, 19]"]),
     "residual": ({"control_in.0": torch.zeros(2, 13, 768)}, ["control_in.0 has shape [2, 13, 768]", "ControlNet"]),
     "residual width": ({"control_out.0": torch.zeros(2, 12, 512)}, ["[2, 12, 512]", "[2, 12, 768]"]),
@@ -61,10 +64,12 @@ def test_a_step_without_an_input_names_it() -> None:
 def test_good_steps_pass_with_all_that_is_optional() -> None:
     check_step(CONFIG, {key: value for key, value in GOOD.items() if key != "guidance"})
     mask = torch.full((1, 19, 19), -torch.inf)
-    still = torch.zeros(12, dtype=torch.uint8)
+    zero_timestep = torch.zeros(12, dtype=torch.uint8)
     for guidance in (torch.tensor([0.0, 1e4]), torch.tensor([0.0, 1e4]).bfloat16(), torch.tensor([0.0, 65.0]).half()):
         check_step(CONFIG, {**GOOD, "guidance": guidance})
-    check_step(CONFIG, {**GOOD, "mask": mask, "still_rows": still, "control_in.0": torch.zeros(2, 4, 768)})
+    check_step(
+        CONFIG, {**GOOD, "mask": mask, "zero_timestep_rows": zero_timestep, "control_in.0": torch.zeros(2, 4, 768)}
+    )
 
 
 def test_a_plan_is_held_against_the_heads() -> None:

@@ -10,7 +10,7 @@ from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.models.flux.adapter import Block, Modulation, Tokens, Weights
 from parallel_runtime.models.flux.blocks import AFTER, double_after, single_after
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from runtime.one_rank import OneRank
 from runtime.zero_timestep_model import ZeroTimestepModel
 
@@ -35,16 +35,16 @@ def model(deep: ModelSpec) -> OneRank:
 
 
 @pytest.fixture(scope="module")
-def reference(deep: ModelSpec) -> Oracle:
+def reference(deep: ModelSpec) -> ReferenceModel:
     """The unmodified diffusers model of the same file."""
-    return Oracle(deep.path, dtype=torch.float32)
+    return ReferenceModel(deep.path, dtype=torch.float32)
 
 
 def noise(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_a_pass_equals_the_reference_model(model: OneRank, reference: Oracle, config: FluxConfig) -> None:
+def test_a_pass_equals_the_reference_model(model: OneRank, reference: ReferenceModel, config: FluxConfig) -> None:
     tensors = ODD.tensors(config)
     tensors["guidance"] = torch.tensor([3.5, 30.0])
     assert relative_error(model(tensors), reference(tensors)) <= TOLERANCE
@@ -53,7 +53,7 @@ def test_a_pass_equals_the_reference_model(model: OneRank, reference: Oracle, co
         assert relative_error(model(tensors), other) > DIFFERENT, f"{name} of another image changes nothing"
 
 
-def test_each_block_takes_its_own_residual(model: OneRank, reference: Oracle, config: FluxConfig) -> None:
+def test_each_block_takes_its_own_residual(model: OneRank, reference: ReferenceModel, config: FluxConfig) -> None:
     tensors = ODD.tensors(config)
     shape = (ODD.batch, ODD.image_tokens, config.hidden_size)
     double, single = ([noise(*shape, seed=seed) for seed in seeds] for seeds in ((1, 2), (3, 4)))
@@ -65,7 +65,9 @@ def test_each_block_takes_its_own_residual(model: OneRank, reference: Oracle, co
         assert relative_error(reference.with_residuals(tensors, *wrong), expected) > DIFFERENT
 
 
-def test_blocks_beyond_a_list_of_residuals_get_none(model: OneRank, reference: Oracle, config: FluxConfig) -> None:
+def test_blocks_beyond_a_list_of_residuals_get_none(
+    model: OneRank, reference: ReferenceModel, config: FluxConfig
+) -> None:
     tensors = ODD.tensors(config)
     shape = (ODD.batch, ODD.image_tokens, config.hidden_size)
     one = {"control_in.0": noise(*shape, seed=1), "control_out.0": noise(*shape, seed=2)}
@@ -77,7 +79,7 @@ def test_blocks_beyond_a_list_of_residuals_get_none(model: OneRank, reference: O
 
 
 def test_a_residual_of_the_first_rows_leaves_the_others_alone(
-    model: OneRank, reference: Oracle, config: FluxConfig
+    model: OneRank, reference: ReferenceModel, config: FluxConfig
 ) -> None:
     tensors = ODD.tensors(config)
     rows = noise(ODD.batch, 60, config.hidden_size, seed=1)
@@ -88,7 +90,7 @@ def test_a_residual_of_the_first_rows_leaves_the_others_alone(
     assert relative_error(model({**tensors, "control_in.0": rows}, control_in=[0]), expected) <= TOLERANCE
 
 
-def test_an_attention_mask_is_followed(model: OneRank, reference: Oracle, config: FluxConfig) -> None:
+def test_an_attention_mask_is_followed(model: OneRank, reference: ReferenceModel, config: FluxConfig) -> None:
     tensors = ODD.tensors(config)
     tokens = ODD.text_tokens + ODD.image_tokens
     added = noise(ODD.batch, tokens, tokens, seed=3)
@@ -100,18 +102,18 @@ def test_an_attention_mask_is_followed(model: OneRank, reference: Oracle, config
 
 
 def test_rows_at_timestep_zero_equal_the_reference_model(
-    deep: ModelSpec, model: OneRank, reference: Oracle, config: FluxConfig
+    deep: ModelSpec, model: OneRank, reference: ReferenceModel, config: FluxConfig
 ) -> None:
     tensors, exact = ODD.tensors(config), ZeroTimestepModel(deep.path)
-    still = torch.zeros(ODD.image_tokens, dtype=torch.uint8)
-    assert relative_error(exact({**tensors, "still_rows": still}), reference(tensors)) <= TOLERANCE
-    still[60:] = 1
-    expected = exact({**tensors, "still_rows": still})
-    assert relative_error(model({**tensors, "still_rows": still}), expected) <= TOLERANCE
+    zero_timestep = torch.zeros(ODD.image_tokens, dtype=torch.uint8)
+    assert relative_error(exact({**tensors, "zero_timestep_rows": zero_timestep}), reference(tensors)) <= TOLERANCE
+    zero_timestep[60:] = 1
+    expected = exact({**tensors, "zero_timestep_rows": zero_timestep})
+    assert relative_error(model({**tensors, "zero_timestep_rows": zero_timestep}), expected) <= TOLERANCE
     assert relative_error(reference(tensors), expected) > DIFFERENT
-    one_row_less = still.clone()
+    one_row_less = zero_timestep.clone()
     one_row_less[60] = 0
-    assert relative_error(exact({**tensors, "still_rows": one_row_less}), expected) > 10 * TOLERANCE
+    assert relative_error(exact({**tensors, "zero_timestep_rows": one_row_less}), expected) > 10 * TOLERANCE
 
 
 def test_the_timestep_stays_fp32_until_its_sinusoids(deep: ModelSpec, config: FluxConfig) -> None:

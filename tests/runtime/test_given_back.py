@@ -13,13 +13,13 @@ from noted import FOLDER, Notes
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.plan import ParallelPlan, Piece
+from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op
 from parallel_runtime.wire.requests import Trim
 from parallel_runtime.worker.engine import Engine
-from runtime.resident_runs import make_run
+from runtime.in_worker_runs import make_run
 
 
 def nothing(*_: object) -> bool:
@@ -34,7 +34,7 @@ def test_a_rank_on_a_shared_gpu_empties_its_cache_and_no_other_does(
     segment, fd = Segment.create(1 << 16)
     os.close(fd)
     engine = Engine(rank=0, device=torch.device("cuda", 0), segments=SegmentTable(segment))
-    engine.held_keys.slots[0, Piece(0, 0, 1)] = {"block": torch.ones(3)}
+    engine.held_keys.slots[0, BatchSlice(0, 0, 1)] = {"block": torch.ones(3)}
     emptying: list[dict] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptying.append(dict(engine.held_keys.slots)))
     message = Message(Op.TRIM, 0, 1, 1, Trim(ranks=tuple(ranks)))

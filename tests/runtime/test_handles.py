@@ -10,7 +10,7 @@ from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
@@ -54,7 +54,7 @@ def names(pool: Pool) -> list[str]:
 
 
 def test_models_and_plans_take_turns_in_the_same_processes(room_for_two: Pool, files: list[ModelSpec]) -> None:
-    expected = [Oracle(spec.path)(TENSORS) for spec in files]
+    expected = [ReferenceModel(spec.path)(TENSORS) for spec in files]
     assert relative_error(expected[0], expected[1]) > 0.05
     room_for_two.start()
     pids = room_for_two.status()["pids"]
@@ -80,14 +80,16 @@ def test_the_model_used_longest_ago_is_evicted_when_there_is_no_room(
 
 def test_evicting_gives_the_memory_back(files: list[ModelSpec], model_bytes: int) -> None:
     """fp32 weights computed in bf16 are copies of a rank's own, so they show in its resident memory."""
-    resident, room = [], model_bytes + 1000  # for two of them
+    in_worker_sampling, room = [], model_bytes + 1000  # for two of them
     with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, memory_budget_bytes=room) as pool:
         for turn in range(12):
             half = ModelSpec.of(files[turn % 3].path, "bfloat16")
             run(pool, half, ParallelPlan(ulysses=2))
-            resident.append(pool.status()["memory"][0]["resident_bytes"])
+            in_worker_sampling.append(pool.status()["memory"][0]["resident_bytes"])
         assert names(pool) == [Path(spec.path).name for spec in files[1:]]
-    assert resident[-1] - resident[5] < 6 * 2**20, resident  # six models that stayed would be 12 MiB
+    assert in_worker_sampling[-1] - in_worker_sampling[5] < 6 * 2**20, (
+        in_worker_sampling
+    )  # six models that stayed would be 12 MiB
 
 
 def test_a_model_bigger_than_the_budget_runs_alone(files: list[ModelSpec], model_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Contenders run in turn: who goes first, what is timed, and what the driver says of the devices meanwhile."""
+"""Cases run in turn: who goes first, what is timed, and what the driver says of the devices meanwhile."""
 
 import subprocess
 import sys
@@ -7,29 +7,29 @@ from pathlib import Path
 import torch
 
 from parallel_runtime.devices import Device
-from parallel_runtime.report.interleave import Contender, Run, interleave
-from parallel_runtime.report.surroundings import SAMPLE_S, utilisation
+from parallel_runtime.report.environment import SAMPLE_S, utilisation
+from parallel_runtime.report.interleave import BenchmarkCase, Run, interleave
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = torch.cuda.is_available()
 
 
 def in_turn(count: int, *, warmup: int, runs: int) -> list[str]:
-    """The names of `count` contenders in the order that they ran in."""
+    """The names of `count` cases in the order that they ran in."""
     ran: list[str] = []
 
-    def contender(name: str) -> Contender:
+    def case(name: str) -> BenchmarkCase:
         def run() -> Run:
             ran.append(name)
             return Run(result=torch.zeros(1))
 
-        return Contender(name=name, kind="one_process", engine="diffusers", run=run)
+        return BenchmarkCase(name=name, kind="one_process", engine="diffusers", run=run)
 
-    interleave([contender(name) for name in "abc"[:count]], warmup=warmup, runs=runs)
+    interleave([case(name) for name in "abc"[:count]], warmup=warmup, runs=runs)
     return ran
 
 
-def test_each_round_begins_with_the_next_contender() -> None:
+def test_each_round_begins_with_the_next_case() -> None:
     assert "".join(in_turn(3, warmup=1, runs=3)) == "abc bca cab abc".replace(" ", "")
     assert "".join(in_turn(2, warmup=0, runs=3)) == "ab ba ab".replace(" ", "")
 
@@ -45,7 +45,7 @@ def test_without_nvidia_ml_py_utilisation_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("raise ModuleNotFoundError('no', name='pynvml')\n")
     code = (
         "from parallel_runtime.devices import Device\n"
-        "from parallel_runtime.report.surroundings import utilisation\n"
+        "from parallel_runtime.report.environment import utilisation\n"
         "print(utilisation([Device('cuda', 0)], over_s=9.0))"
     )
     environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}

@@ -12,7 +12,7 @@ from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from runtime.resident_runs import make_run
+from runtime.in_worker_runs import make_run
 
 # by plan: chunks of the run's four calls, of which the first is warm-up
 PLANS = {

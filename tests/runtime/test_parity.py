@@ -11,7 +11,7 @@ from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error, worst
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.parallel.shard import SequenceShard
 from parallel_runtime.parallel.traffic import AttentionShape, predict
 from parallel_runtime.plan import ParallelPlan
@@ -55,14 +55,14 @@ def run(pool: Pool, spec: ModelSpec, plan: ParallelPlan, workload: Workload, **o
 
 
 @pytest.fixture(scope="module")
-def judged(sample: ModelSpec, judge: Oracle) -> Judged:
-    """Each workload's tensors and the judge's result, computed once."""
+def judged(sample: ModelSpec, reference_model: ReferenceModel) -> Judged:
+    """Each workload's tensors and the reference model's result, computed once."""
     config = FluxConfig.from_header(read_header(sample.path))
 
     @cache
     def of(workload: Workload) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         tensors = workload.tensors(config)
-        return tensors, judge(tensors)
+        return tensors, reference_model(tensors)
 
     return of
 
@@ -136,7 +136,9 @@ def test_heads_exchanged_and_hops_equal_one_process_however_few_the_tokens(
 
 
 @pytest.mark.slow
-def test_an_attention_mask_is_followed_by_every_plan(eight_ranks: Pool, sample: ModelSpec, judge: Oracle) -> None:
+def test_an_attention_mask_is_followed_by_every_plan(
+    eight_ranks: Pool, sample: ModelSpec, reference_model: ReferenceModel
+) -> None:
     """Values to add, True and False, and whole parts of the ring that a query may not see."""
     workload = WORKLOADS[1]
     tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
@@ -145,9 +147,9 @@ def test_an_attention_mask_is_followed_by_every_plan(eight_ranks: Pool, sample: 
     seen = torch.rand(1, tokens, tokens, generator=torch.Generator().manual_seed(4)) > 0.5
     seen[:, :, : tokens // 2] = False
     seen[:, :, -1] = True
-    plain = judge(tensors)
+    plain = reference_model(tensors)
     for mask in (added, seen, torch.zeros(1, tokens, tokens).masked_fill(~seen, -torch.inf)):
-        expected = judge({**tensors, "mask": mask})
+        expected = reference_model({**tensors, "mask": mask})
         assert relative_error(plain, expected) > 0.01
         for plan in (ParallelPlan(), ParallelPlan(ulysses=2), ParallelPlan(ring=3), ParallelPlan(ring=2, ulysses=4)):
             result = run(eight_ranks, sample, plan, workload)({**tensors, "mask": mask})
@@ -156,16 +158,16 @@ def test_an_attention_mask_is_followed_by_every_plan(eight_ranks: Pool, sample: 
 
 @pytest.mark.slow
 def test_rows_at_timestep_zero_are_modulated_so_on_every_plan(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle
+    eight_ranks: Pool, sample: ModelSpec, reference_model: ReferenceModel
 ) -> None:
     workload = WORKLOADS[0]
     tensors = workload.tensors(FluxConfig.from_header(read_header(sample.path)))
-    still = torch.zeros(workload.image_tokens, dtype=torch.uint8)
-    still[100:] = 1
-    expected = ZeroTimestepModel(sample.path)({**tensors, "still_rows": still})
-    assert relative_error(judge(tensors), expected) > 0.01
+    zero_timestep = torch.zeros(workload.image_tokens, dtype=torch.uint8)
+    zero_timestep[100:] = 1
+    expected = ZeroTimestepModel(sample.path)({**tensors, "zero_timestep_rows": zero_timestep})
+    assert relative_error(reference_model(tensors), expected) > 0.01
     for plan in (ParallelPlan(), ParallelPlan(ulysses=3), ParallelPlan(ring=2), ParallelPlan(ring=2, ulysses=4)):
-        result = run(eight_ranks, sample, plan, workload)({**tensors, "still_rows": still})
+        result = run(eight_ranks, sample, plan, workload)({**tensors, "zero_timestep_rows": zero_timestep})
         assert relative_error(result, expected) <= FP32_TOLERANCE
 
 
@@ -174,7 +176,7 @@ def test_each_block_takes_its_own_residual_on_every_plan(eight_ranks: Pool, deep
     """Against diffusers, which adds one residual a block when there are as many as blocks; two blocks of each kind."""
     workload = WORKLOADS[1]
     config = FluxConfig.from_header(read_header(deep.path))
-    tensors, reference = workload.tensors(config), Oracle(deep.path, dtype=torch.float32)
+    tensors, reference = workload.tensors(config), ReferenceModel(deep.path, dtype=torch.float32)
     generator = torch.Generator().manual_seed(5)
     shape = (workload.batch, workload.image_tokens, config.hidden_size)
     double, single = ([torch.randn(shape, generator=generator) for _ in range(2)] for _ in range(2))
@@ -199,7 +201,7 @@ def test_every_naming_and_variant_of_a_file_equals_one_process(
     tensors = Workload(width=200, height=136, text_tokens=19, batch=2).tensors(
         FluxConfig.from_header(read_header(spec.path))
     )
-    expected = Oracle(spec.path)(tensors)
+    expected = ReferenceModel(spec.path)(tensors)
     for plan in (ParallelPlan(ulysses=4), ParallelPlan(ring=3)):
         assert relative_error(PlanRunner(eight_ranks, spec, plan, options={})(tensors), expected) <= FP32_TOLERANCE
     eight_ranks.unload(spec)
@@ -219,7 +221,7 @@ def test_two_ranks_equal_one_process_at_the_size_of_a_real_image(
 ) -> None:
     spec = ModelSpec.of(tiny_models.diffusion_model(tiny_models.dev))
     tensors = workload.tensors(FluxConfig.from_header(read_header(spec.path)))
-    expected = Oracle(spec.path)(tensors)
+    expected = ReferenceModel(spec.path)(tensors)
     result = PlanRunner(eight_ranks, spec, ParallelPlan(ulysses=2), options={})(tensors)
     assert relative_error(result, expected) <= FP32_TOLERANCE
     control = PlanRunner(eight_ranks, spec, ParallelPlan(ulysses=2), options={"local_attention": True})(tensors)

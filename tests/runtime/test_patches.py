@@ -12,10 +12,10 @@ from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.errors import PoolError
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
-from parallel_runtime.patch import PRISTINE, Patch, PatchSet, pack, unpack
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.weight_patch import PRISTINE, WeightPatch, WeightPatchSet, pack, unpack
 from parallel_runtime.weights.branches import Branch
 from parallel_runtime.weights.patches import merge, patched
 
@@ -27,10 +27,10 @@ def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def lora(key: str, rows: int, columns: int, *, seed: int = 1, **more: object) -> Patch:
+def lora(key: str, rows: int, columns: int, *, seed: int = 1, **more: object) -> WeightPatch:
     up, down = noise(rows, 4, seed=seed, scale=0.3), noise(4, columns, seed=seed + 1, scale=columns**-0.5)
     values = (up, down, 2.0, None)
-    return Patch(**{"key": key, "kind": "lora", "strength": 0.8, "values": values, **more})
+    return WeightPatch(**{"key": key, "kind": "lora", "strength": 0.8, "values": values, **more})
 
 
 def test_a_lora_is_scaled_by_alpha_over_rank_and_strength() -> None:
@@ -51,16 +51,18 @@ def test_offset_swap_and_strength_of_the_model_are_followed() -> None:
 def test_patches_stack_in_order_and_leave_the_pristine_weight_alone() -> None:
     weight = noise(12, 10)
     before = weight.clone()
-    first, second = lora("w", 12, 10), Patch(key="w", kind="diff", strength=-2.0, values=(noise(12, 10, seed=9),))
+    first, second = lora("w", 12, 10), WeightPatch(key="w", kind="diff", strength=-2.0, values=(noise(12, 10, seed=9),))
     torch.testing.assert_close(patched(weight, [first, second]), patched(patched(weight, [first]), [second]))
     assert torch.equal(weight, before)
-    assert torch.equal(patched(weight, [Patch(key="w", kind="set", strength=1, values=(before + 1,))]), before + 1)
+    assert torch.equal(
+        patched(weight, [WeightPatch(key="w", kind="set", strength=1, values=(before + 1,))]), before + 1
+    )
 
 
 def test_a_rotation_keeps_the_length_of_every_column() -> None:
     weight = noise(16, 10)
     for kind, blocks in (("oft", noise(4, 4, 4, seed=3)), ("boft", noise(2, 4, 4, 4, seed=3))):
-        turned = patched(weight, [Patch(key="w", kind=kind, strength=1.0, values=(blocks, None, 0.0, None))])
+        turned = patched(weight, [WeightPatch(key="w", kind=kind, strength=1.0, values=(blocks, None, 0.0, None))])
         assert not torch.allclose(turned, weight, atol=1e-2)
         torch.testing.assert_close(turned.norm(dim=0), weight.norm(dim=0))
 
@@ -68,7 +70,7 @@ def test_a_rotation_keeps_the_length_of_every_column() -> None:
 def test_dora_gives_every_row_its_learnt_length() -> None:
     weight, lengths = noise(12, 10), noise(12, 1, seed=5).abs() + 1
     plain = lora("w", 12, 10, strength=1.0)
-    result = patched(weight, [Patch(key="w", kind="lora", strength=1.0, values=(*plain.values[:3], lengths))])
+    result = patched(weight, [WeightPatch(key="w", kind="lora", strength=1.0, values=(*plain.values[:3], lengths))])
     direction = patched(weight, [plain])
     torch.testing.assert_close(result, direction * lengths / weight.norm(dim=1, keepdim=True))
 
@@ -77,18 +79,18 @@ def test_a_patch_that_does_not_fit_says_both_shapes() -> None:
     with pytest.raises(ValueError, match=r"lora patch of shapes \[\[9, 4\], \[4, 10\]\] .* weight of \[12, 10\]"):
         patched(noise(12, 10), [lora("w", 9, 10)])
     with pytest.raises(ValueError, match="kind 'lorra' is unknown"):
-        Patch(key="w", kind="lorra", strength=1, values=())
+        WeightPatch(key="w", kind="lorra", strength=1, values=())
 
 
 def test_a_batch_ends_where_its_tensors_are_enough_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = [Patch(key=f"7/{name}", kind="beside", strength=1.0, values=(noise(8, 8),)) for name in "abcde"]
-    monkeypatch.setattr("parallel_runtime.patch.ENOUGH_BYTES", 2 * 8 * 8 * 4)
+    weights = [WeightPatch(key=f"7/{name}", kind="beside", strength=1.0, values=(noise(8, 8),)) for name in "abcde"]
+    monkeypatch.setattr("parallel_runtime.weight_patch.ENOUGH_BYTES", 2 * 8 * 8 * 4)
     assert [len(batch.records) for batch in pack(weights)] == [2, 2, 1]
 
 
 def test_patches_travel_in_batches_and_arrive_as_they_were() -> None:
     patches = [lora(f"w{index % 400}", 3, 2, seed=index) for index in range(800)]
-    arrived: dict[str, list[Patch]] = {}
+    arrived: dict[str, list[WeightPatch]] = {}
     batches = list(pack(patches))
     assert len(batches) > 1
     for batch in batches:
@@ -101,36 +103,40 @@ def test_patches_travel_in_batches_and_arrive_as_they_were() -> None:
 
 
 @pytest.fixture(scope="module")
-def changed(sample: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Patch], Oracle]:
-    """Patches of fused and plain weights, and the judge of a file that has them merged."""
+def changed(sample: ModelSpec, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[WeightPatch], ReferenceModel]:
+    """Patches of fused and plain weights, and the reference model of a file that has them merged."""
     tensors = load_file(sample.path)
     hidden = tensors["img_in.weight"].shape[0]
     patches = [
         lora(QKV, 3 * hidden, hidden),
         lora(QKV, hidden, hidden, seed=20, offset=(0, hidden, hidden), strength=-0.5),
         lora("single_blocks.0.linear1.weight", *tensors["single_blocks.0.linear1.weight"].shape, seed=30),
-        Patch(key="img_in.bias", kind="diff", strength=1.0, values=(noise(hidden, seed=4),)),
+        WeightPatch(key="img_in.bias", kind="diff", strength=1.0, values=(noise(hidden, seed=4),)),
     ]
     for key in {patch.key for patch in patches}:
         tensors[key] = patched(tensors[key], [patch for patch in patches if patch.key == key])
     path = tmp_path_factory.mktemp("merged") / "merged.safetensors"
     save_file(tensors, path)
-    return patches, Oracle(str(path))
+    return patches, ReferenceModel(str(path))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [ParallelPlan(ulysses=2), ParallelPlan(ring=3)], ids=lambda plan: plan.name)
 def test_a_change_reaches_every_rank_and_is_taken_back_bit_for_bit(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, changed: tuple[list[Patch], Oracle], plan: ParallelPlan
+    eight_ranks: Pool,
+    sample: ModelSpec,
+    reference_model: ReferenceModel,
+    changed: tuple[list[WeightPatch], ReferenceModel],
+    plan: ParallelPlan,
 ) -> None:
     patches, merged = changed
     tensors = WORKLOAD.tensors(FluxConfig.from_header(read_header(sample.path)))
     runner = PlanRunner(eight_ranks, sample, plan, options={})
     pristine = runner(tensors)
-    runner.patches = PatchSet("all", tuple(patches))
+    runner.patches = WeightPatchSet("all", tuple(patches))
     assert relative_error(runner(tensors), merged(tensors)) <= 1e-5
-    assert relative_error(judge(tensors), merged(tensors)) > 0.05
-    runner.patches = PatchSet("first", tuple(patches[:1]))
+    assert relative_error(reference_model(tensors), merged(tensors)) > 0.05
+    runner.patches = WeightPatchSet("first", tuple(patches[:1]))
     assert relative_error(runner(tensors), merged(tensors)) > 1e-3, "what a change leaves out is taken back"
     runner.patches = PRISTINE
     assert torch.equal(runner(tensors), pristine)
@@ -143,7 +149,7 @@ def test_a_change_in_another_dtype_is_rounded_once_and_taken_back(eight_ranks: P
     runner = PlanRunner(eight_ranks, half, ParallelPlan(ulysses=2), options={})
     pristine = runner(tensors)
     hidden = 768
-    runner.patches = PatchSet("one", (lora(QKV, 3 * hidden, hidden),))
+    runner.patches = WeightPatchSet("one", (lora(QKV, 3 * hidden, hidden),))
     assert relative_error(runner(tensors), pristine) > 1e-2
     runner.patches = PRISTINE
     assert torch.equal(runner(tensors), pristine)
@@ -156,8 +162,8 @@ def test_a_change_that_fits_no_weight_fails_with_its_reason(sample: ModelSpec, t
 
     with Pool(parse_devices("cpu:1").devices) as pool:
         with pytest.raises(PoolError, match=r"rank 0: .*double_blocks\.7.*this model has not"):
-            pool.ensure(sample, patches=PatchSet("wrong", (lora("double_blocks.7.img_attn.qkv.weight", 3, 2),)))
-        pool.ensure(sample, patches=PatchSet("right", (lora(QKV, 3 * 768, 768),)))
+            pool.ensure(sample, patches=WeightPatchSet("wrong", (lora("double_blocks.7.img_attn.qkv.weight", 3, 2),)))
+        pool.ensure(sample, patches=WeightPatchSet("right", (lora(QKV, 3 * 768, 768),)))
 
 
 def test_merging_by_rows_equals_merging_whole_matrices() -> None:
@@ -178,28 +184,30 @@ def test_merging_by_rows_equals_merging_whole_matrices() -> None:
 
 @pytest.mark.slow
 def test_side_branches_equal_merging_and_change_strength_without_sending_a_tensor(
-    eight_ranks: Pool, sample: ModelSpec, changed: tuple[list[Patch], Oracle]
+    eight_ranks: Pool, sample: ModelSpec, changed: tuple[list[WeightPatch], ReferenceModel]
 ) -> None:
     """Fused rows, offsets and a patch that can only be merged among them."""
     patches, merged = changed
     tensors = WORKLOAD.tensors(FluxConfig.from_header(read_header(sample.path)))
     runner = PlanRunner(eight_ranks, sample, ParallelPlan(ulysses=2), options={})
-    runner.patches = PatchSet("beside", tuple(patches), side_branch=True)
+    runner.patches = WeightPatchSet("beside", tuple(patches), side_branch=True)
     assert relative_error(runner(tensors), merged(tensors)) <= 1e-5
 
     loras = tuple(patch for patch in patches if patch.kind == "lora")
     stronger = tuple(replace(patch, strength=patch.strength * 1.7) for patch in loras)
-    before, after = (PatchSet(name, each, side_branch=True) for name, each in (("before", loras), ("after", stronger)))
+    before, after = (
+        WeightPatchSet(name, each, side_branch=True) for name, each in (("before", loras), ("after", stronger))
+    )
     assert after.differs_in_strength_alone(before)
     runner.patches = before
     weak = runner(tensors)
     runner.patches = after
     strong = runner(tensors)
-    runner.patches = PatchSet("after, merged", stronger)
+    runner.patches = WeightPatchSet("after, merged", stronger)
     assert relative_error(strong, runner(tensors)) <= 1e-5
     assert relative_error(strong, weak) > 1e-3
     runner.patches = PRISTINE
-    assert relative_error(runner(tensors), Oracle(sample.path)(tensors)) <= 1e-5
+    assert relative_error(runner(tensors), ReferenceModel(sample.path)(tensors)) <= 1e-5
 
 
 def test_other_tensors_are_never_taken_for_a_change_of_strength() -> None:
@@ -207,10 +215,10 @@ def test_other_tensors_are_never_taken_for_a_change_of_strength() -> None:
     same = replace(first, strength=2.0)
     copied = replace(first, values=(first.values[0].clone(), *first.values[1:]))
     moved = replace(first, offset=(0, 0, 3))
-    held = PatchSet("a", (first,), side_branch=True)
+    held = WeightPatchSet("a", (first,), side_branch=True)
     for patch, alone in ((same, True), (copied, False), (moved, False)):
-        assert PatchSet("b", (patch,), side_branch=True).differs_in_strength_alone(held) is alone
-    assert not PatchSet("b", (same,)).differs_in_strength_alone(held)
+        assert WeightPatchSet("b", (patch,), side_branch=True).differs_in_strength_alone(held) is alone
+    assert not WeightPatchSet("b", (same,)).differs_in_strength_alone(held)
 
 
 def test_a_side_branch_that_does_not_fit_says_both_shapes() -> None:

@@ -10,12 +10,12 @@ from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.models.flux.inputs import check_plan
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.in_worker_sampling import InWorkerRun
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.resident import ResidentRun
-from parallel_runtime.program import Program, State
-from runtime.resident_runs import host_loop, make_run
+from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
+from runtime.in_worker_runs import host_loop, make_run
 from runtime.stale_model import StaleModel
 from runtime.zero_timestep_model import ZeroTimestepModel
 
@@ -47,7 +47,7 @@ PLANS = (
 
 
 def sample(
-    pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: ResidentRun
+    pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: InWorkerRun
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """The result and the denoised latent of every step, which come in order."""
     seen: dict[int, torch.Tensor] = {}
@@ -56,8 +56,8 @@ def sample(
     return result.out, tuple(seen.values())
 
 
-def stale_model(spec: ModelSpec, run: ResidentRun, *, patches: int, warm_calls: int = 1) -> StaleModel:
-    """The judge of a run whose sides share the latent and so its patches."""
+def stale_model(spec: ModelSpec, run: InWorkerRun, *, patches: int, warm_calls: int = 1) -> StaleModel:
+    """The reference model of a run whose sides share the latent and so its patches."""
     longest = max(cond.tensors["txt"].shape[1] for cond in run.conds)
     return StaleModel(spec.path, patches=patches, warm_calls=warm_calls, sides=len(run.conds), longest_text=longest)
 
@@ -74,7 +74,7 @@ def test_a_pipeline_in_warm_up_equals_one_process(
     eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, kind: str, names: tuple[str, ...]
 ) -> None:
     run = make_run(deep_config, **KINDS[kind])
-    expected, previews = host_loop(Oracle(deep.path), run)
+    expected, previews = host_loop(ReferenceModel(deep.path), run)
     errors = {}
     for name in names:
         plan = ParallelPlan.parse(f"{name},warmup_steps={STEPS}")
@@ -88,7 +88,7 @@ def test_after_the_warm_up_it_is_as_stale_as_the_same_in_one_process(
     eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig, kind: str, names: tuple[str, ...]
 ) -> None:
     run = make_run(deep_config, **KINDS[kind])
-    synchronous, _ = host_loop(Oracle(deep.path), run)
+    synchronous, _ = host_loop(ReferenceModel(deep.path), run)
     errors, differences = {}, {}
     plans = [ParallelPlan.parse(name) for name in names]
     for patches in sorted({plan.num_patches for plan in plans}):
@@ -109,7 +109,7 @@ def test_another_length_of_warm_up_is_another_result(
     eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig
 ) -> None:
     run, outs = make_run(deep_config), []
-    for warmup_steps, warm_calls in ((1, 1), (2, 2)):  # of the program's four calls, the last two are one step
+    for warmup_steps, warm_calls in ((1, 1), (2, 2)):  # of the recurrence's four calls, the last two are one step
         stale = stale_model(deep, run, patches=2, warm_calls=warm_calls)
         plan = ParallelPlan(pipefusion=2, warmup_steps=warmup_steps)
         outs.append(sample(eight_ranks, deep, plan, run)[0])
@@ -122,14 +122,14 @@ def test_rows_at_timestep_zero_and_residuals_go_through_stages(
 ) -> None:
     plain = make_run(deep_config, references=30)
     rows = plain.conds[0].tensors["img"].shape[1]
-    still = (torch.arange(rows) >= plain.shape[1]).to(torch.uint8)
+    zero_timestep = (torch.arange(rows) >= plain.shape[1]).to(torch.uint8)
     shape, generator = (1, plain.shape[1], deep_config.hidden_size), torch.Generator().manual_seed(9)
     more = {
         name: torch.randn(shape, generator=generator) for name in ("control_in.0", "control_out.0", "control_out.1")
     }
     cond = replace(
         plain.conds[0],
-        tensors={**plain.conds[0].tensors, "still_rows": still, **more},
+        tensors={**plain.conds[0].tensors, "zero_timestep_rows": zero_timestep, **more},
         options={"control_in": [None, 0], "control_out": [0, 1]},
     )
     run = replace(plain, conds=(cond,))
@@ -139,7 +139,7 @@ def test_rows_at_timestep_zero_and_residuals_go_through_stages(
     exact = ZeroTimestepModel(deep.path)
     expected, _ = host_loop(lambda tensors: exact(tensors, double, single), run)
     for left_out in (
-        host_loop(Oracle(deep.path), run)[0],
+        host_loop(ReferenceModel(deep.path), run)[0],
         host_loop(exact, run)[0],
         host_loop(lambda tensors: exact(tensors, double, single[::-1]), run)[0],
     ):
@@ -163,11 +163,11 @@ def test_without_the_exchange_the_latent_is_wrong(
 def test_a_cancelled_pipeline_leaves_nothing_in_flight(
     eight_ranks: Pool, deep: ModelSpec, deep_config: FluxConfig
 ) -> None:
-    states = [State(given=True, sigma=1.0, timestep=1.0)]
-    states += [State(inputs=((k, 0.9),), denoised=((k, 0.1),), sigma=0.5, timestep=0.5) for k in range(39)]
-    program = Program(states=(*states, State(denoised=((39, 1.0),))), step_ends=tuple(range(40)))
+    states = [RecurrenceStep(given=True, sigma=1.0, timestep=1.0)]
+    states += [RecurrenceStep(inputs=((k, 0.9),), denoised=((k, 0.1),), sigma=0.5, timestep=0.5) for k in range(39)]
+    recurrence = SamplerRecurrence(states=(*states, RecurrenceStep(denoised=((39, 1.0),))), step_ends=tuple(range(40)))
     one = make_run(deep_config, sides=(5, 6))
-    long = replace(one, program=program, given={0: one.given[0]})
+    long = replace(one, recurrence=recurrence, given={0: one.given[0]})
     for name in ("pipefusion=3,patches=4", "pipefusion=2,cfg=2", "pipefusion=2,ulysses=2,patches=5"):
         plan, seen = ParallelPlan.parse(name), []
 

@@ -9,13 +9,13 @@ import torch
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.in_worker_sampling import InWorkerRun
+from parallel_runtime.pool.kv_cache_tracker import KvCacheTracker
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.resident import ResidentRun
-from parallel_runtime.pool.stale import StaleBook
-from runtime.resident_runs import host_loop, make_run
+from runtime.in_worker_runs import host_loop, make_run
 from runtime.stale_model import StaleModel
 
 # fp32 sums in another order, four calls of the model after one another
@@ -33,16 +33,16 @@ PLANS = (
 
 
 @pytest.fixture(scope="module")
-def run(deep: ModelSpec) -> ResidentRun:
+def run(deep: ModelSpec) -> InWorkerRun:
     """Two sides of unequal texts, two images, a noise mask."""
     config = FluxConfig.from_header(read_header(deep.path))
     return make_run(config, batch=2, sides=(7, 12), mask=True)
 
 
 def model_of(
-    pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: ResidentRun, name: str | None
+    pool: Pool, spec: ModelSpec, plan: ParallelPlan, run: InWorkerRun, name: str | None
 ) -> Callable[[Mapping], torch.Tensor]:
-    """The plan as the judge is called: one conditioning at a time, which its text's length tells."""
+    """The plan as the reference model is called: one conditioning at a time, which its text's length tells."""
 
     def model(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         options = {} if name is None else {"pipeline": {"run": name, "key": f"text {tensors['txt'].shape[1]}"}}
@@ -54,8 +54,8 @@ def model_of(
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_call_that_belongs_to_no_run_is_exact(eight_ranks: Pool, deep: ModelSpec, run: ResidentRun) -> None:
-    expected, _ = host_loop(Oracle(deep.path), run)
+def test_a_call_that_belongs_to_no_run_is_exact(eight_ranks: Pool, deep: ModelSpec, run: InWorkerRun) -> None:
+    expected, _ = host_loop(ReferenceModel(deep.path), run)
     for name in PLANS:
         plan = ParallelPlan.parse(name)
         assert relative_error(host_loop(model_of(eight_ranks, deep, plan, run, None), run)[0], expected) <= TOLERANCE
@@ -63,9 +63,9 @@ def test_a_call_that_belongs_to_no_run_is_exact(eight_ranks: Pool, deep: ModelSp
 
 @pytest.mark.slow
 def test_the_calls_of_a_run_are_as_stale_as_in_one_process(
-    eight_ranks: Pool, deep: ModelSpec, run: ResidentRun
+    eight_ranks: Pool, deep: ModelSpec, run: InWorkerRun
 ) -> None:
-    exact, _ = host_loop(Oracle(deep.path), run)
+    exact, _ = host_loop(ReferenceModel(deep.path), run)
     expected = {
         patches: host_loop(StaleModel(deep.path, patches=patches, warm_calls=1, sides=2), run)[0] for patches in (2, 5)
     }
@@ -77,10 +77,10 @@ def test_the_calls_of_a_run_are_as_stale_as_in_one_process(
 
 
 @pytest.mark.slow
-def test_both_sides_in_one_request_over_cfg_lanes_are_as_stale(
-    eight_ranks: Pool, deep: ModelSpec, run: ResidentRun
+def test_both_sides_in_one_request_over_cfg_groups_are_as_stale(
+    eight_ranks: Pool, deep: ModelSpec, run: InWorkerRun
 ) -> None:
-    """Lanes of one conditioning each, and one lane with both."""
+    """Batch groups of one conditioning each, and one batch group with both."""
     stale = StaleModel(deep.path, patches=2, warm_calls=2, sides=2)
     generator = torch.Generator().manual_seed(2)
     steps = [torch.randn(run.conds[0].tensors["img"].shape, generator=generator) for _ in range(3)]
@@ -100,8 +100,8 @@ def test_both_sides_in_one_request_over_cfg_lanes_are_as_stale(
             assert all(relative_error(*pair) <= TOLERANCE for pair in zip(outs, sides, strict=True))
 
 
-def test_keys_of_before_are_used_by_the_same_run_place_and_shape_alone(run: ResidentRun) -> None:
-    book, plan = StaleBook(), ParallelPlan(pipefusion=2)
+def test_keys_of_before_are_used_by_the_same_run_place_and_shape_alone(run: InWorkerRun) -> None:
+    book, plan = KvCacheTracker(), ParallelPlan(pipefusion=2)
 
     def warm(number: int = 0, name: str = "a", key: str = "x", model: int = 1, plan: ParallelPlan = plan) -> bool:
         call = replace(run.conds[number], options={"pipeline": {"run": name, "key": key}})
@@ -122,15 +122,15 @@ def test_keys_of_before_are_used_by_the_same_run_place_and_shape_alone(run: Resi
 
 
 @pytest.mark.parametrize("option", ["a", {"run": "a"}, {"run": "a", "key": "b", "more": 1}])
-def test_an_option_that_names_no_run_and_key_is_refused(run: ResidentRun, option: object) -> None:
+def test_an_option_that_names_no_run_and_key_is_refused(run: InWorkerRun, option: object) -> None:
     call = replace(run.conds[0], options={"pipeline": option})
     with pytest.raises(ValueError, match="option pipeline is"):
-        StaleBook().enter([call], [], ParallelPlan(pipefusion=2), 1)
+        KvCacheTracker().enter([call], [], ParallelPlan(pipefusion=2), 1)
 
 
 @pytest.mark.slow
 def test_more_patches_than_tokens_are_refused_before_anything_starts(
-    eight_ranks: Pool, deep: ModelSpec, run: ResidentRun
+    eight_ranks: Pool, deep: ModelSpec, run: InWorkerRun
 ) -> None:
     with pytest.raises(ValueError, match="patches=73 is more than the image's 72 tokens"):
         eight_ranks.run(deep, ParallelPlan(pipefusion=2, patches=73), run.conds)

@@ -85,7 +85,7 @@ def test_every_plan_has_a_name_of_one_word_and_is_read_as_it_is_described(text: 
 
 def test_a_plan_says_what_its_ranks_share() -> None:
     plan = ParallelPlan(data=2, cfg=2, ring=2)
-    assert (plan.lanes, plan.parts, plan.replica_ranks) == (4, 2, 4)
+    assert (plan.batch_groups, plan.parts, plan.replica_ranks) == (4, 2, 4)
     assert plan.layout == Layout(ranks=8)
     assert ParallelPlan(data=2, ulysses=3, weights="sharded").layout == Layout(ranks=6, shards=3)
     assert ParallelPlan(weights="offloaded").layout == Layout(ranks=1, offloaded=True)
@@ -133,12 +133,12 @@ def test_the_auto_plan_prefers_ulysses_and_falls_back_to_ring() -> None:
 
 
 def test_the_auto_plan_gives_each_call_ranks_of_its_own_where_they_divide() -> None:
-    assert auto_plan(8, 24, lanes=2) == ParallelPlan(cfg=2, ulysses=4)
-    assert auto_plan(2, 24, lanes=2) == ParallelPlan(cfg=2)
-    assert auto_plan(3, 24, lanes=2) == ParallelPlan(ulysses=3)
-    assert auto_plan(1, 24, lanes=2) == ParallelPlan()
-    with pytest.raises(ValueError, match="lanes=0"):
-        auto_plan(2, 24, lanes=0)
+    assert auto_plan(8, 24, batch_groups=2) == ParallelPlan(cfg=2, ulysses=4)
+    assert auto_plan(2, 24, batch_groups=2) == ParallelPlan(cfg=2)
+    assert auto_plan(3, 24, batch_groups=2) == ParallelPlan(ulysses=3)
+    assert auto_plan(1, 24, batch_groups=2) == ParallelPlan()
+    with pytest.raises(ValueError, match="batch groups=0"):
+        auto_plan(2, 24, batch_groups=0)
 
 
 def test_heads_that_do_not_divide_are_told_what_would() -> None:

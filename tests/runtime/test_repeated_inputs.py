@@ -9,7 +9,7 @@ from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import arena
@@ -31,8 +31,8 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 
 
 @pytest.fixture(scope="module")
-def judge(spec: ModelSpec) -> Oracle:
-    return Oracle(spec.path, dtype=torch.float32)
+def reference_model(spec: ModelSpec) -> ReferenceModel:
+    return ReferenceModel(spec.path, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +54,10 @@ def worst(outs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> flo
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_fifty_swaps_of_prompts_and_plans_give_what_one_process_gives(
-    two_ranks: Pool, spec: ModelSpec, judge: Oracle, batch: int
+    two_ranks: Pool, spec: ModelSpec, reference_model: ReferenceModel, batch: int
 ) -> None:
     given = prompts(batch=batch)
-    expected = [judge(tensors) for tensors in given]
+    expected = [reference_model(tensors) for tensors in given]
     assert relative_error(expected[0], expected[1]) > 100 * FP32_TOLERANCE
     for turn in range(50):
         runner = PlanRunner(two_ranks, spec, PLANS[turn // 10 % len(PLANS)], options={})
@@ -67,20 +67,22 @@ def test_fifty_swaps_of_prompts_and_plans_give_what_one_process_gives(
 
 
 @pytest.mark.slow
-def test_one_element_changed_in_place_is_seen(two_ranks: Pool, spec: ModelSpec, judge: Oracle) -> None:
+def test_one_element_changed_in_place_is_seen(
+    two_ranks: Pool, spec: ModelSpec, reference_model: ReferenceModel
+) -> None:
     tensors, runner = prompts()[0], PlanRunner(two_ranks, spec, ParallelPlan(ulysses=2), options={})
-    before = judge(tensors)
+    before = reference_model(tensors)
     for _ in range(4):
         assert relative_error(runner(tensors), before) <= FP32_TOLERANCE
     tensors["txt"][0, 4, 7] += 30
-    after = judge(tensors)
+    after = reference_model(tensors)
     assert relative_error(after, before) > 10 * FP32_TOLERANCE
     assert relative_error(runner(tensors), after) <= FP32_TOLERANCE
 
 
 @pytest.mark.slow
 def test_inputs_wrongly_taken_for_the_same_would_be_noticed(
-    two_ranks: Pool, spec: ModelSpec, judge: Oracle, monkeypatch: pytest.MonkeyPatch
+    two_ranks: Pool, spec: ModelSpec, reference_model: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control of the two tests above."""
     runner = PlanRunner(two_ranks, spec, ParallelPlan(ulysses=2), options={})
@@ -90,8 +92,8 @@ def test_inputs_wrongly_taken_for_the_same_would_be_noticed(
     with monkeypatch.context() as patch:
         patch.setattr(arena, "_holds", lambda *_: True)
         out = runner(given[1])
-    assert relative_error(out, judge(given[0])) <= FP32_TOLERANCE
-    assert relative_error(out, judge(given[1])) > 100 * FP32_TOLERANCE
+    assert relative_error(out, reference_model(given[0])) <= FP32_TOLERANCE
+    assert relative_error(out, reference_model(given[1])) > 100 * FP32_TOLERANCE
     runner(prompts(batch=2)[1])
 
 

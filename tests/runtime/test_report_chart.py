@@ -14,8 +14,8 @@ from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.report.build import (
     Span,
+    case,
     compare,
-    contender,
     new_report,
     plan_part,
     rank_parts,
@@ -56,9 +56,9 @@ def denoise() -> dict:
 
 def benchmark() -> dict:
     rows = [
-        contender("one rank", "one_rank", "parallel-dit", [4.0, 4.2, 3.9], blocks_median_s=3.6),
-        contender("diffusers, 2 threads", "one_process", "diffusers", [2.2, 2.4, 2.1], threads=2),
-        contender(
+        case("one rank", "one_rank", "parallel-dit", [4.0, 4.2, 3.9], blocks_median_s=3.6),
+        case("diffusers, 2 threads", "one_process", "diffusers", [2.2, 2.4, 2.1], threads=2),
+        case(
             "uly2", "plan", "parallel-dit", [2.5, 2.0, 1.9], threads=2, blocks_median_s=1.5, error=3e-7, ranks=ranks()
         ),
     ]
@@ -91,7 +91,7 @@ def test_a_chart_has_a_row_of_panels_for_each_report(tmp_path: Path) -> None:
     assert heights == sorted(set(heights))
 
 
-def test_speed_ups_are_over_one_rank_or_over_the_contender_that_is_named() -> None:
+def test_speed_ups_are_over_one_rank_or_over_the_case_that_is_named() -> None:
     report = benchmark()
     assert speed_ups(report) == ("Speed-up over one rank", ["2.00x", "1.82x", "1.00x"])
     del report["contenders"][0]  # as of a MODEL of sharded weights, which has no one rank
@@ -107,9 +107,9 @@ def speed_ups(report: dict) -> tuple[str, list[str]]:
 
 def test_workers_are_held_against_the_process_of_as_many_threads() -> None:
     rows = [
-        contender("diffusers, 1 thread", "one_process", "diffusers", [4.0], threads=1),
-        contender("diffusers, 2 threads", "one_process", "diffusers", [3.0], threads=2),
-        contender("uly2", "plan", "parallel-dit", [1.5], threads=2),
+        case("diffusers, 1 thread", "one_process", "diffusers", [4.0], threads=1),
+        case("diffusers, 2 threads", "one_process", "diffusers", [3.0], threads=2),
+        case("uly2", "plan", "parallel-dit", [1.5], threads=2),
     ]
     compare(rows)
     assert rows[2]["speedup_over_one_process"] == pytest.approx(2.0)

@@ -13,7 +13,7 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.proof import NOT_NEEDED, NOT_PROVEN, PROVEN, Proof
 from parallel_runtime.report.build import (
     Span,
-    contender,
+    case,
     new_report,
     plan_part,
     proof_part,
@@ -145,7 +145,7 @@ def test_a_rank_that_waited_longer_than_its_step_took_is_named(waited_s: float, 
     report = new_report("denoise", devices=DEVICES, **parts)
     assert len(report["warnings"]) == 1 + early
     assert ("rank 0: it waited for others 1.010000 s of a step of 1.000000 s" in report["warnings"][-1]) == early
-    row = contender("uly2", "plan", "parallel-dit", [1.0], ranks=ranks)
+    row = case("uly2", "plan", "parallel-dit", [1.0], ranks=ranks)
     parts = {"contenders": [row], "warmup": 0, "runs": 1, "sizes": {"width": 64}}
     report = new_report("benchmark", devices=DEVICES, **parts)
     assert ("uly2, rank 0:" in str(report.get("warnings"))) == early

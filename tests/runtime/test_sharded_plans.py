@@ -6,10 +6,10 @@ import torch
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.patch import PRISTINE
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.weight_patch import PRISTINE
 from runtime.loras import lora
 from runtime.shard_sizes import ranges, sent, weight_bytes
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 # The same weights in other memory: some kernels add in another order by where a matrix begins.
 ELSEWHERE = 1e-6
 LORA_KEY = "double_blocks.0.img_attn.qkv.weight"
-# data, cfg, ring, ulysses: each axis alone, pairs, all, three ranks, lanes that idle; and how often each replica goes
-# through the blocks for the calls below: as often as its lane with the most pieces has
+# data, cfg, ring, ulysses: each axis alone, pairs, all, three ranks, batch groups that idle; and how often each replica
+# goes through the blocks for the calls below: as often as its batch group with the most pieces has
 SHAPES = {
     (1, 1, 1, 2): [2],
     (1, 1, 3, 1): [2],
@@ -43,7 +43,7 @@ PLANS = [
 
 
 def calls_of(spec: ModelSpec) -> list[ModelCall]:
-    """Two calls of unequal lengths, three rows: some lanes have more pieces than others, some have none."""
+    """Two calls of unequal lengths, three rows: some batch groups have more pieces than others, some have none."""
     config = FluxConfig.from_header(read_header(spec.path))
     inputs = [
         Workload(width=64, height=48, text_tokens=tokens, batch=batch, seed=tokens).tensors(config)

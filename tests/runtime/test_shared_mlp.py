@@ -8,7 +8,7 @@ from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.models.flux.adapter import LAUNCH_FLOPS, Block, FluxAdapter, Mlp, Tokens
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.models.flux.sample import sample_config
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
@@ -99,7 +99,7 @@ def test_the_last_product_of_the_mlp_alone_and_then_of_the_attention_is_that_of_
         there = Tokens(some.x.clone(), some.num_text, some.vec, some.rope)
         carry = Mlp(joined.clone())
         if apart:
-            carry = adapter.without_attention(block, w, carry)
+            carry = adapter.overlapped_mlp(block, w, carry)
             assert ASKED == [("linear2", hidden)], "the MLP's part waits for the attention"
         adapter.finish(block, w, there, attn, mod, carry=carry, residual=None)
         return there.x - some.x
@@ -117,18 +117,20 @@ def test_a_product_that_is_done_before_its_launch_is_not_taken_apart() -> None:
     adapter, block, w = FluxAdapter(CONFIG), Block("single", 0), weights()
     *_, rest = adapter.qkv(block, w, tokens(64), mod, shared=True)
     carry = rest()
-    assert adapter.without_attention(block, w, carry) is carry
+    assert adapter.overlapped_mlp(block, w, carry) is carry
     assert [("linear1", ROWS)] == ASKED
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["ulysses=2", "ring=2", "ulysses=2,ring=2"])
-def test_ranks_with_big_parts_equal_one_process(eight_ranks: Pool, sample: ModelSpec, judge: Oracle, plan: str) -> None:
+def test_ranks_with_big_parts_equal_one_process(
+    eight_ranks: Pool, sample: ModelSpec, reference_model: ReferenceModel, plan: str
+) -> None:
     config = FluxConfig.from_header(read_header(sample.path))
     tokens_of_rank = (BIG.image_tokens + BIG.text_tokens) // 2
     assert 2 * tokens_of_rank * config.hidden_size * config.mlp_hidden > LAUNCH_FLOPS, "small parts show nothing"
     tensors = BIG.tensors(config)
-    expected = judge(tensors)
+    expected = reference_model(tensors)
     assert relative_error(PlanRunner(eight_ranks, sample, ParallelPlan.parse(plan), options={})(tensors), expected) <= (
         FP32_TOLERANCE
     )

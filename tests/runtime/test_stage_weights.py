@@ -9,11 +9,11 @@ from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.parallel.traffic import AttentionShape, predict_stage
-from parallel_runtime.patch import PRISTINE
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.weight_patch import PRISTINE
+from runtime.in_worker_runs import make_run
 from runtime.loras import lora
-from runtime.resident_runs import make_run
 from runtime.shard_sizes import named, ranges, weight_bytes
 
 pytestmark = pytest.mark.slow
@@ -70,7 +70,7 @@ def test_stages_in_parts_give_what_whole_stages_give(
         run = make_run(deep_config, batch=3, sides=sides)
         results = [eight_ranks.sample(deep, plan, run).out for plan in (whole, parts)]
         assert relative_error(*results) <= TOLERANCE, "weights in other memory may be added in another order, no more"
-    shards = parts.cfg * parts.parts  # the ranks of a stage in all lanes of a replica
+    shards = parts.cfg * parts.parts  # the ranks of a stage in all batch groups of a replica
     held = [sum(ranges(weights, shards).values()) for weights in stage_weights(deep, parts.pipefusion)]
     by_rank = [held[rank // parts.parts % parts.pipefusion] for rank in range(parts.ranks)]
     assert eight_ranks.load(deep, parts).parameter_bytes[: parts.ranks] == by_rank

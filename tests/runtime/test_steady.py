@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.steady import Places, SteadyPlan
+from parallel_runtime.cli.steady import SteadyPlan, WeightLayouts
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import USUAL_STEPS, Workload, relative_error, steps_before
 from parallel_runtime.devices import parse_devices
@@ -37,7 +37,7 @@ def calls(sample: ModelSpec) -> Calls:
 
 def steady(pool: Pool, spec: ModelSpec, calls: Calls, *plans: ParallelPlan) -> list[SteadyPlan]:
     """Each plan ready to be timed, in turn with the others."""
-    places = Places.of(pool, spec, plans)
+    places = WeightLayouts.of(pool, spec, plans)
     return [SteadyPlan(places, plan, calls, options={"timed": True}) for plan in plans]
 
 

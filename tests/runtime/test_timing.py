@@ -22,9 +22,9 @@ from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.timing import RegionTimer
-from parallel_runtime.worker.resident import Leave, step_begins
+from parallel_runtime.worker.in_worker_sampling import Leave, step_begins
+from runtime.in_worker_runs import make_run
 from runtime.pretend_device import RATE, pretended_cuda
-from runtime.resident_runs import make_run
 
 DEVICES = ["cpu", "pretended cuda"] + ["cuda"] * torch.cuda.is_available()
 
@@ -194,7 +194,8 @@ CLOCKED = {
     "cfg=3": [ONE_SIDE, ONE_SIDE, NO_SIDE],
     "cfg=2,pipefusion=2,warmup_steps=1": STAGES * 2,
 }
-# Which ranks write the latent, for which others do not wait: of lanes that share the sides the first, the last stage.
+# Which ranks write the latent, for which others do not wait: of batch groups that share the sides the first, the last
+# stage.
 WRITERS = {"ulysses=2": [0, 1], "cfg=2": [0], "cfg=3": [0], "cfg=2,pipefusion=2,warmup_steps=1": [1]}
 
 

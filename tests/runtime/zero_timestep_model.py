@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 
 
 class _Rows:
@@ -48,11 +48,11 @@ class _AttentionOfBoth:
 
 
 class ZeroTimestepModel:
-    """The reference model of a file, in fp32, which reads the input `still_rows` too."""
+    """The reference model of a file, in fp32, which reads the input `zero_timestep_rows` too."""
 
     def __init__(self, path: str) -> None:
-        self._oracle, self._rows = Oracle(path, dtype=torch.float32), _Rows()
-        model = self._oracle.model
+        self._reference_model, self._rows = ReferenceModel(path, dtype=torch.float32), _Rows()
+        model = self._reference_model.model
         model.set_attn_processor(
             {name: _AttentionOfBoth(inner, self._rows) for name, inner in model.attn_processors.items()}
         )
@@ -69,9 +69,9 @@ class ZeroTimestepModel:
         single: Sequence[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """The velocity (B, S_img, out channels), with ControlNet residuals (B, S_img, C) for each block."""
-        self._rows.zero = inputs["still_rows"].bool()
+        self._rows.zero = inputs["zero_timestep_rows"].bool()
         twice = {name: torch.cat((inputs[name],) * 2) for name in ("img", "txt", "y", "guidance") if name in inputs}
         times = torch.cat((inputs["timesteps"], torch.zeros_like(inputs["timesteps"])))
         residuals = ([torch.cat((each,) * 2) for each in kind] if kind else None for kind in (double, single))
-        out = self._oracle.with_residuals({**inputs, **twice, "timesteps": times}, *residuals)
+        out = self._reference_model.with_residuals({**inputs, **twice, "timesteps": times}, *residuals)
         return self._rows.of_both(out).chunk(2)[0]

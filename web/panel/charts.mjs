@@ -41,7 +41,7 @@ export class Charts {
     )
   }
 
-  /** How many times faster than one rank each contender is. */
+  /** How many times faster than one rank each case is. */
   speedups(canvas, rows, t) {
     const measured = rows.filter((row) => Number.isFinite(row.speedup))
     this._draw(

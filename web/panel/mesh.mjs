@@ -1,11 +1,11 @@
-/* The plan as a picture: a box a lane, its ranks in rows (stages, ring) and columns (ulysses), and who sends to whom. */
+/* The plan as a picture: a box a group, its ranks in rows (stages, ring) and columns (ulysses), and who sends to whom. */
 
 import { h } from './dom.mjs'
 
 const AXES = ['data', 'cfg', 'pipefusion', 'ring', 'ulysses'] // from the outermost to the innermost
 const CELL = 34
 const PAD = 12
-const LINE = 12 // a line of a lane's name
+const LINE = 12 // a line of a group's name
 const WIDEST = 300
 const BEND = 22 // how far the way back around a ring leans out; less than the next column is away
 
@@ -49,9 +49,9 @@ export function drawMesh(plan, numRanks, t) {
     'aria-label': label.join(' × ') || t('panel.oneRank'),
     style: `max-width:${place.width}px`
   })
-  for (let lane = 0; lane < place.lanes; lane++) {
-    svg.append(drawLane(lane, place.lane(lane), degrees, t))
-    if (lane % degrees.cfg > 0) svg.append(...cfgLink(place.lane(lane - 1), place.lane(lane)))
+  for (let group = 0; group < place.groups; group++) {
+    svg.append(drawGroup(group, place.group(group), degrees, t))
+    if (group % degrees.cfg > 0) svg.append(...cfgLink(place.group(group - 1), place.group(group)))
   }
   for (let rank = needed; rank < numRanks; rank++) svg.append(dot(...place.spare(rank - needed), rank, true))
   return svg
@@ -68,24 +68,24 @@ export function meshKeys(plan, t) {
   )
 }
 
-/* Where the lanes and the sleeping ranks stand, and how large that is. Lanes of one image stand side by side. */
+/* Where the groups and the sleeping ranks stand, and how large that is. Groups of one image stand side by side. */
 function placesOf(degrees, spare) {
-  const lanes = degrees.data * degrees.cfg
+  const groups = degrees.data * degrees.cfg
   const names = (degrees.data > 1 ? 1 : 0) + (degrees.cfg > 1 ? 1 : 0)
   const box = {
     width: degrees.ulysses * CELL + PAD,
     height: degrees.pipefusion * degrees.ring * CELL + PAD + names * LINE
   }
-  const fitting = Math.max(1, Math.min(lanes, Math.floor(WIDEST / (box.width + PAD))))
+  const fitting = Math.max(1, Math.min(groups, Math.floor(WIDEST / (box.width + PAD))))
   const perRow = fitting > degrees.cfg ? fitting - (fitting % degrees.cfg) : fitting
-  const below = Math.ceil(lanes / perRow) * (box.height + PAD) + PAD
+  const below = Math.ceil(groups / perRow) * (box.height + PAD) + PAD
   return {
-    lanes,
+    groups,
     width: Math.max(perRow * (box.width + PAD), Math.min(spare, 8) * CELL) + PAD,
     height: below + Math.ceil(spare / 8) * CELL,
-    lane: (lane) => ({
-      x: PAD + (lane % perRow) * (box.width + PAD),
-      y: PAD + Math.floor(lane / perRow) * (box.height + PAD),
+    group: (group) => ({
+      x: PAD + (group % perRow) * (box.width + PAD),
+      y: PAD + Math.floor(group / perRow) * (box.height + PAD),
       top: names * LINE,
       ...box
     }),
@@ -93,16 +93,16 @@ function placesOf(degrees, spare) {
   }
 }
 
-function drawLane(lane, box, degrees, t) {
+function drawGroup(group, box, degrees, t) {
   const rows = degrees.pipefusion * degrees.ring
   const group = h(
     'g',
     {},
-    h('rect', { x: box.x, y: box.y, width: box.width, height: box.height, rx: 8, class: 'pdit-lane' })
+    h('rect', { x: box.x, y: box.y, width: box.width, height: box.height, rx: 8, class: 'pdit-group' })
   )
   const names = []
-  if (degrees.data > 1) names.push(`${t('axes.data')} ${Math.floor(lane / degrees.cfg)}`)
-  if (degrees.cfg > 1) names.push(`${t('axes.cfg')} ${lane % degrees.cfg}`)
+  if (degrees.data > 1) names.push(`${t('axes.data')} ${Math.floor(group / degrees.cfg)}`)
+  if (degrees.cfg > 1) names.push(`${t('axes.cfg')} ${group % degrees.cfg}`)
   names.forEach((text, line) =>
     group.append(
       h('text', {
@@ -119,14 +119,14 @@ function drawLane(lane, box, degrees, t) {
     box.y + box.top + PAD / 2 + row * CELL + CELL / 2
   ]
   group.append(...linesOf(degrees, at))
-  const first = lane * rows * degrees.ulysses
+  const first = group * rows * degrees.ulysses
   for (let row = 0; row < rows; row++)
     for (let column = 0; column < degrees.ulysses; column++)
       group.append(dot(...at(row, column), first + row * degrees.ulysses + column, false))
   return group
 }
 
-/* The links inside a lane: ulysses along its rows, rings and then stages along its columns. */
+/* The links inside a group: ulysses along its rows, rings and then stages along its columns. */
 function linesOf(degrees, at) {
   const found = []
   for (let row = 0; row < degrees.pipefusion * degrees.ring; row++)
@@ -140,7 +140,7 @@ function linesOf(degrees, at) {
   return found
 }
 
-/* Two lanes of one image exchange what they made of it; where they stand below each other, their names say it. */
+/* Two groups of one image exchange what they made of it; where they stand below each other, their names say it. */
 function cfgLink(left, right) {
   if (left.y !== right.y) return []
   const y = left.y + left.top + (left.height - left.top) / 2

@@ -4,7 +4,7 @@
 
 import { h, setAttribute, setText } from './dom.mjs'
 import { bytes, largest, median } from './figures.mjs'
-import { COLOURS } from './lanes.mjs'
+import { COLOURS } from './timeline_rows.mjs'
 import { readReport } from './report.mjs'
 import { headline } from './sidebar.mjs'
 

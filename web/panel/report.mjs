@@ -36,22 +36,22 @@ export function readReport(report) {
 }
 
 function readCurrent(report) {
-  const contender = fastest(report)
-  const source = Array.isArray(report.ranks) && report.ranks.length ? report.ranks : (contender?.ranks ?? [])
+  const best = fastest(report)
+  const source = Array.isArray(report.ranks) && report.ranks.length ? report.ranks : (best?.ranks ?? [])
   const timings = report.timings ?? {}
   const ranks = source.map(readRank)
   const steps = numbers(timings.step_s) ?? stepTimes(ranks)
   return finish({
     ranks,
     steps,
-    plan: report.plan ?? contender?.plan,
+    plan: report.plan ?? best?.plan,
     memory: source.map((rank) => readMemory(rank, report.devices)),
     traffic: source.map((rank, index) => readTraffic(rank, index)),
     speedups: readSpeedups(report),
     headline: {
       step_s: median(steps),
       skew: skew(numbers(timings.skew_s), steps),
-      speedup: report.kind === 'benchmark' ? contender?.speedup : undefined,
+      speedup: report.kind === 'benchmark' ? best?.speedup : undefined,
       denoise_s: timings.denoise_s,
       decode_s: report.kind === 'vae' ? report.vae?.decode_s : undefined,
       loop: report.loop?.kind

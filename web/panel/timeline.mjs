@@ -2,7 +2,7 @@
 
 import { Charts } from './charts.mjs'
 import { h, keyed, onThemeChange, setText, themeColour } from './dom.mjs'
-import { COLOURS, drawLanes, lanesHeight, stepSpan, timeAt } from './lanes.mjs'
+import { COLOURS, drawRows, rowsHeight, stepSpan, timeAt } from './timeline_rows.mjs'
 import { drawLinks } from './links.mjs'
 import { chromeTrace, download, jsonBlob, openInPerfetto, pngOf } from './exports.mjs'
 import { readReport } from './report.mjs'
@@ -36,7 +36,7 @@ class TimelineView {
   begin() {
     this.ends.push(this.store.subscribe(() => this._storeChanged()))
     this.ends.push(onThemeChange(() => this._draw()))
-    const observer = new ResizeObserver(() => this._drawLanes())
+    const observer = new ResizeObserver(() => this._drawRows())
     observer.observe(this.root)
     this.ends.push(() => observer.disconnect())
   }
@@ -68,12 +68,12 @@ class TimelineView {
     })
     this.file = h('input', { type: 'file', accept: 'application/json,.json', hidden: '', onchange: () => this._open() })
     this.note = h('p', { class: 'pdit-quiet', role: 'status', 'data-testid': 'pdit-timeline-note' })
-    this.lanes = h('canvas', {
-      class: 'pdit-lanes',
+    this.rows = h('canvas', {
+      class: 'pdit-rows',
       tabindex: 0,
       role: 'img',
       'aria-label': t('timeline.keys'),
-      'data-testid': 'pdit-lanes',
+      'data-testid': 'pdit-rows',
       onwheel: (event) => this._wheel(event),
       onclick: (event) => this._click(event),
       onkeydown: (event) => this._key(event)
@@ -126,7 +126,7 @@ class TimelineView {
       { class: 'pdit pdit-timeline', 'data-testid': 'pdit-timeline' },
       tools,
       this.note,
-      h('div', { class: 'pdit-main' }, h('div', { class: 'pdit-scroll' }, this.lanes), this.figures[0], this.links),
+      h('div', { class: 'pdit-main' }, h('div', { class: 'pdit-scroll' }, this.rows), this.figures[0], this.links),
       h('div', { class: 'pdit-side' }, ...this.figures.slice(1))
     )
   }
@@ -186,9 +186,9 @@ class TimelineView {
     this.step.value = 0
     const warnings = report.warnings?.length ? ` — ${report.warnings.join('; ')}` : ''
     setText(this.note, (report.problem ? this.t(report.problem) : headline(report, this.t)) + warnings)
-    this.lanes.hidden = timed === undefined
+    this.rows.hidden = timed === undefined
     this.zoom.forEach((tool) => (tool.hidden = timed === undefined))
-    this.lanes.style.height = `${lanesHeight(report.ranks.length)}px`
+    this.rows.style.height = `${rowsHeight(report.ranks.length)}px`
     this._drawLinks()
     this._fit()
     await this.charts.load()
@@ -196,14 +196,14 @@ class TimelineView {
   }
 
   _draw() {
-    this._drawLanes()
+    this._drawRows()
     this._drawCharts()
   }
 
-  _drawLanes() {
-    if (this.lanes.clientWidth === 0) return
-    drawLanes(this.lanes, this.report.ranks, this.span)
-    this.lanes.dataset.drawn = `${this.report.ranks.length}x${this.report.steps.length}`
+  _drawRows() {
+    if (this.rows.clientWidth === 0) return
+    drawRows(this.rows, this.report.ranks, this.span)
+    this.rows.dataset.drawn = `${this.report.ranks.length}x${this.report.steps.length}`
   }
 
   _drawCharts() {
@@ -252,7 +252,7 @@ class TimelineView {
     const length = Math.min(end_s, Math.max(1e-6, to_s - from_s))
     const from = Math.min(Math.max(0, from_s), end_s - length)
     this.span = [from, from + length]
-    this._drawLanes()
+    this._drawRows()
   }
 
   _zoom(factor, centre_s) {
@@ -265,11 +265,11 @@ class TimelineView {
     if (this.report.end_s === 0) return
     event.preventDefault()
     event.stopPropagation()
-    this._zoom(event.deltaY < 0 ? ZOOM : 1 / ZOOM, timeAt(this.lanes, this.report.ranks, this.span, event.clientX).at_s)
+    this._zoom(event.deltaY < 0 ? ZOOM : 1 / ZOOM, timeAt(this.rows, this.report.ranks, this.span, event.clientX).at_s)
   }
 
   _click(event) {
-    this._zoomToStep(timeAt(this.lanes, this.report.ranks, this.span, event.clientX).step + 1)
+    this._zoomToStep(timeAt(this.rows, this.report.ranks, this.span, event.clientX).step + 1)
   }
 
   _key(event) {
@@ -295,7 +295,7 @@ class TimelineView {
 
   async _png() {
     const background = themeColour(this.root, '--comfy-menu-bg', '#222')
-    const canvases = [this.lanes, ...this.figures.map((figure) => figure.querySelector('canvas'))]
+    const canvases = [this.rows, ...this.figures.map((figure) => figure.querySelector('canvas'))]
     download(`${this._name}.png`, await pngOf(canvases, background))
   }
 

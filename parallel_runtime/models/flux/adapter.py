@@ -33,7 +33,7 @@ SPLIT_PLAN: Mapping[str, Split] = {
     "img_ids": Split(stream="image", dim=0),
     "txt": Split(stream="text", dim=1),
     "txt_ids": Split(stream="text", dim=0),
-    "still_rows": Split(stream="image", dim=0),
+    "zero_timestep_rows": Split(stream="image", dim=0),
     "control_in": Split(stream="image", dim=1),
     "control_out": Split(stream="image", dim=1),
     "out": Split(stream="image", dim=1),
@@ -109,25 +109,25 @@ class FluxAdapter:
         """
         dtype = w["time_in.in_layer.weight"].dtype
         txt = w.linear("txt_in", inputs["txt"].to(dtype)) if text else inputs["txt"]
-        still = _still(inputs, txt.shape[1])
+        zero_timestep = _zero_timestep(inputs, txt.shape[1])
         times = inputs["timesteps"][..., None]
-        if still is not None:
+        if zero_timestep is not None:
             times = torch.cat((times, torch.zeros_like(times)), -1)
         vec = _mlp_embedder(w, "time_in", timestep_embedding(times).to(dtype))  # (..., B, 1 or 2, C)
         if self.config.guidance and "guidance" in inputs:
             vec = vec + _mlp_embedder(w, "guidance_in", timestep_embedding(inputs["guidance"][:, None]).to(dtype))
         vec = vec + _mlp_embedder(w, "vector_in", inputs["y"][:, None].to(dtype))
         rope = rope_table(torch.cat((inputs["txt_ids"], inputs["img_ids"])), self.config.rope_axes)
-        return Condition(txt, F.silu(vec), rope, still)
+        return Condition(txt, F.silu(vec), rope, zero_timestep)
 
     def embed(self, w: Weights, img: torch.Tensor, condition: Condition) -> Tokens:
         """From this rank's rows of the image to the first block's tokens. `w` holds the weights outside the blocks."""
         x = torch.cat((condition.txt, w.linear("img_in", img.to(w["img_in.weight"].dtype))), 1)
-        return Tokens(x, condition.txt.shape[1], condition.vec, condition.rope, condition.still)
+        return Tokens(x, condition.txt.shape[1], condition.vec, condition.rope, condition.zero_timestep)
 
     def received(self, x: torch.Tensor, condition: Condition) -> Tokens:
         """Tokens (B, S, C) as another stage left them, ready for the next block."""
-        return Tokens(x, condition.txt.shape[1], condition.vec, condition.rope, condition.still)
+        return Tokens(x, condition.txt.shape[1], condition.vec, condition.rope, condition.zero_timestep)
 
     def modulation_rows(self, block: Block, w: Weights, vec: torch.Tensor) -> Modulation:
         """The modulations that a block makes of vec (..., B, 1 or 2, C), for `modulation` to take apart.
@@ -151,8 +151,8 @@ class FluxAdapter:
         With rows at timestep zero, those of the image (of all rows in a single block) are (B, rows, C).
         """
         if block.kind == "single":
-            return blocks.single_modulation(rows, tokens.still)
-        return blocks.double_modulation(rows, tokens.still, tokens.num_text)
+            return blocks.single_modulation(rows, tokens.zero_timestep)
+        return blocks.double_modulation(rows, tokens.zero_timestep, tokens.num_text)
 
     def qkv(
         self, block: Block, w: Weights, tokens: Tokens, mod: Modulation, *, shared: bool = False
@@ -182,7 +182,7 @@ class FluxAdapter:
     def _activated(self, mlp: torch.Tensor) -> Mlp:
         return Mlp(blocks.activated(mlp, self.config.hidden_size))
 
-    def without_attention(self, block: Block, w: Weights, carry: Mlp | None) -> Mlp | None:
+    def overlapped_mlp(self, block: Block, w: Weights, carry: Mlp | None) -> Mlp | None:
         """What more can be done while the attention's output travels: the MLP's part of a single block's last product.
 
         `finish` takes it, as it takes what it was made of.
@@ -231,8 +231,8 @@ class FluxAdapter:
 
     def head(self, w: Weights, tokens: Tokens) -> torch.Tensor:
         """From the last block to this rank's rows of the velocity, (B, image rows, out channels)."""
-        still = None if tokens.still is None else tokens.still[tokens.num_text :]
-        shift, scale = by_row(w.linear("final_layer.adaLN_modulation.1", tokens.vec), still).chunk(2, -1)
+        zero_timestep = None if tokens.zero_timestep is None else tokens.zero_timestep[tokens.num_text :]
+        shift, scale = by_row(w.linear("final_layer.adaLN_modulation.1", tokens.vec), zero_timestep).chunk(2, -1)
         return w.linear("final_layer.linear", modulated(tokens.x[:, tokens.num_text :], shift, 1 + scale))
 
 
@@ -244,7 +244,7 @@ def _mlp_embedder(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     return w.linear(f"{name}.out_layer", F.silu(w.linear(f"{name}.in_layer", x)))
 
 
-def _still(inputs: Mapping[str, torch.Tensor], num_text: int) -> torch.Tensor | None:
+def _zero_timestep(inputs: Mapping[str, torch.Tensor], num_text: int) -> torch.Tensor | None:
     """1 for rows at timestep zero, 0 for the others, all text among them; None where a step has none."""
-    rows = inputs.get("still_rows")
+    rows = inputs.get("zero_timestep_rows")
     return None if rows is None else F.pad(rows.long(), (num_text, 0))

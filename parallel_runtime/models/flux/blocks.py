@@ -33,14 +33,16 @@ class Linear(Protocol):
         ...
 
 
-def double_modulation(rows: Modulation, still: torch.Tensor | None, num_text: int) -> Modulation:
+def double_modulation(rows: Modulation, zero_timestep: torch.Tensor | None, num_text: int) -> Modulation:
     """Shift, 1 + scale and gate of a double block's `modulation_rows`: of the image twice, then of the text twice."""
-    return by_row(rows[0], None if still is None else still[num_text:]).chunk(6, -1) + rows[1].chunk(6, -1)
+    return by_row(rows[0], None if zero_timestep is None else zero_timestep[num_text:]).chunk(6, -1) + rows[1].chunk(
+        6, -1
+    )
 
 
-def single_modulation(rows: Modulation, still: torch.Tensor | None) -> Modulation:
+def single_modulation(rows: Modulation, zero_timestep: torch.Tensor | None) -> Modulation:
     """Shift, 1 + scale and gate of a single block's `modulation_rows`."""
-    return by_row(rows[0], still).chunk(3, -1)
+    return by_row(rows[0], zero_timestep).chunk(3, -1)
 
 
 def double_qkv(w: Linear, x: torch.Tensor, num_text: int, mod: Modulation, rope: torch.Tensor) -> QKV:
@@ -133,47 +135,48 @@ class _Traced:
 def double_before(
     x: torch.Tensor,
     text_rows: torch.Tensor,
-    still: torch.Tensor | None,
+    zero_timestep: torch.Tensor | None,
     rows: Modulation,
     rope: torch.Tensor,
     weights: Values,
 ) -> Values:
     """`double_qkv` to trace. `text_rows` (T,) is there for its length, so that a graph serves every length of text.
 
-    `still` as in `Tokens`; `rows` of `modulation_rows`; rope (S, D / 2, 2), cosine and sine; `weights` as in `BEFORE`.
+    `zero_timestep` as in `Tokens`; `rows` of `modulation_rows`; rope (S, D / 2, 2), cosine and sine; `weights` as in
+    `BEFORE`.
     """
     num_text = text_rows.shape[0]
-    mod = double_modulation(rows, still, num_text)
+    mod = double_modulation(rows, zero_timestep, num_text)
     return double_qkv(_Traced(BEFORE["double"], weights), x, num_text, mod, rope)
 
 
 def double_after(
     x: torch.Tensor,
     text_rows: torch.Tensor,
-    still: torch.Tensor | None,
+    zero_timestep: torch.Tensor | None,
     rows: Modulation,
     attn: torch.Tensor,
     weights: Values,
 ) -> None:
     """`double_rest` to trace, as `double_before`; attn (B, S, C), `weights` as in `AFTER`."""
     num_text = text_rows.shape[0]
-    mod = double_modulation(rows, still, num_text)
+    mod = double_modulation(rows, zero_timestep, num_text)
     double_rest(_Traced(AFTER["double"], weights), x, num_text, mod, attn)
 
 
 def single_before(
-    x: torch.Tensor, still: torch.Tensor | None, rows: Modulation, rope: torch.Tensor, weights: Values
+    x: torch.Tensor, zero_timestep: torch.Tensor | None, rows: Modulation, rope: torch.Tensor, weights: Values
 ) -> Values:
     """As `double_before`, of a single block; last, what its MLP takes through GELU, (B, S, MLP)."""
     w, hidden = _Traced(BEFORE["single"], weights), x.shape[-1]
-    mod = single_modulation(rows, still)
+    mod = single_modulation(rows, zero_timestep)
     fused = w.linear("linear1", modulated(x, mod[0], mod[1]))
     return *single_qkv(w, fused[..., : 3 * hidden], rope), fused[..., 3 * hidden :]
 
 
 def single_after(
     x: torch.Tensor,
-    still: torch.Tensor | None,
+    zero_timestep: torch.Tensor | None,
     rows: Modulation,
     attn: torch.Tensor,
     mlp: torch.Tensor,
@@ -183,4 +186,4 @@ def single_after(
     w, hidden = _Traced(AFTER["single"], weights), x.shape[-1]
     joined = activated(mlp, hidden)
     joined[..., :hidden] = attn
-    single_rest(x, single_modulation(rows, still), w.linear("linear2", joined))
+    single_rest(x, single_modulation(rows, zero_timestep), w.linear("linear2", joined))

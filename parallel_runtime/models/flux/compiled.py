@@ -62,16 +62,16 @@ class CompiledFlux(FluxAdapter):
             return super().qkv(block, w, tokens, super().modulation(block, mod, tokens), shared=shared)
         weights = self._weights[: len(blocks.BEFORE[block.kind])]
         if block.kind == "double":
-            arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.still, mod, self._rope, weights)
+            arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.zero_timestep, mod, self._rope, weights)
             q, k, v = self._before(block, mod, *arguments)
             return q, k, v, lambda: None
-        arguments = (tokens.x, tokens.still, mod, self._rope, weights)
+        arguments = (tokens.x, tokens.zero_timestep, mod, self._rope, weights)
         q, k, v, mlp = self._before(block, mod, *arguments)
         return q, k, v, lambda: Mlp(mlp)
 
-    def without_attention(self, block: Block, w: Weights, carry: Mlp | None) -> Mlp | None:
-        """As `FluxAdapter.without_attention`; of a graph nothing can be done apart."""
-        return super().without_attention(block, w, carry) if self._weights is None else carry
+    def overlapped_mlp(self, block: Block, w: Weights, carry: Mlp | None) -> Mlp | None:
+        """As `FluxAdapter.overlapped_mlp`; of a graph nothing can be done apart."""
+        return super().overlapped_mlp(block, w, carry) if self._weights is None else carry
 
     def finish(
         self,
@@ -91,10 +91,10 @@ class CompiledFlux(FluxAdapter):
         weights, self._weights = self._weights[len(blocks.BEFORE[block.kind]) :], None
         attn = attn.flatten(2).contiguous()  # each strategy has a layout of its own, and a graph just one
         if carry is None:
-            arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.still, mod, attn, weights)
+            arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.zero_timestep, mod, attn, weights)
             self._call(block, "after", mod, (attn,), *arguments)
         else:
-            arguments = (tokens.x, tokens.still, mod, attn, carry.joined, weights)
+            arguments = (tokens.x, tokens.zero_timestep, mod, attn, carry.joined, weights)
             self._call(block, "after", mod, (attn, carry.joined), *arguments)
         self.add_residual(tokens, residual)
 
@@ -109,7 +109,7 @@ class CompiledFlux(FluxAdapter):
         config = self.config
         key: tuple[object, ...] = (
             batch > 1,
-            tokens.still is None,
+            tokens.zero_timestep is None,
             tokens.x.dtype,
             config.hidden_size,
             config.head_dim,
@@ -137,7 +137,7 @@ class CompiledFlux(FluxAdapter):
             if tokens is None:
                 raise RuntimeError("a block without tokens")
             by_row = [(tensor, 1) for tensor in (tokens.x, *own)] + [(self._rope, 0), (self._text_rows, 0)]
-            by_row += [] if tokens.still is None else [(tokens.still, 0)]
+            by_row += [] if tokens.zero_timestep is None else [(tokens.zero_timestep, 0)]
             by_image = [(tensor, 0) for tensor in (tokens.x, *own, *mod)]
             return [(tensor, dim) for tensor, dim in by_row + by_image if tensor.shape[dim] > 1]
 

@@ -21,7 +21,7 @@ from .inputs import cast_inputs, check_plan
 from .sample import sample_config, write_sample
 
 if TYPE_CHECKING:
-    from .reference import Oracle
+    from .reference import ReferenceModel
 
 FLUX_DEV = ModelShape(
     name="flux1-dev",
@@ -102,11 +102,11 @@ class FluxFamily:
         """A small model for checks that have none; any plan of up to eight ranks can split the usual one."""
         return FluxModel(sample_config(heads=heads, head_dim=head_dim, depth=depth, depth_single=depth_single))
 
-    def reference(self) -> "type[Oracle]":
+    def reference(self) -> "type[ReferenceModel]":
         """The class of the reference model, which imports diffusers."""
-        from .reference import Oracle
+        from .reference import ReferenceModel
 
-        return Oracle
+        return ReferenceModel
 
 
 FLUX = FluxFamily()

@@ -41,7 +41,8 @@ def check_step(config: FluxConfig, tensors: Mapping[str, torch.Tensor]) -> None:
 
     img (B, S_img, in channels), txt (B, S_txt, context), y (B, vec), timesteps and guidance (B,), img_ids (S_img, 3),
     txt_ids (S_txt, 3); optional are mask (B or 1, S_txt + S_img, the same), added to attention's scores or bool,
-    still_rows (S_img,) uint8, 1 for rows at timestep zero, control_in.K and control_out.K (B, at most S_img, hidden).
+    zero_timestep_rows (S_img,) uint8, 1 for rows at timestep zero, control_in.K and control_out.K (B, at most S_img,
+    hidden).
     """
     for name in ("img", "txt", "y", "timesteps", "img_ids", "txt_ids"):
         if name not in tensors:
@@ -62,7 +63,7 @@ def check_step(config: FluxConfig, tensors: Mapping[str, torch.Tensor]) -> None:
         "guidance": (batch,),
         "img_ids": (image_tokens, 3),
         "txt_ids": (text_tokens, 3),
-        "still_rows": (image_tokens,),
+        "zero_timestep_rows": (image_tokens,),
     }
     for name, shape in expected.items():
         if name in tensors and tuple(tensors[name].shape) != shape:

@@ -70,9 +70,9 @@ def gelu_into(out: torch.Tensor, x: torch.Tensor) -> None:
         torch.ops.aten.gelu.out(x, approximate="tanh", out=out)
 
 
-def by_row(values: torch.Tensor, still: torch.Tensor | None) -> torch.Tensor:
+def by_row(values: torch.Tensor, zero_timestep: torch.Tensor | None) -> torch.Tensor:
     """Modulations (B, 1 or 2, ...) to those of each row (B, S, ...), or as they are when all rows share one."""
-    return values if still is None else values[:, still]
+    return values if zero_timestep is None else values[:, zero_timestep]
 
 
 def modulated(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""The judge: one process, the unmodified diffusers `FluxTransformer2DModel.forward`, weights converted on their own.
+"""The reference model: one process, the unmodified diffusers `FluxTransformer2DModel.forward`, weights converted on
+their own.
 
 Shares no code with the engine, on purpose: not the names, not the config, not the loader. It takes a step's inputs as
 they are after ComfyUI's rounding (`inputs.cast_inputs`), so a half-precision one differs from fp32 by its
@@ -59,7 +60,7 @@ class _KeepTimes(torch.nn.Module):
         return self.inner(*exact, *arguments[len(exact) :])
 
 
-class Oracle:
+class ReferenceModel:
     """The reference model of one file. `dtype` defaults to the file's own.
 
     `scale_dtype`: what the scales of fp8 weights are rounded to, as ComfyUI on a CPU rounds them to the dtype that it

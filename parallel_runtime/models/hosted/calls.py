@@ -99,7 +99,7 @@ def _sent(
 
 
 def _rows_belong_together(transformer: torch.nn.Module, kwargs: Mapping[str, object]) -> bool:
-    """Whether the rows of a batch are not an image each, so that no lane can take some of them."""
+    """Whether the rows of a batch are not an image each, so that no batch group can take some of them."""
     kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(transformer).__mro__}
     return bool(kinds & WHOLE_BATCH) or kwargs.get("num_video_frames") is not None
 

@@ -1,7 +1,7 @@
 """Weight patches of one of ComfyUI's modules, merged by ComfyUI's own functions, and taken back to the last bit.
 
-Owns which weights are changed and what they were. Does not own how a change travels (patch.py). A changed weight is
-made anew each time from what the file says, in the dtype that ComfyUI's loader would hold it in.
+Owns which weights are changed and what they were. Does not own how a change travels (weight_patch.py). A changed weight
+is made anew each time from what the file says, in the dtype that ComfyUI's loader would hold it in.
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from ...errors import RequestCancelledError
-from ...patch import Patch, Value
+from ...weight_patch import Value, WeightPatch
 
 PREFIX = "diffusion_model."
 
@@ -50,7 +50,7 @@ class Changes:
 
     def merge(
         self,
-        patches: Mapping[str, Sequence[Patch]],
+        patches: Mapping[str, Sequence[WeightPatch]],
         *,
         device: torch.device,
         cancelled: Callable[[], bool],
@@ -73,7 +73,7 @@ class Changes:
                 self._changed_parts |= parts.keys()
                 self._spread.change(parts)
 
-    def restore_all_but(self, names: set[str]) -> None:
+    def unpatch_except(self, names: set[str]) -> None:
         """Make every other changed weight what it was before any change."""
         for name in self._pristine.keys() - names:
             self._put(name, self._pristine.pop(name))
@@ -87,7 +87,7 @@ class Changes:
         return [[name] for name in names] if self._spread is None else self._spread.by_block(names)
 
     def _merged(
-        self, name: str, pristine: torch.nn.Parameter, patches: Sequence[Patch], device: torch.device
+        self, name: str, pristine: torch.nn.Parameter, patches: Sequence[WeightPatch], device: torch.device
     ) -> torch.nn.Parameter:
         """The changed weight, which the module does not keep."""
         self._merge(name, pristine, patches, device)
@@ -95,7 +95,9 @@ class Changes:
         self._put(name, None)
         return changed
 
-    def _merge(self, name: str, pristine: torch.nn.Parameter, patches: Sequence[Patch], device: torch.device) -> None:
+    def _merge(
+        self, name: str, pristine: torch.nn.Parameter, patches: Sequence[WeightPatch], device: torch.device
+    ) -> None:
         from comfy.model_patcher import ModelPatcher
 
         dtype = self._declared.get(name, pristine.dtype)
@@ -145,7 +147,7 @@ def _complaints() -> Iterator[list[str]]:
         logging.getLogger().removeHandler(listener)
 
 
-def _misfit(name: str, patches: Sequence[Patch], shape: list[int]) -> ValueError:
+def _misfit(name: str, patches: Sequence[WeightPatch], shape: list[int]) -> ValueError:
     given = []
     for patch in patches:
         shapes = [list(each.shape) for each in patch.values if isinstance(each, torch.Tensor)]
@@ -179,7 +181,7 @@ class FileViews:
             self._module.get_submodule(owner)._parameters[last] = moved
 
 
-def _entry(patch: Patch) -> tuple:
+def _entry(patch: WeightPatch) -> tuple:
     """A patch as ComfyUI's ModelPatcher keeps it."""
     import comfy.utils
 
@@ -194,7 +196,7 @@ def _change(kind: str, values: tuple[Value, ...]) -> object:
         return kind, values
     if kind == "padded_diff":
         return "diff", (*values, {"pad_weight": True})
-    if kind == "lora":  # without a core and without another shape, as patch.py has it
+    if kind == "lora":  # without a core and without another shape, as weight_patch.py has it
         up, down, alpha, dora = values
         values = (up, down, alpha, None, dora, None)
     elif kind == "lora_core":

@@ -12,7 +12,8 @@ a `TokenGroup` (group.py). Construction raises ValueError when the plan names a 
 lacks. A stream of fewer tokens than the group has ranks is computed whole by each of them. No state is left after a
 call that raises.
 
-All that can be known before a call is found once (places.py, cuts.py); a hook only looks values up and changes them.
+All that can be known before a call is found once (hook_points.py, cuts.py); a hook only looks values up and changes
+them.
 """
 
 import inspect
@@ -28,7 +29,7 @@ from .attention import installed
 from .call import TokenCall
 from .cuts import cut_control
 from .group import TokenGroup
-from .places import NOWHERE, Argument, Place, find_places
+from .hook_points import NOWHERE, Argument, HookPoint, find_hook_points
 
 Forward = Callable[..., Any]
 
@@ -44,8 +45,8 @@ class SharedModel:
         self._call: TokenCall | None = None
         self._control_at = _position_of(model, "control")
         self._wrapped: list[nn.Module] = []
-        for place in find_places(model, plan):
-            self._wrap(place.module, partial(self._placed, place))
+        for point in find_hook_points(model, plan):
+            self._wrap(point.module, partial(self._placed, point))
         self._wrap(model, self._shared)
 
     def remove(self) -> None:
@@ -97,12 +98,12 @@ class SharedModel:
             return args
         return *args[: self._control_at], call.control, *args[self._control_at + 1 :]
 
-    def _placed(self, place: Place, inner: Forward) -> Forward:
+    def _placed(self, point: HookPoint, inner: Forward) -> Forward:
         """A module's forward that sets the attention of what is in it, and changes its arguments and its output."""
-        attention, around = place.attention, place.around
-        if attention is not None and not place.arguments and not place.results:
+        attention, around = point.attention, point.around
+        if attention is not None and not point.arguments and not point.results:
             return self._attending(attention, around, inner)
-        title, arguments, results = type(place.module).__name__, tuple(place.arguments), tuple(place.results)
+        title, arguments, results = type(point.module).__name__, tuple(point.arguments), tuple(point.results)
 
         def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             call = self._call

@@ -24,7 +24,7 @@ from .build import Built, build, recognise
 from .comfyui import import_comfyui
 from .dtypes import compute_dtype
 from .formats import coarse_inputs
-from .places import find_places
+from .hook_points import find_hook_points
 from .random_calls import Recorded, Size, flat, latent_shapes, make_calls
 
 
@@ -58,7 +58,7 @@ class Reference:
         self.dtype = compute_dtype(dtype, recognised.weights, recognised.config, self.device)
         self._build(self.dtype)
         if split:
-            find_places(self._opened.module, plan_for(type(self._opened.module)))
+            find_hook_points(self._opened.module, plan_for(type(self._opened.module)))
         return {
             "model": type(self._opened.whole).__name__,
             "dtype": str(self.dtype).removeprefix("torch."),
@@ -76,7 +76,7 @@ class Reference:
         built = build(path, recognised, dtype)
         kind, unshared = type(built.module), ""
         try:
-            find_places(built.module, plan_for(kind))
+            find_hook_points(built.module, plan_for(kind))
         except ValueError as error:
             unshared = str(error)
         plan, blocks = find_plan(kind), Counter[str]()

@@ -15,11 +15,11 @@ from server import PromptServer
 
 from ...parallel_runtime import VERSION
 from ...parallel_runtime.devices import parse_devices
-from ...parallel_runtime.places import without_places
 from ...parallel_runtime.pool.pool import Pool
-from ...parallel_runtime.report.surroundings import describe_devices
+from ...parallel_runtime.redact_paths import redact_paths
+from ...parallel_runtime.report.environment import describe_devices
 from .pools import POOLS, Devices
-from .shelf import SHELF
+from .report_history import HISTORY
 
 EVENT = "parallel_dit.state"
 INTERVAL_S = 0.25
@@ -27,7 +27,7 @@ SHOWN = ("state", "generation", "models", "plans", "peer_access", "last_failure"
 WORKING = ("busy", "compiling")
 
 
-class Board:
+class PanelState:
     """The state, its revision, and what runs in the background. `told` are the tabs: `send(event, state)`."""
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class Board:
             "devices": _available(),
             "pools": [self._pool(pool, run) for pool in POOLS.all()],
             "run": run,
-            "reports": SHELF.entries(),
+            "reports": HISTORY.entries(),
             "action": self.action,
             "doctor": self.doctor,
         }
-        state = _without_places(state)
+        state = _redact_paths(state)
         if state != self._last:
             self._last = state
             self._revision += 1
@@ -118,12 +118,12 @@ def _available() -> list[str]:
     return [str(device) for device in parse_devices("all").devices]
 
 
-def _without_places(value: object) -> object:
+def _redact_paths(value: object) -> object:
     """The same with the last part alone of every path in its texts: what a page is told goes into screenshots."""
     if isinstance(value, str):
-        return without_places(value)
+        return redact_paths(value)
     if isinstance(value, Mapping):
-        return {key: _without_places(each) for key, each in value.items()}
+        return {key: _redact_paths(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_without_places(each) for each in value]
+        return [_redact_paths(each) for each in value]
     return value

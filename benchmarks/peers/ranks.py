@@ -39,7 +39,7 @@ class PeerError(RuntimeError):
     """A process of a peer ended; the text is the last of what it said."""
 
 
-class PeerCrew:
+class PeerRanks:
     """One peer, started. Use it as a context; `run` may be called any number of times, `output` once, after them."""
 
     def __init__(self, peer: Peer, *, python: str, kind: str, dtype: str, model: str, inputs: str) -> None:
@@ -105,7 +105,7 @@ class PeerCrew:
         said = (self._folder / f"{rank}.log").read_text(encoding="utf-8")[-2000:]
         return f"rank {rank} of {self.peer} ended:\n{said}"
 
-    def __enter__(self) -> PeerCrew:
+    def __enter__(self) -> PeerRanks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -1,6 +1,6 @@
 """A whole sampling run inside the pool equals the same loop around one process of the unmodified diffusers model.
 
-The judge calls the model as a host loop does, step by step, in the order of operations that ComfyUI has.
+The reference model calls the model as a host loop does, step by step, in the order of operations that ComfyUI has.
 """
 
 import time
@@ -13,13 +13,13 @@ from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.in_worker_sampling import InWorkerRun
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.resident import ResidentRun
-from parallel_runtime.program import Program, State
-from runtime.resident_runs import conditioning, host_loop, make_run
+from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
+from runtime.in_worker_runs import conditioning, host_loop, make_run
 
 pytestmark = pytest.mark.slow
 
@@ -55,10 +55,15 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "names"), CASES)
 def test_every_plan_samples_as_a_host_loop_does(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, kind: str, names: tuple[str, ...]
+    eight_ranks: Pool,
+    sample: ModelSpec,
+    reference_model: ReferenceModel,
+    config: FluxConfig,
+    kind: str,
+    names: tuple[str, ...],
 ) -> None:
     run = make_run(config, **KINDS[kind])
-    expected, previews = host_loop(judge, run)
+    expected, previews = host_loop(reference_model, run)
     errors = {}
     for name in names:
         seen: list[torch.Tensor] = []
@@ -74,7 +79,7 @@ def test_every_plan_samples_as_a_host_loop_does(
 
 @pytest.mark.parametrize("name", ["ulysses=2", "cfg=2"])
 def test_without_the_exchange_the_latent_is_wrong(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, name: str
+    eight_ranks: Pool, sample: ModelSpec, reference_model: ReferenceModel, config: FluxConfig, name: str
 ) -> None:
     run = make_run(config, sides=(7, 7))
     wrong = tuple(
@@ -86,20 +91,22 @@ def test_without_the_exchange_the_latent_is_wrong(
         )
         for cond in run.conds
     )
-    broken = ResidentRun(program=run.program, conds=wrong, cfg=1.5 if name == "cfg=2" else run.cfg, given=run.given)
+    broken = InWorkerRun(
+        recurrence=run.recurrence, conds=wrong, cfg=1.5 if name == "cfg=2" else run.cfg, given=run.given
+    )
     result = eight_ranks.sample(sample, ParallelPlan.parse(name), broken)
-    assert relative_error(result.out, host_loop(judge, run)[0]) > 0.01
+    assert relative_error(result.out, host_loop(reference_model, run)[0]) > 0.01
 
 
 def test_cancelling_takes_effect_within_a_step_and_the_next_run_is_right(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig
+    eight_ranks: Pool, sample: ModelSpec, reference_model: ReferenceModel, config: FluxConfig
 ) -> None:
-    states = [State(given=True, sigma=1.0, timestep=1.0)]
-    states += [State(inputs=((k, 0.9),), denoised=((k, 0.1),), sigma=0.5, timestep=0.5) for k in range(39)]
-    states += [State(denoised=((39, 1.0),))]
+    states = [RecurrenceStep(given=True, sigma=1.0, timestep=1.0)]
+    states += [RecurrenceStep(inputs=((k, 0.9),), denoised=((k, 0.1),), sigma=0.5, timestep=0.5) for k in range(39)]
+    states += [RecurrenceStep(denoised=((39, 1.0),))]
     one = make_run(config)
-    long = ResidentRun(
-        program=Program(states=tuple(states), step_ends=tuple(range(40))),
+    long = InWorkerRun(
+        recurrence=SamplerRecurrence(states=tuple(states), step_ends=tuple(range(40))),
         conds=one.conds,
         cfg=1.0,
         given={0: one.given[0]},
@@ -122,19 +129,19 @@ def test_cancelling_takes_effect_within_a_step_and_the_next_run_is_right(
         eight_ranks.sample(sample, plan, long, on_step=on_step, check_cancelled=check)
     assert seen[-1] < 10, seen
     result = eight_ranks.sample(sample, plan, one)
-    assert relative_error(result.out, host_loop(judge, one)[0]) <= TOLERANCE
+    assert relative_error(result.out, host_loop(reference_model, one)[0]) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["ulysses=2", "cfg=2,weights=sharded", "pipefusion=2,patches=2,warmup_steps=3"])
 def test_modulations_that_would_take_too_much_are_computed_call_by_call(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, name: str
+    eight_ranks: Pool, sample: ModelSpec, reference_model: ReferenceModel, config: FluxConfig, name: str
 ) -> None:
     run = replace(make_run(config, sides=(7, 7)), modulation_bytes=0)
     result = eight_ranks.sample(sample, ParallelPlan.parse(name), run)
-    assert relative_error(result.out, host_loop(judge, run)[0]) <= TOLERANCE
+    assert relative_error(result.out, host_loop(reference_model, run)[0]) <= TOLERANCE
 
 
-def timed(run: ResidentRun) -> ResidentRun:
+def timed(run: InWorkerRun) -> InWorkerRun:
     """The same run with its regions timed, which they are only for whoever asks."""
     return replace(run, conds=tuple(replace(cond, options={**cond.options, "timed": True}) for cond in run.conds))
 
@@ -189,12 +196,12 @@ def test_what_is_prepared_and_written_last_is_no_part_of_a_step(
 def test_runs_that_cannot_be_are_refused(config: FluxConfig) -> None:
     run = make_run(config, sides=(7, 7))
     with pytest.raises(ValueError, match="0 conditionings"):
-        ResidentRun(program=run.program, conds=(), cfg=1.0, given=run.given)
-    with pytest.raises(ValueError, match="the program needs"):
-        ResidentRun(program=run.program, conds=run.conds, cfg=1.0, given={0: run.given[0]})
+        InWorkerRun(recurrence=run.recurrence, conds=(), cfg=1.0, given=run.given)
+    with pytest.raises(ValueError, match="the recurrence needs"):
+        InWorkerRun(recurrence=run.recurrence, conds=run.conds, cfg=1.0, given={0: run.given[0]})
     other = conditioning(config, text_tokens=7, batch=1, seed=0, references=3)
     with pytest.raises(ValueError, match="different shapes"):
-        ResidentRun(program=run.program, conds=(run.conds[0], other), cfg=1.0, given=run.given)
+        InWorkerRun(recurrence=run.recurrence, conds=(run.conds[0], other), cfg=1.0, given=run.given)
 
 
 def test_a_run_cancelled_by_its_own_step_callback_leaves_the_pool_usable(

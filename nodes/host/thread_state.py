@@ -14,7 +14,7 @@ AUTOCAST = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class ThreadState:
     """The settings of one thread, to have them in another."""
 
     inference: bool
@@ -23,7 +23,7 @@ class Surroundings:
     stream: torch.cuda.Stream | None
 
     @classmethod
-    def here(cls) -> "Surroundings":
+    def here(cls) -> "ThreadState":
         """Those of this thread. A CUDA that nobody has used yet stays untouched."""
         return cls(
             inference=torch.is_inference_mode_enabled(),
@@ -46,7 +46,8 @@ class Surroundings:
 
 
 class RandomNumbers:
-    """torch's global generators as `lanes.Kept`: the CPU's and, where CUDA is in use, that of its current device."""
+    """torch's global generators as `cooperative_tasks.Kept`: the CPU's and, where CUDA is in use, that of its current
+    device."""
 
     def get(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Their states."""

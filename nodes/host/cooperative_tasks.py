@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from .surroundings import Surroundings
+from .thread_state import ThreadState
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Handed:
     call: Any
 
 
-class LaneEndedError(BaseException):
+class TaskEndedError(BaseException):
     """Raised where a task waits when another one failed: it has to end, and its own error interests nobody.
 
     No `Exception`, so that what catches those on its way does not take it for a failed call.
@@ -49,50 +49,50 @@ class LaneEndedError(BaseException):
 
 
 def hand_over(calls: Sequence[Handed]) -> list[torch.Tensor]:
-    """The results of `calls`, in order. In a lane, the other lanes have their turns before anything is sent."""
-    lane = _LANE.get()
-    return _send(calls) if lane is None else lane.wait_for(calls)
+    """The results of `calls`, in order. In a task, the other tasks have their turns before anything is sent."""
+    running = _TASK.get()
+    return _send(calls) if running is None else running.wait_for(calls)
 
 
-def inside_a_lane() -> bool:
-    """Whether this code runs in a lane, beside others."""
-    return _LANE.get() is not None
+def inside_a_task() -> bool:
+    """Whether this code runs in a task, beside others."""
+    return _TASK.get() is not None
 
 
-def in_lanes(tasks: Sequence[Callable[[], T]], *, at_once: int, kept: Sequence[Kept] = ()) -> list[T]:
+def run_in_turns(tasks: Sequence[Callable[[], T]], *, at_once: int, kept: Sequence[Kept] = ()) -> list[T]:
     """Run the tasks, up to `at_once` of them begun and not ended at any time, and return their results in order.
 
     Each has the caller's context variables and torch's settings of the caller's thread. The first error of any task is
-    raised, once all others have ended too. Tasks may use lanes themselves.
+    raised, once all others have ended too. A task may run tasks of its own.
     """
     if at_once == 1:
         return [_alone(task, kept) for task in tasks]
     results: dict[int, T] = {}
     ahead = deque(enumerate(tasks))
-    present: dict[int, _Lane] = {}
-    with ThreadPoolExecutor(at_once, thread_name_prefix="parallel-dit-lane") as threads:
+    present: dict[int, _RunningTask] = {}
+    with ThreadPoolExecutor(at_once, thread_name_prefix="parallel-dit-task") as threads:
         try:
             while ahead or present:
-                for number, lane in list(present.items()):
-                    _go_on(number, lane, present, results)
+                for number, running in list(present.items()):
+                    _go_on(number, running, present, results)
                 while ahead and len(present) < at_once:
                     number, task = ahead.popleft()
-                    present[number] = _Lane(task, threads, kept)
+                    present[number] = _RunningTask(task, threads, kept)
                     _go_on(number, present[number], present, results)
                 _exchange(list(present.values()))
         finally:
-            for lane in present.values():
-                lane.end()
+            for running in present.values():
+                running.end()
     return [results[number] for number in range(len(tasks))]
 
 
-class _Lane:
+class _RunningTask:
     """One task in a thread of its own, which runs only within `go_on` and `end`."""
 
     def __init__(self, task: Callable[[], Any], threads: ThreadPoolExecutor, kept: Sequence[Kept]) -> None:
         self._task = task
         self._kept = [(each, each.get()) for each in kept]
-        self._surroundings = Surroundings.here()
+        self._thread_state = ThreadState.here()
         self._turn, self._turn_is_over = Semaphore(0), Semaphore(0)
         self._stopped = False
         self.calls: list[Handed] = []
@@ -123,35 +123,35 @@ class _Lane:
             self._turn_is_over.release()
             self._turn.acquire()
         if self._stopped:
-            raise LaneEndedError
+            raise TaskEndedError
         outs, self.outs = self.outs, []
         return outs
 
     def _run(self) -> object:
         self._turn.acquire()
-        _LANE.set(self)
-        with self._surroundings.restored():
+        _TASK.set(self)
+        with self._thread_state.restored():
             return self._task()
 
 
-_LANE: ContextVar[_Lane | None] = ContextVar("parallel_dit_lane", default=None)
+_TASK: ContextVar[_RunningTask | None] = ContextVar("parallel_dit_lane", default=None)
 
 
-def _go_on(number: int, lane: _Lane, present: dict[int, _Lane], results: dict[int, Any]) -> None:
-    lane.go_on()
-    if lane.done.done():
-        results[number] = lane.done.result()
+def _go_on(number: int, running: _RunningTask, present: dict[int, _RunningTask], results: dict[int, Any]) -> None:
+    running.go_on()
+    if running.done.done():
+        results[number] = running.done.result()
         del present[number]
 
 
-def _exchange(lanes: list[_Lane]) -> None:
-    """Send what all lanes wait for, through the lane that this code runs in, if it does; each gets its own results."""
-    if not lanes:
+def _exchange(all_running: list[_RunningTask]) -> None:
+    """Send what all tasks wait for, through the task that this code runs in, if it does; each gets its own results."""
+    if not all_running:
         return
-    outs = deque(hand_over([handed for lane in lanes for handed in lane.calls]))
-    for lane in lanes:
-        lane.outs = [outs.popleft() for _ in lane.calls]
-        lane.calls = []
+    outs = deque(hand_over([handed for running in all_running for handed in running.calls]))
+    for running in all_running:
+        running.outs = [outs.popleft() for _ in running.calls]
+        running.calls = []
 
 
 def _send(calls: Sequence[Handed]) -> list[torch.Tensor]:

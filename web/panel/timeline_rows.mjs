@@ -12,14 +12,14 @@ const BOTTOM = 20
 const TOP = 4
 
 /** The height that so many rows ask for. */
-export function lanesHeight(numRanks) {
+export function rowsHeight(numRanks) {
   return TOP + BOTTOM + Math.max(1, numRanks) * Math.max(5, Math.min(26, 420 / Math.max(1, numRanks)))
 }
 
 /** Draw the ranks of a report between two times, in seconds. */
-export function drawLanes(canvas, ranks, [from_s, to_s]) {
+export function drawRows(canvas, ranks, [from_s, to_s]) {
   const width = canvas.clientWidth || 600
-  const height = canvas.clientHeight || lanesHeight(ranks.length)
+  const height = canvas.clientHeight || rowsHeight(ranks.length)
   const scale = globalThis.devicePixelRatio || 1
   canvas.width = Math.round(width * scale)
   canvas.height = Math.round(height * scale)

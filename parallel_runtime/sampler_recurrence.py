@@ -9,7 +9,7 @@ whose numbers depend on nothing that a model says. X_0 is G_0, and noise that a 
 state is the result. A recurrence works token by token, so ranks that hold different tokens each run it on their own.
 
 Owns the recurrence, how it is run, and the numbers on which both ends of a run agree. Does not own where its numbers
-come from (nodes/host/linear_program.py) nor the model (worker/).
+come from (nodes/host/trace_recurrence.py) nor the model (worker/).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ NUM_SIDES = 2  # of cfg: the positive conditioning, the negative one
 PREVIEW_SLOTS = 2  # a step's preview is read before the step after the next may start
 
 
-class State(NamedTuple):
+class RecurrenceStep(NamedTuple):
     """How one X is made. `sigma` and `timestep` are those of the call that it goes into; the result has none."""
 
     inputs: tuple[tuple[int, float], ...] = ()  # (k, factor of X_k)
@@ -33,19 +33,19 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class SamplerRecurrence:
     """All states of a run, the result last, and the call after which each step of the sampler is done.
 
     Raises `ValueError` for states that refer to what is not there yet or are made of nothing, for calls without sigma
     and timestep, and for steps that do not each end with a call of their own.
     """
 
-    states: tuple[State, ...]
+    states: tuple[RecurrenceStep, ...]
     step_ends: tuple[int, ...]  # step i has its denoised latent when call step_ends[i] is done
 
     def __post_init__(self) -> None:
         if not self.states:
-            raise ValueError("a program without states has no result; give at least one")
+            raise ValueError("a recurrence without states has no result; give at least one")
         for number, state in enumerate(self.states):
             for index, _ in (*state.inputs, *state.denoised):
                 if not 0 <= index < number:
@@ -83,18 +83,18 @@ class Program:
 
 
 class Trajectory:
-    """A program as it runs: holds what later states still need, and drops it after."""
+    """A recurrence as it runs: holds what later states still need, and drops it after."""
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, recurrence: SamplerRecurrence) -> None:
+        self._recurrence = recurrence
         self._x: dict[int, torch.Tensor] = {}
         self._denoised: dict[int, torch.Tensor] = {}
-        self._last_use_x = _last_uses(program.states, lambda state: [k for k, _ in state.inputs])
-        self._last_use_denoised = _last_uses(program.states, lambda state: [j for j, _ in state.denoised])
+        self._last_use_x = _last_uses(recurrence.states, lambda state: [k for k, _ in state.inputs])
+        self._last_use_denoised = _last_uses(recurrence.states, lambda state: [j for j, _ in state.denoised])
 
     def enter(self, number: int, given: torch.Tensor | None) -> torch.Tensor:
         """X of state `number`; states are entered in order, each after the call before it was left."""
-        state = self._program.states[number]
+        state = self._recurrence.states[number]
         terms = [(self._x[k], factor) for k, factor in state.inputs]
         terms += [(self._denoised[j], weight) for j, weight in state.denoised]
         if not terms:
@@ -120,7 +120,7 @@ class Trajectory:
             self._denoised[number] = denoised
 
 
-def _last_uses(states: Sequence[State], uses: Callable[[State], list[int]]) -> dict[int, int]:
+def _last_uses(states: Sequence[RecurrenceStep], uses: Callable[[RecurrenceStep], list[int]]) -> dict[int, int]:
     """For each number that any state uses, the last state that does."""
     return {used: number for number, state in enumerate(states) for used in uses(state)}
 

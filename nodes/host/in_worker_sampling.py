@@ -1,9 +1,9 @@
 """A whole sampling run inside the pool: whether it can live there, what it is given, and what comes back each step.
 
 ComfyUI prepares everything as it always does: conditionings, sigmas, noise, masks, guidance. One stock call of the
-model, answered with nothing, shows what each conditioning becomes at the model's door; that and the sampler's program
-go to the workers, which then need the host no more. What this file cannot vouch for stays in ComfyUI's own loop, and
-the reason is said.
+model, answered with nothing, shows what each conditioning becomes at the model's door; that and the sampler's
+recurrence go to the workers, which then need the host no more. What this file cannot vouch for stays in ComfyUI's own
+loop, and the reason is said.
 """
 
 import logging
@@ -18,16 +18,16 @@ from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.models.registry import titles
-from ...parallel_runtime.places import without_places
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.calls import ModelCall
-from ...parallel_runtime.pool.resident import Inpaint, ResidentRun, refuse_long, shares
-from ...parallel_runtime.program import Program
-from .asked import PATCH, asks_negative
-from .cond_lanes import LANES_KEY, tell_idle
-from .linear_program import SamplerRun, given_tensors, trace
+from ...parallel_runtime.pool.in_worker_sampling import Inpaint, InWorkerRun, refuse_long, shares
+from ...parallel_runtime.redact_paths import redact_paths
+from ...parallel_runtime.sampler_recurrence import SamplerRecurrence
+from .cond_tasks import TOGETHER_KEY, tell_idle
 from .progress import NodeText
 from .run_context import options_of_run, run_of
+from .trace_recurrence import SamplerRun, given_tensors, trace
+from .workload_from_guider import PATCH, asks_negative
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
             _refuse(guider, extra_args["model_options"], self.reason)
             samples = super().sample(guider, sigmas, extra_args, *arguments, **named)
         except HostLoopError as error:
-            self.reason = without_places(str(error))  # the sampler's own words may be part of it
+            self.reason = redact_paths(str(error))  # the sampler's own words may be part of it
             log.info("Parallel Sampler: the loop stays in ComfyUI: %s", self.reason)
             NodeText().say(f"The loop stays in ComfyUI: {self.reason}")
             return self._stock.sample(guider, sigmas, extra_args, *arguments, **named)
@@ -116,7 +116,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         guider, model_options = model.inner_model, extra_args["model_options"]
         context = run_of(model_options)
         run = SamplerRun(sampler=self._stock, guider=guider, sigmas=sigmas, extra_args=extra_args)
-        program, sigmas_left = _program(run)
+        recurrence, sigmas_left = _recurrence(run)
         if x.ndim != 4 or x.shape[2] % PATCH or x.shape[3] % PATCH:
             raise HostLoopError(f"a latent of {tuple(x.shape[2:])} does not divide into tokens of {PATCH}")
         inpaint = _inpaint(model, extra_args["denoise_mask"], x, sigmas)
@@ -125,15 +125,15 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
             raise HostLoopError("one conditioning has other reference images than the other")
         _refuse_idle(context.plan, x.shape[0], len(conds))
         tell_idle(context, len(conds) * x.shape[0])
-        given = given_tensors(run, program, x)
+        given = given_tensors(run, recurrence, x)
 
         def step_done(step: int, tokens: torch.Tensor) -> None:
             denoised = from_tokens(tokens, x.shape).to(x.device)
             callback({"i": step, "denoised": denoised, "x": denoised})
 
         result = context.sample(
-            ResidentRun(
-                program=program,
+            InWorkerRun(
+                recurrence=recurrence,
                 conds=conds,
                 cfg=float(guider.cfg),
                 given={number: to_tokens(tensor).float() for number, tensor in given.items()},
@@ -172,7 +172,7 @@ def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> Non
             raise HostLoopError(reason)
     wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
     inside = [key for kind, by_key in wrappers.items() if kind not in OUTSIDE for key, found in by_key.items() if found]
-    inside = [key for key in inside if key != LANES_KEY]  # ours, for the host's loop
+    inside = [key for key in inside if key != TOGETHER_KEY]  # ours, for the host's loop
     if inside:
         raise HostLoopError(f"a node wraps the model's calls ({', '.join(map(str, inside))})")
 
@@ -202,19 +202,19 @@ def _cond_names(guider: comfy.samplers.CFGGuider, model_options: dict) -> tuple[
     return ("positive", "negative") if asks_negative(guider.cfg, model_options) else ("positive",)
 
 
-def _program(run: SamplerRun) -> tuple[Program, torch.Tensor]:
+def _recurrence(run: SamplerRun) -> tuple[SamplerRecurrence, torch.Tensor]:
     """The sampler as numbers that fit into a request, and what it makes of its sigmas."""
     try:
-        program, sigmas_left = trace(run, run.guider.inner_model.model_sampling.timestep)
+        recurrence, sigmas_left = trace(run, run.guider.inner_model.model_sampling.timestep)
     except UNTRACEABLE as error:
         raise HostLoopError(f"the sampler cannot be written as numbers: {error}") from error
     try:
-        refuse_long(program)
+        refuse_long(recurrence)
     except ValueError as error:
         raise HostLoopError(str(error)) from error
-    if program.num_calls == 0:
+    if recurrence.num_calls == 0:
         raise HostLoopError("the sampler does not call the model")
-    return program, sigmas_left
+    return recurrence, sigmas_left
 
 
 def _cond(
@@ -244,9 +244,10 @@ def _cond(
 
 
 def _refuse_idle(plan: ParallelPlan, images: int, num_conds: int) -> None:
-    """Raise `HostLoopError` where ComfyUI's loop keeps more lanes at work: it may cut a batch between conditionings."""
+    """Raise `HostLoopError` where ComfyUI's loop keeps more batch groups at work: it may cut a batch between
+    conditionings."""
     working = sum(bool(share.conds) for share in shares(plan, images=images, num_conds=num_conds))
-    if working < min(plan.lanes, images * num_conds):
+    if working < min(plan.batch_groups, images * num_conds):
         raise HostLoopError(
             f"{plan.name} shares out {images} image(s) inside the workers, but prompt and negative here; use cfg=2"
         )

@@ -1,9 +1,9 @@
 """CFG parallel: the conditionings that ComfyUI would run one after the other go to the pool together.
 
 Conditionings that fit into one batch stay one call, whose rows the pool shares out. Where stock ComfyUI makes several
-calls (texts of different lengths, areas, a ControlNet on one side), each is run by ComfyUI's own function in a lane,
-and their results are combined with its own weights. Owns what goes into which lane and the sum of their results. Does
-not own whether that may be (order.py) nor the turns (lanes.py).
+calls (texts of different lengths, areas, a ControlNet on one side), each is run by ComfyUI's own function in a task,
+and their results are combined with its own weights. Owns what goes into which task and the sum of their results. Does
+not own whether that may be (order.py) nor the turns (cooperative_tasks.py).
 """
 
 import logging
@@ -17,13 +17,13 @@ import torch
 from comfy.patcher_extension import WrapperExecutor
 
 from ...parallel_runtime.plan import ParallelPlan, auto_plan
-from .lanes import in_lanes, inside_a_lane
+from .cooperative_tasks import inside_a_task, run_in_turns
 from .order import why_calls_keep_order
 from .progress import NodeText, OncePerPrompt
 from .run_context import RunContext, run_of
 
 log = logging.getLogger(__name__)
-LANES_KEY = "parallel_dit_lanes"
+TOGETHER_KEY = "parallel_dit_lanes"
 TINY = 1e-37  # what ComfyUI starts its sums of weights with, so that none is divided by zero
 TOLD_IDLE = OncePerPrompt()
 TOLD_ORDER = OncePerPrompt()
@@ -40,7 +40,7 @@ class Entry:
     place: Any  # ComfyUI's `cond_obj`
 
 
-def calc_in_lanes(
+def calc_together(
     executor: WrapperExecutor,
     model: torch.nn.Module,
     conds: Conds,
@@ -54,13 +54,13 @@ def calc_in_lanes(
     """
     behind = executor.wrappers[executor.idx + 1 :]
     if behind:
-        last = behind if calc_in_lanes in behind else [*behind, calc_in_lanes]
+        last = behind if calc_together in behind else [*behind, calc_together]
         return WrapperExecutor.new_executor(executor.original, last).execute(
             model, conds, x_in, timestep, model_options
         )
     whole = partial(executor, model, conds, x_in, timestep, model_options)
     run = run_of(model_options)
-    if run is None or run.plan.lanes == 1 or run.captured is not None:
+    if run is None or run.plan.batch_groups == 1 or run.captured is not None:
         return whole()
     if vars(model).get("pooled") is not run.model:  # a guider may run another model with our options
         return whole()
@@ -75,7 +75,7 @@ def calc_in_lanes(
             log.info("conditionings run one after the other: %s", reason)
         return whole()
     tasks = [partial(executor, model, _only(group, conds), x_in, timestep, model_options) for group in groups]
-    return _combined(in_lanes(tasks, at_once=len(tasks)), groups, len(conds), x_in)
+    return _combined(run_in_turns(tasks, at_once=len(tasks)), groups, len(conds), x_in)
 
 
 def _active(conds: Conds, x_in: torch.Tensor, timestep: torch.Tensor) -> Iterator[Entry]:
@@ -137,16 +137,18 @@ def _weight(entries: list[Entry], x_in: torch.Tensor) -> torch.Tensor:
 
 
 def tell_idle(run: RunContext, rows: int) -> None:
-    """Say once a prompt that there is less to share out than there are lanes, and which plan would use all ranks."""
+    """Say once a prompt that there is less to share out than there are batch groups, and which plan would use all
+    ranks."""
     plan = run.plan
-    lanes = plan.cfg if inside_a_lane() else plan.lanes
-    if rows < lanes and TOLD_IDLE.first_time():
-        ranks_a_lane = plan.ranks // plan.lanes
-        idle = (lanes - rows) * ranks_a_lane
+    groups = plan.cfg if inside_a_task() else plan.batch_groups
+    if rows < groups and TOLD_IDLE.first_time():
+        ranks_a_group = plan.ranks // plan.batch_groups
+        idle = (groups - rows) * ranks_a_group
         better = _better(plan, rows, run.model.num_heads).describe()
         message = (
-            f"{plan.describe()}: a step has {rows} row(s) for {lanes} lanes (cfg scale 1 takes one conditioning), so "
-            f"{idle} of {lanes * ranks_a_lane} ranks idle; use {better} in SP Config, or a bigger batch"
+            f"{plan.describe()}: a step has {rows} row(s) for {groups} batch groups (cfg scale 1 takes one "
+            f"conditioning), so {idle} of {groups * ranks_a_group} ranks idle; use {better} in SP Config, or a bigger "
+            "batch"
         )
         log.warning(message)
         NodeText().say(message)

@@ -36,7 +36,7 @@ class Argument:
 
 
 @dataclass
-class Place:
+class HookPoint:
     """What is done at one module."""
 
     module: nn.Module
@@ -46,7 +46,7 @@ class Place:
     around: Attention | None = None
 
 
-def find_places(model: nn.Module, plan: Plan) -> list[Place]:
+def find_hook_points(model: nn.Module, plan: Plan) -> list[HookPoint]:
     """Every module that a plan has something for. Raises ValueError for a plan that is not of this class."""
     return _Places(model).fill(plan)
 
@@ -55,9 +55,9 @@ class _Places:
     def __init__(self, model: nn.Module) -> None:
         self.title = type(model).__name__
         self.modules = dict(model.named_modules())
-        self.places: dict[str, Place] = {}
+        self.points: dict[str, HookPoint] = {}
 
-    def fill(self, plan: Plan) -> list[Place]:
+    def fill(self, plan: Plan) -> list[HookPoint]:
         for blocks in plan.attention:
             self._attention(blocks, plan.attention_of(blocks))
         table = next((each for each in plan.gathers if all(self._find(path) for path in each)), plan.gathers[0])
@@ -68,10 +68,10 @@ class _Places:
         for pattern, text in table.items():
             for path in self._matching(pattern):
                 self._at(path).results.append(gatherer(parse(text)))
-        return list(self.places.values())
+        return list(self.points.values())
 
-    def _at(self, path: str) -> Place:
-        return self.places.setdefault(path, Place(self.modules[path]))
+    def _at(self, path: str) -> HookPoint:
+        return self.points.setdefault(path, HookPoint(self.modules[path]))
 
     def _attention(self, blocks: str, said: Mapping[str, Attention]) -> None:
         """Blocks themselves, and modules in them."""
@@ -94,24 +94,24 @@ class _Places:
             for path in self._matching(pattern):
                 said.setdefault(path, {}).update({name: parse(text) for name, text in words.items()})
         for path, parsed in said.items():
-            place = self._at(path)
+            point = self._at(path)
             # a stream's length first, then what is cut by it
             for name, word in sorted(parsed.items(), key=lambda item: not introduced_by(item[1])):
                 if name == RETURN:
-                    place.results.append(cutter(word))
+                    point.results.append(cutter(word))
                 else:
                     several = path not in gathered and sum(word in other.values() for other in said.values()) > 1
                     key = keys.setdefault(word, len(keys)) if several else None
-                    place.arguments.append(Argument(_bare(name), self._position(path, name), cutter(word), key))
+                    point.arguments.append(Argument(_bare(name), self._position(path, name), cutter(word), key))
 
     def _whole(self, path: str, words: Words) -> None:
-        place = self._at(path)
+        point = self._at(path)
         for name, text in words.items():
             word = parse(text)
             if name == RETURN:
-                place.results.append(cutter(word))
+                point.results.append(cutter(word))
             else:
-                place.arguments.append(Argument(_bare(name), self._position(path, name), gatherer(word), None))
+                point.arguments.append(Argument(_bare(name), self._position(path, name), gatherer(word), None))
 
     def _position(self, path: str, name: str) -> int:
         """Where an argument of a module's forward stands. Raises ValueError if no forward of its class has it."""

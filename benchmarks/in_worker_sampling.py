@@ -1,10 +1,12 @@
 """Every sampler of ComfyUI with its loop in the workers and in ComfyUI: error, calls of the model, requests, seconds.
 
-    PYTHONPATH=tests python -m benchmarks.resident [--only euler heun] [--shapes small big] [--rounds 4] [--minutes 9]
+    PYTHONPATH=tests python -m benchmarks.in_worker_sampling [--only euler heun] [--shapes small big] [--rounds 4]
+    [--minutes 9]
 
-Owns the graphs, the rounds and the page benchmarks/resident.md. Does not own the server, the client and the tiny files
-(tests/host). One ComfyUI runs Parallel Flux Sampler under ulysses 2 on two CPU ranks of one thread, a random Flux in
-fp32, cfg 1. A round runs each sampler once with `loop` auto and once with host, by turns first, same seed for both.
+Owns the graphs, the rounds and the page benchmarks/in_worker_sampling.md. Does not own the server, the client and the
+tiny files (tests/host). One ComfyUI runs Parallel Flux Sampler under ulysses 2 on two CPU ranks of one thread, a random
+Flux in fp32, cfg 1. A round runs each sampler once with `loop` auto and once with host, by turns first, same seed for
+both.
 """
 
 from __future__ import annotations
@@ -223,7 +225,7 @@ HOW_TO_READ = """- *error*: relative, of the latent against that of ComfyUI's lo
 - uni_pc and uni_pc_bh2 do the same work, as do dpmpp_2m_sde and dpmpp_2m_sde_gpu on a CPU: how far apart their ratios
   are is how little a ratio means.
 - *host*: Parallel Flux Sampler with `loop` host: ComfyUI's own loop, whose every call goes to the same workers.
-- What the loop in the workers costs ComfyUI is to find the sampler's program, once a run: the sampler is run three
+- What the loop in the workers costs ComfyUI is to find the sampler's recurrence, once a run: the sampler is run three
   times on a handful of numbers. Samplers that draw from a Brownian tree (the names with sde) take longest over that.
 """
 

@@ -51,7 +51,8 @@ def compare(client: ComfyClient, graph: Workflow, **options: object) -> dict:
     return report_of(ours)
 
 
-# test_linear_programs.py holds every sampler's program to the sampler; here those with noise and with two calls run.
+# test_traced_recurrences.py holds every sampler's recurrence to the sampler; here those with noise and with two calls
+# run.
 @pytest.mark.parametrize(
     "sampler",
     [pytest.param(name, marks=[] if name == "dpmpp_2m_sde" else [pytest.mark.full]) for name in SAMPLERS],
@@ -115,7 +116,7 @@ def test_modulations_set_to_release_by_a_saved_workflow_change_nothing(
 def test_a_sampler_that_cannot_live_there_stays_in_comfyui_and_says_so(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
-    """`test_linear_programs.py` has all of them; dpm_adaptive, the other kind, would take fifty calls here."""
+    """`test_traced_recurrences.py` has all of them; dpm_adaptive, the other kind, would take fifty calls here."""
     report = compare(client, workflows.text_to_image(tiny_models, steps=3, sampler="euler_cfg_pp"))
     assert report["loop"]["kind"] == "host"
     assert "the sampler cannot be written as numbers" in report["loop"]["reason"]

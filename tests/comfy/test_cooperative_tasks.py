@@ -1,4 +1,4 @@
-"""Host code in lanes: turns in order, one request for all, own surroundings, and nothing left behind by an error."""
+"""Host code in tasks: turns in order, one request for all, thread states of their own, nothing left by an error."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ WORD: ContextVar[str] = ContextVar("word", default="")
 
 
 @pytest.fixture(scope="module")
-def lanes(module_of_pack) -> ModuleType:
-    return module_of_pack("nodes.host.lanes")
+def turns(module_of_pack) -> ModuleType:
+    return module_of_pack("nodes.host.cooperative_tasks")
 
 
 @pytest.fixture(scope="module")
-def surroundings(module_of_pack) -> ModuleType:
-    return module_of_pack("nodes.host.surroundings")
+def thread_state(module_of_pack) -> ModuleType:
+    return module_of_pack("nodes.host.thread_state")
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +33,8 @@ def no_thread_is_left() -> Iterator[None]:
 class Requests:
     """Stands where the pool is called; doubles what it gets and remembers each request."""
 
-    def __init__(self, lanes: ModuleType) -> None:
-        self.lanes = lanes
+    def __init__(self, tasks: ModuleType) -> None:
+        self.tasks = tasks
         self.seen: list[list[int]] = []
 
     def send(self, calls: list[int]) -> list[torch.Tensor]:
@@ -42,22 +42,22 @@ class Requests:
         return [torch.tensor(2 * call) for call in calls]
 
     def call(self, value: int, key: str = "model") -> int:
-        (out,) = self.lanes.hand_over([self.lanes.Handed(key, self.send, value)])
+        (out,) = self.tasks.hand_over([self.tasks.Handed(key, self.send, value)])
         return int(out)
 
 
 @pytest.fixture
-def requests(lanes: ModuleType) -> Requests:
-    return Requests(lanes)
+def requests(turns: ModuleType) -> Requests:
+    return Requests(turns)
 
 
-def test_calls_of_all_tasks_go_in_one_request_and_each_gets_its_own_result(lanes, requests) -> None:
+def test_calls_of_all_tasks_go_in_one_request_and_each_gets_its_own_result(turns, requests) -> None:
     tasks = [lambda k=k: [requests.call(k), requests.call(10 + k)] for k in range(3)]
-    assert lanes.in_lanes(tasks, at_once=3) == [[0, 20], [2, 22], [4, 24]]
+    assert turns.run_in_turns(tasks, at_once=3) == [[0, 20], [2, 22], [4, 24]]
     assert requests.seen == [[0, 1, 2], [10, 11, 12]]
 
 
-def test_one_runs_at_any_moment_in_order_and_switches_only_where_it_calls(lanes, requests) -> None:
+def test_one_runs_at_any_moment_in_order_and_switches_only_where_it_calls(turns, requests) -> None:
     log: list[str] = []
 
     def task(k: int) -> None:
@@ -66,7 +66,7 @@ def test_one_runs_at_any_moment_in_order_and_switches_only_where_it_calls(lanes,
             requests.call(k)
             log.append(f"{k} after {turn}")
 
-    lanes.in_lanes([lambda: task(0), lambda: task(1)], at_once=2)
+    turns.run_in_turns([lambda: task(0), lambda: task(1)], at_once=2)
     assert log == [
         *("0 before 0", "1 before 0"),
         *("0 after 0", "0 before 1", "1 after 0", "1 before 1"),
@@ -74,41 +74,41 @@ def test_one_runs_at_any_moment_in_order_and_switches_only_where_it_calls(lanes,
     ]
 
 
-def test_as_one_ends_the_next_begins(lanes, requests) -> None:
+def test_as_one_ends_the_next_begins(turns, requests) -> None:
     tasks = [lambda k=k, n=n: [requests.call(k) for _ in range(n)] for k, n in enumerate([1, 3, 2, 0, 1])]
-    results = lanes.in_lanes(tasks, at_once=2)
+    results = turns.run_in_turns(tasks, at_once=2)
     assert [len(result) for result in results] == [1, 3, 2, 0, 1]
     assert requests.seen == [[0, 1], [1, 2], [1, 2], [4]]
 
 
-def test_calls_that_cannot_travel_together_go_in_requests_of_their_own(lanes, requests) -> None:
+def test_calls_that_cannot_travel_together_go_in_requests_of_their_own(turns, requests) -> None:
     tasks = [lambda k=k: requests.call(k, key="ab"[k % 2]) for k in range(4)]
-    assert lanes.in_lanes(tasks, at_once=4) == [0, 2, 4, 6]
+    assert turns.run_in_turns(tasks, at_once=4) == [0, 2, 4, 6]
     assert requests.seen == [[0, 2], [1, 3]]
 
 
-def test_lanes_inside_lanes_send_all_calls_together(lanes, requests) -> None:
+def test_tasks_inside_tasks_send_all_calls_together(turns, requests) -> None:
     def inner(k: int) -> list[int]:
-        return lanes.in_lanes([lambda: requests.call(k), lambda: requests.call(k + 1)], at_once=2)
+        return turns.run_in_turns([lambda: requests.call(k), lambda: requests.call(k + 1)], at_once=2)
 
-    assert lanes.in_lanes([lambda: inner(0), lambda: inner(10)], at_once=2) == [[0, 2], [20, 22]]
+    assert turns.run_in_turns([lambda: inner(0), lambda: inner(10)], at_once=2) == [[0, 2], [20, 22]]
     assert requests.seen == [[0, 1, 10, 11]]
 
 
-def test_one_at_once_needs_no_thread(lanes, requests) -> None:
+def test_one_at_once_needs_no_thread(turns, requests) -> None:
     tasks = [lambda k=k: (requests.call(k), threading.current_thread()) for k in range(2)]
-    assert lanes.in_lanes(tasks, at_once=1) == [(0, threading.current_thread()), (2, threading.current_thread())]
+    assert turns.run_in_turns(tasks, at_once=1) == [(0, threading.current_thread()), (2, threading.current_thread())]
     assert requests.seen == [[0], [1]]
 
 
-def test_a_task_has_the_settings_of_the_callers_thread(lanes, requests) -> None:
+def test_a_task_has_the_settings_of_the_callers_thread(turns, requests) -> None:
     def seen() -> tuple:
         requests.call(0)
         kinds = [torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")]
         return (torch.is_inference_mode_enabled(), torch.is_grad_enabled(), WORD.get(), *kinds)
 
     def both() -> list:
-        return [seen(), *lanes.in_lanes([seen, seen], at_once=2)]
+        return [seen(), *turns.run_in_turns([seen, seen], at_once=2)]
 
     WORD.set("the caller's")
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -132,19 +132,19 @@ def noisy(requests: Requests, seed: int, calls: int = 3) -> Callable[[], torch.T
     return task
 
 
-def test_random_numbers_of_a_task_do_not_depend_on_those_beside_it(lanes, surroundings, requests) -> None:
+def test_random_numbers_of_a_task_do_not_depend_on_those_beside_it(turns, thread_state, requests) -> None:
     alone = [noisy(requests, seed)() for seed in range(4)]
     torch.manual_seed(99)
     before = torch.get_rng_state()
-    kept = (surroundings.RandomNumbers(),)
-    beside = lanes.in_lanes([noisy(requests, seed) for seed in range(4)], at_once=3, kept=kept)
+    kept = (thread_state.RandomNumbers(),)
+    beside = turns.run_in_turns([noisy(requests, seed) for seed in range(4)], at_once=3, kept=kept)
     assert all(torch.equal(one, other) for one, other in zip(alone, beside, strict=True))
     assert torch.equal(torch.get_rng_state(), before)
-    shared = lanes.in_lanes([noisy(requests, seed) for seed in range(4)], at_once=3)
+    shared = turns.run_in_turns([noisy(requests, seed) for seed in range(4)], at_once=3)
     assert not all(torch.equal(one, other) for one, other in zip(alone, shared, strict=True)), "this shows nothing"
 
 
-def test_the_first_error_is_raised_and_the_others_unwind_in_turn(lanes, requests) -> None:
+def test_the_first_error_is_raised_and_the_others_unwind_in_turn(turns, requests) -> None:
     log: list[str] = []
 
     def task(k: int) -> None:
@@ -159,12 +159,12 @@ def test_the_first_error_is_raised_and_the_others_unwind_in_turn(lanes, requests
                 raise RuntimeError("ending was wrong too")
 
     with pytest.raises(ValueError, match="one is wrong"):
-        lanes.in_lanes([lambda k=k: task(k) for k in range(4)], at_once=3)
+        turns.run_in_turns([lambda k=k: task(k) for k in range(4)], at_once=3)
     assert log == ["1 ends", "0 ends", "2 ends"]
     assert requests.seen == [[0, 1, 2]], "a task began after the error"
 
 
-def test_a_request_that_fails_or_is_cancelled_ends_every_task(lanes) -> None:
+def test_a_request_that_fails_or_is_cancelled_ends_every_task(turns) -> None:
     class Cancelled(BaseException):
         """As ComfyUI's interrupt: no Exception."""
 
@@ -175,18 +175,18 @@ def test_a_request_that_fails_or_is_cancelled_ends_every_task(lanes) -> None:
 
     def task(k: int) -> None:
         try:
-            lanes.hand_over([lanes.Handed("model", send, k)])
-        except Exception:  # noqa: BLE001, S110 - what packs do around a call must not keep a lane alive
+            turns.hand_over([turns.Handed("model", send, k)])
+        except Exception:  # noqa: BLE001, S110 - what packs do around a call must not keep a task alive
             pass
         finally:
             ended.append(k)
 
     with pytest.raises(Cancelled):
-        lanes.in_lanes([lambda k=k: task(k) for k in range(3)], at_once=3)
+        turns.run_in_turns([lambda k=k: task(k) for k in range(3)], at_once=3)
     assert ended == [0, 1, 2]
 
 
-def test_a_task_that_swallows_even_its_end_cannot_call_again(lanes, requests) -> None:
+def test_a_task_that_swallows_even_its_end_cannot_call_again(turns, requests) -> None:
     ends: list[type] = []
 
     def stubborn() -> None:
@@ -201,12 +201,12 @@ def test_a_task_that_swallows_even_its_end_cannot_call_again(lanes, requests) ->
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
-        lanes.in_lanes([failing, stubborn], at_once=2)
-    assert ends == [lanes.LaneEndedError] * 3
+        turns.run_in_turns([failing, stubborn], at_once=2)
+    assert ends == [turns.TaskEndedError] * 3
     assert requests.seen == [[1, 0]]
 
 
-def test_an_error_in_lanes_inside_lanes_ends_them_all(lanes, requests) -> None:
+def test_an_error_in_tasks_inside_tasks_ends_them_all(turns, requests) -> None:
     ended: list[int] = []
 
     def inner(k: int) -> None:
@@ -218,8 +218,8 @@ def test_an_error_in_lanes_inside_lanes_ends_them_all(lanes, requests) -> None:
             ended.append(k)
 
     def outer(k: int) -> None:
-        lanes.in_lanes([lambda: inner(k), lambda: inner(k + 1)], at_once=2)
+        turns.run_in_turns([lambda: inner(k), lambda: inner(k + 1)], at_once=2)
 
     with pytest.raises(ValueError, match="eleven"):
-        lanes.in_lanes([lambda: outer(10), lambda: outer(20)], at_once=2)
+        turns.run_in_turns([lambda: outer(10), lambda: outer(20)], at_once=2)
     assert sorted(ended) == [10, 11, 20, 21]

@@ -2,8 +2,8 @@
 
 Letters: `B` images, `S` tokens of the latent, `C` channels of a token.
 
-Owns the names of a run's tensors, how its images and conditionings are shared out over lanes, and what the parent does
-after each step. Does not own how a rank runs it (worker/resident.py).
+Owns the names of a run's tensors, how its images and conditionings are shared out over batch groups, and what the
+parent does after each step. Does not own how a rank runs it (worker/in_worker_sampling.py).
 """
 
 import json
@@ -14,7 +14,7 @@ import torch
 
 from ..parallel.shard import split_lengths
 from ..plan import ParallelPlan
-from ..program import NUM_SIDES, PREVIEW_SLOTS, Program
+from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, SamplerRecurrence
 from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES
 from ..wire.records import to_body
 from ..wire.replies import Progress, RankRun, SampleReply
@@ -24,7 +24,7 @@ from .calls import ModelCall, inputs_of
 
 CREDIT_AHEAD = 2  # steps that ranks may be ahead of what the parent has taken in
 MODULATION_BYTES = 1 << 30
-MAX_PROGRAM_BYTES = MAX_TEXT_BYTES - 16 * 1024  # the rest of a message is for options and lanes
+MAX_RECURRENCE_BYTES = MAX_TEXT_BYTES - 16 * 1024  # the rest of a message is for options and batch groups
 MAX_GIVEN = MAX_TENSORS - 64  # the others are for inputs and results
 
 StepDone = Callable[[int, torch.Tensor], None]
@@ -40,16 +40,16 @@ class Inpaint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResidentRun:
+class InWorkerRun:
     """A whole sampling run. `conds`: the positive conditioning and, for cfg, the negative one, as a model's call each.
 
-    `given`: the program's tensors, (B, S, C) fp32. `timeline` has the ranks of a pipeline note when which patch came
+    `given`: the recurrence's tensors, (B, S, C) fp32. `timeline` has the ranks of a pipeline note when which patch came
     and went; their reports have it. Modulations of all calls that would take a rank more than `modulation_bytes` are
     computed call by call: about 2 MB a call, image and conditioning in bf16 on a model 3072 wide.
-    Raises `ValueError` for what does not belong together, and for a program that is too long to send.
+    Raises `ValueError` for what does not belong together, and for a recurrence that is too long to send.
     """
 
-    program: Program
+    recurrence: SamplerRecurrence
     conds: tuple[ModelCall, ...]
     cfg: float
     given: Mapping[int, torch.Tensor]
@@ -63,9 +63,11 @@ class ResidentRun:
         shapes = {tuple(cond.tensors["img"].shape) for cond in self.conds}
         if len(shapes) > 1:
             raise ValueError(f"the conditionings see images of different shapes {sorted(shapes)}; use the host loop")
-        if set(self.given) != set(self.program.given):
-            raise ValueError(f"tensors given for {sorted(self.given)}, the program needs {list(self.program.given)}")
-        refuse_long(self.program)
+        if set(self.given) != set(self.recurrence.given):
+            raise ValueError(
+                f"tensors given for {sorted(self.given)}, the recurrence needs {list(self.recurrence.given)}"
+            )
+        refuse_long(self.recurrence)
         self._refuse_shapes()
 
     def _refuse_shapes(self) -> None:
@@ -108,18 +110,18 @@ class ResidentRun:
         return Sample(
             model=model,
             mesh=mesh,
-            program=self.program,
+            recurrence=self.recurrence,
             cfg=self.cfg,
-            lanes=shares(plan, images=self.shape[0], num_conds=len(self.conds)),
+            batch_groups=shares(plan, images=self.shape[0], num_conds=len(self.conds)),
             calls=tuple(dict(cond.options) for cond in self.conds),
             modulation_bytes=self.modulation_bytes,
             timeline=self.timeline,
         )
 
 
-def refuse_unfit(plan: ParallelPlan, run: ResidentRun) -> None:
+def refuse_unfit(plan: ParallelPlan, run: InWorkerRun) -> None:
     """Raise `ValueError` when the plan's pipeline does not fit the run."""
-    steps, tokens = len(run.program.step_ends), run.conds[0].tensors["img"].shape[1]
+    steps, tokens = len(run.recurrence.step_ends), run.conds[0].tensors["img"].shape[1]
     if plan.pipefusion > 1 and plan.warmup_steps > steps:
         raise ValueError(
             f"warmup_steps={plan.warmup_steps} is more than the run's {steps} step(s); "
@@ -131,22 +133,23 @@ def refuse_unfit(plan: ParallelPlan, run: ResidentRun) -> None:
         )
 
 
-def refuse_long(program: Program) -> None:
-    """Raise `ValueError` when a program has more numbers, or tensors given ahead, than a message has room for."""
-    num_bytes = len(json.dumps(to_body(program), separators=(",", ":")))
-    if num_bytes > MAX_PROGRAM_BYTES:
+def refuse_long(recurrence: SamplerRecurrence) -> None:
+    """Raise `ValueError` when a recurrence has more numbers, or tensors given ahead, than a message has room for."""
+    num_bytes = len(json.dumps(to_body(recurrence), separators=(",", ":")))
+    if num_bytes > MAX_RECURRENCE_BYTES:
         raise ValueError(
-            f"a run of {program.num_calls} calls takes {num_bytes} bytes to describe, at most {MAX_PROGRAM_BYTES}; "
-            "use fewer steps, or the host loop"
+            f"a run of {recurrence.num_calls} calls takes {num_bytes} bytes to describe, at most "
+            f"{MAX_RECURRENCE_BYTES}; use fewer steps, or the host loop"
         )
-    if len(program.given) > MAX_GIVEN:
+    if len(recurrence.given) > MAX_GIVEN:
         raise ValueError(
-            f"a run with noise for {len(program.given)} calls, at most {MAX_GIVEN}; use fewer steps, or the host loop"
+            f"a run with noise for {len(recurrence.given)} calls, at most {MAX_GIVEN}; use fewer steps, or the "
+            "host loop"
         )
 
 
 @dataclass(frozen=True)
-class ResidentResult:
+class InWorkerResult:
     """The sampled latent (B, S, C) fp32, the ranks' reports in rank order, and the time that it all took."""
 
     out: torch.Tensor
@@ -160,34 +163,36 @@ class ResidentResult:
 
 
 def shares(plan: ParallelPlan, *, images: int, num_conds: int) -> tuple[GroupWork, ...]:
-    """For each lane, the images and the conditionings it does, and whether it exchanges with the rest of its cfg axis.
+    """For each batch group, the images and the conditionings it does, and whether it exchanges with the rest of its cfg
+    axis.
 
-    With two conditionings and a cfg axis each side goes to one lane; else images are shared out over all lanes.
+    With two conditionings and a cfg axis each side goes to one batch group; else images are shared out over all batch
+    groups.
     """
     exchange = num_conds == NUM_SIDES and plan.cfg > 1
-    lengths = split_lengths(images, plan.data if exchange else plan.lanes)
+    lengths = split_lengths(images, plan.data if exchange else plan.batch_groups)
     found = []
-    for lane in range(plan.lanes):
-        group = lane // plan.cfg if exchange else lane
+    for batch_group in range(plan.batch_groups):
+        group = batch_group // plan.cfg if exchange else batch_group
         start = sum(lengths[:group])
         conds = tuple(range(num_conds))
         if exchange:
-            conds = tuple(side for side in conds if side == lane % plan.cfg)
+            conds = tuple(side for side in conds if side == batch_group % plan.cfg)
         stop = start + lengths[group]
         works = stop > start
         found.append(GroupWork(start=start, stop=stop, conds=conds if works else (), exchange=exchange and works))
     return tuple(found)
 
 
-def writers(plan: ParallelPlan, run: ResidentRun) -> list[int]:
-    """The ranks whose rows make up a step's preview: those of the last stage of the lanes that have work."""
-    lanes = shares(plan, images=run.shape[0], num_conds=len(run.conds))
-    ranks_a_lane = plan.ranks // plan.lanes
+def writers(plan: ParallelPlan, run: InWorkerRun) -> list[int]:
+    """The ranks whose rows make up a step's preview: those of the last stage of the batch groups that have work."""
+    batch_groups = shares(plan, images=run.shape[0], num_conds=len(run.conds))
+    ranks_a_group = plan.ranks // plan.batch_groups
     return [
         rank
-        for lane, share in enumerate(lanes)
+        for batch_group, share in enumerate(batch_groups)
         if share.conds
-        for rank in range((lane + 1) * ranks_a_lane - plan.parts, (lane + 1) * ranks_a_lane)
+        for rank in range((batch_group + 1) * ranks_a_group - plan.parts, (batch_group + 1) * ranks_a_group)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Gets the judge of `verify`, `bench` and `doctor`, which needs diffusers; nothing else of the pack does.
+"""Gets the reference model of `verify`, `bench` and `doctor`, which needs diffusers; nothing else of the pack does.
 
 diffusers is not in requirements.txt: its own requirements may replace packages that a user's other nodes rely on.
 """
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 REMEDY = 'pip install "diffusers>=0.35", in an environment of its own when other packages need an older huggingface_hub'
 
 
-class NoJudgeError(ValueError):
+class NoReferenceModelError(ValueError):
     """diffusers cannot be imported. `cause` says why, in a line; the text adds the remedy."""
 
     def __init__(self, cause: str) -> None:
@@ -19,20 +19,20 @@ class NoJudgeError(ValueError):
         self.cause = cause
 
 
-def load_judge(family: "Family") -> "MakeReference":
-    """The class of the reference model. Raises `NoJudgeError`."""
+def load_reference_model(family: "Family") -> "MakeReference":
+    """The class of the reference model. Raises `NoReferenceModelError`."""
     try:
         return family.reference()
     except ModuleNotFoundError as error:
         if error.name != "diffusers":
-            raise NoJudgeError(f"diffusers cannot be imported: {_first_line(error)}") from error
-        raise NoJudgeError("diffusers is not installed") from error
+            raise NoReferenceModelError(f"diffusers cannot be imported: {_first_line(error)}") from error
+        raise NoReferenceModelError("diffusers is not installed") from error
     except (ImportError, RuntimeError) as error:  # the latter is how diffusers wraps what its parts could not import
-        raise NoJudgeError(f"diffusers cannot be imported: {_first_line(error)}") from error
+        raise NoReferenceModelError(f"diffusers cannot be imported: {_first_line(error)}") from error
 
 
-def judge_version() -> str:
-    """Which diffusers it is. Only after `load_judge`, which says what to do where there is none."""
+def reference_version() -> str:
+    """Which diffusers it is. Only after `load_reference_model`, which says what to do where there is none."""
     import diffusers
 
     return str(diffusers.__version__)

@@ -1,4 +1,5 @@
-"""Calls and rows shared out over lanes give what one process gives, under every plan; shared out wrongly, not."""
+"""Calls and rows shared out over batch groups give what one process gives, under every plan; shared out wrongly,
+not."""
 
 from collections.abc import Sequence
 
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import Oracle
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.parallel.shard import SequenceShard
-from parallel_runtime.parallel.traffic import AttentionShape, predict_lanes
+from parallel_runtime.parallel.traffic import AttentionShape, predict_groups
 from parallel_runtime.plan import ParallelPlan, heads_error
 from parallel_runtime.pool.calls import ModelCall, RunResult, shared_out
 from parallel_runtime.pool.pool import Pool
@@ -30,14 +31,15 @@ EVERY_PLAN = [
     for ulysses in DEGREES
     if data * cfg * ring * ulysses <= 8 and heads_error(ulysses, HEADS) is None
 ]
-LANE_PLANS = [plan for plan in EVERY_PLAN if plan.lanes > 1]
+LANE_PLANS = [plan for plan in EVERY_PLAN if plan.batch_groups > 1]
 
 
 def workload(text_tokens: int, batch: int, *, width: int = 64, height: int = 48, seed: int = 0) -> Workload:
     return Workload(width=width, height=height, text_tokens=text_tokens, batch=batch, seed=seed)
 
 
-# cond and uncond of unequal text lengths; one call of several rows; more calls than lanes, of unequal rows and images
+# cond and uncond of unequal text lengths; one call of several rows; more calls than batch groups, of unequal rows and
+# images
 REQUESTS = {
     "cond and uncond": [workload(13, 1), workload(5, 1, seed=1)],
     "a batch of each": [workload(13, 3), workload(5, 3, seed=1)],
@@ -81,12 +83,17 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "plans"), CASES)
 def test_every_plan_equals_one_process(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig, name: str, plans: list[ParallelPlan]
+    eight_ranks: Pool,
+    sample: ModelSpec,
+    reference_model: ReferenceModel,
+    config: FluxConfig,
+    name: str,
+    plans: list[ParallelPlan],
 ) -> None:
     """And sends what the formula says."""
     request = REQUESTS[name]
     inputs = [each.tensors(config) for each in request]
-    expected, calls = [judge(tensors) for tensors in inputs], as_calls(config, inputs)
+    expected, calls = [reference_model(tensors) for tensors in inputs], as_calls(config, inputs)
     shape = AttentionShape(
         blocks=config.depth + config.depth_single,
         heads=config.num_heads,
@@ -102,30 +109,31 @@ def test_every_plan_equals_one_process(
             bad[plan.name] = worst
         check_reports(plan, result, rows=[each.batch for each in request])
         lengths = [SequenceShard(each.text_tokens, each.image_tokens, plan.parts, 0).lengths for each in request]
-        lanes = shared_out(calls, plan)
-        predicted = predict_lanes(shape, lanes, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses)
+        batch_groups = shared_out(calls, plan)
+        predicted = predict_groups(shape, batch_groups, lengths=lengths, ring=plan.ring, ulysses=plan.ulysses)
         assert [(rank.collectives, rank.sent_bytes) for rank in result.ran] == predicted, plan.name
     assert not bad
 
 
 def check_reports(plan: ParallelPlan, result: RunResult, *, rows: list[int]) -> None:
-    """Each rank says its lane; the lanes' pieces are every row once; ranks beyond the plan are no members."""
+    """Each rank says its batch group; the batch groups' pieces are every row once; ranks beyond the plan are no
+    members."""
     assert len(result.ranks) == 8
     assert [reply.ran is None for reply in result.ranks] == [rank >= plan.ranks for rank in range(8)]
     for rank, ran in enumerate(result.ran):
-        assert ran.lane == rank // plan.parts
-        assert ran.pieces == result.ran[ran.lane * plan.parts].pieces
+        assert ran.batch_group == rank // plan.parts
+        assert ran.pieces == result.ran[ran.batch_group * plan.parts].pieces
     run = [piece for ran in result.ran[:: plan.parts] for piece in ran.pieces]
     assert [(call, row) for call, start, stop in run for row in range(start, stop)] == [
         (call, row) for call, count in enumerate(rows) for row in range(count)
     ]
 
 
-def test_lanes_that_run_the_first_row_for_theirs_are_wrong(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig
+def test_batch_groups_that_run_the_first_row_for_theirs_are_wrong(
+    eight_ranks: Pool, sample: ModelSpec, reference_model: ReferenceModel, config: FluxConfig
 ) -> None:
     inputs = [each.tensors(config) for each in REQUESTS["a batch of each"]]
-    expected = [judge(tensors) for tensors in inputs]
+    expected = [reference_model(tensors) for tensors in inputs]
     for plan in LANE_PLANS[::3]:
         result = eight_ranks.run(sample, plan, as_calls(config, inputs, first_row=True))
         assert max(errors(result, expected)) > 0.05, plan.name
@@ -143,7 +151,7 @@ def test_lanes_that_run_the_first_row_for_theirs_are_wrong(
 def test_random_shapes_equal_one_process(
     eight_ranks: Pool,
     sample: ModelSpec,
-    judge: Oracle,
+    reference_model: ReferenceModel,
     config: FluxConfig,
     plan: ParallelPlan,
     shapes: list[tuple[int, int, int, int]],
@@ -154,12 +162,12 @@ def test_random_shapes_equal_one_process(
         for number, (text, batch, columns, rows) in enumerate(shapes)
     ]
     result = eight_ranks.run(sample, plan, as_calls(config, inputs))
-    assert max(errors(result, [judge(tensors) for tensors in inputs])) <= FP32_TOLERANCE
+    assert max(errors(result, [reference_model(tensors) for tensors in inputs])) <= FP32_TOLERANCE
 
 
 @pytest.mark.slow
-def test_each_row_has_its_own_mask_residuals_and_timestep_in_every_lane(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig
+def test_each_row_has_its_own_mask_residuals_and_timestep_in_every_batch_group(
+    eight_ranks: Pool, sample: ModelSpec, reference_model: ReferenceModel, config: FluxConfig
 ) -> None:
     """A mask of a row each and one for all rows; residuals of a row each."""
     chance = torch.Generator().manual_seed(3)
@@ -175,7 +183,7 @@ def test_each_row_has_its_own_mask_residuals_and_timestep_in_every_lane(
         shape = (*tensors["img"].shape[:2], config.hidden_size)
         residuals.append({f"control_{kind}.0": torch.randn(shape, generator=chance) for kind in ("in", "out")})
     expected = [
-        judge.with_residuals(tensors, [added["control_in.0"]], [added["control_out.0"]])
+        reference_model.with_residuals(tensors, [added["control_in.0"]], [added["control_out.0"]])
         for tensors, added in zip(inputs, residuals, strict=True)
     ]
     merged = [tensors | added for tensors, added in zip(inputs, residuals, strict=True)]
@@ -203,15 +211,15 @@ SHARDED = ("cfg=2", "ulysses=3", "data=2,cfg=2", "data=2,cfg=2,ring=2", "cfg=3,u
 def test_sharded_plans_equal_one_process_and_share_the_weights_out(
     eight_ranks: Pool,
     sample: ModelSpec,
-    judge: Oracle,
+    reference_model: ReferenceModel,
     config: FluxConfig,
     weights: str,
     plans: tuple[str, ...],
     names: tuple[str, ...],
 ) -> None:
-    """Lanes with more passes than others, lanes without work, ranks that sleep."""
+    """Batch groups with more passes than others, batch groups without work, ranks that sleep."""
     requests = {name: [each.tensors(config) for each in REQUESTS[name]] for name in names}
-    expected = {name: [judge(tensors) for tensors in inputs] for name, inputs in requests.items()}
+    expected = {name: [reference_model(tensors) for tensors in inputs] for name, inputs in requests.items()}
     for text in plans:
         plan = ParallelPlan.parse(f"{text},weights={weights}")
         units = ranges(weight_bytes(sample.path), plan.replica_ranks)
@@ -229,19 +237,19 @@ def test_sharded_plans_equal_one_process_and_share_the_weights_out(
 
 @pytest.mark.slow
 def test_one_rank_may_keep_its_weights_in_host_memory(
-    eight_ranks: Pool, sample: ModelSpec, judge: Oracle, config: FluxConfig
+    eight_ranks: Pool, sample: ModelSpec, reference_model: ReferenceModel, config: FluxConfig
 ) -> None:
     inputs = [each.tensors(config) for each in REQUESTS["cond and uncond"]]
     for text in ("weights=offloaded", "data=2,weights=offloaded"):
         result = eight_ranks.run(sample, ParallelPlan.parse(text), as_calls(config, inputs))
-        assert max(errors(result, [judge(tensors) for tensors in inputs])) <= FP32_TOLERANCE, text
+        assert max(errors(result, [reference_model(tensors) for tensors in inputs])) <= FP32_TOLERANCE, text
 
 
 @pytest.mark.slow
 def test_image_k_is_the_same_image_whatever_the_degree(
     eight_ranks: Pool, sample: ModelSpec, config: FluxConfig
 ) -> None:
-    """Bit for bit: a call of one row is the same work in any lane."""
+    """Bit for bit: a call of one row is the same work in any batch group."""
     inputs = [workload(11, 1, seed=seed).tensors(config) for seed in range(5)]
     calls = as_calls(config, inputs)
     alone = [eight_ranks.run(sample, ParallelPlan(), [call]).outs[0] for call in calls]

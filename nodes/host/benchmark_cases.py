@@ -16,13 +16,13 @@ from comfy.nested_tensor import NestedTensor
 from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.plan import ParallelPlan, heads_error
 from ...parallel_runtime.planner.automatic import Decision
-from .adoption import copy_changes
-from .asked import work_of_settings
+from .convert_stock_model import copy_changes
 from .hosted_model import refuse_unplanned
 from .patcher import RemotePatcher
 from .refusals import refuse_in
 from .run_context import Recorder
 from .sampling import SamplingRecord, pooled_of, timed_run
+from .workload_from_guider import work_of_settings
 
 SLOW_ATTENTION = (
     "stock ComfyUI ran without --use-pytorch-cross-attention, and its own attention is slower on a CPU; start ComfyUI "
@@ -66,14 +66,14 @@ def under_plan(model: RemotePatcher, plan: ParallelPlan) -> RemotePatcher:
     return model.under(Decision(plan=plan))
 
 
-def stock_twin(model: RemotePatcher) -> ModelPatcher:
+def stock_copy(model: RemotePatcher) -> ModelPatcher:
     """Stock ComfyUI's model of the same file in the same dtype, with what was applied to ours. Raises `ValueError`."""
     if model.side_branch:
         raise refuse_in("lora=side branch in SP Config", "stock ComfyUI has no LoRA beside the weights")
     spec = model.model.pooled.spec
-    twin = comfy.sd.load_diffusion_model(spec.path, model_options={"dtype": getattr(torch, spec.dtype)})
-    copy_changes(model, twin)
-    return twin
+    copy = comfy.sd.load_diffusion_model(spec.path, model_options={"dtype": getattr(torch, spec.dtype)})
+    copy_changes(model, copy)
+    return copy
 
 
 def attention_is_slow(device: torch.device) -> bool:

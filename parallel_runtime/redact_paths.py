@@ -14,7 +14,7 @@ _BARE = re.compile(rf"""(?<![\w/.\\~]){_START}(?:[/\\][^/\\\n'"`;:,<>|=]*[^/\\\s
 _BEGUN = re.compile(r"""(^|[\s"'=(])(?:~/|[A-Za-z]:\\|/(?=[\w.]))+""")  # a path of nothing but its beginning
 
 
-def without_places(text: str) -> str:
+def redact_paths(text: str) -> str:
     """`text` with the last part alone of every path in it, and ~ for this user's own folder."""
     return _BEGUN.sub(r"\1", _BARE.sub(r"\1", _QUOTED.sub(_last_part, with_short_home(text))))
 

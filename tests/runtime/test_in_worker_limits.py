@@ -8,33 +8,37 @@ from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.models.flux.adapter import FluxAdapter
 from parallel_runtime.models.flux.sample import sample_config
 from parallel_runtime.pool.calls import ModelCall
-from parallel_runtime.pool.resident import MAX_GIVEN, Inpaint, ResidentRun
-from parallel_runtime.program import Program, State
+from parallel_runtime.pool.in_worker_sampling import MAX_GIVEN, Inpaint, InWorkerRun
 from parallel_runtime.report.schema import REGIONS
+from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from parallel_runtime.weights.branches import BlockWeights
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, encode
 from parallel_runtime.wire.records import to_body
-from parallel_runtime.worker.resident import MOST_TIMED_STEPS, Gate
+from parallel_runtime.worker.in_worker_sampling import MOST_TIMED_STEPS, Gate
 from parallel_runtime.worker.timeline import MOST_SPANS, Timeline
 
 SHAPE = (2, 6, 4)
 
 
-def steps(count: int, *, noise: bool = False) -> Program:
+def steps(count: int, *, noise: bool = False) -> SamplerRecurrence:
     """Steps of one call each, with factors as long as a sampler's are; with `noise`, a tensor given for each."""
-    states = [State(given=True, sigma=1.0, timestep=1.0)]
+    states = [RecurrenceStep(given=True, sigma=1.0, timestep=1.0)]
     states += [
-        State(inputs=((k, 1 / 3),), denoised=((k, 2 / 3),), given=noise, sigma=1 / 7, timestep=1 / 7)
+        RecurrenceStep(inputs=((k, 1 / 3),), denoised=((k, 2 / 3),), given=noise, sigma=1 / 7, timestep=1 / 7)
         for k in range(count - 1)
     ]
-    return Program(states=(*states, State(denoised=((count - 1, 1.0),))), step_ends=tuple(range(count)))
+    return SamplerRecurrence(
+        states=(*states, RecurrenceStep(denoised=((count - 1, 1.0),))), step_ends=tuple(range(count))
+    )
 
 
-def make_run(program: Program, *, img: tuple[int, ...] = SHAPE, inpaint: Inpaint | None = None) -> ResidentRun:
+def make_run(
+    recurrence: SamplerRecurrence, *, img: tuple[int, ...] = SHAPE, inpaint: Inpaint | None = None
+) -> InWorkerRun:
     call = ModelCall(tensors={"img": torch.zeros(img)}, out_shape=img, out_dtype=torch.float32)
-    given = {number: torch.zeros(SHAPE) for number in program.given}
-    return ResidentRun(program=program, conds=(call,), cfg=1.0, given=given, inpaint=inpaint)
+    given = {number: torch.zeros(SHAPE) for number in recurrence.given}
+    return InWorkerRun(recurrence=recurrence, conds=(call,), cfg=1.0, given=given, inpaint=inpaint)
 
 
 def test_a_program_of_hundreds_of_steps_fits_and_one_of_thousands_is_refused() -> None:
@@ -44,15 +48,17 @@ def test_a_program_of_hundreds_of_steps_fits_and_one_of_thousands_is_refused() -
 
 
 def test_more_noise_than_a_message_names_is_refused() -> None:
-    states = [State(given=True, sigma=1.0, timestep=1.0)] + [State(given=True, sigma=1.0, timestep=1.0)] * MAX_GIVEN
-    program = Program(states=(*states, State(denoised=((0, 1.0),))), step_ends=(MAX_GIVEN,))
+    states = [RecurrenceStep(given=True, sigma=1.0, timestep=1.0)] + [
+        RecurrenceStep(given=True, sigma=1.0, timestep=1.0)
+    ] * MAX_GIVEN
+    recurrence = SamplerRecurrence(states=(*states, RecurrenceStep(denoised=((0, 1.0),))), step_ends=(MAX_GIVEN,))
     with pytest.raises(ValueError, match="noise for 961 calls, at most 960; use fewer steps"):
-        make_run(program)
+        make_run(recurrence)
 
 
 def test_latents_that_do_not_fit_are_refused_with_their_shapes() -> None:
-    program = steps(2)
-    call = make_run(program).conds[0]
+    recurrence = steps(2)
+    call = make_run(recurrence).conds[0]
     for given, words in (
         (torch.zeros(0, 6, 4), "at least one of each"),
         (torch.zeros(6, 4), "at least one of each"),
@@ -60,18 +66,20 @@ def test_latents_that_do_not_fit_are_refused_with_their_shapes() -> None:
         (torch.zeros(1, 6, 4), r"images of shape \(2, 6, 4\), the latent is \(1, 6, 4\)"),
     ):
         with pytest.raises(ValueError, match=words):
-            ResidentRun(program=program, conds=(call,), cfg=1.0, given={0: given})
+            InWorkerRun(recurrence=recurrence, conds=(call,), cfg=1.0, given={0: given})
     parts = [torch.zeros(SHAPE), torch.zeros(SHAPE), torch.zeros(2, 6, 1)]
     with pytest.raises(ValueError, match="inpaint.latent"):
-        make_run(program, inpaint=Inpaint(mask=parts[0], noise=parts[1], latent=parts[2]))
-    make_run(program, img=(2, 9, 8))  # references behind the latent, channels of Fill beside it
+        make_run(recurrence, inpaint=Inpaint(mask=parts[0], noise=parts[1], latent=parts[2]))
+    make_run(recurrence, img=(2, 9, 8))  # references behind the latent, channels of Fill beside it
 
 
 def test_noise_of_another_shape_than_the_latent_is_refused() -> None:
-    program = steps(2, noise=True)
-    call = make_run(program).conds[0]
+    recurrence = steps(2, noise=True)
+    call = make_run(recurrence).conds[0]
     with pytest.raises(ValueError, match="given.1"):
-        ResidentRun(program=program, conds=(call,), cfg=1.0, given={0: torch.zeros(SHAPE), 1: torch.zeros(1, 6, 4)})
+        InWorkerRun(
+            recurrence=recurrence, conds=(call,), cfg=1.0, given={0: torch.zeros(SHAPE), 1: torch.zeros(1, 6, 4)}
+        )
 
 
 @pytest.mark.parametrize("vectors", [1, 2], ids=["one timestep", "rows at timestep zero"])

@@ -41,7 +41,7 @@ def test_every_sampler_is_a_program_or_says_why_not(found: dict[str, dict]) -> N
     assert {name for name, values in found.items() if "reason" in values} == set(filter(left_to_the_host, found))
 
 
-def test_programs_sample_as_their_samplers_do(found: dict[str, dict]) -> None:
+def test_recurrences_sample_as_their_samplers_do(found: dict[str, dict]) -> None:
     wrong = {name: values["error"] for name, values in found.items() if not values.get("error", 0.0) <= TOLERANCE}
     assert not wrong
 
@@ -60,7 +60,7 @@ def test_sigmas_are_left_as_the_sampler_leaves_them(found: dict[str, dict]) -> N
     assert all(values.get("sigmas_as_sampler", True) for values in found.values())
 
 
-def test_programs_fit_into_a_message(found: dict[str, dict]) -> None:
+def test_recurrences_fit_into_a_message(found: dict[str, dict]) -> None:
     assert max(values.get("json_bytes", 0) for values in found.values()) < 64 * 1024
 
 

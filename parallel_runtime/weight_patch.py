@@ -23,7 +23,7 @@ ENOUGH_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patch:
+class WeightPatch:
     """One change of one weight. `values` are the kind's own, in the order of ComfyUI's `weight_adapter`.
 
     `key` is the weight's canonical name. `offset` (dim, start, length) narrows the weight to what the patch is for;
@@ -59,7 +59,7 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class PatchSet:
+class WeightPatchSet:
     """All changes of a model's weights. Equal names must always stand for equal patches; `""` stands for none.
 
     `side_branch` runs plain LoRAs beside the weights: they cost a little each step, and their strength changes for
@@ -67,7 +67,7 @@ class PatchSet:
     """
 
     name: str = ""
-    patches: tuple[Patch, ...] = ()
+    patches: tuple[WeightPatch, ...] = ()
     side_branch: bool = False
 
     @property
@@ -75,7 +75,7 @@ class PatchSet:
         """The strengths in the order in which `pack` sends the patches."""
         return [patch.strength for group in by_weight(self.patches).values() for patch in group]
 
-    def differs_in_strength_alone(self, other: "PatchSet") -> bool:
+    def differs_in_strength_alone(self, other: "WeightPatchSet") -> bool:
         """Whether both are side branches of the very same tensors.
 
         By identity, which is safe because `other` still holds its tensors.
@@ -88,7 +88,7 @@ class PatchSet:
         )
 
 
-PRISTINE = PatchSet()
+PRISTINE = WeightPatchSet()
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,15 @@ class PatchBatch:
     tensors: dict[str, torch.Tensor]
 
 
-def by_weight(patches: Iterable[Patch]) -> dict[str, list[Patch]]:
+def by_weight(patches: Iterable[WeightPatch]) -> dict[str, list[WeightPatch]]:
     """Patches by the weight they change, in order."""
-    by_key: dict[str, list[Patch]] = {}
+    by_key: dict[str, list[WeightPatch]] = {}
     for patch in patches:
         by_key.setdefault(patch.key, []).append(patch)
     return by_key
 
 
-def pack(patches: Iterable[Patch]) -> Iterator[PatchBatch]:
+def pack(patches: Iterable[WeightPatch]) -> Iterator[PatchBatch]:
     """Group patches by weight and fill messages with them. The order of a weight's patches is kept."""
     batch = PatchBatch([], {})
     for key, group in by_weight(patches).items():
@@ -124,17 +124,17 @@ def pack(patches: Iterable[Patch]) -> Iterator[PatchBatch]:
         yield batch
 
 
-def unpack(records: Sequence[Mapping[str, Any]], tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Patch]]:
+def unpack(records: Sequence[Mapping[str, Any]], tensors: Mapping[str, torch.Tensor]) -> dict[str, list[WeightPatch]]:
     """The inverse of `pack` for one batch: patches by weight."""
     patches = []
     for record in records:
         values = tuple(tensors[value] if isinstance(value, str) else value for value in record["values"])
         offset = None if record["offset"] is None else tuple(record["offset"])
-        patches.append(Patch(**{**record, "values": values, "offset": offset}))
+        patches.append(WeightPatch(**{**record, "values": values, "offset": offset}))
     return by_weight(patches)
 
 
-def _same_but_strength(a: Patch, b: Patch) -> bool:
+def _same_but_strength(a: WeightPatch, b: WeightPatch) -> bool:
     if (a.key, a.kind, a.strength_model, a.offset, a.swap) != (b.key, b.kind, b.strength_model, b.offset, b.swap):
         return False
     return len(a.values) == len(b.values) and all(
@@ -143,7 +143,7 @@ def _same_but_strength(a: Patch, b: Patch) -> bool:
     )
 
 
-def _append(batch: PatchBatch, patch: Patch) -> None:
+def _append(batch: PatchBatch, patch: WeightPatch) -> None:
     values: list[str | float | None] = []
     for value in patch.values:
         if isinstance(value, torch.Tensor):

@@ -4,7 +4,7 @@ A call that may says so in its option `pipeline`: {"run": the sampling run it be
 it, for example the conditioning and the number of the call in the step}. The first `warmup_steps` calls of a key go
 through whole; later ones use what the one before left. Keys are those of the runs of one request, and stay while each
 request is of these runs or some of them: with another run, model or plan, nothing is known, and everything is warm-up.
-A call of another shape, number or lane is warm-up too. One without the option is warm-up and leaves nothing.
+A call of another shape, number or batch group is warm-up too. One without the option is warm-up and leaves nothing.
 
 Owns the book. The parent keeps it, so that all ranks do the same; ranks keep the tensors (worker/pipelined_step.py).
 """
@@ -12,12 +12,12 @@ Owns the book. The parent keeps it, so that all ranks do the same; ranks keep th
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
-from ..plan import ParallelPlan, Piece
+from ..plan import BatchSlice, ParallelPlan
 from ..wire.requests import CachedKeys
 from .calls import ModelCall, shape_of
 
 
-class StaleBook:
+class KvCacheTracker:
     """What the ranks of one generation hold."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class StaleBook:
         self._place = None
 
     def enter(
-        self, calls: Sequence[ModelCall], lanes: Sequence[Sequence[Piece]], plan: ParallelPlan, model: int
+        self, calls: Sequence[ModelCall], batch_groups: Sequence[Sequence[BatchSlice]], plan: ParallelPlan, model: int
     ) -> tuple[CachedKeys, ...]:
         """What ranks are told of each call: the epoch, the slot for its keys (None: keep none), whether it is warm-up.
 
@@ -52,15 +52,19 @@ class StaleBook:
             self._place, self._runs, self._epoch = (plan, model), runs, self._epoch + 1
             self._slots, self._calls = {}, Counter()
         return tuple(
-            self._entered(call, [[p for p in lane if p.call == n] for lane in lanes], plan)
+            self._entered(call, [[p for p in batch_group if p.call == n] for batch_group in batch_groups], plan)
             for n, call in enumerate(calls)
         )
 
-    def _entered(self, call: ModelCall, pieces: Sequence[Sequence[Piece]], plan: ParallelPlan) -> CachedKeys:
+    def _entered(self, call: ModelCall, pieces: Sequence[Sequence[BatchSlice]], plan: ParallelPlan) -> CachedKeys:
         asked = _asked_of(call)
         if asked is None:
             return CachedKeys(epoch=self._epoch, slot=None, warm=True)
-        where = tuple((lane, piece.call, piece.start, piece.stop) for lane, own in enumerate(pieces) for piece in own)
+        where = tuple(
+            (batch_group, piece.call, piece.start, piece.stop)
+            for batch_group, own in enumerate(pieces)
+            for piece in own
+        )
         slot = self._slots.setdefault((asked["run"], asked["key"], shape_of([call]), where), len(self._slots))
         self._calls[slot] += 1
         return CachedKeys(epoch=self._epoch, slot=slot, warm=self._calls[slot] <= plan.warmup_steps)

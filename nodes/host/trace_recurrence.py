@@ -1,11 +1,11 @@
-"""A stock sampler as a program of numbers, found by running the sampler itself, not by knowing it.
+"""A stock sampler as a recurrence of numbers, found by running the sampler itself, not by knowing it.
 
 A sampler that treats latents linearly gives itself away when its model answers with unit vectors: what it then passes
 to the model, and returns, are the weights of its own update. It runs in double precision on a handful of numbers, in
-milliseconds, and once more on random ones, which the program found must reproduce. Noise is drawn by the sampler too,
-on a latent of zeros, so that seeds, order and noise samplers are its own.
+milliseconds, and once more on random ones, which the recurrence found must reproduce. Noise is drawn by the sampler
+too, on a latent of zeros, so that seeds, order and noise samplers are its own.
 
-Owns the tracing. What a program is and how it runs is parallel_runtime/program.py's.
+Owns the tracing. What a recurrence is and how it runs is parallel_runtime/sampler_recurrence.py's.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 import comfy.samplers
 import torch
 
-from ...parallel_runtime.program import Program, State
+from ...parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 
 # Relative, of sums over a whole run, in the precision a sampler is traced in.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-6}
 MAX_WINDOW = 8  # earlier calls that a multistep sampler looks back on
-MAX_STEPS = 500  # tracing keeps (4 x steps)^2 numbers, and a program of more would not fit into a message
+MAX_STEPS = 500  # tracing keeps (4 x steps)^2 numbers, and a recurrence of more would not fit into a message
 MAX_FACTOR = 2.0  # a state made of large multiples of others would enlarge their rounding
 
 
 class NotLinearError(ValueError):
-    """The sampler cannot be written as a program; the message says what it does."""
+    """The sampler cannot be written as a recurrence; the message says what it does."""
 
 
 @dataclass(kw_only=True)
@@ -107,8 +107,8 @@ class SamplerRun:
         return run
 
 
-def trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Program, torch.Tensor]:
-    """The program of a sampler, and what it makes of its sigmas, which ComfyUI reads again after it.
+def trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor]) -> tuple[SamplerRecurrence, torch.Tensor]:
+    """The recurrence of a sampler, and what it makes of its sigmas, which ComfyUI reads again after it.
 
     `timestep` maps a sigma to what the model is told, as ComfyUI's model sampling does.
 
@@ -129,7 +129,7 @@ def trace(run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 def _trace(
     run: SamplerRun, timestep: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
-) -> tuple[Program, torch.Tensor]:
+) -> tuple[SamplerRecurrence, torch.Tensor]:
     width = 1 + _max_calls(len(run.sigmas))
     shape = (1, width, 1, 1)
     units = torch.eye(width, dtype=dtype).view(width, *shape)
@@ -147,25 +147,28 @@ def _trace(
     states = _states([*unit.inputs, unit.result], [*still.inputs, still.result], TOLERANCES[dtype])
     sigmas = [*unit.sigmas, None]
     times = [None if sigma is None else float(timestep(torch.tensor([sigma])).float()[0]) for sigma in sigmas]
-    program = Program(
+    recurrence = SamplerRecurrence(
         states=tuple(
-            State(**state, sigma=sigma, timestep=time) for state, sigma, time in zip(states, sigmas, times, strict=True)
+            RecurrenceStep(**state, sigma=sigma, timestep=time)
+            for state, sigma, time in zip(states, sigmas, times, strict=True)
         ),
         step_ends=tuple(ends),
     )
-    _check(program, random, still, randoms, 100 * TOLERANCES[dtype])
-    return program, still.sigmas_left
+    _check(recurrence, random, still, randoms, 100 * TOLERANCES[dtype])
+    return recurrence, still.sigmas_left
 
 
-def given_tensors(run: SamplerRun, program: Program, x: torch.Tensor) -> dict[int, torch.Tensor]:
-    """The program's G_e for the latent `x` that the sampler starts from, drawing the noise that the sampler draws.
+def given_tensors(run: SamplerRun, recurrence: SamplerRecurrence, x: torch.Tensor) -> dict[int, torch.Tensor]:
+    """The recurrence's G_e for the latent `x` that the sampler starts from, drawing the noise that the sampler draws.
 
     Advances the random state of torch as a run of the sampler does.
     """
-    if program.given == (0,):
+    if recurrence.given == (0,):
         return {0: x}
     still = run.with_answers(torch.zeros_like(x), lambda _, latent: torch.zeros_like(latent))
-    found = {number: _given(program.states[number], number, [*still.inputs, still.result]) for number in program.given}
+    found = {
+        number: _given(recurrence.states[number], number, [*still.inputs, still.result]) for number in recurrence.given
+    }
     return found | {0: x}
 
 
@@ -214,7 +217,7 @@ def _terms(calls: range, factors: torch.Tensor) -> tuple[tuple[int, float], ...]
     return tuple((call, factor) for call, factor in zip(calls, factors.tolist(), strict=True) if factor)
 
 
-def _given(state: State, number: int, still: Sequence[torch.Tensor]) -> torch.Tensor:
+def _given(state: RecurrenceStep, number: int, still: Sequence[torch.Tensor]) -> torch.Tensor:
     """G_e: what a run on zeros shows at state e beyond what it had from the states it is made of."""
     noise = still[number].clone()
     for k, factor in state.inputs:
@@ -222,18 +225,18 @@ def _given(state: State, number: int, still: Sequence[torch.Tensor]) -> torch.Te
     return noise
 
 
-def _check(program: Program, run: Run, still: Run, vectors: torch.Tensor, tolerance: float) -> None:
-    """Raise `NotLinearError` unless the program reproduces the sampler's run on random numbers."""
+def _check(recurrence: SamplerRecurrence, run: Run, still: Run, vectors: torch.Tensor, tolerance: float) -> None:
+    """Raise `NotLinearError` unless the recurrence reproduces the sampler's run on random numbers."""
     noise = [*still.inputs, still.result]
 
     def given(number: int) -> torch.Tensor:
-        return vectors[0] if number == 0 else _given(program.states[number], number, noise)
+        return vectors[0] if number == 0 else _given(recurrence.states[number], number, noise)
 
     def denoise(number: int, x: torch.Tensor) -> torch.Tensor:
         _check_close(x, run.inputs[number], tolerance)
         return vectors[number + 1]
 
-    _check_close(program.run(given, denoise), run.result, tolerance)
+    _check_close(recurrence.run(given, denoise), run.result, tolerance)
 
 
 def _check_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:

@@ -1,10 +1,10 @@
-"""A whole sampling run on one rank: the sampler's program over this rank's tokens, without the host in between.
+"""A whole sampling run on one rank: the sampler's recurrence over this rank's tokens, without the host in between.
 
-Letters: `B` images of this rank's lane, `S` this rank's rows of the latent, `C` channels of a token, `E` calls.
+Letters: `B` images of this rank's batch group, `S` this rank's rows of the latent, `C` channels of a token, `E` calls.
 
-Owns the loop over calls and steps, when a step may start, and how long steps took. Does not own the program
-(program.py), the latent's rows (latent.py), the model's arithmetic (models/) nor one call of the model: `WholeCalls`
-here for a rank that runs all blocks, pipeline.py for a stage.
+Owns the loop over calls and steps, when a step may start, and how long steps took. Does not own the recurrence
+(sampler_recurrence.py), the latent's rows (latent.py), the model's arithmetic (models/) nor one call of the model:
+`WholeCalls` here for a rank that runs all blocks, pipeline.py for a stage.
 """
 
 import time
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import RequestCancelledError
-from ..program import Program
+from ..sampler_recurrence import SamplerRecurrence
 from ..timing import RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.replies import RankRun, StageTimeline
@@ -97,11 +97,13 @@ class Calls(Protocol):
         ...
 
 
-class ResidentLoop:
-    """One run of `program`, call by call. The calls' blocks go by `pace`, their previews through `copies`."""
+class InWorkerLoop:
+    """One run of `recurrence`, call by call. The calls' blocks go by `pace`, their previews through `copies`."""
 
-    def __init__(self, program: Program, calls: Calls, timer: RegionTimer, *, pace: Pace, copies: HostCopies) -> None:
-        self._program, self._calls, self._timer, self._pace, self._copies = program, calls, timer, pace, copies
+    def __init__(
+        self, recurrence: SamplerRecurrence, calls: Calls, timer: RegionTimer, *, pace: Pace, copies: HostCopies
+    ) -> None:
+        self._recurrence, self._calls, self._timer, self._pace, self._copies = recurrence, calls, timer, pace, copies
         self._leaves: list[Leave] = []  # of each step, and of calls after the last one
 
     def run(self, gate: Gate, *, step_done: Callable[[int], None]) -> None:
@@ -132,8 +134,8 @@ class ResidentLoop:
         self._copies.collect()
 
     def _run_calls(self, gate: Gate, step_done: Callable[[int], None]) -> None:
-        starts, ends = step_starts(self._program), {end: step for step, end in enumerate(self._program.step_ends)}
-        for call in range(self._program.num_calls):
+        starts, ends = step_starts(self._recurrence), {end: step for step, end in enumerate(self._recurrence.step_ends)}
+        for call in range(self._recurrence.num_calls):
             if call in starts:
                 waited_s = gate.wait(starts[call], meanwhile=self._while_waiting)
                 self._leaves.append(Leave(at_s=time.perf_counter(), waited_s=waited_s))
@@ -170,7 +172,7 @@ class WholeCalls:
     def __init__(
         self,
         forward: Forward,
-        program: Program,
+        recurrence: SamplerRecurrence,
         share: GroupWork,
         tensors: Mapping[str, torch.Tensor],
         *,
@@ -179,12 +181,12 @@ class WholeCalls:
         passes_a_call: int,
         modulation_bytes: int,
     ) -> None:
-        """`options` of the conditionings; `passes_a_call`: those of the busiest lane that shares our weights.
+        """`options` of the conditionings; `passes_a_call`: those of the busiest batch group that shares our weights.
 
         `modulation_bytes`: as `prepare`'s `most_bytes`.
         """
         self._modulation_bytes = modulation_bytes
-        self._forward, self._program, self._share, self._tensors = forward, program, share, tensors
+        self._forward, self._recurrence, self._share, self._tensors = forward, recurrence, share, tensors
         self._rows, self._options, self._passes_a_call = rows, options, passes_a_call
         self._shards = {cond: forward.shard(call_tensors(tensors, cond)) for cond in share.conds}
         self._ready: dict[int, Prepared] = {}
@@ -192,14 +194,14 @@ class WholeCalls:
     @property
     def passes(self) -> int:
         """How often the run goes through the blocks' weights."""
-        return 1 + self._passes_a_call * self._program.num_calls
+        return 1 + self._passes_a_call * self._recurrence.num_calls
 
     def prepare(self) -> None:
         """As `Calls.prepare`."""
         self._rows.take_in()
         self._ready = prepare(
             self._forward,
-            self._program,
+            self._recurrence,
             self._share,
             self._tensors,
             rows=self._shards,
@@ -212,7 +214,7 @@ class WholeCalls:
         x = self._rows.enter(call)
         found = [self._velocity(cond, call, x) for cond in self._share.conds]
         for _ in range(self._passes_a_call - len(found)):
-            self._forward.weights.idle_pass(self._forward.beat)
+            self._forward.weights.join_gathers(self._forward.beat)
         self._rows.leave(call, found)
         self._rows.preview(call)
 
@@ -251,9 +253,9 @@ def step_begins(prepared_s: float, ends_s: Sequence[float], leaves: Sequence[Lea
     ]
 
 
-def step_starts(program: Program) -> dict[int, int]:
+def step_starts(recurrence: SamplerRecurrence) -> dict[int, int]:
     """The calls with which a step starts, and its number."""
-    return {end + 1: step + 1 for step, end in enumerate(program.step_ends)} | {0: 0}
+    return {end + 1: step + 1 for step, end in enumerate(recurrence.step_ends)} | {0: 0}
 
 
 def _by_name(steps: Sequence[Mapping[str, float]]) -> dict[str, tuple[float, ...]]:

@@ -10,7 +10,7 @@ from comfy_api.latest import get_executing_context
 KEPT = 6  # of each kind, so that many runs do not push the one benchmark out
 
 
-class ReportShelf:
+class ReportHistory:
     """Reports by number, from 1 on in the order they were made."""
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class ReportShelf:
         return found[0] if found else None
 
 
-SHELF = ReportShelf()  # the one of this process; never rebound
+HISTORY = ReportHistory()  # the one of this process; never rebound
 
 
 def published(report: dict) -> dict:
     """A node's `ui` output with its report, which the panel shows from now on."""
-    SHELF.add(report)
+    HISTORY.add(report)
     return {"parallel_dit": [report]}

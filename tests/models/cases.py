@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import (
+    cases_audio,
     cases_flux,
     cases_images,
     cases_lightricks,
@@ -16,6 +17,7 @@ from .tiny import CASES
 
 __all__ = [
     "CASES",
+    "cases_audio",
     "cases_flux",
     "cases_images",
     "cases_lightricks",

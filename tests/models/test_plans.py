@@ -19,6 +19,7 @@ from parallel_runtime.models.plans.words import (
     Grid,
     Guides,
     Index,
+    Last,
     Order,
     Ranges,
     Run,
@@ -42,6 +43,7 @@ TXT, IMG = Run("txt"), Run("img")
         ("order:txt+img", Order((TXT, IMG))),
         ("ranges:-txt+img", Ranges((Run("txt", held=True), IMG))),
         ("index:img", Index("img")),
+        ("last:img", Last("img")),
         ("guides:vid", Guides("vid")),
         ("frames:x", Frames("x")),
         ("frames4:x", Frames("x", 4)),
@@ -57,7 +59,7 @@ def test_a_word_is_parsed(text: str | tuple[str, ...], word: object) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "rangs:img", "img@", "img@x", "img img", "txt++img", "*", "*+img", "ranges:img@2", "order4:img", "index:a+b"]
-    + ["frames:-x", "order:grid", "guides:a+b", "grid+img", "IMG", "img+*@2+a", "--img"],
+    + ["frames:-x", "last:-x", "order:grid", "guides:a+b", "grid+img", "IMG", "img+*@2+a", "--img"],
 )
 def test_a_word_that_is_none_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="no word of|takes|no stream|stands|none of") as error:
@@ -71,6 +73,7 @@ def test_a_word_that_is_none_is_refused_with_its_text(text: str) -> None:
         ("txt+img", Attention(("txt", "img"), ("txt", "img"))),
         ("vid<-aud", Attention(("vid",), ("aud",))),
         ("local", Attention(local=True)),
+        ("x within window", Attention(("x",), ("x",), within="window")),
         ("vid+index:txt", Attention(("vid", "index:txt"), ("vid", "index:txt"))),
         ("txt+img|img", Attention(("txt", "img"), ("txt", "img"), otherwise=Attention(("img",), ("img",)))),
     ],
@@ -79,7 +82,9 @@ def test_a_word_of_attention_is_parsed(text: str, attention: Attention) -> None:
     assert parse_attention(text) == attention
 
 
-@pytest.mark.parametrize("text", ["", "vid<-", "a<-b<-c", "-txt+img", "txt@2", "Local", "?", "img|local"])
+@pytest.mark.parametrize(
+    "text", ["", "vid<-", "a<-b<-c", "-txt+img", "txt@2", "Local", "?", "img|local", "a+b within w", "x within"]
+)
 def test_a_word_of_attention_that_is_none_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="says nothing of attention") as error:
         Plan(attention={"blocks": {"attn": text}}, cut={"a.0": {"x": "img"}}, gather={"b": "img"})
@@ -91,7 +96,7 @@ def test_a_stream_named_alone_gives_its_length(text: str | tuple[str, ...]) -> N
     assert introduced_by(parse(text)) == {"img"}
 
 
-@pytest.mark.parametrize("text", ["txt+img", "-img", "img+*", "order:img", "index:img", "flat:grid@1"])
+@pytest.mark.parametrize("text", ["txt+img", "-img", "img+*", "order:img", "index:img", "last:img", "flat:grid@1"])
 def test_no_other_word_gives_a_length(text: str) -> None:
     assert introduced_by(parse(text)) == set()
 

@@ -17,6 +17,7 @@ from ..plans.words import (
     Grid,
     Guides,
     Index,
+    Last,
     Order,
     Ranges,
     Run,
@@ -37,6 +38,8 @@ def cutter(word: Word) -> Change:
         return lambda call, value: value if value is None else cut_ranges(call, value, word.runs)
     if isinstance(word, Index):
         return lambda call, value: value if value is None else cut_index(call, value, word.stream)
+    if isinstance(word, Last):
+        return _tensors(lambda call, value: cut_last(call, value, word.stream))
     if isinstance(word, Order):
         return _tensors(lambda call, mask: in_part_order(call, mask, word.runs))
     if isinstance(word, Grid):
@@ -179,6 +182,13 @@ def cut_ranges(call: TokenCall, ranges: Sequence[tuple], runs: Sequence[Run]) ->
 def cut_index(call: TokenCall, value: int, stream: str) -> int:
     """How many of the first `value` tokens of a stream are this rank's."""
     return call.introduce_first(stream, value)[call.index]
+
+
+def cut_last(call: TokenCall, value: Tensor, stream: str) -> Tensor:
+    """(B, rows, ...) for the last tokens of a stream to those for the last of this rank's, which may be none."""
+    before = call.total(stream) - value.shape[1]  # tokens that have no row
+    start = call.start(stream) - before
+    return value[:, max(start, 0) : max(start + call.streams[stream][call.index], 0)]
 
 
 def cut_guide_mask(call: TokenCall, mask: Any, stream: str) -> Any:  # noqa: ANN401

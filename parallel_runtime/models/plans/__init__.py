@@ -5,7 +5,7 @@ Knows no ComfyUI and no torch.
 
 from collections.abc import Mapping
 
-from . import images, lightricks, minimax, more_images, pixels, qwen, shapes, two_streams, videos, wan
+from . import audio, images, lightricks, minimax, more_images, pixels, qwen, shapes, two_streams, videos, wan
 from .plan import Plan
 
 __all__ = ["BETWEEN", "PLANS", "Plan", "find_plan", "plan_for"]
@@ -14,7 +14,7 @@ WITHOUT_PLAN = "use cfg parallel, data parallel or sharded weights, which need n
 
 PLANS: dict[str, Plan] = {
     path: plan
-    for family in (two_streams, qwen, wan, lightricks, minimax, images, more_images, pixels, shapes, videos)
+    for family in (two_streams, qwen, wan, lightricks, minimax, images, more_images, pixels, shapes, videos, audio)
     for path, plan in family.PLANS.items()
 }
 

@@ -23,6 +23,7 @@ class Plan:
     -> word for what becomes this rank's. `gather`: path -> word for the output that becomes whole; or several such
     tables, of which the first that the model has modules for holds. `whole`: as `cut`, for modules that need all
     tokens: arguments become whole, the output this rank's again. `control`: list in the argument `control` -> stream.
+    `unless`: path -> attribute of a module; a model in which it is set is not what the plan is for, and refused.
     """
 
     attention: Mapping[str, str | Mapping[str, str]]
@@ -30,6 +31,7 @@ class Plan:
     gather: Words | tuple[Words, ...]
     whole: Mapping[str, Words] = field(default_factory=dict)
     control: Mapping[str, str] = field(default_factory=dict)
+    unless: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = {stream for word in self._cutting() for stream in introduced_by(word)}

@@ -40,6 +40,9 @@ AS_MODULES = {
     "SD3.5": ["SD3.5 medium, ControlNet", "SD3.5 large"],
     "PixArt": ["PixArt alpha", "PixArt Sigma"],
     "HunyuanDiT": ["HunyuanDiT, long skips"],
+    "Lens": ["Lens, text mask, ControlNet", "Lens, 1 token of text"],
+    "JoyImage": ["JoyImage, two references"],
+    "Kandinsky 5": ["Kandinsky 5", "Kandinsky 5 Image"],
 }
 REST = [(case, plan) for case in cases(FAMILIES) for plan in case.plans() if (case, plan) not in SUBSET]
 

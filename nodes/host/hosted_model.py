@@ -109,7 +109,7 @@ def this_comfyui() -> ComfyUI:
 def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base.BaseModel:
     """ComfyUI's model of this file on the meta device, whose transformer is called in the workers of `pooled`."""
     recognised = source.recognised
-    model = recognised.config.get_model(dict(recognised.weights), "", device=META)
+    model = recognised.model(META)
     model.device = None  # set by the patcher to where ComfyUI thinks the weights are
     model.pooled, model.patch_kinds = pooled, None
     transformer, stock_memory = model.diffusion_model, model.memory_required

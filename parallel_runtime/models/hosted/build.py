@@ -7,7 +7,7 @@ widened where it is used.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,10 +20,18 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Recognised:
-    """A file as ComfyUI knows it: its description of the model, and the weights by ComfyUI's names."""
+    """A file as ComfyUI knows it: its description of the model, and the weights by ComfyUI's names.
+
+    `beside`: the tensors of a whole checkpoint that are not the transformer's.
+    """
 
     config: Any  # comfy.supported_models_base.BASE
     weights: dict[str, torch.Tensor]
+    beside: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def model(self, device: torch.device) -> Any:  # noqa: ANN401
+        """ComfyUI's model, its transformer on `device` and without weights; what else it has may be in the file too."""
+        return self.config.get_model({**self.beside, **self.weights}, "", device=device)
 
     @property
     def quantised(self) -> bool:
@@ -41,10 +49,11 @@ def recognise(path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[
 
     check_metadata(path, metadata)
     weights, found = comfy.utils.convert_old_quants(dict(tensors), "", metadata=dict(metadata))
-    inside = comfy.utils.state_dict_prefix_replace(
-        dict(weights), {detection.unet_prefix_from_state_dict(weights): ""}, filter_keys=True
-    )
+    prefix = detection.unet_prefix_from_state_dict(weights)
+    inside = comfy.utils.state_dict_prefix_replace(dict(weights), {prefix: ""}, filter_keys=True)
+    beside = {}
     if inside:  # the transformer of a whole checkpoint
+        beside = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
         weights, found = comfy.utils.convert_old_quants(inside, "", metadata=found)
     check_formats(path, weights)
     config = detection.model_config_from_unet(weights, "", metadata=found)
@@ -53,7 +62,7 @@ def recognise(path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[
             f"{path}: ComfyUI recognises no diffusion model in this file; choose a file of diffusion_models, not a "
             "text encoder, a VAE or a LoRA"
         )
-    return Recognised(config, weights)
+    return Recognised(config, weights, beside)
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,7 @@ def _assigned(recognised: Recognised, device: torch.device) -> tuple[Any, dict[s
     of them the file lacks.
     """
     weights = dict(recognised.weights)
-    whole = recognised.config.get_model(weights, "", device=device)
+    whole = recognised.model(device)
     made = dict(whole.diffusion_model.named_parameters())
     declared = {name: weight.dtype for name, weight in made.items()}
     whole.load_model_weights(weights, "", assign=True)

@@ -31,7 +31,15 @@ class Recognised:
 
     def model(self, device: torch.device) -> Any:  # noqa: ANN401
         """ComfyUI's model, its transformer on `device` and without weights; what else it has may be in the file too."""
-        return self.config.get_model({**self.beside, **self.weights}, "", device=device)
+        tensors = {**self.beside, **self.weights}
+        try:
+            return self.config.get_model(tensors, "", device=device)
+        except RuntimeError as error:  # some classes read a value of what they make, which meta tensors have not
+            if device != META or "meta tensor" not in str(error):
+                raise
+        whole = self.config.get_model(tensors, "", device=CPU)
+        whole.diffusion_model.to(META)
+        return whole
 
     @property
     def quantised(self) -> bool:

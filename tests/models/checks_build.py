@@ -1,0 +1,54 @@
+"""More of what every rank checks: models that ComfyUI makes of more than the transformer's shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from parallel_runtime.models.hosted.build import META, Recognised
+
+from .checks import check
+from .gloo_group import GlooGroup
+from .tiny import noise
+
+
+def described(name: str, **config: Any) -> Any:
+    """ComfyUI's description of a model of its supported ones."""
+    import comfy.supported_models
+
+    return getattr(comfy.supported_models, name)(config)
+
+
+@check
+def a_class_that_reads_a_value_of_what_it_makes_is_on_meta_all_the_same(group: GlooGroup) -> None:
+    sizes = {"in_channels": 48, "hidden_size": 96, "text_hidden_dim": 48, "timbre_hidden_dim": 16, "num_heads": 6}
+    sizes |= {"audio_acoustic_hidden_dim": 16, "num_dit_layers": 2, "num_lyric_layers": 1, "num_timbre_layers": 1}
+    sizes |= {"num_tokenizer_layers": 1, "num_kv_heads": 2, "head_dim": 16, "intermediate_size": 128, "fsq_dim": 96}
+    sizes |= {"encoder_hidden_size": 96, "encoder_intermediate_size": 128, "encoder_num_heads": 6, "fsq_levels": [8, 5]}
+    config = described("ACEStep15", **sizes)
+    try:
+        config.get_model({}, "", device=META)
+    except RuntimeError as error:
+        assert "meta tensor" in str(error)
+    else:
+        raise AssertionError("this class needs no help any more")
+    model = Recognised(config, {}).model(META).diffusion_model
+    assert all(each.is_meta for each in (*model.parameters(), *model.buffers()))
+
+
+@check
+def what_lies_beside_the_transformer_is_the_models(group: GlooGroup) -> None:
+    sizes = {"depth": 1, "embed_dim": 192, "num_heads": 3, "cond_token_dim": 64, "timestep_features_type": "expo"}
+    config = described("StableAudio3", **sizes, global_cond_type="adaLN", global_cond_shared_embed=True)
+    path = "embedder.embedding.1"
+    weights = {f"{path}.weight": noise(768, 256), f"{path}.bias": noise(768)}
+    beside = {f"conditioner.conditioners.seconds_total.{name}": weight for name, weight in weights.items()}
+    whole = Recognised(config, {}, beside).model(META)
+    assert all(torch.equal(whole.seconds_total_embedder.get_parameter(name), each) for name, each in weights.items())
+    try:
+        Recognised(config, {}).model(META)
+    except RuntimeError as error:
+        assert "Missing key" in str(error)
+    else:
+        raise AssertionError("nothing was missed")

@@ -1,4 +1,4 @@
-"""More of what every rank checks: models that ComfyUI makes of more than the transformer's shapes."""
+"""More of what every rank checks: how ComfyUI's classes are made, and what a batch is to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from parallel_runtime.models.hosted.build import META, Recognised
+from parallel_runtime.models.hosted.calls import forward_call
 
+from .cases import CASES
 from .checks import check
 from .gloo_group import GlooGroup
 from .tiny import noise
@@ -52,3 +54,15 @@ def what_lies_beside_the_transformer_is_the_models(group: GlooGroup) -> None:
         assert "Missing key" in str(error)
     else:
         raise AssertionError("nothing was missed")
+
+
+@check
+def a_class_that_mixes_the_rows_of_a_batch_is_called_with_all_of_them(group: GlooGroup) -> None:
+    mixed = {"ACE-Step 1.5": True, "Hunyuan3D 2.1, experts, long skips": True, "Stable Audio 1": False}
+    for name, mixes in mixed.items():
+        model, inputs = CASES[name]()
+        first = {key: value[:1] if isinstance(value, torch.Tensor) else value for key, value in inputs.items()}
+        whole, alone = model(**inputs)[:1], model(**first)
+        assert (float((alone - whole).norm() / whole.norm()) > 1e-3) is mixes, name
+        x = inputs.pop("x")
+        assert forward_call(model, x.shape[1], [x], inputs).out_shape[0] == (1 if mixes else 2), name

@@ -26,7 +26,7 @@ from ...parallel_runtime.models.hosted.build import Recognised, recognise
 from ...parallel_runtime.models.hosted.calls import STAY_HERE, HostedCall, forward_call, method_call
 from ...parallel_runtime.models.hosted.dtypes import compute_dtype
 from ...parallel_runtime.models.hosted.hook_points import find_hook_points
-from ...parallel_runtime.models.plans import BETWEEN, PLANS, Plan, plan_for
+from ...parallel_runtime.models.plans import BETWEEN, PLANS, Plan, not_sampled, plan_for
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weight_patch import BESIDE, WeightPatchSet
@@ -86,8 +86,11 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> Ho
 def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, Plan] = PLANS) -> None:
     """Raise `ValueError` when ranks are to share tokens of a class that nobody planned, or planned for another ComfyUI.
 
-    Known here, before a worker is asked: what a worker refuses ends all of them.
+    Raises it too for a class that no sampler calls, under any plan. Known here, before a worker is asked: what a worker
+    refuses ends all of them.
     """
+    if unusable := not_sampled(type(transformer)):
+        raise ValueError(unusable)
     if plan.parts == 1:
         return
     try:

@@ -1,8 +1,8 @@
 """Runs every case whole and shared, in ranks over gloo: `python -m models.ranks COMFYUI FOLDER RANKS...`.
 
 ComfyUI is imported once and every case is run whole once; then each number of ranks is forked from there. Writes
-FOLDER/RANKS.json, a row for each case: relative error, that of the negative control; and FOLDER/checks-RANKS-RANK.json,
-what each check of checks.py found on a rank.
+FOLDER/RANKS.json, a row for each case: relative error, that of the negative control; FOLDER/checks-RANKS-RANK.json,
+what each check of checks.py found on a rank; and FOLDER/classes.json, what ComfyUI's list of models has (supported.py).
 """
 
 from __future__ import annotations
@@ -141,6 +141,10 @@ def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
                 print(name, file=sys.stderr, flush=True)  # noqa: T201  so that a failure says where
                 model, inputs = make()
                 cases[name] = (model, inputs, call(model, inputs))
+    if not only:
+        from .supported import found
+
+        (folder / "classes.json").write_text(json.dumps(found({name: each[0] for name, each in cases.items()})))
     well = [
         fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, cases=cases, only=only))
         for ranks in numbers

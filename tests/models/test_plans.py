@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_runtime.models.plans import PLANS, Plan, plan_for
+from parallel_runtime.models.plans import PLANS, WITHOUT, Plan, not_sampled, plan_for
 from parallel_runtime.models.plans.words import (
     Attention,
     Each,
@@ -160,19 +160,34 @@ def test_a_subclass_with_a_plan_has_its_own() -> None:
 
 
 def test_a_subclass_that_changes_what_a_plan_was_made_for_is_refused() -> None:
-    animate = of_comfyui("comfy.ldm.wan.model_animate.AnimateWanModel", WAN, forward_orig=forward)
-    for each in (animate, of_comfyui("pack.Mine", animate)):
+    other = of_comfyui("comfy.ldm.wan.model_other.OtherWanModel", WAN, forward_orig=forward)
+    for each in (other, of_comfyui("pack.Mine", other)):
         with pytest.raises(
             ValueError, match="has no plan .* changes 'forward_orig' of WanModel; use cfg parallel, data"
         ):
             plan_for(each)
 
 
-def test_a_class_without_a_plan_is_refused_by_its_name_and_told_what_needs_none() -> None:
-    unet = of_comfyui("comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel")
-    said = "UNetModel has no plan .*; use cfg parallel, data parallel or sharded weights, which need none"
+@pytest.mark.parametrize(("path", "said"), WITHOUT.items(), ids=list(WITHOUT))
+def test_a_class_without_a_plan_is_refused_by_its_name_with_its_own_reason(path: str, said: tuple[str, str]) -> None:
+    name = path.rpartition(".")[2]
+    for each in (of_comfyui(path), of_comfyui("pack.Mine", of_comfyui(path), forward=forward)):
+        with pytest.raises(ValueError) as error:
+            plan_for(each)
+        assert str(error.value) == f"{each.__name__} has no plan to share its tokens: {said[0]}; {said[1]}"
+        assert (not_sampled(each) != "") == (said[1] == "use ComfyUI's own loader")
+    assert not_sampled(of_comfyui(path)) in ("", f"{name}: {said[0]}; {said[1]}")
+
+
+def test_a_class_of_which_nothing_is_known_is_told_what_needs_no_plan() -> None:
+    said = "New has no plan to share its tokens; use cfg parallel, data parallel or sharded weights, which need none"
     with pytest.raises(ValueError, match=said):
-        plan_for(unet)
+        plan_for(of_comfyui("comfy.ldm.new.model.New"))
+    assert not_sampled(WAN) == ""
+
+
+def test_no_class_has_a_plan_and_a_reason_to_have_none() -> None:
+    assert set(PLANS) & set(WITHOUT) == set()
 
 
 def test_plans_are_read_without_torch_and_comfyui() -> None:

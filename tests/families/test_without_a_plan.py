@@ -1,0 +1,57 @@
+"""A class without a plan beside stock ComfyUI: a U-Net equals it under what needs no plan, and sharing it is refused.
+
+Does not own: which classes have no plan and why (tests/models/test_supported.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from host.client import ComfyClient
+from host.pack_workflows import TOLERANCE, relative_error
+from host.server import ComfyServer
+from parity.runner import Bench
+
+from .cases import CFG, FOUR, Case
+from .comfy_classes import detected
+from .files import write_model_files
+from .unet import SD15, SD15_FILE
+
+CASE = Case(SD15, CFG)
+PLANS = {
+    "cfg 2": {**FOUR, "cfg": 2},
+    "cfg 2, sharded": {**FOUR, "cfg": 2, "weights": "sharded"},
+    "ulysses 2": {**FOUR, "ulysses": 2},
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def bench(hosted_server: ComfyServer, family_models: Path) -> Bench:
+    """Stock's result is kept for the whole module."""
+    write_model_files(family_models / "diffusion_models", [SD15_FILE])
+    return Bench(ComfyClient(hosted_server.url), PLANS)
+
+
+@pytest.mark.parametrize("plan", ["cfg 2", pytest.param("cfg 2, sharded", marks=pytest.mark.full)])
+def test_a_u_net_equals_the_stock_loader_under_what_needs_no_plan(bench: Bench, plan: str) -> None:
+    row = bench.compare(CASE, plan)
+    assert row.problems == ()
+    assert row.calls > 0
+    other = bench.stock(Case(SD15))
+    assert relative_error(other.latent, bench.stock(CASE).latent) > 1000 * TOLERANCE, "the negative prompt is not seen"
+
+
+def test_a_u_net_whose_tokens_are_to_be_shared_is_refused_with_its_reason(bench: Bench) -> None:
+    failure = bench.compare(CASE, "ulysses 2").failure
+    assert "UNetModel has no plan to share its tokens: it is a U-Net, whose convolutions" in failure
+    assert "use cfg parallel, data parallel or sharded weights, which need none" in failure
+
+
+@pytest.mark.full
+def test_the_file_is_detected_as_its_class_with_exactly_its_tensors(bench: Bench, family_models: Path) -> None:
+    path = str(family_models / "diffusion_models" / SD15_FILE.name)
+    assert detected([path]) == {path: {"class": SD15_FILE.class_path, "missing": [], "unexpected": []}}

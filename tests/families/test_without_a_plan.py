@@ -1,18 +1,23 @@
 """A class without a plan beside stock ComfyUI: a U-Net equals it under what needs no plan, and sharing it is refused.
 
+And a model that no sampler calls, which our loader refuses.
+
 Does not own: which classes have no plan and why (tests/models/test_supported.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from host.client import ComfyClient
+from host.layouts import Row
 from host.pack_workflows import TOLERANCE, relative_error
 from host.server import ComfyServer
-from parity.runner import Bench
+from host.tiny_models import write_layout
+from parity.runner import Bench, FailedRunError
 
 from .cases import CFG, FOUR, Case
 from .comfy_classes import detected
@@ -25,6 +30,10 @@ PLANS = {
     "cfg 2, sharded": {**FOUR, "cfg": 2, "weights": "sharded"},
     "ulysses 2": {**FOUR, "ulysses": 2},
 }
+
+# RT-DETR by the one tensor that ComfyUI knows it by: it is refused before any other is looked for.
+DETECTOR = replace(SD15, name="rt-detr", file="tiny_rt_detr.safetensors")
+KNOWN_BY = [Row("encoder.pan_blocks.1.cv4.conv.weight", (8, 8, 1, 1), 0.1)]
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +58,13 @@ def test_a_u_net_whose_tokens_are_to_be_shared_is_refused_with_its_reason(bench:
     failure = bench.compare(CASE, "ulysses 2").failure
     assert "UNetModel has no plan to share its tokens: it is a U-Net, whose convolutions" in failure
     assert "use cfg parallel, data parallel or sharded weights, which need none" in failure
+
+
+def test_a_model_that_no_sampler_calls_is_refused_under_any_plan(bench: Bench, family_models: Path) -> None:
+    write_layout(family_models / "diffusion_models" / DETECTOR.file, KNOWN_BY, seed=1)
+    with pytest.raises(FailedRunError) as refused:
+        bench.ours(Case(DETECTOR, CFG), "cfg 2")
+    assert "RTv4: it detects objects and no sampler calls it; use ComfyUI's Load Diffusion Model" in str(refused.value)
 
 
 @pytest.mark.full

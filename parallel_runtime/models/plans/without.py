@@ -5,7 +5,7 @@ A class is here or has a plan, never both.
 
 NEEDS_NONE = "use cfg parallel, data parallel or sharded weights, which need none"
 ROWS_TOGETHER = "use sharded weights, or data parallel for a list of videos, which need none"
-NOT_SAMPLED = "use ComfyUI's own loader"
+NOT_SAMPLED = "use ComfyUI's Load Diffusion Model"
 
 UNET = "it is a U-Net, whose convolutions and norms see the whole picture"
 UNWRITTEN = "nobody has written its plan yet"

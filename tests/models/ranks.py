@@ -42,6 +42,8 @@ def start_comfyui(path: str) -> None:
 def call(model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
     """One call, its output flat."""
     given = copy.deepcopy(inputs)
+    if hasattr(model, "clear_kv_cache"):  # as the worker before each call
+        model.clear_kv_cache()
     out = model(**given)
     return torch.cat([each.flatten() for each in out]) if isinstance(out, (list, tuple)) else out.flatten()
 

@@ -59,6 +59,21 @@ def test_runs_of_a_stream_put_together_are_the_whole(parts: int, dim: int) -> No
 
 
 @pytest.mark.parametrize("parts", PARTS)
+def test_what_a_stream_that_every_rank_has_leaves_is_cut(parts: int) -> None:
+    value, ranks = rows(1, 4 + 7, 2), calls(parts)
+    assert shares(ranks, "every:txt", 4) == [4] * parts
+    cut = shares(ranks, "rest:txt+img", value)
+    assert all(torch.equal(each[:, :4], value[:, :4]) for each in cut)
+    assert torch.equal(torch.cat([value[:, :4], *(each[:, 4:] for each in cut)], 1), value)
+    again = shares(ranks, "rest:txt+img", value * 2)
+    assert all(torch.equal(one, 2 * other) for one, other in zip(again, cut, strict=True))
+    assert all(call.key_lengths(["txt", "img"])[0] == 4 + call.streams["img"][0] for call in ranks)
+    assert all(sum(call.key_lengths(["txt", "img"])) == 11 for call in ranks), "as keys they count once"
+    with pytest.raises(ValueError, match="txt\\+img has 11 tokens by the plan and 12 in this call"):
+        shares(ranks, "rest:txt+img", rows(1, 12, 2))
+
+
+@pytest.mark.parametrize("parts", PARTS)
 def test_of_two_streams_each_rank_has_its_runs_one_after_another(parts: int) -> None:
     value = rows(1, 5 + 7)
     ranks = calls(parts, txt=5, img=7)

@@ -15,6 +15,7 @@ from parallel_runtime.models.plans import PLANS, WITHOUT, Plan, not_sampled, pla
 from parallel_runtime.models.plans.words import (
     Attention,
     Each,
+    Every,
     Frames,
     Grid,
     Guides,
@@ -44,6 +45,8 @@ TXT, IMG = Run("txt"), Run("img")
         ("ranges:-txt+img", Ranges((Run("txt", held=True), IMG))),
         ("index:img", Index("img")),
         ("last:img", Last("img")),
+        ("every:txt", Every("txt")),
+        ("rest:txt+img", Tokens((TXT, IMG), opens=True)),
         ("guides:vid", Guides("vid")),
         ("frames:x", Frames("x")),
         ("frames4:x", Frames("x", 4)),
@@ -59,7 +62,8 @@ def test_a_word_is_parsed(text: str | tuple[str, ...], word: object) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "rangs:img", "img@", "img@x", "img img", "txt++img", "*", "*+img", "ranges:img@2", "order4:img", "index:a+b"]
-    + ["frames:-x", "last:-x", "order:grid", "guides:a+b", "grid+img", "IMG", "img+*@2+a", "--img"],
+    + ["frames:-x", "last:-x", "order:grid", "guides:a+b", "grid+img", "IMG", "img+*@2+a", "--img"]
+    + ["every:a+b", "rest:img", "rest:txt+-img", "rest:txt+img@2"],
 )
 def test_a_word_that_is_none_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="no word of|takes|no stream|stands|none of") as error:
@@ -94,6 +98,13 @@ def test_a_word_of_attention_that_is_none_is_refused_with_its_text(text: str) ->
 @pytest.mark.parametrize("text", ["img", "img@2", ("img", "")])
 def test_a_stream_named_alone_gives_its_length(text: str | tuple[str, ...]) -> None:
     assert introduced_by(parse(text)) == {"img"}
+
+
+def test_a_number_that_all_have_and_what_is_left_give_lengths() -> None:
+    assert introduced_by(parse("every:txt")) == {"txt"}
+    assert introduced_by(parse("rest:txt+img")) == {"img"}
+    with pytest.raises(ValueError, match="no word of the plan gives the length of 'txt'"):
+        Plan(attention={}, cut={"a.0": {"x": "rest:txt+img"}}, gather={"b": "img"})
 
 
 @pytest.mark.parametrize("text", ["txt+img", "-img", "img+*", "order:img", "index:img", "last:img", "flat:grid@1"])

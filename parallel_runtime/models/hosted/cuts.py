@@ -13,6 +13,7 @@ from torch import Tensor
 from ..plans.words import (
     GRID,
     Each,
+    Every,
     Frames,
     Grid,
     Guides,
@@ -40,6 +41,8 @@ def cutter(word: Word) -> Change:
         return lambda call, value: value if value is None else cut_index(call, value, word.stream)
     if isinstance(word, Last):
         return _tensors(lambda call, value: cut_last(call, value, word.stream))
+    if isinstance(word, Every):
+        return lambda call, value: call.introduce_whole(word.stream, value)
     if isinstance(word, Order):
         return _tensors(lambda call, mask: in_part_order(call, mask, word.runs))
     if isinstance(word, Grid):
@@ -90,6 +93,9 @@ def cut_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:
     dim, total = word.dim, value.shape[word.dim]
     if total == 1 and all(run.stream in call.streams for run in word.runs):
         return value  # one row for all tokens
+    if word.opens and word.runs[-1].stream not in call.streams:
+        *others, new = word.runs
+        call.introduce(new.stream, total - sum(call.total(run.stream) for run in others))
     pieces, at = [], 0
     for run in word.runs:
         mine = (call.streams.get(run.stream) or call.introduce(run.stream, total))[call.index]

@@ -15,7 +15,7 @@ Words = Mapping[str, WordText]
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How one class is shared. Paths are names of modules in the class: "blocks.*" is each of the list, "blocks.0" the
-    first, "blocks.-1" the last.
+    first, "blocks.-1" the last; "" is the class itself.
 
     `attention`: a module list of blocks -> what attention in them is over, or the same for modules inside a block, by
     their name in the block. `cut`: path -> argument of the module's forward ("#0": by position; "**a": in its

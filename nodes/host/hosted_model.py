@@ -42,6 +42,8 @@ from .run_context import RUN_KEY, RunContext, run_inside
 # Of a call's transformer_options; and those that a class writes to, by the node that adds them.
 KEPT = STAY_HERE | {RUN_KEY}
 WRITTEN = {"ar_state": "SamplerARVideo"}
+# Buffers that a node reads from the model: SeedVR2's prompts.
+READ_BY_NODES = ("positive_conditioning", "negative_conditioning")
 # Options of ComfyUI's command line that change what a module computes, and with which attention function.
 FLAGS = (
     *("use_split_cross_attention", "use_quad_cross_attention", "use_pytorch_cross_attention", "use_sage_attention"),
@@ -116,6 +118,9 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     model.device = None  # set by the patcher to where ComfyUI thinks the weights are
     model.pooled, model.patch_kinds = pooled, None
     transformer, stock_memory = model.diffusion_model, model.memory_required
+    for name, buffer in list(transformer.named_buffers(recurse=False)):
+        if name in READ_BY_NODES:
+            setattr(transformer, name, recognised.weights[name].to(buffer.dtype))
     model.prover = Prover(transformer, recognised, pooled, stock_memory)
     transformer.outside_runs = RunContext(model=pooled, decision=Decision(plan=pooled.plan), prover=model.prover)
 

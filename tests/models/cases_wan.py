@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from .tiny import Case, at, build, case, noise
@@ -108,7 +107,7 @@ def _() -> Case:
 @case("Wan SCAIL-2, two references, masks, replacing")
 def _() -> Case:
     masks = {"ref_mask_latents": noise(1, 28, 5, 10, 14), "sam_latents": noise(1, 28, 3, 5, 7)}
-    return scail("SCAIL2WanModel", reference_latent=noise(1, 20, 2, 10, 14), ref_mask_flag=torch.tensor(False), **masks)
+    return scail("SCAIL2WanModel", reference_latent=noise(1, 20, 2, 10, 14), ref_mask_flag=False, **masks)
 
 
 def dancer(**more: Any) -> Case:

@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2: files and graphs of text and image to video, the 5B model, VACE, camera, SCAIL, HuMo and Animate."""
+"""Wan 2.1 and 2.2: files and graphs of text and image to video, 5B, VACE, camera; poses, speech, faces, music."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def wide_file() -> ModelFile:
 
 
 VACE = {"model": "model.VaceWanModel", "num_layers": 4, "vace_layers": 2, "vace_in_dim": 96}
+DANCER = {"model": "model_wandancer.WanDancerModel", "in_dim": 36}
 ANIMATE = {"num_layers": 5, "in_dim": 36}
 FILES = (
     wide_file(),
@@ -53,6 +54,7 @@ FILES = (
     wan_file("scail2", "scail2", heads=5, seed=28, model="model.SCAIL2WanModel", in_dim=20),
     wan_file("humo", "humo", heads=4, seed=29, model="model.HumoWanModel", large=True),
     wan_file("animate", "animate", heads=4, seed=30, model="model_animate.AnimateWanModel", large=True, **ANIMATE),
+    wan_file("dancer", "wandancer", heads=5, seed=31, **DANCER),
 )
 
 
@@ -150,6 +152,18 @@ def animate(graph: Workflow) -> None:
     through(graph, "video", "WanAnimateToVideo", *ENDS, **inputs)
 
 
+def dancer(graph: Workflow) -> None:
+    """A first picture, what CLIP vision sees in it, and a second of music. A frame has 8 groups of 5 tokens."""
+    prompts(graph, width=TEXT, tokens=TOKENS)
+    graph["sound"] = node("RandomSound", seconds=1.0, seed=5)
+    heard = node("WanDancerEncodeAudio", audio=["sound", 0], video_frames=LENGTH, audio_inject_scale=0.8)
+    size = {"width": WIDTH + 16, "height": HEIGHT, "length": LENGTH}
+    graph["music"] = heard
+    inputs = {**CONDITIONS, **size, "vae": encoder(graph), "start_image": picture(graph, "picture")}
+    inputs |= {"clip_vision_output": vision(graph), "audio_encoder_output": ["music", 0]}
+    through(graph, "video", "WanDancerVideo", *ENDS, **inputs, clip_vision_output_ref=["vision", 0])
+
+
 VARIANTS = tuple(
     Variant(name=name, family=FAMILY, file=f"tiny_wan_{file}.safetensors", add=add)
     for name, file, add in (
@@ -165,5 +179,6 @@ VARIANTS = tuple(
         ("wan 2.1 scail-2", "scail2", scail_2),
         ("wan 2.1 humo", "humo", humo),
         ("wan 2.2 animate", "animate", animate),
+        ("wan 2.2 dancer", "dancer", dancer),
     )
 )

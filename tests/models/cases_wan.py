@@ -75,6 +75,14 @@ def _() -> Case:
     return model, inputs | {"audio_embed": noise(1, 25, 24, 12), "reference_latent": noise(1, 16, 1, 10, 14)}
 
 
+@case("Wan S2V, poses, motion before")
+def _() -> Case:
+    model = wan("WanModel_S2V", model_type="s2v", audio_dim=24, num_layers=2, audio_inject_layers=[0, 1])
+    inputs = {"x": noise(1, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48), "control_video": noise(1, *VIDEO)}
+    inputs |= {"audio_embed": noise(1, 25, 24, 12), "reference_latent": noise(1, 16, 1, 10, 14)}
+    return model, inputs | {"reference_motion": noise(1, 16, 19, 10, 14)}
+
+
 @case("Wan HuMo, reference, audio by frames")
 def _() -> Case:
     inputs = {"x": noise(1, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}

@@ -37,8 +37,11 @@ class Chooser(Protocol):
     def plan_for(self, model: ModelShape, work: Work) -> Decision:
         """The plan that the weights are loaded for; raises `ValueError` for one that fits neither devices nor model."""
 
-    def plan_for_any(self, name: str) -> Decision:
-        """The same for a model that the planner does not know, by the name of its file."""
+    def plan_for_any(self, name: str, unshared: str) -> Decision:
+        """The same for a model that the planner does not know, by the name of its file.
+
+        `unshared`: why no ranks can share its tokens; "" where they can.
+        """
 
     def plan_of_run(self, model: ModelShape, work: Work, held: ParallelPlan) -> Decision:
         """The plan of one run of `work`, which weights loaded for `held` serve. Asked only if `held` was weighed."""
@@ -54,6 +57,13 @@ def read_any(path: str, weight_dtype: str, devices: Devices) -> Source | HostedS
     """
     read = read_hosted if find_family(read_header(path)) is None else read_source
     return read(path, weight_dtype, devices)
+
+
+def read_checkpoint(path: str, weight_dtype: str, devices: Devices) -> Source | HostedSource:
+    """As `read_any` for a file that Load Checkpoint read, whose other parts may say more of the diffusion model."""
+    if find_family(read_header(path)) is not None:
+        return read_source(path, weight_dtype, devices)
+    return read_hosted(path, weight_dtype, devices, checkpoint=True)
 
 
 def remote_patcher(
@@ -75,7 +85,7 @@ def remote_patcher(
     """
     source = read(path, weight_dtype, devices)
     if isinstance(source, HostedSource):
-        decision = chooser.plan_for_any(os.path.basename(path))
+        decision = chooser.plan_for_any(os.path.basename(path), source.unshared)
     else:
         decision = chooser.plan_for(source.shape, source.work)
     pooled = PooledModel(
@@ -84,6 +94,7 @@ def remote_patcher(
         plan=decision.plan,
         sizes=source.sizes,
         num_heads=source.num_heads,
+        shares_tokens=isinstance(source, Source) or not source.unshared,
     )
 
     def make() -> RemotePatcher:

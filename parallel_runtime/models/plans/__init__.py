@@ -9,7 +9,7 @@ from . import audio, images, lightricks, minimax, more_images, pixels, qwen, sha
 from .plan import Plan
 from .without import NEEDS_NONE, NOT_SAMPLED, WITHOUT
 
-__all__ = ["BETWEEN", "PLANS", "WITHOUT", "Plan", "find_plan", "not_sampled", "plan_for"]
+__all__ = ["BETWEEN", "PLANS", "WITHOUT", "Plan", "find_plan", "not_sampled", "plan_for", "why_without"]
 
 PLANS: dict[str, Plan] = {
     path: plan
@@ -53,6 +53,11 @@ def find_plan(model_class: type) -> Plan | None:
         return plan_for(model_class)
     except ValueError:
         return None
+
+
+def why_without(model_class: type) -> str:
+    """Why a class has no plan."""
+    return WITHOUT.get(_path(model_class), ("there is no plan for it", ""))[0]
 
 
 def not_sampled(model_class: type) -> str:

@@ -3,39 +3,19 @@
 A class is here or has a plan, never both.
 """
 
+from .whole import WHOLE
+
 NEEDS_NONE = "use cfg parallel, data parallel or sharded weights, which need none"
 ROWS_TOGETHER = "use sharded weights, or data parallel for a list of videos, which need none"
 NOT_SAMPLED = "use ComfyUI's Load Diffusion Model"
 
-UNET = "it is a U-Net, whose convolutions and norms see the whole picture"
 UNWRITTEN = "nobody has written its plan yet"
 
-_U_NETS = (
-    "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel",
-    "comfy.ldm.cascade.stage_b.StageB",
-    "comfy.ldm.cascade.stage_c.StageC",
-)
-_UNWRITTEN = (
-    "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
-    "comfy.ldm.ace.model.ACEStepTransformer2DModel",
-    "comfy.ldm.audio.dit.AudioDiffusionTransformer",
-    "comfy.ldm.boogu.model.BooguTransformer2DModel",
-    "comfy.ldm.ernie.model.ErnieImageModel",
-    "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",
-    "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
-    "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel",
-    "comfy.ldm.joyimage.model.JoyImageTransformer3DModel",
-    "comfy.ldm.lens.model.LensTransformer2DModel",
-    "comfy.ldm.lumina.model.NextDiTPixelSpace",
-    "comfy.ldm.mage_flow.model.MageFlowTransformer2DModel",
-    "comfy.ldm.pixeldit.model.PixDiT_T2I",
-    "comfy.ldm.pixeldit.pid.PidNet",
-    "comfy.ldm.triposplat.model.LatentSeqMMFlowModel",
-)
+_UNWRITTEN = ("comfy.ldm.ace.model.ACEStepTransformer2DModel",)
 
 # Class -> why its tokens are not shared, and what to use.
 WITHOUT: dict[str, tuple[str, str]] = {
-    **{path: (UNET, NEEDS_NONE) for path in _U_NETS},
+    **{path: (whole.why, NEEDS_NONE) for path, whole in WHOLE.items()},
     **{path: (UNWRITTEN, NEEDS_NONE) for path in _UNWRITTEN},
     "comfy.ldm.seedvr.model.NaDiT": (
         "its attention goes over windows of the video, which each block cuts anew, and both sides of cfg are one call",

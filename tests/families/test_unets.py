@@ -181,3 +181,77 @@ def test_at_cfg_1_the_idle_rank_is_told_without_a_plan_that_would_be_refused(hos
     told = "\n".join(text for name, text in result.texts if name == "sampler")
     assert "1 of 2 ranks idle; use a bigger batch, or 1 device(s)" in told
     assert "ulysses" not in told
+
+
+# Stock nodes whose code runs in ComfyUI's process between the blocks of a U-Net, and what their refusal names.
+PATCHERS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "FreeU_V2": ({"b1": 1.3, "b2": 1.4, "s1": 0.9, "s2": 0.2}, "FreeU_V2 (node patch)", "output_block_patch"),
+    "PerturbedAttentionGuidance": ({"scale": 3.0}, "PerturbedAttentionGuidance, for one", "attn1 of middle 0"),
+    "SelfAttentionGuidance": (
+        {"scale": 0.5, "blur_sigma": 2.0},
+        "Self-Attention Guidance (node patch)",
+        "attn1 of middle 0",
+    ),
+    "HyperTile": (
+        {"tile_size": 32, "swap_size": 2, "max_depth": 0, "scale_depth": False},
+        "HyperTile (node patch)",
+        "attn1_patch",
+    ),
+    "PatchModelAddDownscale": (
+        {
+            **{"block_number": 1, "downscale_factor": 2.0, "start_percent": 0.0, "end_percent": 0.5},
+            **{"downscale_after_skip": True, "downscale_method": "bicubic", "upscale_method": "bicubic"},
+        },
+        "(Kohya Deep Shrink) (node patch)",
+        "input_block_patch_after_skip",
+    ),
+    "TomePatchModel": ({"ratio": 0.3}, "TomePatchModel (node patch)", "attn1_patch"),
+}
+
+
+AT_ONCE = ("FreeU_V2", "PerturbedAttentionGuidance")  # one that patches a MODEL, one that patches a run
+
+
+@pytest.mark.parametrize(
+    "node_type", [pytest.param(each, marks=[] if each in AT_ONCE else [pytest.mark.full]) for each in PATCHERS]
+)
+def test_a_node_whose_code_runs_between_the_blocks_is_refused_by_its_name(
+    node_type: str, hosted_client: ComfyClient
+) -> None:
+    inputs, name, what = PATCHERS[node_type]
+    for mine, places in (
+        (between(ours(small(), "cfg 2"), "patch", node_type, **inputs), {node_type, "KSampler"}),
+        (behind(between(small(), "patch", node_type, **inputs)), {"ParallelizeModel", "KSampler"}),
+    ):
+        result = hosted_client.queue(mine)
+        assert result.status == "error" and result.error_node in places, result.error_message
+        said = result.error_message.splitlines()[0]
+        assert what in said and "remove" in said, said
+        assert (name if result.error_node == node_type else ", for one)") in said, said
+
+
+def behind(graph: Workflow) -> Workflow:
+    """The same graph with Parallelize Model in front of its sampler, under cfg 2."""
+    graph = between(graph, "parallel", "ParallelizeModel", sp_config=["config", 0])
+    inputs = {"mode": "manual", "devices": "cpu:2", "ulysses": 1, "ring": 1, "cfg": 2}
+    return graph | {"config": node("SPConfig", **inputs)}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("node_type", "inputs"),
+    [
+        ("UNetSelfAttentionMultiply", {"q": 1.1, "k": 1.0, "v": 0.9, "out": 1.0}),
+        ("UNetCrossAttentionMultiply", {"q": 1.1, "k": 1.0, "v": 0.9, "out": 1.0}),
+        ("RescaleCFG", {"multiplier": 0.7}),
+        ("ModelSamplingContinuousEDM", {"sampling": "eps", "sigma_max": 30.0, "sigma_min": 0.02}),
+    ],
+)
+def test_a_node_that_changes_weights_or_sampling_equals_stock(
+    node_type: str, inputs: dict[str, Any], hosted_client: ComfyClient, stock: Stock
+) -> None:
+    graph = between(small(), "changed", node_type, **inputs)
+    right = stock(graph)
+    assert relative_error(stock(small()), right) > VISIBLE
+    for mine in (between(ours(small(), "cfg 2"), "changed", node_type, **inputs), behind(graph)):
+        assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE

@@ -1,14 +1,15 @@
-"""When one pool has new workers: where there are none, and where those that there are do not hear each other.
+"""Who may ask the workers of one pool, and when it has new ones: where there are none, or they do not hear each other.
 
-Owns the living generation, the settings that the next one starts with, and what becomes of one that failed. Does not
-own who may ask (pool.py), what a generation holds and is asked (worker_group.py), how its ranks are watched and ended
-(supervisor.py), nor when failures are too many (failures.py).
+Owns that one asks at a time, the living generation, the settings that the next one starts with, and what becomes of one
+that failed. Does not own what callers see (pool.py), what a generation holds and is asked (worker_group.py), how its
+ranks are watched and ended (supervisor.py), nor when failures are too many (failures.py).
 """
 
 import itertools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ..devices import STOCK_NODES, missing_system
@@ -22,6 +23,7 @@ from .status import first_line
 from .supervisor import Generation
 from .worker_group import WorkerGroup
 
+WAIT_S = 0.05  # how often one who waits for the lock is asked whether to go on
 FEWER_DEVICES = "run the doctor, and name fewer devices in SP Config"
 
 _log = logging.getLogger(__name__)
@@ -37,6 +39,37 @@ class WorkerSettings:
     segment_bytes: int
     budget_bytes: int | None
     check_peers: bool
+
+
+class RequestLock:
+    """One request at a time, from any thread; the others wait. `lock` is for those who cannot give up."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._owner: int | None = None  # the thread inside the lock
+
+    @property
+    def taken(self) -> bool:
+        """Whether somebody has the lock. Never waits."""
+        return self.lock.locked()
+
+    @contextmanager
+    def acquire(self, check_cancelled: Callable[[], None] | None) -> Iterator[Callable[[], None]]:
+        """Wait for the lock. Yields what to call now and then meanwhile.
+
+        Raises whatever `check_cancelled` raises, and `RuntimeError` when this thread has the lock already.
+        """
+        check: Callable[[], None] = check_cancelled or _go_on
+        if self._owner == threading.get_ident():
+            raise RuntimeError("the pool was called from a callback of its own request; call it after the request")
+        while not self.lock.acquire(timeout=WAIT_S):
+            check()
+        self._owner = threading.get_ident()
+        try:
+            yield check
+        finally:
+            self._owner = None
+            self.lock.release()
 
 
 class Generations:
@@ -142,3 +175,7 @@ class Generations:
     def _note_failure(self, error: PoolError) -> None:
         self.workers = None
         self.failures.note(error)
+
+
+def _go_on() -> None:
+    """What a request that nobody cancels calls now and then."""

@@ -19,14 +19,13 @@ from ..plan import MAX_RANKS, Layout, ParallelPlan
 from ..weight_patch import PRISTINE, WeightPatchSet
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
-from .calls import ModelCall, RunResult, shape_of, shared_out
-from .deadlines import LOAD_S, REQUEST_S, START_S, Pace, checked
-from .generations import Generations, WorkerSettings
+from .calls import ModelCall, Pace, RunResult, shape_of, shared_out
+from .deadlines import LOAD_S, REQUEST_S, START_S, checked
+from .generations import Generations, RequestLock, WorkerSettings
 from .held_weights import Check, OnProgress
 from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, refuse_unfit
 from .models import LoadResult
 from .process import RankSettings, available_cpus
-from .request_lock import RequestLock
 from .status import State, describe
 
 ENGINE = "parallel_runtime.worker.engine:Engine"
@@ -210,7 +209,7 @@ class Pool:
             shape = (spec, plan, shape_of(calls))
             deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
             result = workers.run(ensured, plan, calls, batch_groups, check, deadline_s=deadline_s)
-            self._pace.note(shape, result.wall_s - max(rank.compile_s for rank in result.ranks))
+            self._pace.note(shape, result.wall_s - result.compile_s)
             return result
 
     def sample(

@@ -1,44 +1,38 @@
 """A ComfyUI MODEL whose transformer is elsewhere: ComfyUI's Flux without weights, its body replaced by a pool's step.
 
-Patchify, padding, reference ids, prediction type and all wrappers stay ComfyUI's. Reads a file's header, no weights.
+Patchify, padding, reference ids, prediction type and all wrappers stay ComfyUI's. Owns the names of a step's tensors,
+made of the arguments of the body; what is refused about their values is models/flux/inputs.py's. Rounds nothing:
+ComfyUI has rounded these arguments to the compute dtype as it does for its own model, and each keeps the dtype that it
+came in. Does not own how a file is recognised (flux_source.py). Letters: `B` batch, `S_img` and `S_txt` image and text
+tokens, `C` channels.
 """
 
 import inspect
-import os
-from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import comfy.ldm.flux.model
 import comfy.model_base
-import comfy.model_detection
 import comfy.model_management
-import comfy.ops
-import comfy.utils
 import torch
-from comfy.supported_models_base import BASE
 
-from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_header
-from ...parallel_runtime.devices import Device
-from ...parallel_runtime.models.flux.config import FluxConfig, file_names
-from ...parallel_runtime.models.flux.family import FluxModel
-from ...parallel_runtime.models.hosted.dtypes import compute_dtype
-from ...parallel_runtime.planner.automatic import Decision, usual_work
-from ...parallel_runtime.planner.shapes import ModelShape, Work
+from ...parallel_runtime.models.flux.config import FluxConfig
+from ...parallel_runtime.models.flux.inputs import check_step
+from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weight_patch import WeightPatchSet
-from ...parallel_runtime.weights.model_weights import weight_bytes
-from .flux_conditioning import ForwardArguments, step_tensors
-from .meta import META, MetaOperations
-from .pooled_model import PooledModel, WeightSizes
-from .refusals import check_transformer_options, refuse_in
+from .flux_source import Source
+from .meta import META
+from .pooled_model import PooledModel
+from .refusals import INSIDE_BLOCKS, check_transformer_options, refuse_in
 from .run_context import RUN_KEY, RunContext, run_inside
 
 # What ComfyUI's own Flux reads inside its blocks; every other patch name has no effect on it, there as here.
 FLUX_PATCHES = ("post_input", "double_block", "single_block", "attn1_patch", "attn1_output_patch")
-HEAD_DIM = 128  # the only one ComfyUI's Flux knows
 BODY = inspect.signature(comfy.ldm.flux.model.Flux.forward_orig)
 # ComfyUI's names of what its body takes, and ours.
 BODY_INPUTS = {name: name for name in ("img", "img_ids", "txt", "txt_ids", "timesteps", "y", "guidance", "control")}
 BODY_INPUTS |= {"attn_mask": "mask", "timestep_zero_index": "zero_timestep"}
+RESIDUAL_SIDES = {"input": "control_in", "output": "control_out"}
 
 
 class RemoteTransformer(comfy.ldm.flux.model.Flux):
@@ -64,7 +58,8 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
         run = transformer_options.pop(RUN_KEY, None)
         if run is None or run.model is not self.pooled:
             run = self.outside_runs
-        check_transformer_options(transformer_options, FLUX_PATCHES)
+        if not INSIDE_BLOCKS.isdisjoint(transformer_options):
+            check_transformer_options(transformer_options, FLUX_PATCHES)
         known = {ours: inputs.pop(theirs, None) for theirs, ours in BODY_INPUTS.items()}
         for what, value in inputs.items():
             if value is not None:
@@ -86,7 +81,7 @@ class RemoteFlux(comfy.model_base.Flux):
 
     patch_kinds, prover = FLUX_PATCHES, None
 
-    def __init__(self, source: "Source", pooled: PooledModel) -> None:
+    def __init__(self, source: Source, pooled: PooledModel) -> None:
         types = comfy.model_base.ModelType
         super().__init__(
             source.model_config,
@@ -122,74 +117,88 @@ def _place(transformer_options: dict) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """A file as it was recognised: sizes, ComfyUI's own description, identity, and bytes of its weights."""
+class ForwardArguments:
+    """What ComfyUI's Flux hands to the body of its forward. Shapes as in `step_tensors`, ids with a batch dimension."""
 
-    config: FluxConfig
-    model_config: BASE
-    spec: ModelSpec
-    sizes: WeightSizes
-
-    @property
-    def num_heads(self) -> int:
-        """Heads of its attention."""
-        return self.config.num_heads
-
-    @property
-    def shape(self) -> ModelShape:
-        """The sizes as the planner takes them."""
-        return FluxModel(self.config).shape(os.path.basename(self.spec.path))
-
-    @property
-    def work(self) -> Work:
-        """The image a plan is chosen for, in the dtype the workers compute in, with weights as a rank keeps them."""
-        computed_in: torch.dtype = getattr(torch, self.spec.dtype)
-        weight_bytes = max(1, round(self.sizes.total / self.shape.params))
-        return usual_work(element_bytes=computed_in.itemsize, weight_bytes=weight_bytes)
+    img: torch.Tensor
+    img_ids: torch.Tensor
+    txt: torch.Tensor
+    txt_ids: torch.Tensor
+    timesteps: torch.Tensor
+    y: torch.Tensor | None
+    guidance: torch.Tensor | None
+    control: Mapping[str, Sequence[torch.Tensor | None]] | None
+    mask: torch.Tensor | None = None
+    zero_timestep: Sequence[
+        tuple[int, int]
+    ] = ()  # runs of image rows at timestep zero, whose timesteps follow the batch's
 
 
-def read_source(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> Source:
-    """Recognise the file at `path`.
+def step_tensors(
+    given: ForwardArguments, config: FluxConfig
+) -> tuple[dict[str, torch.Tensor], dict[str, list[int | None]]]:
+    """The tensors and options of one call (`RunContext.step`).
 
-    `weight_dtype` is what the workers compute in; `default` is what ComfyUI would choose for this file on `devices`.
-    Raises `ValueError` when the file is missing, broken or no Flux.1.
+    img (B, S_img, C), txt (B, S_txt, context), y (B, vec), guidance (B,), timesteps (B,) fp32, img_ids (S_img, 3) and
+    txt_ids (S_txt, 3) fp32, where there are any a mask (B or 1, S_txt + S_img, the same) and zero_timestep_rows
+    (S_img,), and each distinct ControlNet residual once, as control_in.K / control_out.K (B, up to S_img, hidden); the
+    options give for each block the K of its residual, or None.
+    Raises `ValueError` for shapes and values the model cannot take.
     """
-    header = read_header(path)
-    config = FluxConfig.from_header(header)
-    weights = _without_values(header, config)
-    model_config = _detect(header, config, weights)
-    device = torch.device(devices[0].kind, None if devices[0].kind == "cpu" else devices[0].index)
-    dtype = compute_dtype(weight_dtype, weights, model_config, device)
-    model_config.set_inference_dtype(dtype, None)
-    model_config.custom_operations = MetaOperations
-    return Source(
-        config=config,
-        model_config=model_config,
-        spec=ModelSpec.of(path, str(dtype).removeprefix("torch.")),
-        sizes=_sizes(header, config, dtype),
-    )
-
-
-def _sizes(header: CheckpointHeader, config: FluxConfig, dtype: torch.dtype) -> WeightSizes:
-    blocks: Counter[tuple[str, ...]] = Counter()
-    for name, stored in file_names(header, config.prefix, config.expected_shapes()).items():
-        blocks[tuple(name.split(".")[:2])] += weight_bytes(header, {name: stored}, dtype)
-    return WeightSizes(total=blocks.total(), biggest_block=max(blocks.values()))
-
-
-def _without_values(header: CheckpointHeader, config: FluxConfig) -> dict[str, torch.Tensor]:
-    """The transformer's weights by ComfyUI's names, on the meta device."""
-    return {
-        name.removeprefix(config.prefix): torch.empty(entry.shape, dtype=entry.dtype, device=META)
-        for name, entry in header.tensors.items()
-        if name.startswith(config.prefix)
+    batch = given.img.shape[0]
+    y = given.y
+    if y is None:
+        y = torch.zeros((batch, config.vec_dim), device=given.img.device, dtype=given.img.dtype)
+    tensors = {
+        "img": given.img,
+        "txt": given.txt,
+        "y": y[:, : config.vec_dim],
+        "timesteps": given.timesteps[:batch].float(),  # never less: rounded to bf16 a call is 0.9 to 6 % off
+        "img_ids": given.img_ids[0].float(),  # ComfyUI repeats one image's ids over the batch
+        "txt_ids": given.txt_ids[0].float(),
     }
+    if config.guidance and given.guidance is not None:
+        tensors["guidance"] = given.guidance.expand(batch)
+    if given.mask is not None:
+        tensors["mask"] = _square(given.mask)
+    if given.zero_timestep:
+        tensors["zero_timestep_rows"] = torch.zeros(given.img.shape[1], dtype=torch.uint8)
+        for start, stop in given.zero_timestep:
+            tensors["zero_timestep_rows"][start:stop] = 1
+    options = {}
+    depths = {"input": config.depth, "output": config.depth_single}
+    for side, name in RESIDUAL_SIDES.items():
+        residuals = (given.control or {}).get(side) or []
+        distinct, uses = _distinct(residuals[: depths[side]])
+        for number, residual in enumerate(distinct):
+            tensors[f"{name}.{number}"] = residual.expand(batch, -1, -1)
+        if distinct:
+            options[name] = uses + [None] * (depths[side] - len(uses))
+    check_step(config, tensors)
+    return tensors, options
 
 
-def _detect(header: CheckpointHeader, config: FluxConfig, weights: dict[str, torch.Tensor]) -> BASE:
-    if config.head_dim != HEAD_DIM:
-        raise ValueError(f"{header.path}: heads of {config.head_dim}; ComfyUI takes only {HEAD_DIM}, use a Flux.1 file")
-    model_config = comfy.model_detection.model_config_from_unet(weights, "")
-    if model_config is None or model_config.unet_config["image_model"] != "flux":
-        raise ValueError(f"{header.path}: ComfyUI does not recognise this file as Flux.1; use a Flux.1 file")
-    return model_config
+def _square(mask: torch.Tensor) -> torch.Tensor:
+    """A mask as torch's attention takes it, (S, S), (B, S, S) or (B, 1, S, S), to (B or 1, S, S)."""
+    if mask.ndim == 4 and mask.shape[1] == 1:
+        return mask[:, 0]
+    return mask[None] if mask.ndim == 2 else mask
+
+
+def _distinct(residuals: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor], list[int | None]]:
+    """Each residual once, and for each block which. ControlNets repeat one tensor over several blocks.
+
+    Identity is enough, and safe: all of them are alive in this list, so no address can have been used twice.
+    """
+    numbers: dict[int, int] = {}
+    distinct: list[torch.Tensor] = []
+    uses: list[int | None] = []
+    for residual in residuals:
+        if residual is None:
+            uses.append(None)
+            continue
+        if id(residual) not in numbers:
+            numbers[id(residual)] = len(distinct)
+            distinct.append(residual)
+        uses.append(numbers[id(residual)])
+    return distinct, uses

@@ -7,7 +7,7 @@ say; the plan and the weight patches are a run's (run_context.py). Knows nothing
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
@@ -45,9 +45,9 @@ class PooledModel:
     sizes: WeightSizes
     num_heads: int
 
-    @property
+    @cached_property
     def pool(self) -> Pool:
-        """The pool of our devices; the same object for every model on them."""
+        """The pool of our devices; the same object for every model on them, for as long as the process lives."""
         return POOLS.pool(self.devices)
 
     @property

@@ -30,7 +30,7 @@ def load(comfyui: str) -> Any:
     spec = importlib.util.spec_from_file_location(NAME, PACK_ROOT / "__init__.py")
     sys.modules[NAME] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[NAME])
-    return importlib.import_module(f"{NAME}.nodes.host.linear_program")
+    return importlib.import_module(f"{NAME}.nodes.host.trace_recurrence")
 
 
 class Bench:

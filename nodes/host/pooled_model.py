@@ -109,7 +109,7 @@ class PooledModel:
         if not self.holds(plan):
             self.spec.refuse_changed()
             POOLS.load(self.weights, plan, load)
-        self.pool.ensure(self.spec, plan, patches=patches, check_cancelled=check_cancelled)
+        self.pool.load(self.spec, plan, patches=patches, check_cancelled=check_cancelled)
         return rank_load_s
 
     def give_back(self, device: torch.device) -> None:

@@ -48,7 +48,8 @@ class WorkerGroup:
     """A generation, and what it holds. Every method raises PoolError when a rank fails; the generation is over then.
 
     `numbers` gives the requests' numbers, which rise over all generations. `deadline_s()`: of a request that has none
-    of its own; `load_deadline_s`: of loading a model. `budget_bytes` as `HeldWeights` has it.
+    of its own; `load_deadline_s`: of loading a model. `budget_bytes` as `HeldWeights` has it. With `check_copies`, what
+    ranks send each other is not believed to arrive until it has been seen to.
     """
 
     def __init__(
@@ -59,11 +60,12 @@ class WorkerGroup:
         deadline_s: Callable[[], float],
         load_deadline_s: float,
         budget_bytes: int | None,
+        check_copies: bool,
     ) -> None:
         self.generation = generation
         self.meshes = Meshes(len(generation.ranks))
         self.memory: list[Memory] = []  # as each rank said last
-        self.copies_are_sound = len(generation.ranks) == 1  # until `damaged_copies` finds that they are
+        self.copies_are_sound = not check_copies or len(generation.ranks) == 1  # else `damaged_copies` is to find it
         self._numbers, self._deadline_s = numbers, deadline_s
         self._handles = itertools.count(1)  # of models and meshes; none is used again
         self._stale = KvCacheTracker()

@@ -18,14 +18,12 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...parallel_runtime.models.hosted.block_patches import OPTION
 from ...parallel_runtime.models.hosted.calls import STAY_HERE, HostedCall, forward_call, method_call
-from ...parallel_runtime.models.hosted.hook_points import find_hook_points
-from ...parallel_runtime.models.plans import BETWEEN, PLANS, Plan, plan_for
-from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.models.plans import BETWEEN
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weight_patch import BESIDE, WeightPatchSet
 from ...parallel_runtime.worker.hosted import METHODS
 from .block_patches import records
-from .hosted_source import HostedSource
+from .hosted_source import HostedSource, refuse_unplanned
 from .meta import META
 from .pooled_model import PooledModel
 from .proving import Prover
@@ -35,28 +33,19 @@ from .run_context import RUN_KEY, RunContext, run_inside
 # Of a call's transformer_options; and those that a class writes to, by the node that adds them.
 KEPT = STAY_HERE | {RUN_KEY}
 WRITTEN = {"ar_state": "SamplerARVideo"}
-
-
-def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, Plan] = PLANS) -> None:
-    """Raise `ValueError` when ranks are to share tokens of a class that nobody planned, or planned for another ComfyUI.
-
-    Known here, before a worker is asked: what a worker refuses ends all of them.
-    """
-    if plan.parts == 1:
-        return
-    try:
-        find_hook_points(transformer, plan_for(type(transformer), plans))
-    except ValueError as error:
-        raise ValueError(f"{plan.describe()}: {error}; in SP Config, mode manual with ulysses=1 and ring=1") from error
+# Buffers that a node reads from the model: SeedVR2's prompts.
+READ_BY_NODES = ("positive_conditioning", "negative_conditioning")
 
 
 def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base.BaseModel:
     """ComfyUI's model of this file on the meta device, whose transformer is called in the workers of `pooled`."""
-    recognised = source.recognised
-    model = recognised.config.get_model(dict(recognised.weights), "", device=META)
+    recognised, model = source.recognised, source.model
     model.device = None  # set by the patcher to where ComfyUI thinks the weights are
     model.pooled, model.patch_kinds = pooled, None
     transformer, stock_memory = model.diffusion_model, model.memory_required
+    for name, buffer in list(transformer.named_buffers(recurse=False)):
+        if name in READ_BY_NODES:
+            setattr(transformer, name, recognised.weights[name].to(buffer.dtype))
     model.prover = Prover(transformer, recognised, pooled, stock_memory)
     transformer.outside_runs = RunContext(model=pooled, decision=Decision(plan=pooled.plan), prover=model.prover)
 

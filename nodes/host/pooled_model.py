@@ -36,7 +36,7 @@ class WeightSizes:
 class PooledModel:
     """A handle on weights in a pool. Cheap: starts and loads nothing.
 
-    `plan` is one that the weights serve as they lie.
+    `plan` is one that the weights serve as they lie; `shares_tokens`, whether ranks can share an image of the model.
     """
 
     devices: Devices
@@ -44,6 +44,7 @@ class PooledModel:
     plan: ParallelPlan
     sizes: WeightSizes
     num_heads: int
+    shares_tokens: bool = True
 
     @cached_property
     def pool(self) -> Pool:

@@ -23,6 +23,7 @@ from ..models.hosted.hooks import SharedModel
 from ..models.hosted.scales import shared as shared_scales
 from ..models.parts import plain_parts
 from ..models.plans import BETWEEN, find_plan, plan_for
+from ..models.plans.whole import find_whole
 from ..parallel.collectives import Axis
 from ..parallel.uneven import AttentionFunction, UnevenSequence
 from ..plan import BatchSlice, Layout
@@ -71,9 +72,16 @@ class HostedWeights:
 
     @property
     def blocks(self) -> dict[str, torch.nn.Module]:
-        """The module's blocks by path: those of its plan, without one the modules in its outermost lists."""
-        plan = find_plan(type(self.module))
+        """The module's blocks by path: those that are known of its class, else the modules in its outermost lists."""
+        plan, whole = find_plan(type(self.module)), find_whole(type(self.module))
+        if plan is None and whole is not None:
+            return blocks_of(self.module, whole.blocks, inner=whole.inner)
         return blocks_of(self.module, [] if plan is None else list(plan.attention))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether every call is known to run the blocks in the same order."""
+        return find_plan(type(self.module)) is not None or find_whole(type(self.module)) is not None
 
     @property
     def parameter_bytes(self) -> int:
@@ -111,7 +119,7 @@ class HostedWeights:
         yield 0
         header = read_header(self._spec.path)
         tensors = {name: self._file.tensor(entry) for name, entry in header.tensors.items()}
-        recognised = recognise(self._spec.path, tensors, header.metadata)
+        recognised = recognise(self._spec.path, tensors, header.metadata, checkpoint=self._spec.checkpoint)
         yield 0
         spread = self._group.size > 1 or self._offloaded
         in_place = self.device.type == "cpu" and not spread
@@ -286,12 +294,11 @@ class HostedForward:
     ) -> None:
         """Run this rank's pieces of a request, and with the others of its replica what needs its part of the weights.
 
-        Blocks are gathered in the order in which the module runs them. That of a class with a plan is the same in every
-        call; of others nobody knows, so all batch groups of a replica run each piece, and one of them writes it.
+        Blocks are gathered in the order in which the module runs them. That of some classes is the same in every call;
+        of others nobody knows, so all batch groups of a replica run each piece, and one of them writes it.
         """
-        module = self.model.weights.module
         spread = self.model.weights.shards is not None and self.model.group.size > mesh.plan.parts
-        alike = not spread or find_plan(type(module)) is not None
+        alike = not spread or self.model.weights.in_order
         for number in range(max(len(batch_groups[batch_group]) for batch_group in mesh.replica_groups)):
             due = [batch_group for batch_group in mesh.replica_groups if len(batch_groups[batch_group]) > number]
             if mesh.batch_group in due and alike:

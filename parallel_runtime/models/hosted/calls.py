@@ -25,8 +25,14 @@ STAY_HERE = frozenset(
     + ("block_index", "block_type", "total_blocks", "model_conds", "multigpu_thread_pool", "grid_sizes")
     + ("easycache", "context_window")  # what the wrappers of step caches and context windows keep
 )
-# Classes that mix the rows of a batch: both sides of cfg, by their places.
-WHOLE_BATCH = frozenset(("comfy.ldm.seedvr.model.NaDiT", "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain"))
+# Classes that mix the rows of a batch: both sides of cfg, by their places; ACE-Step's timbres all go to the first row.
+WHOLE_BATCH = frozenset(
+    (
+        "comfy.ldm.seedvr.model.NaDiT",
+        "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
+        "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
+    )
+)
 # What a class builds anew from the rest of the call where it is missing.
 BUILT_AGAIN = {"minimax_payload": ("layout",)}
 

@@ -17,7 +17,7 @@ from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.plan import ParallelPlan, heads_error
 from ...parallel_runtime.planner.automatic import Decision
 from .convert_stock_model import copy_changes
-from .hosted_model import refuse_unplanned
+from .hosted_source import refuse_unplanned
 from .patcher import RemotePatcher
 from .refusals import refuse_in
 from .run_context import Recorder

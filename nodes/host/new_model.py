@@ -19,8 +19,10 @@ from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from .cond_tasks import TOGETHER_KEY, calc_together
-from .flux_model import RemoteFlux, Source, read_source
-from .hosted_model import HostedSource, read_hosted, refuse_unplanned, remote_hosted
+from .flux_model import RemoteFlux
+from .flux_source import Source, read_source
+from .hosted_model import remote_hosted
+from .hosted_source import HostedSource, read_hosted, refuse_unplanned
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices

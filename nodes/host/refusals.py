@@ -29,6 +29,8 @@ WITH_OUR_WEIGHTS = {
     if (kind := vars(comfy.controlnet).get(name)) is not None
 }
 ATTENTION_OVERRIDES = ("optimized_attention_override",)
+# Under which of ComfyUI's `transformer_options` there is what would run inside the blocks: without them, nothing.
+INSIDE_BLOCKS = frozenset(("patches", "patches_replace", *ATTENTION_OVERRIDES))
 
 
 def refuse(what: str, instead: str = "use Load Diffusion Model for this graph") -> ValueError:

@@ -16,6 +16,7 @@ from ..checkpoint import ModelSpec, read_header
 from ..errors import RequestCancelledError
 from ..models.hosted.block_patches import OPTION, Beside
 from ..models.hosted.build import build, recognise
+from ..models.hosted.calls import from_tree
 from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
 from ..models.hosted.comfyui import import_comfyui
 from ..models.hosted.hooks import SharedModel
@@ -31,7 +32,6 @@ from ..weight_patch import BESIDE, unpack
 from ..weights.block_shards import BlockShards, blocks_of
 from ..weights.mapped_file import MappedFile
 from ..wire.requests import ChangeWeights
-from ..wire.tree import from_tree
 from .latent import call_tensors
 from .mesh import Mesh
 from .repeated import RequestInputs

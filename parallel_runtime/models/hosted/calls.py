@@ -1,8 +1,8 @@
 """The form in which a call of ComfyUI's transformer travels: a tree of lists, dicts and constants, tensors by number.
 
-Owns what of a call stays behind, which of its tensors have rows of each image, and the tree, which JSON carries: nothing is
-built on the other side but what the tags below name. Does not own how tensors travel (arena and channel), nor what a
-rank does with the call (worker/hosted.py). Letters: `B` batch.
+Owns what of a call stays behind, which of its tensors have rows of each image, and the tree, which JSON carries:
+nothing is built on the other side but what the tags below name. Does not own how tensors travel (arena and channel),
+nor what a rank does with the call (worker/hosted.py). Letters: `B` batch.
 
 A constant is itself, a float that JSON has no word for and a tensor or container an object of one key:
 ``{"t": number}``, ``{"f": "nan"}``, ``{"l": [...]}`` a list, ``{"u": [...]}`` a tuple, ``{"d": {...}}`` a dict.

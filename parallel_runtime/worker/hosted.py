@@ -38,6 +38,7 @@ from .repeated import RequestInputs
 
 # What a call may name beside the model's forward: ComfyUI asks it of the module before a run, and it needs weights.
 METHODS = ("preprocess_text_embeds",)
+IN_CHECKPOINT = "model.diffusion_model."  # how names of the model begin there, as ComfyUI looks for them first
 
 
 class HostedWeights:
@@ -101,11 +102,18 @@ class HostedWeights:
     @property
     def needed_bytes(self) -> int:
         """Bytes on the device that `load` will take, but for the buffers of blocks."""
-        return 0 if self._offloaded else self._spec.size_bytes // self._group.size
+        return 0 if self._offloaded else self._file_bytes // self._group.size
+
+    @property
+    def _file_bytes(self) -> int:
+        """Bytes of the file, of a checkpoint those of the model alone."""
+        entries = read_header(self._spec.path).tensors.items() if self._spec.checkpoint else ()
+        inside = sum(entry.num_bytes for name, entry in entries if name.startswith(IN_CHECKPOINT))
+        return inside or self._spec.size_bytes
 
     def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
         """Import ComfyUI if need be and make the module. Raises `RequestCancelledError` once `cancelled()` is true."""
-        total = self._spec.size_bytes
+        total = self._file_bytes
         for done in self._loading():
             if cancelled():
                 self._module = self.shards = None
@@ -376,7 +384,8 @@ class HostedForward:
         found = []
         for number in range(options["tensors"]):
             tensor = whole[f"t{number}"]
-            part = tensor[piece.start : piece.stop] if number in batched else tensor
+            each = tensor.shape[0] // whole["out"].shape[0] if number in batched else 1  # more than one of a video
+            part = tensor[piece.start * each : piece.stop * each] if number in batched else tensor
             here = self.sent.on_device(tensor, part)
             found.append(here if number in residuals else here.clone())
         return found

@@ -1,9 +1,12 @@
-"""Lens with 5 heads, JoyImage with 3 (from a text, and with two references), Kandinsky 5 with 5.
+"""Lens with 5 heads, JoyImage with 3 (from a text, and with two references), Kandinsky 5 with 5; Ideogram 4.
 
-ComfyUI's detection fixes widths of thousands for Ernie-Image, Ideogram 4, Boogu and Mage-Flow: tests/models has them.
+ComfyUI's detection fixes the widths of Ideogram 4 at 18 heads of 256, so its file is of 1.1 GB in bf16 with one layer.
+Of Ernie-Image, Boogu and Mage-Flow, which it fixes as well, tests/models has the classes.
 """
 
 from __future__ import annotations
+
+import torch
 
 from host.client import Workflow
 
@@ -11,9 +14,9 @@ from .files import ModelFile, Rule
 from .graphs import HEIGHT, LENGTH, WIDTH, encoder, node, picture, prompts, through
 from .variant import Variant
 
-LENS, JOY, KANDINSKY = "Lens", "JoyImage", "Kandinsky 5"
+LENS, JOY, KANDINSKY, IDEOGRAM = "Lens", "JoyImage", "Kandinsky 5", "Ideogram 4"
 LAYERS, LENS_TEXT = 2, 48  # of the text encoder that Lens's conditioning holds
-JOY_TEXT, TEXT, POOLED = 4096, 3584, 768  # fixed by ComfyUI's detection
+JOY_TEXT, TEXT, POOLED, LLM = 4096, 3584, 768, 53248  # fixed by ComfyUI's detection
 LENS_SIZES = {"in_channels": 128, "out_channels": 32, "num_layers": 2, "num_attention_heads": 5}
 LENS_SIZES |= {"enc_hidden_dim": LENS_TEXT, "selected_layer_index": [0, 1]}
 JOY_SIZES = {"in_channels": 16, "hidden_size": 384, "num_attention_heads": 3, "num_layers": 2, "text_dim": JOY_TEXT}
@@ -39,6 +42,14 @@ FILES = (
         arguments=KANDINSKY_SIZES,
         seed=92,
     ),
+    ModelFile(
+        name="tiny_ideogram_4.safetensors",
+        class_path="comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel",
+        arguments={"num_layers": 1},
+        seed=93,
+        dtype=torch.bfloat16,
+        only_when_full=True,
+    ),
 )
 
 
@@ -47,6 +58,12 @@ def lens(graph: Workflow) -> None:
     prompts(graph, width=LAYERS * LENS_TEXT, tokens=11, negative_tokens=7, masked=2)
     size = {"width": WIDTH, "height": HEIGHT}
     through(graph, "latent", "EmptyFlux2LatentImage", "latent_image", batch_size=1, **size)
+
+
+def ideogram(graph: Workflow) -> None:
+    """35 tokens of picture, 11 of text, of which two are padding that sees itself alone."""
+    prompts(graph, width=LLM, tokens=11, negative_tokens=7, masked=2)
+    through(graph, "latent", "EmptyFlux2LatentImage", "latent_image", batch_size=1, width=WIDTH, height=HEIGHT)
 
 
 def joy_image(graph: Workflow) -> None:
@@ -90,5 +107,6 @@ VARIANTS = tuple(
         ("joyimage edit", JOY, "joyimage", joy_image_edit),
         ("kandinsky 5 t2v", KANDINSKY, "kandinsky_5", kandinsky),
         ("kandinsky 5 i2v", KANDINSKY, "kandinsky_5", kandinsky_i2v),
+        ("ideogram 4", IDEOGRAM, "ideogram_4", ideogram),
     )
 )

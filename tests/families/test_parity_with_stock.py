@@ -41,6 +41,7 @@ AS_MODULES = {
     "PixArt": ["PixArt alpha", "PixArt Sigma"],
     "HunyuanDiT": ["HunyuanDiT, long skips"],
     "Lens": ["Lens, text mask, ControlNet", "Lens, 1 token of text"],
+    "Ideogram 4": ["Ideogram 4, text mask", "Ideogram 4, without text"],
     "JoyImage": ["JoyImage, two references"],
     "Kandinsky 5": ["Kandinsky 5", "Kandinsky 5 Image"],
 }

@@ -110,13 +110,19 @@ def wrong(graph: Workflow) -> Workflow:
 @pytest.mark.usefixtures("file")
 @pytest.mark.parametrize("name", [KOALA])
 def test_sdxl_at_cfg_7_with_lora_and_controlnet_on_two_ranks_equals_stock(
-    name: str, hosted_client: ComfyClient, stock: Stock
+    name: str, hosted_client: ComfyClient, stock: Stock, family_models: Path
 ) -> None:
     graph = with_both(small(name), name)
     right = stock(graph)
     assert relative_error(stock(small(name)), right) > VISIBLE
     mine = ours(graph, "cfg 2, sharded")
-    assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
+    mine["sampler"]["class_type"] = "ParallelSampler"
+    result = hosted_client.queue(mine)
+    assert relative_error(saved_latent(hosted_client, result), right) <= TOLERANCE
+    size = (family_models / "diffusion_models" / BY_NAME[name].file).stat().st_size
+    for rank in result.outputs["sampler"]["parallel_dit"][0]["ranks"]:
+        sent = rank["weight_bytes"][-1]  # its half of the blocks, once: it runs its own row and not the other's too
+        assert 0.4 * size < sent < 0.6 * size, sent / size
     assert relative_error(latent_of(hosted_client, wrong(mine)), right) > VISIBLE
 
 
@@ -133,6 +139,23 @@ def test_a_unet_equals_stock_under_every_plan(
     error = relative_error(latent_of(hosted_client, mine), right)
     control = relative_error(latent_of(hosted_client, wrong(mine)), right)
     print(f"{name} | {edit} | {plan} | {error:.1e} | {control:.1e}")  # noqa: T201  what a report quotes
+    assert error <= TOLERANCE
+    assert control > VISIBLE
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("plan", ["cfg 2", "cfg 2, sharded", "offloaded", "cfg 2 x data 2"])
+def test_the_frames_of_a_video_stay_on_one_rank_and_equal_stock(
+    plan: str, hosted_client: ComfyClient, stock: Stock, family_models: Path
+) -> None:
+    """SVD: three frames a side, which attend to each other, are one image of a batch."""
+    write_families(family_models, only=["svd"])
+    graph = BY_NAME["svd"].graph(cfg=2.5, steps=2)
+    right, mine = stock(graph), ours(graph, plan)
+    result = hosted_client.queue(mine)
+    error = relative_error(saved_latent(hosted_client, result), right)
+    control = relative_error(latent_of(hosted_client, wrong(mine)), right)
+    print(f"svd | plain | {plan} | {error:.1e} | {control:.1e}")  # noqa: T201  what a report quotes
     assert error <= TOLERANCE
     assert control > VISIBLE
 

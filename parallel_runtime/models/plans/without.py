@@ -9,14 +9,13 @@ NEEDS_NONE = "use cfg parallel, data parallel or sharded weights, which need non
 ROWS_TOGETHER = "use sharded weights, or data parallel for a list of videos, which need none"
 NOT_SAMPLED = "use ComfyUI's Load Diffusion Model"
 
-UNWRITTEN = "nobody has written its plan yet"
-
-_UNWRITTEN = ("comfy.ldm.ace.model.ACEStepTransformer2DModel",)
-
 # Class -> why its tokens are not shared, and what to use.
 WITHOUT: dict[str, tuple[str, str]] = {
     **{path: (whole.why, NEEDS_NONE) for path, whole in WHOLE.items()},
-    **{path: (UNWRITTEN, NEEDS_NONE) for path in _UNWRITTEN},
+    "comfy.ldm.ace.model.ACEStepTransformer2DModel": (
+        "its self attention is linear and in code of its own, and its layers see the tokens beside each token",
+        NEEDS_NONE,
+    ),
     "comfy.ldm.seedvr.model.NaDiT": (
         "its attention goes over windows of the video, which each block cuts anew, and both sides of cfg are one call",
         ROWS_TOGETHER,

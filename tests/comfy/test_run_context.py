@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -61,3 +62,30 @@ def test_a_run_inside_of_another_gives_the_options_back_to_it(run_context, new_r
         assert run_context.run_inside(outer.model) is outer
     assert run_context.run_of(options) is None
     assert run_context.run_inside(outer.model) is None
+
+
+class NothingStartsError(Exception):
+    """Raised where the pool would start workers."""
+
+
+def test_a_proof_is_asked_for_once_for_each_form_and_shape_of_a_runs_calls(new_run) -> None:
+    """The prover looks into the arguments, which costs more than the comparison; other arguments are another kind."""
+    asked = []
+
+    class Prover:
+        def check(self, run: object, call: Any, check_cancelled: object) -> None:
+            asked.append((call.options["call"], call.tensors["t0"].shape))
+
+        def told(self, plan: object) -> str:
+            return ""
+
+    def stop() -> None:
+        raise NothingStartsError
+
+    run = replace(new_run("/a.safetensors"), prover=Prover())
+    small, wide = torch.zeros(1, 4), torch.zeros(1, 6)
+    plain, masked = {"d": {"x": {"t": 0}}}, {"d": {"x": {"t": 0}, "mask": {"t": 0}}}
+    for tree, x in [(plain, small), (masked, small), (copy.deepcopy(plain), small + 1), (masked, small), (plain, wide)]:
+        with pytest.raises(NothingStartsError):
+            run.call({"t0": x}, out_shape=(1, 4), options={"call": tree, "method": None}, check_cancelled=stop)
+    assert asked == [(plain, small.shape), (masked, small.shape), (plain, wide.shape)]

@@ -86,6 +86,12 @@ MUTANTS = (
         ("test_pooled_model.py::test_blocks_that_visit_count_only_where_weights_are_apart",),
     ),
     Mutant(
+        "a proof holds for calls of every size",
+        'kind = (call.options["call"], [tensor.shape for tensor in call.tensors.values()])',
+        'kind = (call.options["call"], [])',
+        ("test_run_context.py::test_a_proof_is_asked_for_once_for_each_form_and_shape_of_a_runs_calls",),
+    ),
+    Mutant(
         "SP Config keeps the number of patches for itself",
         'pipeline = {"patches": patches, "warmup_steps": warmup_steps} if',
         'pipeline = {"warmup_steps": warmup_steps} if',

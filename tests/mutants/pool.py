@@ -189,4 +189,10 @@ MUTANTS = (
         "held.name == patches.name and held.side_branch:",
         (JOINS,),
     ),
+    Mutant(
+        "weights used last are taken for what they were, whatever was changed since",
+        "ensured is self._newest and ensured.version == self._weights.version:",
+        "ensured is self._newest:",
+        ("test_ensured_once.py::test_what_changed_in_between_is_made_right_before_a_step[freed]",),
+    ),
 )

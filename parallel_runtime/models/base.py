@@ -49,15 +49,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Block:
-    """One block of the loop: its kind, its number and the prefix of its weights."""
+    """One block of the loop: its kind, its number there and the canonical prefix of its weights."""
 
     kind: str
     index: int
-
-    @property
-    def prefix(self) -> str:
-        """Canonical prefix of the block's weights."""
-        return f"{self.kind}_blocks.{self.index}."
+    prefix: str
 
 
 @dataclass

@@ -19,7 +19,7 @@ import torch
 
 from .collectives import Axis, Shift
 from .kernels import attention, attention_with_lse, merge
-from .traffic import GATHER_BYTES, NEVER, gathers
+from .shard import GATHER_BYTES, NEVER, gathers
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,12 @@ class SequenceAttention:
         self.ulysses = ulysses
         self.whole = whole or (ring if ulysses.size == 1 else ulysses)
         self.gather_bytes = gather_bytes
+        self.parts = ring.size * ulysses.size  # number of ranks that share the sequence
+        self.index = ring.index * ulysses.size + ulysses.index  # of this rank's part
 
     def ungathered(self) -> "SequenceAttention":
         """The same, but for exchanging heads and hopping however few the tokens are."""
         return SequenceAttention(ring=self.ring, ulysses=self.ulysses, whole=self.whole, gather_bytes=NEVER)
-
-    @property
-    def parts(self) -> int:
-        """Number of ranks that share the sequence."""
-        return self.ring.size * self.ulysses.size
-
-    @property
-    def index(self) -> int:
-        """This rank's part of the sequence."""
-        return self.ring.index * self.ulysses.size + self.ulysses.index
 
     def attend(
         self,

@@ -47,6 +47,7 @@ class ModelFile:
         self.units: dict[str, list[str]] = {prefix: [] for prefix in ("", *prefixes)}
         for name in self.entries:
             self.units[self.place(name)[0]].append(name)
+        self.fp8_units = {prefix for prefix, names in self.units.items() if any(map(self.is_fp8, names))}
 
     def in_file_order(self) -> list[tuple[str, TensorEntry]]:
         """All weights as they stand in the file, so that reading them goes through it once."""
@@ -77,7 +78,7 @@ class ModelFile:
 
     def computable(self, prefix: str, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The weights of a unit, by their names within it, in the compute dtype and to their scales."""
-        if not any(tensor.dtype in FLOAT8 for tensor in tensors.values()):
+        if prefix not in self.fp8_units:
             return tensors
         return {
             within: self.scaled(prefix + within, tensor.to(self.dtype)) if tensor.dtype in FLOAT8 else tensor

@@ -17,7 +17,7 @@ from ..errors import RequestCancelledError
 from ..models.graphs import Graphs, Watch
 from ..parallel.collectives import Axis
 from ..plan import BatchSlice
-from ..timing import RegionTimer, wait_for, wait_for_all
+from ..timing import Pace, RegionTimer, wait_for, wait_for_all
 from ..weights.host_memory import give_back_heap
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, TensorSpec
@@ -55,14 +55,13 @@ from .forward import Forward
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
 from .in_worker_sampling import Gate, InWorkerLoop, WholeCalls
-from .latent import LatentRows, call_tensors
+from .inputs import RepeatedInputs, RequestInputs, call_tensors
+from .latent import LatentRows
 from .loading import LoadedModel, open_model
 from .measure import free_bytes, measure
 from .mesh import Groups, Mesh
-from .pacing import Pace
 from .pipeline import PipelinedCalls
 from .pipelined_step import HeldKeys, PipelinedStep
-from .repeated import RepeatedInputs, RequestInputs
 from .trace import Trace
 
 NO_STAGES = "this model has no stages and no sampling loop in the workers; use pipefusion=1 and ComfyUI's own sampler"
@@ -337,16 +336,17 @@ class Engine:
         beat: Callable[[], None],
     ) -> Forward | HostedForward:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
-        model.weights.refuse_changed_file()
+        if (file := model.weights.viewed_file) is not None:
+            file.refuse_changed()
         timer = self.new_timer(on=_timed(calls))
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)
         if isinstance(model, HostedModel):
-            return HostedForward(model, mesh.uneven_sequence(), timer, beat, sent)
+            return HostedForward(model, mesh.uneven_sequence, timer, beat, sent)
         adapter = model.adapter
         if _compiled(calls):
             adapter = adapter.compiled(self.graphs, Watch(timer, beat, progress))
-        return Forward(adapter, model.weights, mesh.sequence(), self.device, timer, beat, sent)
+        return Forward(adapter, model.weights, mesh.sequence, self.device, timer, beat, sent)
 
     def _counts(self, model: LoadedModel | HostedModel, mesh: Mesh, forward: Forward | HostedForward) -> dict[str, Any]:
         """What was counted since `_forward`: fields of `RankWork`."""
@@ -411,7 +411,7 @@ def _calls(
         )
     shard = forward.shard(call_tensors(tensors, 0))
     rows = LatentRows(
-        recurrence, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh["cfg"]
+        recurrence, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh.axes["cfg"]
     )
     return WholeCalls(
         forward,

@@ -18,7 +18,7 @@ from ..parallel.shard import SequenceShard
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..weights.model_weights import ModelWeights
-from .repeated import RequestInputs
+from .inputs import RequestInputs
 
 # Sends what other ranks need first; what it returns attends, and gives this rank's part once it has arrived.
 BeginAttention = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], PendingOutput]]

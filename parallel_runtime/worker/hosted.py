@@ -31,9 +31,8 @@ from ..weights.block_shards import BlockShards, blocks_of
 from ..weights.mapped_file import MappedFile
 from ..wire.requests import ChangeWeights
 from ..wire.tree import from_tree
-from .latent import call_tensors
+from .inputs import RequestInputs, call_tensors
 from .mesh import Mesh
-from .repeated import RequestInputs
 
 # What a call may name beside the model's forward: ComfyUI asks it of the module before a run, and it needs weights.
 METHODS = ("preprocess_text_embeds",)
@@ -52,6 +51,7 @@ class HostedWeights:
         self._group, self._offloaded = group, offloaded
         self._spec = spec
         self._file = MappedFile(spec)
+        self.viewed_file = self._file if device.type == "cpu" else None  # as `ModelWeights.viewed_file`
         self._module: torch.nn.Module | None = None
         self.declared: dict[str, torch.dtype] = {}
         self.beside = Beside()
@@ -131,11 +131,6 @@ class HostedWeights:
         if self.device.type != "cpu":
             self._module.to(self.device)
         self._file.give_back()  # of what was converted or went to the device
-
-    def refuse_changed_file(self) -> None:
-        """Raise `ValueError` when weights of this rank lie in the file's own pages and somebody wrote to it."""
-        if self.device.type == "cpu":
-            self._file.refuse_changed()
 
     @contextmanager
     def calling(self) -> Iterator[None]:
@@ -303,7 +298,8 @@ class HostedForward:
                 source = BatchSlice(0, 0, 1) if calls[piece.call].get("first_row") else piece  # a negative control
                 whole = call_tensors(tensors, source.call) | {"out": call_tensors(tensors, piece.call)["out"]}
                 meanwhile = [batch_groups[each][number : number + 1] for each in mesh.replica_groups]
-                over = mesh["cfg"] if alike and all(each and each[0].call == piece.call for each in meanwhile) else None
+                same_call = all(each and each[0].call == piece.call for each in meanwhile)
+                over = mesh.axes["cfg"] if alike and same_call else None
                 self.run(
                     piece, whole, calls[source.call], source=source, write=batch_group == mesh.batch_group, over=over
                 )

@@ -17,7 +17,7 @@ from ..parallel.links import Expected, Inbox, Outbox
 from ..plan import BatchSlice
 from ..wire.requests import Step
 from .forward import Forward
-from .latent import call_tensors
+from .inputs import call_tensors
 from .mesh import Mesh
 from .stage import CondState, PartRows, Stage
 

@@ -58,7 +58,7 @@ class Stage:
     def __init__(self, forward: Forward, mesh: Mesh) -> None:
         self.forward, self._plan, self._attention = forward, mesh.plan, mesh.displaced()
         self.part = self._attention.index
-        self.size, self.index = mesh.plan.pipefusion, mesh["pipefusion"].index
+        self.size, self.index = mesh.plan.pipefusion, mesh.axes["pipefusion"].index
         self.blocks = stage_blocks(forward.adapter, stages=self.size, stage=self.index)
         self.first, self.last = self.index == 0, self.index == self.size - 1
 

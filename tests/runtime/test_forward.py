@@ -8,7 +8,7 @@ import torch
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.models.flux.adapter import Block, Modulation, Tokens, Weights
-from parallel_runtime.models.flux.blocks import AFTER, double_after, single_after
+from parallel_runtime.models.flux.compiled import AFTER, double_after, single_after
 from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.models.flux.reference import ReferenceModel
 from runtime.one_rank import OneRank

@@ -12,7 +12,8 @@ from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.models.flux.sample import sample_config
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.weights.branches import ALL, BlockWeights, Branch
+from parallel_runtime.weights.branches import Branch
+from parallel_runtime.weights.model_weights import ALL, BlockWeights
 
 # fp32 sums in another order: what the design allows any plan
 FP32_TOLERANCE = 1e-5
@@ -68,7 +69,7 @@ def big_enough() -> int:
 
 @pytest.mark.parametrize("first_row", [0, 100, 3 * CONFIG.hidden_size, 3 * CONFIG.hidden_size + 10])
 def test_keys_and_values_come_first_and_all_is_as_in_one_product(first_row: int) -> None:
-    adapter, block, w = FluxAdapter(CONFIG), Block("single", 0), weights(branch(first_row, 150))
+    adapter, block, w = FluxAdapter(CONFIG), Block("single", 0, "single_blocks.0."), weights(branch(first_row, 150))
     some = tokens(big_enough())
     mod = tuple(torch.randn(1, 1, CONFIG.hidden_size) for _ in range(3))
     *whole, rest = adapter.qkv(block, w, some, mod)
@@ -89,7 +90,7 @@ def test_keys_and_values_come_first_and_all_is_as_in_one_product(first_row: int)
 
 @pytest.mark.parametrize("heads_apart", [False, True], ids=["heads together", "heads by sender"])
 def test_the_last_product_of_the_mlp_alone_and_then_of_the_attention_is_that_of_both(heads_apart: bool) -> None:
-    adapter, block, hidden = FluxAdapter(CONFIG), Block("single", 0), CONFIG.hidden_size
+    adapter, block, hidden = FluxAdapter(CONFIG), Block("single", 0, "single_blocks.0."), CONFIG.hidden_size
     some, mod = tokens(big_enough()), tuple(torch.randn(1, 1, hidden) for _ in range(3))
     attn = torch.randn(1, some.x.shape[1], CONFIG.num_heads, CONFIG.head_dim)
     attn = attn.unflatten(2, (2, -1)) if heads_apart else attn
@@ -114,7 +115,7 @@ def test_the_last_product_of_the_mlp_alone_and_then_of_the_attention_is_that_of_
 
 def test_a_product_that_is_done_before_its_launch_is_not_taken_apart() -> None:
     mod = tuple(torch.randn(1, 1, CONFIG.hidden_size) for _ in range(3))
-    adapter, block, w = FluxAdapter(CONFIG), Block("single", 0), weights()
+    adapter, block, w = FluxAdapter(CONFIG), Block("single", 0, "single_blocks.0."), weights()
     *_, rest = adapter.qkv(block, w, tokens(64), mod, shared=True)
     carry = rest()
     assert adapter.overlapped_mlp(block, w, carry) is carry

@@ -19,12 +19,13 @@ from ...wire.replies import CompiledBlocks
 from ..base import Block, Condition, Modulation, Split, Tokens, Weights
 from ..graphs import Graphs, Watch
 from . import blocks
-from .config import FluxConfig
-from .math import by_row, modulated, rope_table, timestep_embedding
+from .blocks import by_row, modulated
+from .config import TIME_FACTOR, TIME_WIDTH, FluxConfig
 
 USUAL_TOKENS = 4096 + 512  # of an image of 1024 x 1024 and its text
 LAUNCH_FLOPS = 5e8  # what a GPU computes while the host gets one kernel going: 5 us at 100 TFLOP/s
 LAUNCHES = {"double": 44, "single": 20}
+THETA = 10_000
 
 
 # What is split over the ranks that share a sequence; everything else is whole on each of them.
@@ -65,8 +66,9 @@ class FluxAdapter:
 
     def __init__(self, config: FluxConfig) -> None:
         self.config = config
-        self.blocks = tuple(Block("double", i) for i in range(config.depth)) + tuple(
-            Block("single", i) for i in range(config.depth_single)
+        depths = {"double": config.depth, "single": config.depth_single}
+        self.blocks = tuple(
+            Block(kind, index, f"{kind}_blocks.{index}.") for kind, depth in depths.items() for index in range(depth)
         )
 
     def compiled(self, graphs: Graphs, watch: Watch) -> "FluxAdapter":
@@ -248,3 +250,29 @@ def _zero_timestep(inputs: Mapping[str, torch.Tensor], num_text: int) -> torch.T
     """1 for rows at timestep zero, 0 for the others, all text among them; None where a step has none."""
     rows = inputs.get("zero_timestep_rows")
     return None if rows is None else F.pad(rows.long(), (num_text, 0))
+
+
+def timestep_embedding(t: torch.Tensor) -> torch.Tensor:
+    """Sinusoids of t (...), in units of a thousandth, as (..., 256) fp32. Source: "Attention Is All You Need", 3.5.
+
+    The dtype of t rounds its thousandfold, as in ComfyUI: a guidance of 3.5 in bf16 becomes 3504. The timestep is fp32:
+    rounded to bf16, as diffusers does, a call is 0.9 to 6 % off.
+    """
+    half = TIME_WIDTH // 2
+    exponent = torch.arange(half, dtype=torch.float32, device=t.device) * (-math.log(10_000) / half)
+    angles = (t * TIME_FACTOR).float()[..., None] * torch.exp(exponent)
+    return torch.cat((torch.cos(angles), torch.sin(angles)), -1)
+
+
+def rope_table(ids: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    """Rotations of each token, (1, S, 1, D / 2) complex64, from ids (S, 3). Source: RoFormer (arXiv 2104.09864).
+
+    Angles are computed in fp64 where the device has it, as the reference does.
+    """
+    real = torch.float32 if ids.device.type == "mps" else torch.float64
+    parts = []
+    for axis, width in enumerate(axes):
+        frequency = THETA ** -(torch.arange(0, width, 2, dtype=real, device=ids.device) / width)
+        parts.append(ids[:, axis].to(real)[:, None] * frequency)
+    angles = torch.cat(parts, -1)
+    return torch.complex(torch.cos(angles).float(), torch.sin(angles).float())[None, :, None]

@@ -1,7 +1,7 @@
-"""One piece of a step: some rows of one call of the model, from shared memory to shared memory.
+"""A step on one rank, piece by piece: some rows of one call of the model, from shared memory to shared memory.
 
 Owns what this rank takes of a call's inputs (its batch group's rows of the batch, its part of the tokens) and the loop
-over blocks. Knows no handle, no socket, no other piece, and no arithmetic of a model.
+over blocks. Knows no handle, no socket, and no arithmetic of a model.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -18,7 +18,8 @@ from ..parallel.shard import SequenceShard
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..weights.model_weights import ModelWeights
-from .inputs import RequestInputs
+from .inputs import RequestInputs, call_tensors
+from .mesh import Mesh
 
 # Sends what other ranks need first; what it returns attends, and gives this rank's part once it has arrived.
 BeginAttention = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], PendingOutput]]
@@ -43,6 +44,27 @@ class Forward:
     timer: RegionTimer
     beat: Callable[[], None]
     sent: RequestInputs
+
+    def run_batch_groups(
+        self,
+        batch_groups: Sequence[Sequence[BatchSlice]],
+        mesh: Mesh,
+        tensors: Mapping[str, torch.Tensor],
+        calls: Sequence[Mapping],
+    ) -> None:
+        """Run this rank's pieces of a request, and gather with the others of its replica what more they need.
+
+        `tensors` and `calls`, which are options, are the request's.
+        """
+        pieces = batch_groups[mesh.batch_group]
+        passes = max(len(batch_groups[batch_group]) for batch_group in mesh.replica_groups)
+        self.weights.begin(passes)
+        for piece in pieces:
+            options = calls[piece.call]
+            whole = call_tensors(tensors, 0 if options.get("first_row") else piece.call)
+            self.run(piece, whole | {"out": tensors[f"{piece.call}.out"]}, options)
+        for _ in range(passes - len(pieces)):
+            self.weights.join_gathers(self.beat)
 
     def run(self, piece: BatchSlice, whole: Mapping[str, torch.Tensor], options: Mapping) -> None:
         """Run a piece: `whole` holds all inputs of its call, and "out", of which this rank's part is written.

@@ -34,7 +34,8 @@ from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.timing import RegionTimer
 from parallel_runtime.weight_patch import PatchBatch, WeightPatch, pack
 from parallel_runtime.wire.requests import ChangeWeights
-from parallel_runtime.worker.hosted import HostedChanges, HostedForward, HostedModel, HostedWeights, OwnTokens
+from parallel_runtime.worker.hosted import HostedForward, HostedModel, OwnTokens
+from parallel_runtime.worker.hosted_weights import HostedChanges, HostedWeights
 from parallel_runtime.worker.inputs import RepeatedInputs
 from parallel_runtime.worker.mesh import Groups, Mesh
 
@@ -111,7 +112,7 @@ def call(model: HostedModel, sequence: UnevenSequence, *, scales: bool = True) -
     """One call over the ranks of `sequence`, with their scales as one or each rank's own."""
     module = model.under(sequence, lambda: None)
     inputs = {name: noise(*shape) for name, shape in INPUTS.items()} | {"timestep": at(700, 650)}
-    with model.weights.calling(), shared_scales([sequence] if scales and sequence.parts > 1 else []):
+    with model.calling(), shared_scales([sequence] if scales and sequence.parts > 1 else []):
         out: Tensor = module(**inputs)
     return out
 

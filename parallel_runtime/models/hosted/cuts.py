@@ -24,7 +24,7 @@ from ..plans.words import (
     Word,
 )
 from .call import TokenCall
-from .lightricks import cut_guides, cut_timestep, is_compressed
+from .lightricks import cut_guides, cut_timestep
 
 Change = Callable[[TokenCall, Any], Any]
 
@@ -103,9 +103,11 @@ def cut_frames(call: TokenCall, value: Any, word: Frames) -> Any:  # noqa: ANN40
     """(B, frames or tokens or 1, ...) to this rank's rows, one for each token. Frames that lack tokens are the last."""
     start = call.start(word.stream)
     end = start + call.streams[word.stream][call.index]
-    if is_compressed(value):
+    if value is None:
+        return None
+    if not isinstance(value, Tensor):
         return cut_timestep(value, start, end)
-    if value is None or (word.ndim is not None and value.ndim != word.ndim):
+    if word.ndim is not None and value.ndim != word.ndim:
         return value
     frames, tokens = value.shape[1], call.total(word.stream)
     if frames == 1:

@@ -7,8 +7,8 @@ their product as in USP (arXiv 2405.07719, algorithm 1).
 Where all keys and values are few bytes, messages cost by their number: then everybody gets all of them in one, whatever
 the mesh, and attends with all heads.
 
-Owns the exchange of heads against tokens and the ring of keys and values. Attention sees every token once and no
-padding; the order of tokens is that of the ranks, which softmax attention does not notice.
+Owns the exchange of heads against tokens and the gathering of keys; the hops of a ring are ring.py's. Attention sees
+every token once and no padding; the order of tokens is that of the ranks, which softmax attention does not notice.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,9 @@ from functools import partial
 
 import torch
 
-from .collectives import Axis, Shift
-from .kernels import attention, attention_with_lse, merge
+from .collectives import Axis
+from .kernels import attention
+from .ring import RingPass
 from .shard import GATHER_BYTES, NEVER, gathers
 
 
@@ -143,11 +144,13 @@ class SequenceAttention:
         if self.ring.size == 1:
             return lambda mask: PendingOutput.here(attention(q, k, v, mask=mask))
         mine = _rows_of(self.ring.index, lengths)
-        held = torch.stack((k, v)).contiguous()  # (2, B, T, H/U, D)
-        first = self._start_hop(held, 0, lengths=lengths)
-        return lambda mask: PendingOutput.here(
-            self._around_the_ring(q, held, first, lengths=lengths, mask=None if mask is None else mask[:, mine])
-        )
+        keys = RingPass(self.ring, k, v, lengths=lengths)
+
+        def finish(mask: torch.Tensor | None) -> PendingOutput:
+            out = keys.attend(q, mask=None if mask is None else mask[:, mine])
+            return PendingOutput.here(q if out is None else out.to(q.dtype))
+
+        return finish
 
     def _begin_gather(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Finish:
         """Everybody's keys and values at once, one call of the kernel. Arguments as for `begin`."""
@@ -165,46 +168,6 @@ class SequenceAttention:
             return PendingOutput.here(attention(q, keys, values, mask=None if mask is None else mask[:, mine]))
 
         return finish
-
-    def _start_hop(self, held: torch.Tensor, hop: int, *, lengths: list[int]) -> tuple[Shift, torch.Tensor] | None:
-        """Send on the keys and values that are held at `hop`; also returns where the next arrive. None at the last."""
-        if hop + 1 == self.ring.size:
-            return None
-        coming = lengths[(self.ring.index - hop - 1) % self.ring.size]
-        arriving = held.new_empty((*held.shape[:2], coming, *held.shape[3:]))
-        return self.ring.start_shift(held, arriving), arriving
-
-    def _around_the_ring(
-        self,
-        q: torch.Tensor,
-        held: torch.Tensor,
-        under_way: tuple[Shift, torch.Tensor] | None,
-        *,
-        lengths: list[int],
-        mask: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Pass keys and values around; the next hop travels while the present part is computed.
-
-        `held` (2, B, T, H/U, D) is this group's own, already `under_way`; `lengths` are the groups' tokens; `mask`
-        holds the rows of this group's queries.
-        """
-        out = lse = None
-        for hop in range(self.ring.size):
-            owner = (self.ring.index - hop) % self.ring.size
-            if hop:
-                under_way = self._start_hop(held, hop, lengths=lengths)
-            if q.shape[1] and lengths[owner]:
-                start = sum(lengths[:owner])
-                columns = None if mask is None else mask[:, :, start : start + lengths[owner]]
-                part_out, part_lse = attention_with_lse(q, held[0], held[1], mask=columns)
-                if out is None or lse is None:
-                    out, lse = part_out.to(torch.float32, copy=True), part_lse
-                else:
-                    out, lse = merge(out, lse, part_out, part_lse)
-            if under_way is not None:
-                shift, held = under_way
-                shift.wait()
-        return q if out is None else out.to(q.dtype)
 
 
 class LocalAttention:

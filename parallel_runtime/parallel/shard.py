@@ -5,6 +5,7 @@ of the speed at eight ranks. Lengths may be zero; nothing is ever padded.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -13,6 +14,7 @@ GATHER_BYTES = 1 << 20
 NEVER = -1
 
 
+@lru_cache(maxsize=1024)  # a step asks for the same ones again and again
 def split_lengths(total: int, parts: int) -> tuple[int, ...]:
     """Cut `total` tokens into `parts` runs whose lengths differ by at most one, longer ones first."""
     if total < 0 or parts < 1:

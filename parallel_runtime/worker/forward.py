@@ -22,7 +22,7 @@ from .inputs import RequestInputs, call_tensors
 from .mesh import Mesh
 
 # Sends what other ranks need first; what it returns attends, and gives this rank's part once it has arrived.
-BeginAttention = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], PendingOutput]]
+StartAttention = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], PendingOutput]]
 
 
 class Rows(Protocol):
@@ -127,30 +127,30 @@ class Forward:
         strategy = self._strategy(options)
         mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
 
-        def begin(_: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], PendingOutput]:
-            return partial(strategy.begin(q, k, v, lengths=shard.lengths), mask)
+        def start_attention(_: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], PendingOutput]:
+            return partial(strategy.start(q, k, v, lengths=shard.lengths), mask)
 
-        self.through(
+        self.run_blocks(
             self.adapter.blocks,
             tokens,
             inputs,
             options,
-            begin=begin,
+            start_attention=start_attention,
             modulations={} if modulations is None else modulations,
         )
         return self.head(tokens)
 
-    def through(
+    def run_blocks(
         self,
         blocks: Sequence[Block],
         tokens: Tokens,
         inputs: Mapping[str, torch.Tensor],
         options: Mapping,
         *,
-        begin: BeginAttention,
+        start_attention: StartAttention,
         modulations: MutableMapping[str, Modulation],
     ) -> None:
-        """Tokens through some blocks, in place. `begin` is given the block and this rank's q, k and v.
+        """Tokens through some blocks, in place. `start_attention` is given the block and this rank's q, k and v.
 
         `modulations` as for `velocity`; those that are not there are computed, and kept for another pass.
         """
@@ -162,18 +162,18 @@ class Forward:
                     if block.prefix not in modulations:
                         modulations[block.prefix] = adapter.modulation_rows(block, w, tokens.vec)
                     mod = adapter.modulation(block, modulations[block.prefix], tokens)
-                q, k, v, rest = adapter.qkv(block, w, tokens, mod, shared=self.sequence.parts > 1)
+                q, k, v, start_mlp = adapter.qkv(block, w, tokens, mod, shared=self.sequence.parts > 1)
                 with self.timer.region("attention"):
-                    finish = begin(block, q, k, v)
-                carry = rest()  # while keys and values travel
+                    complete = start_attention(block, q, k, v)
+                mlp = start_mlp()  # while keys and values travel
                 with self.timer.region("attention"):
-                    arrival = finish()
-                if arrival.under_way:
-                    carry = adapter.overlapped_mlp(block, w, carry)
+                    output = complete()
+                if output.under_way:
+                    mlp = adapter.overlapped_mlp(block, w, mlp)
                 with self.timer.region("attention"):
-                    attn = arrival.wait()
+                    attn = output.wait()
                 residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
-                adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
+                adapter.finish(block, w, tokens, attn, mod, mlp=mlp, residual=residual)
             self.beat()
 
     def head(self, tokens: Tokens) -> torch.Tensor:

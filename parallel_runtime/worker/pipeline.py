@@ -151,7 +151,7 @@ class PipelinedCalls:
             began_s = self._timeline.now()
             tokens = self._tokens(self._sides[cond].chunks[chunk], came, call)
             modulations = self._ready[cond].modulations_of(call)
-            stage.through(tokens, self._sides[cond], chunk, self._options[cond], modulations=modulations)
+            stage.run_blocks(tokens, self._sides[cond], chunk, self._options[cond], modulations=modulations)
             if stage.last:
                 velocities.append(self._forward.head(tokens))
             else:

@@ -82,7 +82,7 @@ class PipelinedStep:
                 tokens = stage.embed(there.inputs["img"], there.condition)
             else:
                 tokens = self._forward.adapter.received(self._inbox.take(), there.condition)
-            stage.through(tokens, side, chunk, self._options[piece.call], modulations=modulations)
+            stage.run_blocks(tokens, side, chunk, self._options[piece.call], modulations=modulations)
             if stage.last:
                 self._write(piece, chunk, self._forward.head(tokens))
             else:

@@ -129,8 +129,8 @@ MUTANTS = (
     ),
     Mutant(
         "a stage ignores the attention mask",
-        "            return partial(finish, there.mask)\n",
-        "            return partial(finish, None)\n",
+        "            return partial(complete, there.mask)\n",
+        "            return partial(complete, None)\n",
         (WARM_UP,),
     ),
     Mutant(

@@ -136,9 +136,9 @@ def forward(path, weights, *, passes=1):
         for block in adapter.blocks:
             with weights.block(block.prefix) as w:
                 mod = adapter.modulation(block, adapter.modulation_rows(block, w, tokens.vec), tokens)
-                q, k, v, rest = adapter.qkv(block, w, tokens, mod)
+                q, k, v, start_mlp = adapter.qkv(block, w, tokens, mod)
                 out = attention(q, k, v)
-                adapter.finish(block, w, tokens, out, mod, carry=rest(), residual=None)
+                adapter.finish(block, w, tokens, out, mod, mlp=start_mlp(), residual=None)
         with weights.block("") as w:
             outs.append(adapter.head(w, tokens))
     return torch.stack(outs)

@@ -155,9 +155,9 @@ def test_what_overflows_in_fp16_stays_the_largest_number(
             if compiled:
                 results.append(_after_compiled(block, w, tokens, rows, attn, mlp))
             else:
-                carry = rank.adapter._activated(mlp) if kind == "single" else None
+                joined = rank.adapter._activated(mlp) if kind == "single" else None
                 mod = rank.adapter.modulation(block, rows, tokens)
-                rank.adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=None)
+                rank.adapter.finish(block, w, tokens, attn, mod, mlp=joined, residual=None)
                 results.append(tokens.x)
     ours, exact = results
     assert (exact.abs() > LARGEST).any(), "nothing overflows"

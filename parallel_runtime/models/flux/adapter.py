@@ -54,7 +54,7 @@ class Mlp:
     product: torch.Tensor | None = None
 
 
-Rest = Callable[[], Mlp | None]  # what a block can do without its attention, and `finish` takes as `carry`
+StartMlp = Callable[[], Mlp | None]  # what of a block's MLP goes without its attention, and `finish` takes as `mlp`
 
 
 class FluxAdapter:
@@ -158,10 +158,10 @@ class FluxAdapter:
 
     def qkv(
         self, block: Block, w: Weights, tokens: Tokens, mod: Modulation, *, shared: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Rest]:
-        """Queries and keys, normed and rotated, and values, each (B, S, H, D), and what else can be done meanwhile.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, StartMlp]:
+        """Queries and keys, normed and rotated, and values, each (B, S, H, D), and what starts the MLP.
 
-        That is a single block's MLP up to its GELU. `shared`: q, k and v go to other ranks first, so all of it waits
+        That is a single block's, up to its GELU. `shared`: q, k and v go to other ranks first, so all of it waits
         until they are on their way.
         """
         if block.kind == "double":
@@ -169,11 +169,11 @@ class FluxAdapter:
         x, n = modulated(tokens.x, mod[0], mod[1]), 3 * self.config.hidden_size
         if shared and self._mlp_flops(x) > LAUNCH_FLOPS:  # worth a product of its own
             packed = w.linear("linear1", x, rows=slice(0, n))
-            rest: Rest = partial(self._mlp, w, x)
+            start_mlp: StartMlp = partial(self._mlp, w, x)
         else:
-            packed, mlp = w.linear("linear1", x).split((n, self.config.mlp_hidden), -1)
-            rest = partial(self._activated, mlp)
-        return *blocks.single_qkv(w, packed, tokens.rope), rest
+            packed, before = w.linear("linear1", x).split((n, self.config.mlp_hidden), -1)
+            start_mlp = partial(self._activated, before)
+        return *blocks.single_qkv(w, packed, tokens.rope), start_mlp
 
     def _mlp_flops(self, x: torch.Tensor) -> float:
         return 2.0 * x.numel() * self.config.mlp_hidden
@@ -184,16 +184,16 @@ class FluxAdapter:
     def _activated(self, mlp: torch.Tensor) -> Mlp:
         return Mlp(blocks.activated(mlp, self.config.hidden_size))
 
-    def overlapped_mlp(self, block: Block, w: Weights, carry: Mlp | None) -> Mlp | None:
+    def overlapped_mlp(self, block: Block, w: Weights, mlp: Mlp | None) -> Mlp | None:
         """What more can be done while the attention's output travels: the MLP's part of a single block's last product.
 
         `finish` takes it, as it takes what it was made of.
         """
         hidden = self.config.hidden_size
-        if carry is None or self._mlp_flops(carry.joined[..., :hidden]) <= LAUNCH_FLOPS:
-            return carry
-        product = w.linear("linear2", carry.joined[..., hidden:], columns=slice(hidden, None))
-        return Mlp(carry.joined, product)
+        if mlp is None or self._mlp_flops(mlp.joined[..., :hidden]) <= LAUNCH_FLOPS:
+            return mlp
+        product = w.linear("linear2", mlp.joined[..., hidden:], columns=slice(hidden, None))
+        return Mlp(mlp.joined, product)
 
     def finish(
         self,
@@ -203,17 +203,17 @@ class FluxAdapter:
         attn: torch.Tensor,
         mod: Modulation,
         *,
-        carry: Mlp | None,
+        mlp: Mlp | None,
         residual: torch.Tensor | None,
     ) -> None:
         """The rest of the block, in place on `tokens.x`. `residual` (B, <= image rows, C).
 
         attn (B, S, H, D), H in one dim or in two, which the copy that it needs anyway makes one.
         """
-        if carry is None:
+        if mlp is None:
             blocks.double_rest(w, tokens.x, tokens.num_text, mod, attn.flatten(2))
         else:
-            blocks.single_rest(tokens.x, mod, self._joined_product(w, attn, carry))
+            blocks.single_rest(tokens.x, mod, self._joined_product(w, attn, mlp))
         self.add_residual(tokens, residual)
 
     def _joined_product(self, w: Weights, attn: torch.Tensor, mlp: Mlp) -> torch.Tensor:

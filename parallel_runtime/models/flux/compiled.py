@@ -18,7 +18,7 @@ from ...wire.replies import CompiledBlocks
 from ..base import Block, Modulation, Tokens, Weights
 from ..graphs import Graphs, Half, Marks, Watch
 from . import blocks
-from .adapter import FluxAdapter, Mlp, Rest
+from .adapter import FluxAdapter, Mlp, StartMlp
 from .config import FluxConfig
 
 Values = tuple[torch.Tensor, ...]
@@ -146,7 +146,7 @@ class CompiledFlux(FluxAdapter):
 
     def qkv(
         self, block: Block, w: Weights, tokens: Tokens, mod: Modulation, *, shared: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Rest]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, StartMlp]:
         """As `FluxAdapter.qkv`; of a graph nothing is left for later but to hand a single block's MLP on."""
         self._enter(tokens)
         self._weights = w.plain(NAMES[block.kind]) if block.kind in self._key else None
@@ -162,9 +162,9 @@ class CompiledFlux(FluxAdapter):
         q, k, v, mlp = self._before(block, mod, *arguments)
         return q, k, v, lambda: Mlp(mlp)
 
-    def overlapped_mlp(self, block: Block, w: Weights, carry: Mlp | None) -> Mlp | None:
+    def overlapped_mlp(self, block: Block, w: Weights, mlp: Mlp | None) -> Mlp | None:
         """As `FluxAdapter.overlapped_mlp`; of a graph nothing can be done apart."""
-        return super().overlapped_mlp(block, w, carry) if self._weights is None else carry
+        return super().overlapped_mlp(block, w, mlp) if self._weights is None else mlp
 
     def finish(
         self,
@@ -174,21 +174,21 @@ class CompiledFlux(FluxAdapter):
         attn: torch.Tensor,
         mod: Modulation,
         *,
-        carry: Mlp | None,
+        mlp: Mlp | None,
         residual: torch.Tensor | None,
     ) -> None:
         """As `FluxAdapter.finish`."""
         if self._weights is None:
             mod = super().modulation(block, mod, tokens)
-            return super().finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
+            return super().finish(block, w, tokens, attn, mod, mlp=mlp, residual=residual)
         weights, self._weights = self._weights[len(BEFORE[block.kind]) :], None
         attn = attn.flatten(2).contiguous()  # each strategy has a layout of its own, and a graph just one
-        if carry is None:
+        if mlp is None:
             arguments: tuple[object, ...] = (tokens.x, self._text_rows, tokens.zero_timestep, mod, attn, weights)
             self._call(block, "after", mod, (attn,), *arguments)
         else:
-            arguments = (tokens.x, tokens.zero_timestep, mod, attn, carry.joined, weights)
-            self._call(block, "after", mod, (attn, carry.joined), *arguments)
+            arguments = (tokens.x, tokens.zero_timestep, mod, attn, mlp.joined, weights)
+            self._call(block, "after", mod, (attn, mlp.joined), *arguments)
         self.add_residual(tokens, residual)
 
     def _enter(self, tokens: Tokens) -> None:

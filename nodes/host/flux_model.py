@@ -25,7 +25,7 @@ from ...parallel_runtime.models.hosted.dtypes import compute_dtype
 from ...parallel_runtime.planner.automatic import Decision, usual_work
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from ...parallel_runtime.weight_patch import WeightPatchSet
-from ...parallel_runtime.weights.model_weights import weight_bytes
+from ...parallel_runtime.weights.model_file import weight_bytes
 from .flux_conditioning import ForwardArguments, step_tensors
 from .meta import META, MetaOperations
 from .pooled_model import PooledModel, WeightSizes

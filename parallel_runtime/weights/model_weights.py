@@ -8,7 +8,6 @@ the file's rows, so taking a patch back is reading them again. Knows no arithmet
 adapter's config.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,12 +16,11 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from ..checkpoint import CheckpointHeader
 from ..errors import RequestCancelledError
 from ..weight_patch import WeightPatch
 from .branches import Branch
 from .mapped_file import MappedFile
-from .model_file import FLOAT8, ModelFile, SideBranches
+from .model_file import ModelFile, SideBranches
 from .patches import merge
 
 ALL = slice(None)
@@ -62,20 +60,6 @@ class BlockWeights:
     def _add_branches(self, out: torch.Tensor, name: str, x: torch.Tensor, *, start: int, columns: slice) -> None:
         for branch in self.branches.get(f"{name}.weight", ()):
             branch.add_to(out, x, start=start, columns=columns)
-
-
-def compute_dtype(header: CheckpointHeader, names: Mapping[str, str], asked: str) -> torch.dtype:
-    """The dtype the model runs in: what was asked, else the one most of the file's weights have (fp8 runs in bf16)."""
-    if asked != "default":
-        dtype = getattr(torch, asked)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"dtype={asked!r} is unknown; use default, float32, bfloat16 or float16")
-        return dtype
-    sizes: Counter[torch.dtype] = Counter()
-    for name in names.values():
-        sizes[header.tensors[name].dtype] += header.tensors[name].num_bytes
-    dtype = sizes.most_common(1)[0][0]
-    return torch.bfloat16 if dtype in FLOAT8 else dtype
 
 
 class ModelWeights(Protocol):
@@ -222,9 +206,3 @@ class ReplicatedWeights:
 
     def _is_view(self, name: str) -> bool:
         return self.device.type == "cpu" and self._file.entries[name].dtype == self._file.storage_dtype(name)
-
-
-def weight_bytes(header: CheckpointHeader, names: Mapping[str, str], dtype: torch.dtype) -> int:
-    """Bytes of all weights as a rank keeps them: fp8 as it is, everything else in the compute dtype."""
-    entries = [header.tensors[name] for name in names.values()]
-    return sum(e.num_bytes if e.dtype in FLOAT8 else e.num_bytes // e.dtype.itemsize * dtype.itemsize for e in entries)

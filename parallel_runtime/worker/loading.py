@@ -23,13 +23,8 @@ from ..timing import wait_for
 from ..weights.changes import WeightChanges
 from ..weights.host_memory import give_back_heap
 from ..weights.mapped_file import MappedFile
-from ..weights.model_file import ModelFile
-from ..weights.model_weights import (
-    ModelWeights,
-    ReplicatedWeights,
-    compute_dtype,
-    weight_bytes,
-)
+from ..weights.model_file import ModelFile, compute_dtype, weight_bytes
+from ..weights.model_weights import ModelWeights, ReplicatedWeights
 from ..weights.sharded import ShardedWeights
 from ..wire.replies import Cancelled, Compiling, LoadReply, Memory, MemoryReply, Progress, StrengthsReply
 from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload

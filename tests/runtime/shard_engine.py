@@ -18,12 +18,8 @@ from parallel_runtime.parallel.kernels import attention
 from parallel_runtime.weight_patch import WeightPatch
 from parallel_runtime.weights.branches import Branch
 from parallel_runtime.weights.mapped_file import MappedFile
-from parallel_runtime.weights.model_file import ModelFile
-from parallel_runtime.weights.model_weights import (
-    ReplicatedWeights,
-    compute_dtype,
-    weight_bytes,
-)
+from parallel_runtime.weights.model_file import ModelFile, compute_dtype, weight_bytes
+from parallel_runtime.weights.model_weights import ReplicatedWeights
 from parallel_runtime.weights.sharded import ShardedWeights
 from parallel_runtime.wire.protocol import Op
 from parallel_runtime.wire.replies import EmptyReply, LoadReply, Memory, StepReply

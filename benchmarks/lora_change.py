@@ -77,7 +77,7 @@ def measure(pool: Pool, spec: ModelSpec, config: FluxConfig, *, runs: int) -> st
     strengths = [0.1 * number for number in range(1, runs + 1)]
     change_s([0.05], beside=False)  # the first may have to take memory for what it merges
     merged_s = change_s(strengths, beside=False)
-    back_s = took_s(lambda: pool.ensure(spec, patches=PRISTINE))
+    back_s = took_s(lambda: pool.load(spec, patches=PRISTINE))
     first_s = change_s([0.05], beside=True)
     beside_s = change_s(strengths, beside=True)
     plain_step_s, beside_step_s = step_s(pool, spec, config, at(0.3, beside=True), runs=runs)
@@ -98,7 +98,7 @@ def step_s(
     for _ in range(runs + 2):
         for patches in (PRISTINE, beside):
             runner.patches = patches
-            pool.ensure(spec, patches=patches)
+            pool.load(spec, patches=patches)
             taken[patches.name].append(took_s(lambda: runner(tensors)))
     plain, branched = (statistics.median(times[2:]) for times in taken.values())
     return plain, branched

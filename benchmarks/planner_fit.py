@@ -99,13 +99,13 @@ FREE = (
     ("links", "2xRTX 2000 Ada SYS", "bandwidth"),
 )
 ROUNDS = 60
-# Nothing reaches more than its spec sheet: a fraction of 1, PCIe 4.0 with 16 batch groups, and 8 batch groups on the
+# Nothing reaches more than its spec sheet: a fraction of 1, PCIe 4.0 with 16 lanes, and 8 lanes on the
 # RTX 2000 Ada.
 PCIE4_BANDWIDTH = 31.5e9
 LIMITS = {"2xRTX 2000 Ada SYS": PCIE4_BANDWIDTH / 2}
 
 
-# Machines on PCIe 4.0 with all batch groups, which the table's links stand for.
+# Machines on PCIe 4.0 with all lanes, which the table's links stand for.
 TABLE_CONSTANTS = 4  # bandwidth and contention of two links
 TABLE_MACHINES = tuple(name for name in MACHINES if name.endswith(("PCIe", ")")))
 

@@ -25,7 +25,7 @@ from host.tiny_models import TinyModels, write_tiny_models
 from .table import image_error, print_table
 
 WORKFLOW = PACK_ROOT / "api_workflows" / "flux_parallel.json"
-STOCK = {"ParallelFluxLoader": "UNETLoader", "ParallelFluxSampler": "KSampler", "TimedVAEDecode": "VAEDecode"}
+STOCK = {"ParallelModelLoader": "UNETLoader", "ParallelSampler": "KSampler", "TimedVAEDecode": "VAEDecode"}
 # Root mean square of the pixel differences over the standard deviation of the image. The CPU computes in fp32 and is
 # exact to 1e-5, so only rounding to 8 bits shows (every pixel off by one level would be about 0.01); attention that
 # does not communicate gives more than 0.2. GPUs compute in bf16 through other kernels, which the steps amplify.
@@ -61,7 +61,7 @@ def find(graph: Workflow, class_type: str) -> str:
 def with_tiny_files(graph: Workflow, tiny: TinyModels) -> Workflow:
     """The shipped graph with the tiny files' names, and the loader that takes text encoders of any width."""
     graph = copy.deepcopy(graph)
-    graph[find(graph, "ParallelFluxLoader")]["inputs"]["unet_name"] = tiny.dev
+    graph[find(graph, "ParallelModelLoader")]["inputs"]["unet_name"] = tiny.dev
     graph[find(graph, "VAELoader")]["inputs"]["vae_name"] = tiny.vae
     clip = graph[find(graph, "DualCLIPLoader")]
     clip["class_type"] = "TinyDualCLIPLoader"
@@ -73,7 +73,7 @@ def without_our_nodes(graph: Workflow) -> Workflow:
     """The same graph through stock nodes alone."""
     graph = copy.deepcopy(graph)
     del graph[find(graph, "SPConfig")]
-    del graph[find(graph, "ParallelFluxLoader")]["inputs"]["sp_config"]
+    del graph[find(graph, "ParallelModelLoader")]["inputs"]["sp_config"]
     for node in graph.values():
         node["class_type"] = STOCK.get(node["class_type"], node["class_type"])
     return graph
@@ -130,7 +130,7 @@ def shipped_graph(arguments: argparse.Namespace, tiny: TinyModels) -> Workflow:
     if arguments.size:
         graph[find(graph, "EmptySD3LatentImage")]["inputs"] |= {"width": arguments.size, "height": arguments.size}
     if arguments.steps:
-        graph[find(graph, "ParallelFluxSampler")]["inputs"]["steps"] = arguments.steps
+        graph[find(graph, "ParallelSampler")]["inputs"]["steps"] = arguments.steps
     return graph
 
 

@@ -20,7 +20,7 @@ Row = tuple[str, str, str]
 
 def print_table(parallel: Run, stock: Run) -> None:
     """Prints what was measured of both runs, a row a quantity."""
-    denoise = parallel.report("ParallelFluxSampler")
+    denoise = parallel.report("ParallelSampler")
     rows: list[Row] = [("", f"parallel ({denoise['plan']['name']})", "stock ComfyUI")]
     rows.append(("end to end, loading included", f"{parallel.result.wall_s:.2f} s", f"{stock.result.wall_s:.2f} s"))
     rows += denoise_rows(denoise, stock)

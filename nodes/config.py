@@ -61,30 +61,32 @@ class ParallelChoice:
             log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
 
-    def plan_for_any(self, name: str) -> Decision:
+    def plan_for_any(self, name: str, unshared: str) -> Decision:
         """The plan to run a model that the planner does not know; automatic, all devices share each image by heads.
 
+        `unshared`: why they cannot; then prompt and negative run at once, and images of a batch on what is left.
         Raises `ValueError` for degrees that fit neither the devices nor such a model.
         """
-        plan = self.plan
-        if plan is None:
-            plan = self._plan_by_count()
-        elif plan.ranks > len(self.selection.devices):
-            plan = self._fitting_plan(plan)
+        plan, reasons = self.plan, ()
+        if plan is None or plan.ranks > len(self.selection.devices):
+            if plan is not None and not self._may_shrink():
+                raise ValueError(self._too_few(plan))
+            plan, reasons = self._plan_by_count(unshared)
         if plan.pipefusion > 1:
             raise ValueError(
                 f"pipefusion={plan.pipefusion} runs {titles()} alone so far, not {name}; use ulysses, ring, cfg or data"
             )
         remarks = (f"blocks run uncompiled: only those of {titles()} are compiled",) if self.compiled else ()
-        return Decision(plan=plan, reasons=remarks)
+        return Decision(plan=plan, reasons=(*reasons, *remarks))
 
-    def _fitting_plan(self, plan: ParallelPlan) -> ParallelPlan:
-        if not self._may_shrink():
-            raise ValueError(self._too_few(plan))
-        return self._plan_by_count()
-
-    def _plan_by_count(self) -> ParallelPlan:
-        return ParallelPlan(ulysses=len(self.selection.devices), weights=self.weights)
+    def _plan_by_count(self, unshared: str) -> tuple[ParallelPlan, tuple[str, ...]]:
+        """The automatic plan for as many devices as there are, and why."""
+        count = len(self.selection.devices)
+        if not unshared or count == 1:
+            return ParallelPlan(ulysses=count, weights=self.weights), ()
+        plan = ParallelPlan(cfg=2, data=count // 2, weights=self.weights)
+        replicas = f"; images of a batch on {plan.data} replicas (data={plan.data})" if plan.data > 1 else ""
+        return plan, (f"{unshared}; prompt and negative at once (cfg=2), for a cfg scale above 1{replicas}",)
 
     def plan_of_run(self, model: ModelShape, work: Work, held: ParallelPlan) -> Decision:
         """The plan of a sampling run of `work`, of those that weights loaded for `held` serve; its reasons are logged.

@@ -10,6 +10,7 @@ from .loader import ParallelFluxLoader, ParallelModelLoader
 from .parallelize import ParallelizeModel
 from .plan_check import check_plan
 from .release import ReleaseParallelPool
+from .renamed import register_renames
 from .sampler import ParallelFluxSampler, ParallelSampler
 from .show_report import ShowTimingReport
 from .vae import TimedVAEDecode
@@ -19,8 +20,9 @@ class ParallelDiTExtension(ComfyExtension):
     """What ComfyUI asks for the nodes."""
 
     async def on_load(self) -> None:
-        """The panel's routes; the server's own are added after all packs are loaded."""
+        """The panel's routes, since the server's own are added after all packs are loaded; the nodes' earlier names."""
         add_routes(check_plan)
+        await register_renames()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """All node classes, in the order of a graph."""

@@ -59,6 +59,7 @@ class ParallelFluxSampler(io.ComfyNode):
                 ),
             ],
             outputs=sampler_outputs(),
+            is_deprecated=True,
         )
 
     @classmethod

@@ -87,7 +87,8 @@ class ComfyUI:
 class ModelSpec:
     """Which weights, in which dtype, for which adapter; equal specs are the same model in the workers.
 
-    `comfyui` is whose modules compute, where they are not ours.
+    `comfyui` is whose modules compute, where they are not ours; with `checkpoint` they are told what else lies in the
+    file, as Load Checkpoint tells them.
     """
 
     path: str
@@ -96,6 +97,7 @@ class ModelSpec:
     size_bytes: int
     mtime_ns: int
     comfyui: ComfyUI | None = None
+    checkpoint: bool = False
 
     @classmethod
     def of(
@@ -105,6 +107,7 @@ class ModelSpec:
         *,
         adapter: str = OWN,
         comfyui: ComfyUI | None = None,
+        checkpoint: bool = False,
     ) -> "ModelSpec":
         """Identify the file as it is now. `dtype` is the compute dtype; `default` keeps the file's.
 
@@ -113,7 +116,7 @@ class ModelSpec:
         if dtype not in COMPUTE_DTYPES:
             raise ValueError(f"dtype={dtype!r} is unknown; use one of {', '.join(COMPUTE_DTYPES)}")
         stat = os.stat(_checked_path(path))
-        return cls(os.path.abspath(path), dtype, adapter, stat.st_size, stat.st_mtime_ns, comfyui)
+        return cls(os.path.abspath(path), dtype, adapter, stat.st_size, stat.st_mtime_ns, comfyui, checkpoint)
 
     def refuse_changed(self) -> None:
         """Raise `ValueError` unless what lies at the path is the file that was identified."""

@@ -9,6 +9,7 @@ Ranks are numbered row by row over the axes, outermost first. A *replica* is the
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 MAX_RANKS = 8
@@ -37,7 +38,7 @@ class Layout:
     stages: int = 1
     stage_ranks: int = 1
 
-    @property
+    @cached_property
     def kind(self) -> tuple[int, bool, int, int]:
         """What two layouts must have in common for the bigger one to serve where the smaller is asked for."""
         return self.shards, self.offloaded, self.stages, self.stage_ranks
@@ -128,17 +129,17 @@ class ParallelPlan:
                 f"warmup_steps={self.warmup_steps} is below 1; the first step has no older keys to use; use 1 or more"
             )
 
-    @property
+    @cached_property
     def num_patches(self) -> int:
         """Into how many runs of rows an image is cut; 1 without stages."""
         return self.patches or self.pipefusion
 
-    @property
+    @cached_property
     def degrees(self) -> tuple[int, ...]:
         """Degrees in the order of `AXES`."""
         return tuple(getattr(self, axis) for axis in AXES)
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """Number of ranks the plan occupies."""
         total = 1
@@ -146,17 +147,17 @@ class ParallelPlan:
             total *= degree
         return total
 
-    @property
+    @cached_property
     def batch_groups(self) -> int:
         """How many groups of ranks run calls, or rows of a call, of their own."""
         return self.data * self.cfg
 
-    @property
+    @cached_property
     def parts(self) -> int:
         """Ranks of one stage of a batch group: how many share a sequence."""
         return self.ring * self.ulysses
 
-    @property
+    @cached_property
     def replica_ranks(self) -> int:
         """Ranks of one replica, over which sharded weights are shared out, stage by stage."""
         return self.ranks // self.data
@@ -168,7 +169,7 @@ class ParallelPlan:
             rank, found[axis] = divmod(rank, getattr(self, axis))
         return {axis: found[axis] for axis in AXES}
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """What the ranks hold under this plan."""
         return Layout(

@@ -57,7 +57,7 @@ NAME_FLUX = {
     "parallel_runtime/models/plans/two_streams.py",
     "nodes/host/new_model.py",
     "nodes/host/flux_model.py",
-    "nodes/host/flux_conditioning.py",
+    "nodes/host/flux_source.py",
 }
 NODE_IDS = re.compile(r"Parallel ?Flux ?(Loader|List ?Sampler|Sampler)")
 NEVER = {"pickle", "multiprocessing", "marshal", "shelve", "dill", "cloudpickle"}

@@ -19,11 +19,11 @@ from host.tiny_models import TinyModels, write_tiny_models
 
 ROUNDS, STEPS = 5, 5
 STOCK = "stock ComfyUI"
-LANES = {"one rank, KSampler": ("cpu:1", 1), "ulysses 2, KSampler": ("cpu:2", 2), "ulysses 2, ours": ("cpu:2", 2)}
+CANDIDATES = {"one rank, KSampler": ("cpu:1", 1), "ulysses 2, KSampler": ("cpu:2", 2), "ulysses 2, ours": ("cpu:2", 2)}
 
 
 def measure() -> dict[str, list[float]]:
-    """Seconds of a step by batch group, one value a round; the first round warms up and is left out."""
+    """Seconds of a step by candidate, one value a round; the first round warms up and is left out."""
     with tempfile.TemporaryDirectory(prefix="stock-") as base:
         tiny = write_tiny_models(Path(base), depth=2, single=4)
         graphs = all_graphs(tiny)
@@ -38,28 +38,28 @@ def measure() -> dict[str, list[float]]:
 
 
 def all_graphs(tiny: TinyModels) -> dict[str, Workflow]:
-    """The shipped workflow, 2,048 image tokens, by batch group."""
+    """The shipped workflow, 2,048 image tokens, by candidate."""
     graph = with_tiny_files(json.loads(WORKFLOW.read_text(encoding="utf-8")), tiny)
     graph[find(graph, "EmptySD3LatentImage")]["inputs"] |= {"width": 1024, "height": 512}
-    graph[find(graph, "ParallelFluxSampler")]["inputs"]["steps"] = STEPS
+    graph[find(graph, "ParallelSampler")]["inputs"]["steps"] = STEPS
     graphs = {STOCK: without_our_nodes(graph)}
-    for name, (devices, ulysses) in LANES.items():
-        batch_group = copy.deepcopy(graph)
-        batch_group[find(batch_group, "SPConfig")]["inputs"] |= {
+    for name, (devices, ulysses) in CANDIDATES.items():
+        candidate = copy.deepcopy(graph)
+        candidate[find(candidate, "SPConfig")]["inputs"] |= {
             "mode": "manual",
             "devices": devices,
             "ulysses": ulysses,
         }
         if name.endswith("KSampler"):
-            batch_group[find(batch_group, "ParallelFluxSampler")]["class_type"] = "KSampler"
-        graphs[name] = batch_group
+            candidate[find(candidate, "ParallelSampler")]["class_type"] = "KSampler"
+        graphs[name] = candidate
     return graphs
 
 
 def step_seconds(client: ComfyClient, graph: Workflow, *, seed: int) -> float:
     """From the first step's end to the last one's, by step: loading and the first step stay out."""
     graph = copy.deepcopy(graph)
-    sampler = next(node for node in graph if graph[node]["class_type"] in ("KSampler", "ParallelFluxSampler"))
+    sampler = next(node for node in graph if graph[node]["class_type"] in ("KSampler", "ParallelSampler"))
     graph[sampler]["inputs"]["seed"] = seed
     result = client.queue(graph, timeout_s=600).require_success()
     times = [event.t_s for event in result.progress if event.node == sampler and event.value > 0]
@@ -69,7 +69,7 @@ def step_seconds(client: ComfyClient, graph: Workflow, *, seed: int) -> float:
 def rows() -> list[tuple[str, str, str]]:
     """Figure, target, measured. Ratios are medians of each round's own ratio."""
     seconds = measure()
-    targets = dict.fromkeys(LANES, "at most 1.00x")
+    targets = dict.fromkeys(CANDIDATES, "at most 1.00x")
     targets["one rank, KSampler"] = "at most 1.02x"
     found = []
     for name, values in seconds.items():

@@ -17,7 +17,7 @@ from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.plan import ParallelPlan, heads_error
 from ...parallel_runtime.planner.automatic import Decision
 from .convert_stock_model import copy_changes
-from .hosted_model import refuse_unplanned
+from .hosted_source import refuse_unplanned
 from .patcher import RemotePatcher
 from .refusals import refuse_in
 from .run_context import Recorder
@@ -71,7 +71,13 @@ def stock_copy(model: RemotePatcher) -> ModelPatcher:
     if model.side_branch:
         raise refuse_in("lora=side branch in SP Config", "stock ComfyUI has no LoRA beside the weights")
     spec = model.model.pooled.spec
-    copy = comfy.sd.load_diffusion_model(spec.path, model_options={"dtype": getattr(torch, spec.dtype)})
+    options = {"dtype": getattr(torch, spec.dtype)}
+    if spec.checkpoint:
+        copy, *_ = comfy.sd.load_checkpoint_guess_config(
+            spec.path, output_vae=False, output_clip=False, model_options=options
+        )
+    else:
+        copy = comfy.sd.load_diffusion_model(spec.path, model_options=options)
     copy_changes(model, copy)
     return copy
 

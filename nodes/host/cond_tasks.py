@@ -144,11 +144,12 @@ def tell_idle(run: RunContext, rows: int) -> None:
     if rows < groups and TOLD_IDLE.first_time():
         ranks_a_group = plan.ranks // plan.batch_groups
         idle = (groups - rows) * ranks_a_group
-        better = _better(plan, rows, run.model.num_heads).describe()
+        bigger = f"a bigger batch, or {rows * ranks_a_group} device(s)"
+        if run.model.shares_tokens:
+            bigger = f"{_better(plan, rows, run.model.num_heads).describe()} in SP Config, or a bigger batch"
         message = (
             f"{plan.describe()}: a step has {rows} row(s) for {groups} batch groups (cfg scale 1 takes one "
-            f"conditioning), so {idle} of {groups * ranks_a_group} ranks idle; use {better} in SP Config, or a bigger "
-            "batch"
+            f"conditioning), so {idle} of {groups * ranks_a_group} ranks idle; use {bigger}"
         )
         log.warning(message)
         NodeText().say(message)

@@ -12,7 +12,7 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.checkpoint import COMPUTE_DTYPES
-from .new_model import Chooser, remote_patcher
+from .new_model import Chooser, Reader, read_any, read_checkpoint, remote_patcher
 from .patcher import RemotePatcher
 from .pools import Devices
 from .refusals import COMPILED, check_transformer_options, refuse_in
@@ -38,7 +38,7 @@ def parallelized(
     """
     if isinstance(model, RemotePatcher):
         raise ValueError(f"{NODE}: this MODEL is parallel already; remove {NODE}, and change SP Config instead")
-    path, options = _source(model)
+    path, options, read = _source(model)
     ours = remote_patcher(
         path,
         _compute_dtype(model, options),
@@ -46,6 +46,7 @@ def parallelized(
         chooser=chooser,
         side_branch=side_branch,
         compiled=compiled,
+        read=read,
     )
     _refuse_what_stays_behind(model, ours.model.patch_kinds)
     copy_changes(model, ours)
@@ -70,8 +71,8 @@ def copy_changes(model: ModelPatcher, to: ModelPatcher) -> None:
     to.model_options = comfy.utils.deepcopy_list_dict(model.model_options)
 
 
-def _source(model: ModelPatcher) -> tuple[str, dict]:
-    """The path of the file, and the options it was loaded with."""
+def _source(model: ModelPatcher) -> tuple[str, dict, Reader]:
+    """The path of the file, the options it was loaded with, and what reads the file as that loader does."""
     recipe = vars(model).get("cached_patcher_init")
     if recipe is None or recipe[0].__module__ != comfy.sd.__name__ or recipe[0].__name__ not in LOADERS:
         raise ValueError(
@@ -80,7 +81,7 @@ def _source(model: ModelPatcher) -> tuple[str, dict]:
         )
     function, arguments = recipe[:2]
     given = inspect.signature(function).bind(*arguments).arguments
-    return arguments[0], given["model_options"]
+    return arguments[0], given["model_options"], read_any if function.__name__ == LOADERS[0] else read_checkpoint
 
 
 def _compute_dtype(model: ModelPatcher, options: dict) -> str:

@@ -50,13 +50,13 @@ class TaskEndedError(BaseException):
 
 def hand_over(calls: Sequence[Handed]) -> list[torch.Tensor]:
     """The results of `calls`, in order. In a task, the other tasks have their turns before anything is sent."""
-    running = _TASK.get()
+    running = TASK.get()
     return _send(calls) if running is None else running.wait_for(calls)
 
 
 def inside_a_task() -> bool:
     """Whether this code runs in a task, beside others."""
-    return _TASK.get() is not None
+    return TASK.get() is not None
 
 
 def run_in_turns(tasks: Sequence[Callable[[], T]], *, at_once: int, kept: Sequence[Kept] = ()) -> list[T]:
@@ -129,12 +129,12 @@ class _RunningTask:
 
     def _run(self) -> object:
         self._turn.acquire()
-        _TASK.set(self)
+        TASK.set(self)
         with self._thread_state.restored():
             return self._task()
 
 
-_TASK: ContextVar[_RunningTask | None] = ContextVar("parallel_dit_lane", default=None)
+TASK: ContextVar[_RunningTask | None] = ContextVar("parallel_dit_task", default=None)  # that this code runs in
 
 
 def _go_on(number: int, running: _RunningTask, present: dict[int, _RunningTask], results: dict[int, Any]) -> None:

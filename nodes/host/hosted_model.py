@@ -2,117 +2,50 @@
 
 The stock class stays, on the meta device, with its attributes and the names of its weights; what is replaced on the
 instance is `forward`, and those methods that ComfyUI calls and that need weights. Does not own the form of a call
-(parallel_runtime/models/hosted/calls.py) nor what the workers do with it (worker/hosted.py).
+(parallel_runtime/models/hosted/calls.py), what the workers do with it (worker/hosted.py), nor how a file is recognised
+(hosted_source.py).
 """
 
 import inspect
-import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import comfy.cli_args
 import comfy.model_base
 import comfy.model_management
 import comfy.patcher_extension
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
-from ...parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec, read_header
-from ...parallel_runtime.devices import Device
 from ...parallel_runtime.models.hosted.block_patches import OPTION
-from ...parallel_runtime.models.hosted.build import Recognised, recognise
 from ...parallel_runtime.models.hosted.calls import STAY_HERE, HostedCall, forward_call, method_call
-from ...parallel_runtime.models.hosted.dtypes import compute_dtype
-from ...parallel_runtime.models.hosted.hook_points import find_hook_points
-from ...parallel_runtime.models.plans import BETWEEN, PLANS, Plan, plan_for
-from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.models.plans import BETWEEN
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weight_patch import BESIDE, WeightPatchSet
-from ...parallel_runtime.weights.mapped_file import MappedFile
 from ...parallel_runtime.worker.hosted import METHODS
 from .block_patches import records
-from .meta import META, MetaOperations
-from .pooled_model import PooledModel, WeightSizes
+from .hosted_source import HostedSource, refuse_unplanned
+from .meta import META
+from .pooled_model import PooledModel
 from .proving import Prover
-from .refusals import check_transformer_options, refuse_in
+from .refusals import INSIDE_BLOCKS, check_transformer_options, refuse_in
 from .run_context import RUN_KEY, RunContext, run_inside
 
 # Of a call's transformer_options; and those that a class writes to, by the node that adds them.
 KEPT = STAY_HERE | {RUN_KEY}
 WRITTEN = {"ar_state": "SamplerARVideo"}
-# Options of ComfyUI's command line that change what a module computes, and with which attention function.
-FLAGS = (
-    *("use_split_cross_attention", "use_quad_cross_attention", "use_pytorch_cross_attention", "use_sage_attention"),
-    *("use_flash_attention", "disable_xformers", "force_upcast_attention", "dont_upcast_attention", "deterministic"),
-    *("force_fp32", "force_fp16", "supports_fp8_compute", "force_channels_last"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostedSource:
-    """A file as ComfyUI recognised it: its own description, identity, bytes of weights, heads where it says them."""
-
-    recognised: Recognised
-    spec: ModelSpec
-    sizes: WeightSizes
-    num_heads: int
-
-
-def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> HostedSource:
-    """Recognise the file at `path` as ComfyUI does; arguments as the reader's of a model of our own blocks.
-
-    Raises `ValueError` when the file is missing or broken, or no diffusion model that ComfyUI knows.
-    """
-    header = read_header(path)
-    file = MappedFile(ModelSpec.of(path))
-    tensors = {name: file.tensor(entry) for name, entry in header.tensors.items()}
-    recognised = recognise(path, tensors, header.metadata)
-    device = torch.device(devices[0].kind, None if devices[0].kind == "cpu" else devices[0].index)
-    dtype = compute_dtype(weight_dtype, recognised.weights, recognised.config, device)
-    recognised.config.set_inference_dtype(dtype, None)
-    recognised.config.custom_operations = MetaOperations
-    name = str(dtype).removeprefix("torch.")
-    unet_config = recognised.config.unet_config
-    return HostedSource(
-        recognised=recognised,
-        spec=ModelSpec.of(path, name, adapter=HOSTED, comfyui=this_comfyui()),
-        sizes=_sizes(recognised.weights),
-        num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
-    )
-
-
-def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, Plan] = PLANS) -> None:
-    """Raise `ValueError` when ranks are to share tokens of a class that nobody planned, or planned for another ComfyUI.
-
-    Known here, before a worker is asked: what a worker refuses ends all of them.
-    """
-    if plan.parts == 1:
-        return
-    try:
-        find_hook_points(transformer, plan_for(type(transformer), plans))
-    except ValueError as error:
-        raise ValueError(f"{plan.describe()}: {error}; in SP Config, mode manual with ulysses=1 and ring=1") from error
-
-
-def this_comfyui() -> ComfyUI:
-    """The ComfyUI that this process runs, and the options by which its modules compute."""
-    arguments = vars(comfy.cli_args.args)
-    options = [f"--{name.replace('_', '-')}" for name in FLAGS if arguments.get(name)]
-    fast = arguments.get("fast")
-    if fast:
-        options += ["--fast", *sorted(each.value for each in fast)]
-    return ComfyUI(os.path.dirname(os.path.dirname(os.path.abspath(comfy.model_base.__file__))), tuple(options))
+# Buffers that a node reads from the model: SeedVR2's prompts.
+READ_BY_NODES = ("positive_conditioning", "negative_conditioning")
 
 
 def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base.BaseModel:
     """ComfyUI's model of this file on the meta device, whose transformer is called in the workers of `pooled`."""
-    recognised = source.recognised
-    model = recognised.config.get_model(dict(recognised.weights), "", device=META)
+    recognised, model = source.recognised, source.model
     model.device = None  # set by the patcher to where ComfyUI thinks the weights are
     model.pooled, model.patch_kinds = pooled, None
     transformer, stock_memory = model.diffusion_model, model.memory_required
+    for name, buffer in list(transformer.named_buffers(recurse=False)):
+        if name in READ_BY_NODES:
+            setattr(transformer, name, recognised.weights[name].to(buffer.dtype))
     model.prover = Prover(transformer, recognised, pooled, stock_memory)
     transformer.outside_runs = RunContext(model=pooled, decision=Decision(plan=pooled.plan), prover=model.prover)
 
@@ -201,11 +134,12 @@ class RemoteForward(_Remote):
     def _forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         options = kwargs.get("transformer_options") or {}
         run = self._run(options)
-        check_transformer_options(options)
+        if not INSIDE_BLOCKS.isdisjoint(options):
+            check_transformer_options(options)
         for name, node in WRITTEN.items():
             if options.get(name) is not None:
                 raise refuse_in(node, f"it keeps state in the model ({name})")
-        if patches := records(options, self.transformer, x):
+        if options.get("patches") and (patches := records(options, self.transformer, x)):
             refuse_unplanned(self.transformer, run.plan, BETWEEN)
             sent = {patch.key.partition("/")[0] for patch in run.patches.patches if patch.kind == BESIDE}
             for patch in patches:
@@ -244,10 +178,3 @@ class RemoteMethod(_Remote):
 
 def _on_meta(value: Any) -> Any:  # noqa: ANN401
     return value.to(META) if isinstance(value, torch.Tensor) else value
-
-
-def _sizes(weights: Mapping[str, torch.Tensor]) -> WeightSizes:
-    blocks: Counter[tuple[str, ...]] = Counter()
-    for name, weight in weights.items():
-        blocks[tuple(name.split(".")[:2])] += weight.nbytes
-    return WeightSizes(total=blocks.total(), biggest_block=max(blocks.values()))

@@ -19,8 +19,10 @@ from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from .cond_tasks import TOGETHER_KEY, calc_together
-from .flux_model import RemoteFlux, Source, read_source
-from .hosted_model import HostedSource, read_hosted, refuse_unplanned, remote_hosted
+from .flux_model import RemoteFlux
+from .flux_source import Source, read_source
+from .hosted_model import remote_hosted
+from .hosted_source import HostedSource, read_hosted, refuse_unplanned
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
@@ -37,8 +39,11 @@ class Chooser(Protocol):
     def plan_for(self, model: ModelShape, work: Work) -> Decision:
         """The plan that the weights are loaded for; raises `ValueError` for one that fits neither devices nor model."""
 
-    def plan_for_any(self, name: str) -> Decision:
-        """The same for a model that the planner does not know, by the name of its file."""
+    def plan_for_any(self, name: str, unshared: str) -> Decision:
+        """The same for a model that the planner does not know, by the name of its file.
+
+        `unshared`: why no ranks can share its tokens; "" where they can.
+        """
 
     def plan_of_run(self, model: ModelShape, work: Work, held: ParallelPlan) -> Decision:
         """The plan of one run of `work`, which weights loaded for `held` serve. Asked only if `held` was weighed."""
@@ -54,6 +59,13 @@ def read_any(path: str, weight_dtype: str, devices: Devices) -> Source | HostedS
     """
     read = read_hosted if find_family(read_header(path)) is None else read_source
     return read(path, weight_dtype, devices)
+
+
+def read_checkpoint(path: str, weight_dtype: str, devices: Devices) -> Source | HostedSource:
+    """As `read_any` for a file that Load Checkpoint read, whose other parts may say more of the diffusion model."""
+    if find_family(read_header(path)) is not None:
+        return read_source(path, weight_dtype, devices)
+    return read_hosted(path, weight_dtype, devices, checkpoint=True)
 
 
 def remote_patcher(
@@ -75,7 +87,7 @@ def remote_patcher(
     """
     source = read(path, weight_dtype, devices)
     if isinstance(source, HostedSource):
-        decision = chooser.plan_for_any(os.path.basename(path))
+        decision = chooser.plan_for_any(os.path.basename(path), source.unshared)
     else:
         decision = chooser.plan_for(source.shape, source.work)
     pooled = PooledModel(
@@ -84,6 +96,7 @@ def remote_patcher(
         plan=decision.plan,
         sizes=source.sizes,
         num_heads=source.num_heads,
+        shares_tokens=isinstance(source, Source) or not source.unshared,
     )
 
     def make() -> RemotePatcher:

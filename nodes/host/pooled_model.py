@@ -7,7 +7,7 @@ say; the plan and the weight patches are a run's (run_context.py). Knows nothing
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
@@ -36,7 +36,7 @@ class WeightSizes:
 class PooledModel:
     """A handle on weights in a pool. Cheap: starts and loads nothing.
 
-    `plan` is one that the weights serve as they lie.
+    `plan` is one that the weights serve as they lie; `shares_tokens`, whether ranks can share an image of the model.
     """
 
     devices: Devices
@@ -44,10 +44,11 @@ class PooledModel:
     plan: ParallelPlan
     sizes: WeightSizes
     num_heads: int
+    shares_tokens: bool = True
 
-    @property
+    @cached_property
     def pool(self) -> Pool:
-        """The pool of our devices; the same object for every model on them."""
+        """The pool of our devices; the same object for every model on them, for as long as the process lives."""
         return POOLS.pool(self.devices)
 
     @property
@@ -109,7 +110,7 @@ class PooledModel:
         if not self.holds(plan):
             self.spec.refuse_changed()
             POOLS.load(self.weights, plan, load)
-        self.pool.ensure(self.spec, plan, patches=patches, check_cancelled=check_cancelled)
+        self.pool.load(self.spec, plan, patches=patches, check_cancelled=check_cancelled)
         return rank_load_s
 
     def give_back(self, device: torch.device) -> None:

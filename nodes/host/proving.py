@@ -19,13 +19,13 @@ import torch
 from ... import parallel_runtime
 from ...parallel_runtime.models.hosted.block_patches import OPTION
 from ...parallel_runtime.models.hosted.build import Recognised
+from ...parallel_runtime.models.hosted.calls import from_tree
 from ...parallel_runtime.models.hosted.formats import coarse_inputs, formats_of
 from ...parallel_runtime.models.plans import plan_for
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.calls import ModelCall, RunResult
 from ...parallel_runtime.pool.proving import arguments_of, prove
 from ...parallel_runtime.proof import NOT_NEEDED, NOT_PROVEN, PROVEN, REFUSED, Proof, ProofKey, ProofStore, default_path
-from ...parallel_runtime.wire.tree import from_tree
 from .meta import META
 from .pooled_model import PooledModel
 from .progress import NodeText

@@ -12,7 +12,16 @@ from comfy_api.latest import get_executing_context, get_progress_state
 from .block_patches import is_rebuilt
 
 COMPILED = "torch.compile"  # the key of ComfyUI's own wrapper, in every version that has it
-PATCHERS = "the node that adds them (SkipLayerGuidanceDiT, for one)"
+# Stock nodes that put patches into a MODEL or a run, by the first of what is found there.
+USUAL_PATCHER = "SkipLayerGuidanceDiT"
+PATCHERS = {
+    "attn1": "PerturbedAttentionGuidance",
+    "attn1_patch": "HyperTile",
+    "input_block_patch": "PatchModelAddDownscale",
+    "input_block_patch_after_skip": "PatchModelAddDownscale",
+    "middle_patch": "GLIGENTextBoxApply",
+    "output_block_patch": "FreeU",
+}
 # ControlNets that compute with the model's own weights, where this ComfyUI has them, and with which.
 WITH_OUR_WEIGHTS = {
     kind: what
@@ -20,6 +29,8 @@ WITH_OUR_WEIGHTS = {
     if (kind := vars(comfy.controlnet).get(name)) is not None
 }
 ATTENTION_OVERRIDES = ("optimized_attention_override",)
+# Under which of ComfyUI's `transformer_options` there is what would run inside the blocks: without them, nothing.
+INSIDE_BLOCKS = frozenset(("patches", "patches_replace", *ATTENTION_OVERRIDES))
 
 
 def refuse(what: str, instead: str = "use Load Diffusion Model for this graph") -> ValueError:
@@ -44,7 +55,8 @@ def block_patches(options: Mapping[str, dict], kinds: Collection[str] | None = N
     found = [name for name in (patches if kinds is None else kinds) if patches.get(name)]
     for name, replaced in options.get("patches_replace", {}).items():
         if kinds is None or name == "dit":
-            found += [f"{kind} {index}" for kind, index, *_ in replaced]
+            where = "" if name == "dit" else f"{name} of "
+            found += [f"{where}{kind} {index}" for kind, index, *_ in replaced]
     found += [name for name in ATTENTION_OVERRIDES if options.get(name) is not None]
     return found
 
@@ -53,7 +65,9 @@ def check_transformer_options(options: Mapping[str, dict], kinds: Collection[str
     """Raise `ValueError` when `options` hold anything that would run inside the blocks; `kinds` as `block_patches`."""
     found = block_patches(options, kinds)
     if found:
-        raise refuse_in(PATCHERS, f"the MODEL carries patches of its blocks ({', '.join(found)})")
+        node = PATCHERS.get(found[0].partition(" ")[0], USUAL_PATCHER)
+        what = f"the MODEL carries patches of its blocks ({', '.join(found)})"
+        raise refuse_in(f"the node that adds them ({node}, for one)", what)
 
 
 def check_controlnets(conds: Mapping[str, Sequence[Mapping] | None]) -> None:

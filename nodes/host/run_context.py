@@ -7,6 +7,7 @@ request is made; so runs that share a MODEL, or take turns, each have their own.
 
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,10 +23,11 @@ from ...parallel_runtime.pool.in_worker_sampling import InWorkerRun, StepDone
 from ...parallel_runtime.proof import Proof
 from ...parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 from ...parallel_runtime.wire.replies import SampleReply, StepReply
-from .cooperative_tasks import Handed, hand_over
+from .cooperative_tasks import TASK, Handed, hand_over
 from .pooled_model import PooledModel
 
 RUN_KEY = "parallel_dit_run"
+CHECKED_CALLS = 16  # a step makes one or two; each of them with and without what stays for some steps only
 # ComfyUI asks how much memory a run takes with no word of which: it is the one that this code is in.
 _INSIDE: ContextVar["RunContext | None"] = ContextVar("parallel_dit_inside_run", default=None)
 
@@ -93,7 +95,8 @@ class RunContext:
     """One sampling run with a MODEL of ours; no two are equal, and a deep copy of the options has the same one.
 
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
-    model that ComfyUI's own module computes, `proofs` what it found for the calls of this run.
+    model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
+    shapes of the last calls that it was asked about.
     """
 
     model: PooledModel
@@ -105,6 +108,7 @@ class RunContext:
     captured: list[ModelCall] | None = None
     prover: CallProver | None = None
     proofs: list[Proof] = field(default_factory=list)
+    checked: deque[object] = field(default_factory=lambda: deque(maxlen=CHECKED_CALLS))
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RunContext":
@@ -165,7 +169,10 @@ class RunContext:
             options={**options, **self._engine_options()},
         )
         if self.prover is not None:
-            self.prover.check(self, call, check_cancelled)
+            kind = (call.options["call"], [tensor.shape for tensor in call.tensors.values()])
+            if kind not in self.checked:
+                self.prover.check(self, call, check_cancelled)
+                self.checked.append(kind)
         return self._hand_over(call, check_cancelled)
 
     def note(self, proof: Proof) -> None:
@@ -175,7 +182,10 @@ class RunContext:
             self.listener.proved(proof)
 
     def _hand_over(self, call: ModelCall, check_cancelled: Callable[[], None]) -> torch.Tensor:
-        (out,) = hand_over([Handed(self._together(), lambda calls: self._send(calls, check_cancelled), call)])
+        if TASK.get() is None:
+            (out,) = self._send([call], check_cancelled)
+        else:
+            (out,) = hand_over([Handed(self._together(), lambda calls: self._send(calls, check_cancelled), call)])
         return out
 
     def sample(self, run: InWorkerRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> torch.Tensor:

@@ -99,7 +99,7 @@ class SteadyPlan:
 
     def _ask(self, calls: Calls) -> list[torch.Tensor]:
         outs = self._runner.run(calls)
-        self.compile_s += max(reply.compile_s for reply in self.replies)
+        self.compile_s += max((rank.compiled.compile_s for rank in self._runner.ranks if rank.compiled), default=0.0)
         return outs
 
     def _warm_up(self) -> None:

@@ -24,8 +24,6 @@ def share_out(rows: Sequence[int], tokens: Sequence[int], batch_groups: int) -> 
     Raises `ValueError` for a call without rows or tokens, and for no call or batch group.
     """
     _check(rows, tokens, batch_groups)
-    if batch_groups == 1:
-        return (tuple(BatchSlice(call, 0, count) for call, count in enumerate(rows)),)
     call_of = [call for call, count in enumerate(rows) for _ in range(count)]
     before = [0, *accumulate(tokens[call] for call in call_of)]
     cuts = _best_cuts(call_of, before, batch_groups, limit=_smallest_limit(before, batch_groups))

@@ -4,6 +4,7 @@ Owns the names of several calls' tensors in one request and the sharing out of t
 travel (arena.py) nor what a rank does with its rows (worker/).
 """
 
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,9 @@ from .arena import OUT, Extent, dtype_name
 
 TRACE_BYTES = 8 << 20  # gzipped; 57 blocks take about 0.1 MB
 STREAMS = ("img", "txt")  # the inputs whose second dim counts tokens
+TIMES = 10  # a step may be silent for as long as so many of the slowest of its like
+REMEMBERED_SHAPES = 64
+REMEMBERED_STEPS = 8
 CHANGING = ("img", "timesteps", "control_in", "control_out")  # with each step; the others seldom within a prompt
 
 
@@ -70,6 +74,11 @@ class RunResult:
         """What each rank of the plan ran."""
         return [reply.ran for reply in self.ranks if reply.ran is not None]
 
+    @property
+    def compile_s(self) -> float:
+        """Seconds that the slowest rank took for graphs of its blocks."""
+        return max((rank.compiled.compile_s for rank in self.ran if rank.compiled is not None), default=0.0)
+
 
 def shared_out(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[BatchSlice, ...], ...]:
     """The pieces of each of the plan's batch groups. Raises `ValueError` for no calls, and for a call without rows."""
@@ -80,12 +89,32 @@ def shared_out(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[Ba
         raise ValueError(
             f"patches={plan.num_patches} is more than the image's {tokens} tokens; use fewer, or a bigger image"
         )
+    if plan.batch_groups == 1 and all(call.rows for call in calls):  # nothing to share out
+        return (tuple(BatchSlice(number, 0, call.rows) for number, call in enumerate(calls)),)
     return share_out([call.rows for call in calls], [call.tokens for call in calls], plan.batch_groups)
 
 
 def shape_of(calls: Sequence[ModelCall]) -> Hashable:
     """What makes two requests of one model and plan take as long: the shapes of all that goes in."""
     return tuple(tuple((name, tuple(tensor.shape)) for name, tensor in call.tensors.items()) for call in calls)
+
+
+class Pace:
+    """How long the last steps of each shape took. A shape is whatever makes two steps take as long."""
+
+    def __init__(self) -> None:
+        self._seconds: OrderedDict[Hashable, deque[float]] = OrderedDict()
+
+    def note(self, shape: Hashable, seconds: float) -> None:
+        """A step of that shape took `seconds`."""
+        self._seconds.setdefault(shape, deque(maxlen=REMEMBERED_STEPS)).append(seconds)
+        self._seconds.move_to_end(shape)
+        if len(self._seconds) > REMEMBERED_SHAPES:
+            self._seconds.popitem(last=False)
+
+    def deadline_s(self, shape: Hashable, *, least_s: float) -> float:
+        """The deadline of the next step of that shape, in seconds."""
+        return max(least_s, TIMES * max(self._seconds.get(shape, (0.0,))))
 
 
 def inputs_of(calls: Sequence[ModelCall]) -> dict[str, torch.Tensor]:

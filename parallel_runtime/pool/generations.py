@@ -1,8 +1,8 @@
 """When one pool has new workers: where there are none, and where those that there are do not hear each other.
 
 Owns the living generation, the settings that the next one starts with, and what becomes of one that failed. Does not
-own who may ask (pool.py), what a generation holds and is asked (worker_group.py), how its ranks are watched and ended
-(supervisor.py), nor when failures are too many (failures.py).
+own who may ask and when (pool.py), what a generation holds and is asked (worker_group.py), how its ranks are watched
+and ended (supervisor.py), nor when failures are too many (failures.py).
 """
 
 import itertools
@@ -57,25 +57,6 @@ class Generations:
         """Whether GPUs may copy from each other's memory."""
         return self._ranks.peer_access
 
-    def ready(self, check: Check) -> WorkerGroup:
-        """Workers that owe nothing and wait for a request; fresh ones where there are none."""
-        workers = self.settled(check) or self._fresh(check)
-        while self._settings.check_peers and not workers.copies_are_sound:
-            workers = self._check_copies(workers, check)
-        return workers
-
-    def settled(self, check: Check) -> WorkerGroup | None:
-        """The living workers, once they owe nothing; None when there are none, or none any more."""
-        workers = self.workers
-        if workers is None:
-            return None
-        try:
-            workers.settle(check)
-        except PoolError as error:  # of a request that its caller gave up: not the failure of the present one
-            _log.warning("parallel workers failed before this request: %s", first_line(error))
-            return None
-        return workers
-
     def stop(self) -> WorkerGroup | None:
         """End the workers, which are returned, and begin anew: earlier failures do not count any more."""
         workers, self.workers = self.workers, None
@@ -84,7 +65,8 @@ class Generations:
         self.failures.forget()
         return workers
 
-    def _fresh(self, check: Check) -> WorkerGroup:
+    def start(self, check: Check) -> WorkerGroup:
+        """Fresh workers, once all of them have started. Raises PoolError where they may not, or do not."""
         self.failures.refuse_storm()
         missing = missing_system()
         if missing is not None:
@@ -108,11 +90,12 @@ class Generations:
             deadline_s=settings.deadline_s,
             load_deadline_s=settings.load_deadline_s,
             budget_bytes=settings.budget_bytes,
+            check_copies=settings.check_peers,
         )
         workers.settle(check)
         return workers
 
-    def _check_copies(self, workers: WorkerGroup, check: Check) -> WorkerGroup:
+    def check_copies(self, workers: WorkerGroup, check: Check) -> WorkerGroup:
         """See whether ranks get what others send them. If not, other workers that copy through the host's memory."""
         hangs = None
         try:
@@ -129,7 +112,7 @@ class Generations:
         workers.generation.stop()
         self.workers = None
         self._ranks = replace(self._ranks, peer_access=False)
-        return self._fresh(check)
+        return self.start(check)
 
     def _bury(self, generation: Generation) -> None:
         """Called by the watcher when a rank has died: end the others unless the request in flight has done so."""

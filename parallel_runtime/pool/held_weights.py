@@ -61,7 +61,7 @@ class HeldWeights:
         self.version = 0
         self._ask, self._arena, self._mapped, self._handles = ask, arena, mapped, handles
         self._load_deadline_s, self._budget_bytes = load_deadline_s, budget_bytes
-        self._partly_held: list[int] = []  # models that some ranks may hold and others not: cancelled or evicted
+        self.partly_held: list[int] = []  # models that some ranks may hold and others not: cancelled or evicted
 
     def load(
         self,
@@ -153,13 +153,13 @@ class HeldWeights:
 
     def free_partly_held(self, check: Check) -> None:
         """Free what only some ranks may hold still."""
-        while self._partly_held:
-            self._free(self._partly_held[-1], check, on_done=self._partly_held.remove)
+        while self.partly_held:
+            self._free(self.partly_held[-1], check, on_done=self.partly_held.remove)
 
     def _let_go(self, handle: int) -> None:
         """Hold a model no more that some ranks may hold still; the next request frees it there."""
         self.models.drop(handle)
-        self._partly_held.append(handle)
+        self.partly_held.append(handle)
 
     def _free(self, handle: int, check: Check, *, on_done: Callable[[int], None] = lambda _: None) -> None:
         def forget(_: Request[MemoryReply]) -> None:

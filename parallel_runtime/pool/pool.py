@@ -9,28 +9,66 @@ the next call starts a fresh generation, until three have failed within a minute
 again by the pool itself.
 """
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from ..checkpoint import ModelSpec
 from ..devices import Device
+from ..errors import PoolError
 from ..plan import MAX_RANKS, Layout, ParallelPlan
 from ..weight_patch import PRISTINE, WeightPatchSet
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
-from .calls import ModelCall, RunResult, shape_of, shared_out
-from .deadlines import LOAD_S, REQUEST_S, START_S, Pace, checked
+from .calls import ModelCall, Pace, RunResult, shape_of, shared_out
+from .deadlines import LOAD_S, REQUEST_S, START_S, checked
 from .generations import Generations, WorkerSettings
 from .held_weights import Check, OnProgress
 from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, refuse_unfit
 from .models import LoadResult
 from .process import RankSettings, available_cpus
-from .request_lock import RequestLock
-from .status import State, describe
+from .status import State, describe, first_line
+from .worker_group import WorkerGroup
 
 ENGINE = "parallel_runtime.worker.engine:Engine"
 SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have lain
+WAIT_S = 0.05  # how often one who waits for the lock is asked whether to go on
+
+_log = logging.getLogger(__name__)
+
+
+class RequestLock:
+    """One request at a time, from any thread; the others wait. `lock` is for those who cannot give up."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._owner: int | None = None  # the thread inside the lock
+
+    @property
+    def taken(self) -> bool:
+        """Whether somebody has the lock. Never waits."""
+        return self.lock.locked()
+
+    @contextmanager
+    def acquire(self, check_cancelled: Check | None) -> Iterator[Check]:
+        """Wait for the lock. Yields what to call now and then meanwhile.
+
+        Raises whatever `check_cancelled` raises, and `RuntimeError` when this thread has the lock already.
+        """
+        check: Check = check_cancelled or (lambda: None)
+        if self._owner == threading.get_ident():
+            raise RuntimeError("the pool was called from a callback of its own request; call it after the request")
+        while not self.lock.acquire(timeout=WAIT_S):
+            check()
+        self._owner = threading.get_ident()
+        try:
+            yield check
+        finally:
+            self._owner = None
+            self.lock.release()
 
 
 class Pool:
@@ -114,25 +152,31 @@ class Pool:
     def start(self, *, check_cancelled: Check | None = None) -> None:
         """Start the workers and wait until they are ready; nothing when they are. Raises PoolError."""
         with self._lock.acquire(check_cancelled) as check:
-            self._generations.ready(check)
+            self._ready(check)
 
     def load(
         self,
         spec: ModelSpec,
         plan: ParallelPlan | None = None,
         *,
+        patches: WeightPatchSet | None = None,
         progress: OnProgress | None = None,
         check_cancelled: Check | None = None,
     ) -> LoadResult:
         """Have `spec` in the workers as `plan` needs it, without a plan replicated on every rank.
 
-        Starts the workers if need be; when the model is there already, this is the result that it had.
-        `progress(loaded_bytes, total_bytes)` counts over the ranks that load. Raises PoolError when a rank fails.
+        Given `patches`, its weights are pristine plus these then; else whatever they were. Starts the workers if need
+        be; when the model is there already, this is the result that it had. `progress(loaded_bytes, total_bytes)`
+        counts over the ranks that load. Raises PoolError when a rank fails, a patch that does not fit its weight
+        included.
         """
         self._refuse_plan(plan)
         with self._lock.acquire(check_cancelled) as check:
-            workers = self._generations.ready(check)
-            return workers.load(spec, self._layout(plan), check, plan=plan, progress=progress).result
+            workers = self._ready(check)
+            model = workers.load(spec, self._layout(plan), check, plan=plan, progress=progress)
+            if patches is not None:
+                workers.patch(model, patches, check)
+            return model.result
 
     def unload(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> None:
         """Free `spec` in the workers, with a plan only as that plan needs it; nothing when it is not there.
@@ -140,7 +184,7 @@ class Pool:
         Raises PoolError when a rank fails.
         """
         with self._lock.acquire(None) as check:
-            workers = self._generations.settled(check)
+            workers = self._settled(check)
             if workers is not None:
                 workers.unload(spec, None if plan is None else plan.layout, check)
 
@@ -167,26 +211,6 @@ class Pool:
         model = None if workers is None or workers.generation.ended else workers.models.find(spec, layout)
         return model is not None and model.serves(layout)
 
-    def ensure(
-        self,
-        spec: ModelSpec,
-        plan: ParallelPlan | None = None,
-        *,
-        patches: WeightPatchSet = PRISTINE,
-        progress: OnProgress | None = None,
-        check_cancelled: Check | None = None,
-    ) -> LoadResult:
-        """Have `spec` loaded as by `load`, its weights pristine plus `patches`; nothing when they are already.
-
-        Returns what `load` does. Raises PoolError when a rank fails, a patch that does not fit its weight included.
-        """
-        self._refuse_plan(plan)
-        with self._lock.acquire(check_cancelled) as check:
-            workers = self._generations.ready(check)
-            model = workers.load(spec, self._layout(plan), check, plan=plan, progress=progress)
-            workers.patch(model, patches, check)
-            return model.result
-
     def run(
         self,
         spec: ModelSpec,
@@ -205,12 +229,12 @@ class Pool:
         self._refuse_plan(plan)
         batch_groups = shared_out(calls, plan)
         with self._lock.acquire(check_cancelled) as check:
-            workers = self._generations.ready(check)
+            workers = self._ready(check)
             ensured = workers.ensure(spec, plan, patches, check)
             shape = (spec, plan, shape_of(calls))
             deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
             result = workers.run(ensured, plan, calls, batch_groups, check, deadline_s=deadline_s)
-            self._pace.note(shape, result.wall_s - max(rank.compile_s for rank in result.ranks))
+            self._pace.note(shape, result.wall_s - result.compile_s)
             return result
 
     def sample(
@@ -232,27 +256,27 @@ class Pool:
         self._refuse_plan(plan)
         refuse_unfit(plan, run)
         with self._lock.acquire(check_cancelled) as check:
-            workers = self._generations.ready(check)
+            workers = self._ready(check)
             ensured = workers.ensure(spec, plan, patches, check)
             return workers.sample(ensured, plan, run, check, on_step=on_step)
 
     def measure_devices(self, check_cancelled: Check | None = None) -> list[MeasureReply]:
         """Each rank's device, measured by all ranks at once, in rank order. Raises PoolError."""
         with self._lock.acquire(check_cancelled) as check:
-            return self._generations.ready(check).measure(check)
+            return self._ready(check).measure(check)
 
     def exchange_pattern(self, plan: ParallelPlan) -> list[int]:
         """Send a known pattern over the plan's mesh: how many bytes arrived wrong, by rank. Raises PoolError."""
         self._refuse_plan(plan)
         with self._lock.acquire(None) as check:
-            workers = self._generations.ready(check)
+            workers = self._ready(check)
             return workers.check_pattern(workers.mesh(plan, check), check)
 
     def probe(self, plan: ParallelPlan) -> list[ProbeReply]:
         """Amounts and seconds of matrices, attention, memory and exchanges over ulysses, by rank. Raises PoolError."""
         self._refuse_plan(plan)
         with self._lock.acquire(None) as check:
-            workers = self._generations.ready(check)
+            workers = self._ready(check)
             return workers.probe(workers.mesh(plan, check), check)
 
     def close(self) -> None:
@@ -272,6 +296,25 @@ class Pool:
             failure=self._generations.failures.last,
             peer_access=self._generations.peer_access,
         )
+
+    def _ready(self, check: Check) -> WorkerGroup:
+        """Workers that owe nothing and wait for a request; fresh ones where there are none."""
+        workers = self._settled(check) or self._generations.start(check)
+        while not workers.copies_are_sound:
+            workers = self._generations.check_copies(workers, check)
+        return workers
+
+    def _settled(self, check: Check) -> WorkerGroup | None:
+        """The living workers, once they owe nothing; None when there are none, or none any more."""
+        workers = self._generations.workers
+        if workers is None:
+            return None
+        try:
+            workers.settle(check)
+        except PoolError as error:  # of a request that its caller gave up: not the failure of the present one
+            _log.warning("parallel workers failed before this request: %s", first_line(error))
+            return None
+        return workers
 
     def _layout(self, plan: ParallelPlan | None) -> Layout:
         return Layout(ranks=len(self.devices)) if plan is None else plan.layout

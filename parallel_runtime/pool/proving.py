@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from ..models.hosted.calls import from_tree
 from ..proof import NOT_PROVEN, Proof, judged
-from ..wire.tree import from_tree
 from .calls import ModelCall, RunResult
 
 MAX_TOKENS = 8192  # in one attention call; beyond, a whole call on one device takes long, or does not fit
@@ -108,7 +108,7 @@ def _smaller(size: Sequence[int], share: float) -> tuple[int, int] | None:
 
 
 def _named(tree: object, call: ModelCall, path: str) -> Iterator[str]:
-    """Each leaf of a tree (wire/tree.py) by its path; entries of a list are one."""
+    """Each leaf of a tree (models/hosted/calls.py) by its path; entries of a list are one."""
     if tree is None:
         return
     if not isinstance(tree, dict):

@@ -1,7 +1,8 @@
-"""One generation of ranks, from spawn to the last process reaped.
+"""One generation of ranks: asked, heard and watched.
 
-Owns asking all ranks at once, waiting for all answers, and ending all ranks when one fails. Does not own what a request
-means, which models are loaded, or when to start anew (generations.py), nor the wording of a failure (failure.py).
+Owns asking all ranks at once, waiting for all answers, and ending all ranks when one fails. Does not own how processes
+start and end (rank_set.py), what a request means, which models are loaded, or when to start anew (generations.py), nor
+the wording of a failure (failure.py).
 
 What a rank can do wrong, and how and when it is seen::
 
@@ -19,34 +20,28 @@ silence is that of all ranks together: while one of them gets on, the others may
 every other to its end or to a wait, and then nobody gets on.
 """
 
-import logging
 import os
-import select
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ..checkpoint import ModelSpec
 from ..errors import PoolError
-from ..wire import nccl_segments
-from ..wire.channel import Attach, Segment, SegmentTable
+from ..wire.channel import Attach
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from .failure import FRESH, Failure, choose, explain, failure_of_error, other_version, pool_error, silence, system_error
-from .process import RankProcess, RankSettings, spawn
-from .watcher import Watcher
+from .process import RankProcess, RankSettings
+from .rank_set import RankSet
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
 HELD_UP = 0.5  # of the deadline: a pause of ours, such as a frozen container's or a caller's, and silence starts anew
 SETTLE_S = 0.1  # how long to look for the cause when the first sign may be only a consequence
-STOP_S = 2.0  # how long idle ranks get to end by themselves
 CLOSED = "closed its channel"
 
 Answer = TypeVar("Answer")
-_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -73,8 +68,8 @@ class Request(Generic[Answer]):
         return [reply for _, reply in sorted(self.replies.items()) if not isinstance(reply, Cancelled)]
 
 
-class Generation:
-    """All ranks of one start. Use it from one thread at a time.
+class Generation(RankSet):
+    """All ranks of one start, asked and watched. Use it from one thread at a time.
 
     A method that waits raises PoolError when a rank has failed: by then all ranks have been killed and reaped, `ended`
     is true, and `on_failure` has been told. Making one raises PoolError when the system does not let a rank start.
@@ -91,40 +86,18 @@ class Generation:
         on_death: Callable[["Generation"], None],
         on_failure: Callable[[PoolError], None],
     ) -> None:
-        self.number = number
-        self.ended = False
+        super().__init__(number)
         self.in_flight: Request[Any] | None = Request(Op.READY, 0, start_deadline_s, Ready)
-        self.ranks: list[RankProcess] = []
         self._devices = settings.devices
-        self.segments: SegmentTable
         self.mapped: dict[int, ModelSpec] = {}  # the files whose pages ranks may have, by whatever number
         self._signs: list[Failure] = []  # what went wrong, in the order seen
         self._last_words: dict[int, Failure] = {}  # of ranks that are not listened to any more
         self._whole = True  # false while something has been sent to some ranks and not to all
-        self._held = ExitStack()
         self._on_failure = on_failure
         try:
-            self._start(settings, segment_bytes, on_death)
+            self._start(settings, segment_bytes, announce=self.attach, on_death=lambda: on_death(self))
         except OSError as error:
             raise self.fail(system_error("a rank cannot be started", error)) from error
-
-    def _start(self, settings: RankSettings, segment_bytes: int, on_death: Callable[["Generation"], None]) -> None:
-        with ExitStack() as used:
-            store = os.memfd_create("parallel-dit-store", os.MFD_CLOEXEC)
-            used.callback(os.close, store)
-            os.fchmod(store, 0o600)
-            segment, segment_fd = Segment.create(segment_bytes)
-            used.callback(os.close, segment_fd)
-            self.segments = SegmentTable(segment)
-            self._epoll = self._held.enter_context(select.epoll(flags=select.EPOLL_CLOEXEC))
-            for rank in range(len(settings.devices)):
-                process = spawn(rank, settings, generation=self.number, store_fd=store)
-                self.ranks.append(process)
-                self._epoll.register(process.channel, select.EPOLLIN)
-                self._epoll.register(process.pidfd, select.EPOLLIN)
-            self.watcher = Watcher(self.ranks, on_death=lambda: on_death(self))
-            self._held.callback(self.watcher.stop)
-            self.attach(Attach(segment=0, num_bytes=segment_bytes, drop=()), segment_fd)
 
     @property
     def ready(self) -> bool:
@@ -179,26 +152,13 @@ class Generation:
     def stop(self) -> None:
         """End all ranks: idle ones are asked to and get a moment, busy ones are killed."""
         if not self.ended and self.in_flight is None and self._whole:
-            for rank in self.ranks:
-                with suppress(OSError):  # it is gone, or will be killed
-                    rank.channel.send(Message(Op.STOP, rank.rank, self.number, 0))
-            self._await_exits()
+            self._dismiss()
         self.end()
 
     def end(self) -> None:
-        """Kill and reap all ranks, and close everything. Views of our segments stay valid; NCCL's in /dev/shm go."""
-        if self.ended:
-            return
-        self.ended = True
+        """Kill and reap all ranks, and close everything. The request in flight is nobody's any more."""
         self.in_flight = None
-        segments = nccl_segments.segments_of(rank.pid for rank in self.ranks)  # NCCL removes none of a killed rank's
-        for rank in self.ranks:
-            rank.kill()
-        for rank in self.ranks:
-            if not rank.reap():
-                _log.warning("rank %d (process %d) does not end after SIGKILL", rank.rank, rank.pid)
-        nccl_segments.remove(segments)
-        self._held.close()
+        super().end()
 
     def fail(self, error: PoolError) -> PoolError:
         """End all ranks because of `error`, which is told to the pool and returned to be raised."""
@@ -327,18 +287,6 @@ class Generation:
         self.end()  # before the wording: what the rank printed is complete then
         printed, device = self.ranks[failure.rank].output.text(), str(self._devices[failure.rank])
         return self.fail(pool_error(failure, printed=printed, device=device, starting=starting))
-
-    def _await_exits(self) -> None:
-        """Wait until all processes have ended, at most a moment."""
-        poll = select.poll()
-        alive = {rank.pidfd for rank in self.ranks}
-        for pidfd in alive:
-            poll.register(pidfd, select.POLLIN)
-        until = time.monotonic() + STOP_S
-        while alive and (left_s := until - time.monotonic()) > 0:
-            for pidfd, _ in poll.poll(left_s * 1000):
-                poll.unregister(pidfd)
-                alive.remove(pidfd)
 
 
 def _unasked(message: Message) -> ProtocolError:

@@ -48,7 +48,8 @@ class WorkerGroup:
     """A generation, and what it holds. Every method raises PoolError when a rank fails; the generation is over then.
 
     `numbers` gives the requests' numbers, which rise over all generations. `deadline_s()`: of a request that has none
-    of its own; `load_deadline_s`: of loading a model. `budget_bytes` as `HeldWeights` has it.
+    of its own; `load_deadline_s`: of loading a model. `budget_bytes` as `HeldWeights` has it. With `check_copies`, what
+    ranks send each other is not believed to arrive until it has been seen to.
     """
 
     def __init__(
@@ -59,16 +60,18 @@ class WorkerGroup:
         deadline_s: Callable[[], float],
         load_deadline_s: float,
         budget_bytes: int | None,
+        check_copies: bool,
     ) -> None:
         self.generation = generation
         self.meshes = Meshes(len(generation.ranks))
         self.memory: list[Memory] = []  # as each rank said last
-        self.copies_are_sound = len(generation.ranks) == 1  # until `damaged_copies` finds that they are
+        self.copies_are_sound = not check_copies or len(generation.ranks) == 1  # else `damaged_copies` is to find it
         self._numbers, self._deadline_s = numbers, deadline_s
         self._handles = itertools.count(1)  # of models and meshes; none is used again
         self._stale = KvCacheTracker()
         self._arena = Arena(generation.segments, announce=generation.attach)
         self._ensured: dict[Hashable, Ensured] = {}
+        self._newest: Ensured | None = None  # of these, what was used last; None once another model or mesh was
         self._weights = HeldWeights(
             self._ask,
             self._arena,
@@ -87,7 +90,8 @@ class WorkerGroup:
     def settle(self, check: Check) -> None:
         """See that all ranks are well and owe nothing: take in what a request given up left behind, READY included."""
         self.generation.wait(check)
-        self._weights.free_partly_held(check)
+        if self._weights.partly_held:
+            self._weights.free_partly_held(check)
 
     def load(
         self,
@@ -99,6 +103,7 @@ class WorkerGroup:
         progress: OnProgress | None = None,
     ) -> Model:
         """The model in that layout, which is the plan's if there is one."""
+        self._newest = None
         mesh = None if plan is None or layout.shards == 1 else self.mesh(plan, check)
         return self._weights.load(spec, layout, check, mesh=mesh, progress=progress)
 
@@ -118,6 +123,7 @@ class WorkerGroup:
 
     def mesh(self, plan: ParallelPlan, check: Check) -> int:
         """The handle of the plan's process groups, made unless they are there. Those of plans used long ago may go."""
+        self._newest = None
         layouts = [model.layout for model in self.models]
         change = self.meshes.change_for(plan, layouts, new_handle=lambda: next(self._handles))
         if change is not None:
@@ -134,9 +140,14 @@ class WorkerGroup:
         return handle
 
     def ensure(self, spec: ModelSpec, plan: ParallelPlan, patches: WeightPatchSet, check: Check) -> Ensured:
-        """Weights, patches and mesh, looked for once, and again only when the weights' version has changed since."""
+        """Weights, patches and mesh, looked for once, and again only when the weights' version has changed since.
+
+        Those used last are as they were, and nothing is asked of the books of models and meshes.
+        """
         use = (spec, plan, patches.name, patches.side_branch)
         ensured = self._ensured.get(use)
+        if ensured is not None and ensured is self._newest and ensured.version == self._weights.version:
+            return ensured
         if ensured is None or ensured.version != self._weights.version:
             model = self.load(spec, plan.layout, check, plan=plan)
             self.patch(model, patches, check)
@@ -148,6 +159,7 @@ class WorkerGroup:
         elif self.meshes.newest != plan:
             self.mesh(plan, check)  # under this plan the groups of others may be too many
         self.models.use(ensured.model)
+        self._newest = ensured
         return ensured
 
     def run(
@@ -165,16 +177,18 @@ class WorkerGroup:
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
         placed = self._arena.place(inputs_of(calls), results)
         specs, model = placed.specs, ensured.model.handle
+        staged = plan.pipefusion > 1
         step = Step(
             model=model,
             mesh=ensured.mesh,
             calls=tuple(dict(call.options) for call in calls),
             batch_groups=batch_groups,
             repeated=placed.repeated,
-            pipeline=self._stale.enter(calls, batch_groups, plan, model),
+            pipeline=self._stale.enter(calls, batch_groups, plan, model) if staged else (),
         )
         request = self._ask(step, check, specs, deadline_s=deadline_s)
-        self._stale.done()
+        if staged:
+            self._stale.done()
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
         ranks = request.ranked()
         traces = {

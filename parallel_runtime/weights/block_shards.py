@@ -8,7 +8,7 @@ Blocks run in an order that only the module knows: the first call asks for each 
 next one under way while a block computes. Every rank of the group makes the same calls.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from .unit_feed import ShardGroup, UnitFeed
 from .unit_layout import UnitLayout
 
 META = torch.device("meta")
+LISTS = (torch.nn.ModuleList, torch.nn.Sequential)
 
 
 @dataclass(frozen=True)
@@ -204,26 +205,32 @@ class BlockShards:
             slot.put(None)
 
 
-def blocks_of(module: torch.nn.Module, lists: Sequence[str]) -> dict[str, torch.nn.Module]:
-    """The blocks of a model by path: the modules in the lists named, else in the outermost lists that it has.
+def blocks_of(
+    module: torch.nn.Module, lists: Sequence[str], *, inner: Collection[str] = ()
+) -> dict[str, torch.nn.Module]:
+    """The blocks of a model by path: the modules in those of the lists named that it has, else in its outermost lists.
 
     Of lists in lists, and of modules that only call their parts in turn, the parts: a model may call those itself.
+    `inner`: lists inside a block, whose modules are blocks in its place; what it has beside them is none's.
     """
-    found = [(name, module.get_submodule(name)) for name in lists] or list(_outermost_lists(module))
+    modules = dict(module.named_modules())
+    found = [(name, modules[name]) for name in lists if name in modules] or list(_outermost_lists(module))
     return {
         path: block
         for name, each in found
-        for path, block in _parts(name, each)
+        for path, block in _parts(name, each, inner)
         if any(True for _ in block.parameters())
     }
 
 
-def _parts(path: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
-        for name, child in module.named_children():
-            yield from _parts(f"{path}.{name}", child)
-    else:
+def _parts(path: str, module: torch.nn.Module, inner: Collection[str]) -> Iterator[tuple[str, torch.nn.Module]]:
+    deeper = list(module.named_children())
+    if not isinstance(module, LISTS):
+        deeper = [(name, child) for name, child in deeper if name in inner and isinstance(child, LISTS)]
+    if not deeper:
         yield path, module
+    for name, child in deeper:
+        yield from _parts(f"{path}.{name}", child, inner)
 
 
 def _outermost_lists(module: torch.nn.Module, path: str = "") -> Iterator[tuple[str, torch.nn.Module]]:

@@ -184,11 +184,6 @@ class StepReply(MemoryReply):
 
     ran: RankStep | None
 
-    @property
-    def compile_s(self) -> float:
-        """Seconds that the rank took for graphs of this request."""
-        return 0.0 if self.ran is None or self.ran.compiled is None else self.ran.compiled.compile_s
-
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReply(MemoryReply):

@@ -4,7 +4,6 @@ Both ends import these, so neither can name a field that the other lacks. Owns t
 message (records.py), where tensors lie (channel.py), the replies (replies.py), nor what a rank does (worker/).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
@@ -12,8 +11,7 @@ from ..checkpoint import ModelSpec
 from ..exchange_groups import ExchangeGroup
 from ..plan import BatchSlice, Layout, ParallelPlan
 from ..sampler_recurrence import SamplerRecurrence
-from .protocol import Op, ProtocolError
-from .records import from_body
+from .protocol import Op
 from .replies import (
     CheckReply,
     EmptyReply,
@@ -214,10 +212,3 @@ KINDS: dict[Op, type[AnyRequest]] = {
     Probe.op: Probe,
     Trim.op: Trim,
 }
-
-
-def request_of(op: Op, body: Mapping[str, Any]) -> AnyRequest:
-    """The request that came as `op`. Raises ProtocolError for a field that is unknown, missing or of another type."""
-    if op not in KINDS:
-        raise ProtocolError(f"{op.name} is no request; a rank answers {', '.join(sorted(each.name for each in KINDS))}")
-    return from_body(KINDS[op], body, op.name)

@@ -13,11 +13,11 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from .. import VERSION
 from ..errors import RequestCancelledError
@@ -93,8 +93,6 @@ class Worker:
 
     def result_of(self, engine: Engine, segments: SegmentTable, message: Message) -> object:
         """What the engine says to one request. Raises ProtocolError for a body that the request cannot have."""
-        from ..wire.requests import request_of
-
         try:
             return engine.handle(
                 replace(message, body=request_of(message.op, message.body)),
@@ -116,6 +114,15 @@ class Worker:
             self.say(0, rank_error(error))
         except OSError:
             traceback.print_exception(error)
+
+
+def request_of(op: Op, body: Mapping[str, Any]) -> object:
+    """The request that came as `op`. Raises ProtocolError for a field that is unknown, missing or of another type."""
+    from ..wire.requests import KINDS  # here: HELLO comes before what these import
+
+    if op not in KINDS:
+        raise ProtocolError(f"{op.name} is no request; a rank answers {', '.join(sorted(each.name for each in KINDS))}")
+    return from_body(KINDS[op], body, op.name)
 
 
 def attach(segments: SegmentTable, message: Message, fds: tuple[int, ...]) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from ..models.hosted.block_patches import OPTION
+from ..models.hosted.calls import from_tree
 from ..models.hosted.hooks import SharedModel
 from ..models.hosted.scales import shared as shared_scales
-from ..models.plans import BETWEEN, find_plan, plan_for
+from ..models.plans import BETWEEN, plan_for
 from ..parallel.collectives import Axis
 from ..parallel.uneven import AttentionFunction, UnevenSequence
 from ..plan import BatchSlice
 from ..timing import RegionTimer
-from ..wire.tree import from_tree
 from .hosted_weights import HostedChanges, HostedWeights
 from .inputs import RequestInputs, call_tensors
 from .mesh import Mesh
@@ -122,12 +122,11 @@ class HostedForward:
     ) -> None:
         """Run this rank's pieces of a request, and with the others of its replica what needs its part of the weights.
 
-        Blocks are gathered in the order in which the module runs them. That of a class with a plan is the same in every
-        call; of others nobody knows, so all batch groups of a replica run each piece, and one of them writes it.
+        Blocks are gathered in the order in which the module runs them. That of some classes is the same in every call;
+        of others nobody knows, so all batch groups of a replica run each piece, and one of them writes it.
         """
-        module = self.model.module
         spread = self.model.weights.shards is not None and self.model.group.size > mesh.plan.parts
-        alike = not spread or find_plan(type(module)) is not None
+        alike = not spread or self.model.weights.in_order
         for number in range(max(len(batch_groups[batch_group]) for batch_group in mesh.replica_groups)):
             due = [batch_group for batch_group in mesh.replica_groups if len(batch_groups[batch_group]) > number]
             if mesh.batch_group in due and alike:

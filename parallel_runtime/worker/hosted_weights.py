@@ -16,6 +16,7 @@ from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
 from ..models.hosted.comfyui import import_comfyui
 from ..models.parts import plain_parts
 from ..models.plans import find_plan
+from ..models.plans.whole import find_whole
 from ..parallel.collectives import Axis
 from ..weight_patch import BESIDE, unpack
 from ..weights.block_shards import BlockShards, blocks_of
@@ -57,9 +58,16 @@ class HostedWeights:
 
     @property
     def blocks(self) -> dict[str, torch.nn.Module]:
-        """The module's blocks by path: those of its plan, without one the modules in its outermost lists."""
-        plan = find_plan(type(self.module))
+        """The module's blocks by path: those that are known of its class, else the modules in its outermost lists."""
+        plan, whole = find_plan(type(self.module)), find_whole(type(self.module))
+        if plan is None and whole is not None:
+            return blocks_of(self.module, whole.blocks, inner=whole.inner)
         return blocks_of(self.module, [] if plan is None else list(plan.attention))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether every call is known to run the blocks in the same order."""
+        return find_plan(type(self.module)) is not None or find_whole(type(self.module)) is not None
 
     @property
     def parameter_bytes(self) -> int:
@@ -97,7 +105,7 @@ class HostedWeights:
         yield 0
         header = read_header(self._spec.path)
         tensors = {name: self._file.tensor(entry) for name, entry in header.tensors.items()}
-        recognised = recognise(self._spec.path, tensors, header.metadata)
+        recognised = recognise(self._spec.path, tensors, header.metadata, checkpoint=self._spec.checkpoint)
         self.quantised = recognised.quantised
         yield 0
         spread = self._group.size > 1 or self._offloaded

@@ -27,11 +27,11 @@ COLOURS = 64  # of a node's picture: it has few, and the file is a third
 README_WIDTH = 1200
 # An example is run for what its nodes show then; a node that is in none of them is shown alone.
 RUNS = {
-    "flux_parallel": ("SPConfig", "ParallelFluxLoader", "ParallelFluxSampler", "TimedVAEDecode"),
+    "flux_parallel": ("SPConfig", "ParallelModelLoader", "ParallelSampler", "TimedVAEDecode"),
     "flux_benchmark": ("ParallelBenchmark", "ShowTimingReport"),
 }
-# The first of them again, with the nodes that these became.
-RENAMED = {"ParallelFluxLoader": "ParallelModelLoader", "ParallelFluxSampler": "ParallelSampler"}
+# The first of them again, with the names that these had before.
+RENAMED = {"ParallelModelLoader": "ParallelFluxLoader", "ParallelSampler": "ParallelFluxSampler"}
 ALONE = ("ParallelFluxListSampler", "ParallelizeModel", "ReleaseParallelPool")
 SHOTS = ("run-classic", "run-nodes2", "failure-nodes2", "config-nodes2", "light-nodes2")
 SHOW = """(kind) => {

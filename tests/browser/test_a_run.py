@@ -49,9 +49,9 @@ def test_from_an_example_to_the_picture_its_figures_and_a_reload(comfy: ComfyPag
     expect(results.first).to_contain_text("a step")
     expect(results.last).to_contain_text("decode")
     comfy.open_timeline()
-    batch_groups = comfy.page.get_by_test_id("pdit-batch groups")
-    expect(batch_groups).to_have_attribute("data-drawn", "2x3")
-    rows = lengths_by_row(picture_of(batch_groups))
+    canvas = comfy.page.get_by_test_id("pdit-rows")
+    expect(canvas).to_have_attribute("data-drawn", "2x3")
+    rows = lengths_by_row(picture_of(canvas))
     assert len(rows) == 2
     assert all(row["compute"] > 50 and row["communication"] > 5 for row in rows), rows
     comfy.shot("run")
@@ -65,15 +65,15 @@ def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(comfy: ComfyPage) 
     comfy.load_example(steps=4)
     comfy.run()
     timeline = comfy.open_timeline()
-    batch_groups = comfy.page.get_by_test_id("pdit-batch groups")
-    expect(batch_groups).to_have_attribute("data-drawn", "2x4")
-    whole = batch_groups.evaluate("(canvas) => canvas.toDataURL()")
+    canvas = comfy.page.get_by_test_id("pdit-rows")
+    expect(canvas).to_have_attribute("data-drawn", "2x4")
+    whole = canvas.evaluate("(canvas) => canvas.toDataURL()")
     timeline.get_by_title("The next step").click()
     expect(timeline.get_by_label("Step to look at, 0 for all")).to_have_value("1")
-    assert batch_groups.evaluate("(canvas) => canvas.toDataURL()") != whole
-    batch_groups.focus()
+    assert canvas.evaluate("(canvas) => canvas.toDataURL()") != whole
+    canvas.focus()
     comfy.page.keyboard.press("0")
-    assert batch_groups.evaluate("(canvas) => canvas.toDataURL()") == whole
+    assert canvas.evaluate("(canvas) => canvas.toDataURL()") == whole
     expect_links(timeline)
     comfy.shot("timeline", timeline)
     report = expect_files(comfy)
@@ -98,7 +98,7 @@ def expect_files(comfy: ComfyPage) -> dict:
         for name, step, at, length in parts_of(rank)
     ]
     picture = Image.open(io.BytesIO(saved(comfy, "PNG", ".png"))).convert("RGB")
-    width, height = comfy.page.get_by_test_id("pdit-batch groups").evaluate("(canvas) => [canvas.width, canvas.height]")
+    width, height = comfy.page.get_by_test_id("pdit-rows").evaluate("(canvas) => [canvas.width, canvas.height]")
     rows = lengths_by_row(picture.crop((0, 0, width, height)))
     edges = 2 * len(report["timings"]["step_s"])  # of each colour, between two pixels
     assert rows == [pytest.approx(lengths_of(rank, report["ranks"], width), abs=edges) for rank in report["ranks"]]

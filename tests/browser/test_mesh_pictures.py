@@ -80,7 +80,7 @@ def test_every_plan_has_a_picture_with_all_its_ranks_and_links(plain_page: Page)
         assert seen["keys"] == [f"{NAMES.get(axis, axis)} {plan[axis]}" for axis in ONE if plan.get(axis, 1) > 1]
         assert seen["label"] == (" × ".join(seen["keys"]) or "one rank")
         nothing_overlaps(seen)
-        every_lane_holds_its_ranks(seen, plan, needed)
+        every_batch_group_holds_its_ranks(seen, plan, needed)
     folder = os.environ.get(SHOTS)
     if folder:
         plain_page.screenshot(path=Path(folder) / "meshes.png", full_page=True)
@@ -106,7 +106,7 @@ def nothing_overlaps(seen: dict[str, Any]) -> None:
             assert any(x == x2 for x, *_ in seen["boxes"])
 
 
-def every_lane_holds_its_ranks(seen: dict[str, Any], plan: dict[str, int], needed: int) -> None:
+def every_batch_group_holds_its_ranks(seen: dict[str, Any], plan: dict[str, int], needed: int) -> None:
     """Batch groups come in order, data outermost, and each has its own ranks inside its box and no others."""
     batch_groups = plan.get("data", 1) * plan.get("cfg", 1)
     assert len(seen["boxes"]) == batch_groups

@@ -22,7 +22,7 @@ ROW = 26 * 0.76  # pixels that a rank's row is high, of up to 16 ranks
 # By line of pixels above the axis: how much there is of each colour, in pixels, one that an edge goes through counting
 # for its part; `filled` is whether there is anything; `first`, where. Idle is drawn at 35 % of its colour.
 DRAWN = """async ([report, width, span]) => {
-  const { drawRows, rowsHeight } = await import('/web/panel/batch groups.mjs')
+  const { drawRows, rowsHeight } = await import('/web/panel/timeline_rows.mjs')
   const { readReport } = await import('/web/panel/report.mjs')
   const view = readReport(report)
   const canvas = document.createElement('canvas')
@@ -51,7 +51,7 @@ TRACE = """async (report) => {
   return JSON.parse(await jsonBlob(chromeTrace(readReport(report))).text()) }"""
 CALL = """async ([file, name, ...given]) => (await import(`/web/panel/${file}`))[name](...given)"""
 PICKED = """async ([report, at, span]) => {
-  const { timeAt, stepSpan } = await import('/web/panel/batch groups.mjs')
+  const { timeAt, stepSpan } = await import('/web/panel/timeline_rows.mjs')
   const { readReport } = await import('/web/panel/report.mjs')
   const { ranks } = readReport(report)
   const canvas = { getBoundingClientRect: () => ({ left: 10, width: 894 }) }

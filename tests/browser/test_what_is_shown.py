@@ -109,11 +109,9 @@ def test_every_report_is_shown_plainly(made_up: MadeUp) -> None:
         made_up.tell(pools=[a_pool()], reports=[] if report is None else [made_up.report(number, report)])
         expect(timeline).to_contain_text(text)
         if text.startswith("for "):
-            batch_groups = made_up.comfy.page.get_by_test_id("pdit-batch groups")
-            expect(batch_groups).to_have_attribute(
-                "data-drawn", f"{len(report['ranks'])}x{len(report['timings']['step_s'])}"
-            )
-            assert len(lengths_by_row(picture_of(batch_groups))) == len(report["ranks"])
+            canvas = made_up.comfy.page.get_by_test_id("pdit-rows")
+            expect(canvas).to_have_attribute("data-drawn", f"{len(report['ranks'])}x{len(report['timings']['step_s'])}")
+            assert len(lengths_by_row(picture_of(canvas))) == len(report["ranks"])
 
 
 VIDEO = {"width": 832, "height": 480}  # of a model whose tokens nobody counts
@@ -224,7 +222,7 @@ def test_sp_config_shows_what_its_mode_needs_and_marks_what_cannot_work(comfy: C
 def test_every_control_is_reached_by_the_keyboard(made_up: MadeUp) -> None:
     made_up.tell(pools=[a_pool()], reports=[made_up.report(1, a_report(2, 3))])
     page, timeline = made_up.comfy.page, made_up.comfy.open_timeline()
-    expect(page.get_by_test_id("pdit-batch groups")).to_have_attribute("data-drawn", "2x3")
+    expect(page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", "2x3")
     for panel, count in ((made_up.comfy.open_sidebar(), 4), (timeline, 12)):
         controls = panel.locator("button, select, [tabindex], input:not([hidden])")
         names = [control.evaluate(NAME) for control in controls.all()]

@@ -5,6 +5,7 @@ Owns: the two nodes and the alias. Does not own: parity of every variant and pla
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ from families.variants import BY_NAME
 from host import workflows
 from host.client import ComfyClient, PromptResult, Workflow
 from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent, to_latent
+from host.server import PACK_ROOT
 from host.tiny_models import TinyModels
 from parallel_runtime.report.schema import validate
 from parallel_runtime.report.text import describe
 
 WAN = BY_NAME["wan 2.1 t2v"]
 STEPS = 2
+EARLIER_NAMES = {"ParallelFluxLoader": "ParallelModelLoader", "ParallelFluxSampler": "ParallelSampler"}
+SAVED = PACK_ROOT / "tests" / "saved_workflows" / "0.2.0" / "flux_parallel.ui.json"  # with the earlier names
 
 
 def ours(graph: Workflow, **settings: Any) -> Workflow:
@@ -60,17 +64,34 @@ def test_the_sampler_equals_stock_and_reports_what_it_can_know(hosted_client: Co
     assert pool["plans"][-1]["ulysses"] == 2
 
 
-def test_the_earlier_name_of_the_loader_is_deprecated_and_loads_the_same(
-    hosted_client: ComfyClient, stock: torch.Tensor
-) -> None:
+def test_the_earlier_names_are_deprecated_and_do_the_same(hosted_client: ComfyClient, stock: torch.Tensor) -> None:
     info = hosted_client.object_info()
-    assert info["ParallelFluxLoader"].get("deprecated") is True
-    assert not info["ParallelModelLoader"].get("deprecated")
-    assert info["ParallelFluxLoader"]["input"] == info["ParallelModelLoader"]["input"]
+    for old, new in EARLIER_NAMES.items():
+        assert info[old].get("deprecated") is True
+        assert not info[new].get("deprecated")
+        assert info[old]["input"]["required"] == info[new]["input"]["required"]
     alias = ours(WAN.graph(cfg=3.0, steps=STEPS), loader="ParallelFluxLoader", sampler="ParallelFluxSampler")
     result = hosted_client.queue(alias)
     assert report_of(result)["model"]["file"] == WAN.file
     assert relative_error(saved_latent(hosted_client, result), stock) <= TOLERANCE
+
+
+def test_comfyui_knows_what_to_put_in_place_of_an_earlier_name(hosted_client: ComfyClient) -> None:
+    """Each input keeps its value: the linked by their names, widgets by the places at which a workflow saves them."""
+    told, info = hosted_client.get("/node_replacements"), hosted_client.object_info()
+    for old, new in EARLIER_NAMES.items():
+        (entry,) = told[old]
+        assert entry["new_node_id"] == new
+        names = {group: list(info[new]["input"].get(group, ())) for group in ("required", "optional")}
+        wanted = [{"new_id": name, "old_id": name} for group in names.values() for name in group]
+        assert sorted(entry["input_mapping"], key=str) == sorted(wanted, key=str)
+        assert [each["new_idx"] for each in entry["output_mapping"]] == list(range(len(info[new]["output"])))
+    (sampler,) = told["ParallelFluxSampler"]
+    assert sampler["old_widget_ids"][:4] == ["seed", "control_after_generate", "steps", "cfg"]
+    saved = json.loads(SAVED.read_text(encoding="utf-8"))
+    values = next(node["widgets_values"] for node in saved["nodes"] if node["type"] == "ParallelFluxSampler")
+    assert len(values) == len(sampler["old_widget_ids"])
+    assert values[sampler["old_widget_ids"].index("sampler_name")] == "euler"
 
 
 def test_a_stock_model_is_sampled_and_timed(hosted_client: ComfyClient, stock: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ BATCH, IMAGE, TEXT, HIDDEN = 2, 12, 5, 96
 
 @pytest.fixture(scope="module")
 def door(module_of_pack) -> ModuleType:
-    return module_of_pack("nodes.host.flux_conditioning")
+    return module_of_pack("parallel_runtime.models.flux.inputs")
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,11 @@ def _shapes(classes: dict[str, Any]) -> dict[str, Shapes]:
     for name, (path, arguments) in classes.items():
         module, _, class_name = path.rpartition(".")
         built = getattr(importlib.import_module(module), class_name)
-        model = built(**arguments, dtype=torch.float32, device="meta", operations=comfy.ops.disable_weight_init)
+        arguments |= {"dtype": torch.float32, "operations": comfy.ops.disable_weight_init}
+        try:
+            model = built(**arguments, device="meta")
+        except RuntimeError:  # a class that reads a value of what it makes
+            model = built(**arguments, device="cpu")
         found[name] = {key: list(value.shape) for key, value in model.state_dict().items()}
     return found
 

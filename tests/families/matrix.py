@@ -20,16 +20,17 @@ from pathlib import Path
 
 from host.client import ComfyClient
 from host.pack_workflows import TOLERANCE
-from host.server import PACK_ROOT, ComfyServer
+from host.server import ComfyServer
+from models.supported import ask
 from parity.matrix import ONE_THREAD
 from parity.runner import VISIBLE, Bench, Row, seen
 from parity.table import markdown, shown, verdict
 
 from .cases import CONTROL_PLAN, OWN_BLOCKS, PLANS, Case, cases
+from .class_list import DOCUMENT, section
 from .plan_lines import plan_lines
 from .variants import FAMILIES, FILES, write_families
 
-DOCUMENT = PACK_ROOT / "docs" / "models.md"
 INTRODUCTION = f"""# Models beside stock ComfyUI
 
 Each graph once with Load Diffusion Model and once with our loader, in one ComfyUI, fp32, on small files with random
@@ -141,7 +142,7 @@ def cases_table(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
 
 def document(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
     """The text of docs/models.md."""
-    tables = f"{families_table(cells, controls)}\n## Each case\n\n{cases_table(cells, controls)}"
+    tables = f"{families_table(cells, controls)}\n{section(ask())}## Each case\n\n{cases_table(cells, controls)}"
     return f"{INTRODUCTION}\n{tables}\n{summary(cells, controls)}.\n"
 
 

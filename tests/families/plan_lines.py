@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 from host.server import PACK_ROOT
 
 FOLDER = PACK_ROOT / "parallel_runtime" / "models" / "plans"
 
 
+@cache
 def plan_lines(class_path: str) -> int:
     """Lines of the plan of ComfyUI's class at this dotted path. Raises ValueError when no file has one."""
     for path in sorted(FOLDER.glob("*.py")):

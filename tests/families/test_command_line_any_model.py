@@ -101,7 +101,6 @@ def test_batch_groups_that_all_compute_the_first_row_are_found_out_in_steps_of_b
     assert report["steps"] == 2
 
 
-@pytest.mark.full
 def test_bench_puts_comfyuis_module_beside_each_plan(tried: Command) -> None:
     done = tried("bench", WAN, "--plan", "ulysses=2", "--warmup", "0", "--runs", "1", "--json")
     assert done.returncode == 0, done.stderr

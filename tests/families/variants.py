@@ -16,14 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import cross, flux, hunyuan, krea, ltx, lumina, minimax, qwen, sd3, wan
+from . import cross, flux, hunyuan, krea, ltx, lumina, minimax, more_images, qwen, sd3, unet, wan
 from .files import ModelFile, write_model_files
 from .variant import Variant
 
-MODULES = (wan, qwen, minimax, ltx, flux, hunyuan, lumina, krea, sd3, cross)
+MODULES = (wan, qwen, minimax, ltx, flux, hunyuan, lumina, krea, sd3, cross, more_images)
 FAMILIES: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in module.VARIANTS)
-FILES: dict[str, ModelFile] = {file.name: file for module in MODULES for file in module.FILES}
-BY_NAME = {variant.name: variant for variant in FAMILIES}
+UNETS: tuple[Variant, ...] = unet.VARIANTS  # of which no plan shares the tokens
+FILES: dict[str, ModelFile] = {file.name: file for module in (*MODULES, unet) for file in module.FILES}
+BY_NAME = {variant.name: variant for variant in (*FAMILIES, *UNETS)}
 SMALL = tuple(name for name, variant in BY_NAME.items() if not FILES[variant.file].only_when_full)
 
 

@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2: files and graphs of text to video, image to video, the 5B model, VACE and camera control."""
+"""Wan 2.1 and 2.2: files and graphs of text and image to video, 5B, VACE, camera; poses, speech, faces, music."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ CONDITIONS = {"positive": ["positive", 0], "negative": ["negative", 0]}
 TOLD = ("num_heads", "freq_dim", "text_dim")
 
 
-def wan_file(name: str, kind: str, *, heads: int, seed: int, model: str = "WanModel", **more: Any) -> ModelFile:
-    """A Wan file of heads of 24, three blocks."""
+def wan_file(
+    name: str, kind: str, *, heads: int, seed: int, model: str = "model.WanModel", large: bool = False, **more: Any
+) -> ModelFile:
+    """A Wan file of heads of 24, three blocks. `large`: what is beside them has fixed widths."""
     sizes = {"num_heads": heads, "dim": heads * HEAD_DIM, "ffn_dim": 2 * heads * HEAD_DIM, "num_layers": 3}
     sizes |= {"freq_dim": 32, "text_dim": TEXT, "in_dim": 16, "out_dim": 16, "model_type": kind}
-    path = f"comfy.ldm.wan.model.{model}"
-    return ModelFile(name=f"tiny_wan_{name}.safetensors", class_path=path, arguments=sizes | more, told=TOLD, seed=seed)
+    path, file = f"comfy.ldm.wan.{model}", f"tiny_wan_{name}.safetensors"
+    given = {"arguments": sizes | more, "told": TOLD, "seed": seed, "only_when_full": large}
+    return ModelFile(name=file, class_path=path, **given)
 
 
 def wide_file() -> ModelFile:
@@ -36,7 +39,9 @@ def wide_file() -> ModelFile:
     return ModelFile(name="tiny_wan_wide.safetensors", class_path=path, arguments=sizes, seed=20)
 
 
-VACE = {"model": "VaceWanModel", "num_layers": 4, "vace_layers": 2, "vace_in_dim": 96}
+VACE = {"model": "model.VaceWanModel", "num_layers": 4, "vace_layers": 2, "vace_in_dim": 96}
+DANCER = {"model": "model_wandancer.WanDancerModel", "in_dim": 36}
+ANIMATE = {"num_layers": 5, "in_dim": 36}
 FILES = (
     wide_file(),
     wan_file("t2v", "t2v", heads=5, seed=21),
@@ -44,7 +49,12 @@ FILES = (
     wan_file("22_i2v", "t2v", heads=5, seed=23, in_dim=36),
     wan_file("22_5b", "t2v", heads=5, seed=24, in_dim=48, out_dim=48),
     wan_file("vace", "vace", heads=5, seed=25, **VACE),
-    wan_file("camera", "camera", heads=4, seed=26, model="CameraWanModel", in_dim=32),
+    wan_file("camera", "camera", heads=4, seed=26, model="model.CameraWanModel", in_dim=32),
+    wan_file("scail", "scail", heads=5, seed=27, model="model.SCAILWanModel", in_dim=20),
+    wan_file("scail2", "scail2", heads=5, seed=28, model="model.SCAIL2WanModel", in_dim=20),
+    wan_file("humo", "humo", heads=4, seed=29, model="model.HumoWanModel", large=True),
+    wan_file("animate", "animate", heads=4, seed=30, model="model_animate.AnimateWanModel", large=True, **ANIMATE),
+    wan_file("dancer", "wandancer", heads=5, seed=31, **DANCER),
 )
 
 
@@ -110,6 +120,50 @@ def camera(graph: Workflow) -> None:
     through(graph, "video", "WanCameraImageToVideo", *ENDS, **inputs)
 
 
+def scail(graph: Workflow, **more: Any) -> None:
+    """A pose of half the size, a reference and what CLIP vision sees in it."""
+    prompts(graph, width=TEXT, tokens=TOKENS)
+    inputs = {**CONDITIONS, **SIZE, "vae": encoder(graph), "pose_video": picture(graph, "poses", count=LENGTH)}
+    inputs |= {"pose_strength": 0.8, "pose_start": 0.0, "pose_end": 1.0, "clip_vision_output": vision(graph)}
+    inputs |= {"reference_image": picture(graph, "reference"), "video_frame_offset": 0, "previous_frame_count": 5}
+    through(graph, "video", "WanSCAILToVideo", *ENDS, **inputs, **more)
+
+
+def scail_2(graph: Workflow) -> None:
+    """The same with whose pose it is."""
+    scail(graph, replacement_mode=True)
+    graph["video"]["inputs"]["pose_video_mask"] = picture(graph, "who", count=LENGTH)
+    graph["video"]["inputs"]["reference_image_mask"] = picture(graph, "who else")
+
+
+def humo(graph: Workflow) -> None:
+    """A reference picture, which is a frame behind the others, and silence."""
+    prompts(graph, width=TEXT, tokens=TOKENS)
+    inputs = {**CONDITIONS, **SIZE, "vae": encoder(graph), "ref_image": picture(graph, "reference")}
+    through(graph, "video", "WanHuMoImageToVideo", *ENDS, **inputs)
+
+
+def animate(graph: Workflow) -> None:
+    """A character, poses, and one face, as what sees faces takes them in 512 x 512 pixels."""
+    prompts(graph, width=TEXT, tokens=TOKENS)
+    inputs = {**CONDITIONS, **SIZE, "vae": encoder(graph), "reference_image": picture(graph, "character")}
+    inputs |= {"pose_video": picture(graph, "poses", count=LENGTH), "face_video": picture(graph, "face")}
+    inputs |= {"clip_vision_output": vision(graph), "continue_motion_max_frames": 5, "video_frame_offset": 0}
+    through(graph, "video", "WanAnimateToVideo", *ENDS, **inputs)
+
+
+def dancer(graph: Workflow) -> None:
+    """A first picture, what CLIP vision sees in it, and a second of music. A frame has 8 groups of 5 tokens."""
+    prompts(graph, width=TEXT, tokens=TOKENS)
+    graph["sound"] = node("RandomSound", seconds=1.0, seed=5)
+    heard = node("WanDancerEncodeAudio", audio=["sound", 0], video_frames=LENGTH, audio_inject_scale=0.8)
+    size = {"width": WIDTH + 16, "height": HEIGHT, "length": LENGTH}
+    graph["music"] = heard
+    inputs = {**CONDITIONS, **size, "vae": encoder(graph), "start_image": picture(graph, "picture")}
+    inputs |= {"clip_vision_output": vision(graph), "audio_encoder_output": ["music", 0]}
+    through(graph, "video", "WanDancerVideo", *ENDS, **inputs, clip_vision_output_ref=["vision", 0])
+
+
 VARIANTS = tuple(
     Variant(name=name, family=FAMILY, file=f"tiny_wan_{file}.safetensors", add=add)
     for name, file, add in (
@@ -121,5 +175,10 @@ VARIANTS = tuple(
         ("wan 2.2 i2v", "22_i2v", image_to_video),
         ("wan 2.2 5b t2v", "22_5b", five_b),
         ("wan 2.2 5b i2v", "22_5b", five_b_from_image),
+        ("wan 2.1 scail", "scail", scail),
+        ("wan 2.1 scail-2", "scail2", scail_2),
+        ("wan 2.1 humo", "humo", humo),
+        ("wan 2.2 animate", "animate", animate),
+        ("wan 2.2 dancer", "dancer", dancer),
     )
 )

@@ -94,13 +94,13 @@ def test_a_cancelled_change_of_weights_stops_early_and_is_made_whole_by_the_next
     change = WeightPatchSet(
         "slow", tuple(WeightPatch(key="x", kind="diff", strength=1.0, values=(None,)) for _ in range(30))
     )
-    pool.ensure(make_spec(), patches=WeightPatchSet("quick", change.patches[:1]))
+    pool.load(make_spec(), patches=WeightPatchSet("quick", change.patches[:1]))
     memory = pool.status()["memory"]
 
     def returned():
         began = time.monotonic()
         with pytest.raises(Cancelled):
-            pool.ensure(make_spec(), patches=change, check_cancelled=after(0.1))
+            pool.load(make_spec(), patches=change, check_cancelled=after(0.1))
         pool.load(make_spec())
         return time.monotonic() - began
 
@@ -146,7 +146,7 @@ def test_cancelling_at_random_moments_leaves_every_result_right(pool):
         name = chance.choice(["slow0", "slow1", "model", "model"])
         if chance.random() < 0.3:
             with suppress(Cancelled):
-                pool.ensure(make_spec(name), patches=slow_change(turn), check_cancelled=after(chance.random() / 4))
+                pool.load(make_spec(name), patches=slow_change(turn), check_cancelled=after(chance.random() / 4))
         moments = [["sleep", chance.random() / 20]]
         try:
             result = run_step(

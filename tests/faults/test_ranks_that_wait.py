@@ -21,7 +21,7 @@ from parallel_runtime.pool.pool import Pool
 PATIENCE_S, DEADLINE_S = 60.0, 1.2  # fresh ranks are slow the first time
 BLOCKS = 8  # a stage of two has four: together longer than the deadline, each far shorter
 SLOWLY = ["sleep", 0.4, 4]
-STAGES, LANES = ParallelPlan.parse("pipefusion=2,warmup_steps=3"), ParallelPlan(cfg=3)
+STAGES, GROUPS = ParallelPlan.parse("pipefusion=2,warmup_steps=3"), ParallelPlan(cfg=3)
 APART = ParallelPlan(
     data=2
 )  # batch groups that never exchange: one waits for leave to start a step, which is the others' to earn
@@ -67,7 +67,7 @@ def not_for_ever() -> Callable[[], None]:
 
 def test_a_stage_and_an_idle_batch_group_may_wait_longer_than_the_deadline(pool: Pool, spec: ModelSpec) -> None:
     """Stage 1 has nothing to do while stage 0 computes, nor has the third batch group, which has no conditioning."""
-    for plan in (STAGES, LANES):
+    for plan in (STAGES, GROUPS):
         right = sample(pool, spec, plan)
         assert torch.equal(sample(pool, spec, plan, rank0=SLOWLY), right)
     assert pool.generation == 1

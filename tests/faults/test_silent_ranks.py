@@ -7,7 +7,8 @@ import pytest
 import torch
 from pool.echo_pool import failure, failure_in_time, first_line, make_pool, make_spec, run_step
 
-from parallel_runtime.pool.deadlines import REMEMBERED_SHAPES, REMEMBERED_STEPS, VARIABLE, Pace, deadline_from
+from parallel_runtime.pool.calls import REMEMBERED_SHAPES, REMEMBERED_STEPS, Pace
+from parallel_runtime.pool.deadlines import VARIABLE, deadline_from
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ class Recorder:
         runtime = f"{NAME}.parallel_runtime"
         header = importlib.import_module(f"{runtime}.checkpoint").read_header(path)
         self._config = importlib.import_module(f"{runtime}.models.flux.config").FluxConfig.from_header(header)
-        self._conditioning = importlib.import_module(f"{NAME}.nodes.host.flux_conditioning")
+        self._conditioning = importlib.import_module(f"{runtime}.models.flux.inputs")
         self.dtype = ""
         self.found: dict[str, Any] = {}
 

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-from . import cases_flux, cases_images, cases_lightricks, cases_videos, cases_wan
+from . import (
+    cases_audio,
+    cases_flux,
+    cases_images,
+    cases_lightricks,
+    cases_more_images,
+    cases_pixels,
+    cases_shapes,
+    cases_videos,
+    cases_wan,
+)
 from .tiny import CASES
 
-__all__ = ["CASES", "cases_flux", "cases_images", "cases_lightricks", "cases_videos", "cases_wan"]
+__all__ = [
+    "CASES",
+    "cases_audio",
+    "cases_flux",
+    "cases_images",
+    "cases_lightricks",
+    "cases_more_images",
+    "cases_pixels",
+    "cases_shapes",
+    "cases_videos",
+    "cases_wan",
+]

@@ -119,6 +119,25 @@ def _() -> Case:
     return model, given
 
 
+@case("Chroma Radiance, mask, ControlNet")
+def _() -> Case:
+    config = FLUX_SIZES | {"in_channels": 3, "out_channels": 3, "vec_in_dim": None, "in_dim": 64, "hidden_dim": 48}
+    config |= {"n_layers": 1, "out_dim": 96, "nerf_hidden_size": 16, "nerf_mlp_ratio": 2, "nerf_depth": 2}
+    config |= {"nerf_max_freqs": 4, "nerf_tile_size": 16, "nerf_final_head_type": "conv", "nerf_embedder_dtype": None}
+    config |= {"patch_size": 4, "use_x0": True, "use_sequential_txt_ids": True}
+    config.pop("guidance_embed")
+    control = {"input": [None, *residuals(1, 35)], "output": []}
+    given = inputs(attention_mask=mask(), control=control) | {"x": noise(2, 3, 20, 28)}
+    given.pop("y")
+    return build("comfy.ldm.chroma_radiance.model.ChromaRadiance", **config), given
+
+
+@case("LongCat-Image")
+def _() -> Case:
+    model, given = flux(guidance_embed=False, vec_in_dim=None, txt_ids_dims=[1, 2]), inputs()
+    return model, {name: value for name, value in given.items() if name not in ("guidance", "y")}
+
+
 def hunyuan(**config: Any) -> nn.Module:
     """HunyuanVideo."""
     config = {"in_channels": 16, "out_channels": 16, "vec_in_dim": 32, "axes_dim": [4, 6, 6], "theta": 256} | config
@@ -155,3 +174,19 @@ def _() -> Case:
 def _() -> Case:
     given = {"x": noise(2, 16, 5, 7), "timestep": at(700, 700), "context": noise(2, 9, 48), "guidance": at(6, 6)}
     return hunyuan(patch_size=[1, 1], axes_dim=[8, 8], vec_in_dim=None), given
+
+
+@case("HunyuanImage 2.1 refiner")
+def _() -> Case:
+    config = {"in_channels": 32, "patch_size": [1, 1, 1], "vec_in_dim": None, "meanflow": True, "byt5": True}
+    given = {"x": noise(1, 32, 3, 5, 7), "timestep": at(700), "context": noise(1, 9, 48), "guidance": at(6)}
+    return hunyuan(**config), given | {"txt_byt5": noise(1, 3, 1472), "disable_time_r": True}
+
+
+@case("HunyuanVideo 1.5 super resolution, distilled")
+def _() -> Case:
+    config = {"in_channels": 33, "vec_in_dim": None, "vision_in_dim": 40, "guidance_embed": False, "meanflow": True}
+    config |= {"depth_single_blocks": 0, "use_cond_type_embedding": True, "byt5": True}
+    given = video(x=noise(1, 33, 3, 10, 14), clip_fea=noise(1, 11, 40), txt_byt5=noise(1, 3, 1472))
+    sigmas = {"sigmas": at(0.7), "sample_sigmas": at(1.0, 0.7, 0.4, 0.0)}  # the next one is given to the model too
+    return hunyuan(**config), given | {"disable_time_r": False, "transformer_options": sigmas}

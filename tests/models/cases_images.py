@@ -1,4 +1,4 @@
-"""Qwen-Image, Z-Image and Lumina 2, OmniGen2, SD3.5, PixArt, HunyuanDiT, AuraFlow, HiDream-I1: mostly 35 tokens."""
+"""Qwen-Image, Z-Image and Lumina 2, OmniGen2, SD3.5, PixArt, HunyuanDiT, AuraFlow, HiDream: mostly 35 tokens."""
 
 from __future__ import annotations
 
@@ -202,6 +202,32 @@ def _() -> Case:
 @case("HiDream-I1, 1 token of one text")
 def _() -> Case:
     return hidream(1, 11)
+
+
+def hidream_o1(**references: Any) -> Case:
+    """HiDream-O1: its prompt of 9 tokens, the last of which is the timestep's, and 35 patches of 32 x 32 pixels."""
+    from comfy.ldm.hidream_o1.conditioning import build_extra_conds
+    from comfy.ldm.hidream_o1.model import TMS_TOKEN_ID
+
+    text = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6}
+    text |= {"num_key_value_heads": 2, "head_dim": 16, "rope_dims": [4, 2, 2]}
+    vision = {"hidden_size": 48, "num_heads": 4, "intermediate_size": 96, "depth": 1, "num_position_embeddings": 16}
+    path = "comfy.ldm.hidream_o1.model.HiDreamO1Transformer"
+    model = build(path, text_config_overrides=text, vision_config_overrides=vision)
+    model.language_model.embed_tokens.weight.mul_(10)
+    given = {"x": noise(1, 3, 160, 224), "timesteps": at(700), "context": None}
+    prompt = torch.tensor([[5, 77, 3, 1000, 9, 600, 42, 8, TMS_TOKEN_ID]])
+    return model, given | build_extra_conds(prompt, given["x"], **references)
+
+
+@case("HiDream-O1")
+def _() -> Case:
+    return hidream_o1()
+
+
+@case("HiDream-O1, two references")
+def _() -> Case:
+    return hidream_o1(ref_images=[noise(1, 96, 128, 3).sigmoid(), noise(1, 128, 64, 3).sigmoid()])
 
 
 def krea2() -> nn.Module:

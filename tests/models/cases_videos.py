@@ -103,10 +103,39 @@ def _() -> Case:
     return build("comfy.ldm.cosmos.model.GeneralDIT", **COSMOS, **more), given
 
 
-@case("CogVideoX 1.5")
-def _() -> Case:
+def cog(**more: Any) -> nn.Module:
+    """CogVideoX."""
     sizes = {"num_attention_heads": 6, "attention_head_dim": 16, "in_channels": 16, "out_channels": 16}
     sizes |= {"time_embed_dim": 64, "text_embed_dim": 48, "num_layers": 2, "sample_width": 16, "sample_height": 16}
-    sizes |= {"sample_frames": 9, "max_text_seq_length": 9, "use_rotary_positional_embeddings": True, "patch_size_t": 1}
+    sizes |= {"sample_frames": 9, "max_text_seq_length": 9, "use_rotary_positional_embeddings": True}
+    return build("comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel", **sizes | more)
+
+
+@case("CogVideoX 1.5")
+def _() -> Case:
     given = {"x": noise(1, 16, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
-    return build("comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel", **sizes), given
+    return cog(patch_size_t=1), given
+
+
+@case("CogVideoX 2B, positions that are added")
+def _() -> Case:
+    given = {"x": noise(1, 16, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
+    return cog(use_rotary_positional_embeddings=False), given
+
+
+@case("CogVideoX 1.5 i2v, two frames a token")
+def _() -> Case:
+    given = {"x": noise(2, 32, 4, 10, 14), "timestep": at(700, 700), "context": noise(2, 9, 48), "ofs": at(2, 2)}
+    return cog(in_channels=32, ofs_embed_dim=64, patch_size_t=2), given
+
+
+@case("CogVideoX 5B i2v, learned positions")
+def _() -> Case:
+    given = {"x": noise(1, 32, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
+    return cog(in_channels=32, use_learned_positional_embeddings=True), given
+
+
+@case("CogVideoX inpaint")
+def _() -> Case:
+    given = {"x": noise(1, 48, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
+    return cog(in_channels=48), given

@@ -15,7 +15,8 @@ def wan(path: str = "WanModel", **config: Any) -> nn.Module:
     """Wan, 3 blocks of 6 heads."""
     sizes = {"dim": 96, "ffn_dim": 192, "freq_dim": 32, "text_dim": 48, "in_dim": 16, "out_dim": 16, "num_heads": 6}
     return build(
-        f"comfy.ldm.wan.model.{path}", **{"model_type": "t2v", "num_layers": 2, "text_len": 9} | sizes | config
+        f"comfy.ldm.wan.{path if '.' in path else f'model.{path}'}",
+        **{"model_type": "t2v", "num_layers": 2, "text_len": 9} | sizes | config,
     )
 
 
@@ -72,3 +73,73 @@ def _() -> Case:
     model = wan("WanModel_S2V", model_type="s2v", audio_dim=24, num_layers=4, audio_inject_layers=[0, 2])
     inputs = {"x": noise(1, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
     return model, inputs | {"audio_embed": noise(1, 25, 24, 12), "reference_latent": noise(1, 16, 1, 10, 14)}
+
+
+@case("Wan S2V, poses, motion before")
+def _() -> Case:
+    model = wan("WanModel_S2V", model_type="s2v", audio_dim=24, num_layers=2, audio_inject_layers=[0, 1])
+    inputs = {"x": noise(1, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48), "control_video": noise(1, *VIDEO)}
+    inputs |= {"audio_embed": noise(1, 25, 24, 12), "reference_latent": noise(1, 16, 1, 10, 14)}
+    return model, inputs | {"reference_motion": noise(1, 16, 19, 10, 14)}
+
+
+@case("Wan HuMo, reference, audio by frames")
+def _() -> Case:
+    inputs = {"x": noise(1, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
+    given = inputs | {"audio_embed": noise(1, 3, 8, 5, 1280), "reference_latent": noise(1, 16, 1, 10, 14)}
+    return wan("HumoWanModel", model_type="humo"), given
+
+
+@case("Wan Animate, poses, faces")
+def _() -> Case:
+    model = wan("model_animate.AnimateWanModel", model_type="animate", num_layers=5, in_dim=36)
+    convolutions = model.motion_encoder.enc.net_app.convs
+    del convolutions[5:8]  # faces of 64 pixels, not 512: what sees them is the same on every rank, and slow
+    inputs = {"x": noise(1, 36, *VIDEO[1:]), "timestep": at(700), "context": noise(1, 9, 48)}
+    poses, faces = noise(1, 16, 2, 10, 14), noise(1, 3, 5, 64, 64)
+    return model, inputs | {"clip_fea": noise(1, 257, 1280), "pose_latents": poses, "face_pixel_values": faces}
+
+
+def scail(path: str, **more: Any) -> Case:
+    """SCAIL: a pose of half the size beside the video, and references before it."""
+    inputs = {"x": noise(1, 20, *VIDEO[1:]), "timestep": at(700), "context": noise(1, 9, 48)}
+    inputs |= {"clip_fea": noise(1, 257, 1280), "pose_latents": noise(1, 20, 3, 5, 7)}
+    return wan(path, model_type="scail", in_dim=20), inputs | more
+
+
+@case("Wan SCAIL, pose, reference")
+def _() -> Case:
+    return scail("SCAILWanModel", reference_latent=noise(1, 20, 1, 10, 14))
+
+
+@case("Wan SCAIL-2, two references, masks, replacing")
+def _() -> Case:
+    masks = {"ref_mask_latents": noise(1, 28, 5, 10, 14), "sam_latents": noise(1, 28, 3, 5, 7)}
+    return scail("SCAIL2WanModel", reference_latent=noise(1, 20, 2, 10, 14), ref_mask_flag=False, **masks)
+
+
+def dancer(**more: Any) -> Case:
+    """WanDancer: 2 frames of 8 groups of 5 tokens."""
+    model = wan("model_wandancer.WanDancerModel", model_type="wandancer", num_layers=3, audio_inject_layers=[0, 2])
+    inputs = {"x": noise(1, 16, 2, 10, 16), "timestep": at(700), "context": noise(1, 9, 48)}
+    return model, inputs | {"clip_fea": noise(1, 257, 1280), "audio_embed": noise(1, 11, 35)} | more
+
+
+@case("WanDancer, music")
+def _() -> Case:
+    return dancer()
+
+
+@case("WanDancer, music, 15 frames a second, another picture")
+def _() -> Case:
+    return dancer(fps=15.0, clip_fea_ref=noise(1, 257, 1280), audio_inject_scale=0.5)
+
+
+@case("Wan causal, a whole video")
+def _() -> Case:
+    return wan("ar_model.CausalWanModel"), {"x": noise(1, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}
+
+
+@case("Wan FlowRVS, the video itself")
+def _() -> Case:
+    return wan(), {"x": noise(1, *VIDEO) * 0.1, "timestep": at(0), "context": noise(1, 9, 48)}

@@ -201,6 +201,8 @@ def rank_main(
 
 def run_checks(axis: Axis) -> dict[str, str]:
     """Check -> what was wrong on this rank, "" when nothing was."""
+    from . import checks_files  # noqa: F401  which adds to them
+
     found = {}
     for name, check in CHECKS.items():
         try:

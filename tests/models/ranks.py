@@ -1,8 +1,8 @@
 """Runs every case whole and shared, in ranks over gloo: `python -m models.ranks COMFYUI FOLDER RANKS...`.
 
 ComfyUI is imported once and every case is run whole once; then each number of ranks is forked from there. Writes
-FOLDER/RANKS.json, a row for each case: relative error, that of the negative control; and FOLDER/checks-RANKS-RANK.json,
-what each check of checks.py found on a rank.
+FOLDER/RANKS.json, a row for each case: relative error, that of the negative control; FOLDER/checks-RANKS-RANK.json,
+what each check of checks.py found on a rank; and FOLDER/classes.json, what ComfyUI's list of models has (supported.py).
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def start_comfyui(path: str) -> None:
 def call(model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
     """One call, its output flat."""
     given = copy.deepcopy(inputs)
+    if hasattr(model, "clear_kv_cache"):  # as the worker before each call
+        model.clear_kv_cache()
     out = model(**given)
     return torch.cat([each.flatten() for each in out]) if isinstance(out, (list, tuple)) else out.flatten()
 
@@ -72,7 +74,7 @@ def compare(model: torch.nn.Module, inputs: dict[str, Any], want: Tensor) -> dic
 
 def run_checks() -> dict[str, str]:
     """Check -> what was wrong on this rank, "" when nothing was."""
-    from . import checks_patches  # noqa: F401  which adds to them
+    from . import checks_build, checks_patches, checks_unets, checks_whole, checks_words  # noqa: F401  which add to them
     from .checks import CHECKS
     from .gloo_group import GlooGroup
 
@@ -141,6 +143,10 @@ def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
                 print(name, file=sys.stderr, flush=True)  # noqa: T201  so that a failure says where
                 model, inputs = make()
                 cases[name] = (model, inputs, call(model, inputs))
+    if not only:
+        from .supported import found
+
+        (folder / "classes.json").write_text(json.dumps(found({name: each[0] for name, each in cases.items()})))
     well = [
         fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, cases=cases, only=only))
         for ranks in numbers

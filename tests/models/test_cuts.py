@@ -60,6 +60,21 @@ def test_runs_of_a_stream_put_together_are_the_whole(parts: int, dim: int) -> No
 
 
 @pytest.mark.parametrize("parts", PARTS)
+def test_what_a_stream_that_every_rank_has_leaves_is_cut(parts: int) -> None:
+    value, ranks = rows(1, 4 + 7, 2), calls(parts)
+    assert shares(ranks, "every:txt", 4) == [4] * parts
+    cut = shares(ranks, "rest:txt+img", value)
+    assert all(torch.equal(each[:, :4], value[:, :4]) for each in cut)
+    assert torch.equal(torch.cat([value[:, :4], *(each[:, 4:] for each in cut)], 1), value)
+    again = shares(ranks, "rest:txt+img", value * 2)
+    assert all(torch.equal(one, 2 * other) for one, other in zip(again, cut, strict=True))
+    assert all(call.key_lengths(["txt", "img"])[0] == 4 + call.streams["img"][0] for call in ranks)
+    assert all(sum(call.key_lengths(["txt", "img"])) == 11 for call in ranks), "as keys they count once"
+    with pytest.raises(ValueError, match="txt\\+img has 11 tokens by the plan and 12 in this call"):
+        shares(ranks, "rest:txt+img", rows(1, 12, 2))
+
+
+@pytest.mark.parametrize("parts", PARTS)
 def test_of_two_streams_each_rank_has_its_runs_one_after_another(parts: int) -> None:
     value = rows(1, 5 + 7)
     ranks = calls(parts, txt=5, img=7)
@@ -219,6 +234,18 @@ def test_an_index_counts_this_ranks_tokens_before_it(parts: int, index: int) -> 
     assert sum(shares(calls(parts, img=7), "index:img", index)) == index
 
 
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("count", [9, 7, 4, 1, 0])
+def test_rows_for_the_last_tokens_are_those_of_the_last_ranks(parts: int, count: int) -> None:
+    """As ComfyUI's Stable Audio: fewer rows are padded in front, of more the last count."""
+    value, ranks = rows(1, count, 2) + 1, calls(parts, x=7)
+    tokens = [call.streams["x"][call.index] for call in ranks]
+    cut = shares(ranks, "last:x", value)
+    pairs = zip(cut, tokens, strict=True)
+    padded = [torch.nn.functional.pad(each, (0, 0, total - each.shape[1], 0)) for each, total in pairs]
+    assert torch.equal(torch.cat(padded, 1), torch.nn.functional.pad(value, (0, 0, 7 - count, 0)))
+
+
 @pytest.mark.parametrize("tokens", [7, 4, 1])
 def test_residuals_are_for_the_first_tokens(tokens: int) -> None:
     given = rows(1, tokens, 2)
@@ -238,11 +265,11 @@ def test_tuples_have_a_word_for_each_value_and_words_reach_into_them() -> None:
 
 def test_nothing_stays_nothing() -> None:
     (call,) = calls(1, img=3)
-    for text in ("img", "frames:img", "order:img", "ranges:img", "index:img", "guides:img", ("img", "")):
+    for text in ("img", "frames:img", "order:img", "ranges:img", "index:img", "last:img", "guides:img", ("img", "")):
         assert cutter(parse(text))(call, None) is None
 
 
-@pytest.mark.parametrize("text", ["img+*", "order:img", "frames:img", "flat:grid@1", "index:img"])
+@pytest.mark.parametrize("text", ["img+*", "order:img", "frames:img", "flat:grid@1", "index:img", "last:img"])
 def test_what_has_no_way_back_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="cannot be gathered"):
         gatherer(parse(text))

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from parallel_runtime.models.plans import PLANS, Plan, plan_for
+from parallel_runtime.models.plans import PLANS, WITHOUT, Plan, not_sampled, plan_for
 from parallel_runtime.models.plans.words import (
     Attention,
     Each,
+    Every,
     Frames,
     Grid,
     Guides,
     Index,
+    Last,
     Order,
     Ranges,
     Run,
@@ -42,6 +44,9 @@ TXT, IMG = Run("txt"), Run("img")
         ("order:txt+img", Order((TXT, IMG))),
         ("ranges:-txt+img", Ranges((Run("txt", held=True), IMG))),
         ("index:img", Index("img")),
+        ("last:img", Last("img")),
+        ("every:txt", Every("txt")),
+        ("rest:txt+img", Tokens((TXT, IMG), opens=True)),
         ("guides:vid", Guides("vid")),
         ("frames:x", Frames("x")),
         ("frames4:x", Frames("x", 4)),
@@ -57,7 +62,8 @@ def test_a_word_is_parsed(text: str | tuple[str, ...], word: object) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "rangs:img", "img@", "img@x", "img img", "txt++img", "*", "*+img", "ranges:img@2", "order4:img", "index:a+b"]
-    + ["frames:-x", "order:grid", "guides:a+b", "grid+img", "IMG", "img+*@2+a", "--img"],
+    + ["frames:-x", "last:-x", "order:grid", "guides:a+b", "grid+img", "IMG", "img+*@2+a", "--img"]
+    + ["every:a+b", "rest:img", "rest:txt+-img", "rest:txt+img@2"],
 )
 def test_a_word_that_is_none_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="no word of|takes|no stream|stands|none of") as error:
@@ -71,6 +77,7 @@ def test_a_word_that_is_none_is_refused_with_its_text(text: str) -> None:
         ("txt+img", Attention(("txt", "img"), ("txt", "img"))),
         ("vid<-aud", Attention(("vid",), ("aud",))),
         ("local", Attention(local=True)),
+        ("x within window", Attention(("x",), ("x",), within="window")),
         ("vid+index:txt", Attention(("vid", "index:txt"), ("vid", "index:txt"))),
         ("txt+img|img", Attention(("txt", "img"), ("txt", "img"), otherwise=Attention(("img",), ("img",)))),
     ],
@@ -79,7 +86,9 @@ def test_a_word_of_attention_is_parsed(text: str, attention: Attention) -> None:
     assert parse_attention(text) == attention
 
 
-@pytest.mark.parametrize("text", ["", "vid<-", "a<-b<-c", "-txt+img", "txt@2", "Local", "?", "img|local"])
+@pytest.mark.parametrize(
+    "text", ["", "vid<-", "a<-b<-c", "-txt+img", "txt@2", "Local", "?", "img|local", "a+b within w", "x within"]
+)
 def test_a_word_of_attention_that_is_none_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="says nothing of attention") as error:
         Plan(attention={"blocks": {"attn": text}}, cut={"a.0": {"x": "img"}}, gather={"b": "img"})
@@ -91,7 +100,14 @@ def test_a_stream_named_alone_gives_its_length(text: str | tuple[str, ...]) -> N
     assert introduced_by(parse(text)) == {"img"}
 
 
-@pytest.mark.parametrize("text", ["txt+img", "-img", "img+*", "order:img", "index:img", "flat:grid@1"])
+def test_a_number_that_all_have_and_what_is_left_give_lengths() -> None:
+    assert introduced_by(parse("every:txt")) == {"txt"}
+    assert introduced_by(parse("rest:txt+img")) == {"img"}
+    with pytest.raises(ValueError, match="no word of the plan gives the length of 'txt'"):
+        Plan(attention={}, cut={"a.0": {"x": "rest:txt+img"}}, gather={"b": "img"})
+
+
+@pytest.mark.parametrize("text", ["txt+img", "-img", "img+*", "order:img", "index:img", "last:img", "flat:grid@1"])
 def test_no_other_word_gives_a_length(text: str) -> None:
     assert introduced_by(parse(text)) == set()
 
@@ -155,19 +171,34 @@ def test_a_subclass_with_a_plan_has_its_own() -> None:
 
 
 def test_a_subclass_that_changes_what_a_plan_was_made_for_is_refused() -> None:
-    animate = of_comfyui("comfy.ldm.wan.model_animate.AnimateWanModel", WAN, forward_orig=forward)
-    for each in (animate, of_comfyui("pack.Mine", animate)):
+    other = of_comfyui("comfy.ldm.wan.model_other.OtherWanModel", WAN, forward_orig=forward)
+    for each in (other, of_comfyui("pack.Mine", other)):
         with pytest.raises(
             ValueError, match="has no plan .* changes 'forward_orig' of WanModel; use cfg parallel, data"
         ):
             plan_for(each)
 
 
-def test_a_class_without_a_plan_is_refused_by_its_name_and_told_what_needs_none() -> None:
-    unet = of_comfyui("comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel")
-    said = "UNetModel has no plan .*; use cfg parallel, data parallel or sharded weights, which need none"
+@pytest.mark.parametrize(("path", "said"), WITHOUT.items(), ids=list(WITHOUT))
+def test_a_class_without_a_plan_is_refused_by_its_name_with_its_own_reason(path: str, said: tuple[str, str]) -> None:
+    name = path.rpartition(".")[2]
+    for each in (of_comfyui(path), of_comfyui("pack.Mine", of_comfyui(path), forward=forward)):
+        with pytest.raises(ValueError) as error:
+            plan_for(each)
+        assert str(error.value) == f"{each.__name__} has no plan to share its tokens: {said[0]}; {said[1]}"
+        assert (not_sampled(each) != "") == ("Load Diffusion Model" in said[1])
+    assert not_sampled(of_comfyui(path)) in ("", f"{name}: {said[0]}; {said[1]}")
+
+
+def test_a_class_of_which_nothing_is_known_is_told_what_needs_no_plan() -> None:
+    said = "New has no plan to share its tokens; use cfg parallel, data parallel or sharded weights, which need none"
     with pytest.raises(ValueError, match=said):
-        plan_for(unet)
+        plan_for(of_comfyui("comfy.ldm.new.model.New"))
+    assert not_sampled(WAN) == ""
+
+
+def test_no_class_has_a_plan_and_a_reason_to_have_none() -> None:
+    assert set(PLANS) & set(WITHOUT) == set()
 
 
 def test_plans_are_read_without_torch_and_comfyui() -> None:

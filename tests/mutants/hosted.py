@@ -7,6 +7,7 @@ from .mutant import Mutant
 UNEVEN = "test_uneven.py::test_attention_equals_one_process"
 TREE = "test_call_tree.py"
 PROOF = "test_proof.py"
+UNETS = "test_unets.py"
 QUANTISED = "test_quantised.py::test_a_shared_file_equals_the_same_module_in_one_process"
 
 MUTANTS = (
@@ -135,5 +136,17 @@ MUTANTS = (
         "{call.tensors[f't{inner}'].ndim}",
         "tensor",
         ("test_proving.py::test_a_call_is_known_by_its_arguments_and_not_by_their_sizes",),
+    ),
+    Mutant(
+        "each rank of a U-Net runs both sides under cfg 2 with sharded weights",
+        "find_plan(type(self.module)) is not None or find_whole(type(self.module)) is not None",
+        "find_plan(type(self.module)) is not None",
+        (f"{UNETS}::test_sdxl_at_cfg_7_with_lora_and_controlnet_on_two_ranks_equals_stock",),
+    ),
+    Mutant(
+        "what a U-Net's checkpoint says beside the weights is not read",
+        "return read_hosted(path, weight_dtype, devices, checkpoint=True)",
+        "return read_hosted(path, weight_dtype, devices)",
+        (f"{UNETS}::test_a_checkpoint_that_predicts_v_equals_stock",),
     ),
 )

@@ -53,7 +53,6 @@ def plausible(found: Calibration) -> bool:
     )
 
 
-@pytest.mark.full
 @pytest.mark.slow
 def test_the_constants_that_follow_are_usable_and_survive_the_cache(pool, tmp_path) -> None:
     tried = [calibrate(pool, tmp_path)]

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parallel_runtime.models.hosted.calls import DEPTH, from_tree, to_tree
 from parallel_runtime.wire.protocol import ProtocolError
-from parallel_runtime.wire.tree import DEPTH, from_tree, to_tree
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5),

@@ -90,7 +90,7 @@ def test_weights_changed_on_one_rank_are_changed_on_a_rank_that_joins(pool):
     def done(plan):
         """How many changes each rank makes."""
         before = changes(pool)
-        pool.ensure(spec, plan, patches=change)
+        pool.load(spec, plan, patches=change)
         return [now - then for now, then in zip(changes(pool), before, strict=True)]
 
     assert [done(plan) for plan in (ONE, ONE, TWO, TWO, ONE)] == [[1, 1], [0, 0], [1, 1], [0, 0], [0, 0]]

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from parallel_runtime.pool.request_lock import RequestLock
+from parallel_runtime.pool.pool import RequestLock
 
 
 def test_a_thread_that_asks_inside_its_own_request_is_told_so() -> None:

@@ -10,6 +10,7 @@ from parallel_runtime.wire import replies, requests
 from parallel_runtime.wire.channel import Attach
 from parallel_runtime.wire.protocol import Message, Op, ProtocolError, decode, encode
 from parallel_runtime.wire.records import from_body, to_body
+from parallel_runtime.worker.entry import request_of
 from pool.messages import CASES, LOAD, REPLIES, SAMPLE, STEP
 
 KINDS = {*requests.KINDS.values(), *replies.OPS, *(kind.reply for kind in requests.KINDS.values())}
@@ -63,7 +64,7 @@ def test_a_field_more_or_less_is_refused_by_name(record: object) -> None:
 )
 def test_a_value_of_another_type_is_refused_by_name(change: dict, message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
-        requests.request_of(Op.LOAD, {**sent(LOAD), **change})
+        request_of(Op.LOAD, {**sent(LOAD), **change})
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_a_value_of_another_type_is_refused_by_name(change: dict, message: str) 
 )
 def test_a_plan_is_refused_by_the_name_of_its_field(plan: object, message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
-        requests.request_of(Op.MESH, {"mesh": 1, "plan": plan, "dropped": [], "freed": []})
+        request_of(Op.MESH, {"mesh": 1, "plan": plan, "dropped": [], "freed": []})
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_a_program_is_refused_by_the_name_of_its_field(where: tuple, value: obje
         inner = inner[step]
     inner[last] = value
     with pytest.raises(ProtocolError, match=message):
-        requests.request_of(Op.RUN, body)
+        request_of(Op.RUN, body)
 
 
 @pytest.mark.parametrize(
@@ -143,4 +144,4 @@ def test_names_in_a_reply_are_refused_where_their_values_are_not_numbers() -> No
 
 def test_what_is_no_request_is_refused() -> None:
     with pytest.raises(ProtocolError, match="DONE is no request; a rank answers CHECK, LOAD, MEASURE"):
-        requests.request_of(Op.DONE, {})
+        request_of(Op.DONE, {})

@@ -135,14 +135,14 @@ def test_weights_that_were_copied_do_not_care_until_a_patch_needs_the_file(pool:
     before = step(pool, spec)
     write_over(file)
     assert torch.equal(step(pool, spec), before)
-    refusal(pool, spec, lambda: pool.ensure(spec, patches=PATCHES))
+    refusal(pool, spec, lambda: pool.load(spec, patches=PATCHES))
 
 
 def test_taking_a_patch_back_notices_it_too(pool: Pool, file: Path) -> None:
     spec = ModelSpec.of(file, "bfloat16")
-    pool.ensure(spec, patches=PATCHES)
+    pool.load(spec, patches=PATCHES)
     write_over(file)
-    refusal(pool, spec, lambda: pool.ensure(spec, patches=PRISTINE))
+    refusal(pool, spec, lambda: pool.load(spec, patches=PRISTINE))
 
 
 def test_a_rank_that_dies_of_a_file_cut_short_names_the_file(pool: Pool, file: Path) -> None:

@@ -162,8 +162,8 @@ def test_a_change_that_fits_no_weight_fails_with_its_reason(sample: ModelSpec, t
 
     with Pool(parse_devices("cpu:1").devices) as pool:
         with pytest.raises(PoolError, match=r"rank 0: .*double_blocks\.7.*this model has not"):
-            pool.ensure(sample, patches=WeightPatchSet("wrong", (lora("double_blocks.7.img_attn.qkv.weight", 3, 2),)))
-        pool.ensure(sample, patches=WeightPatchSet("right", (lora(QKV, 3 * 768, 768),)))
+            pool.load(sample, patches=WeightPatchSet("wrong", (lora("double_blocks.7.img_attn.qkv.weight", 3, 2),)))
+        pool.load(sample, patches=WeightPatchSet("right", (lora(QKV, 3 * 768, 768),)))
 
 
 def test_merging_by_rows_equals_merging_whole_matrices() -> None:

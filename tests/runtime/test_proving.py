@@ -20,13 +20,13 @@ from families.wan import TEXT, wan_file
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.hosted.calls import from_tree, to_tree
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import proving
 from parallel_runtime.pool.calls import ModelCall, RunResult
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.proving import arguments_of, prove, smaller_call
 from parallel_runtime.proof import NOT_PROVEN, PROVEN, REFUSED, Proof, relative_error
-from parallel_runtime.wire.tree import from_tree, to_tree
 
 TOLERANCE = 1e-5
 ULYSSES, SINGLE = ParallelPlan(ulysses=2), ParallelPlan()

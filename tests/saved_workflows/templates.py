@@ -52,6 +52,11 @@ TEMPLATES = {
     "qwen_image": Template(
         "Qwen-Image", "text to image", "At cfg 4 two devices take a prompt each; 50 steps are the authors' setting."
     ),
+    "sdxl": Template(
+        "SDXL",
+        "prompt and negative at once",
+        "Two devices take a side each, at any cfg scale above 1; SD1.5 and other U-Nets work alike.",
+    ),
     "wan_t2v": Template(
         "Wan 2.1", "text to video", "Choose the size and the length, which is 4n + 1 pictures, 16 a second."
     ),
@@ -107,6 +112,7 @@ ADDRESSES = (
     "Comfy-Org/z_image_turbo/resolve/main/split_files/text_encoders/qwen_3_4b.safetensors",
     "Comfy-Org/flux2-klein/resolve/main/split_files/diffusion_models/flux-2-klein-4b.safetensors",
     "Comfy-Org/flux2-dev/resolve/main/split_files/vae/flux2-vae.safetensors",
+    "stabilityai/stable-diffusion-xl-base-1.0/resolve/main/sd_xl_base_1.0.safetensors",
 )
 URLS = {address.rpartition("/")[2]: HUB + address for address in ADDRESSES}
 USERS_OWN = {"flux_lora.safetensors", "flux1-dev-controlnet-union.safetensors"}  # stand for what a user has

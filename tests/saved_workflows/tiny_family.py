@@ -19,6 +19,7 @@ VARIANTS = {
     "z_image_turbo_bf16.safetensors": ("z-image", "tiny_z_image.safetensors"),
     "minimax_h3_fl2va_pruned_int8_convrot.safetensors": ("minimax h3 t2v", "tiny_minimax_h3.safetensors"),
     "ltx-2-19b-dev-fp8.safetensors": ("ltx-2 t2v", "tiny_ltx_2.safetensors"),
+    "sd_xl_base_1.0.safetensors": ("sdxl koala", "tiny_koala.safetensors"),
 }
 
 
@@ -27,9 +28,9 @@ def stand_in(class_type: str, **inputs: Any) -> dict[str, Any]:
     return {"class_type": class_type, "inputs": inputs}
 
 
-def text(tokens: int, width: int) -> dict[str, Any]:
-    """A text encoder."""
-    return stand_in("RandomTextEncoder", tokens=tokens, width=width)
+def text(tokens: int, width: int, **more: int) -> dict[str, Any]:
+    """A text encoder; `pooled`: the width of a vector that it gives beside."""
+    return stand_in("RandomTextEncoder", tokens=tokens, width=width, **more)
 
 
 def vae(channels: int, spatial: int, temporal: int) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def vae(channels: int, spatial: int, temporal: int) -> dict[str, Any]:
     return stand_in("RandomVAE", channels=channels, spatial=spatial, temporal=temporal)
 
 
-# By the file that a node loads; LTX-2 has its VAEs in the checkpoint.
+# By the file that a node loads.
 STAND_INS = {
     "umt5_xxl_fp8_e4m3fn_scaled.safetensors": text(13, 48),
     "qwen_2.5_vl_7b_fp8_scaled.safetensors": text(13, 3584),
@@ -52,7 +53,12 @@ STAND_INS = {
     "minimax_h3_video_vae_fp16.safetensors": vae(24, 16, 4),
     "minimax_h3_audio_vae_fp32.safetensors": stand_in("RandomSoundVAE", kind="stereo"),
 }
-LTX_VAE, LTX_SOUND_VAE = vae(128, 32, 8), stand_in("RandomSoundVAE", kind="spectral")
+LTX_SOUND_VAE = stand_in("RandomSoundVAE", kind="spectral")
+# What a checkpoint has beside the model, by its loader's output.
+IN_CHECKPOINT = {
+    "ltx-2-19b-dev-fp8.safetensors": {2: vae(128, 32, 8)},
+    "sd_xl_base_1.0.safetensors": {1: text(77, 2048, pooled=1280), 2: vae(4, 8, 0)},
+}
 
 
 def family_of(graph: Workflow) -> str | None:
@@ -91,9 +97,10 @@ def tiny_family(graph: Workflow) -> Workflow:
         elif node["class_type"] == "LTXVAudioVAELoader":
             node |= LTX_SOUND_VAE
         elif node["class_type"] == "CheckpointLoaderSimple":
+            for output, part in IN_CHECKPOINT[given["ckpt_name"]].items():
+                graph[f"{name} {output}"] = part
+                relink(graph, [name, output], [f"{name} {output}", 0])
             node |= stand_in("UNETLoader", unet_name=file, weight_dtype="default")
-            graph[f"{name} vae"] = LTX_VAE
-            relink(graph, [name, 2], [f"{name} vae", 0])
     return graph
 
 

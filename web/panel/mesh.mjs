@@ -93,7 +93,7 @@ function placesOf(degrees, spare) {
   }
 }
 
-function drawGroup(group, box, degrees, t) {
+function drawGroup(index, box, degrees, t) {
   const rows = degrees.pipefusion * degrees.ring
   const group = h(
     'g',
@@ -101,8 +101,8 @@ function drawGroup(group, box, degrees, t) {
     h('rect', { x: box.x, y: box.y, width: box.width, height: box.height, rx: 8, class: 'pdit-group' })
   )
   const names = []
-  if (degrees.data > 1) names.push(`${t('axes.data')} ${Math.floor(group / degrees.cfg)}`)
-  if (degrees.cfg > 1) names.push(`${t('axes.cfg')} ${group % degrees.cfg}`)
+  if (degrees.data > 1) names.push(`${t('axes.data')} ${Math.floor(index / degrees.cfg)}`)
+  if (degrees.cfg > 1) names.push(`${t('axes.cfg')} ${index % degrees.cfg}`)
   names.forEach((text, line) =>
     group.append(
       h('text', {
@@ -119,7 +119,7 @@ function drawGroup(group, box, degrees, t) {
     box.y + box.top + PAD / 2 + row * CELL + CELL / 2
   ]
   group.append(...linesOf(degrees, at))
-  const first = group * rows * degrees.ulysses
+  const first = index * rows * degrees.ulysses
   for (let row = 0; row < rows; row++)
     for (let column = 0; column < degrees.ulysses; column++)
       group.append(dot(...at(row, column), first + row * degrees.ulysses + column, false))

@@ -60,7 +60,10 @@ class AttentionSwitch:
         if isinstance(mask, GuideMask):
             out = self._guided(call, q, k, v, mask, queries, keys, attn_precision, options)
         else:
-            mask = None if mask is None else _whole_mask(call, attention, mask, queries, keys, held)
+            if mask is not None and attention.window is not None:
+                mask = _window(mask, attention.window, sum(keys))
+            elif mask is not None:
+                mask = _whole_mask(call, attention, mask, queries, keys, held)
             kernel, scale = self._kernel(attn_precision, options), options.get("scale")
             out = call.group.attend(kernel, q, k, v, query_lengths=queries, key_lengths=keys, mask=mask, scale=scale)
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
@@ -145,6 +148,13 @@ def _whole_mask(
     if not _has_own_rows(call, mask, queries):
         return mask
     return call.group.gather(mask, dim=2, lengths=queries)
+
+
+def _window(mask: Tensor, window: int, tokens: int) -> Tensor:
+    """(1, 1, tokens, tokens): a mask that a model added to its own tokens, as it would have made it for all."""
+    at = torch.arange(tokens, device=mask.device)
+    out = torch.zeros(1, 1, tokens, tokens, device=mask.device, dtype=mask.dtype)
+    return out.masked_fill_((at[:, None] - at).abs() > window, torch.finfo(mask.dtype).min)
 
 
 def _has_own_rows(call: TokenCall, mask: Tensor, queries: tuple[int, ...]) -> bool:

@@ -7,7 +7,7 @@ widened where it is used.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,19 +20,40 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Recognised:
-    """A file as ComfyUI knows it: its description of the model, and the weights by ComfyUI's names."""
+    """A file as ComfyUI knows it: its description of the model, and the weights by ComfyUI's names.
+
+    `around`: what a checkpoint has beside them, where ComfyUI looks for what the model predicts and for layers of its
+    own outside of the transformer; `prefix`: that of the transformer's names there.
+    """
 
     config: Any  # comfy.supported_models_base.BASE
     weights: dict[str, torch.Tensor]
+    around: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    prefix: str = ""
 
     @property
     def quantised(self) -> bool:
         """Whether ComfyUI keeps weights in a format of its own, with scales."""
         return getattr(self.config, "quant_config", None) is not None
 
+    def model(self, device: torch.device) -> Any:  # noqa: ANN401
+        """ComfyUI's model, a comfy.model_base.BaseModel, whose transformer is on `device` and has no weights yet."""
+        named = {f"{self.prefix}{name}": weight for name, weight in self.weights.items()}
+        tensors = {**self.around, **named}
+        try:
+            return self.config.get_model(tensors, self.prefix, device=device)
+        except RuntimeError as error:  # some classes read a value of what they make, which meta tensors have not
+            if device != META or "meta tensor" not in str(error):
+                raise
+        whole = self.config.get_model(tensors, self.prefix, device=CPU)
+        whole.diffusion_model.to(META)
+        return whole
 
-def recognise(path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Recognised:
-    """What ComfyUI takes the tensors of a file for.
+
+def recognise(
+    path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], *, checkpoint: bool = False
+) -> Recognised:
+    """What ComfyUI takes the tensors of a file for; `checkpoint`: as Load Checkpoint reads it, with all that is in it.
 
     Raises `ValueError` when it knows no such model, and for quantised layers that it could not load.
     """
@@ -40,20 +61,43 @@ def recognise(path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[
     import comfy.utils
 
     check_metadata(path, metadata)
+    if checkpoint and (whole := _of_checkpoint(path, tensors, metadata)) is not None:
+        return whole
     weights, found = comfy.utils.convert_old_quants(dict(tensors), "", metadata=dict(metadata))
-    inside = comfy.utils.state_dict_prefix_replace(
-        dict(weights), {detection.unet_prefix_from_state_dict(weights): ""}, filter_keys=True
-    )
+    prefix = detection.unet_prefix_from_state_dict(weights)
+    inside = comfy.utils.state_dict_prefix_replace(dict(weights), {prefix: ""}, filter_keys=True)
+    around = {}
     if inside:  # the transformer of a whole checkpoint
+        around = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
         weights, found = comfy.utils.convert_old_quants(inside, "", metadata=found)
     check_formats(path, weights)
     config = detection.model_config_from_unet(weights, "", metadata=found)
+    if config is None:
+        config = detection.model_config_from_diffusers_unet(weights)
+        names = {} if config is None else comfy.utils.unet_to_diffusers(config.unet_config)
+        weights = {names[name]: weight for name, weight in weights.items() if name in names}
     if config is None:
         raise ValueError(
             f"{path}: ComfyUI recognises no diffusion model in this file; choose a file of diffusion_models, not a "
             "text encoder, a VAE or a LoRA"
         )
-    return Recognised(config, weights)
+    return Recognised(config, weights, around)
+
+
+def _of_checkpoint(path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Recognised | None:
+    """The same with the checkpoint's other tensors; None where ComfyUI reads it as a diffusion model alone."""
+    import comfy.model_detection as detection
+    import comfy.utils
+
+    prefix = detection.unet_prefix_from_state_dict(tensors)
+    given, found = comfy.utils.convert_old_quants(dict(tensors), prefix, metadata=dict(metadata))
+    config = detection.model_config_from_unet(given, prefix, metadata=found)
+    if config is None:
+        return None
+    weights = {name.removeprefix(prefix): each for name, each in given.items() if name.startswith(prefix)}
+    around = {name: each for name, each in given.items() if not name.startswith(prefix)}
+    check_formats(path, weights)
+    return Recognised(config, weights, around, prefix)
 
 
 @dataclass(frozen=True)
@@ -129,8 +173,7 @@ def _assigned(recognised: Recognised, device: torch.device) -> tuple[Any, dict[s
     """The model made on `device` with the file's tensors for weights, the dtypes that they were made with, and which
     of them the file lacks.
     """
-    weights = dict(recognised.weights)
-    whole = recognised.config.get_model(weights, "", device=device)
+    weights, whole = dict(recognised.weights), recognised.model(device)
     made = dict(whole.diffusion_model.named_parameters())
     declared = {name: weight.dtype for name, weight in made.items()}
     whole.load_model_weights(weights, "", assign=True)

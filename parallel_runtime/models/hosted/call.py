@@ -2,7 +2,8 @@
 
 Streams are cut into runs whose lengths differ by at most one. Of two streams one has its longer runs on the first
 ranks, the other on the last. A stream of fewer tokens than ranks is not cut: ComfyUI's modules stand no tensor without
-tokens. Every rank computes all of it, and as keys it counts once, on the first rank.
+tokens; nor is one that its plan says every rank has. Every rank computes all of it, and as keys it counts once, on the
+first rank.
 """
 
 from collections.abc import Sequence
@@ -44,6 +45,12 @@ class TokenCall:
             lengths = lengths if len(self.streams) % 2 else lengths[::-1]
         self.streams[stream] = lengths
         return lengths
+
+    def introduce_whole(self, stream: str, total: int) -> int:
+        """A stream that is new and of which every rank has all tokens; returns how many."""
+        self.uncut.add(stream)
+        self.streams[stream] = (total,) * self.parts
+        return total
 
     def introduce_first(self, stream: str, total: int) -> tuple[int, ...]:
         """The first `total` tokens of a stream, as a stream of their own: each rank has those that it has already."""

@@ -1,25 +1,38 @@
-"""The form in which a call of ComfyUI's transformer travels to the ranks, made where the call is made.
+"""The form in which a call of ComfyUI's transformer travels: a tree of lists, dicts and constants, tensors by number.
 
-Owns what of a call stays behind and which of its tensors have a row an image. Does not own the tree (wire/tree.py) nor
-what a rank does with it (worker/hosted.py). Letters: `B` batch.
+Owns what of a call stays behind, which of its tensors have a row an image, and the tree, which JSON carries: nothing is
+built on the other side but what the tags below name. Does not own how tensors travel (arena and channel), nor what a
+rank does with the call (worker/hosted.py). Letters: `B` batch.
+
+A constant is itself, a float that JSON has no word for and a tensor or container an object of one key:
+``{"t": number}``, ``{"f": "nan"}``, ``{"l": [...]}`` a list, ``{"u": [...]}`` a tuple, ``{"d": {...}}`` a dict.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from ...wire.tree import to_tree
+from ...wire.protocol import DTYPE_BYTES, MAX_DIMS, ProtocolError
 
+Tree: TypeAlias = "None | bool | int | float | str | dict[str, object]"
+DEPTH = 32  # deeper is a mistake, or meant to exhaust us
 # Entries of transformer_options that are this process's own business, or were checked to be empty.
 STAY_HERE = frozenset(
     ("wrappers", "callbacks", "patches", "patches_replace", "uuids", "prefetch_dynamic_vbars", "block")
     + ("block_index", "block_type", "total_blocks", "model_conds", "multigpu_thread_pool", "grid_sizes")
     + ("easycache", "context_window")  # what the wrappers of step caches and context windows keep
 )
-# Classes that mix the rows of a batch: both sides of cfg, by their places.
-WHOLE_BATCH = frozenset(("comfy.ldm.seedvr.model.NaDiT", "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain"))
+# Classes that mix the rows of a batch: both sides of cfg, by their places; ACE-Step's timbres all go to the first row.
+WHOLE_BATCH = frozenset(
+    (
+        "comfy.ldm.seedvr.model.NaDiT",
+        "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
+        "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
+    )
+)
 # What a class builds anew from the rest of the call where it is missing.
 BUILT_AGAIN = {"minimax_payload": ("layout",)}
 
@@ -121,3 +134,125 @@ def _with_rows(values: Sequence[object], batch: int) -> Iterator[torch.Tensor]:
         for each in value if isinstance(value, list | tuple) else [value]:
             if isinstance(each, torch.Tensor) and each.ndim and each.shape[0] == batch:
                 yield each
+
+
+def to_tree(value: object, path: str = "call") -> tuple[Tree, list[torch.Tensor]]:
+    """The tree of a value, and its tensors; one that stands in several places is there once.
+
+    Raises `ValueError` for what cannot travel, naming where it stands in the call.
+    """
+    writer = _Writer()
+    return writer.write(value, path, 0), writer.tensors
+
+
+class _Writer:
+    """What a value's tree is made with: its tensors so far, and their numbers by identity.
+
+    All of them are alive in the list, so no id can have been used twice.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._numbers: dict[int, int] = {}
+
+    def write(self, value: object, path: str, depth: int) -> Tree:
+        if depth > DEPTH:
+            raise ValueError(f"{path} is nested deeper than {DEPTH}, which cannot be sent to the workers")
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {"f": repr(value)}
+        if isinstance(value, torch.Tensor):
+            return {"t": self._number(value, path)}
+        if type(value) in (list, tuple, torch.Size):
+            items = [self.write(each, f"{path}[{index}]", depth + 1) for index, each in enumerate(_items(value))]
+            return {"l" if isinstance(value, list) else "u": items}
+        if isinstance(value, dict) and type(value) is dict:
+            return {"d": {_key(key, path): self.write(each, f"{path}.{key}", depth + 1) for key, each in value.items()}}
+        raise ValueError(
+            f"{path} is a {type(value).__name__}, which cannot be sent to the workers: only tensors and plain values "
+            "can; remove the node that adds it, or use the stock loader for this graph"
+        )
+
+    def _number(self, tensor: torch.Tensor, path: str) -> int:
+        if id(tensor) not in self._numbers:
+            _check_tensor(tensor, path)
+            self._numbers[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+        return self._numbers[id(tensor)]
+
+
+def from_tree(tree: object, tensors: Sequence[torch.Tensor], *, path: str = "call") -> object:
+    """The value of a tree. Raises `ProtocolError` for a tag, a number or a form that `to_tree` does not write."""
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    if not isinstance(tree, dict) or len(tree) != 1:
+        raise ProtocolError(f"{path} is {str(tree)[:80]!r}, no value of a tree")
+    ((tag, inner),) = tree.items()
+    read = _READERS.get(tag)
+    if read is None:
+        raise ProtocolError(f"{path} has the tag {str(tag)[:80]!r}; it is one of {', '.join(_READERS)}")
+    return read(inner, tensors, path)
+
+
+def _check_tensor(tensor: torch.Tensor, path: str) -> None:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_meta:
+        raise ValueError(
+            f"{path} is computed from the model's weights, which are in the workers; remove the node that adds it, or "
+            "use the stock loader for this graph"
+        )
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        raise ValueError(f"{path} is a {type(tensor).__name__}, which cannot be sent to the workers; use plain tensors")
+    if name not in DTYPE_BYTES or tensor.ndim > MAX_DIMS:
+        raise ValueError(
+            f"{path} is a tensor of {name} with {tensor.ndim} dims, which cannot be sent to the workers; they take at "
+            f"most {MAX_DIMS} dims of {', '.join(DTYPE_BYTES)}"
+        )
+
+
+def _key(key: object, path: str) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"{path} has the key {key!r}, not a text, which cannot be sent to the workers")
+    return key
+
+
+def _items(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _tensor(inner: object, tensors: Sequence[torch.Tensor], path: str) -> torch.Tensor:
+    if isinstance(inner, bool) or not isinstance(inner, int) or not 0 <= inner < len(tensors):
+        raise ProtocolError(f"{path} is tensor {str(inner)[:80]!r} of {len(tensors)}")
+    return tensors[inner]
+
+
+def _float(inner: object, tensors: Sequence[torch.Tensor], path: str) -> float:
+    if inner not in ("nan", "inf", "-inf"):
+        raise ProtocolError(f"{path} is the number {str(inner)[:80]!r}; it is one of nan, inf, -inf")
+    return float(str(inner))
+
+
+def _list(inner: object, tensors: Sequence[torch.Tensor], path: str) -> list[object]:
+    if not isinstance(inner, list):
+        raise ProtocolError(f"{path} is {str(inner)[:80]!r}, not a list")
+    return [from_tree(each, tensors, path=f"{path}[{index}]") for index, each in enumerate(inner)]
+
+
+def _tuple(inner: object, tensors: Sequence[torch.Tensor], path: str) -> tuple[object, ...]:
+    return tuple(_list(inner, tensors, path))
+
+
+def _dict(inner: object, tensors: Sequence[torch.Tensor], path: str) -> dict[str, object]:
+    if not isinstance(inner, dict):
+        raise ProtocolError(f"{path} is {str(inner)[:80]!r}, not an object")
+    return {key: from_tree(each, tensors, path=f"{path}.{key}") for key, each in inner.items()}
+
+
+_READERS: dict[str, Callable[[object, Sequence[torch.Tensor], str], object]] = {
+    "t": _tensor,
+    "f": _float,
+    "l": _list,
+    "u": _tuple,
+    "d": _dict,
+}

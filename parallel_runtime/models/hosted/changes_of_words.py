@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from ..plans.words import Each, Frames, Grid, Guides, Index, Order, Ranges, Tokens, Word
+from ..plans.words import Each, Every, Frames, Grid, Guides, Index, Last, Order, Ranges, Tokens, Word
 from .call import TokenCall
 from .cuts import (
     Change,
@@ -11,6 +11,7 @@ from .cuts import (
     cut_grid,
     cut_guide_mask,
     cut_index,
+    cut_last,
     cut_ranges,
     cut_tokens,
     gather_grid,
@@ -28,6 +29,10 @@ def cutter(word: Word) -> Change:
         return lambda call, value: value if value is None else cut_ranges(call, value, word.runs)
     if isinstance(word, Index):
         return lambda call, value: value if value is None else cut_index(call, value, word.stream)
+    if isinstance(word, Last):
+        return of_tensors(partial(cut_last, stream=word.stream))
+    if isinstance(word, Every):
+        return lambda call, value: call.introduce_whole(word.stream, value)
     if isinstance(word, Order):
         return of_tensors(partial(in_part_order, runs=word.runs))
     if isinstance(word, Grid):

@@ -41,6 +41,9 @@ def cut_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:
     dim, total = word.dim, value.shape[word.dim]
     if total == 1 and all(run.stream in call.streams for run in word.runs):
         return value  # one row for all tokens
+    if word.opens and word.runs[-1].stream not in call.streams:
+        *others, new = word.runs
+        call.introduce(new.stream, total - sum(call.total(run.stream) for run in others))
     pieces, at = [], 0
     for run in word.runs:
         mine = (call.streams.get(run.stream) or call.introduce(run.stream, total))[call.index]
@@ -135,6 +138,13 @@ def cut_ranges(call: TokenCall, ranges: Sequence[tuple], runs: Sequence[Run]) ->
 def cut_index(call: TokenCall, value: int, stream: str) -> int:
     """How many of the first `value` tokens of a stream are this rank's."""
     return call.introduce_first(stream, value)[call.index]
+
+
+def cut_last(call: TokenCall, value: Tensor, stream: str) -> Tensor:
+    """(B, rows, ...) for the last tokens of a stream to those for the last of this rank's, which may be none."""
+    before = call.total(stream) - value.shape[1]  # tokens that have no row
+    start = call.start(stream) - before
+    return value[:, max(start, 0) : max(start + call.streams[stream][call.index], 0)]
 
 
 def cut_guide_mask(call: TokenCall, mask: Any, stream: str) -> Any:  # noqa: ANN401

@@ -6,7 +6,8 @@ A plan that names a module or an argument which this ComfyUI's class lacks is re
 import fnmatch
 import inspect
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import nn
 
@@ -59,6 +60,8 @@ class _Places:
         self.points: dict[str, HookPoint] = {}
 
     def fill(self, plan: Plan) -> list[HookPoint]:
+        for pattern, name in plan.unless.items():
+            self._refuse_where_set(pattern, name)
         for blocks in plan.attention:
             self._attention(blocks, plan.attention_of(blocks))
         table = next((each for each in plan.gathers if all(self._find(path) for path in each)), plan.gathers[0])
@@ -85,7 +88,31 @@ class _Places:
             if name and paths and not found:
                 raise self._missing(f"{blocks}.*.{name}")
             for path in found if name else []:
-                self._at(path).attention, self._at(path).around = attention, in_block
+                self._at(path).attention, self._at(path).around = self._windowed(path, attention), in_block
+
+    def _windowed(self, path: str, attention: Attention) -> Attention:
+        """With the window that the module says."""
+        if not attention.within:
+            return attention
+        return replace(attention, window=self._attribute(path, attention.within))
+
+    def _refuse_where_set(self, pattern: str, name: str) -> None:
+        for path in self._matching(pattern):
+            if self._attribute(path, name):
+                raise ValueError(
+                    f"{self.title}: {path} has {name}, which needs all tokens, and its plan is for models without; "
+                    "use cfg parallel, data parallel or sharded weights"
+                )
+
+    def _attribute(self, path: str, name: str) -> Any:  # noqa: ANN401
+        """What a module says of itself. Raises ValueError where it has no such attribute."""
+        try:
+            return getattr(self.modules[path], name)
+        except AttributeError:
+            raise ValueError(
+                f"{self.title}: {path} of this ComfyUI has no attribute {name!r}, which the plan names; "
+                "use a ComfyUI that the plan was made for"
+            ) from None
 
     def _cuts(self, cut: Mapping[str, Words], gathered: Collection[str]) -> None:
         """What the modules take. One whose output becomes whole is given tensors that no other module is given."""

@@ -52,7 +52,7 @@ class SharedModel:
     def remove(self) -> None:
         """Take every hook off. The model is then as it was."""
         for module in self._wrapped:
-            del module.forward
+            vars(module).pop("forward", None)  # the model itself may be wrapped twice
         self._wrapped.clear()
 
     def _wrap(self, module: nn.Module, around: Callable[[Forward], Forward]) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from ...checkpoint import ComfyUI
-from ...wire.tree import from_tree
 from ..plans import find_plan, plan_for
 from .build import Built, build, recognise
+from .calls import from_tree
 from .comfyui import import_comfyui
 from .dtypes import compute_dtype
 from .formats import coarse_inputs

@@ -5,16 +5,15 @@ Knows no ComfyUI and no torch.
 
 from collections.abc import Mapping
 
-from . import images, lightricks, minimax, qwen, two_streams, videos, wan
+from . import audio, images, lightricks, minimax, more_images, pixels, qwen, shapes, two_streams, videos, wan
 from .plan import Plan
+from .without import NEEDS_NONE, NOT_SAMPLED, WITHOUT
 
-__all__ = ["BETWEEN", "PLANS", "Plan", "find_plan", "plan_for"]
-
-WITHOUT_PLAN = "use cfg parallel, data parallel or sharded weights, which need none"
+__all__ = ["BETWEEN", "PLANS", "WITHOUT", "Plan", "find_plan", "not_sampled", "plan_for", "why_without"]
 
 PLANS: dict[str, Plan] = {
     path: plan
-    for family in (two_streams, qwen, wan, lightricks, minimax, images, videos)
+    for family in (two_streams, qwen, wan, lightricks, minimax, images, more_images, pixels, shapes, videos, audio)
     for path, plan in family.PLANS.items()
 }
 
@@ -27,21 +26,25 @@ BETWEEN: dict[str, Plan] = {path: plan for family in (qwen, images) for path, pl
 def plan_for(model_class: type, plans: Mapping[str, Plan] = PLANS) -> Plan:
     """The plan of a class, or of the class that it derives from if it changes none of its methods.
 
-    Raises ValueError for a class without a plan, and for one that changes what the plan was made for.
+    Raises ValueError for a class without a plan, with the reason if it is known, and for one that changes what the
+    plan was made for.
     """
     own: set[str] = set()
     for base in model_class.__mro__:
-        plan = plans.get(f"{base.__module__}.{base.__qualname__}")
+        plan = plans.get(_path(base))
         changed = sorted(name for name in own if hasattr(base, name))
         if plan is not None and not changed:
             return plan
         if plan is not None:
             raise ValueError(
                 f"{model_class.__name__} has no plan to share its tokens: it changes {changed[0]!r} of "
-                f"{base.__name__}; {WITHOUT_PLAN}"
+                f"{base.__name__}; {NEEDS_NONE}"
             )
+        if _path(base) in WITHOUT:
+            reason, instead = WITHOUT[_path(base)]
+            raise ValueError(f"{model_class.__name__} has no plan to share its tokens: {reason}; {instead}")
         own |= {name for name, value in vars(base).items() if callable(value) and not name.startswith("__")}
-    raise ValueError(f"{model_class.__name__} has no plan to share its tokens; {WITHOUT_PLAN}")
+    raise ValueError(f"{model_class.__name__} has no plan to share its tokens; {NEEDS_NONE}")
 
 
 def find_plan(model_class: type) -> Plan | None:
@@ -50,3 +53,21 @@ def find_plan(model_class: type) -> Plan | None:
         return plan_for(model_class)
     except ValueError:
         return None
+
+
+def why_without(model_class: type) -> str:
+    """Why a class has no plan."""
+    return WITHOUT.get(_path(model_class), ("there is no plan for it", ""))[0]
+
+
+def not_sampled(model_class: type) -> str:
+    """Why no sampler calls a class, and what to use instead; "" for a diffusion model."""
+    for base in model_class.__mro__:
+        reason, instead = WITHOUT.get(_path(base), ("", ""))
+        if instead == NOT_SAMPLED:
+            return f"{model_class.__name__}: {reason}; {instead}"
+    return ""
+
+
+def _path(model_class: type) -> str:
+    return f"{model_class.__module__}.{model_class.__qualname__}"

@@ -1,6 +1,6 @@
 """Plans of other image models.
 
-Z-Image and Lumina 2, OmniGen2, Krea 2, SD3.5, PixArt, HunyuanDiT, AuraFlow, HiDream-I1.
+Z-Image and Lumina 2, OmniGen2, Krea 2, SD3.5, PixArt, HunyuanDiT, AuraFlow, HiDream-I1 and O1.
 """
 
 from .plan import Plan
@@ -63,6 +63,17 @@ PLANS = {
             "*_stream_blocks.*": {"rope": "img+*"},
         },
         gather={"final_layer": "img"},
+    ),
+    # The prompt attends to itself alone, by a kernel of its own: every rank computes it, and shares the picture. Its
+    # keys, which the class keeps for its next call, are forgotten before each (worker/hosted.py).
+    "comfy.ldm.hidream_o1.model.HiDreamO1Transformer": Plan(
+        attention={"language_model.layers": "img<-txt+img"},
+        cut={
+            "": {"**ar_len": "every:txt"},
+            "language_model.layers.0": {"x": "rest:txt+img"},
+            "language_model.layers.*": {"freqs_cis": "txt+img"},
+        },
+        gather={"language_model.norm": "txt+img"},
     ),
 }
 

@@ -15,7 +15,7 @@ Words = Mapping[str, WordText]
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How one class is shared. Paths are names of modules in the class: "blocks.*" is each of the list, "blocks.0" the
-    first, "blocks.-1" the last.
+    first, "blocks.-1" the last; "" is the class itself.
 
     `attention`: a module list of blocks -> what attention in them is over, or the same for modules inside a block, by
     their name in the block. `cut`: path -> argument of the module's forward ("#0": by position; "**a": in its
@@ -23,6 +23,7 @@ class Plan:
     -> word for what becomes this rank's. `gather`: path -> word for the output that becomes whole; or several such
     tables, of which the first that the model has modules for holds. `whole`: as `cut`, for modules that need all
     tokens: arguments become whole, the output this rank's again. `control`: list in the argument `control` -> stream.
+    `unless`: path -> attribute of a module; a model in which it is set is not what the plan is for, and refused.
     """
 
     attention: Mapping[str, str | Mapping[str, str]]
@@ -30,6 +31,7 @@ class Plan:
     gather: Words | tuple[Words, ...]
     whole: Mapping[str, Words] = field(default_factory=dict)
     control: Mapping[str, str] = field(default_factory=dict)
+    unless: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = {stream for word in self._cutting() for stream in introduced_by(word)}

@@ -1,21 +1,24 @@
-"""Plans of Qwen-Image and Qwen-Image-Edit."""
+"""Plans of Qwen-Image, Qwen-Image-Edit and Mage-Flow."""
 
 from .plan import Plan
 
-PLANS = {
-    "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel": Plan(
-        attention={"transformer_blocks": "txt+img"},
-        cut={
-            "transformer_blocks.0": {"hidden_states": "img", "encoder_hidden_states": "txt"},
-            "transformer_blocks.*": {
-                "image_rotary_emb": "txt+img@2",
-                "encoder_hidden_states_mask": "txt",
-                "timestep_zero_index": "index:img",
-            },
+QWEN_IMAGE = Plan(
+    attention={"transformer_blocks": "txt+img"},
+    cut={
+        "transformer_blocks.0": {"hidden_states": "img", "encoder_hidden_states": "txt"},
+        "transformer_blocks.*": {
+            "image_rotary_emb": "txt+img@2",
+            "encoder_hidden_states_mask": "txt",
+            "timestep_zero_index": "index:img",
         },
-        gather={"proj_out": "img"},
-        control={"input": "img"},
-    ),
+    },
+    gather={"proj_out": "img"},
+    control={"input": "img"},
+)
+
+PLANS = {
+    "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel": QWEN_IMAGE,
+    "comfy.ldm.mage_flow.model.MageFlowTransformer2DModel": QWEN_IMAGE,  # the same blocks
 }
 
 IN_BLOCKS = {

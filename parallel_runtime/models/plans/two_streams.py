@@ -28,6 +28,12 @@ PLANS = {
     "comfy.ldm.chroma.model.Chroma": replace(
         FLUX, cut={path: words for path, words in FLUX.cut.items() if path != "final_layer"}
     ),
+    "comfy.ldm.chroma_radiance.model.ChromaRadiance": Plan(
+        attention=BLOCKS,
+        cut=TWO_STREAMS | {"single_blocks.*": ONE_STREAM},
+        gather={"single_blocks.-1": "-txt+img"},  # what makes pixels of tokens has them in the batch
+        control={"input": "img"},
+    ),
     "comfy.ldm.hunyuan_video.model.HunyuanVideo": Plan(
         attention=BLOCKS,
         cut=TWO_STREAMS | {"single_blocks.*": ONE_STREAM | {"modulation_dims": "ranges:txt+img"}},

@@ -9,6 +9,7 @@ Words for a tensor, or for each tensor in a tuple or list:
     "img@2"           the same in dim 2
     "txt+img"         two streams, one after another; "-txt+img": of txt, only this rank's are there already
     "img+*"           tokens of img first; what follows stays as it is
+    "rest:txt+img"    the same as "txt+img"; img is new, and is all that txt leaves
     "order:txt+img"   a mask over all tokens in its last two dims: into the order in which the ranks hold them
     "frames:img"      one row for each frame: becomes one row for each token, then cut; "frames4:img" if it has 4 dims
     "grid@1"          dims 1, 2, 3 are time, height and width: cut along the longer of the last two
@@ -19,6 +20,8 @@ A dim of size 1 holds for all tokens and stays as it is. Words for other values:
     "ranges:txt+img"  a list of (start, end, ...) over these tokens; a range without tokens of this rank is left out
     "guides:vid"      LTX's attention mask of guide frames, over these tokens
     "index:img"       a number of tokens of img, counted from the first
+    "last:img"        rows in dim 1 for the last tokens of img; those before have none
+    "every:txt"       a number of tokens, which all ranks have: the length of txt, which is never cut
     ("img", "")       a tuple of words, for a tuple or list of as many values; "" leaves a value as it is
 
 Words for attention, of the queries and keys in an attention call:
@@ -28,6 +31,8 @@ Words for attention, of the queries and keys in an attention call:
     "local"           keys are whole on every rank (cross attention): nothing is exchanged
     "vid+index:txt"   of txt only the first tokens, as many as the last "index:txt" said
     "txt+img|img"     the first of them in which there are as many queries and keys as in the call
+    "x within w"      keys at most as many tokens away as the attention's module says in its attribute `w`; it makes a
+                      mask of that itself, from its own tokens. Where `w` is None they are all of x
 
 Owns the text of words. Does not own what a word does to a tensor (models/hosted/cuts.py).
 """
@@ -40,6 +45,7 @@ GRID = "grid"
 FIRST = "index:"  # before the name of a stream: its first tokens, as many as the word "index:" said
 FORM = re.compile(r"(?:(?P<kind>[a-z]+)(?P<ndim>\d*):)?(?P<runs>[a-z0-9_+*-]+)(?:@(?P<dim>\d+))?")
 RUN = re.compile(r"-?[a-z][a-z0-9_]*")
+WITHIN = re.compile(r"([a-z][a-z0-9_]*) within ([a-z][a-z0-9_]*)")
 ATTENDED = re.compile(r"(?:index:)?[a-z][a-z0-9_]*")
 
 
@@ -53,11 +59,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Dim `dim` holds these runs, one after another; `rest`: and more, which stays as it is."""
+    """Dim `dim` holds these runs, one after another; `rest`: and more, which stays as it is.
+
+    `opens`: the last run is of a stream that is new, whose length is what the others leave.
+    """
 
     runs: tuple[Run, ...]
     dim: int = 1
     rest: bool = False
+    opens: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,20 @@ class Index:
 
 
 @dataclass(frozen=True)
+class Last:
+    """Rows for the last tokens of a stream."""
+
+    stream: str
+
+
+@dataclass(frozen=True)
+class Every:
+    """How many tokens of a stream all ranks have."""
+
+    stream: str
+
+
+@dataclass(frozen=True)
 class Guides:
     """LTX's `GuideAttentionMask` over the tokens of a stream."""
 
@@ -111,7 +135,7 @@ class Each:
     words: tuple[Union["Word", None], ...]
 
 
-Word = Tokens | Frames | Grid | Order | Ranges | Index | Guides | Each
+Word = Tokens | Frames | Grid | Order | Ranges | Index | Last | Every | Guides | Each
 WordText = str | tuple[str, ...]
 
 
@@ -119,12 +143,15 @@ WordText = str | tuple[str, ...]
 class Attention:
     """The streams of an attention call's queries and keys. `local`: keys are whole.
 
+    `within`: the module's attribute that says how many tokens away keys may be; `window`: what it says.
     `otherwise`: what it is over where a call's lengths are not those of these streams.
     """
 
     queries: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     local: bool = False
+    within: str = ""
+    window: int | None = None
     otherwise: Union["Attention", None] = None
 
 
@@ -158,25 +185,37 @@ def _of_kind(kind: str, runs: tuple[Run, ...], ndim: str, text: str) -> Word:
         return Order(runs)
     if kind == "ranges":
         return Ranges(runs)
-    if kind not in ("frames", "guides", "index"):
-        raise ValueError(f"{text!r}: {kind!r} is none of flat, frames, guides, index, order, ranges; use one of them")
+    if kind == "rest":
+        if len(runs) < 2 or runs[-1].held:
+            raise ValueError(f"{text!r}: 'rest' takes streams, and last the one that is new; name two")
+        return Tokens(runs, opens=True)
+    kinds: dict[str, type[Index | Last | Every | Guides]]
+    kinds = {"index": Index, "last": Last, "every": Every, "guides": Guides}
+    if kind not in ("frames", *kinds):
+        known = ", ".join(sorted(("flat", "frames", "order", "ranges", "rest", *kinds)))
+        raise ValueError(f"{text!r}: {kind!r} is none of {known}; use one of them")
     if len(runs) != 1 or runs[0].held:
         raise ValueError(f"{text!r}: {kind!r} takes one stream; name one")
     stream = runs[0].stream
     if kind == "frames":
         return Frames(stream, int(ndim) if ndim else None)
-    return Guides(stream) if kind == "guides" else Index(stream)
+    return kinds[kind](stream)
 
 
 def parse_attention(text: str) -> Attention:
     """What `text` says of an attention call. Raises ValueError, with the text, for what it cannot be."""
     if text == "local":
         return Attention(local=True)
+    windowed = WITHIN.fullmatch(text)
+    if windowed:
+        return Attention((windowed[1],), (windowed[1],), within=windowed[2])
     first, *others = text.split("|")
     sides = [side.split("+") for side in first.split("<-")]
     names = [name for side in sides for name in side]
     if len(sides) > 2 or "local" in others or not all(map(ATTENDED.fullmatch, names)):
-        raise ValueError(f"{text!r} says nothing of attention; use 'txt+img', 'vid<-aud', 'local' or 'txt+img|img'")
+        raise ValueError(
+            f"{text!r} says nothing of attention; use 'txt+img', 'vid<-aud', 'local', 'x within w' or 'txt+img|img'"
+        )
     otherwise = parse_attention("|".join(others)) if others else None
     return Attention(tuple(sides[0]), tuple(sides[-1]), otherwise=otherwise)
 
@@ -196,7 +235,7 @@ def streams_in(word: Word | Attention) -> set[str]:
         return {name for each in word.words if each is not None for name in streams_in(each)}
     if isinstance(word, Grid):
         return {GRID}
-    if isinstance(word, (Frames, Guides, Index)):
+    if isinstance(word, (Frames, Guides, Index, Last, Every)):
         return {word.stream}
     return {run.stream for run in word.runs}
 
@@ -207,6 +246,10 @@ def introduced_by(word: Word) -> set[str]:
         return {name for each in word.words if each is not None for name in introduced_by(each)}
     if isinstance(word, Grid) and not word.flat:
         return {GRID}
+    if isinstance(word, Every):
+        return {word.stream}
+    if isinstance(word, Tokens) and word.opens:
+        return {word.runs[-1].stream}
     if isinstance(word, Tokens) and len(word.runs) == 1 and not word.rest and not word.runs[0].held:
         return streams_in(word)
     return set()

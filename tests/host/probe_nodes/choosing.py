@@ -75,14 +75,14 @@ class HostedModelLoader(io.ComfyNode):
     @classmethod
     def execute(cls, unet_name: str, weight_dtype: str, sp_config: Any) -> io.NodeOutput:
         host = f"{type(sp_config).__module__.removesuffix('.config')}.host"
-        names = ("files", "new_model", "hosted_model")
-        files, new_model, hosted_model = (import_module(f"{host}.{name}") for name in names)
+        names = ("files", "new_model", "hosted_source")
+        files, new_model, hosted_source = (import_module(f"{host}.{name}") for name in names)
         model = new_model.remote_patcher(
             files.diffusion_model_path(unet_name),
             weight_dtype,
             devices=sp_config.selection.devices,
             chooser=sp_config,
             side_branch=False,
-            read=hosted_model.read_hosted,
+            read=hosted_source.read_hosted,
         )
         return io.NodeOutput(model)

@@ -175,8 +175,8 @@ class PretendTextEncoder:
     Pictures add tokens of theirs at the front, tagged as MiniMax H3's encoder tags them: 0 pictures, 1 text.
     """
 
-    def __init__(self, tokens: int, width: int) -> None:
-        self.tokens, self.width = tokens, width
+    def __init__(self, tokens: int, width: int, pooled: int = 0) -> None:
+        self.tokens, self.width, self.pooled = tokens, width, pooled
 
     def tokenize(self, text: str, images: tuple = (), minimax_ref_items: tuple = (), **_: Any) -> tuple[str, int]:
         """The text and how many pictures go with it."""
@@ -187,8 +187,10 @@ class PretendTextEncoder:
         text, pictures = tokens
         tags = torch.ones(self.tokens, dtype=torch.long)
         tags[1 : 1 + 2 * pictures] = 0
-        values = random_values(zlib.crc32(text.encode()), 1, self.tokens, self.width)
-        return [[values, {"pooled_output": None, "minimax_token_tags": tags}]]
+        seed = zlib.crc32(text.encode())
+        pooled = random_values(seed + 1000, 1, self.pooled) if self.pooled else None
+        values = random_values(seed, 1, self.tokens, self.width)
+        return [[values, {"pooled_output": pooled, "minimax_token_tags": tags}]]
 
 
 class RandomTextEncoder(io.ComfyNode):
@@ -197,9 +199,10 @@ class RandomTextEncoder(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         inputs = [io.Int.Input("tokens", max=4096), io.Int.Input("width", max=65536)]
+        inputs.append(io.Int.Input("pooled", optional=True))
         outputs = [io.Clip.Output()]
         return io.Schema(node_id="RandomTextEncoder", category=CATEGORY, inputs=inputs, outputs=outputs)
 
     @classmethod
-    def execute(cls, tokens: int, width: int) -> io.NodeOutput:
-        return io.NodeOutput(PretendTextEncoder(tokens, width))
+    def execute(cls, tokens: int, width: int, pooled: int = 0) -> io.NodeOutput:
+        return io.NodeOutput(PretendTextEncoder(tokens, width, pooled))

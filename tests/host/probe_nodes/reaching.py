@@ -95,40 +95,45 @@ class ReachIntoModel(io.ComfyNode):
 
 
 class WithoutExchange:
-    """A sampling run whose ranks attend to their own tokens alone."""
+    """A sampling run that is wrong on purpose: its ranks attend to their own tokens alone, or all run the first row."""
 
-    def __init__(self, run: Any) -> None:
-        self.run, self.model = run, run.model
+    def __init__(self, run: Any, option: str) -> None:
+        self.run, self.model, self.option = run, run.model, option
 
     def step(self, tensors: Any, *, options: dict[str, Any], **rest: Any) -> torch.Tensor:
         """A call of Flux.1's own engine."""
-        return self.run.step(tensors, options={**options, "local_attention": True}, **rest)
+        return self.run.step(tensors, options={**options, self.option: True}, **rest)
 
     def call(self, tensors: Any, *, options: dict[str, Any], **rest: Any) -> torch.Tensor:
         """A call of a model that ComfyUI's own module computes."""
-        return self.run.call(tensors, options={**options, "local_attention": True}, **rest)
+        return self.run.call(tensors, options={**options, self.option: True}, **rest)
 
 
-def with_run_without_exchange(argument: Any) -> Any:
+def with_run_without_exchange(argument: Any, option: str) -> Any:
     """ComfyUI's options of a transformer with such a run in place of theirs; any other argument as it is."""
     if not isinstance(argument, dict) or RUN_KEY not in argument:
         return argument
-    return {**argument, RUN_KEY: WithoutExchange(argument[RUN_KEY])}
+    return {**argument, RUN_KEY: WithoutExchange(argument[RUN_KEY], option)}
 
 
 class SwitchOffExchange(io.ComfyNode):
-    """The negative control of every comparison in a server: a MODEL of ours whose ranks exchange nothing."""
+    """The negative control of every comparison in a server: a MODEL of ours whose ranks exchange nothing.
+
+    Where they have nothing to exchange (`rows`), those of other rows of a batch run the first one as well.
+    """
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.Model.Input("model")], [io.Model.Output()]
-        return io.Schema(node_id="SwitchOffExchange", category=CATEGORY, inputs=inputs, outputs=outputs)
+        inputs = [io.Model.Input("model"), io.Boolean.Input("rows", default=False, optional=True)]
+        return io.Schema(node_id="SwitchOffExchange", category=CATEGORY, inputs=inputs, outputs=[io.Model.Output()])
 
     @classmethod
-    def execute(cls, model: Any) -> io.NodeOutput:
+    def execute(cls, model: Any, rows: bool = False) -> io.NodeOutput:
+        option = "first_row" if rows else "local_attention"
+
         def without_exchange(executor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            named = {name: with_run_without_exchange(each) for name, each in kwargs.items()}
-            return executor(*map(with_run_without_exchange, args), **named)
+            named = {name: with_run_without_exchange(each, option) for name, each in kwargs.items()}
+            return executor(*(with_run_without_exchange(each, option) for each in args), **named)
 
         model = model.clone()
         model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "switch_off_exchange", without_exchange)

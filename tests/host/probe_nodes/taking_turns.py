@@ -38,16 +38,16 @@ class SampleInTurn(io.ComfyNode):
         cls, model: Any, model_2: Any, positive: Any, latent: Any, seed: int, steps: int, cancel_after: int
     ) -> io.NodeOutput:
         host = type(model).__module__.rpartition(".")[0]
-        tasks, surroundings, lists = (
+        turns, thread_state, lists = (
             import_module(f"{host}.{name}") for name in ("cooperative_tasks", "thread_state", "list_sampling")
         )
         settings = (seed, steps, 1.0, "euler", "simple", positive, positive, latent)
         second = partial(nodes.common_ksampler, model_2, *settings)
         if cancel_after:
             second = partial(_cancelled, model_2, settings, cancel_after)
-        kept = [surroundings.RandomNumbers(), lists.CurrentPatcher(model.model)]
+        kept = [thread_state.RandomNumbers(), lists.CurrentPatcher(model.model)]
         tasks = [partial(nodes.common_ksampler, model, *settings), second]
-        (one,), (other,) = tasks.run_in_turns(tasks, at_once=2, kept=kept)
+        (one,), (other,) = turns.run_in_turns(tasks, at_once=2, kept=kept)
         return io.NodeOutput(one, other or one)
 
 

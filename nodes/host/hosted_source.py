@@ -1,0 +1,127 @@
+"""A file of a model of any family, as ComfyUI recognises it; which plans it has, and how this ComfyUI computes it.
+
+Does not own the MODEL that is made of it (hosted_model.py).
+"""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import comfy.cli_args
+import comfy.model_base
+import torch
+
+from ...parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec, read_header
+from ...parallel_runtime.devices import Device
+from ...parallel_runtime.models.hosted.build import Recognised, recognise
+from ...parallel_runtime.models.hosted.dtypes import compute_dtype
+from ...parallel_runtime.models.hosted.hook_points import find_hook_points
+from ...parallel_runtime.models.plans import PLANS, Plan, find_plan, not_sampled, plan_for, why_without
+from ...parallel_runtime.models.plans.whole import find_whole
+from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.weights.block_shards import blocks_of
+from ...parallel_runtime.weights.mapped_file import MappedFile
+from .meta import META, MetaOperations
+from .pooled_model import WeightSizes
+
+# Options of ComfyUI's command line that change what a module computes, and with which attention function.
+FLAGS = (
+    *("use_split_cross_attention", "use_quad_cross_attention", "use_pytorch_cross_attention", "use_sage_attention"),
+    *("use_flash_attention", "disable_xformers", "force_upcast_attention", "dont_upcast_attention", "deterministic"),
+    *("force_fp32", "force_fp16", "supports_fp8_compute", "force_channels_last"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedSource:
+    """A file as ComfyUI recognised it: its own description, identity, bytes of weights, heads where it says them.
+
+    `model` is ComfyUI's on the meta device; `unshared` says why no ranks can share its tokens, "" where they can.
+    """
+
+    recognised: Recognised
+    model: comfy.model_base.BaseModel
+    unshared: str
+    spec: ModelSpec
+    sizes: WeightSizes
+    num_heads: int
+
+
+def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, checkpoint: bool = False) -> HostedSource:
+    """Recognise the file at `path` as ComfyUI does; arguments as the reader's of a model of our own blocks.
+
+    `checkpoint`: as Load Checkpoint reads it, which finds more in a file than Load Diffusion Model does.
+
+    Raises `ValueError` when the file is missing or broken, or no diffusion model that ComfyUI knows.
+    """
+    header = read_header(path)
+    file = MappedFile(ModelSpec.of(path))
+    tensors = {name: file.tensor(entry) for name, entry in header.tensors.items()}
+    recognised = recognise(path, tensors, header.metadata, checkpoint=checkpoint)
+    device = torch.device(devices[0].kind, None if devices[0].kind == "cpu" else devices[0].index)
+    dtype = compute_dtype(weight_dtype, recognised.weights, recognised.config, device)
+    recognised.config.set_inference_dtype(dtype, None)
+    recognised.config.custom_operations = MetaOperations
+    name = str(dtype).removeprefix("torch.")
+    unet_config = recognised.config.unet_config
+    model = recognised.model(META)
+    return HostedSource(
+        recognised=recognised,
+        model=model,
+        unshared=why_unshared(type(model.diffusion_model)),
+        spec=ModelSpec.of(path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint),
+        sizes=_sizes(recognised.weights, model.diffusion_model),
+        num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
+    )
+
+
+def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, Plan] = PLANS) -> None:
+    """Raise `ValueError` when ranks are to share tokens of a class that nobody planned, or planned for another ComfyUI.
+
+    Raises it too for a class that no sampler calls, under any plan. Known here, before a worker is asked: what a worker
+    refuses ends all of them.
+    """
+    if unusable := not_sampled(type(transformer)):
+        raise ValueError(unusable)
+    if plan.parts == 1:
+        return
+    if find_whole(type(transformer)) is not None:
+        raise ValueError(
+            f"{plan.describe()}: {why_unshared(type(transformer))}; in SP Config, mode manual with ulysses=1 and "
+            f"ring=1, and cfg=2 (prompt and negative at once) or data={plan.parts} (images of a batch at once)"
+        )
+    try:
+        find_hook_points(transformer, plan_for(type(transformer), plans))
+    except ValueError as error:
+        raise ValueError(f"{plan.describe()}: {error}; in SP Config, mode manual with ulysses=1 and ring=1") from error
+
+
+def why_unshared(kind: type) -> str:
+    """Why no ranks can share the tokens of one of ComfyUI's classes; "" where there is a plan for it."""
+    if find_plan(kind) is not None:
+        return ""
+    return f"ranks cannot share an image of {kind.__name__}: {why_without(kind)}"
+
+
+def this_comfyui() -> ComfyUI:
+    """The ComfyUI that this process runs, and the options by which its modules compute."""
+    arguments = vars(comfy.cli_args.args)
+    options = [f"--{name.replace('_', '-')}" for name in FLAGS if arguments.get(name)]
+    fast = arguments.get("fast")
+    if fast:
+        options += ["--fast", *sorted(each.value for each in fast)]
+    return ComfyUI(os.path.dirname(os.path.dirname(os.path.abspath(comfy.model_base.__file__))), tuple(options))
+
+
+def _sizes(weights: Mapping[str, torch.Tensor], transformer: torch.nn.Module) -> WeightSizes:
+    blocks: Counter[str] = Counter()
+    known = find_whole(type(transformer))
+    units = () if known is None else blocks_of(transformer, known.blocks, inner=known.inner)
+    for name, weight in weights.items():
+        parts = name.split(".")
+        above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        unit = ".".join(parts[:2]) if known is None else next((each for each in above if each in units), "")
+        blocks[unit] += weight.nbytes
+    whole_everywhere = blocks.pop("", 0)
+    return WeightSizes(total=blocks.total() + whole_everywhere, biggest_block=max(blocks.values()))

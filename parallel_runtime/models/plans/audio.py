@@ -1,0 +1,21 @@
+"""Plans of models of sound: ACE-Step 1.5, Stable Audio."""
+
+from .plan import Plan
+
+PLANS = {
+    "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel": Plan(
+        attention={"decoder.layers": {"self_attn": "x within sliding_window", "cross_attn": "local"}},
+        cut={"decoder.layers.0": {"hidden_states": "x"}, "decoder.layers.*": {"position_embeddings": "x@0"}},
+        gather={"decoder.layers.-1": "x"},
+    ),
+    "comfy.ldm.audio.dit.AudioDiffusionTransformer": Plan(
+        attention={"transformer.layers": {"self_attn": "x", "cross_attn": "local"}},
+        cut={
+            "transformer.layers.0": {"x": "x"},
+            # before the tokens of sound there are some of the model's own, for which nothing is added
+            "transformer.layers.*": {"rotary_pos_emb": "x@0", "local_add_cond": "last:x"},
+        },
+        gather={"transformer.layers.-1": "x"},
+        unless={"transformer.layers.*.self_attn": "feat_scale"},
+    ),
+}

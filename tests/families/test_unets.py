@@ -1,0 +1,263 @@
+"""U-Nets beside stock ComfyUI, in a real server: SDXL and SD1.5 as files and as checkpoints, with LoRA and ControlNet.
+
+No ranks share an image of theirs: prompt and negative, and the images of a batch, are what they divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from host.adapters import write_adapter
+from host.client import ComfyClient, Workflow
+from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent
+
+from .conftest import Stock
+from .graphs import node, picture
+from .hosted import VISIBLE, between, with_loras
+from .unet import write_checkpoint, write_controlnet
+from .variants import BY_NAME, write_families
+
+KOALA = "sdxl koala"
+CFG = 7.0
+CONTROLNETS = {"sd1.5": "unet_sd15.safetensors", KOALA: "unet_koala.safetensors", "sdxl": "unet_sdxl.safetensors"}
+LORA, CHECKPOINT = "unet_lora.safetensors", "koala_v.safetensors"
+# Of every file: attention on a way down, and what it goes through in the middle.
+MODULES = {f"input_blocks.{number}.1.transformer_blocks.0.attn1.to_q": (320, 320) for number in (3, 5, 8)}
+MODULES |= {"middle_block.1.transformer_blocks.0.ff.net.2": (320, 1280)}
+PLANS: dict[str, dict[str, Any]] = {
+    "cfg 2, sharded": {"cfg": 2, "weights": "sharded"},
+    "cfg 2": {"cfg": 2},
+    "data 2": {"data": 2},
+    "cfg 2, offloaded": {"cfg": 2, "weights": "offloaded"},
+    "offloaded": {"weights": "offloaded"},
+    "cfg 2 x data 2": {"cfg": 2, "data": 2, "devices": "cpu:4"},
+    "cfg 2 x data 2, sharded": {"cfg": 2, "data": 2, "weights": "sharded", "devices": "cpu:4"},
+}
+Edit = Callable[[Workflow, str], Workflow]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files(family_models: Path) -> Iterator[None]:
+    """A LoRA for all of them, and a ControlNet for KOALA."""
+    lora = write_adapter(family_models / "loras" / LORA, "lora_alpha", MODULES)
+    yield
+    lora.unlink()
+    for name in CONTROLNETS.values():
+        (family_models / "controlnet" / name).unlink(missing_ok=True)
+    (family_models / "checkpoints" / CHECKPOINT).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def file(name: str, family_models: Path) -> None:
+    """The variant's file and its ControlNet's, of which full tests alone write most."""
+    write_families(family_models, only=[name])
+    path = family_models / "controlnet" / CONTROLNETS[name]
+    if not path.exists():
+        write_controlnet(path, family_models / "diffusion_models" / BY_NAME[name].file)
+
+
+def small(name: str = KOALA, *, seed: int = 7, steps: int = 2, batch: int = 1, cfg: float = CFG) -> Workflow:
+    """A stock graph at cfg 7."""
+    graph = BY_NAME[name].graph(cfg=cfg, seed=seed, steps=steps)
+    graph["latent"]["inputs"]["batch_size"] = batch
+    return graph
+
+
+def controlled(graph: Workflow, name: str) -> Workflow:
+    """With the variant's ControlNet on both prompts."""
+    graph["controlnet"] = node("ControlNetLoader", control_net_name=CONTROLNETS[name])
+    sampler = graph["sampler"]["inputs"]
+    inputs = {side: sampler[side] for side in ("positive", "negative")} | {"control_net": ["controlnet", 0]}
+    inputs |= {"image": picture(graph, "hint"), "strength": 0.9, "start_percent": 0.0, "end_percent": 1.0}
+    graph["control"] = node("ControlNetApplyAdvanced", **inputs)
+    sampler["positive"], sampler["negative"] = ["control", 0], ["control", 1]
+    return graph
+
+
+def with_lora(graph: Workflow, name: str) -> Workflow:
+    """With the LoRA."""
+    return with_loras(graph, (LORA, 0.8))
+
+
+def with_both(graph: Workflow, name: str) -> Workflow:
+    """With LoRA and ControlNet."""
+    return with_lora(controlled(graph, name), name)
+
+
+EDITS: dict[str, Edit] = {
+    "plain": lambda graph, name: graph,
+    "LoRA": with_lora,
+    "ControlNet": controlled,
+    "a batch of three, LoRA and ControlNet": lambda graph, name: with_both(small(name, batch=3), name),
+}
+
+
+def ours(graph: Workflow, plan: str) -> Workflow:
+    """The same graph with Parallel Model Loader."""
+    return parallel(graph, mode="manual", loader="ParallelModelLoader", **PLANS[plan])
+
+
+def wrong(graph: Workflow) -> Workflow:
+    """The same graph of ours, whose ranks all run the first row of a batch."""
+    return between(graph, "wrong", "SwitchOffExchange", rows=True)
+
+
+@pytest.mark.usefixtures("file")
+@pytest.mark.parametrize("name", [KOALA])
+def test_sdxl_at_cfg_7_with_lora_and_controlnet_on_two_ranks_equals_stock(
+    name: str, hosted_client: ComfyClient, stock: Stock, family_models: Path
+) -> None:
+    graph = with_both(small(name), name)
+    right = stock(graph)
+    assert relative_error(stock(small(name)), right) > VISIBLE
+    mine = ours(graph, "cfg 2, sharded")
+    mine["sampler"]["class_type"] = "ParallelSampler"
+    result = hosted_client.queue(mine)
+    assert relative_error(saved_latent(hosted_client, result), right) <= TOLERANCE
+    size = (family_models / "diffusion_models" / BY_NAME[name].file).stat().st_size
+    for rank in result.outputs["sampler"]["parallel_dit"][0]["ranks"]:
+        sent = rank["weight_bytes"][-1]  # its half of the blocks, once: it runs its own row and not the other's too
+        assert 0.4 * size < sent < 0.6 * size, sent / size
+    assert relative_error(latent_of(hosted_client, wrong(mine)), right) > VISIBLE
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("file")
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("name", CONTROLNETS)
+def test_a_unet_equals_stock_under_every_plan(
+    name: str, edit: str, plan: str, hosted_client: ComfyClient, stock: Stock
+) -> None:
+    graph = EDITS[edit](small(name), name)
+    right, mine = stock(graph), ours(graph, plan)
+    error = relative_error(latent_of(hosted_client, mine), right)
+    control = relative_error(latent_of(hosted_client, wrong(mine)), right)
+    print(f"{name} | {edit} | {plan} | {error:.1e} | {control:.1e}")  # noqa: T201  what a report quotes
+    assert error <= TOLERANCE
+    assert control > VISIBLE
+
+
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_checkpoint_that_predicts_v_equals_stock(
+    sharded: bool, hosted_client: ComfyClient, stock: Stock, family_models: Path
+) -> None:
+    """Load Checkpoint, a LoRA, Parallelize Model. That it predicts v, the file says beside its U-Net."""
+    path, file = family_models / "checkpoints" / CHECKPOINT, BY_NAME[KOALA].file
+    if not path.exists():
+        write_checkpoint(path, family_models / "diffusion_models" / file, v_pred=torch.zeros(0))
+    plain = with_loras(small(cfg=3.0), (LORA, 0.8))
+    graph = plain | {"model": node("CheckpointLoaderSimple", ckpt_name=CHECKPOINT)}
+    right = stock(graph)
+    assert relative_error(stock(plain), right) > VISIBLE, "the file does not say it"
+    mine = between(graph, "parallel", "ParallelizeModel", sp_config=["config", 0])
+    inputs = {"mode": "auto", "devices": "cpu:2", "ulysses": 1, "ring": 1}
+    mine["config"] = node("SPConfig", **inputs, weights="sharded" if sharded else "replicated")
+    assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
+
+
+def test_auto_runs_prompt_and_negative_at_once_and_says_why(hosted_client: ComfyClient, stock: Stock) -> None:
+    graph = parallel(small(steps=1), mode="auto", loader="ParallelModelLoader")
+    result = hosted_client.queue(graph)
+    assert relative_error(saved_latent(hosted_client, result), stock(small(steps=1))) <= TOLERANCE
+    told = "\n".join(text for name, text in result.texts if name == "model")
+    assert told.startswith("cfg2-ring1-uly1\n")
+    for part in ("ranks cannot share an image of UNetModel", "convolutions", "prompt and negative at once (cfg=2)"):
+        assert part in told
+
+
+@pytest.mark.parametrize("plan", [{"ulysses": 2}, {"ring": 2}, {"cfg": 2, "ulysses": 2, "devices": "cpu:4"}], ids=str)
+def test_ranks_that_are_to_share_an_image_are_refused_with_what_works(
+    plan: dict[str, Any], hosted_client: ComfyClient
+) -> None:
+    result = hosted_client.queue(parallel(small(), mode="manual", loader="ParallelModelLoader", **plan))
+    assert (result.status, result.error_node) == ("error", "ParallelModelLoader")
+    said = result.error_message.splitlines()[0]
+    for part in ("=2", "cannot share an image of UNetModel", "ulysses=1 and ring=1", "cfg=2", "data=2"):
+        assert part in said, said
+
+
+def test_at_cfg_1_the_idle_rank_is_told_without_a_plan_that_would_be_refused(hosted_client: ComfyClient) -> None:
+    result = hosted_client.queue(ours(small(cfg=1.0, steps=1), "cfg 2"))
+    told = "\n".join(text for name, text in result.texts if name == "sampler")
+    assert "1 of 2 ranks idle; use a bigger batch, or 1 device(s)" in told
+    assert "ulysses" not in told
+
+
+# Stock nodes whose code runs in ComfyUI's process between the blocks of a U-Net, and what their refusal names.
+PATCHERS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "FreeU_V2": ({"b1": 1.3, "b2": 1.4, "s1": 0.9, "s2": 0.2}, "FreeU_V2 (node patch)", "output_block_patch"),
+    "PerturbedAttentionGuidance": ({"scale": 3.0}, "PerturbedAttentionGuidance, for one", "attn1 of middle 0"),
+    "SelfAttentionGuidance": (
+        {"scale": 0.5, "blur_sigma": 2.0},
+        "Self-Attention Guidance (node patch)",
+        "attn1 of middle 0",
+    ),
+    "HyperTile": (
+        {"tile_size": 32, "swap_size": 2, "max_depth": 0, "scale_depth": False},
+        "HyperTile (node patch)",
+        "attn1_patch",
+    ),
+    "PatchModelAddDownscale": (
+        {
+            **{"block_number": 1, "downscale_factor": 2.0, "start_percent": 0.0, "end_percent": 0.5},
+            **{"downscale_after_skip": True, "downscale_method": "bicubic", "upscale_method": "bicubic"},
+        },
+        "(Kohya Deep Shrink) (node patch)",
+        "input_block_patch_after_skip",
+    ),
+    "TomePatchModel": ({"ratio": 0.3}, "TomePatchModel (node patch)", "attn1_patch"),
+}
+
+
+AT_ONCE = ("FreeU_V2", "PerturbedAttentionGuidance")  # one that patches a MODEL, one that patches a run
+
+
+@pytest.mark.parametrize(
+    "node_type", [pytest.param(each, marks=[] if each in AT_ONCE else [pytest.mark.full]) for each in PATCHERS]
+)
+def test_a_node_whose_code_runs_between_the_blocks_is_refused_by_its_name(
+    node_type: str, hosted_client: ComfyClient
+) -> None:
+    inputs, name, what = PATCHERS[node_type]
+    for mine, places in (
+        (between(ours(small(), "cfg 2"), "patch", node_type, **inputs), {node_type, "KSampler"}),
+        (behind(between(small(), "patch", node_type, **inputs)), {"ParallelizeModel", "KSampler"}),
+    ):
+        result = hosted_client.queue(mine)
+        assert result.status == "error" and result.error_node in places, result.error_message
+        said = result.error_message.splitlines()[0]
+        assert what in said and "remove" in said, said
+        assert (name if result.error_node == node_type else ", for one)") in said, said
+
+
+def behind(graph: Workflow) -> Workflow:
+    """The same graph with Parallelize Model in front of its sampler, under cfg 2."""
+    graph = between(graph, "parallel", "ParallelizeModel", sp_config=["config", 0])
+    inputs = {"mode": "manual", "devices": "cpu:2", "ulysses": 1, "ring": 1, "cfg": 2}
+    return graph | {"config": node("SPConfig", **inputs)}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("node_type", "inputs"),
+    [
+        ("UNetSelfAttentionMultiply", {"q": 1.1, "k": 1.0, "v": 0.9, "out": 1.0}),
+        ("UNetCrossAttentionMultiply", {"q": 1.1, "k": 1.0, "v": 0.9, "out": 1.0}),
+        ("RescaleCFG", {"multiplier": 0.7}),
+        ("ModelSamplingContinuousEDM", {"sampling": "eps", "sigma_max": 30.0, "sigma_min": 0.02}),
+    ],
+)
+def test_a_node_that_changes_weights_or_sampling_equals_stock(
+    node_type: str, inputs: dict[str, Any], hosted_client: ComfyClient, stock: Stock
+) -> None:
+    graph = between(small(), "changed", node_type, **inputs)
+    right = stock(graph)
+    assert relative_error(stock(small()), right) > VISIBLE
+    for mine in (between(ours(small(), "cfg 2"), "changed", node_type, **inputs), behind(graph)):
+        assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE

@@ -1,0 +1,66 @@
+"""Models that no sampler calls, which our loader refuses; and what a node reads from a model that has no plan.
+
+Does not own: which classes have no plan and why (tests/models/test_supported.py), nor U-Nets (test_unets.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from host.client import ComfyClient, Workflow
+from host.layouts import Row
+from host.pack_workflows import parallel
+from host.server import ComfyServer
+from host.tiny_models import write_layout
+from parity.runner import Bench, FailedRunError
+
+from .cases import CFG, FOUR, Case
+from .graphs import node, through
+from .variant import Variant
+from .variants import BY_NAME
+
+PLANS = {"cfg 2": {**FOUR, "cfg": 2}}
+
+# RT-DETR by the one tensor that ComfyUI knows it by: it is refused before any other is looked for.
+DETECTOR = replace(BY_NAME["sd1.5"], name="rt-detr", file="tiny_rt_detr.safetensors")
+KNOWN_BY = [Row("encoder.pan_blocks.1.cv4.conv.weight", (8, 8, 1, 1), 0.1)]
+
+
+def video_to_video(graph: Workflow) -> None:
+    """SeedVR2's own prompts, which its node reads from the model."""
+    through(graph, "latent", "EmptyHunyuanLatentVideo", "latent_image", width=64, height=64, length=5, batch_size=1)
+    inputs = {"model": ["model", 0], "vae_conditioning": ["latent", 0]}
+    through(graph, "prompts", "SeedVR2Conditioning", "positive", "negative", **inputs)
+
+
+# SeedVR2 by one tensor of a block, and the two that its node reads; it has 3 billion weights more.
+SEEDVR2 = Variant(name="seedvr2", family="SeedVR2", file="tiny_seedvr2.safetensors", add=video_to_video)
+SEEDVR2_PROMPTS = [Row("blocks.31.mlp.all.proj_in_gate.weight", (8, 8), 0.1)]
+SEEDVR2_PROMPTS += [Row("positive_conditioning", (58, 5120), 1.0), Row("negative_conditioning", (64, 5120), 1.0)]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def bench(hosted_server: ComfyServer) -> Bench:
+    """Runs graphs of stock's and of ours."""
+    return Bench(ComfyClient(hosted_server.url), PLANS)
+
+
+def test_a_model_that_no_sampler_calls_is_refused_under_any_plan(bench: Bench, family_models: Path) -> None:
+    write_layout(family_models / "diffusion_models" / DETECTOR.file, KNOWN_BY, seed=1)
+    with pytest.raises(FailedRunError) as refused:
+        bench.ours(Case(DETECTOR, CFG), "cfg 2")
+    assert "RTv4: it detects objects and no sampler calls it; use ComfyUI's Load Diffusion Model" in str(refused.value)
+
+
+def test_what_a_node_reads_from_the_model_is_there(bench: Bench, family_models: Path) -> None:
+    write_layout(family_models / "diffusion_models" / SEEDVR2.file, SEEDVR2_PROMPTS, seed=2)
+    graph = parallel(SEEDVR2.graph(), **PLANS["cfg 2"], mode="manual")
+    graph["wan"] = node("UNETLoader", unet_name="tiny_wan_t2v.safetensors", weight_dtype="default")
+    graph["sampler"]["inputs"]["model"] = ["wan", 0]
+    with pytest.raises(FailedRunError, match="58x5120"):  # which Wan's text layer, of another width, was given
+        bench.run(graph)

@@ -1,0 +1,106 @@
+"""U-Nets: SD1.5, and SDXL with its relatives; their ControlNets, and a checkpoint's other parts.
+
+ComfyUI's detection fixes the width of the first level (320), that of the text, and for SDXL the depth of each level's
+transformers; the number of levels and their widths are the file's. So here each level is as wide as the first. SDXL
+proper has 24 transformer blocks of the text's width at least, which makes 280 MB; KOALA has 7.
+No plan shares their tokens: they are not among `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from host.client import Workflow
+from host.tiny_models import write_layout
+
+from .files import RULES, ModelFile, row
+from .graphs import prompts, through
+from .variant import Variant
+
+CLASS = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
+WIDTH, HEIGHT = 112, 80  # 14 x 10 latent pixels: an odd number of rows after the first halving
+LEVEL = {"image_size": 32, "model_channels": 320, "use_spatial_transformer": True, "legacy": False}
+TEXT_15, TEXT_XL, POOLED, SIZES_XL = 768, 2048, 1280, 2816  # 1280 and six sizes of 256 numbers
+
+
+def levels(*blocks: int, text: int, deep: list[int], up: list[int], middle: int, channels: int = 4) -> dict[str, Any]:
+    """Levels of so many blocks each, all 320 wide; `deep` and `up` are transformer blocks on the ways down and up."""
+    return LEVEL | {
+        "in_channels": channels,
+        "num_res_blocks": list(blocks),
+        "channel_mult": [1] * len(blocks),
+        "transformer_depth": deep,
+        "transformer_depth_output": up,
+        "transformer_depth_middle": middle,
+        "context_dim": text,
+    }
+
+
+def sdxl(*blocks: int, **sizes: Any) -> dict[str, Any]:
+    """What SDXL and its relatives have in common: heads of 64, and a vector of the picture's sizes."""
+    more = {"num_classes": "sequential", "adm_in_channels": SIZES_XL, "num_head_channels": 64}
+    return levels(*blocks, text=TEXT_XL, **sizes) | more | {"use_linear_in_transformer": True}
+
+
+SD15 = levels(1, 1, text=TEXT_15, deep=[0, 1], up=[0, 0, 1, 0], middle=1) | {"num_heads": 8}
+KOALA = sdxl(1, 1, 1, deep=[0, 2, 5], up=[0, 0, 1, 0, 1, 0], middle=1)
+SDXL = sdxl(2, 2, 2, deep=[0, 0, 2, 2, 10, 10], up=[0, 0, 0, 1, 0, 0, 2, 0, 0], middle=2)
+FILES = tuple(
+    ModelFile(name=f"tiny_{name}.safetensors", class_path=CLASS, seed=seed, dtype=torch.bfloat16, **more)
+    for name, seed, more in (
+        ("sd15", 90, {"arguments": SD15 | {"out_channels": 4}, "only_when_full": True}),
+        ("koala", 91, {"arguments": KOALA | {"out_channels": 4}}),  # 150 MB
+        ("sdxl", 92, {"arguments": SDXL | {"out_channels": 4}, "only_when_full": True}),
+    )
+)
+
+
+def of_size(graph: Workflow) -> None:
+    """One picture of 14 x 10 latent pixels."""
+    through(graph, "latent", "EmptyLatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
+
+
+def sd15(graph: Workflow) -> None:
+    """Prompts of equal length: both go through the model as one batch."""
+    prompts(graph, width=TEXT_15, tokens=77)
+    of_size(graph)
+
+
+def xl(graph: Workflow) -> None:
+    """The same with what SDXL's second text encoder pools."""
+    prompts(graph, width=TEXT_XL, tokens=77, pooled=POOLED)
+    of_size(graph)
+
+
+VARIANTS = tuple(
+    Variant(name=name, family="U-Net", file=f"tiny_{file}.safetensors", add=add)
+    for name, file, add in (("sd1.5", "sd15", sd15), ("sdxl koala", "koala", xl), ("sdxl", "sdxl", xl))
+)
+OF_UNET = ("time_embed.", "label_emb.", "input_blocks.", "middle_block.")  # what a ControlNet has of its U-Net
+HINT = (3, 16, 16, 32, 32, 96, 96, 256, 320)  # channels on the way from the picture to the first level
+
+
+def write_controlnet(path: Path, unet: Path) -> Path:
+    """Writes a ControlNet for the U-Net of a file, as its layers are named there: a copy of the way down, and more."""
+    with safe_open(unet, framework="pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys() if name.startswith(OF_UNET)}
+    convolutions = {f"input_hint_block.{2 * step}": (*HINT[step : step + 2], 3) for step in range(len(HINT) - 1)}
+    outputs = len({name.split(".")[1] for name in shapes if name.startswith("input_blocks.")})
+    convolutions |= {f"zero_convs.{number}.0": (320, 320, 1) for number in range(outputs)}
+    for name, (taken, given, side) in (convolutions | {"middle_block_out.0": (320, 320, 1)}).items():
+        shapes |= {f"{name}.weight": [given, taken, side, side], f"{name}.bias": [given]}
+    rows = [row(name, tuple(shape), RULES) for name, shape in shapes.items()]
+    return write_layout(path, rows, seed=95, dtype=torch.bfloat16)
+
+
+def write_checkpoint(path: Path, unet: Path, **more: torch.Tensor) -> Path:
+    """Writes a checkpoint with the U-Net of a file and `more` tensors, which a diffusion model's file has not."""
+    around = {"first_stage_model.encoder.conv_in.bias": torch.zeros(4), **more}
+    path.parent.mkdir(exist_ok=True)
+    save_file({f"model.diffusion_model.{name}": each for name, each in load_file(unet).items()} | around, path)
+    return path

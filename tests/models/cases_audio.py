@@ -1,0 +1,61 @@
+"""ACE-Step 1.5, Stable Audio 1 and 3: mostly 35 tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .tiny import Case, at, build, case, noise
+
+
+def ace15(**more: Any) -> Case:
+    """ACE-Step 1.5: every second layer attends to the 4 tokens before and after."""
+    sizes = {"in_channels": 48, "hidden_size": 96, "text_hidden_dim": 48, "timbre_hidden_dim": 16, "num_heads": 6}
+    sizes |= {"audio_acoustic_hidden_dim": 16, "num_dit_layers": 2, "num_lyric_layers": 1, "num_timbre_layers": 1}
+    sizes |= {"num_tokenizer_layers": 1, "num_kv_heads": 2, "head_dim": 16, "intermediate_size": 128, "fsq_dim": 96}
+    sizes |= {"sliding_window": 4, "encoder_hidden_size": 96, "encoder_intermediate_size": 128, "encoder_num_heads": 6}
+    model = build("comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel", **sizes, fsq_levels=[8, 5])
+    given = {"x": noise(2, 16, 69), "timestep": at(0.7, 0.7), "context": noise(2, 9, 48)}
+    return model, given | {"lyric_embed": noise(2, 5, 48), "refer_audio": noise(2, 16, 69)} | more
+
+
+@case("ACE-Step 1.5")
+def _() -> Case:
+    return ace15(is_covers=False)
+
+
+@case("ACE-Step 1.5, cover")
+def _() -> Case:
+    return ace15(is_covers=True)
+
+
+def stable_audio(**config: Any) -> nn.Module:
+    """Stable Audio."""
+    sizes = {"io_channels": 16, "embed_dim": 192, "cond_token_dim": 64, "global_cond_dim": 32, "depth": 2}
+    model = build("comfy.ldm.audio.dit.AudioDiffusionTransformer", **sizes | {"num_heads": 3} | config)
+    for name, weight in model.named_parameters():
+        if name.endswith("gamma"):
+            weight.add_(2.0 if "q_norm" in name else 1.0)  # scales, which are called so here alone
+    model.transformer.rotary_pos_emb.inv_freq.copy_(10000 ** -(torch.arange(16) / 16))  # files hold it
+    return model
+
+
+def sound(tokens: int, **more: Any) -> dict[str, Any]:
+    """A call of Stable Audio."""
+    given = {"x": noise(2, 16, tokens), "timestep": at(0.7, 0.7), "context": noise(2, 9, 64)}
+    return given | {"global_embed": noise(2, 32)} | more
+
+
+@case("Stable Audio 1")
+def _() -> Case:
+    return stable_audio(), sound(34)
+
+
+@case("Stable Audio 3, what is to be kept, more tokens of its own than one rank has")
+def _() -> Case:
+    config = {"global_cond_type": "adaLN", "global_cond_shared_embed": True, "local_add_cond_dim": 17}
+    config |= {"num_memory_tokens": 20, "timestep_features_type": "expo", "norm_type": "rms_norm"}
+    model = stable_audio(**config, attn_kwargs={"qk_norm": "rms", "differential": True})
+    return model, sound(33, local_add_cond=noise(2, 17, 33))

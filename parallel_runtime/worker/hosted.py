@@ -211,7 +211,8 @@ class HostedForward:
         found = []
         for number in range(options["tensors"]):
             tensor = whole[f"t{number}"]
-            part = tensor[piece.start : piece.stop] if number in batched else tensor
+            each = tensor.shape[0] // whole["out"].shape[0] if number in batched else 1  # more than one of a video
+            part = tensor[piece.start * each : piece.stop * each] if number in batched else tensor
             here = self.sent.on_device(tensor, part)
             found.append(here if number in residuals else here.clone())
         return found

@@ -23,6 +23,8 @@ from ..weights.block_shards import BlockShards, blocks_of
 from ..weights.mapped_file import MappedFile
 from ..wire.requests import ChangeWeights
 
+IN_CHECKPOINT = "model.diffusion_model."  # how names of the model begin there, as ComfyUI looks for them first
+
 
 class HostedWeights:
     """The weights of one model on this rank, in the module that uses them. Nothing is read before `load`.
@@ -87,11 +89,18 @@ class HostedWeights:
     @property
     def needed_bytes(self) -> int:
         """Bytes on the device that `load` will take, but for the buffers of blocks."""
-        return 0 if self._offloaded else self._spec.size_bytes // self._group.size
+        return 0 if self._offloaded else self._file_bytes // self._group.size
+
+    @property
+    def _file_bytes(self) -> int:
+        """Bytes of the file, of a checkpoint those of the model alone."""
+        entries = read_header(self._spec.path).tensors.items() if self._spec.checkpoint else ()
+        inside = sum(entry.num_bytes for name, entry in entries if name.startswith(IN_CHECKPOINT))
+        return inside or self._spec.size_bytes
 
     def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
         """Import ComfyUI if need be and make the module. Raises `RequestCancelledError` once `cancelled()` is true."""
-        total = self._spec.size_bytes
+        total = self._file_bytes
         for done in self._loading():
             if cancelled():
                 self._module = self.shards = None

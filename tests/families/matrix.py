@@ -40,7 +40,7 @@ of the model. The control is the same run under {CONTROL_PLAN} with ranks that e
 must differ by more than {VISIBLE:.0e}. `make parity-models` writes this file.
 
 "Plan" is how many lines of data the pack has for the class (`parallel_runtime/models/plans`), whose code is ComfyUI's
-own. So is that of {OWN_BLOCKS} here, as a second judge of the blocks that the pack has for it and its loader takes;
+own. So is that of {OWN_BLOCKS} here, as a second reference of the blocks that the pack has for it and its loader takes;
 [parity.md](parity.md) has those.
 """
 

@@ -143,6 +143,23 @@ def test_a_unet_equals_stock_under_every_plan(
     assert control > VISIBLE
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("plan", ["cfg 2", "cfg 2, sharded", "offloaded", "cfg 2 x data 2"])
+def test_the_frames_of_a_video_stay_on_one_rank_and_equal_stock(
+    plan: str, hosted_client: ComfyClient, stock: Stock, family_models: Path
+) -> None:
+    """SVD: three frames a side, which attend to each other, are one image of a batch."""
+    write_families(family_models, only=["svd"])
+    graph = BY_NAME["svd"].graph(cfg=2.5, steps=2)
+    right, mine = stock(graph), ours(graph, plan)
+    result = hosted_client.queue(mine)
+    error = relative_error(saved_latent(hosted_client, result), right)
+    control = relative_error(latent_of(hosted_client, wrong(mine)), right)
+    print(f"svd | plain | {plan} | {error:.1e} | {control:.1e}")  # noqa: T201  what a report quotes
+    assert error <= TOLERANCE
+    assert control > VISIBLE
+
+
 @pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_checkpoint_that_predicts_v_equals_stock(
     sharded: bool, hosted_client: ComfyClient, stock: Stock, family_models: Path

@@ -50,12 +50,18 @@ def sdxl(*blocks: int, **sizes: Any) -> dict[str, Any]:
 SD15 = levels(1, 1, text=TEXT_15, deep=[0, 1], up=[0, 0, 1, 0], middle=1) | {"num_heads": 8}
 KOALA = sdxl(1, 1, 1, deep=[0, 2, 5], up=[0, 0, 1, 0, 1, 0], middle=1)
 SDXL = sdxl(2, 2, 2, deep=[0, 0, 2, 2, 10, 10], up=[0, 0, 0, 1, 0, 0, 2, 0, 0], middle=2)
+SVD = levels(4, 4, text=1024, deep=[1, 1, 1, 1, 1, 1, 0, 0], up=[0, 1, 0, 0, 0, 1, 0, 1, 0, 0], middle=1, channels=8)
+SVD |= {"num_head_channels": 64, "num_classes": "sequential", "adm_in_channels": 768, "use_linear_in_transformer": True}
+SVD |= {"extra_ff_mix_layer": True, "use_spatial_context": True, "merge_strategy": "learned_with_images"}
+SVD |= {"merge_factor": 0.0, "video_kernel_size": [3, 1, 1], "use_temporal_resblock": True}
+SVD |= {"use_temporal_attention": True, "disable_temporal_crossattention": False}
 FILES = tuple(
     ModelFile(name=f"tiny_{name}.safetensors", class_path=CLASS, seed=seed, dtype=torch.bfloat16, **more)
     for name, seed, more in (
         ("sd15", 90, {"arguments": SD15 | {"out_channels": 4}, "only_when_full": True}),
         ("koala", 91, {"arguments": KOALA | {"out_channels": 4}}),  # 150 MB
         ("sdxl", 92, {"arguments": SDXL | {"out_channels": 4}, "only_when_full": True}),
+        ("svd", 93, {"arguments": SVD | {"out_channels": 4}, "only_when_full": True}),
     )
 )
 
@@ -77,9 +83,21 @@ def xl(graph: Workflow) -> None:
     of_size(graph)
 
 
+def svd(graph: Workflow) -> None:
+    """Three frames, and what CLIP vision would say of the picture that they begin with."""
+    prompts(graph, width=1024, tokens=1)
+    of_size(graph)
+    graph["latent"]["inputs"]["batch_size"] = 3
+
+
 VARIANTS = tuple(
     Variant(name=name, family="U-Net", file=f"tiny_{file}.safetensors", add=add)
-    for name, file, add in (("sd1.5", "sd15", sd15), ("sdxl koala", "koala", xl), ("sdxl", "sdxl", xl))
+    for name, file, add in (
+        ("sd1.5", "sd15", sd15),
+        ("sdxl koala", "koala", xl),
+        ("sdxl", "sdxl", xl),
+        ("svd", "svd", svd),
+    )
 )
 OF_UNET = ("time_embed.", "label_emb.", "input_blocks.", "middle_block.")  # what a ControlNet has of its U-Net
 HINT = (3, 16, 16, 32, 32, 96, 96, 256, 320)  # channels on the way from the picture to the first level

@@ -1,8 +1,8 @@
 """The form in which a call of ComfyUI's transformer travels: a tree of lists, dicts and constants, tensors by number.
 
-Owns what of a call stays behind, which of its tensors have a row an image, and the tree, which JSON carries: nothing is
-built on the other side but what the tags below name. Does not own how tensors travel (arena and channel), nor what a
-rank does with the call (worker/hosted.py). Letters: `B` batch.
+Owns what of a call stays behind, which of its tensors have rows of each image, and the tree, which JSON carries:
+nothing is built on the other side but what the tags below name. Does not own how tensors travel (arena and channel),
+nor what a rank does with the call (worker/hosted.py). Letters: `B` batch.
 
 A constant is itself, a float that JSON has no word for and a tensor or container an object of one key:
 ``{"t": number}``, ``{"f": "nan"}``, ``{"l": [...]}`` a list, ``{"u": [...]}`` a tuple, ``{"d": {...}}`` a dict.
@@ -82,8 +82,8 @@ def forward_call(
     shapes = tuple(tuple(each.shape) for each in xs)
     if isinstance(x, torch.Tensor):
         shapes = ((x.shape[0], channels, *x.shape[2:]),)
-    batch = 1 if _rows_belong_together(transformer, kwargs) else shapes[0][0]
-    rows = list(_with_rows([*args, *kwargs.values(), *(kwargs.get("control") or {}).values()], batch))
+    batch = shapes[0][0] // _rows_that_belong_together(transformer, kwargs, shapes[0][0])
+    rows = list(_with_rows([*args, *kwargs.values(), *(kwargs.get("control") or {}).values()], shapes[0][0], batch))
     title = type(transformer).__name__
     tensors, sent = _sent(title, args, {**kwargs, "transformer_options": plain}, batched=rows)
     numbers = sum(torch.Size(shape).numel() for shape in shapes) // batch
@@ -111,10 +111,11 @@ def _sent(
     return {f"t{number}": tensor for number, tensor in enumerate(tensors)}, options
 
 
-def _rows_belong_together(transformer: torch.nn.Module, kwargs: Mapping[str, object]) -> bool:
-    """Whether the rows of a batch are not an image each, so that no batch group can take some of them."""
+def _rows_that_belong_together(transformer: torch.nn.Module, kwargs: Mapping[str, object], rows: int) -> int:
+    """How many of a batch's rows one batch group has to take at once: the frames of a video, of some classes all."""
     kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(transformer).__mro__}
-    return bool(kinds & WHOLE_BATCH) or kwargs.get("num_video_frames") is not None
+    frames = kwargs.get("num_video_frames") or 1
+    return frames if isinstance(frames, int) and not kinds & WHOLE_BATCH and rows % frames == 0 else rows
 
 
 def _numbers(tensors: Sequence[torch.Tensor], some: Sequence[object]) -> list[int]:
@@ -123,8 +124,9 @@ def _numbers(tensors: Sequence[torch.Tensor], some: Sequence[object]) -> list[in
     return [number for number, tensor in enumerate(tensors) if id(tensor) in wanted]
 
 
-def _with_rows(values: Sequence[object], batch: int) -> Iterator[torch.Tensor]:
-    """Tensors with a row an image: those that ComfyUI hands over by themselves, in lists, and a ControlNet's.
+def _with_rows(values: Sequence[object], rows: int, batch: int) -> Iterator[torch.Tensor]:
+    """Tensors with so many rows, each image's of the batch: those that ComfyUI hands over by themselves, in lists, and
+    a ControlNet's.
 
     What is deeper in the call is one for all images: ComfyUI repeats nothing there.
     """
@@ -132,7 +134,7 @@ def _with_rows(values: Sequence[object], batch: int) -> Iterator[torch.Tensor]:
         return
     for value in values:
         for each in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(each, torch.Tensor) and each.ndim and each.shape[0] == batch:
+            if isinstance(each, torch.Tensor) and each.ndim and each.shape[0] == rows:
                 yield each
 
 

@@ -118,19 +118,19 @@ class ModelSpec:
         stat = os.stat(_checked_path(path))
         return cls(os.path.abspath(path), dtype, adapter, stat.st_size, stat.st_mtime_ns, comfyui, checkpoint)
 
-    def refuse_changed(self, now: os.stat_result | None = None) -> None:
-        """Raise `ValueError` unless the file is the one that was identified.
-
-        `now` is what an open descriptor says of it; by default what lies at the path is asked. A file that was replaced
-        by another of its name stays what it was for those who have it open; one written over in place does not.
-        """
+    def refuse_changed(self) -> None:
+        """Raise `ValueError` unless what lies at the path is the file that was identified."""
         try:
-            now = os.stat(self.path) if now is None else now
+            now = os.stat(self.path)
         except FileNotFoundError:
             raise ValueError(f"{self.path} was there and is gone; put it back, then {LOAD_AGAIN}") from None
         if (now.st_size, now.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
-            was, found = _age(self.size_bytes, self.mtime_ns), _age(now.st_size, now.st_mtime_ns)
-            raise ValueError(f"{self.path} was changed after it was chosen: it was {was}, it is {found}; {LOAD_AGAIN}")
+            raise self.changed(now)
+
+    def changed(self, now: os.stat_result) -> ValueError:
+        """The refusal of a file that is another by now."""
+        was, found = _age(self.size_bytes, self.mtime_ns), _age(now.st_size, now.st_mtime_ns)
+        return ValueError(f"{self.path} was changed after it was chosen: it was {was}, it is {found}; {LOAD_AGAIN}")
 
 
 def _age(size_bytes: int, mtime_ns: int) -> str:

@@ -1,17 +1,25 @@
-"""When steps end on one rank and how long their parts take: by device events on a GPU, by the clock elsewhere.
+"""Time on one rank's device: when steps end, how long their parts take, and how far the host may run ahead.
 
 Events are recorded where the work is queued and read once all is done, so that measuring waits for nothing and a step
 may begin while the one before is under way. On the CPU, work is done when its call returns. A timer that is off hands
 out one region that does nothing, for every name.
+
+On a GPU a block's kernels are only queued when its Python returns. A heartbeat given then says nothing of the device: a
+step of minutes would be queued in a moment and silent after. So the host waits for the block `BLOCKS_AHEAD` before the
+present one, and the heart beats when that is done; which also bounds what the queue holds in memory. On the CPU a block
+is done when it returns.
 """
 
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import torch
 
+BLOCKS_AHEAD = 8  # a launch-bound block takes the host about a millisecond; more would only delay a cancel
 NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -158,6 +166,59 @@ class RegionTimer:
     def laps(self) -> list[dict[str, float]]:
         """`seconds` of each lap, once the device has finished them."""
         return [_seconds(lap) for lap in self._laps]
+
+
+class Event(Protocol):
+    """A point in a device's queue, as `torch.cuda.Event`."""
+
+    def synchronize(self) -> None:
+        """Return when the device is there."""
+        ...
+
+    def query(self) -> bool:
+        """Whether the device is there."""
+        ...
+
+
+class Pace:
+    """Calls `beat` once for each block that the device has done."""
+
+    def __init__(self, device: torch.device, beat: Callable[[], None]) -> None:
+        self._device, self._beat = device, beat
+        self._queued: deque[Event] = deque()
+
+    def block_queued(self) -> None:
+        """All of a block is in the device's queue. Waits while more than `BLOCKS_AHEAD` are not done."""
+        event = point_of(self._device)
+        if event is None:
+            self._beat()
+            return
+        self._queued.append(event)
+        if len(self._queued) > BLOCKS_AHEAD:
+            self._wait_for_oldest()
+
+    def collect(self) -> None:
+        """A beat for each block that is done by now. Waits for nothing."""
+        while self._queued and self._queued[0].query():
+            self._wait_for_oldest()
+
+    def drain(self) -> None:
+        """Wait for every block that is queued, a beat each."""
+        while self._queued:
+            self._wait_for_oldest()
+
+    def _wait_for_oldest(self) -> None:
+        self._queued.popleft().synchronize()
+        self._beat()
+
+
+def point_of(device: torch.device) -> Event | None:
+    """Where the current stream of a CUDA device ends now; None for a CPU, which is there already."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def wait_for(device: torch.device) -> None:

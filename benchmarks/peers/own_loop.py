@@ -11,8 +11,8 @@ from parallel_runtime.parallel.sequence import SequenceAttention
 from parallel_runtime.plan import Layout
 from parallel_runtime.timing import RegionTimer
 from parallel_runtime.worker.forward import Forward
+from parallel_runtime.worker.inputs import RepeatedInputs
 from parallel_runtime.worker.loading import open_model
-from parallel_runtime.worker.repeated import RepeatedInputs
 
 from .process import Forward as Run
 from .process import Place, serve

@@ -18,7 +18,7 @@ from ...parallel_runtime.models.flux.family import FluxModel
 from ...parallel_runtime.models.hosted.dtypes import compute_dtype
 from ...parallel_runtime.planner.automatic import usual_work
 from ...parallel_runtime.planner.shapes import ModelShape, Work
-from ...parallel_runtime.weights.model_weights import weight_bytes
+from ...parallel_runtime.weights.model_file import weight_bytes
 from .meta import META, MetaOperations
 from .pooled_model import WeightSizes
 

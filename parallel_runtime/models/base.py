@@ -16,7 +16,7 @@ from ..wire.replies import CompiledBlocks
 from .graphs import Graphs, Watch
 
 Modulation = tuple[torch.Tensor, ...]
-Rest = Callable[[], Any]  # what a block can do without its attention, and `finish` takes as `carry`
+StartMlp = Callable[[], Any]  # what of a block's MLP goes without its attention, and `finish` takes as `mlp`
 
 
 class Weights(Protocol):
@@ -49,15 +49,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Block:
-    """One block of the loop: its kind, its number and the prefix of its weights."""
+    """One block of the loop: its kind, its number there and the canonical prefix of its weights."""
 
     kind: str
     index: int
-
-    @property
-    def prefix(self) -> str:
-        """Canonical prefix of the block's weights."""
-        return f"{self.kind}_blocks.{self.index}."
+    prefix: str
 
 
 @dataclass
@@ -165,11 +161,11 @@ class Adapter(Protocol):
 
     def qkv(
         self, block: Block, w: Weights, tokens: Tokens, mod: Modulation, *, shared: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Rest]:
-        """Queries, keys and values, each (B, S, H, D), and what else can be done while they travel."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, StartMlp]:
+        """Queries, keys and values, each (B, S, H, D), and what starts its MLP while they travel."""
         ...
 
-    def overlapped_mlp(self, block: Block, w: Weights, carry: Any) -> Any:  # noqa: ANN401 the adapter's own
+    def overlapped_mlp(self, block: Block, w: Weights, mlp: Any) -> Any:  # noqa: ANN401 the adapter's own
         """What more can be done while the attention's output travels; it may return what it is given."""
         ...
 
@@ -181,7 +177,7 @@ class Adapter(Protocol):
         attn: torch.Tensor,
         mod: Modulation,
         *,
-        carry: Any,  # noqa: ANN401
+        mlp: Any,  # noqa: ANN401
         residual: torch.Tensor | None,
     ) -> None:
         """The rest of the block, in place on `tokens.x`. attn (B, S, H, D), residual (B, <= image rows, C)."""

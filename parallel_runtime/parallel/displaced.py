@@ -17,11 +17,11 @@ import torch
 from .collectives import Shift
 from .kernels import attention
 from .pipefusion import PatchedSequence
-from .sequence import Finish, PendingOutput, SequenceAttention
+from .sequence import Complete, PendingOutput, SequenceAttention
 
 
 class DisplacedAttention(SequenceAttention):
-    """`begin_displaced` over a sequence in patches that `ring` x `ulysses` ranks share."""
+    """`start_displaced` over a sequence in patches that `ring` x `ulysses` ranks share."""
 
     def new_buffer(self, sequence: PatchedSequence, *, like: torch.Tensor, batch: int, heads: int) -> torch.Tensor:
         """Room for a block's keys and values, (2, B, A, H/U, D); `like` (D,) has the dtype and the device."""
@@ -34,7 +34,7 @@ class DisplacedAttention(SequenceAttention):
         rows, columns = (torch.tensor(order, device=mask.device) for order in (queries, sequence.order))
         return mask.index_select(1, rows).index_select(2, columns)
 
-    def begin_displaced(
+    def start_displaced(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -43,20 +43,20 @@ class DisplacedAttention(SequenceAttention):
         held: torch.Tensor,
         sequence: PatchedSequence,
         chunk: range,
-    ) -> Finish:
-        """Send what other ranks need of a chunk first. Finishing writes to the buffer, and attends to all in it.
+    ) -> Complete:
+        """Send what other ranks need of a chunk first. Completing writes to the buffer, and attends to all in it.
 
         q, k, v (B, S, H, D) of this rank; `held` as `new_buffer` made it. The returned function takes a mask as
-        `mask_rows`, added to the scores, and returns as that of `begin`.
+        `mask_rows`, added to the scores, and returns as that of `start`.
         """
-        begin = partial(self._begin_held, held=held, sequence=sequence, chunk=chunk)
+        start = partial(self._start_held, held=held, sequence=sequence, chunk=chunk)
         if self.ulysses.size == 1:
-            return begin(q, k, v)
+            return start(q, k, v)
         lengths = sequence.lengths(chunk)
         mine = tuple(lengths[part] for part in self._group(self.ring.index))
-        return self._begin_exchange(q, k, v, lengths=mine, begin=begin)
+        return self._start_exchange(q, k, v, lengths=mine, start=start)
 
-    def _begin_held(
+    def _start_held(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -65,12 +65,12 @@ class DisplacedAttention(SequenceAttention):
         held: torch.Tensor,
         sequence: PatchedSequence,
         chunk: range,
-    ) -> Finish:
-        """As `begin_displaced`, for heads (B, T, H/U, D) that this rank has of its whole ulysses group."""
+    ) -> Complete:
+        """As `start_displaced`, for heads (B, T, H/U, D) that this rank has of its whole ulysses group."""
         fresh, groups = torch.stack((k, v)), self._groups_on_the_way()
         shift = self._start_shift(fresh, groups[1], sequence.lengths(chunk)) if len(groups) > 1 else None
 
-        def finish(mask: torch.Tensor | None) -> PendingOutput:
+        def complete(mask: torch.Tensor | None) -> PendingOutput:
             nonlocal fresh, shift
             for hop, group in enumerate(groups):
                 self._store(fresh, held, sequence=sequence, chunk=chunk, group=group)
@@ -81,7 +81,7 @@ class DisplacedAttention(SequenceAttention):
                     shift = self._start_shift(fresh, groups[hop + 2], sequence.lengths(chunk)) if more else None
             return PendingOutput.here(attention(q, held[0], held[1], mask=mask))
 
-        return finish
+        return complete
 
     def _groups_on_the_way(self) -> list[range]:
         """The parts whose keys this rank holds at each hop, its own first."""

@@ -7,8 +7,8 @@ their product as in USP (arXiv 2405.07719, algorithm 1).
 Where all keys and values are few bytes, messages cost by their number: then everybody gets all of them in one, whatever
 the mesh, and attends with all heads.
 
-Owns the exchange of heads against tokens and the ring of keys and values. Attention sees every token once and no
-padding; the order of tokens is that of the ranks, which softmax attention does not notice.
+Owns the exchange of heads against tokens and the gathering of keys; the hops of a ring are ring.py's. Attention sees
+every token once and no padding; the order of tokens is that of the ranks, which softmax attention does not notice.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +17,10 @@ from functools import partial
 
 import torch
 
-from .collectives import Axis, Shift
-from .kernels import attention, attention_with_lse, merge
-from .traffic import GATHER_BYTES, NEVER, gathers
+from .collectives import Axis
+from .kernels import attention
+from .ring import RingPass
+from .shard import GATHER_BYTES, NEVER, gathers
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class PendingOutput:
         return cls(lambda: out)
 
 
-Finish = Callable[[torch.Tensor | None], PendingOutput]
+Complete = Callable[[torch.Tensor | None], PendingOutput]
 
 
 class SequenceAttention:
@@ -51,20 +52,12 @@ class SequenceAttention:
         self.ulysses = ulysses
         self.whole = whole or (ring if ulysses.size == 1 else ulysses)
         self.gather_bytes = gather_bytes
+        self.parts = ring.size * ulysses.size  # number of ranks that share the sequence
+        self.index = ring.index * ulysses.size + ulysses.index  # of this rank's part
 
     def ungathered(self) -> "SequenceAttention":
         """The same, but for exchanging heads and hopping however few the tokens are."""
         return SequenceAttention(ring=self.ring, ulysses=self.ulysses, whole=self.whole, gather_bytes=NEVER)
-
-    @property
-    def parts(self) -> int:
-        """Number of ranks that share the sequence."""
-        return self.ring.size * self.ulysses.size
-
-    @property
-    def index(self) -> int:
-        """This rank's part of the sequence."""
-        return self.ring.index * self.ulysses.size + self.ulysses.index
 
     def attend(
         self,
@@ -80,9 +73,9 @@ class SequenceAttention:
         q, k, v (B, S, H, D) of this rank; `lengths` the S of every part, in part order; `mask` (B or 1, all tokens, all
         tokens), added to the scores, with the tokens in part order too. Returns (B, S, H, D).
         """
-        return self.begin(q, k, v, lengths=lengths)(mask).wait().flatten(2, -2)
+        return self.start(q, k, v, lengths=lengths)(mask).wait().flatten(2, -2)
 
-    def begin(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Finish:
+    def start(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Complete:
         """Send what other ranks need first, and return: it travels while this rank does something else.
 
         The arguments are those of `attend`. The returned function takes its mask, attends, and begins to send the
@@ -90,25 +83,25 @@ class SequenceAttention:
         """
         row_bytes = k.element_size() * k.shape[0] * k.shape[2] * k.shape[3]
         if self.parts > 1 and gathers(sum(lengths), row_bytes=row_bytes, limit=self.gather_bytes):
-            return self._begin_gather(q, k, v, lengths=lengths)
+            return self._start_gather(q, k, v, lengths=lengths)
         size = self.ulysses.size
         groups = [lengths[start : start + size] for start in range(0, len(lengths), size)]
         totals = [sum(group) for group in groups]
         if size == 1:
-            return self._begin_ring(q, k, v, lengths=totals)
+            return self._start_ring(q, k, v, lengths=totals)
         mine = groups[self.ring.index]
-        return self._begin_exchange(q, k, v, lengths=mine, begin=partial(self._begin_ring, lengths=totals))
+        return self._start_exchange(q, k, v, lengths=mine, start=partial(self._start_ring, lengths=totals))
 
-    def _begin_exchange(
+    def _start_exchange(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
         *,
         lengths: tuple[int, ...],
-        begin: Callable[..., Finish],
-    ) -> Finish:
-        """Tokens exchanged for heads, and back. `begin` is given q, k, v (B, T, H/U, D) of all tokens of the group.
+        start: Callable[..., Complete],
+    ) -> Complete:
+        """Tokens exchanged for heads, and back. `start` is given q, k, v (B, T, H/U, D) of all tokens of the group.
 
         q, k, v (B, S, H, D) of this rank; `lengths` the S of every part of its ulysses group.
         """
@@ -116,11 +109,11 @@ class SequenceAttention:
             self._by_destination(q, k, v), send_lengths=(q.shape[1],) * self.ulysses.size, receive_lengths=lengths
         )
 
-        def finish(mask: torch.Tensor | None) -> PendingOutput:
+        def complete(mask: torch.Tensor | None) -> PendingOutput:
             received = exchange.wait().permute(1, 2, 0, 3, 4)  # (3, B, T, H/U, D)
-            return self._tokens_for_heads(begin(*received.unbind(0))(mask), lengths=lengths)
+            return self._tokens_for_heads(start(*received.unbind(0))(mask), lengths=lengths)
 
-        return finish
+        return complete
 
     def _by_destination(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """All heads (B, S, H, D), laid out for whom they go to: (U * S, 3, B, H/U, D).
@@ -146,19 +139,21 @@ class SequenceAttention:
 
         return PendingOutput(wait, under_way=True)
 
-    def _begin_ring(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: list[int]) -> Finish:
+    def _start_ring(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: list[int]) -> Complete:
         """Attention over the keys of all groups, whose tokens `lengths` are. q, k, v (B, T, H/U, D) of this group."""
         if self.ring.size == 1:
             return lambda mask: PendingOutput.here(attention(q, k, v, mask=mask))
         mine = _rows_of(self.ring.index, lengths)
-        held = torch.stack((k, v)).contiguous()  # (2, B, T, H/U, D)
-        first = self._start_hop(held, 0, lengths=lengths)
-        return lambda mask: PendingOutput.here(
-            self._around_the_ring(q, held, first, lengths=lengths, mask=None if mask is None else mask[:, mine])
-        )
+        keys = RingPass(self.ring, k, v, lengths=lengths)
 
-    def _begin_gather(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Finish:
-        """Everybody's keys and values at once, one call of the kernel. Arguments as for `begin`."""
+        def complete(mask: torch.Tensor | None) -> PendingOutput:
+            out = keys.attend(q, mask=None if mask is None else mask[:, mine])
+            return PendingOutput.here(q if out is None else out.to(q.dtype))
+
+        return complete
+
+    def _start_gather(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Complete:
+        """Everybody's keys and values at once, one call of the kernel. Arguments as for `start`."""
         size, mine = self.parts, _rows_of(self.index, lengths)
         batch, tokens, heads, width = k.shape
         send = k.new_empty((size, tokens, 2, batch, heads, width))
@@ -168,51 +163,11 @@ class SequenceAttention:
             send.flatten(0, 1), send_lengths=(tokens,) * size, receive_lengths=lengths
         )
 
-        def finish(mask: torch.Tensor | None) -> PendingOutput:
+        def complete(mask: torch.Tensor | None) -> PendingOutput:
             keys, values = exchange.wait().permute(1, 2, 0, 3, 4).unbind(0)  # (B, all tokens, H, D)
             return PendingOutput.here(attention(q, keys, values, mask=None if mask is None else mask[:, mine]))
 
-        return finish
-
-    def _start_hop(self, held: torch.Tensor, hop: int, *, lengths: list[int]) -> tuple[Shift, torch.Tensor] | None:
-        """Send on the keys and values that are held at `hop`; also returns where the next arrive. None at the last."""
-        if hop + 1 == self.ring.size:
-            return None
-        coming = lengths[(self.ring.index - hop - 1) % self.ring.size]
-        arriving = held.new_empty((*held.shape[:2], coming, *held.shape[3:]))
-        return self.ring.start_shift(held, arriving), arriving
-
-    def _around_the_ring(
-        self,
-        q: torch.Tensor,
-        held: torch.Tensor,
-        under_way: tuple[Shift, torch.Tensor] | None,
-        *,
-        lengths: list[int],
-        mask: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Pass keys and values around; the next hop travels while the present part is computed.
-
-        `held` (2, B, T, H/U, D) is this group's own, already `under_way`; `lengths` are the groups' tokens; `mask`
-        holds the rows of this group's queries.
-        """
-        out = lse = None
-        for hop in range(self.ring.size):
-            owner = (self.ring.index - hop) % self.ring.size
-            if hop:
-                under_way = self._start_hop(held, hop, lengths=lengths)
-            if q.shape[1] and lengths[owner]:
-                start = sum(lengths[:owner])
-                columns = None if mask is None else mask[:, :, start : start + lengths[owner]]
-                part_out, part_lse = attention_with_lse(q, held[0], held[1], mask=columns)
-                if out is None or lse is None:
-                    out, lse = part_out.to(torch.float32, copy=True), part_lse
-                else:
-                    out, lse = merge(out, lse, part_out, part_lse)
-            if under_way is not None:
-                shift, held = under_way
-                shift.wait()
-        return q if out is None else out.to(q.dtype)
+        return complete
 
 
 class LocalAttention:
@@ -230,8 +185,8 @@ class LocalAttention:
         """As `SequenceAttention.attend`, without any exchange and without the mask."""
         return attention(q, k, v)
 
-    def begin(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Finish:
-        """As `SequenceAttention.begin`, without any exchange and without the mask."""
+    def start(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Complete:
+        """As `SequenceAttention.start`, without any exchange and without the mask."""
         return lambda mask: PendingOutput.here(attention(q, k, v))
 
 

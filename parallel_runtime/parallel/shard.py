@@ -1,20 +1,34 @@
-"""Who holds which tokens: uneven lengths planned once, as Python ints.
+"""Who holds which tokens, and whether all are few: uneven lengths planned once, as Python ints.
 
 Text and image are split apart, so that every rank holds a little of both: replicating the text costs about a quarter
 of the speed at eight ranks. Lengths may be zero; nothing is ever padded.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
+# Up to here, one message to each and one kernel take less time than two, or than hops, parts and their merging.
+GATHER_BYTES = 1 << 20
+NEVER = -1
 
+
+@lru_cache(maxsize=1024)  # a step asks for the same ones again and again
 def split_lengths(total: int, parts: int) -> tuple[int, ...]:
     """Cut `total` tokens into `parts` runs whose lengths differ by at most one, longer ones first."""
     if total < 0 or parts < 1:
         raise ValueError(f"cannot cut {total} tokens into {parts} parts; use at least 0 tokens and 1 part")
     base, extra = divmod(total, parts)
     return tuple(base + (part < extra) for part in range(parts))
+
+
+def gathers(tokens: int, *, row_bytes: int, limit: int = GATHER_BYTES) -> bool:
+    """Whether ranks send their keys and values to everybody at once: all `tokens` of them are few enough bytes.
+
+    `row_bytes` are one token's keys, B H D e. Every rank must say the same, so this knows what all know.
+    """
+    return 2 * tokens * row_bytes <= limit
 
 
 @dataclass(frozen=True)

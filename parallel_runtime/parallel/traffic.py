@@ -21,18 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..plan import BatchSlice
-
-# Up to here, one message to each and one kernel take less time than two, or than hops, parts and their merging.
-GATHER_BYTES = 1 << 20
-NEVER = -1
-
-
-def gathers(tokens: int, *, row_bytes: int, limit: int = GATHER_BYTES) -> bool:
-    """Whether ranks send their keys and values to everybody at once: all `tokens` of them are few enough bytes.
-
-    `row_bytes` are one token's keys, B H D e. Every rank must say the same, so this knows what all know.
-    """
-    return 2 * tokens * row_bytes <= limit
+from .shard import GATHER_BYTES, NEVER, gathers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 
 from .collectives import Axis
-from .kernels import additive_mask, attention_with_lse, merge
+from .kernels import additive_mask
+from .ring import RingPass
 from .shard import split_lengths
 
 # q (B, heads, S, D), k and v (B, heads of keys, T, D), heads of q, a mask or None; returns (B, heads, S, Dv).
@@ -212,34 +213,13 @@ class UnevenSequence:
         scale: float | None,
     ) -> torch.Tensor:
         """Attention over the keys of all ulysses groups, whose tokens `lengths` are, as they come around."""
-        size, index = self.ring.size, self.ring.index
         width, values_width = max(q.shape[-1], v.shape[-1]), v.shape[-1]
         if scale is not None or width > q.shape[-1]:  # our kernels know no scale but 1 / sqrt of the width they see
             q = q * ((q.shape[-1] ** -0.5 if scale is None else scale) * width**0.5)
         q, k, v = (F.pad(each, (0, width - each.shape[-1])) for each in (q, k, v))  # nor two widths
         queries = q.transpose(1, 2)  # the kernels' layout, (B, S, H, D)
         bias = None if mask is None else additive_mask(mask[:, 0], q.dtype).expand(-1, q.shape[2], -1)
-        held = torch.stack((k.transpose(1, 2), v.transpose(1, 2)))  # (2, B, T, Hk, D)
-        out = lse = None
-        for hop in range(size):
-            owner = (index - hop) % size
-            arriving = shift = None
-            if hop + 1 < size:
-                coming = lengths[(index - hop - 1) % size]
-                arriving = held.new_empty((*held.shape[:2], coming, *held.shape[3:]))
-                shift = self.ring.start_shift(held, arriving)
-            if queries.shape[1] and lengths[owner]:
-                start = sum(lengths[:owner])
-                columns = None if bias is None else bias[:, :, start : start + lengths[owner]]
-                keys, values = (_repeated(each, q.shape[1]) for each in held)
-                part_out, part_lse = attention_with_lse(queries, keys, values, mask=columns)
-                if out is None or lse is None:
-                    out, lse = part_out.to(torch.float32, copy=True), part_lse
-                else:
-                    out, lse = merge(out, lse, part_out, part_lse)
-            if shift is not None and arriving is not None:
-                shift.wait()
-                held = arriving
+        out = RingPass(self.ring, k.transpose(1, 2), v.transpose(1, 2), lengths=lengths).attend(queries, mask=bias)
         if out is None:
             return q.new_empty((*q.shape[:3], values_width))
         return out[..., :values_width].to(q.dtype).transpose(1, 2)
@@ -262,9 +242,3 @@ class UnevenSequence:
         if not q.shape[2]:
             return q.new_empty((*q.shape[:3], v.shape[-1]))
         return kernel(q, keys, values, q.shape[1], mask)
-
-
-def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """(B, T, Hk, D) with each head as often as it has heads of queries, for kernels that know no groups."""
-    times = heads // tensor.shape[2]
-    return tensor if times == 1 else tensor.repeat_interleave(times, 2)

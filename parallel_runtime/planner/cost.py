@@ -22,7 +22,8 @@ computed again with every patch; the first step is synchronous.
 import math
 from dataclasses import dataclass, replace
 
-from ..parallel.traffic import NEVER, AttentionShape, predict
+from ..parallel.shard import NEVER
+from ..parallel.traffic import AttentionShape, predict
 from ..plan import ParallelPlan
 from .hardware import Calibration
 from .shapes import ModelShape, Work

@@ -1,4 +1,4 @@
-"""The weights of one block as the functions of a model use them, and LoRAs that run beside a weight, not in it.
+"""LoRAs that run beside a weight, not in it.
 
 Letters: `O` rows and `I` columns of a weight, `r` rank of a LoRA.
 
@@ -6,15 +6,12 @@ A side branch costs two thin products a step and makes a change of strength free
 (arXiv 2106.09685), equation 3.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from ..weight_patch import WeightPatch
-
-ALL = slice(None)
 
 
 @dataclass
@@ -63,39 +60,3 @@ def fits_beside(patch: WeightPatch) -> bool:
     """Whether a patch can run as a side branch: a plain LoRA of whole rows of a matrix."""
     plain = patch.kind == "lora" and patch.values[3] is None and not patch.swap and patch.strength_model == 1.0
     return plain and patch.key.endswith(".weight") and (patch.offset is None or patch.offset[0] == 0)
-
-
-@dataclass(frozen=True)
-class BlockWeights:
-    """Weights by their names within the block, in the compute dtype, and the branches beside them."""
-
-    tensors: Mapping[str, torch.Tensor]
-    branches: Mapping[str, list[Branch]] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self.tensors[name]
-
-    def plain(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...] | None:
-        """These weights, in this order; None when a branch runs beside one of them."""
-        if self.branches and any(self.branches.get(name) for name in names):
-            return None
-        return tuple([self.tensors[name] for name in names])
-
-    def linear(self, name: str, x: torch.Tensor, *, rows: slice = ALL, columns: slice = ALL) -> torch.Tensor:
-        """x (..., columns) through the linear layer `name` and its branches, or these rows of it, to (..., rows)."""
-        weight, bias = self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"]
-        if rows is not ALL:
-            weight, bias = weight[rows], bias[rows]
-        out = F.linear(x, weight if columns is ALL else weight[:, columns], bias)
-        self._add_branches(out, name, x, start=rows.start or 0, columns=columns)
-        return out
-
-    def add_linear(self, out: torch.Tensor, name: str, x: torch.Tensor, *, columns: slice) -> None:
-        """Add to out (..., O), contiguous, what `linear` of other columns left out: x (..., columns) through these."""
-        weight = self.tensors[f"{name}.weight"][:, columns]
-        out.view(-1, out.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
-        self._add_branches(out, name, x, start=0, columns=columns)
-
-    def _add_branches(self, out: torch.Tensor, name: str, x: torch.Tensor, *, start: int, columns: slice) -> None:
-        for branch in self.branches.get(f"{name}.weight", ()):
-            branch.add_to(out, x, start=start, columns=columns)

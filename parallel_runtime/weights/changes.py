@@ -1,7 +1,7 @@
 """One model's changes of weights, message by message: what is merged, what runs beside, what is taken back.
 
 Owns the bookkeeping of a change that comes in several messages. How a weight is merged is `patches.py`'s, where it lies
-`weights.py`'s and `sharded.py`'s.
+`model_weights.py`'s and `sharded.py`'s.
 """
 
 from collections.abc import Callable, Mapping, Sequence

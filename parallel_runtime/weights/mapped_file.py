@@ -28,14 +28,16 @@ class MappedFile:
     """
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
+        self._spec, self._identity = spec, (spec.size_bytes, spec.mtime_ns)
         self._file = open(spec.path, "rb")
         self.refuse_changed()
         self._map = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
 
     def refuse_changed(self) -> None:
         """Raise `ValueError` when the file was written to since it was identified."""
-        self._spec.refuse_changed(os.fstat(self._file.fileno()))
+        now = os.fstat(self._file.fileno())
+        if (now.st_size, now.st_mtime_ns) != self._identity:
+            raise self._spec.changed(now)
 
     def read(self, entry: TensorEntry) -> Iterator[int]:
         """Have the tensor's pages read; yields the bytes done so far, piece by piece."""

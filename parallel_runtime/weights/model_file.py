@@ -1,9 +1,10 @@
 """What one model's file says of its weights: where each stands, the block it belongs to, what it is kept as.
 
 Owns names, scales and dtypes by canonical name, and the mapped file. Keeps no weight: how much of it a rank holds is
-the business of `weights.py` (all) and `sharded.py` (a part).
+the business of `model_weights.py` (all) and `sharded.py` (a part).
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 import torch
@@ -13,6 +14,26 @@ from .branches import Branch
 from .mapped_file import MappedFile
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def compute_dtype(header: CheckpointHeader, names: Mapping[str, str], asked: str) -> torch.dtype:
+    """The dtype the model runs in: what was asked, else the one most of the file's weights have (fp8 runs in bf16)."""
+    if asked != "default":
+        dtype = getattr(torch, asked)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"dtype={asked!r} is unknown; use default, float32, bfloat16 or float16")
+        return dtype
+    sizes: Counter[torch.dtype] = Counter()
+    for name in names.values():
+        sizes[header.tensors[name].dtype] += header.tensors[name].num_bytes
+    dtype = sizes.most_common(1)[0][0]
+    return torch.bfloat16 if dtype in FLOAT8 else dtype
+
+
+def weight_bytes(header: CheckpointHeader, names: Mapping[str, str], dtype: torch.dtype) -> int:
+    """Bytes of all weights as a rank keeps them: fp8 as it is, everything else in the compute dtype."""
+    entries = [header.tensors[name] for name in names.values()]
+    return sum(e.num_bytes if e.dtype in FLOAT8 else e.num_bytes // e.dtype.itemsize * dtype.itemsize for e in entries)
 
 
 class ModelFile:
@@ -47,6 +68,7 @@ class ModelFile:
         self.units: dict[str, list[str]] = {prefix: [] for prefix in ("", *prefixes)}
         for name in self.entries:
             self.units[self.place(name)[0]].append(name)
+        self.fp8_units = {prefix for prefix, names in self.units.items() if any(map(self.is_fp8, names))}
 
     def in_file_order(self) -> list[tuple[str, TensorEntry]]:
         """All weights as they stand in the file, so that reading them goes through it once."""
@@ -77,7 +99,7 @@ class ModelFile:
 
     def computable(self, prefix: str, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """The weights of a unit, by their names within it, in the compute dtype and to their scales."""
-        if not any(tensor.dtype in FLOAT8 for tensor in tensors.values()):
+        if prefix not in self.fp8_units:
             return tensors
         return {
             within: self.scaled(prefix + within, tensor.to(self.dtype)) if tensor.dtype in FLOAT8 else tensor

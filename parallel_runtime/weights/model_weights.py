@@ -1,4 +1,6 @@
-"""What a model's weights on one rank offer, and the plain kind: all of them, on every rank.
+"""What a model's weights on one rank offer, one block of them in use, and the plain kind: all of them, on every rank.
+
+Letters: `O` rows and `I` columns of a weight.
 
 Owns loading, patching and restoring whole weights; a part of them is `sharded.py`'s. On the CPU, weights in the file's
 own dtype stay views of the mapped file: ranks share its pages and hold no copy. A patched weight is always made from
@@ -6,33 +8,58 @@ the file's rows, so taking a patch back is reading them again. Knows no arithmet
 adapter's config.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
-from ..checkpoint import CheckpointHeader
 from ..errors import RequestCancelledError
 from ..weight_patch import WeightPatch
-from .branches import BlockWeights, Branch
-from .model_file import FLOAT8, ModelFile, SideBranches
+from .branches import Branch
+from .mapped_file import MappedFile
+from .model_file import ModelFile, SideBranches
 from .patches import merge
 
+ALL = slice(None)
 
-def compute_dtype(header: CheckpointHeader, names: Mapping[str, str], asked: str) -> torch.dtype:
-    """The dtype the model runs in: what was asked, else the one most of the file's weights have (fp8 runs in bf16)."""
-    if asked != "default":
-        dtype = getattr(torch, asked)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"dtype={asked!r} is unknown; use default, float32, bfloat16 or float16")
-        return dtype
-    sizes: Counter[torch.dtype] = Counter()
-    for name in names.values():
-        sizes[header.tensors[name].dtype] += header.tensors[name].num_bytes
-    dtype = sizes.most_common(1)[0][0]
-    return torch.bfloat16 if dtype in FLOAT8 else dtype
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """Weights by their names within the block, in the compute dtype, and the branches beside them."""
+
+    tensors: Mapping[str, torch.Tensor]
+    branches: Mapping[str, list[Branch]] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+    def plain(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...] | None:
+        """These weights, in this order; None when a branch runs beside one of them."""
+        if self.branches and any(self.branches.get(name) for name in names):
+            return None
+        return tuple([self.tensors[name] for name in names])
+
+    def linear(self, name: str, x: torch.Tensor, *, rows: slice = ALL, columns: slice = ALL) -> torch.Tensor:
+        """x (..., columns) through the linear layer `name` and its branches, or these rows of it, to (..., rows)."""
+        weight, bias = self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"]
+        if rows is not ALL:
+            weight, bias = weight[rows], bias[rows]
+        out = F.linear(x, weight if columns is ALL else weight[:, columns], bias)
+        self._add_branches(out, name, x, start=rows.start or 0, columns=columns)
+        return out
+
+    def add_linear(self, out: torch.Tensor, name: str, x: torch.Tensor, *, columns: slice) -> None:
+        """Add to out (..., O), contiguous, what `linear` of other columns left out: x (..., columns) through these."""
+        weight = self.tensors[f"{name}.weight"][:, columns]
+        out.view(-1, out.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
+        self._add_branches(out, name, x, start=0, columns=columns)
+
+    def _add_branches(self, out: torch.Tensor, name: str, x: torch.Tensor, *, start: int, columns: slice) -> None:
+        for branch in self.branches.get(f"{name}.weight", ()):
+            branch.add_to(out, x, start=start, columns=columns)
 
 
 class ModelWeights(Protocol):
@@ -40,6 +67,7 @@ class ModelWeights(Protocol):
 
     dtype: torch.dtype
     device: torch.device
+    viewed_file: MappedFile | None  # the file that weights are views of: whoever uses them refuses it when it changed
 
     @property
     def parameter_bytes(self) -> int:
@@ -56,10 +84,6 @@ class ModelWeights(Protocol):
 
         Raises `RequestCancelledError` as soon as `cancelled()` is true.
         """
-        ...
-
-    def refuse_changed_file(self) -> None:
-        """Raise `ValueError` when weights of this rank lie in the file's own pages and somebody wrote to it."""
         ...
 
     def begin(self, passes: int) -> None:
@@ -101,8 +125,10 @@ class ReplicatedWeights:
         self._file = file
         self.dtype = file.dtype
         self.device = device
+        self.viewed_file = file.mapped if any(map(self._is_view, file.entries)) else None
         self._groups: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in self._file.units}
         self._branches = SideBranches(self._file)
+        self._units = {prefix: BlockWeights(held, self._branches[prefix]) for prefix, held in self._groups.items()}
         self._patched: set[str] = set()
 
     @property
@@ -124,15 +150,12 @@ class ReplicatedWeights:
     def end(self) -> None:
         """Nothing: no other rank waits for this one's weights."""
 
-    def refuse_changed_file(self) -> None:
-        """As `ModelWeights.refuse_changed_file`."""
-        if any(self._is_view(name) for name in self._file.entries):
-            self._file.mapped.refuse_changed()
-
-    @contextmanager
-    def block(self, prefix: str) -> Iterator[BlockWeights]:
+    def block(self, prefix: str) -> AbstractContextManager[BlockWeights]:
         """As `ModelWeights.block`."""
-        yield BlockWeights(self._file.computable(prefix, self._groups[prefix]), self._branches[prefix])
+        unit = self._units[prefix]
+        if prefix in self._file.fp8_units:
+            unit = BlockWeights(self._file.computable(prefix, unit.tensors), unit.branches)
+        return nullcontext(unit)
 
     def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
         """As `ModelWeights.load`, piece by piece."""
@@ -183,9 +206,3 @@ class ReplicatedWeights:
 
     def _is_view(self, name: str) -> bool:
         return self.device.type == "cpu" and self._file.entries[name].dtype == self._file.storage_dtype(name)
-
-
-def weight_bytes(header: CheckpointHeader, names: Mapping[str, str], dtype: torch.dtype) -> int:
-    """Bytes of all weights as a rank keeps them: fp8 as it is, everything else in the compute dtype."""
-    entries = [header.tensors[name] for name in names.values()]
-    return sum(e.num_bytes if e.dtype in FLOAT8 else e.num_bytes // e.dtype.itemsize * dtype.itemsize for e in entries)

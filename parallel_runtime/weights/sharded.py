@@ -13,9 +13,11 @@ import torch
 
 from ..errors import RequestCancelledError
 from ..weight_patch import WeightPatch
-from .branches import BlockWeights, Branch
+from .branches import Branch
 from .host_memory import host_bytes
+from .mapped_file import MappedFile
 from .model_file import ModelFile, SideBranches
+from .model_weights import BlockWeights
 from .patches import merge
 from .unit_feed import ShardGroup, UnitFeed
 from .unit_layout import ShardRange, UnitLayout
@@ -27,6 +29,8 @@ class ShardedWeights:
     `block` may be used between `begin` and the end of its passes alone, in the order of `prefixes` with `""` before and
     after: every rank of the group does the same.
     """
+
+    viewed_file: MappedFile | None = None  # what this rank holds is copies
 
     def __init__(self, file: ModelFile, *, device: torch.device, group: ShardGroup, offloaded: bool = False) -> None:
         """`group` has the ranks to share with; `offloaded` keeps the shards on the host."""
@@ -62,9 +66,6 @@ class ShardedWeights:
     def buffer_bytes(self) -> int:
         """Bytes of the buffers in which units become whole: two of the largest and, offloaded, one of its shard."""
         return self._feed.buffer_bytes
-
-    def refuse_changed_file(self) -> None:
-        """Nothing: what this rank holds is copies."""
 
     @property
     def idle(self) -> bool:

@@ -4,29 +4,24 @@ Owns the handles and the requests. Marries one adapter, one set of weights and o
 blocks is forward.py's. Knows no ComfyUI, no socket, and no arithmetic of a model.
 """
 
-import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import psutil
 import torch
 
-from ..errors import RequestCancelledError
 from ..models.graphs import Graphs, Watch
 from ..parallel.collectives import Axis
 from ..plan import BatchSlice
-from ..timing import RegionTimer, wait_for, wait_for_all
-from ..weights.host_memory import give_back_heap
+from ..timing import Pace, RegionTimer, wait_for_all
 from ..wire.channel import SegmentTable
 from ..wire.protocol import Message, TensorSpec
 from ..wire.replies import (
-    Cancelled,
     CheckReply,
     Compiling,
     EmptyReply,
-    LoadReply,
     Memory,
     MemoryReply,
     ProbeReply,
@@ -34,7 +29,6 @@ from ..wire.replies import (
     RankStep,
     SampleReply,
     StepReply,
-    StrengthsReply,
 )
 from ..wire.requests import (
     AnyRequest,
@@ -54,15 +48,13 @@ from ..wire.requests import (
 from .forward import Forward
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
-from .in_worker_sampling import Gate, InWorkerLoop, WholeCalls
-from .latent import LatentRows, call_tensors
-from .loading import LoadedModel, open_model
-from .measure import free_bytes, measure
+from .in_worker_sampling import Gate
+from .inputs import RepeatedInputs, RequestInputs
+from .loading import LoadedModel, LoadedModels
+from .measure import measure
 from .mesh import Groups, Mesh
-from .pacing import Pace
-from .pipeline import PipelinedCalls
 from .pipelined_step import HeldKeys, PipelinedStep
-from .repeated import RepeatedInputs, RequestInputs
+from .sampling_request import run_sample
 from .trace import Trace
 
 NO_STAGES = "this model has no stages and no sampling loop in the workers; use pipefusion=1 and ComfyUI's own sampler"
@@ -75,7 +67,7 @@ class Engine:
         self.rank = rank
         self.device = device
         self.segments = segments
-        self.models: dict[int, LoadedModel | HostedModel] = {}
+        self.models = LoadedModels(rank=rank, device=device, memory=self._memory)
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
         self.held_keys = HeldKeys()  # of calls that one like them will follow
@@ -99,19 +91,23 @@ class Engine:
         not serve these.
         """
         request: AnyRequest = message.body
-        if isinstance(request, Load):
-            return self._load(request, progress=progress, cancelled=cancelled, beat=beat)
-        if isinstance(request, Unload):
-            return self._unload(request)
-        if isinstance(request, ChangeWeights | SetStrengths):
-            return self._change(request, message.tensors, cancelled=cancelled, beat=beat)
-        if isinstance(request, MakeMesh | CheckCopies | Probe):
-            return self._of_mesh(request)
         if isinstance(request, Step):
             return self._step(request, message.tensors, progress=progress, beat=beat)
         if isinstance(request, Sample):
             gate = Gate(self.segments, cancelled=cancelled, show_waiting=self._show_waiting)
             return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
+        if isinstance(request, Load):
+            group = Axis("shards") if request.mesh is None else self.meshes[request.mesh].shard_axis
+            return self.models.load(request, group=group, progress=progress, cancelled=cancelled, beat=beat)
+        if isinstance(request, Unload):
+            self.repeated.clear()
+            self.held_keys.drop()
+            return self.models.drop(request)
+        if isinstance(request, ChangeWeights | SetStrengths):
+            tensors = self._tensors(message.tensors) if request.model in self.models else {}
+            return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
+        if isinstance(request, MakeMesh | CheckCopies | Probe):
+            return self._of_mesh(request)
         if isinstance(request, MeasureDevice):
             return measure(self.device)
         if isinstance(request, Trim):
@@ -121,61 +117,6 @@ class Engine:
     def new_timer(self, *, on: bool) -> RegionTimer:
         """What times one request on this rank; its regions too when it is `on`."""
         return RegionTimer(self.device, on=on)
-
-    def _load(
-        self,
-        request: Load,
-        *,
-        progress: Callable[[Progress | Compiling], None],
-        cancelled: Callable[[], bool],
-        beat: Callable[[], None],
-    ) -> LoadReply | Cancelled:
-        def report(loaded: int, total: int) -> None:
-            beat()
-            progress(Progress(done=loaded, total=total))
-
-        if not request.first_rank <= self.rank < request.layout.ranks:  # it has it already, or sleeps
-            return LoadReply(memory=self._memory())
-        began = time.perf_counter()
-        group = Axis("shards") if request.mesh is None else self.meshes[request.mesh].shard_axis
-        opened = open_model(request.spec, request.layout, rank=self.rank, device=self.device, group=group)
-        evicted = self._make_room(opened.needed_bytes, order=request.eviction_order, budget=request.budget_bytes)
-        try:
-            opened.model.weights.load(progress=report, cancelled=cancelled)
-        except RequestCancelledError:  # what had to go for it is gone all the same, and the parent must know
-            self._give_back()
-            return Cancelled(evicted=tuple(evicted))
-        self.models[request.model] = opened.model
-        wait_for(self.device)
-        return LoadReply(
-            load_s=time.perf_counter() - began,
-            parameter_bytes=opened.model.weights.parameter_bytes,
-            dtype=str(opened.model.weights.dtype).removeprefix("torch."),
-            evicted=tuple(evicted),
-            memory=self._memory(),
-        )
-
-    def _make_room(self, needed: int, *, order: Sequence[int], budget: int | None) -> list[int]:
-        """Evict models in the given order until `needed` bytes fit; returns the handles of those evicted.
-
-        One that does not fit with all others gone is loaded all the same: what the device says is the better error.
-        """
-        evicted = []
-        for handle in order:
-            held = sum(model.weights.device_bytes for model in self.models.values())
-            if needed <= (free_bytes(self.device) if budget is None else budget - held):
-                break
-            if self.models.pop(handle, None) is not None:
-                evicted.append(handle)
-                self._let_go()
-        return evicted
-
-    def _unload(self, request: Unload) -> MemoryReply:
-        self.repeated.clear()
-        self.models.pop(request.model, None)
-        self.held_keys.drop()
-        self._let_go()
-        return MemoryReply(memory=self._memory())
 
     def _of_mesh(self, request: MakeMesh | CheckCopies | Probe) -> EmptyReply | CheckReply | ProbeReply:
         if isinstance(request, MakeMesh):
@@ -200,24 +141,7 @@ class Engine:
         self.repeated.clear()
         self.held_keys.drop()
         if self.rank in request.ranks:
-            self._give_back()
-        return MemoryReply(memory=self._memory())
-
-    def _change(
-        self,
-        request: ChangeWeights | SetStrengths,
-        specs: tuple[TensorSpec, ...],
-        *,
-        cancelled: Callable[[], bool],
-        beat: Callable[[], None],
-    ) -> MemoryReply:
-        model = self.models.get(request.model)  # a rank that the model's layout leaves out has nothing to change
-        if isinstance(request, SetStrengths):
-            changed = model is None or model.changes.set_strengths(request.strengths)
-            return StrengthsReply(changed=changed, memory=self._memory())
-        if model is not None:
-            tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
-            model.changes.take(request, tensors, cancelled=cancelled, beat=beat)
+            self.models.give_back()
         return MemoryReply(memory=self._memory())
 
     def _step(
@@ -233,43 +157,26 @@ class Engine:
             return StepReply(memory=self._memory(), ran=None)
         began = time.perf_counter()
         model = self.models[request.model]
-        tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
+        tensors = self._tensors(specs)
         sent = self.repeated.of_request(tensors, request.repeated)
         pace = Pace(self.device, beat)
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
-        pieces = request.batch_groups[mesh.batch_group]
-        passes = max(len(request.batch_groups[batch_group]) for batch_group in mesh.replica_groups)
-
-        def run() -> None:
-            if mesh.plan.pipefusion > 1:
-                if isinstance(forward, HostedForward):
-                    raise ValueError(NO_STAGES)
-                return PipelinedStep(forward, mesh, step=request, tensors=tensors, held=self.held_keys).run()
-            if isinstance(forward, HostedForward):
-                return forward.run_batch_groups(request.batch_groups, mesh, tensors, request.calls)
-            forward.weights.begin(passes)
-            for piece in pieces:
-                options = request.calls[piece.call]
-                whole = call_tensors(tensors, 0 if options.get("first_row") else piece.call)
-                forward.run(piece, whole | {"out": tensors[f"{piece.call}.out"]}, options)
-            for _ in range(
-                passes - len(pieces)
-            ):  # the replica's other batch groups need this rank's part of the weights
-                forward.weights.join_gathers(forward.beat)
-
+        run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
+        if mesh.plan.pipefusion > 1:
+            run = PipelinedStep(_own(forward), mesh, step=request, tensors=tensors, held=self.held_keys).run
         room = tensors.get(f"trace.{self.rank}")
         trace_bytes = None
         if room is None:
             run()
         else:
-            trace_bytes = self._traced(run, room)
+            trace_bytes = Trace(self.rank, self.device).write_to(room, run)
         pace.drain()
         # Also where nobody times regions, and where a rank writes no result and so has waited for nothing yet: the
         # request ends with the last rank's answer, so to wait for the device delays nobody.
         forward.timer.mark()
         (ended,) = forward.timer.moments()
         ran = RankStep(
-            pieces=pieces,
+            pieces=request.batch_groups[mesh.batch_group],
             began_s=began,
             step_s=ended - began,
             regions=forward.timer.seconds() if forward.timer.on else None,
@@ -278,14 +185,6 @@ class Engine:
             **self._counts(model, mesh, forward),
         )
         return StepReply(memory=self._memory(), ran=ran)
-
-    def _traced(self, run: Callable[[], None], room: torch.Tensor) -> int:
-        """Run under the profiler; the trace goes to `room`, (bytes,), as far as that goes. Returns its own length."""
-        trace = Trace(self.rank, self.device)
-        trace.of(run)
-        fitting = trace.data[: room.numel()]
-        room[: len(fitting)] = torch.frombuffer(bytearray(fitting), dtype=torch.uint8)
-        return len(trace.data)
 
     def _sample(
         self,
@@ -309,22 +208,18 @@ class Engine:
             copies.collect()
 
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=block_queued)
-        if isinstance(forward, HostedForward):
-            raise ValueError(NO_STAGES)
-        tensors = {spec.name: self.segments.tensor(spec) for spec in specs}
-        recurrence, share = request.recurrence, request.batch_groups[mesh.batch_group]
-        passes = max(len(request.batch_groups[batch_group].conds) for batch_group in mesh.replica_groups)
-        calls = _calls(forward, request, tensors, mesh=mesh, gate=gate, copies=copies, passes=passes)
-        loop = InWorkerLoop(recurrence, calls, forward.timer, pace=pace, copies=copies)
-        model.weights.begin(calls.passes)
-        try:
-            steps = len(recurrence.step_ends)
-            loop.run(gate, step_done=lambda step: progress(Progress(done=step + 1, total=steps)))
-        finally:
-            model.weights.end()
+        tensors = self._tensors(specs)
+        loop = run_sample(
+            _own(forward), request, tensors, mesh=mesh, gate=gate, pace=pace, copies=copies, progress=progress
+        )
+        share = request.batch_groups[mesh.batch_group]
         pieces = tuple(BatchSlice(cond, share.start, share.stop) for cond in share.conds)
         ran = loop.report(pieces=pieces, **self._counts(model, mesh, forward))
         return SampleReply(memory=self._memory(), ran=ran)
+
+    def _tensors(self, specs: tuple[TensorSpec, ...]) -> dict[str, torch.Tensor]:
+        """A request's tensors, views of shared memory."""
+        return {spec.name: self.segments.tensor(spec) for spec in specs}
 
     def _forward(
         self,
@@ -337,16 +232,17 @@ class Engine:
         beat: Callable[[], None],
     ) -> Forward | HostedForward:
         """The model under a plan, counters at zero. Raises `ValueError` when its file was changed."""
-        model.weights.refuse_changed_file()
-        timer = self.new_timer(on=_timed(calls))
+        if (file := model.weights.viewed_file) is not None:
+            file.refuse_changed()
+        timer = self.new_timer(on=any(options.get("timed") for options in calls))
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)
         if isinstance(model, HostedModel):
-            return HostedForward(model, mesh.uneven_sequence(), timer, beat, sent)
+            return HostedForward(model, mesh.uneven_sequence, timer, beat, sent)
         adapter = model.adapter
-        if _compiled(calls):
+        if any(options.get("compiled") for options in calls):
             adapter = adapter.compiled(self.graphs, Watch(timer, beat, progress))
-        return Forward(adapter, model.weights, mesh.sequence(), self.device, timer, beat, sent)
+        return Forward(adapter, model.weights, mesh.sequence, self.device, timer, beat, sent)
 
     def _counts(self, model: LoadedModel | HostedModel, mesh: Mesh, forward: Forward | HostedForward) -> dict[str, Any]:
         """What was counted since `_forward`: fields of `RankWork`."""
@@ -359,17 +255,6 @@ class Engine:
             "compiled": None if forward.adapter is None else forward.adapter.report(),
         }
 
-    def _let_go(self) -> None:
-        """Free a model that was dropped: a module of ComfyUI's and the hooks on it refer to each other."""
-        gc.collect()
-        self._give_back()
-
-    def _give_back(self) -> None:
-        """Memory kept for later goes back to the host and the device, where ComfyUI or another rank may want it."""
-        give_back_heap()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
     def _memory(self) -> Memory:
         resident_bytes = self._process.memory_info().rss
         if self.device.type != "cuda":
@@ -381,55 +266,8 @@ class Engine:
         )
 
 
-def _calls(
-    forward: Forward,
-    request: Sample,
-    tensors: Mapping[str, torch.Tensor],
-    *,
-    mesh: Mesh,
-    gate: Gate,
-    copies: HostCopies,
-    passes: int,
-) -> WholeCalls | PipelinedCalls:
-    """The calls of a run as this rank makes them: whole, or as a stage of a pipeline."""
-    recurrence, share, cfg = request.recurrence, request.batch_groups[mesh.batch_group], request.cfg
-    options, modulation_bytes = request.calls, request.modulation_bytes
-    if mesh.plan.pipefusion > 1:
-        return PipelinedCalls(
-            forward,
-            recurrence,
-            share,
-            tensors,
-            mesh=mesh,
-            gate=gate,
-            copies=copies,
-            options=options,
-            cfg=cfg,
-            passes_a_chunk=passes,
-            modulation_bytes=modulation_bytes,
-            timeline=request.timeline,
-        )
-    shard = forward.shard(call_tensors(tensors, 0))
-    rows = LatentRows(
-        recurrence, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh["cfg"]
-    )
-    return WholeCalls(
-        forward,
-        recurrence,
-        share,
-        tensors,
-        rows=rows,
-        options=options,
-        passes_a_call=passes,
-        modulation_bytes=modulation_bytes,
-    )
-
-
-def _timed(calls: Sequence[Options]) -> bool:
-    """Whether the caller of any of the request's calls wants its regions timed; by default, no."""
-    return any(options.get("timed") for options in calls)
-
-
-def _compiled(calls: Sequence[Options]) -> bool:
-    """Whether the caller of any of the request's calls wants its blocks compiled; by default, no."""
-    return any(options.get("compiled") for options in calls)
+def _own(forward: Forward | HostedForward) -> Forward:
+    """The forward of a model whose blocks are ours: alone it has stages and runs the whole loop of a sampler."""
+    if isinstance(forward, HostedForward):
+        raise ValueError(NO_STAGES)
+    return forward

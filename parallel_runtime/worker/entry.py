@@ -1,7 +1,7 @@
 """The entry of a rank's process: set up, answer one request after another, and report whatever goes wrong.
 
-Owns the order of starting, the request loop and the one broad `except` of the runtime. Does not own what a request does
-(engine.py) nor what becomes of an error (the parent ends all ranks).
+Owns the order of starting, the request loop and the one broad `except` of the runtime. Does not own what is done at
+the start (start.py), what a request does (engine.py) nor what becomes of an error (the parent ends all ranks).
 
 Order of starting: lifeline, HELLO, `import torch`, segment, process group, engine, READY. So a rank never outlives its
 parent, not even while it imports, and the parent knows who is there before the slow part.
@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -28,14 +27,13 @@ from ..wire.protocol import Message, Op, ProtocolError
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from . import lifeline
+from .start import join_ranks, parse, prepare_torch
 
 if TYPE_CHECKING:
     import torch
 
 TEXT_CHARS = 1_000
 TRACEBACK_CHARS = 7_000  # with TEXT_CHARS, at 12 bytes of JSON for the worst character, inside a message's text limit
-# The parent watches and ends the ranks, so the backend's own patience must never end first.
-BACKEND_TIMEOUT = timedelta(days=7)
 
 
 class Engine(Protocol):
@@ -145,39 +143,6 @@ def attached(message: Message, fds: tuple[int, ...]) -> tuple[Attach, Segment]:
     return said, Segment.attach(fds[0], said.num_bytes)
 
 
-def prepare_torch(device_name: str, *, threads: int) -> "torch.device":
-    """Import torch and set the process up for inference on one device."""
-    import torch  # here: HELLO comes first
-
-    torch.set_num_threads(threads)
-    torch.set_num_interop_threads(1)
-    torch.set_grad_enabled(False)
-    kind, _, index = device_name.partition(":")
-    device = torch.device("cpu") if kind == "cpu" else torch.device(kind, int(index))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
-
-
-def join_ranks(options: argparse.Namespace, device: "torch.device") -> None:
-    """Make the default process group. Ranks find each other through a memfd that all of them inherited.
-
-    A FileStore listens on nothing, where a TCPStore listens on every interface; a nameless file needs no folder, no
-    space on a disk and no cleaning up.
-    """
-    import torch.distributed as dist
-
-    store = dist.FileStore(f"/proc/self/fd/{options.store}", options.ranks)
-    dist.init_process_group(
-        options.backend,
-        store=store,
-        rank=options.rank,
-        world_size=options.ranks,
-        timeout=BACKEND_TIMEOUT,
-        device_id=device if options.backend == "nccl" else None,
-    )
-
-
 def make_engine(name: str, *, rank: int, device: "torch.device", segments: SegmentTable) -> Engine:
     """The engine that `module:Class` names."""
     module, _, attribute = name.partition(":")
@@ -192,16 +157,6 @@ def rank_error(error: BaseException) -> RankError:
         text=str(error)[:TEXT_CHARS],
         traceback="".join(traceback.format_exception(error))[-TRACEBACK_CHARS:],
     )
-
-
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """The command line that pool/process.py writes."""
-    parser = argparse.ArgumentParser(prog="parallel_runtime.worker.entry", description="One rank; started by the pool.")
-    for name in ("rank", "ranks", "generation", "parent", "socket", "lifeline", "store", "threads"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    for name in ("device", "backend", "engine"):
-        parser.add_argument(f"--{name}", required=True)
-    return parser.parse_args(arguments)
 
 
 def main() -> NoReturn:

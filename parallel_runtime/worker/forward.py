@@ -1,7 +1,7 @@
-"""One piece of a step: some rows of one call of the model, from shared memory to shared memory.
+"""A step on one rank, piece by piece: some rows of one call of the model, from shared memory to shared memory.
 
 Owns what this rank takes of a call's inputs (its batch group's rows of the batch, its part of the tokens) and the loop
-over blocks. Knows no handle, no socket, no other piece, and no arithmetic of a model.
+over blocks. Knows no handle, no socket, and no arithmetic of a model.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -18,10 +18,11 @@ from ..parallel.shard import SequenceShard
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..weights.model_weights import ModelWeights
-from .repeated import RequestInputs
+from .inputs import RequestInputs, call_tensors
+from .mesh import Mesh
 
 # Sends what other ranks need first; what it returns attends, and gives this rank's part once it has arrived.
-BeginAttention = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], PendingOutput]]
+StartAttention = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], PendingOutput]]
 
 
 class Rows(Protocol):
@@ -43,6 +44,27 @@ class Forward:
     timer: RegionTimer
     beat: Callable[[], None]
     sent: RequestInputs
+
+    def run_batch_groups(
+        self,
+        batch_groups: Sequence[Sequence[BatchSlice]],
+        mesh: Mesh,
+        tensors: Mapping[str, torch.Tensor],
+        calls: Sequence[Mapping],
+    ) -> None:
+        """Run this rank's pieces of a request, and gather with the others of its replica what more they need.
+
+        `tensors` and `calls`, which are options, are the request's.
+        """
+        pieces = batch_groups[mesh.batch_group]
+        passes = max(len(batch_groups[batch_group]) for batch_group in mesh.replica_groups)
+        self.weights.begin(passes)
+        for piece in pieces:
+            options = calls[piece.call]
+            whole = call_tensors(tensors, 0 if options.get("first_row") else piece.call)
+            self.run(piece, whole | {"out": tensors[f"{piece.call}.out"]}, options)
+        for _ in range(passes - len(pieces)):
+            self.weights.join_gathers(self.beat)
 
     def run(self, piece: BatchSlice, whole: Mapping[str, torch.Tensor], options: Mapping) -> None:
         """Run a piece: `whole` holds all inputs of its call, and "out", of which this rank's part is written.
@@ -105,30 +127,30 @@ class Forward:
         strategy = self._strategy(options)
         mask = _mask_in_part_order(inputs.get("mask"), shard, tokens.x.dtype)
 
-        def begin(_: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], PendingOutput]:
-            return partial(strategy.begin(q, k, v, lengths=shard.lengths), mask)
+        def start_attention(_: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], PendingOutput]:
+            return partial(strategy.start(q, k, v, lengths=shard.lengths), mask)
 
-        self.through(
+        self.run_blocks(
             self.adapter.blocks,
             tokens,
             inputs,
             options,
-            begin=begin,
+            start_attention=start_attention,
             modulations={} if modulations is None else modulations,
         )
         return self.head(tokens)
 
-    def through(
+    def run_blocks(
         self,
         blocks: Sequence[Block],
         tokens: Tokens,
         inputs: Mapping[str, torch.Tensor],
         options: Mapping,
         *,
-        begin: BeginAttention,
+        start_attention: StartAttention,
         modulations: MutableMapping[str, Modulation],
     ) -> None:
-        """Tokens through some blocks, in place. `begin` is given the block and this rank's q, k and v.
+        """Tokens through some blocks, in place. `start_attention` is given the block and this rank's q, k and v.
 
         `modulations` as for `velocity`; those that are not there are computed, and kept for another pass.
         """
@@ -140,18 +162,18 @@ class Forward:
                     if block.prefix not in modulations:
                         modulations[block.prefix] = adapter.modulation_rows(block, w, tokens.vec)
                     mod = adapter.modulation(block, modulations[block.prefix], tokens)
-                q, k, v, rest = adapter.qkv(block, w, tokens, mod, shared=self.sequence.parts > 1)
+                q, k, v, start_mlp = adapter.qkv(block, w, tokens, mod, shared=self.sequence.parts > 1)
                 with self.timer.region("attention"):
-                    finish = begin(block, q, k, v)
-                carry = rest()  # while keys and values travel
+                    complete = start_attention(block, q, k, v)
+                mlp = start_mlp()  # while keys and values travel
                 with self.timer.region("attention"):
-                    arrival = finish()
-                if arrival.under_way:
-                    carry = adapter.overlapped_mlp(block, w, carry)
+                    output = complete()
+                if output.under_way:
+                    mlp = adapter.overlapped_mlp(block, w, mlp)
                 with self.timer.region("attention"):
-                    attn = arrival.wait()
+                    attn = output.wait()
                 residual = _residual(block.kind, block.index, residuals[block.kind], inputs)
-                adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=residual)
+                adapter.finish(block, w, tokens, attn, mod, mlp=mlp, residual=residual)
             self.beat()
 
     def head(self, tokens: Tokens) -> torch.Tensor:

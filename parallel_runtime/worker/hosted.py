@@ -1,213 +1,32 @@
-"""One of ComfyUI's own models on one rank: loaded, changed, run. ComfyUI is imported when the first one is loaded.
+"""A step of one of ComfyUI's own models on one rank.
 
-Owns the marriage of the module with this rank's part of a plan. Does not own the module (models/hosted/build.py), how
-its calls are shared (models/hosted/hooks.py), nor the exchange (parallel/uneven.py).
+Owns the marriage of the module with this rank's part of a plan. Does not own the module and its weights
+(hosted_weights.py), how its calls are shared (models/hosted/hooks.py), nor the exchange (parallel/uneven.py).
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from ..checkpoint import ModelSpec, read_header
-from ..errors import RequestCancelledError
-from ..models.hosted.block_patches import OPTION, Beside
-from ..models.hosted.build import build, recognise
+from ..models.hosted.block_patches import OPTION
 from ..models.hosted.calls import from_tree
-from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
-from ..models.hosted.comfyui import import_comfyui
 from ..models.hosted.hooks import SharedModel
 from ..models.hosted.scales import shared as shared_scales
-from ..models.parts import plain_parts
-from ..models.plans import BETWEEN, find_plan, plan_for
-from ..models.plans.whole import find_whole
+from ..models.plans import BETWEEN, plan_for
 from ..parallel.collectives import Axis
 from ..parallel.uneven import AttentionFunction, UnevenSequence
-from ..plan import BatchSlice, Layout
+from ..plan import BatchSlice
 from ..timing import RegionTimer
-from ..weight_patch import BESIDE, unpack
-from ..weights.block_shards import BlockShards, blocks_of
-from ..weights.mapped_file import MappedFile
-from ..wire.requests import ChangeWeights
-from .latent import call_tensors
+from .hosted_weights import HostedChanges, HostedWeights
+from .inputs import RequestInputs, call_tensors
 from .mesh import Mesh
-from .repeated import RequestInputs
 
 # What a call may name beside the model's forward: ComfyUI asks it of the module before a run, and it needs weights.
 METHODS = ("preprocess_text_embeds",)
-IN_CHECKPOINT = "model.diffusion_model."  # how names of the model begin there, as ComfyUI looks for them first
-
-
-class HostedWeights:
-    """The weights of one model on this rank, in the module that uses them. Nothing is read before `load`.
-
-    Of blocks, a rank holds all of them, or a part that is spread over `group`; what is outside is whole.
-    """
-
-    def __init__(self, spec: ModelSpec, *, device: torch.device, group: Axis, offloaded: bool) -> None:
-        self.device = device
-        self.dtype = getattr(torch, spec.dtype)
-        self.shards: BlockShards | None = None
-        self._group, self._offloaded = group, offloaded
-        self._spec = spec
-        self._file = MappedFile(spec)
-        self._module: torch.nn.Module | None = None
-        self.declared: dict[str, torch.dtype] = {}
-        self.beside = Beside()
-        self._views: FileViews | None = None
-
-    @property
-    def elsewhere(self) -> HeldElsewhere | None:
-        """Where a weight is found as the file says it; None where the module has it, a view of the file."""
-        return self.shards if self.shards is not None else self._views
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """ComfyUI's transformer."""
-        if self._module is None:
-            raise RuntimeError(f"{self._spec.path} is not loaded")
-        return self._module
-
-    @property
-    def blocks(self) -> dict[str, torch.nn.Module]:
-        """The module's blocks by path: those that are known of its class, else the modules in its outermost lists."""
-        plan, whole = find_plan(type(self.module)), find_whole(type(self.module))
-        if plan is None and whole is not None:
-            return blocks_of(self.module, whole.blocks, inner=whole.inner)
-        return blocks_of(self.module, [] if plan is None else list(plan.attention))
-
-    @property
-    def in_order(self) -> bool:
-        """Whether every call is known to run the blocks in the same order."""
-        return find_plan(type(self.module)) is not None or find_whole(type(self.module)) is not None
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Bytes of the weights this rank holds."""
-        weights = [] if self._module is None else list(self._module.parameters())
-        here = sum(part.nbytes for weight in weights for part in plain_parts(weight)[0])
-        return here + (0 if self.shards is None else self.shards.num_bytes)
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes that they and what they need to be used take on the device."""
-        held = self.parameter_bytes + self.beside.num_bytes
-        if self.shards is None:
-            return held
-        return held + self.shards.buffer_bytes - (self.shards.num_bytes if self._offloaded else 0)
-
-    @property
-    def needed_bytes(self) -> int:
-        """Bytes on the device that `load` will take, but for the buffers of blocks."""
-        return 0 if self._offloaded else self._file_bytes // self._group.size
-
-    @property
-    def _file_bytes(self) -> int:
-        """Bytes of the file, of a checkpoint those of the model alone."""
-        entries = read_header(self._spec.path).tensors.items() if self._spec.checkpoint else ()
-        inside = sum(entry.num_bytes for name, entry in entries if name.startswith(IN_CHECKPOINT))
-        return inside or self._spec.size_bytes
-
-    def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
-        """Import ComfyUI if need be and make the module. Raises `RequestCancelledError` once `cancelled()` is true."""
-        total = self._file_bytes
-        for done in self._loading():
-            if cancelled():
-                self._module = self.shards = None
-                raise RequestCancelledError("loading was cancelled")
-            progress(min(done, total), total)
-        progress(total, total)
-
-    def _loading(self) -> Iterator[int]:
-        yield 0
-        import_comfyui(self._spec.comfyui, self.device)
-        yield 0
-        header = read_header(self._spec.path)
-        tensors = {name: self._file.tensor(entry) for name, entry in header.tensors.items()}
-        recognised = recognise(self._spec.path, tensors, header.metadata, checkpoint=self._spec.checkpoint)
-        yield 0
-        spread = self._group.size > 1 or self._offloaded
-        in_place = self.device.type == "cpu" and not spread
-        built = build(self._spec.path, recognised, self.dtype, cast_in_use=in_place)
-        self._module, self.declared = built.module, built.declared
-        if in_place:  # a copy of each rank's own would take as much as the model
-            built = built.casting_in_use(self.blocks)
-        if spread:
-            self.shards = BlockShards(
-                self.blocks, self._group, rounded=built.rounded, device=self.device, offloaded=self._offloaded
-            )
-            yield from self.shards.load()
-        elif self.device.type != "cpu":
-            views = {name: weight for name, weight in self._module.named_parameters() if name not in built.rounded}
-            self._views = FileViews(self._module, views, self.device)
-        built.round_here()
-        if self.device.type != "cpu":
-            self._module.to(self.device)
-        self._file.give_back()  # of what was converted or went to the device
-
-    def refuse_changed_file(self) -> None:
-        """Raise `ValueError` when weights of this rank lie in the file's own pages and somebody wrote to it."""
-        if self.device.type == "cpu":
-            self._file.refuse_changed()
-
-    @contextmanager
-    def calling(self) -> Iterator[None]:
-        """Around a call of the module, or of a method of it."""
-        if self.shards is None:
-            yield
-            return
-        self.shards.begin()
-        try:
-            yield
-        finally:
-            self.shards.end()
-
-    def begin(self, passes: int) -> None:
-        """Nothing to prepare: each call gathers what it needs."""
-
-    def end(self) -> None:
-        """Nothing to end."""
-
-
-class HostedChanges:
-    """The change of weights under way, or the last one, of one model; as `changes.WeightChanges`."""
-
-    def __init__(self, weights: HostedWeights) -> None:
-        self._weights = weights
-        self._changes: Changes | None = None
-        self._named: set[str] = set()
-
-    def take(
-        self,
-        change: ChangeWeights,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        cancelled: Callable[[], bool],
-        beat: Callable[[], None],
-    ) -> None:
-        """Take one message of a change. The last one takes back whatever the change has not named."""
-        if self._changes is None:
-            self._changes = Changes(self._weights.module, self._weights.declared, self._weights.elsewhere)
-        if change.first:
-            self._named = set()
-        patches = unpack(change.records, tensors)
-        self._named |= patches.keys()
-        for key in [key for key, (first, *_) in patches.items() if first.kind == BESIDE]:
-            ((each,),) = (patch.values for patch in patches.pop(key))
-            if isinstance(each, torch.Tensor):
-                self._weights.beside.take(key, each.to(self._weights.device, copy=True))
-            beat()
-        self._changes.merge(patches, device=self._weights.device, cancelled=cancelled, beat=beat)
-        if change.last:
-            self._changes.unpatch_except(self._named)
-            self._weights.beside.keep(self._named)
-
-    def set_strengths(self, strengths: Sequence[float]) -> bool:
-        """Whether that was enough, which it never is: these patches are merged."""
-        return False
 
 
 @dataclass
@@ -226,12 +45,30 @@ class HostedModel:
         """Of the largest attention call that the last call shared."""
         return max((each.tokens for each in (self.shared, self.between) if each is not None), default=0)
 
+    @cached_property
+    def module(self) -> torch.nn.Module:
+        """ComfyUI's transformer, once it is loaded."""
+        return self.weights.module
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Around a call of the module, or of a method of it: its shards are gathered as its blocks run."""
+        shards = self.weights.shards
+        if shards is None:
+            yield
+            return
+        shards.begin()
+        try:
+            yield
+        finally:
+            shards.end()
+
     def under(self, sequence: UnevenSequence, beat: Callable[[], None], *, patched: bool = False) -> torch.nn.Module:
         """The module with its calls shared by the ranks of `sequence`; `beat` is called after each block.
 
         `patched`: they come with patches of the blocks, which meet whole tokens.
         """
-        module = self.weights.module
+        module = self.module
         if self.beat is None:
             for block in self.weights.blocks.values():
                 block.register_forward_hook(self._block_done)
@@ -248,23 +85,6 @@ class HostedModel:
     def _block_done(self, *_: object) -> None:
         if self.beat is not None:
             self.beat()
-
-
-@dataclass(frozen=True)
-class OpenedHosted:
-    """A model whose weights are still to be loaded, and the bytes on the device that they will need."""
-
-    model: HostedModel
-    needed_bytes: int
-
-
-def open_hosted(spec: ModelSpec, layout: Layout, *, device: torch.device, group: Axis) -> OpenedHosted:
-    """The model in that layout. Raises `ValueError` for a layout that it cannot have."""
-    if layout.stages > 1:
-        raise ValueError(f"{os.path.basename(spec.path)} cannot be {layout.name}; use pipefusion=1")
-    weights = HostedWeights(spec, device=device, group=group, offloaded=layout.offloaded)
-    model = HostedModel(weights, group, HostedChanges(weights))
-    return OpenedHosted(model, weights.needed_bytes)
 
 
 class OwnTokens(UnevenSequence):
@@ -318,7 +138,8 @@ class HostedForward:
                 source = BatchSlice(0, 0, 1) if calls[piece.call].get("first_row") else piece  # a negative control
                 whole = call_tensors(tensors, source.call) | {"out": call_tensors(tensors, piece.call)["out"]}
                 meanwhile = [batch_groups[each][number : number + 1] for each in mesh.replica_groups]
-                over = mesh["cfg"] if alike and all(each and each[0].call == piece.call for each in meanwhile) else None
+                same_call = all(each and each[0].call == piece.call for each in meanwhile)
+                over = mesh.axes["cfg"] if alike and same_call else None
                 self.run(
                     piece, whole, calls[source.call], source=source, write=batch_group == mesh.batch_group, over=over
                 )
@@ -354,8 +175,7 @@ class HostedForward:
         forget: Callable[[], None] | None = getattr(module, "clear_kv_cache", None)
         if forget is not None:  # it goes by the address of a tensor, which here may be another's in each call
             forget()
-        sharing = [sequence] if over is None else [sequence, UnevenSequence(ring=Axis("ring"), ulysses=over)]
-        with self.model.weights.calling(), shared_scales([each for each in sharing if each.parts > 1]):
+        with self.model.calling(), self._scales(sequence, over):
             out = function(*given["args"], **given["kwargs"])
         self.tokens = max(self.tokens, self.model.tokens)
         if write:
@@ -363,6 +183,13 @@ class HostedForward:
                 rows = (source or piece).stop - (source or piece).start
                 self._write(piece, whole["out"], [out] if isinstance(out, torch.Tensor) else out, rows)
         self.beat()
+
+    def _scales(self, sequence: UnevenSequence, over: Axis | None) -> AbstractContextManager[None]:
+        """Around a call: where a quantised layer takes a scale of all rows, it is that of all ranks that have some."""
+        if not self.model.weights.quantised:
+            return nullcontext()
+        sharing = [sequence] if over is None else [sequence, UnevenSequence(ring=Axis("ring"), ulysses=over)]
+        return shared_scales([each for each in sharing if each.parts > 1])
 
     def _sequence(self, options: Mapping[str, Any]) -> UnevenSequence:
         """Who shares the tokens. A proof asks for none, and for the negative control (pool/proving.py)."""
@@ -396,7 +223,7 @@ class HostedForward:
         numbers = sum(each.shape[1] for each in flat)
         if numbers != room.shape[1]:
             raise ValueError(
-                f"{type(self.model.weights.module).__name__} made outputs {[tuple(out.shape) for out in outs]}, "
+                f"{type(self.model.module).__name__} made outputs {[tuple(out.shape) for out in outs]}, "
                 f"{numbers} numbers an image where {room.shape[1]} were expected; report the model and the node"
             )
         if self.sequence.index == 0:

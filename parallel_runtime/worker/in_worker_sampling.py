@@ -17,14 +17,14 @@ import torch
 
 from ..errors import RequestCancelledError
 from ..sampler_recurrence import SamplerRecurrence
-from ..timing import RegionTimer
+from ..timing import Pace, RegionTimer
 from ..wire.channel import SegmentTable
 from ..wire.replies import RankRun, StageTimeline
 from ..wire.requests import GroupWork
 from .forward import Forward
 from .host_copies import HostCopies
-from .latent import LatentRows, call_tensors
-from .pacing import Pace
+from .inputs import call_tensors
+from .latent import LatentRows
 from .prepared import Prepared, prepare
 
 CREDIT_WAIT_S = 0.0001

@@ -129,9 +129,3 @@ class LatentRows:
         rows = mine[0].flatten(0, 1)
         both = axis.all_to_all(rows.repeat(NUM_SIDES, 1), send_lengths=lengths, receive_lengths=lengths)
         return list(both.unflatten(0, (NUM_SIDES, *shape[:2])).unbind(0))
-
-
-def call_tensors(tensors: Mapping[str, torch.Tensor], call: int) -> dict[str, torch.Tensor]:
-    """Of a request's tensors those of one call, by the names that they have there."""
-    start = f"{call}."
-    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

@@ -1,30 +1,36 @@
-"""From a file and a layout to a model on one rank, nothing read of its weights yet.
+"""The models of one rank: loaded, changed, evicted and dropped.
 
-Owns the choice of the class of weights and the reading of the header. When it is loaded, and what must go for it, is
-the engine's to say.
+Owns the choice of the class of weights, the reading of the header and what must go for a model that comes. Which model
+a step runs is the engine's to say.
 """
 
+import gc
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..checkpoint import HOSTED, ModelSpec, read_header
+from ..errors import RequestCancelledError
 from ..models.base import Adapter
 from ..models.registry import read_own
 from ..models.stages import stage_blocks, stage_weights
 from ..parallel.collectives import Axis
 from ..plan import Layout
+from ..timing import wait_for
 from ..weights.changes import WeightChanges
+from ..weights.host_memory import give_back_heap
 from ..weights.mapped_file import MappedFile
-from ..weights.model_file import ModelFile
-from ..weights.model_weights import (
-    ModelWeights,
-    ReplicatedWeights,
-    compute_dtype,
-    weight_bytes,
-)
+from ..weights.model_file import ModelFile, compute_dtype, weight_bytes
+from ..weights.model_weights import ModelWeights, ReplicatedWeights
 from ..weights.sharded import ShardedWeights
-from .hosted import OpenedHosted, open_hosted
+from ..wire.replies import Cancelled, Compiling, LoadReply, Memory, MemoryReply, Progress, StrengthsReply
+from ..wire.requests import ChangeWeights, Load, SetStrengths, Unload
+from .hosted import HostedModel
+from .hosted_weights import HostedChanges, HostedWeights
+from .measure import free_bytes
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,11 @@ class LoadedModel:
 class OpenedModel:
     """A model whose weights are still to be loaded, and the bytes on the device that they will need."""
 
-    model: LoadedModel
+    model: LoadedModel | HostedModel
     needed_bytes: int
 
 
-def open_model(
-    spec: ModelSpec, layout: Layout, *, rank: int, device: torch.device, group: Axis
-) -> OpenedModel | OpenedHosted:
+def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.device, group: Axis) -> OpenedModel:
     """The model in that layout. Raises `ValueError` for a file that changed or cannot be used."""
     spec.refuse_changed()
     if spec.adapter == HOSTED:
@@ -77,3 +81,104 @@ def open_model(
         weights = ShardedWeights(file, device=device, group=group, offloaded=layout.offloaded)
         needed = weights.needed_bytes
     return OpenedModel(LoadedModel(adapter, weights, group, WeightChanges(weights)), needed)
+
+
+def open_hosted(spec: ModelSpec, layout: Layout, *, device: torch.device, group: Axis) -> OpenedModel:
+    """The model in that layout. Raises `ValueError` for a layout that it cannot have."""
+    if layout.stages > 1:
+        raise ValueError(f"{os.path.basename(spec.path)} cannot be {layout.name}; use pipefusion=1")
+    weights = HostedWeights(spec, device=device, group=group, offloaded=layout.offloaded)
+    model = HostedModel(weights, group, HostedChanges(weights))
+    return OpenedModel(model, weights.needed_bytes)
+
+
+class LoadedModels(dict[int, LoadedModel | HostedModel]):
+    """The models of one rank by handle. `memory` says what the rank occupies, for replies."""
+
+    def __init__(self, *, rank: int, device: torch.device, memory: Callable[[], Memory]) -> None:
+        super().__init__()
+        self._rank, self._device, self._memory = rank, device, memory
+
+    def load(
+        self,
+        request: Load,
+        *,
+        group: Axis,
+        progress: Callable[[Progress | Compiling], None],
+        cancelled: Callable[[], bool],
+        beat: Callable[[], None],
+    ) -> LoadReply | Cancelled:
+        """Have the model, its shards put together by `group`, unless this rank has it already or sleeps."""
+
+        def report(loaded: int, total: int) -> None:
+            beat()
+            progress(Progress(done=loaded, total=total))
+
+        if not request.first_rank <= self._rank < request.layout.ranks:
+            return LoadReply(memory=self._memory())
+        began = time.perf_counter()
+        opened = open_model(request.spec, request.layout, rank=self._rank, device=self._device, group=group)
+        evicted = self._make_room(opened.needed_bytes, order=request.eviction_order, budget=request.budget_bytes)
+        try:
+            opened.model.weights.load(progress=report, cancelled=cancelled)
+        except RequestCancelledError:  # what had to go for it is gone all the same, and the parent must know
+            self.give_back()
+            return Cancelled(evicted=tuple(evicted))
+        self[request.model] = opened.model
+        wait_for(self._device)
+        return LoadReply(
+            load_s=time.perf_counter() - began,
+            parameter_bytes=opened.model.weights.parameter_bytes,
+            dtype=str(opened.model.weights.dtype).removeprefix("torch."),
+            evicted=tuple(evicted),
+            memory=self._memory(),
+        )
+
+    def _make_room(self, needed: int, *, order: Sequence[int], budget: int | None) -> list[int]:
+        """Evict models in the given order until `needed` bytes fit; returns the handles of those evicted.
+
+        One that does not fit with all others gone is loaded all the same: what the device says is the better error.
+        """
+        evicted = []
+        for handle in order:
+            held = sum(model.weights.device_bytes for model in self.values())
+            if needed <= (free_bytes(self._device) if budget is None else budget - held):
+                break
+            if self.pop(handle, None) is not None:
+                evicted.append(handle)
+                self._let_go()
+        return evicted
+
+    def drop(self, request: Unload) -> MemoryReply:
+        """Free a model, if this rank has it."""
+        self.pop(request.model, None)
+        self._let_go()
+        return MemoryReply(memory=self._memory())
+
+    def change(
+        self,
+        request: ChangeWeights | SetStrengths,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        cancelled: Callable[[], bool],
+        beat: Callable[[], None],
+    ) -> MemoryReply:
+        """Take one message of a change of weights."""
+        model = self.get(request.model)  # a rank that the model's layout leaves out has nothing to change
+        if isinstance(request, SetStrengths):
+            changed = model is None or model.changes.set_strengths(request.strengths)
+            return StrengthsReply(changed=changed, memory=self._memory())
+        if model is not None:
+            model.changes.take(request, tensors, cancelled=cancelled, beat=beat)
+        return MemoryReply(memory=self._memory())
+
+    def give_back(self) -> None:
+        """Memory kept for later goes back to the host and the device, where ComfyUI or another rank may want it."""
+        give_back_heap()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _let_go(self) -> None:
+        """Free a model that was dropped: a module of ComfyUI's and the hooks on it refer to each other."""
+        gc.collect()
+        self.give_back()

@@ -6,6 +6,7 @@ group; the two sides of cfg meet in whole sampling runs.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -91,6 +92,10 @@ class Mesh:
             axis: Axis(axis, getattr(plan, axis), index, None, self.traffic, self._staged)
             for axis, index in plan.coordinates(rank if self.member else 0).items()
         }
+        cfg = self.axes["cfg"]
+        first = self.axes["data"].index * cfg.size
+        self.replica_groups = range(first, first + cfg.size)  # the batch groups of this rank's replica
+        self.batch_group = first + cfg.index  # this rank's
         for axis in GROUPED_AXES:
             if self.axes[axis].size > 1:
                 self.axes[axis].group = groups.join(ACTIVATIONS, runs_along(plan, axis))
@@ -103,20 +108,6 @@ class Mesh:
         self.shard_axis = Axis("shards", shards, index, None, weights, self._staged)
         if shards > 1:
             self.shard_axis.group = groups.join(WEIGHTS, sharing)
-
-    def __getitem__(self, axis: str) -> Axis:
-        return self.axes[axis]
-
-    @property
-    def batch_group(self) -> int:
-        """Which batch group this rank is in."""
-        return self["data"].index * self["cfg"].size + self["cfg"].index
-
-    @property
-    def replica_groups(self) -> range:
-        """The batch groups of this rank's replica."""
-        first = self["data"].index * self["cfg"].size
-        return range(first, first + self["cfg"].size)
 
     @property
     def previous_stage(self) -> Link:
@@ -143,26 +134,28 @@ class Mesh:
         """All ranks that share a sequence as one axis, where they need a group."""
         if not has_sequence_group(self.plan):
             return None
-        ring, ulysses = self["ring"], self["ulysses"]
+        ring, ulysses = self.axes["ring"], self.axes["ulysses"]
         size, index = ring.size * ulysses.size, ring.index * ulysses.size + ulysses.index
         group = groups.join(ACTIVATIONS, runs_along(self.plan, "ring", "ulysses"))
         return Axis("sequence", size, index, group, self.traffic, self._staged)
 
+    @cached_property
     def sequence(self) -> SequenceAttention:
         """The attention of this plan over a sequence that its ring and ulysses ranks share."""
-        return SequenceAttention(ring=self["ring"], ulysses=self["ulysses"], whole=self._sequence_axis)
+        return SequenceAttention(ring=self.axes["ring"], ulysses=self.axes["ulysses"], whole=self._sequence_axis)
 
+    @cached_property
     def uneven_sequence(self) -> UnevenSequence:
         """As `sequence`, for a model whose attention is a call like any other."""
-        return UnevenSequence(ring=self["ring"], ulysses=self["ulysses"], whole=self._sequence_axis)
+        return UnevenSequence(ring=self.axes["ring"], ulysses=self.axes["ulysses"], whole=self._sequence_axis)
 
     def displaced(self) -> DisplacedAttention:
         """As `sequence`, for a plan with stages: the keys of the patches not under way are of the step before."""
-        return DisplacedAttention(ring=self["ring"], ulysses=self["ulysses"])
+        return DisplacedAttention(ring=self.axes["ring"], ulysses=self.axes["ulysses"])
 
     def probe(self, device: torch.device) -> ProbeReply:
         """Measure this rank's device and its ulysses axis; ranks in no group measure nothing and hold nobody up."""
-        return probe(self["ulysses"], device) if self.member else ProbeReply()
+        return probe(self.axes["ulysses"], device) if self.member else ProbeReply()
 
     def wrong_bytes(self, device: torch.device) -> int:
         """Exchange a known pattern over every group; how many bytes of what this rank received are not as sent."""

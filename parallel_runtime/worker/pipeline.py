@@ -29,7 +29,8 @@ from ..wire.requests import GroupWork
 from .forward import Forward
 from .host_copies import HostCopies
 from .in_worker_sampling import Gate, step_starts
-from .latent import LatentRows, call_tensors
+from .inputs import call_tensors
+from .latent import LatentRows
 from .mesh import Mesh
 from .prepared import Prepared, prepare
 from .stage import ChunkInputs, CondState, PartRows, Stage
@@ -76,7 +77,14 @@ class PipelinedCalls:
         self._inbox = Inbox(mesh.previous_stage, expected=self._messages(), may_post=self._sure, device=forward.device)
         self._rows = [
             LatentRows(
-                recurrence, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh["cfg"]
+                recurrence,
+                share,
+                tensors,
+                shard,
+                timer=forward.timer,
+                copies=copies,
+                cfg=cfg,
+                cfg_axis=mesh.axes["cfg"],
             )
             for shard in (patches if stage.last else ())
         ]
@@ -143,7 +151,7 @@ class PipelinedCalls:
             began_s = self._timeline.now()
             tokens = self._tokens(self._sides[cond].chunks[chunk], came, call)
             modulations = self._ready[cond].modulations_of(call)
-            stage.through(tokens, self._sides[cond], chunk, self._options[cond], modulations=modulations)
+            stage.run_blocks(tokens, self._sides[cond], chunk, self._options[cond], modulations=modulations)
             if stage.last:
                 velocities.append(self._forward.head(tokens))
             else:

@@ -17,7 +17,7 @@ from ..parallel.links import Expected, Inbox, Outbox
 from ..plan import BatchSlice
 from ..wire.requests import Step
 from .forward import Forward
-from .latent import call_tensors
+from .inputs import call_tensors
 from .mesh import Mesh
 from .stage import CondState, PartRows, Stage
 
@@ -82,7 +82,7 @@ class PipelinedStep:
                 tokens = stage.embed(there.inputs["img"], there.condition)
             else:
                 tokens = self._forward.adapter.received(self._inbox.take(), there.condition)
-            stage.through(tokens, side, chunk, self._options[piece.call], modulations=modulations)
+            stage.run_blocks(tokens, side, chunk, self._options[piece.call], modulations=modulations)
             if stage.last:
                 self._write(piece, chunk, self._forward.head(tokens))
             else:

@@ -14,7 +14,7 @@ from ..plan import BatchSlice
 from ..sampler_recurrence import SamplerRecurrence
 from ..wire.requests import GroupWork
 from .forward import Forward, Rows
-from .latent import call_tensors
+from .inputs import call_tensors
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Stage:
     def __init__(self, forward: Forward, mesh: Mesh) -> None:
         self.forward, self._plan, self._attention = forward, mesh.plan, mesh.displaced()
         self.part = self._attention.index
-        self.size, self.index = mesh.plan.pipefusion, mesh["pipefusion"].index
+        self.size, self.index = mesh.plan.pipefusion, mesh.axes["pipefusion"].index
         self.blocks = stage_blocks(forward.adapter, stages=self.size, stage=self.index)
         self.first, self.last = self.index == 0, self.index == self.size - 1
 
@@ -101,7 +101,7 @@ class Stage:
         with self.forward.timer.region("embed"), self.forward.weights.block("") as w:
             return self.forward.adapter.embed(w, img, condition)
 
-    def through(
+    def run_blocks(
         self,
         tokens: Tokens,
         side: CondState,
@@ -110,18 +110,20 @@ class Stage:
         *,
         modulations: MutableMapping[str, Modulation],
     ) -> None:
-        """A chunk through this stage's blocks. `options` are its call's; `modulations` as `Forward.through`."""
+        """A chunk through this stage's blocks. `options` are its call's; `modulations` as `Forward.run_blocks`."""
         there = side.chunks[chunk]
 
-        def begin(block: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], PendingOutput]:
+        def start(block: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], PendingOutput]:
             if options.get("local_attention"):
-                return partial(LocalAttention().begin(q, k, v, lengths=()), None)
-            finish = self._attention.begin_displaced(
+                return partial(LocalAttention().start(q, k, v, lengths=()), None)
+            complete = self._attention.start_displaced(
                 q, k, v, held=side.held[block.prefix], sequence=side.sequence, chunk=chunk
             )
-            return partial(finish, there.mask)
+            return partial(complete, there.mask)
 
-        self.forward.through(self.blocks, tokens, there.inputs, options, begin=begin, modulations=modulations)
+        self.forward.run_blocks(
+            self.blocks, tokens, there.inputs, options, start_attention=start, modulations=modulations
+        )
 
     def end_pass(self) -> None:
         """Weights are gone through in the order of the blocks, with those outside before and after each pass."""

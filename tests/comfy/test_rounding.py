@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from host.fetch import comfyui_path
 from host.tiny_models import write_flux
+from parallel_runtime.models.flux.adapter import timestep_embedding
 from parallel_runtime.models.flux.inputs import cast_inputs
-from parallel_runtime.models.flux.math import timestep_embedding
 
 SCRIPT = Path(__file__).resolve().parents[1] / "host" / "trace_rounding.py"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

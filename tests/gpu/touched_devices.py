@@ -17,7 +17,7 @@ from pretend_cuda.device import device_index, install
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import ParallelPlan
-from parallel_runtime.worker.hosted import HostedWeights
+from parallel_runtime.worker.hosted_weights import HostedWeights
 
 DEVICES = 8
 MAKING_CONTEXTS = ("mem_get_info", "synchronize", "memory_stats")

@@ -34,9 +34,10 @@ from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.timing import RegionTimer
 from parallel_runtime.weight_patch import PatchBatch, WeightPatch, pack
 from parallel_runtime.wire.requests import ChangeWeights
-from parallel_runtime.worker.hosted import HostedChanges, HostedForward, HostedModel, HostedWeights, OwnTokens
+from parallel_runtime.worker.hosted import HostedForward, HostedModel, OwnTokens
+from parallel_runtime.worker.hosted_weights import HostedChanges, HostedWeights
+from parallel_runtime.worker.inputs import RepeatedInputs
 from parallel_runtime.worker.mesh import Groups, Mesh
-from parallel_runtime.worker.repeated import RepeatedInputs
 
 from .quantised_checks import CHECKS
 from .ranks import difference, fork_ranks
@@ -111,7 +112,7 @@ def call(model: HostedModel, sequence: UnevenSequence, *, scales: bool = True) -
     """One call over the ranks of `sequence`, with their scales as one or each rank's own."""
     module = model.under(sequence, lambda: None)
     inputs = {name: noise(*shape) for name, shape in INPUTS.items()} | {"timestep": at(700, 650)}
-    with model.weights.calling(), shared_scales([sequence] if scales and sequence.parts > 1 else []):
+    with model.calling(), shared_scales([sequence] if scales and sequence.parts > 1 else []):
         out: Tensor = module(**inputs)
     return out
 
@@ -161,7 +162,7 @@ def over_groups(model: HostedModel, calls: tuple[int, int]) -> Tensor:
     out = torch.zeros(made.out_shape)
     tensors = {f"{call}.{name}": tensor for call in calls for name, tensor in {**made.tensors, "out": out}.items()}
     sent = RepeatedInputs(CPU).of_request({}, {})
-    forward = HostedForward(model, mesh.uneven_sequence(), RegionTimer(CPU, on=False), lambda: None, sent)
+    forward = HostedForward(model, mesh.uneven_sequence, RegionTimer(CPU, on=False), lambda: None, sent)
     forward.run_batch_groups(
         [[BatchSlice(calls[0], 0, 1)], [BatchSlice(calls[1], 1, 2)]], mesh, tensors, [made.options] * 2
     )

@@ -109,8 +109,8 @@ MUTANTS = (
     ),
     Mutant(
         "batch groups of cfg parallel round by the largest number of their own rows",
-        'over = mesh["cfg"] if alike and',
-        'over = mesh["cfg"] if not alike and',
+        'over = mesh.axes["cfg"] if alike and',
+        'over = mesh.axes["cfg"] if not alike and',
         (f"{QUANTISED}[nvfp4, its inputs rounded too-replicated]",),
     ),
     Mutant(

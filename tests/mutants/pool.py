@@ -23,8 +23,8 @@ MUTANTS = (
     ),
     Mutant(
         "a model that is evicted stays on its rank",
-        "            if self.models.pop(handle, None) is not None:\n                evicted",
-        "            if self.models.get(handle) is not None:\n                evicted",
+        "            if self.pop(handle, None) is not None:\n                evicted",
+        "            if self.get(handle) is not None:\n                evicted",
         ("test_handles.py::test_the_model_used_longest_ago_is_evicted_when_there_is_no_room",),
     ),
     Mutant(

@@ -75,14 +75,14 @@ MUTANTS = (
     ),
     Mutant(
         "a ring takes its first part of the mask for all parts",
-        "columns = None if mask is None else mask[:, :, start : start + lengths[owner]]",
-        "columns = None if mask is None else mask[:, :, : lengths[owner]]",
+        "columns = None if mask is None else mask[:, :, start : start + self.lengths[owner]]",
+        "columns = None if mask is None else mask[:, :, : self.lengths[owner]]",
         (EXCHANGED,),
     ),
     Mutant(
         "a ring's queries follow another group's rows of the mask",
-        "lengths=lengths, mask=None if mask is None else mask[:, mine])",
-        "lengths=lengths, mask=None if mask is None else mask[:, : q.shape[1]])",
+        "keys.attend(q, mask=None if mask is None else mask[:, mine])",
+        "keys.attend(q, mask=None if mask is None else mask[:, : q.shape[1]])",
         (EXCHANGED,),
     ),
     Mutant(
@@ -129,8 +129,8 @@ MUTANTS = (
     ),
     Mutant(
         "a stage ignores the attention mask",
-        "            return partial(finish, there.mask)\n",
-        "            return partial(finish, None)\n",
+        "            return partial(complete, there.mask)\n",
+        "            return partial(complete, None)\n",
         (WARM_UP,),
     ),
     Mutant(

@@ -82,8 +82,8 @@ MUTANTS = (
     ),
     Mutant(
         "a replica without work gathers weights as often as the others",
-        "passes = max(len(request.batch_groups[batch_group]) for batch_group in mesh.replica_groups)",
-        "passes = max(len(batch_group) for batch_group in request.batch_groups)",
+        "passes = max(len(batch_groups[batch_group]) for batch_group in mesh.replica_groups)",
+        "passes = max(len(batch_group) for batch_group in batch_groups)",
         (
             "test_sharded_plans.py::test_a_plan_gives_the_same_with_parts_of_the_weights_as_with_all"
             "[data2-ring1-uly2-offloaded]",

@@ -33,7 +33,7 @@ class NotingEngine(Engine):
 
     def handle(self, message, **told):
         issued, asked = [], set()
-        real = (dist.isend, dist.irecv, Stage.through, HostCopies.start, Gate.wait, Gate.open)
+        real = (dist.isend, dist.irecv, Stage.run_blocks, HostCopies.start, Gate.wait, Gate.open)
 
         def noting(what, run):
             def noted(tensor, peer, group):
@@ -48,7 +48,7 @@ class NotingEngine(Engine):
 
             return noted
 
-        def through(stage, *arguments, **options):
+        def run_blocks(stage, *arguments, **options):
             issued.append(["chunk"])
             return real[2](stage, *arguments, **options)
 
@@ -62,11 +62,11 @@ class NotingEngine(Engine):
             return real[4](gate, step, **told)
 
         dist.isend, dist.irecv = noting("send", dist.isend), noting("receive", dist.irecv)
-        Stage.through, HostCopies.start, Gate.wait = through, start, wait
+        Stage.run_blocks, HostCopies.start, Gate.wait = run_blocks, start, wait
         Gate.open = lambda gate, step: step in asked and real[5](gate, step)
         try:
             return super().handle(message, **told)
         finally:
             if isinstance(message.body, Sample):
                 note(message.body.calls[0], self.rank, issued)
-            dist.isend, dist.irecv, Stage.through, HostCopies.start, Gate.wait, Gate.open = real
+            dist.isend, dist.irecv, Stage.run_blocks, HostCopies.start, Gate.wait, Gate.open = real

@@ -12,7 +12,7 @@ from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.sequence import SequenceAttention
 from parallel_runtime.timing import RegionTimer
 from parallel_runtime.worker.forward import Forward
-from parallel_runtime.worker.repeated import RequestInputs
+from parallel_runtime.worker.inputs import RequestInputs
 from runtime.shard_engine import replicated
 
 CPU = torch.device("cpu")

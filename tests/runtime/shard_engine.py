@@ -18,12 +18,8 @@ from parallel_runtime.parallel.kernels import attention
 from parallel_runtime.weight_patch import WeightPatch
 from parallel_runtime.weights.branches import Branch
 from parallel_runtime.weights.mapped_file import MappedFile
-from parallel_runtime.weights.model_file import ModelFile
-from parallel_runtime.weights.model_weights import (
-    ReplicatedWeights,
-    compute_dtype,
-    weight_bytes,
-)
+from parallel_runtime.weights.model_file import ModelFile, compute_dtype, weight_bytes
+from parallel_runtime.weights.model_weights import ReplicatedWeights
 from parallel_runtime.weights.sharded import ShardedWeights
 from parallel_runtime.wire.protocol import Op
 from parallel_runtime.wire.replies import EmptyReply, LoadReply, Memory, StepReply
@@ -136,9 +132,9 @@ def forward(path, weights, *, passes=1):
         for block in adapter.blocks:
             with weights.block(block.prefix) as w:
                 mod = adapter.modulation(block, adapter.modulation_rows(block, w, tokens.vec), tokens)
-                q, k, v, rest = adapter.qkv(block, w, tokens, mod)
+                q, k, v, start_mlp = adapter.qkv(block, w, tokens, mod)
                 out = attention(q, k, v)
-                adapter.finish(block, w, tokens, out, mod, carry=rest(), residual=None)
+                adapter.finish(block, w, tokens, out, mod, mlp=start_mlp(), residual=None)
         with weights.block("") as w:
             outs.append(adapter.head(w, tokens))
     return torch.stack(outs)

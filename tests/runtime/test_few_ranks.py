@@ -15,8 +15,8 @@ from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.models.flux.reference import ReferenceModel
-from parallel_runtime.parallel.shard import SequenceShard
-from parallel_runtime.parallel.traffic import GATHER_BYTES, NEVER, AttentionShape, predict
+from parallel_runtime.parallel.shard import GATHER_BYTES, NEVER, SequenceShard
+from parallel_runtime.parallel.traffic import AttentionShape, predict
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.in_worker_sampling import InWorkerRun
 from parallel_runtime.pool.pool import Pool

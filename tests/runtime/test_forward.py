@@ -8,7 +8,7 @@ import torch
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.models.flux.adapter import Block, Modulation, Tokens, Weights
-from parallel_runtime.models.flux.blocks import AFTER, double_after, single_after
+from parallel_runtime.models.flux.compiled import AFTER, double_after, single_after
 from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.models.flux.reference import ReferenceModel
 from runtime.one_rank import OneRank
@@ -155,9 +155,9 @@ def test_what_overflows_in_fp16_stays_the_largest_number(
             if compiled:
                 results.append(_after_compiled(block, w, tokens, rows, attn, mlp))
             else:
-                carry = rank.adapter._activated(mlp) if kind == "single" else None
+                joined = rank.adapter._activated(mlp) if kind == "single" else None
                 mod = rank.adapter.modulation(block, rows, tokens)
-                rank.adapter.finish(block, w, tokens, attn, mod, carry=carry, residual=None)
+                rank.adapter.finish(block, w, tokens, attn, mod, mlp=joined, residual=None)
                 results.append(tokens.x)
     ours, exact = results
     assert (exact.abs() > LARGEST).any(), "nothing overflows"

@@ -11,7 +11,7 @@ from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.in_worker_sampling import MAX_GIVEN, Inpaint, InWorkerRun
 from parallel_runtime.report.schema import REGIONS
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
-from parallel_runtime.weights.branches import BlockWeights
+from parallel_runtime.weights.model_weights import BlockWeights
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op, encode
 from parallel_runtime.wire.records import to_body

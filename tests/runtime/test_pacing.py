@@ -5,9 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from parallel_runtime.worker import host_copies, pacing
+from parallel_runtime import timing
+from parallel_runtime.timing import BLOCKS_AHEAD, Pace
+from parallel_runtime.worker import host_copies
 from parallel_runtime.worker.host_copies import HostCopies
-from parallel_runtime.worker.pacing import BLOCKS_AHEAD, Pace
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -45,7 +46,7 @@ class Point:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     made = Queue()
-    monkeypatch.setattr(pacing, "point_of", lambda device: made.put() if device.type == "cuda" else None)
+    monkeypatch.setattr(timing, "point_of", lambda device: made.put() if device.type == "cuda" else None)
 
     class Beside:
         def __init__(self, device: torch.device) -> None:

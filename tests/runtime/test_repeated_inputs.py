@@ -14,7 +14,7 @@ from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import arena
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.worker.repeated import RepeatedInputs
+from parallel_runtime.worker.inputs import RepeatedInputs
 
 # fp32 sums in another order: what the design allows any plan
 FP32_TOLERANCE = 1e-5

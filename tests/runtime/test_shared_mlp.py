@@ -12,7 +12,8 @@ from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.models.flux.sample import sample_config
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.weights.branches import ALL, BlockWeights, Branch
+from parallel_runtime.weights.branches import Branch
+from parallel_runtime.weights.model_weights import ALL, BlockWeights
 
 # fp32 sums in another order: what the design allows any plan
 FP32_TOLERANCE = 1e-5
@@ -68,28 +69,28 @@ def big_enough() -> int:
 
 @pytest.mark.parametrize("first_row", [0, 100, 3 * CONFIG.hidden_size, 3 * CONFIG.hidden_size + 10])
 def test_keys_and_values_come_first_and_all_is_as_in_one_product(first_row: int) -> None:
-    adapter, block, w = FluxAdapter(CONFIG), Block("single", 0), weights(branch(first_row, 150))
+    adapter, block, w = FluxAdapter(CONFIG), Block("single", 0, "single_blocks.0."), weights(branch(first_row, 150))
     some = tokens(big_enough())
     mod = tuple(torch.randn(1, 1, CONFIG.hidden_size) for _ in range(3))
-    *whole, rest = adapter.qkv(block, w, some, mod)
-    whole.append(rest().joined)
+    *whole, start_mlp = adapter.qkv(block, w, some, mod)
+    whole.append(start_mlp().joined)
     assert [("linear1", ROWS)] == ASKED
     ASKED.clear()
-    *apart, rest = adapter.qkv(block, w, some, mod, shared=True)
+    *apart, start_mlp = adapter.qkv(block, w, some, mod, shared=True)
     assert [("linear1", 3 * CONFIG.hidden_size)] == ASKED, "the MLP came before keys and values could leave"
-    apart.append(rest().joined)
+    apart.append(start_mlp().joined)
     assert [("linear1", 3 * CONFIG.hidden_size), ("linear1", CONFIG.mlp_hidden)] == ASKED
     start = CONFIG.hidden_size  # before it there is room for the attention
     for one, other in zip([*whole[:3], whole[3][..., start:]], [*apart[:3], apart[3][..., start:]], strict=True):
         assert relative_error(other, one) < 1e-6
-    *without, rest = adapter.qkv(block, weights(), some, mod, shared=True)
-    without.append(rest().joined[..., start:])
+    *without, start_mlp = adapter.qkv(block, weights(), some, mod, shared=True)
+    without.append(start_mlp().joined[..., start:])
     assert max(map(relative_error, without, [*whole[:3], whole[3][..., start:]])) > 1e-3, "the LoRA shows nowhere"
 
 
 @pytest.mark.parametrize("heads_apart", [False, True], ids=["heads together", "heads by sender"])
 def test_the_last_product_of_the_mlp_alone_and_then_of_the_attention_is_that_of_both(heads_apart: bool) -> None:
-    adapter, block, hidden = FluxAdapter(CONFIG), Block("single", 0), CONFIG.hidden_size
+    adapter, block, hidden = FluxAdapter(CONFIG), Block("single", 0, "single_blocks.0."), CONFIG.hidden_size
     some, mod = tokens(big_enough()), tuple(torch.randn(1, 1, hidden) for _ in range(3))
     attn = torch.randn(1, some.x.shape[1], CONFIG.num_heads, CONFIG.head_dim)
     attn = attn.unflatten(2, (2, -1)) if heads_apart else attn
@@ -97,11 +98,11 @@ def test_the_last_product_of_the_mlp_alone_and_then_of_the_attention_is_that_of_
 
     def after(w: Counting, *, apart: bool) -> torch.Tensor:
         there = Tokens(some.x.clone(), some.num_text, some.vec, some.rope)
-        carry = Mlp(joined.clone())
+        mlp = Mlp(joined.clone())
         if apart:
-            carry = adapter.overlapped_mlp(block, w, carry)
+            mlp = adapter.overlapped_mlp(block, w, mlp)
             assert ASKED == [("linear2", hidden)], "the MLP's part waits for the attention"
-        adapter.finish(block, w, there, attn, mod, carry=carry, residual=None)
+        adapter.finish(block, w, there, attn, mod, mlp=mlp, residual=None)
         return there.x - some.x
 
     beside = branch(10, 40, columns=hidden + CONFIG.mlp_hidden)
@@ -114,10 +115,10 @@ def test_the_last_product_of_the_mlp_alone_and_then_of_the_attention_is_that_of_
 
 def test_a_product_that_is_done_before_its_launch_is_not_taken_apart() -> None:
     mod = tuple(torch.randn(1, 1, CONFIG.hidden_size) for _ in range(3))
-    adapter, block, w = FluxAdapter(CONFIG), Block("single", 0), weights()
-    *_, rest = adapter.qkv(block, w, tokens(64), mod, shared=True)
-    carry = rest()
-    assert adapter.overlapped_mlp(block, w, carry) is carry
+    adapter, block, w = FluxAdapter(CONFIG), Block("single", 0, "single_blocks.0."), weights()
+    *_, start_mlp = adapter.qkv(block, w, tokens(64), mod, shared=True)
+    mlp = start_mlp()
+    assert adapter.overlapped_mlp(block, w, mlp) is mlp
     assert [("linear1", ROWS)] == ASKED
 
 

@@ -1,6 +1,7 @@
 """What a plan sends, against numbers worked out by hand."""
 
-from parallel_runtime.parallel.traffic import NEVER, AttentionShape, gathers, predict, predict_stage
+from parallel_runtime.parallel.shard import NEVER, gathers
+from parallel_runtime.parallel.traffic import AttentionShape, predict, predict_stage
 
 # Two blocks, 4 heads of 8, two bytes, one image: a token's keys are 64 bytes.
 SHAPE = AttentionShape(blocks=2, heads=4, head_dim=8, element_bytes=2, batch=1)

@@ -41,7 +41,7 @@ class UnevenEngine:
 
 def attended(mesh, *, heads, groups, queries, keys, width, values, mask, boolean, scale, exchange):
     """Relative error of this rank's rows, and what was sent. `queries` and `keys` are the tokens of every part."""
-    sequence = mesh.uneven_sequence()
+    sequence = mesh.uneven_sequence
     generator = torch.Generator().manual_seed(heads * 100 + groups)
     all_queries, all_keys = sum(queries), sum(keys)
     q, k, v = (

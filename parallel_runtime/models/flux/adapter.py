@@ -19,12 +19,13 @@ from ...wire.replies import CompiledBlocks
 from ..base import Block, Condition, Modulation, Split, Tokens, Weights
 from ..graphs import Graphs, Watch
 from . import blocks
-from .config import FluxConfig
-from .math import by_row, modulated, rope_table, timestep_embedding
+from .blocks import by_row, modulated
+from .config import TIME_FACTOR, TIME_WIDTH, FluxConfig
 
 USUAL_TOKENS = 4096 + 512  # of an image of 1024 x 1024 and its text
 LAUNCH_FLOPS = 5e8  # what a GPU computes while the host gets one kernel going: 5 us at 100 TFLOP/s
 LAUNCHES = {"double": 44, "single": 20}
+THETA = 10_000
 
 
 # What is split over the ranks that share a sequence; everything else is whole on each of them.
@@ -53,7 +54,7 @@ class Mlp:
     product: torch.Tensor | None = None
 
 
-Rest = Callable[[], Mlp | None]  # what a block can do without its attention, and `finish` takes as `carry`
+StartMlp = Callable[[], Mlp | None]  # what of a block's MLP goes without its attention, and `finish` takes as `mlp`
 
 
 class FluxAdapter:
@@ -65,8 +66,9 @@ class FluxAdapter:
 
     def __init__(self, config: FluxConfig) -> None:
         self.config = config
-        self.blocks = tuple(Block("double", i) for i in range(config.depth)) + tuple(
-            Block("single", i) for i in range(config.depth_single)
+        depths = {"double": config.depth, "single": config.depth_single}
+        self.blocks = tuple(
+            Block(kind, index, f"{kind}_blocks.{index}.") for kind, depth in depths.items() for index in range(depth)
         )
 
     def compiled(self, graphs: Graphs, watch: Watch) -> "FluxAdapter":
@@ -156,10 +158,10 @@ class FluxAdapter:
 
     def qkv(
         self, block: Block, w: Weights, tokens: Tokens, mod: Modulation, *, shared: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Rest]:
-        """Queries and keys, normed and rotated, and values, each (B, S, H, D), and what else can be done meanwhile.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, StartMlp]:
+        """Queries and keys, normed and rotated, and values, each (B, S, H, D), and what starts the MLP.
 
-        That is a single block's MLP up to its GELU. `shared`: q, k and v go to other ranks first, so all of it waits
+        That is a single block's, up to its GELU. `shared`: q, k and v go to other ranks first, so all of it waits
         until they are on their way.
         """
         if block.kind == "double":
@@ -167,11 +169,11 @@ class FluxAdapter:
         x, n = modulated(tokens.x, mod[0], mod[1]), 3 * self.config.hidden_size
         if shared and self._mlp_flops(x) > LAUNCH_FLOPS:  # worth a product of its own
             packed = w.linear("linear1", x, rows=slice(0, n))
-            rest: Rest = partial(self._mlp, w, x)
+            start_mlp: StartMlp = partial(self._mlp, w, x)
         else:
-            packed, mlp = w.linear("linear1", x).split((n, self.config.mlp_hidden), -1)
-            rest = partial(self._activated, mlp)
-        return *blocks.single_qkv(w, packed, tokens.rope), rest
+            packed, before = w.linear("linear1", x).split((n, self.config.mlp_hidden), -1)
+            start_mlp = partial(self._activated, before)
+        return *blocks.single_qkv(w, packed, tokens.rope), start_mlp
 
     def _mlp_flops(self, x: torch.Tensor) -> float:
         return 2.0 * x.numel() * self.config.mlp_hidden
@@ -182,16 +184,16 @@ class FluxAdapter:
     def _activated(self, mlp: torch.Tensor) -> Mlp:
         return Mlp(blocks.activated(mlp, self.config.hidden_size))
 
-    def overlapped_mlp(self, block: Block, w: Weights, carry: Mlp | None) -> Mlp | None:
+    def overlapped_mlp(self, block: Block, w: Weights, mlp: Mlp | None) -> Mlp | None:
         """What more can be done while the attention's output travels: the MLP's part of a single block's last product.
 
         `finish` takes it, as it takes what it was made of.
         """
         hidden = self.config.hidden_size
-        if carry is None or self._mlp_flops(carry.joined[..., :hidden]) <= LAUNCH_FLOPS:
-            return carry
-        product = w.linear("linear2", carry.joined[..., hidden:], columns=slice(hidden, None))
-        return Mlp(carry.joined, product)
+        if mlp is None or self._mlp_flops(mlp.joined[..., :hidden]) <= LAUNCH_FLOPS:
+            return mlp
+        product = w.linear("linear2", mlp.joined[..., hidden:], columns=slice(hidden, None))
+        return Mlp(mlp.joined, product)
 
     def finish(
         self,
@@ -201,17 +203,17 @@ class FluxAdapter:
         attn: torch.Tensor,
         mod: Modulation,
         *,
-        carry: Mlp | None,
+        mlp: Mlp | None,
         residual: torch.Tensor | None,
     ) -> None:
         """The rest of the block, in place on `tokens.x`. `residual` (B, <= image rows, C).
 
         attn (B, S, H, D), H in one dim or in two, which the copy that it needs anyway makes one.
         """
-        if carry is None:
+        if mlp is None:
             blocks.double_rest(w, tokens.x, tokens.num_text, mod, attn.flatten(2))
         else:
-            blocks.single_rest(tokens.x, mod, self._joined_product(w, attn, carry))
+            blocks.single_rest(tokens.x, mod, self._joined_product(w, attn, mlp))
         self.add_residual(tokens, residual)
 
     def _joined_product(self, w: Weights, attn: torch.Tensor, mlp: Mlp) -> torch.Tensor:
@@ -248,3 +250,29 @@ def _zero_timestep(inputs: Mapping[str, torch.Tensor], num_text: int) -> torch.T
     """1 for rows at timestep zero, 0 for the others, all text among them; None where a step has none."""
     rows = inputs.get("zero_timestep_rows")
     return None if rows is None else F.pad(rows.long(), (num_text, 0))
+
+
+def timestep_embedding(t: torch.Tensor) -> torch.Tensor:
+    """Sinusoids of t (...), in units of a thousandth, as (..., 256) fp32. Source: "Attention Is All You Need", 3.5.
+
+    The dtype of t rounds its thousandfold, as in ComfyUI: a guidance of 3.5 in bf16 becomes 3504. The timestep is fp32:
+    rounded to bf16, as diffusers does, a call is 0.9 to 6 % off.
+    """
+    half = TIME_WIDTH // 2
+    exponent = torch.arange(half, dtype=torch.float32, device=t.device) * (-math.log(10_000) / half)
+    angles = (t * TIME_FACTOR).float()[..., None] * torch.exp(exponent)
+    return torch.cat((torch.cos(angles), torch.sin(angles)), -1)
+
+
+def rope_table(ids: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    """Rotations of each token, (1, S, 1, D / 2) complex64, from ids (S, 3). Source: RoFormer (arXiv 2104.09864).
+
+    Angles are computed in fp64 where the device has it, as the reference does.
+    """
+    real = torch.float32 if ids.device.type == "mps" else torch.float64
+    parts = []
+    for axis, width in enumerate(axes):
+        frequency = THETA ** -(torch.arange(0, width, 2, dtype=real, device=ids.device) / width)
+        parts.append(ids[:, axis].to(real)[:, None] * frequency)
+    angles = torch.cat(parts, -1)
+    return torch.complex(torch.cos(angles).float(), torch.sin(angles).float())[None, :, None]

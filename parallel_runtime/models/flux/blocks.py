@@ -2,23 +2,21 @@
 
 Letters: `B` batch, `S` tokens of this rank (text first, then image), `C` hidden size, `H` heads, `D` head size.
 
-`adapter.py` calls these functions kernel by kernel; torch's compiler makes graphs of the halves at the end, which are
-nothing but the same functions, one after the other. Both add the residual to `x` in place: a graph may write to its
-input. Two kernels alone depend on who runs (`normed_and_rotated` and `gelu_into` of math.py). Owns no choice of
-when a half is compiled, which is `models/flux/compiled.py`'s.
+`adapter.py` calls these functions kernel by kernel; `compiled.py` has torch's compiler make graphs of them. Both add
+the residual to `x` in place: a graph may write to its input. Two functions alone depend on who runs,
+`normed_and_rotated` and `gelu_into`. Source: black-forest-labs/flux, `math.py` and `modules/layers.py`; rounding
+follows ComfyUI's reading of it.
 """
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from .math import bound, by_row, gelu_into, modulated, normed_and_rotated
-
 Modulation = tuple[torch.Tensor, ...]
-Values = tuple[torch.Tensor, ...]
 QKV = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+RowWeights = tuple[tuple[torch.Tensor, slice], ...]  # a weight and the rows that take it
+EPS = 1e-6
 
 
 class Linear(Protocol):
@@ -88,7 +86,7 @@ def _stream_rest(w: Linear, stream: str, x: torch.Tensor, mod: Modulation, attn:
     x.addcmul_(mod[5], w.linear(f"{stream}_mlp.2", hidden))
 
 
-def _heads(packed: torch.Tensor, norms: tuple[tuple[torch.Tensor, slice], ...], rope: torch.Tensor) -> QKV:
+def _heads(packed: torch.Tensor, norms: RowWeights, rope: torch.Tensor) -> QKV:
     qkv = packed.unflatten(-1, (3, -1, norms[0][0].shape[-1]))  # (B, S, 3, H, D)
     q, k = normed_and_rotated(qkv[:, :, :2], norms, rope).unbind(2)
     return q, k, qkv[:, :, 2]
@@ -99,91 +97,47 @@ def _norm_weights(w: Linear, name: str) -> torch.Tensor:
     return torch.stack((w[f"{name}.query_norm.weight"], w[f"{name}.key_norm.weight"]))[:, None].float()
 
 
-# The weights that the two halves of a block take, by kind of block; a layer has a weight and a bias.
-BEFORE = {
-    "double": tuple(
-        f"{stream}_attn.{part}"
-        for stream in ("txt", "img")
-        for part in ("qkv.weight", "qkv.bias", "norm.query_norm.weight", "norm.key_norm.weight")
-    ),
-    "single": ("linear1.weight", "linear1.bias", "norm.query_norm.weight", "norm.key_norm.weight"),
-}
-AFTER = {
-    "double": tuple(
-        f"{stream}_{layer}.{part}"
-        for stream in ("txt", "img")
-        for layer in ("attn.proj", "mlp.0", "mlp.2")
-        for part in ("weight", "bias")
-    ),
-    "single": ("linear2.weight", "linear2.bias"),
-}
+def normed_and_rotated(x: torch.Tensor, weights: RowWeights, rope: torch.Tensor) -> torch.Tensor:
+    """RMS norm, weight and rotation of x (B, S, 2, H, D), queries and keys at once: small operations cost by number.
 
-
-class _Traced:
-    """Weights that a graph takes as arguments, so that one graph serves all blocks of a kind."""
-
-    def __init__(self, names: tuple[str, ...], values: Values) -> None:
-        self._tensors: Mapping[str, torch.Tensor] = dict(zip(names, values, strict=True))
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
-
-    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self._tensors[f"{name}.weight"], self._tensors[f"{name}.bias"])
-
-
-def double_before(
-    x: torch.Tensor,
-    text_rows: torch.Tensor,
-    zero_timestep: torch.Tensor | None,
-    rows: Modulation,
-    rope: torch.Tensor,
-    weights: Values,
-) -> Values:
-    """`double_qkv` to trace. `text_rows` (T,) is there for its length, so that a graph serves every length of text.
-
-    `zero_timestep` as in `Tokens`; `rows` of `modulation_rows`; rope (S, D / 2, 2), cosine and sine; `weights` as in
-    `BEFORE`.
+    `weights` says which rows of S take which; all from the weight to the rotation is fp32, rounded once. rope
+    (1, S, 1, D / 2) complex, or (S, D / 2, 2) real, cosine and sine: a compiler fuses no complex numbers, and without
+    one four products take seven kernels where a complex one takes one.
     """
-    num_text = text_rows.shape[0]
-    mod = double_modulation(rows, zero_timestep, num_text)
-    return double_qkv(_Traced(BEFORE["double"], weights), x, num_text, mod, rope)
+    normed = F.rms_norm(x, x.shape[-1:], eps=EPS)
+    if not rope.is_complex():
+        scaled = torch.cat([normed[:, rows] * weight for weight, rows in weights], 1)
+        a, b = scaled.unflatten(-1, (-1, 2)).unbind(-1)
+        cos, sin = rope[:, None, None].unbind(-1)  # (S, 1, 1, D / 2)
+        return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
+    scaled = torch.empty_like(normed, dtype=torch.float32)
+    for weight, rows in weights:
+        torch.mul(normed[:, rows], weight, out=scaled[:, rows])
+    pairs = torch.view_as_complex(scaled.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs.mul_(rope[:, :, None])).flatten(-2).to(x.dtype)
 
 
-def double_after(
-    x: torch.Tensor,
-    text_rows: torch.Tensor,
-    zero_timestep: torch.Tensor | None,
-    rows: Modulation,
-    attn: torch.Tensor,
-    weights: Values,
-) -> None:
-    """`double_rest` to trace, as `double_before`; attn (B, S, C), `weights` as in `AFTER`."""
-    num_text = text_rows.shape[0]
-    mod = double_modulation(rows, zero_timestep, num_text)
-    double_rest(_Traced(AFTER["double"], weights), x, num_text, mod, attn)
+def gelu_into(out: torch.Tensor, x: torch.Tensor) -> None:
+    """The tanh GELU of x, written to `out` by one kernel; a compiler takes no kernel that is told where to write."""
+    if torch.compiler.is_compiling():
+        out.copy_(F.gelu(x, approximate="tanh"))
+    else:
+        torch.ops.aten.gelu.out(x, approximate="tanh", out=out)
 
 
-def single_before(
-    x: torch.Tensor, zero_timestep: torch.Tensor | None, rows: Modulation, rope: torch.Tensor, weights: Values
-) -> Values:
-    """As `double_before`, of a single block; last, what its MLP takes through GELU, (B, S, MLP)."""
-    w, hidden = _Traced(BEFORE["single"], weights), x.shape[-1]
-    mod = single_modulation(rows, zero_timestep)
-    fused = w.linear("linear1", modulated(x, mod[0], mod[1]))
-    return *single_qkv(w, fused[..., : 3 * hidden], rope), fused[..., 3 * hidden :]
+def by_row(values: torch.Tensor, zero_timestep: torch.Tensor | None) -> torch.Tensor:
+    """Modulations (B, 1 or 2, ...) to those of each row (B, S, ...), or as they are when all rows share one."""
+    return values if zero_timestep is None else values[:, zero_timestep]
 
 
-def single_after(
-    x: torch.Tensor,
-    zero_timestep: torch.Tensor | None,
-    rows: Modulation,
-    attn: torch.Tensor,
-    mlp: torch.Tensor,
-    weights: Values,
-) -> None:
-    """As `double_after`, of a single block; mlp (B, S, MLP) is `single_before`'s last."""
-    w, hidden = _Traced(AFTER["single"], weights), x.shape[-1]
-    joined = activated(mlp, hidden)
-    joined[..., :hidden] = attn
-    single_rest(x, single_modulation(rows, zero_timestep), w.linear("linear2", joined))
+def modulated(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Layer norm of x (B, S, C), times `scale`, which has its 1, plus `shift`. One kernel where all rows share them."""
+    if shift.shape[:2] == (1, 1):
+        return F.layer_norm(x, x.shape[-1:], scale[0, 0], shift[0, 0], EPS)
+    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=EPS), scale)
+
+
+def bound(x: torch.Tensor) -> None:
+    """fp16 overflows in Flux's text blocks; keep what overflowed at the largest number, as ComfyUI does."""
+    if x.dtype == torch.float16:
+        torch.nan_to_num_(x, nan=0.0, posinf=65504, neginf=-65504)

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -73,7 +74,7 @@ class FluxConfig:
         config.check(header.path, shapes)
         return config
 
-    @property
+    @cached_property
     def rope_axes(self) -> tuple[int, int, int]:
         """Rotary widths of the reference index, row and column: (16, 56, 56) for heads of 128."""
         first = self.head_dim // 8

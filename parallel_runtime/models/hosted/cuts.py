@@ -1,6 +1,6 @@
-"""What the words of a plan do to values: from whole to this rank's tokens (`cutter`), and back (`gatherer`).
+"""What the words of a plan do to values: from whole to this rank's tokens, and back.
 
-Words become functions once, when a model is shared; a call of the model then only runs them. Does not own who has which
+Which function is a word's is decided once, when a model is shared (changes_of_words.py). Does not own who has which
 tokens (call.py), nor where values come from (hooks.py).
 """
 
@@ -12,70 +12,18 @@ from torch import Tensor
 
 from ..plans.words import (
     GRID,
-    Each,
-    Every,
     Frames,
     Grid,
-    Guides,
-    Index,
-    Last,
-    Order,
-    Ranges,
     Run,
     Tokens,
-    Word,
 )
 from .call import TokenCall
-from .lightricks import cut_guides, cut_timestep, is_compressed
+from .lightricks import cut_guides, cut_timestep
 
 Change = Callable[[TokenCall, Any], Any]
 
 
-def cutter(word: Word) -> Change:
-    """The function that takes this rank's tokens of a value."""
-    if isinstance(word, Each):
-        return _each([cutter(part) if part else None for part in word.words])
-    if isinstance(word, Ranges):
-        return lambda call, value: value if value is None else cut_ranges(call, value, word.runs)
-    if isinstance(word, Index):
-        return lambda call, value: value if value is None else cut_index(call, value, word.stream)
-    if isinstance(word, Last):
-        return _tensors(lambda call, value: cut_last(call, value, word.stream))
-    if isinstance(word, Every):
-        return lambda call, value: call.introduce_whole(word.stream, value)
-    if isinstance(word, Order):
-        return _tensors(lambda call, mask: in_part_order(call, mask, word.runs))
-    if isinstance(word, Grid):
-        return _tensors(lambda call, value: cut_grid(call, value, word))
-    if isinstance(word, Frames):
-        return lambda call, value: cut_frames(call, value, word)
-    if isinstance(word, Guides):
-        return lambda call, mask: cut_guide_mask(call, mask, word.stream)
-    return _tensors(lambda call, value: cut_tokens(call, value, word))
-
-
-def gatherer(word: Word) -> Change:
-    """The function that makes a value whole. Raises ValueError for words that have no way back."""
-    if isinstance(word, Each):
-        return _each([gatherer(part) if part else None for part in word.words])
-    if isinstance(word, Grid) and not word.flat:
-        return _tensors(lambda call, value: gather_grid(call, value, word.dim))
-    if isinstance(word, Tokens) and not word.rest:
-        return _tensors(lambda call, value: gather_tokens(call, value, word))
-    raise ValueError(f"{word} cannot be gathered; use streams or 'grid'")
-
-
-def _each(changes: list[Change | None]) -> Change:
-    def change(call: TokenCall, values: Any) -> Any:  # noqa: ANN401
-        if values is None:
-            return None
-        pairs = zip(values, changes, strict=True)
-        return type(values)([each(call, value) if each else value for value, each in pairs])
-
-    return change
-
-
-def _tensors(change: Callable[[TokenCall, Tensor], Tensor]) -> Change:
+def of_tensors(change: Callable[[TokenCall, Tensor], Tensor]) -> Change:
     """The change of a tensor, for each tensor in a value: tuples and lists as well, anything else as it is."""
 
     def apply(call: TokenCall, value: Any) -> Any:  # noqa: ANN401
@@ -112,9 +60,11 @@ def cut_frames(call: TokenCall, value: Any, word: Frames) -> Any:  # noqa: ANN40
     """(B, frames or tokens or 1, ...) to this rank's rows, one for each token. Frames that lack tokens are the last."""
     start = call.start(word.stream)
     end = start + call.streams[word.stream][call.index]
-    if is_compressed(value):
+    if value is None:
+        return None
+    if not isinstance(value, Tensor):
         return cut_timestep(value, start, end)
-    if value is None or (word.ndim is not None and value.ndim != word.ndim):
+    if word.ndim is not None and value.ndim != word.ndim:
         return value
     frames, tokens = value.shape[1], call.total(word.stream)
     if frames == 1:

@@ -13,7 +13,8 @@ from torch import nn
 
 from ..plans.plan import Plan, Words
 from ..plans.words import UNPLANNED, Attention, Word, introduced_by, parse
-from .cuts import Change, cutter, gatherer
+from .changes_of_words import cutter, gatherer
+from .cuts import Change
 
 RETURN = "return"
 IN_KWARGS = "**"

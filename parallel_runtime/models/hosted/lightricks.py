@@ -14,11 +14,6 @@ import torch
 from torch import Tensor
 
 
-def is_compressed(value: object) -> bool:
-    """Whether this is LTX's `CompressedTimestep`."""
-    return hasattr(value, "expand_for_computation")
-
-
 def cut_timestep(value: Any, start: int, end: int) -> Any:  # noqa: ANN401
     """A `CompressedTimestep` that makes rows for tokens `start` to `end` alone. One row for all tokens stays."""
     if value.num_frames * value.patches_per_frame == 1:

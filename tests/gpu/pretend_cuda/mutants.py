@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     Mutant(
         "a hop around the ring is not waited for",
-        "sequence.py",
+        "ring.py",
         "                shift.wait()",
         "                pass",
         RING,
@@ -156,16 +156,16 @@ MUTANTS = (
     ),
     Mutant(
         "keys on the way around the ring are not contiguous",
-        "sequence.py",
+        "ring.py",
         "held = torch.stack((k, v)).contiguous()",
         "held = torch.stack((k, v), -1).movedim(-1, 0)",
         RING,
     ),
     Mutant(
         "keys are written to while they travel",
-        "sequence.py",
-        "                under_way = self._start_hop(held, hop, lengths=lengths)",
-        "                under_way = self._start_hop(held, hop, lengths=lengths); held.mul_(1.5)",
+        "ring.py",
+        "                self.under_way = self._start_hop(hop)",
+        "                self.under_way = self._start_hop(hop); self.held.mul_(1.5)",
         Trial(plan="ring=3"),
     ),
     Mutant(

@@ -1,6 +1,7 @@
-"""Copies of a step's inputs on the rank's device that serve the next step, where the parent says they are the same.
+"""A request's tensors in shared memory, and their way to the rank's device.
 
-Owns those copies. Does not own what is the same: the parent compares bytes and gives every content a number that it
+Inputs that a step has in common with the next one are copied once, where the parent says that they are the same. Owns
+those copies. Does not own what is the same: the parent compares bytes and gives every content a number that it
 never uses again (pool/arena.py).
 """
 
@@ -51,3 +52,9 @@ class RequestInputs:
         if key not in kept:
             kept[key] = part.to(self._device, copy=True)
         return kept[key]
+
+
+def call_tensors(tensors: Mapping[str, torch.Tensor], call: int) -> dict[str, torch.Tensor]:
+    """Of a request's tensors those of one call, by the names that they have there."""
+    start = f"{call}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

@@ -1,0 +1,65 @@
+"""Ring Attention: keys and values go around the ranks of a ring, and each hop's part is merged into one softmax.
+
+Letters: `B` batch, `S` query tokens of this rank, `T` key tokens that it holds, `H` heads of queries, `D` head size.
+Source: Ring Attention (arXiv 2310.01889, section 3).
+
+Owns the hops. Whose queries and keys go around is said by who calls it: sequence.py and uneven.py.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from .collectives import Axis, Shift
+from .kernels import attention_with_lse, merge
+
+Hop = tuple[Shift, torch.Tensor]  # under way, and where it arrives
+
+
+class RingPass:
+    """Keys and values on their way around a ring, once. This rank's own are sent when it is made."""
+
+    def __init__(self, ring: Axis, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]) -> None:
+        """k, v (B, T, H or fewer, D) are this rank's; `lengths` are the T of all ranks of the ring."""
+        self.ring, self.lengths = ring, lengths
+        self.held = torch.stack((k, v)).contiguous()  # (2, B, T, H, D)
+        self.under_way = self._start_hop(0)
+
+    def attend(self, q: torch.Tensor, *, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Attention of q (B, S, H, D) over all that come; the next hop travels while the present part is computed.
+
+        `mask` (B or 1, S, all tokens) is added to the scores. Returns (B, S, H, D) in fp32, None where there is
+        no query or no key.
+        """
+        out = lse = None
+        for hop in range(self.ring.size):
+            owner = (self.ring.index - hop) % self.ring.size
+            if hop:
+                self.under_way = self._start_hop(hop)
+            if q.shape[1] and self.lengths[owner]:
+                start = sum(self.lengths[:owner])
+                columns = None if mask is None else mask[:, :, start : start + self.lengths[owner]]
+                keys, values = (_repeated(each, q.shape[2]) for each in self.held)
+                part_out, part_lse = attention_with_lse(q, keys, values, mask=columns)
+                if out is None or lse is None:
+                    out, lse = part_out.to(torch.float32, copy=True), part_lse
+                else:
+                    out, lse = merge(out, lse, part_out, part_lse)
+            if self.under_way is not None:
+                shift, self.held = self.under_way
+                shift.wait()
+        return out
+
+    def _start_hop(self, hop: int) -> Hop | None:
+        """Send on the keys and values that are held at `hop`; also returns where the next arrive. None at the last."""
+        if hop + 1 == self.ring.size:
+            return None
+        coming = self.lengths[(self.ring.index - hop - 1) % self.ring.size]
+        arriving = self.held.new_empty((*self.held.shape[:2], coming, *self.held.shape[3:]))
+        return self.ring.start_shift(self.held, arriving), arriving
+
+
+def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """(B, T, heads of keys, D) with each head as often as it has heads of queries, for kernels that know no groups."""
+    times = heads // tensor.shape[2]
+    return tensor if times == 1 else tensor.repeat_interleave(times, 2)

@@ -1,0 +1,181 @@
+"""The weights of one of ComfyUI's own models on one rank: loaded and changed.
+
+ComfyUI is imported when the first one is loaded. Does not own the making of the module (models/hosted/build.py) nor how
+patches are merged (models/hosted/changes.py).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+
+from ..checkpoint import ModelSpec, read_header
+from ..errors import RequestCancelledError
+from ..models.hosted.block_patches import Beside
+from ..models.hosted.build import build, recognise
+from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
+from ..models.hosted.comfyui import import_comfyui
+from ..models.parts import plain_parts
+from ..models.plans import find_plan
+from ..models.plans.whole import find_whole
+from ..parallel.collectives import Axis
+from ..weight_patch import BESIDE, unpack
+from ..weights.block_shards import BlockShards, blocks_of
+from ..weights.mapped_file import MappedFile
+from ..wire.requests import ChangeWeights
+
+IN_CHECKPOINT = "model.diffusion_model."  # how names of the model begin there, as ComfyUI looks for them first
+
+
+class HostedWeights:
+    """The weights of one model on this rank, in the module that uses them. Nothing is read before `load`.
+
+    Of blocks, a rank holds all of them, or a part that is spread over `group`; what is outside is whole.
+    """
+
+    def __init__(self, spec: ModelSpec, *, device: torch.device, group: Axis, offloaded: bool) -> None:
+        self.device = device
+        self.dtype = getattr(torch, spec.dtype)
+        self.shards: BlockShards | None = None
+        self._group, self._offloaded = group, offloaded
+        self._spec = spec
+        self._file = MappedFile(spec)
+        self.viewed_file = self._file if device.type == "cpu" else None  # as `ModelWeights.viewed_file`
+        self._module: torch.nn.Module | None = None
+        self.quantised = False  # whether the file is in a format of ComfyUI's, with scales
+        self.declared: dict[str, torch.dtype] = {}
+        self.beside = Beside()
+        self._views: FileViews | None = None
+
+    @property
+    def elsewhere(self) -> HeldElsewhere | None:
+        """Where a weight is found as the file says it; None where the module has it, a view of the file."""
+        return self.shards if self.shards is not None else self._views
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """ComfyUI's transformer."""
+        if self._module is None:
+            raise RuntimeError(f"{self._spec.path} is not loaded")
+        return self._module
+
+    @property
+    def blocks(self) -> dict[str, torch.nn.Module]:
+        """The module's blocks by path: those that are known of its class, else the modules in its outermost lists."""
+        plan, whole = find_plan(type(self.module)), find_whole(type(self.module))
+        if plan is None and whole is not None:
+            return blocks_of(self.module, whole.blocks, inner=whole.inner)
+        return blocks_of(self.module, [] if plan is None else list(plan.attention))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether every call is known to run the blocks in the same order."""
+        return find_plan(type(self.module)) is not None or find_whole(type(self.module)) is not None
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the weights this rank holds."""
+        weights = [] if self._module is None else list(self._module.parameters())
+        here = sum(part.nbytes for weight in weights for part in plain_parts(weight)[0])
+        return here + (0 if self.shards is None else self.shards.num_bytes)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that they and what they need to be used take on the device."""
+        held = self.parameter_bytes + self.beside.num_bytes
+        if self.shards is None:
+            return held
+        return held + self.shards.buffer_bytes - (self.shards.num_bytes if self._offloaded else 0)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes on the device that `load` will take, but for the buffers of blocks."""
+        return 0 if self._offloaded else self._file_bytes // self._group.size
+
+    @property
+    def _file_bytes(self) -> int:
+        """Bytes of the file, of a checkpoint those of the model alone."""
+        entries = read_header(self._spec.path).tensors.items() if self._spec.checkpoint else ()
+        inside = sum(entry.num_bytes for name, entry in entries if name.startswith(IN_CHECKPOINT))
+        return inside or self._spec.size_bytes
+
+    def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
+        """Import ComfyUI if need be and make the module. Raises `RequestCancelledError` once `cancelled()` is true."""
+        total = self._file_bytes
+        for done in self._loading():
+            if cancelled():
+                self._module = self.shards = None
+                raise RequestCancelledError("loading was cancelled")
+            progress(min(done, total), total)
+        progress(total, total)
+
+    def _loading(self) -> Iterator[int]:
+        yield 0
+        import_comfyui(self._spec.comfyui, self.device)
+        yield 0
+        header = read_header(self._spec.path)
+        tensors = {name: self._file.tensor(entry) for name, entry in header.tensors.items()}
+        recognised = recognise(self._spec.path, tensors, header.metadata, checkpoint=self._spec.checkpoint)
+        self.quantised = recognised.quantised
+        yield 0
+        spread = self._group.size > 1 or self._offloaded
+        in_place = self.device.type == "cpu" and not spread
+        built = build(self._spec.path, recognised, self.dtype, cast_in_use=in_place)
+        self._module, self.declared = built.module, built.declared
+        if in_place:  # a copy of each rank's own would take as much as the model
+            built = built.casting_in_use(self.blocks)
+        if spread:
+            self.shards = BlockShards(
+                self.blocks, self._group, rounded=built.rounded, device=self.device, offloaded=self._offloaded
+            )
+            yield from self.shards.load()
+        elif self.device.type != "cpu":
+            views = {name: weight for name, weight in self._module.named_parameters() if name not in built.rounded}
+            self._views = FileViews(self._module, views, self.device)
+        built.round_here()
+        if self.device.type != "cpu":
+            self._module.to(self.device)
+        self._file.give_back()  # of what was converted or went to the device
+
+    def begin(self, passes: int) -> None:
+        """Nothing to prepare: each call gathers what it needs."""
+
+    def end(self) -> None:
+        """Nothing to end."""
+
+
+class HostedChanges:
+    """The change of weights under way, or the last one, of one model; as `changes.WeightChanges`."""
+
+    def __init__(self, weights: HostedWeights) -> None:
+        self._weights = weights
+        self._changes: Changes | None = None
+        self._named: set[str] = set()
+
+    def take(
+        self,
+        change: ChangeWeights,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        cancelled: Callable[[], bool],
+        beat: Callable[[], None],
+    ) -> None:
+        """Take one message of a change. The last one takes back whatever the change has not named."""
+        if self._changes is None:
+            self._changes = Changes(self._weights.module, self._weights.declared, self._weights.elsewhere)
+        if change.first:
+            self._named = set()
+        patches = unpack(change.records, tensors)
+        self._named |= patches.keys()
+        for key in [key for key, (first, *_) in patches.items() if first.kind == BESIDE]:
+            ((each,),) = (patch.values for patch in patches.pop(key))
+            if isinstance(each, torch.Tensor):
+                self._weights.beside.take(key, each.to(self._weights.device, copy=True))
+            beat()
+        self._changes.merge(patches, device=self._weights.device, cancelled=cancelled, beat=beat)
+        if change.last:
+            self._changes.unpatch_except(self._named)
+            self._weights.beside.keep(self._named)
+
+    def set_strengths(self, strengths: Sequence[float]) -> bool:
+        """Whether that was enough, which it never is: these patches are merged."""
+        return False

@@ -1,0 +1,89 @@
+"""One request for a whole sampling run, on one rank.
+
+Owns the choice between calls that run whole and a stage of a pipeline, and what the weights are told. The loop over
+steps is in_worker_sampling.py's.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ..timing import Pace
+from ..wire.replies import Compiling, Progress
+from ..wire.requests import Sample
+from .forward import Forward
+from .host_copies import HostCopies
+from .in_worker_sampling import Gate, InWorkerLoop, WholeCalls
+from .inputs import call_tensors
+from .latent import LatentRows
+from .mesh import Mesh
+from .pipeline import PipelinedCalls
+
+
+def run_sample(
+    forward: Forward,
+    request: Sample,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    mesh: Mesh,
+    gate: Gate,
+    pace: Pace,
+    copies: HostCopies,
+    progress: Callable[[Progress | Compiling], None],
+) -> InWorkerLoop:
+    """Run it; what is returned can report it. Raises `RequestCancelledError`."""
+    recurrence = request.recurrence
+    passes = max(len(request.batch_groups[batch_group].conds) for batch_group in mesh.replica_groups)
+    calls = _calls(forward, request, tensors, mesh=mesh, gate=gate, copies=copies, passes=passes)
+    loop = InWorkerLoop(recurrence, calls, forward.timer, pace=pace, copies=copies)
+    forward.weights.begin(calls.passes)
+    try:
+        steps = len(recurrence.step_ends)
+        loop.run(gate, step_done=lambda step: progress(Progress(done=step + 1, total=steps)))
+    finally:
+        forward.weights.end()
+    return loop
+
+
+def _calls(
+    forward: Forward,
+    request: Sample,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    mesh: Mesh,
+    gate: Gate,
+    copies: HostCopies,
+    passes: int,
+) -> WholeCalls | PipelinedCalls:
+    """The calls of a run as this rank makes them: whole, or as a stage of a pipeline."""
+    recurrence, share, cfg = request.recurrence, request.batch_groups[mesh.batch_group], request.cfg
+    options, modulation_bytes = request.calls, request.modulation_bytes
+    if mesh.plan.pipefusion > 1:
+        return PipelinedCalls(
+            forward,
+            recurrence,
+            share,
+            tensors,
+            mesh=mesh,
+            gate=gate,
+            copies=copies,
+            options=options,
+            cfg=cfg,
+            passes_a_chunk=passes,
+            modulation_bytes=modulation_bytes,
+            timeline=request.timeline,
+        )
+    shard = forward.shard(call_tensors(tensors, 0))
+    rows = LatentRows(
+        recurrence, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh.axes["cfg"]
+    )
+    return WholeCalls(
+        forward,
+        recurrence,
+        share,
+        tensors,
+        rows=rows,
+        options=options,
+        passes_a_call=passes,
+        modulation_bytes=modulation_bytes,
+    )

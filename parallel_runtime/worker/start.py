@@ -1,0 +1,57 @@
+"""What a rank's process does once, before it answers: read its command line, import torch, join the other ranks.
+
+Does not own the order (entry.py). Imports torch in functions alone: the parent hears of the process before that.
+"""
+
+import argparse
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+# The parent watches and ends the ranks, so the backend's own patience must never end first.
+BACKEND_TIMEOUT = timedelta(days=7)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line that pool/process.py writes."""
+    parser = argparse.ArgumentParser(prog="parallel_runtime.worker.entry", description="One rank; started by the pool.")
+    for name in ("rank", "ranks", "generation", "parent", "socket", "lifeline", "store", "threads"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("device", "backend", "engine"):
+        parser.add_argument(f"--{name}", required=True)
+    return parser.parse_args(arguments)
+
+
+def prepare_torch(device_name: str, *, threads: int) -> "torch.device":
+    """Import torch and set the process up for inference on one device."""
+    import torch  # here: HELLO comes first
+
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
+    torch.set_grad_enabled(False)
+    kind, _, index = device_name.partition(":")
+    device = torch.device("cpu") if kind == "cpu" else torch.device(kind, int(index))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def join_ranks(options: argparse.Namespace, device: "torch.device") -> None:
+    """Make the default process group. Ranks find each other through a memfd that all of them inherited.
+
+    A FileStore listens on nothing, where a TCPStore listens on every interface; a nameless file needs no folder, no
+    space on a disk and no cleaning up.
+    """
+    import torch.distributed as dist
+
+    store = dist.FileStore(f"/proc/self/fd/{options.store}", options.ranks)
+    dist.init_process_group(
+        options.backend,
+        store=store,
+        rank=options.rank,
+        world_size=options.ranks,
+        timeout=BACKEND_TIMEOUT,
+        device_id=device if options.backend == "nccl" else None,
+    )

@@ -15,8 +15,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from families.files import ModelFile, write_model_files
-from families.graphs import node, picture, plain, prompts, through
+from families.graphs import node, picture, through
+from families.seedvr import ROWS as SEEDVR2_ROWS
+from families.seedvr import SEEDVR2
 from families.variants import BY_NAME
 from host import encoder_layouts
 from host.client import ComfyClient, PromptRefusedError, Workflow
@@ -26,17 +27,7 @@ from host.server import ComfyServer
 from host.tiny_models import write_layout
 
 WAN = BY_NAME["wan 2.1 t2v"]
-# A class that ComfyUI knows and the pack has no plan of.
-UNPLANNED = ModelFile(
-    name="tiny_lens.safetensors",
-    class_path="comfy.ldm.lens.model.LensTransformer2DModel",
-    arguments={
-        **{"num_layers": 2, "num_attention_heads": 4, "enc_hidden_dim": 48},
-        **{"multi_layer_encoder_feature": False, "selected_layer_index": [0]},
-    },
-    seed=90,
-)
-CLASS = "LensTransformer2DModel"
+CLASS = "NaDiT"  # SeedVR2's: ComfyUI knows it and the pack has no plan of it
 LORA = "tiny_lora_of_another_family.safetensors"
 ULYSSES: dict[str, Any] = {"mode": "manual", "ulysses": 2}
 
@@ -70,13 +61,13 @@ def bad_files(family_models: Path) -> Iterator[None]:
     write_bad_formats(folder)
     (folder / "model.gguf").write_bytes(b"GGUF\x03\0\0\0" + bytes(64))
     write_layout(folder / "encoder.safetensors", encoder_layouts.t5(64), seed=91)
-    write_model_files(folder, [UNPLANNED])
+    write_layout(folder / SEEDVR2.file, SEEDVR2_ROWS, seed=2)
     (family_models / "loras").mkdir(exist_ok=True)
     weights = {"lora_A.weight": torch.ones(4, 64), "lora_B.weight": torch.ones(64, 4)}
     names = {f"diffusion_model.transformer_blocks.0.attn.to_q.{name}": each for name, each in weights.items()}
     save_file(names, family_models / "loras" / LORA)
     yield
-    for name in (*FILES, "model.gguf", UNPLANNED.name):
+    for name in (*FILES, "model.gguf", SEEDVR2.file):
         (folder / name).unlink()
     (family_models / "loras" / LORA).unlink()
 
@@ -109,14 +100,6 @@ def right(hosted_server: ComfyServer) -> torch.Tensor:
 def ours(graph: Workflow, **plan: Any) -> Workflow:
     """The same graph with Parallel Model Loader."""
     return parallel(graph, loader="ParallelModelLoader", **plan)
-
-
-def unplanned() -> Workflow:
-    """A stock graph of the class without a plan."""
-    graph = plain(UNPLANNED.name, cfg=3.0, seed=7, steps=2)
-    prompts(graph, width=48, tokens=11, negative_tokens=7)
-    through(graph, "latent", "EmptyFlux2LatentImage", "latent_image", width=112, height=80, batch_size=1)
-    return graph
 
 
 def generations(client: ComfyClient) -> list[int]:
@@ -168,19 +151,10 @@ def test_a_class_without_a_plan_is_refused_by_its_name_before_workers_are_asked(
     plan: dict[str, Any], hosted_client: ComfyClient
 ) -> None:
     before = generations(hosted_client)
-    said = first_line(hosted_client, ours(unplanned(), **plan), "ParallelModelLoader")
-    parts = ("=2", CLASS, "no plan", "cfg parallel, data parallel", "mode manual with ulysses=1 and ring=1")
+    said = first_line(hosted_client, ours(SEEDVR2.graph(), **plan), "ParallelModelLoader")
+    parts = ("=2", f"{CLASS} has no plan", "windows of the video", "sharded weights", "ulysses=1 and ring=1")
     assert [part for part in parts if part not in said] == [], said
     assert generations(hosted_client) == before
-
-
-def test_cfg_parallel_runs_a_class_without_a_plan_and_auto_takes_it(hosted_client: ComfyClient) -> None:
-    """At cfg 3, with prompts of unequal length."""
-    stock = saved_latent(hosted_client, hosted_client.queue(unplanned()))
-    result = hosted_client.queue(ours(unplanned(), mode="auto"))
-    assert relative_error(saved_latent(hosted_client, result), stock) <= TOLERANCE
-    told = "\n".join(text for name, text in result.texts if name == "model")
-    assert "cfg2" in told and f"ranks cannot share an image of {CLASS}: there is no plan for it" in told
 
 
 def test_fewer_tokens_than_ranks_are_computed_by_each_and_the_workers_stay(hosted_client: ComfyClient) -> None:

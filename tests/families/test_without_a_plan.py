@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from host.client import ComfyClient, Workflow
+from host.client import ComfyClient
 from host.layouts import Row
 from host.pack_workflows import parallel
 from host.server import ComfyServer
@@ -18,8 +18,9 @@ from host.tiny_models import write_layout
 from parity.runner import Bench, FailedRunError
 
 from .cases import CFG, FOUR, Case
-from .graphs import node, through
-from .variant import Variant
+from .graphs import node
+from .seedvr import ROWS as SEEDVR2_ROWS
+from .seedvr import SEEDVR2
 from .variants import BY_NAME
 
 PLANS = {"cfg 2": {**FOUR, "cfg": 2}}
@@ -27,19 +28,6 @@ PLANS = {"cfg 2": {**FOUR, "cfg": 2}}
 # RT-DETR by the one tensor that ComfyUI knows it by: it is refused before any other is looked for.
 DETECTOR = replace(BY_NAME["sd1.5"], name="rt-detr", file="tiny_rt_detr.safetensors")
 KNOWN_BY = [Row("encoder.pan_blocks.1.cv4.conv.weight", (8, 8, 1, 1), 0.1)]
-
-
-def video_to_video(graph: Workflow) -> None:
-    """SeedVR2's own prompts, which its node reads from the model."""
-    through(graph, "latent", "EmptyHunyuanLatentVideo", "latent_image", width=64, height=64, length=5, batch_size=1)
-    inputs = {"model": ["model", 0], "vae_conditioning": ["latent", 0]}
-    through(graph, "prompts", "SeedVR2Conditioning", "positive", "negative", **inputs)
-
-
-# SeedVR2 by one tensor of a block, and the two that its node reads; it has 3 billion weights more.
-SEEDVR2 = Variant(name="seedvr2", family="SeedVR2", file="tiny_seedvr2.safetensors", add=video_to_video)
-SEEDVR2_PROMPTS = [Row("blocks.31.mlp.all.proj_in_gate.weight", (8, 8), 0.1)]
-SEEDVR2_PROMPTS += [Row("positive_conditioning", (58, 5120), 1.0), Row("negative_conditioning", (64, 5120), 1.0)]
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +46,7 @@ def test_a_model_that_no_sampler_calls_is_refused_under_any_plan(bench: Bench, f
 
 
 def test_what_a_node_reads_from_the_model_is_there(bench: Bench, family_models: Path) -> None:
-    write_layout(family_models / "diffusion_models" / SEEDVR2.file, SEEDVR2_PROMPTS, seed=2)
+    write_layout(family_models / "diffusion_models" / SEEDVR2.file, SEEDVR2_ROWS, seed=2)
     graph = parallel(SEEDVR2.graph(), **PLANS["cfg 2"], mode="manual")
     graph["wan"] = node("UNETLoader", unet_name="tiny_wan_t2v.safetensors", weight_dtype="default")
     graph["sampler"]["inputs"]["model"] = ["wan", 0]

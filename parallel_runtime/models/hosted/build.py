@@ -66,9 +66,7 @@ def recognise(
     weights, found = comfy.utils.convert_old_quants(dict(tensors), "", metadata=dict(metadata))
     prefix = detection.unet_prefix_from_state_dict(weights)
     inside = comfy.utils.state_dict_prefix_replace(dict(weights), {prefix: ""}, filter_keys=True)
-    around = {}
     if inside:  # the transformer of a whole checkpoint
-        around = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
         weights, found = comfy.utils.convert_old_quants(inside, "", metadata=found)
     check_formats(path, weights)
     config = detection.model_config_from_unet(weights, "", metadata=found)
@@ -81,7 +79,7 @@ def recognise(
             f"{path}: ComfyUI recognises no diffusion model in this file; choose a file of diffusion_models, not a "
             "text encoder, a VAE or a LoRA"
         )
-    return Recognised(config, weights, around)
+    return Recognised(config, weights)
 
 
 def _of_checkpoint(path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Recognised | None:

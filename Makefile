@@ -44,7 +44,7 @@ PRETEND_FLAGS ?=
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
-	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; 10 to 12 minutes"
+	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
 	@echo "make venv | parity | parity-models | models-list | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | chromium | compiler | pictures | pack | clean"

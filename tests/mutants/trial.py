@@ -55,7 +55,7 @@ class Scratch:
 
     def __init__(self, tree: Tree, folder: Path) -> None:
         self.tree, self.folder = tree, folder
-        self._written = int(time.time())
+        self._written = 0  # seconds, of files that are spoilt: no copy was made in 1970
         for name in tree.files:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -61,17 +61,18 @@ class ParallelChoice:
             log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
 
-    def plan_for_any(self, name: str, unshared: str) -> Decision:
+    def plan_for_any(self, name: str, unshared: str, *, whole_batches: bool = False) -> Decision:
         """The plan to run a model that the planner does not know; automatic, all devices share each image by heads.
 
-        `unshared`: why they cannot; then prompt and negative run at once, and images of a batch on what is left.
+        `unshared`: why they cannot; then prompt and negative run at once, and images of a batch on what is left. With
+        `whole_batches` not even that: ranks can share the weights alone.
         Raises `ValueError` for degrees that fit neither the devices nor such a model.
         """
         plan, reasons = self.plan, ()
         if plan is None or plan.ranks > len(self.selection.devices):
             if plan is not None and not self._may_shrink():
                 raise ValueError(self._too_few(plan))
-            plan, reasons = self._plan_by_count(unshared)
+            plan, reasons = self._plan_by_count(unshared, whole_batches)
         if plan.pipefusion > 1:
             raise ValueError(
                 f"pipefusion={plan.pipefusion} runs {titles()} alone so far, not {name}; use ulysses, ring, cfg or data"
@@ -79,12 +80,17 @@ class ParallelChoice:
         remarks = (f"blocks run uncompiled: only those of {titles()} are compiled",) if self.compiled else ()
         return Decision(plan=plan, reasons=(*reasons, *remarks))
 
-    def _plan_by_count(self, unshared: str) -> tuple[ParallelPlan, tuple[str, ...]]:
+    def _plan_by_count(self, unshared: str, whole_batches: bool) -> tuple[ParallelPlan, tuple[str, ...]]:
         """The automatic plan for as many devices as there are, and why."""
         count = len(self.selection.devices)
         if not unshared or count == 1:
             return ParallelPlan(ulysses=count, weights=self.weights), ()
+        if whole_batches and self.weights != "sharded":
+            alone = f"{unshared}; one device computes it (weights set to sharded lets others hold parts of it)"
+            return ParallelPlan(weights=self.weights), (alone,)
         plan = ParallelPlan(cfg=2, data=count // 2, weights=self.weights)
+        if whole_batches:
+            return plan, (f"{unshared}; the devices share its weights alone",)
         replicas = f"; images of a batch on {plan.data} replicas (data={plan.data})" if plan.data > 1 else ""
         return plan, (f"{unshared}; prompt and negative at once (cfg=2), for a cfg scale above 1{replicas}",)
 

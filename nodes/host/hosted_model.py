@@ -49,11 +49,14 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     model.prover = Prover(transformer, recognised, pooled, stock_memory)
     transformer.outside_runs = RunContext(model=pooled, decision=Decision(plan=pooled.plan), prover=model.prover)
 
+    # the frames of a video, or all rows, go to one batch group
+    together = source.whole_batches or bool(recognised.config.unet_config.get("use_temporal_attention"))
+
     def memory_required(input_shape: Sequence[int], cond_shapes: Mapping | None = None) -> float:
         """Bytes of activations on the device shared with ComfyUI: the rows of one batch group, the tokens of one
         rank."""
         run = run_inside(pooled) or transformer.outside_runs
-        plan, rows = run.plan, -(-input_shape[0] // run.plan.batch_groups)
+        plan, rows = run.plan, input_shape[0] if together else -(-input_shape[0] // run.plan.batch_groups)
         # patches between blocks meet whole tokens on every rank
         parts = 1 if any(patch.kind == BESIDE for patch in run.patches.patches) else plan.parts
         whole = stock_memory([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})

@@ -15,6 +15,7 @@ import torch
 from ...parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.models.hosted.build import Recognised, recognise
+from ...parallel_runtime.models.hosted.calls import takes_whole_batches
 from ...parallel_runtime.models.hosted.dtypes import compute_dtype
 from ...parallel_runtime.models.hosted.hook_points import find_hook_points
 from ...parallel_runtime.models.plans import PLANS, Plan, find_plan, not_sampled, plan_for, why_without
@@ -37,12 +38,14 @@ FLAGS = (
 class HostedSource:
     """A file as ComfyUI recognised it: its own description, identity, bytes of weights, heads where it says them.
 
-    `model` is ComfyUI's on the meta device; `unshared` says why no ranks can share its tokens, "" where they can.
+    `model` is ComfyUI's on the meta device; `unshared` says why no ranks can share its tokens, "" where they can;
+    `whole_batches`: all rows of a call, both sides of cfg among them, are one rank's.
     """
 
     recognised: Recognised
     model: comfy.model_base.BaseModel
     unshared: str
+    whole_batches: bool
     spec: ModelSpec
     sizes: WeightSizes
     num_heads: int
@@ -70,6 +73,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
         recognised=recognised,
         model=model,
         unshared=why_unshared(type(model.diffusion_model)),
+        whole_batches=takes_whole_batches(type(model.diffusion_model)),
         spec=ModelSpec.of(path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint),
         sizes=_sizes(recognised.weights, model.diffusion_model),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),

@@ -39,7 +39,7 @@ class Chooser(Protocol):
     def plan_for(self, model: ModelShape, work: Work) -> Decision:
         """The plan that the weights are loaded for; raises `ValueError` for one that fits neither devices nor model."""
 
-    def plan_for_any(self, name: str, unshared: str) -> Decision:
+    def plan_for_any(self, name: str, unshared: str, *, whole_batches: bool) -> Decision:
         """The same for a model that the planner does not know, by the name of its file.
 
         `unshared`: why no ranks can share its tokens; "" where they can.
@@ -87,7 +87,7 @@ def remote_patcher(
     """
     source = read(path, weight_dtype, devices)
     if isinstance(source, HostedSource):
-        decision = chooser.plan_for_any(os.path.basename(path), source.unshared)
+        decision = chooser.plan_for_any(os.path.basename(path), source.unshared, whole_batches=source.whole_batches)
     else:
         decision = chooser.plan_for(source.shape, source.work)
     pooled = PooledModel(

@@ -52,3 +52,20 @@ def test_what_a_node_reads_from_the_model_is_there(bench: Bench, family_models: 
     graph["sampler"]["inputs"]["model"] = ["wan", 0]
     with pytest.raises(FailedRunError, match="58x5120"):  # which Wan's text layer, of another width, was given
         bench.run(graph)
+
+
+def test_auto_leaves_a_class_that_takes_whole_batches_to_one_device_and_says_so(
+    bench: Bench, family_models: Path
+) -> None:
+    """With cfg parallel or data parallel every rank but one would hold all weights and never compute."""
+    write_layout(family_models / "diffusion_models" / SEEDVR2.file, SEEDVR2_ROWS, seed=2)
+    for weights, plan, says in (
+        ("replicated", "single", "one device computes it (weights set to sharded"),
+        ("sharded", "cfg2", "the devices share its weights alone"),
+    ):
+        graph = parallel(SEEDVR2.graph(), **FOUR, mode="auto", weights=weights)
+        graph["wan"] = node("UNETLoader", unet_name="tiny_wan_t2v.safetensors", weight_dtype="default")
+        graph["sampler"]["inputs"]["model"] = ["wan", 0]  # which has no use for these prompts: the loader is what runs
+        texts = bench.client.queue(graph).texts
+        told = "\n".join(text for name, text in texts if name == "model")
+        assert plan in told.splitlines()[0] and "ranks cannot share an image of NaDiT" in told and says in told, told

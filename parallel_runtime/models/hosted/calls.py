@@ -113,9 +113,15 @@ def _sent(
 
 def _rows_that_belong_together(transformer: torch.nn.Module, kwargs: Mapping[str, object], rows: int) -> int:
     """How many of a batch's rows one batch group has to take at once: the frames of a video, of some classes all."""
-    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(transformer).__mro__}
     frames = kwargs.get("num_video_frames") or 1
-    return frames if isinstance(frames, int) and not kinds & WHOLE_BATCH and rows % frames == 0 else rows
+    if not isinstance(frames, int) or takes_whole_batches(type(transformer)) or rows % frames:
+        return rows
+    return frames
+
+
+def takes_whole_batches(kind: type) -> bool:
+    """Whether what a class computes for an image depends on the other rows of the batch, so that one rank takes all."""
+    return any(f"{base.__module__}.{base.__qualname__}" in WHOLE_BATCH for base in kind.__mro__)
 
 
 def _numbers(tensors: Sequence[torch.Tensor], some: Sequence[object]) -> list[int]:

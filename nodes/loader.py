@@ -55,12 +55,10 @@ class ParallelFluxLoader(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, unet_name: str, weight_dtype: str, sp_config: ParallelChoice | None) -> str:
-        """As the new one's."""
         return state_of(unet_name)
 
     @classmethod
     def execute(cls, unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.NodeOutput:
-        """As the new one's."""
         return load(unet_name, weight_dtype, sp_config)
 
 

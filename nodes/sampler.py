@@ -71,7 +71,6 @@ class ParallelFluxSampler(io.ComfyNode):
         modulations: str = MODULATIONS[0],
         **settings: object,
     ) -> io.NodeOutput:
-        """As Parallel Sampler's."""
         return sampled_and_told(model, latent_image, loop, settings)
 
 

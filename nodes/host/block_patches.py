@@ -99,7 +99,6 @@ class _EncodesAlone:
         raise _EncodedError
 
     def control_block(self, *_: object) -> None:
-        """As `__call__`."""
         raise _EncodedError
 
 

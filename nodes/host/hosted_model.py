@@ -129,7 +129,6 @@ class RemoteForward(_Remote):
         self.wrapped = runs_wrappers(type(transformer))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """As ComfyUI's."""
         options = kwargs.get("transformer_options", {})
         wrappers = comfy.patcher_extension.get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options) if self.wrapped else []
         return WrapperExecutor.new_class_executor(self._forward, self.transformer, wrappers).execute(*args, **kwargs)

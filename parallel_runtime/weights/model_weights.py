@@ -138,7 +138,6 @@ class ReplicatedWeights:
 
     @property
     def device_bytes(self) -> int:
-        """As `ModelWeights.device_bytes`."""
         return self.parameter_bytes
 
     def begin(self, passes: int) -> None:
@@ -151,7 +150,6 @@ class ReplicatedWeights:
         """Nothing: no other rank waits for this one's weights."""
 
     def block(self, prefix: str) -> AbstractContextManager[BlockWeights]:
-        """As `ModelWeights.block`."""
         unit = self._units[prefix]
         if prefix in self._file.fp8_units:
             unit = BlockWeights(self._file.computable(prefix, unit.tensors), unit.branches)
@@ -169,7 +167,6 @@ class ReplicatedWeights:
         self._file.mapped.refuse_changed()
 
     def patch(self, name: str, patches: Sequence[WeightPatch]) -> None:
-        """As `ModelWeights.patch`."""
         if not self._file.holds(name):
             return
         self._file.mapped.refuse_changed()
@@ -181,11 +178,9 @@ class ReplicatedWeights:
         merge(pristine, patches, group[within], scale=self._file.scale(name))
 
     def set_lora_branches(self, branches: Mapping[str, list[Branch]]) -> None:
-        """As `ModelWeights.set_lora_branches`."""
         self._branches.set(branches)
 
     def unpatch_except(self, names: Collection[str], beat: Callable[[], None]) -> None:
-        """As `ModelWeights.unpatch_except`."""
         for name in sorted(self._patched - set(names)):
             self._file.mapped.refuse_changed()
             for _ in self._read(name):

@@ -197,7 +197,6 @@ class WholeCalls:
         return 1 + self._passes_a_call * self._recurrence.num_calls
 
     def prepare(self) -> None:
-        """As `Calls.prepare`."""
         self._rows.take_in()
         self._ready = prepare(
             self._forward,
@@ -210,7 +209,6 @@ class WholeCalls:
         )
 
     def run(self, call: int) -> None:
-        """As `Calls.run`."""
         x = self._rows.enter(call)
         found = [self._velocity(cond, call, x) for cond in self._share.conds]
         for _ in range(self._passes_a_call - len(found)):
@@ -219,7 +217,6 @@ class WholeCalls:
         self._rows.preview(call)
 
     def finish(self) -> None:
-        """As `Calls.finish`."""
         self._rows.finish()
 
     def timeline(self) -> None:

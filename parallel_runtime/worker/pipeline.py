@@ -96,7 +96,6 @@ class PipelinedCalls:
         return 1 + self._passes_a_chunk * sum(len(self._chunks(call)) for call in range(self._recurrence.num_calls))
 
     def prepare(self) -> None:
-        """As `Calls.prepare`."""
         for patch in self._rows:
             patch.take_in()
         rows = {cond: PartRows(sequence, self._stage.part) for cond, sequence in self._sequences.items()}
@@ -116,19 +115,16 @@ class PipelinedCalls:
             self._stage.end_pass()
 
     def run(self, call: int) -> None:
-        """As `Calls.run`."""
         if self._stage.last and call == 0:
             self._enter(0, self._image.whole)
         for chunk in self._chunks(call):
             self._run_chunk(call, chunk)
 
     def finish(self) -> None:
-        """As `Calls.finish`."""
         for rows in self._rows:
             rows.finish()
 
     def timeline(self) -> StageTimeline | None:
-        """As `Calls.timeline`."""
         return self._timeline.report(self._stage.index)
 
     def close(self) -> None:

@@ -30,7 +30,6 @@ class PartRows:
     part: int
 
     def take(self, tensor: torch.Tensor, *, stream: str, dim: int) -> torch.Tensor:
-        """As `PatchedSequence.take`."""
         return self.sequence.take(tensor, part=self.part, stream=stream, dim=dim)
 
 

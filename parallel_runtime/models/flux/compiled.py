@@ -177,7 +177,6 @@ class CompiledFlux(FluxAdapter):
         mlp: Mlp | None,
         residual: torch.Tensor | None,
     ) -> None:
-        """As `FluxAdapter.finish`."""
         if self._weights is None:
             mod = super().modulation(block, mod, tokens)
             return super().finish(block, w, tokens, attn, mod, mlp=mlp, residual=residual)

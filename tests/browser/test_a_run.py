@@ -158,6 +158,7 @@ def test_cancel_ends_the_run_and_the_workers_rest(comfy: ComfyPage) -> None:
 def test_a_worker_that_dies_is_told_with_the_remedy_in_full_view(comfy: ComfyPage) -> None:
     comfy.load_example(steps=LONG, width=384, height=384)
     sidebar = comfy.open_sidebar()
+    expect(sidebar).not_to_contain_text(STEP)  # of a run before, whose workers may end unseen
     comfy.queue()
     expect(sidebar).to_contain_text(STEP)
     os.kill(worker_pids(comfy.server)[0], signal.SIGKILL)

@@ -56,7 +56,8 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
         """Bytes of activations on the device shared with ComfyUI: the rows of one batch group, the tokens of one
         rank."""
         run = run_inside(pooled) or transformer.outside_runs
-        plan, rows = run.plan, input_shape[0] if together else -(-input_shape[0] // run.plan.batch_groups)
+        plan = run.plan
+        rows = -(-input_shape[0] // (1 if together else plan.batch_groups))
         # patches between blocks meet whole tokens on every rank
         parts = 1 if any(patch.kind == BESIDE for patch in run.patches.patches) else plan.parts
         whole = stock_memory([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})

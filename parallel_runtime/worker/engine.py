@@ -57,7 +57,7 @@ from .pipelined_step import HeldKeys, PipelinedStep
 from .sampling_request import run_sample
 from .trace import Trace
 
-NO_STAGES = "this model has no stages and no sampling loop in the workers; use pipefusion=1 and ComfyUI's own sampler"
+NO_STAGES = "this model has no stages; use pipefusion=1"
 
 
 class Engine:
@@ -209,9 +209,7 @@ class Engine:
 
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=block_queued)
         tensors = self._tensors(specs)
-        loop = run_sample(
-            _own(forward), request, tensors, mesh=mesh, gate=gate, pace=pace, copies=copies, progress=progress
-        )
+        loop = run_sample(forward, request, tensors, mesh=mesh, gate=gate, pace=pace, copies=copies, progress=progress)
         share = request.batch_groups[mesh.batch_group]
         pieces = tuple(BatchSlice(cond, share.start, share.stop) for cond in share.conds)
         ran = loop.report(pieces=pieces, **self._counts(model, mesh, forward))
@@ -267,7 +265,7 @@ class Engine:
 
 
 def _own(forward: Forward | HostedForward) -> Forward:
-    """The forward of a model whose blocks are ours: alone it has stages and runs the whole loop of a sampler."""
+    """The forward of a model whose blocks are ours, which alone has stages."""
     if isinstance(forward, HostedForward):
         raise ValueError(NO_STAGES)
     return forward

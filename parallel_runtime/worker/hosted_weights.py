@@ -5,6 +5,7 @@ patches are merged (models/hosted/changes.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ class HostedWeights:
         self._spec = spec
         self._file = MappedFile(spec)
         self.viewed_file = self._file if device.type == "cpu" else None  # as `ModelWeights.viewed_file`
-        self._module: torch.nn.Module | None = None
+        self._whole: Any = None  # comfy.model_base.BaseModel
         self.quantised = False  # whether the file is in a format of ComfyUI's, with scales
         self.declared: dict[str, torch.dtype] = {}
         self.beside = Beside()
@@ -52,11 +53,17 @@ class HostedWeights:
         return self.shards if self.shards is not None else self._views
 
     @property
+    def whole(self) -> Any:  # noqa: ANN401  comfy.model_base.BaseModel
+        """ComfyUI's model, with the transformer in it."""
+        if self._whole is None:
+            raise RuntimeError(f"{self._spec.path} is not loaded")
+        return self._whole
+
+    @property
     def module(self) -> torch.nn.Module:
         """ComfyUI's transformer."""
-        if self._module is None:
-            raise RuntimeError(f"{self._spec.path} is not loaded")
-        return self._module
+        module: torch.nn.Module = self.whole.diffusion_model
+        return module
 
     @property
     def blocks(self) -> dict[str, torch.nn.Module]:
@@ -74,7 +81,7 @@ class HostedWeights:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of the weights this rank holds."""
-        weights = [] if self._module is None else list(self._module.parameters())
+        weights = [] if self._whole is None else list(self.module.parameters())
         here = sum(part.nbytes for weight in weights for part in plain_parts(weight)[0])
         return here + (0 if self.shards is None else self.shards.num_bytes)
 
@@ -103,7 +110,7 @@ class HostedWeights:
         total = self._file_bytes
         for done in self._loading():
             if cancelled():
-                self._module = self.shards = None
+                self._whole = self.shards = None
                 raise RequestCancelledError("loading was cancelled")
             progress(min(done, total), total)
         progress(total, total)
@@ -120,7 +127,7 @@ class HostedWeights:
         spread = self._group.size > 1 or self._offloaded
         in_place = self.device.type == "cpu" and not spread
         built = build(self._spec.path, recognised, self.dtype, cast_in_use=in_place)
-        self._module, self.declared = built.module, built.declared
+        self._whole, self.declared = built.whole, built.declared
         if in_place:  # a copy of each rank's own would take as much as the model
             built = built.casting_in_use(self.blocks)
         if spread:
@@ -129,11 +136,11 @@ class HostedWeights:
             )
             yield from self.shards.load()
         elif self.device.type != "cpu":
-            views = {name: weight for name, weight in self._module.named_parameters() if name not in built.rounded}
-            self._views = FileViews(self._module, views, self.device)
+            views = {name: weight for name, weight in self.module.named_parameters() if name not in built.rounded}
+            self._views = FileViews(self.module, views, self.device)
         built.round_here()
         if self.device.type != "cpu":
-            self._module.to(self.device)
+            self.module.to(self.device)
         self._file.give_back()  # of what was converted or went to the device
 
     def begin(self, passes: int) -> None:

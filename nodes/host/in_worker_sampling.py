@@ -177,7 +177,7 @@ def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> Non
             raise HostLoopError(reason)
     wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
     inside = [key for kind, by_key in wrappers.items() if kind not in OUTSIDE for key, found in by_key.items() if found]
-    inside = [key for key in inside if key != TOGETHER_KEY]  # ours, for the host's loop
+    inside = [key for key in dict.fromkeys(inside) if key != TOGETHER_KEY]  # ours, for the host's loop
     if inside:
         raise HostLoopError(f"a node wraps the model's calls ({', '.join(map(str, inside))})")
 

@@ -37,8 +37,6 @@ BY_STEP = {
     "control": "a ControlNet",
     "hooks": "a conditioning has hooks",
     "gligen": "GLIGEN",
-    "timestep_start": "a conditioning is for some steps only",
-    "timestep_end": "a conditioning is for some steps only",
     "default": "a default conditioning",
 }
 OPTIONS = {
@@ -115,6 +113,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         recurrence, sigmas_left = _recurrence(run)
         recurrence = with_predictions(recurrence, guider.inner_model, dims=x.ndim, masked=mask is not None)
         _refuse_long(recurrence)
+        _refuse_ranges(guider, model_options, recurrence)
         inpaint = _inpaint(model, mask, x, recurrence)
         names = cond_names(guider, model_options)
         _refuse_idle(context.plan, x.shape[0], len(names))
@@ -198,6 +197,16 @@ def _refuse_conds(guider: comfy.samplers.CFGGuider, model_options: dict) -> None
         for key, reason in BY_STEP.items():
             if entries[0].get(key) is not None:
                 raise HostLoopError(reason)
+
+
+def _refuse_ranges(guider: comfy.samplers.CFGGuider, model_options: dict, recurrence: SamplerRecurrence) -> None:
+    """Raise `HostLoopError` for a conditioning that some of the run's calls leave out, as ComfyUI does by sigma."""
+    sigmas = [state.sigma for state in recurrence.states if state.sigma is not None]
+    for name in cond_names(guider, model_options):
+        (entry,) = guider.conds[name]
+        first, last = entry.get("timestep_start"), entry.get("timestep_end")
+        if (first is not None and max(sigmas) > first) or (last is not None and min(sigmas) < last):
+            raise HostLoopError("a conditioning is for some steps only")
 
 
 def _recurrence(run: SamplerRun) -> tuple[SamplerRecurrence, torch.Tensor]:

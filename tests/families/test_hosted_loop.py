@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from host.adapters import write_adapter
 from host.client import ComfyClient, Event, PromptResult, Workflow
 from host.pack_workflows import TOLERANCE, relative_error, saved_latent
+from host.quantised import quantised
 from host.server import ComfyServer
 from host.workers import worker_pids
 from parity.runner import parallelized
@@ -24,6 +27,7 @@ from .cases import PLANS
 from .conftest import Stock
 from .graphs import node
 from .hosted import VISIBLE, between, with_loras
+from .quantised import ROUNDED
 from .variants import BY_NAME, write_families
 
 WAN, KOALA = BY_NAME["wan 2.1 t2v"], BY_NAME["sdxl koala"]
@@ -239,6 +243,29 @@ def test_what_needs_comfyui_at_each_step_stays_there_and_is_told(
     assert loop["kind"] == "host" and reason in loop["reason"], loop
     assert ("sampler", f"The loop stays in ComfyUI: {loop['reason']}") in result.texts
     assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= TOLERANCE
+
+
+def test_a_prompt_whose_range_holds_all_steps_runs_in_the_workers(hosted_client: ComfyClient, stock: Stock) -> None:
+    graph = partly(small(WAN.name, steps=2))
+    graph["half"]["inputs"]["end"] = 1.0
+    check(hosted_client, stock, graph)
+
+
+def test_a_file_whose_layers_round_all_rows_together_does_so_one_row_at_a_time(
+    hosted_client: ComfyClient, stock: Stock, family_models: Path
+) -> None:
+    """In ComfyUI's loop both prompts go through such layers in one call, and share what they are rounded by."""
+    path = family_models / "diffusion_models" / "loop_int8.safetensors"
+    with safe_open(path.with_name(WAN.file), framework="pt") as file:
+        tensors, said = quantised({name: file.get_tensor(name) for name in file.keys()}, "int8")
+        save_file(tensors, path, metadata=(file.metadata() or {}) | said)
+    for cfg, reason in ((1.0, None), (3.0, "layers of the file's format round all rows of a step by one scale")):
+        graph = small(WAN.name, cfg=cfg, steps=2)
+        graph["model"]["inputs"]["unet_name"] = path.name
+        result = hosted_client.queue(ours(graph))
+        assert loop_of(result).get("reason") == reason
+        assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= ROUNDED
+    path.unlink()
 
 
 def test_the_host_loop_can_be_asked_for(hosted_client: ComfyClient, stock: Stock) -> None:

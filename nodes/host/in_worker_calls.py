@@ -11,7 +11,7 @@ Owns both forms and what of a run neither takes. Does not own what else of a run
 (in_worker_sampling.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -50,7 +50,7 @@ class Form(Protocol):
         """Raise `HostLoopError` for what of a MODEL and a plan this form does not have."""
         ...
 
-    def refuse_latent(self, guider: comfy.samplers.CFGGuider, model_options: dict, x: torch.Tensor) -> None:
+    def refuse_latent(self, x: torch.Tensor) -> None:
         """Raise `HostLoopError` for a latent of ComfyUI's that it does not have."""
         ...
 
@@ -62,10 +62,10 @@ class Form(Protocol):
         """The way back, to a latent of `shape`."""
         ...
 
-    def cond(
-        self, guider: comfy.samplers.CFGGuider, name: str, model_options: dict, x: torch.Tensor, sigma: torch.Tensor
-    ) -> Cond:
-        """What ComfyUI would call the model with for one conditioning in the first step, at `sigma` (1,)."""
+    def conds(
+        self, guider: comfy.samplers.CFGGuider, model_options: dict, x: torch.Tensor, sigma: torch.Tensor
+    ) -> list[Cond]:
+        """What ComfyUI would call the model with in the first step, at `sigma` (1,)."""
         ...
 
 
@@ -75,7 +75,7 @@ class TokenForm:
     def refuse(self, guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
         """Nothing."""
 
-    def refuse_latent(self, guider: comfy.samplers.CFGGuider, model_options: dict, x: torch.Tensor) -> None:
+    def refuse_latent(self, x: torch.Tensor) -> None:
         """One that does not divide into tokens."""
         if x.ndim != 4 or x.shape[2] % PATCH or x.shape[3] % PATCH:
             raise HostLoopError(f"a latent of {tuple(x.shape[2:])} does not divide into tokens of {PATCH}")
@@ -91,21 +91,23 @@ class TokenForm:
         parts = rows.unflatten(1, (height // PATCH, width // PATCH)).unflatten(3, (channels, PATCH, PATCH))
         return parts.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
-    def cond(
-        self, guider: comfy.samplers.CFGGuider, name: str, model_options: dict, x: torch.Tensor, sigma: torch.Tensor
-    ) -> Cond:
-        """The transformer's call, whose image begins with the latent's tokens."""
+    def conds(
+        self, guider: comfy.samplers.CFGGuider, model_options: dict, x: torch.Tensor, sigma: torch.Tensor
+    ) -> list[Cond]:
+        """A call of the transformer for each conditioning, whose image begins with the latent's tokens."""
         sigma = sigma.expand(x.shape[0])
-        call = _captured(guider, name, model_options, x, sigma)
         sampling = guider.inner_model.model_sampling
-        tokens = self.rows(sampling.calculate_input(sigma, x)).to(call.tensors["img"])
+        tokens, times = self.rows(sampling.calculate_input(sigma, x)), sampling.timestep(sigma).float()
         rows, width = tokens.shape[1:]
-        times = sampling.timestep(sigma).float()
-        if not torch.equal(call.tensors["img"][:, :rows, :width], tokens) or not torch.equal(
-            call.tensors["timesteps"].to(times.device), times
-        ):
-            raise HostLoopError("the latent reaches the model changed")
-        return Cond(call)
+        found = []
+        for name in cond_names(guider, model_options):
+            (call,) = _captured(guider, [name], model_options, x, sigma)
+            img = call.tensors["img"]
+            same_times = torch.equal(call.tensors["timesteps"].to(times.device), times)
+            if not same_times or not torch.equal(img[:, :rows, :width], tokens.to(img)):
+                raise HostLoopError("the latent reaches the model changed")
+            found.append(Cond(call))
+        return found
 
 
 class WholeForm:
@@ -125,12 +127,8 @@ class WholeForm:
         if spread and find_plan(kind) is None and find_whole(kind) is None:
             raise HostLoopError(f"the order of {kind.__name__}'s blocks is not known, by which ranks share them")
 
-    def refuse_latent(self, guider: comfy.samplers.CFGGuider, model_options: dict, x: torch.Tensor) -> None:
-        """One of several rows that stock ComfyUI's layers round together."""
-        recognised = guider.inner_model.prover.recognised
-        rows = x.shape[0] * len(cond_names(guider, model_options))
-        if rows > 1 and coarse_inputs(recognised.config, recognised.weights):
-            raise HostLoopError("layers of the file's format round all rows of a step by one scale")
+    def refuse_latent(self, x: torch.Tensor) -> None:
+        """None."""
 
     def rows(self, latent: torch.Tensor) -> torch.Tensor:
         """(B, 1, numbers)."""
@@ -140,13 +138,16 @@ class WholeForm:
         """The way back."""
         return rows.reshape(shape)
 
-    def cond(
-        self, guider: comfy.samplers.CFGGuider, name: str, model_options: dict, x: torch.Tensor, sigma: torch.Tensor
-    ) -> Cond:
-        """The call of `apply_model`. Raises `HostLoopError` for a video whose frames the plan would part."""
-        run = run_of(model_options)
-        sigma = sigma.expand(x.shape[0])
-        seen: list[dict[str, Any]] = []
+    def conds(
+        self, guider: comfy.samplers.CFGGuider, model_options: dict, x: torch.Tensor, sigma: torch.Tensor
+    ) -> list[Cond]:
+        """Calls of `apply_model`: both conditionings in one, where ComfyUI would and one batch group asks for both.
+
+        Raises `HostLoopError` for a video whose frames the plan would part, and for layers that round all rows of a
+        step together where not all are in one call.
+        """
+        run, names = run_of(model_options), cond_names(guider, model_options)
+        sigma, seen = sigma.expand(x.shape[0]), list[dict[str, Any]]()
 
         def apply_model(
             executor: Callable[..., torch.Tensor],
@@ -158,40 +159,65 @@ class WholeForm:
             transformer_options: Mapping[str, object] | None = None,
             **conds: object,
         ) -> torch.Tensor:
-            if not torch.equal(latent, x) or not torch.equal(sigmas, sigma):
+            pairs = zip(latent.split(len(x)), sigmas.split(len(x)), strict=True)
+            if any(not torch.equal(each, x) or not torch.equal(at, sigma) for each, at in pairs):
                 raise HostLoopError("the latent reaches the model changed")
             named = {"c_concat": c_concat, "c_crossattn": c_crossattn, "control": control}
             seen.append({**named, "transformer_options": transformer_options or {}, **conds})
             return executor(latent, sigmas, c_concat, c_crossattn, control, transformer_options, **conds)
 
-        module_call = _captured(guider, name, model_options, x, sigma, apply_model)
+        asked = [[name] for name in names] if run.plan.cfg > 1 else [list(names)]
+        inner = [call for each in asked for call in _captured(guider, each, model_options, x, sigma, apply_model)]
+        groups = shares(run.plan, images=len(x), num_conds=len(names))
+        images = [share.stop - share.start for share in groups if share.conds]
+        self._refuse_parted(guider, images, rows=len(x) * len(names), whole=len(seen) == 1 and len(images) == 1)
+        found = [
+            (self._applied(guider, each, x, images, run.engine_options()), call)
+            for each, call in zip(seen, inner, strict=True)
+        ]
+        return [Cond(*each) for each in sorted(found, key=lambda each: each[0].options["sides"])]
+
+    def _refuse_parted(
+        self, guider: comfy.samplers.CFGGuider, images: Sequence[int], *, rows: int, whole: bool
+    ) -> None:
+        """`images` of each batch group at work; `rows` of a step, and whether they are one call."""
+        recognised = guider.inner_model.prover.recognised
+        if rows > 1 and not whole and coarse_inputs(recognised.config, recognised.weights):
+            raise HostLoopError("layers of the file's format round all rows of a step by one scale")
+
+    def _applied(
+        self,
+        guider: comfy.samplers.CFGGuider,
+        kwargs: dict[str, Any],
+        x: torch.Tensor,
+        images: Sequence[int],
+        engine_options: Mapping[str, object],
+    ) -> ModelCall:
         transformer = guider.inner_model.diffusion_model
-        together = rows_that_belong_together(transformer, seen[0], x.shape[0])
-        num_conds = len(cond_names(guider, model_options))
-        parts = [share.stop - share.start for share in shares(run.plan, images=x.shape[0], num_conds=num_conds)]
-        if any(part % together for part in parts):
-            raise HostLoopError(f"{run.plan.name} would part the {together} frames of a video")
-        call = apply_call(type(transformer).__name__, x.shape, seen[0], stay_here=KEPT)
-        applied = ModelCall(
+        together = rows_that_belong_together(transformer, kwargs, len(x))
+        if any(part % together for part in images):
+            raise HostLoopError(f"the plan would part the {together} frames of a video")
+        sides = kwargs["transformer_options"]["cond_or_uncond"]
+        call = apply_call(type(transformer).__name__, x.shape, sides, kwargs, stay_here=KEPT)
+        return ModelCall(
             tensors=call.tensors,
             out_shape=call.out_shape,
             out_dtype=torch.float32,
-            options={**call.options, **run.engine_options()},
+            options={**call.options, **engine_options},
         )
-        return Cond(applied, module_call)
 
 
 def _captured(
     guider: comfy.samplers.CFGGuider,
-    name: str,
+    names: Sequence[str],
     model_options: dict,
     x: torch.Tensor,
     sigma: torch.Tensor,
     apply_model: Callable[..., torch.Tensor] | None = None,
-) -> ModelCall:
-    """The transformer's call for one conditioning of a run, in a stock step that is answered with zeros.
+) -> list[ModelCall]:
+    """The transformer's calls for some conditionings of a run, in a stock step that is answered with zeros.
 
-    `apply_model` is put around ComfyUI's, as a wrapper. Raises `HostLoopError` for more than one call.
+    `apply_model` is put around ComfyUI's, as a wrapper. Raises `HostLoopError` for more than one call of each.
     """
     calls: list[ModelCall] = []
     looking = replace(run_of(model_options), captured=calls)
@@ -200,11 +226,11 @@ def _captured(
         inside = options["transformer_options"]
         wrapped = {WrappersMP.APPLY_MODEL: {CAPTURE_KEY: [apply_model]}}
         inside["wrappers"] = {**inside.get("wrappers", {}), **wrapped}
-    conds = [guider.conds[each] if each == name else None for each in SIDES]  # the place says which side it is
+    conds = [guider.conds[each] if each in names else None for each in SIDES]  # the place says which side it is
     comfy.samplers.calc_cond_batch(guider.inner_model, conds, x, sigma, options)
-    if len(calls) != 1:
-        raise HostLoopError(f"the {name} conditioning makes {len(calls)} calls of the model")
-    return calls[0]
+    if not 1 <= len(calls) <= len(names):
+        raise HostLoopError(f"the {' and '.join(names)} conditioning makes {len(calls)} calls of the model")
+    return calls
 
 
 def cond_names(guider: comfy.samplers.CFGGuider, model_options: dict) -> tuple[str, ...]:

@@ -109,7 +109,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         context = run_of(model_options)
         run = SamplerRun(sampler=self._stock, guider=guider, sigmas=sigmas, extra_args=extra_args)
         form, mask = form_of(context), extra_args["denoise_mask"]
-        form.refuse_latent(guider, model_options, x)
+        form.refuse_latent(x)
         recurrence, sigmas_left = _recurrence(run)
         recurrence = with_predictions(recurrence, guider.inner_model, dims=x.ndim, masked=mask is not None)
         _refuse_long(recurrence)
@@ -117,14 +117,14 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         inpaint = _inpaint(model, mask, x, recurrence)
         names = cond_names(guider, model_options)
         _refuse_idle(context.plan, x.shape[0], len(names))
-        conds = [form.cond(guider, name, model_options, x, sigmas[:1]) for name in names]
+        conds = form.conds(guider, model_options, x, sigmas[:1])
         if len({seen_shape(cond.call) for cond in conds}) > 1:
             raise HostLoopError("one conditioning has other reference images than the other")
         check_cancelled = comfy.model_management.throw_exception_if_processing_interrupted
         for cond in conds:
             if cond.module_call is not None:
                 context.check(cond.module_call, check_cancelled)
-        tell_idle(context, len(conds) * x.shape[0])
+        tell_idle(context, len(names) * x.shape[0])
         given = given_tensors(run, recurrence, x)
 
         def step_done(step: int, rows: torch.Tensor) -> None:

@@ -166,7 +166,7 @@ class HostedForward:
         (B, numbers) fp32: the outputs side by side, each a row of numbers an image.
         """
         with self.timer.region("hand_over"):
-            given: Any = from_tree(options["call"], self.inputs(source or piece, whole, options))
+            given: Any = from_tree(options["call"], self._inputs(source or piece, whole, options))
         told = given["kwargs"].get("transformer_options", {})
         records = told.pop(OPTION, None)
         if records:
@@ -228,7 +228,7 @@ class HostedForward:
             return OwnTokens(ring=self.sequence.ring, ulysses=self.sequence.ulysses, whole=self.sequence.whole)
         return self.sequence
 
-    def inputs(
+    def _inputs(
         self, piece: BatchSlice, whole: Mapping[str, torch.Tensor], options: Mapping[str, Any]
     ) -> list[torch.Tensor]:
         """The call's tensors on this rank's device; of those with a row an image, the rows of this piece.

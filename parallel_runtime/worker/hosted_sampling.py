@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from ..models.hosted.calls import from_tree
-from ..plan import BatchSlice
 from ..sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from ..wire.requests import GroupWork
 from .hosted import HostedForward
@@ -83,17 +82,14 @@ class HostedCalls:
     def prepare(self) -> None:
         self._rows.take_in()
         self._forward.weights.whole.model_sampling = self._sampling
-        for cond in self._shown.conds:
-            whole = call_tensors(self._tensors, cond) | {"out": self._tensors["out"]}
-            with self._forward.timer.region("hand_over"):
-                piece = BatchSlice(cond, self._shown.start, self._shown.stop)
-                self._inputs[cond] = self._forward.inputs(piece, whole, self._options[cond])
+        with self._forward.timer.region("hand_over"):
+            self._inputs = {cond: self._taken(cond) for cond in self._shown.conds}
 
     def run(self, call: int) -> None:
         x = self._rows.enter(call)
         if self._shown is not self._share:
             x = x.new_zeros((self._shown.stop - self._shown.start, *x.shape[1:]))
-        outputs = [self._output(cond, call, x) for cond in self._shown.conds]
+        outputs = [output for cond in self._shown.conds for output in self._outputs(cond, call, x)]
         self._rows.leave(call, outputs if self._share.conds else [])
         self._rows.preview(call)
 
@@ -106,12 +102,29 @@ class HostedCalls:
     def close(self) -> None:
         """Nothing: a call ends with all of its exchanges done."""
 
-    def _output(self, cond: int, call: int, x: torch.Tensor) -> torch.Tensor:
-        """What the model says of a latent (B, 1, N) for one conditioning, of the same shape, in fp32."""
+    def _taken(self, cond: int) -> list[torch.Tensor]:
+        """A conditioning's tensors on this rank's device; of those with a row an image, the rows of its images."""
+        options, sent = self._options[cond], call_tensors(self._tensors, cond)
+        start, stop, device = self._shown.start, self._shown.stop, self._forward.timer.device
+        found = []
+        for number in range(options["tensors"]):
+            tensor = sent[f"t{number}"]
+            if number in options["batched"]:
+                tensor = tensor.unflatten(0, (len(options["sides"]), -1))[:, start:stop].flatten(0, 1)
+            found.append(tensor.to(device))
+        return found
+
+    def _outputs(self, cond: int, call: int, x: torch.Tensor) -> list[torch.Tensor]:
+        """What the model says of a latent (B, 1, N) for one conditioning, or for both, of the same shape, in fp32.
+
+        Modules may write to what they are given, so it is a copy.
+        """
         options, self._sampling.state = self._options[cond], self._recurrence.states[call]
         given: Any = from_tree(options["call"], [tensor.clone() for tensor in self._inputs[cond]])
         sigma = torch.full((x.shape[0],), self._sampling.state.sigma or 0.0, device=x.device)
         given["kwargs"]["transformer_options"]["sigmas"] = sigma
-        latent = x.reshape(x.shape[0], *options["latent"])
-        out = self._forward.apply(latent, sigma, given["kwargs"], options=options)
-        return out.reshape(x.shape)
+        sides = options["sides"]
+        latent = torch.cat([x.reshape(x.shape[0], *options["latent"])] * len(sides))
+        out = self._forward.apply(latent, sigma.repeat(len(sides)), given["kwargs"], options=options)
+        by_side = dict(zip(sides, out.split(x.shape[0]), strict=True))
+        return [by_side[side].reshape(x.shape) for side in sorted(by_side)]

@@ -211,9 +211,9 @@ def skipping(graph: Workflow) -> Workflow:
 
 
 def partly(graph: Workflow) -> Workflow:
-    """With a prompt for half of the steps."""
-    graph["half"] = node("ConditioningSetTimestepRange", conditioning=["positive", 0], start=0.0, end=0.5)
-    graph["sampler"]["inputs"]["positive"] = ["half", 0]
+    """With a prompt for the first step alone."""
+    graph["first"] = node("ConditioningSetTimestepRange", conditioning=["positive", 0], start=0.0, end=0.1)
+    graph["sampler"]["inputs"]["positive"] = ["first", 0]
     return graph
 
 
@@ -247,24 +247,28 @@ def test_what_needs_comfyui_at_each_step_stays_there_and_is_told(
 
 def test_a_prompt_whose_range_holds_all_steps_runs_in_the_workers(hosted_client: ComfyClient, stock: Stock) -> None:
     graph = partly(small(WAN.name, steps=2))
-    graph["half"]["inputs"]["end"] = 1.0
+    graph["first"]["inputs"]["end"] = 1.0
     check(hosted_client, stock, graph)
 
 
-def test_a_file_whose_layers_round_all_rows_together_does_so_one_row_at_a_time(
+def test_a_file_whose_layers_round_all_rows_of_a_step_together_keeps_them_together(
     hosted_client: ComfyClient, stock: Stock, family_models: Path
 ) -> None:
-    """In ComfyUI's loop both prompts go through such layers in one call, and share what they are rounded by."""
+    """Both prompts go through such layers in one call, and share what they are rounded by; ranks of cfg have one each.
+
+    A last digit moves what such layers make by a whole step, which cfg 3 enlarges.
+    """
     path = family_models / "diffusion_models" / "loop_int8.safetensors"
     with safe_open(path.with_name(WAN.file), framework="pt") as file:
         tensors, said = quantised({name: file.get_tensor(name) for name in file.keys()}, "int8")
         save_file(tensors, path, metadata=(file.metadata() or {}) | said)
-    for cfg, reason in ((1.0, None), (3.0, "layers of the file's format round all rows of a step by one scale")):
-        graph = small(WAN.name, cfg=cfg, steps=2)
+    together = "layers of the file's format round all rows of a step by one scale"
+    for plan, reason in ((PLAN, None), ("cfg 2", together)):
+        graph = small(WAN.name, steps=2)
         graph["model"]["inputs"]["unet_name"] = path.name
-        result = hosted_client.queue(ours(graph))
+        result = hosted_client.queue(ours(graph, plan))
         assert loop_of(result).get("reason") == reason
-        assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= ROUNDED
+        assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= 3 * ROUNDED
     path.unlink()
 
 

@@ -86,15 +86,21 @@ def forward_call(
 
 
 def apply_call(
-    title: str, shape: torch.Size, kwargs: Mapping[str, Any], *, stay_here: Collection[str] = STAY_HERE
+    title: str,
+    shape: torch.Size,
+    sides: Sequence[int],
+    kwargs: Mapping[str, Any],
+    *,
+    stay_here: Collection[str] = STAY_HERE,
 ) -> HostedCall:
     """A call of ComfyUI's `apply_model` for a latent of this `shape` (B, ...), without the latent and its sigma.
 
-    Raises `ValueError` for what cannot travel, naming where it stands in the call.
+    `sides`: of cfg, one or both, whose rows follow each other. Raises `ValueError` for what cannot travel, naming where
+    it stands in the call.
     """
-    kwargs = _without(kwargs, stay_here)
-    tensors, sent = _sent(title, [], kwargs, batched=list(_with_rows(list(kwargs.values()), shape[0], shape[0])))
-    sent["latent"] = list(shape[1:])
+    kwargs, rows = _without(kwargs, stay_here), shape[0] * len(sides)
+    tensors, sent = _sent(title, [], kwargs, batched=list(_with_rows(list(kwargs.values()), rows, rows)))
+    sent |= {"latent": list(shape[1:]), "sides": list(sides)}
     out_shape = (shape[0], shape[1:].numel())
     return HostedCall(tensors=tensors, options=sent, out_shape=out_shape, shapes=(tuple(shape),))
 

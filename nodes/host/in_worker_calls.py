@@ -122,7 +122,7 @@ class WholeForm:
         if plan.pipefusion > 1:
             raise HostLoopError(f"a pipeline of {kind.__name__} runs step by step")
         if takes_whole_batches(kind):
-            raise HostLoopError(f"{kind.__name__} takes both conditionings in one call")
+            raise HostLoopError(f"{kind.__name__} mixes the rows of a batch")
         spread = plan.layout.shards > plan.parts
         if spread and find_plan(kind) is None and find_whole(kind) is None:
             raise HostLoopError(f"the order of {kind.__name__}'s blocks is not known, by which ranks share them")

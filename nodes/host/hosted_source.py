@@ -20,7 +20,7 @@ from ...parallel_runtime.models.hosted.dtypes import compute_dtype
 from ...parallel_runtime.models.hosted.hook_points import find_hook_points
 from ...parallel_runtime.models.plans import PLANS, Plan, find_plan, not_sampled, plan_for, why_without
 from ...parallel_runtime.models.plans.whole import find_whole
-from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.plan import ParallelPlan, stages_error
 from ...parallel_runtime.weights.block_shards import blocks_of
 from ...parallel_runtime.weights.mapped_file import MappedFile
 from .meta import META, MetaOperations
@@ -88,7 +88,9 @@ def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Ma
     """
     if unusable := not_sampled(type(transformer)):
         raise ValueError(unusable)
-    if plan.parts == 1:
+    if plan.pipefusion > 1:
+        _refuse_stages(transformer, plan, plans)
+    if plan.parts * plan.pipefusion == 1:
         return
     if find_whole(type(transformer)) is not None:
         raise ValueError(
@@ -99,6 +101,23 @@ def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Ma
         find_hook_points(transformer, plan_for(type(transformer), plans))
     except ValueError as error:
         raise ValueError(f"{plan.describe()}: {error}; in SP Config, mode manual with ulysses=1 and ring=1") from error
+
+
+def _refuse_stages(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, Plan]) -> None:
+    """Raise `ValueError` when blocks of a class cannot be in the stages of a plan."""
+    name, instead = type(transformer).__name__, "in SP Config, use pipefusion=1 with ulysses, ring, cfg or data"
+    planned = find_plan(type(transformer))
+    if planned is None:
+        reason = why_without(type(transformer))
+    elif plans is not PLANS:
+        reason = "patches between its blocks need all tokens, and a stage has those of a patch"
+    else:
+        reason = planned.one_stage
+    if reason:
+        raise ValueError(f"pipefusion={plan.pipefusion}: {name} cannot run in stages: {reason}; {instead}")
+    blocks = len(blocks_of(transformer, list(planned.attention)))
+    if error := stages_error(plan.pipefusion, blocks):
+        raise ValueError(error)
 
 
 def why_unshared(kind: type) -> str:

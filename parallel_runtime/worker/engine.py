@@ -48,6 +48,7 @@ from ..wire.requests import (
 from .forward import Forward
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
+from .hosted_pipeline import HostedPipeline
 from .in_worker_sampling import Gate
 from .inputs import RepeatedInputs, RequestInputs
 from .loading import LoadedModel, LoadedModels
@@ -161,9 +162,11 @@ class Engine:
         sent = self.repeated.of_request(tensors, request.repeated)
         pace = Pace(self.device, beat)
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
+        if mesh.plan.pipefusion > 1 and isinstance(model, HostedModel):
+            forward = HostedPipeline(model, mesh, forward.timer, forward.beat, sent, step=request, held=self.held_keys)
         run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
-        if mesh.plan.pipefusion > 1:
-            run = PipelinedStep(_own(forward), mesh, step=request, tensors=tensors, held=self.held_keys).run
+        if mesh.plan.pipefusion > 1 and isinstance(forward, Forward):
+            run = PipelinedStep(forward, mesh, step=request, tensors=tensors, held=self.held_keys).run
         room = tensors.get(f"trace.{self.rank}")
         trace_bytes = None
         if room is None:

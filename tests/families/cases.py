@@ -26,6 +26,10 @@ PLANS: dict[str, dict[str, Any]] = {
     "ulysses 2, sharded": {**FOUR, "ulysses": 2, "weights": "sharded"},
     "cfg 2 x ulysses 2, sharded": {**FOUR, "cfg": 2, "ulysses": 2, "weights": "sharded"},
 }
+STAGES: dict[str, dict[str, Any]] = {
+    "pipefusion 2": {**FOUR, "pipefusion": 2, "warmup_steps": 2},
+}
+PLANS |= STAGES
 CONTROL_PLAN = "ulysses 2"
 CFG = 3.0
 OWN_BLOCKS = "Flux.1"  # the family that blocks of our own compute (docs/parity.md); here ComfyUI's modules do

@@ -37,6 +37,7 @@ PLANS = {
         cut={"joint_blocks.0": {"#1": "img", "#0": "txt"}},
         gather={"final_layer": "img"},
         control={"output": "img"},
+        hands={"joint_blocks": ("#0", "#1")},
     ),
     "comfy.ldm.pixart.pixartms.PixArtMS": Plan(
         attention={"blocks": {"attn": "img", "cross_attn": "local"}},
@@ -48,11 +49,13 @@ PLANS = {
         cut={"blocks.0": {"x": "img"}, "blocks.*": {"freq_cis_img": "img@0"}},
         gather={"final_layer": "img"},
         control={"output": "img"},
+        unstaged="each block of its second half takes the output of one of the first (long skips), on another stage",
     ),
     "comfy.ldm.aura.mmdit.MMDiT": Plan(
         attention={"double_layers": "txt+img", "single_layers": "txt+img"},
         cut={"double_layers.0": {"c": "txt", "x": "img"}},
         gather={"final_linear": "img"},
+        hands={"double_layers": ("c", "x"), "single_layers": "cx"},
     ),
     "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel": Plan(
         attention={"double_stream_blocks": "img+t5+llama+llama", "single_stream_blocks": "img+t5+llama+llama"},

@@ -1,0 +1,271 @@
+"""A case in stages, one a rank, and what PipeFusion computes of it in one process.
+
+The simulation runs the unmodified module on all tokens, once for each patch, and replaces the attention function alone:
+it keeps the keys of every call, writes those of the patch's tokens, and has all queries see what is kept. Of a run, the
+rows of its patch are right: all else in a block works token by token. Shares nothing with the hooks but a plan's words:
+which tokens a patch has is counted here once more.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from parallel_runtime.models.hosted.attention import installed
+from parallel_runtime.models.hosted.call import TokenCall
+from parallel_runtime.models.hosted.hook_points import find_hook_points
+from parallel_runtime.models.hosted.hooks import SharedModel
+from parallel_runtime.models.hosted.pass_call import PassCall, PassEndsError
+from parallel_runtime.models.hosted.stage import StagedBlocks
+from parallel_runtime.models.plans import Plan, plan_for
+from parallel_runtime.models.plans.words import GRID, Each, Grid, Tokens, Word, parse
+from parallel_runtime.models.stages import stage_run
+from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.parallel.displaced_uneven import DisplacedUneven, HeldRows
+from parallel_runtime.parallel.uneven import UnevenSequence
+from parallel_runtime.weights.block_shards import blocks_of
+
+Call = Callable[[nn.Module, dict[str, Any]], Tensor]
+
+
+def moved(inputs: dict[str, Any], amount: float) -> dict[str, Any]:
+    """The inputs of the next step: the latent a little elsewhere."""
+    numbers = torch.Generator().manual_seed(77)
+
+    def one(x: Tensor) -> Tensor:
+        return x + amount * torch.randn(x.shape, generator=numbers)
+
+    x = inputs["x"]
+    return {**inputs, "x": one(x) if isinstance(x, Tensor) else [one(each) for each in x]}
+
+
+class GlooNeighbours:
+    """The ranks before and after, with blocking messages."""
+
+    def receive(self, like: list[Tensor]) -> list[Tensor]:
+        """In the shapes and dtypes of these."""
+        found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in like]
+        for tensor in found:
+            dist.recv(tensor, dist.get_rank() - 1)
+        return found
+
+    def send(self, tensors: list[Tensor]) -> None:
+        """To the next rank."""
+        for tensor in tensors:
+            dist.send(tensor.contiguous(), dist.get_rank() + 1)
+
+
+class Pipeline:
+    """A model whose blocks are in as many stages as there are ranks. The last rank has the results."""
+
+    def __init__(self, model: nn.Module, patches: int) -> None:
+        self.model, self.patches, plan = model, patches, plan_for(type(model))
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        blocks = blocks_of(model, list(plan.attention))
+        costs = [float(sum(weight.nbytes for weight in block.parameters())) for block in blocks.values()]
+        self.staged = StagedBlocks(model, plan, blocks, stage_run(costs, stages=ranks, stage=rank))
+        self.group = DisplacedUneven(ring=Axis("ring"), ulysses=Axis("ulysses"))
+        self.shared = SharedModel(model, plan, self.group)
+        self.last = rank == ranks - 1
+        self.held = HeldRows()
+
+    def __call__(self, call: Call, inputs: dict[str, Any], *, warm: bool) -> Tensor | None:
+        """A step; None on all ranks but the last."""
+        self.staged.neighbours = GlooNeighbours()
+        out = None
+        for patch in [None] if warm else range(self.patches):
+            self.shared.new_call = partial(
+                PassCall, self.group, patches=self.patches, patch=patch, held=self.held, last_stage=self.last
+            )
+            self.staged.begin()
+            try:
+                out = call(self.model, inputs)
+            except PassEndsError:
+                assert not (self.last and (warm or patch == self.patches - 1))
+        assert (out is not None) == self.last
+        return out
+
+    def remove(self) -> None:
+        """The model as it was."""
+        self.shared.remove()
+
+
+class Simulation:
+    """The same in one process. `call` runs the model."""
+
+    def __init__(self, model: nn.Module, patches: int, call: Call, inputs: dict[str, Any]) -> None:
+        self.model, self.patches, self.call = model, patches, call
+        self.plan = plan_for(type(model))
+        self.streams: dict[str, int] = {}
+        self.grid = (0, 0, 0)
+        self.sites: list[tuple[str, ...] | None] = []  # each call of the attention function: streams of its keys
+        self._look(inputs)
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self.outputs: dict[str, list[Tensor]] = {}
+
+    def __call__(self, inputs: dict[str, Any], *, warm: bool) -> Tensor:
+        """A step."""
+        for patch in [None] if warm else range(self.patches):
+            with self._stale(patch), self._merging(patch):
+                out = self.call(self.model, inputs)
+        return out
+
+    def _look(self, inputs: dict[str, Any]) -> None:
+        """Which attention is over which streams, and how long they are."""
+        switch, alone = installed(), UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
+        stock, simulation = switch.stock, self
+        over: list[tuple[str, ...] | None] = [None]
+
+        class Looking(TokenCall):
+            def attend(self, attention: Any, *arguments: Any, **options: Any) -> Tensor:
+                over[0] = attention.keys
+                simulation.streams, simulation.grid = {name: sum(n) for name, n in self.streams.items()}, self.grid
+                try:
+                    return super().attend(attention, *arguments, **options)
+                finally:
+                    over[0] = None
+
+        def noted(*arguments: Any, **options: Any) -> Tensor:
+            self.sites.append(over[0])
+            return stock(*arguments, **options)
+
+        shared = SharedModel(self.model, self.plan, alone)
+        shared.new_call = lambda name: Looking(alone, name)
+        switch.stock = noted
+        try:
+            self.call(self.model, inputs)
+        finally:
+            switch.stock = stock
+            shared.remove()
+
+    def rows(self, streams: tuple[str, ...], patch: int) -> Tensor:
+        """Where a patch's tokens are among those of these streams."""
+        found, first = [], 0
+        for stream in streams:
+            order = list(self.streams).index(stream)
+            tokens = torch.arange(self.streams[stream])
+            runs = tokens.tensor_split(self.patches)
+            if order % 2 == 0:  # the longer runs come last
+                lengths = [len(run) for run in runs][::-1]
+                runs = tokens.split(lengths)
+            mine, total = runs[patch], self.streams[stream]
+            if stream == GRID:
+                frames, height, width = self.grid
+                places = torch.arange(math.prod(self.grid)).view(frames, height, width)
+                mine = (places[:, mine] if height >= width else places[:, :, mine]).flatten()
+                total = math.prod(self.grid)
+            found.append(first + mine)
+            first += total
+        return torch.cat(found)
+
+    @contextmanager
+    def _stale(self, patch: int | None) -> Iterator[None]:
+        switch = installed()
+        stock, number = switch.stock, iter(range(len(self.sites)))
+
+        def stale(q: Tensor, k: Tensor, v: Tensor, heads: int, *arguments: Any, **options: Any) -> Tensor:
+            site = next(number)
+            streams = self.sites[site]
+            if streams is not None:
+                by_head = arguments[2] if len(arguments) > 2 else options.get("skip_reshape", False)
+                if patch is None:
+                    self.kept[site] = k.clone(), v.clone()
+                else:
+                    rows, dim = self.rows(streams, patch), 2 if by_head else 1
+                    for kept, fresh in zip(self.kept[site], (k, v), strict=True):
+                        kept.index_copy_(dim, rows, fresh.index_select(dim, rows))
+                k, v = (each.clone() for each in self.kept[site])
+            return stock(q, k, v, heads, *arguments, **options)
+
+        switch.stock = stale
+        try:
+            yield
+        finally:
+            switch.stock = stock
+
+    @contextmanager
+    def _merging(self, patch: int | None) -> Iterator[None]:
+        """What is gathered by the plan has each patch's rows of its own run."""
+        modules = dict(self.model.named_modules())
+        handles = []
+        for point in find_hook_points(self.model, self.plan):
+            path = next(name for name, module in modules.items() if module is point.module)
+            word = self._gathered(path, self.plan)
+            if word is not None:
+                merge = partial(self._merge, path, word, patch)
+                handles.append(point.module.register_forward_hook(merge))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _gathered(self, path: str, plan: Plan) -> Word | None:
+        blocks, _, last = path.rpartition(".")
+        for table in plan.gathers:
+            names = [path]
+            if last.isdigit() and int(last) == len(self.model.get_submodule(blocks)) - 1:
+                names.append(f"{blocks}.-1")
+            for name in names:
+                if name in table:
+                    return parse(table[name])
+        return None
+
+    def _merge(self, path: str, word: Word, patch: int | None, _: nn.Module, __: Any, out: Any) -> Any:
+        outs = list(out) if isinstance(word, Each) else [out]
+        words = word.words if isinstance(word, Each) else (word,)
+        kept = self.outputs.setdefault(path, [None] * len(outs))
+        for number, (value, each) in enumerate(zip(outs, words, strict=True)):
+            if each is None:
+                continue
+            if patch is None:
+                kept[number] = value.clone()
+            elif isinstance(each, Grid):
+                flat = value.flatten(each.dim, each.dim + 2)
+                rows = self.rows((GRID,), patch)
+                whole = (
+                    kept[number]
+                    .flatten(each.dim, each.dim + 2)
+                    .index_copy(each.dim, rows, flat.index_select(each.dim, rows))
+                )
+                kept[number] = whole.view(kept[number].shape)
+            else:
+                assert isinstance(each, Tokens)
+                rows = self.rows(tuple(run.stream for run in each.runs), patch)
+                kept[number] = kept[number].index_copy(each.dim, rows, value.index_select(each.dim, rows))
+            outs[number] = kept[number].clone()
+        return type(out)(outs) if isinstance(word, Each) else outs[0]
+
+
+def compare(model: nn.Module, inputs: dict[str, Any], call: Call, patches: int) -> dict[str, Any]:
+    """Errors of a pipeline over these ranks, of the last rank: in warm-up, in the step after it, and in the third.
+
+    `stale`: how far PipeFusion is from the module itself.
+    """
+    steps = [inputs, moved(inputs, 0.3), moved(inputs, 0.6)]
+    wanted = [call(model, each) for each in steps]
+    simulation = Simulation(model, patches, call, inputs)
+    simulated = [simulation(each, warm=not number) for number, each in enumerate(steps)]
+    pipeline = Pipeline(model, patches)
+    got = [pipeline(call, copy.copy(each), warm=not number) for number, each in enumerate(steps)]
+    again = pipeline(call, steps[1], warm=True)
+    pipeline.remove()
+    if not pipeline.last:
+        return {}
+
+    def error(out: Tensor, want: Tensor) -> float:
+        return float((out - want).norm() / want.norm()) if out.isfinite().all() else math.inf
+
+    return {
+        "warm": max(error(got[0], wanted[0]), error(again, wanted[1])),
+        "simulated": max(error(got[step], simulated[step]) for step in (1, 2)),
+        "stale": error(got[2], wanted[2]),
+    }

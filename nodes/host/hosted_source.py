@@ -115,7 +115,7 @@ def _refuse_stages(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapp
         reason = planned.one_stage
     if reason:
         raise ValueError(f"pipefusion={plan.pipefusion}: {name} cannot run in stages: {reason}; {instead}")
-    blocks = len(blocks_of(transformer, list(planned.attention)))
+    blocks = len(blocks_of(transformer, planned.staged))
     if error := stages_error(plan.pipefusion, blocks):
         raise ValueError(error)
 

@@ -32,6 +32,10 @@ class HeldRows:
         held[(slice(None),) * dim + (places,)] = rows
         return held
 
+    def get(self, name: str) -> torch.Tensor:
+        """One that was put."""
+        return self._tensors[name]
+
     def count(self, prefix: str) -> int:
         """How many tensors have names that begin so."""
         return sum(name.startswith(prefix) for name in self._tensors)

@@ -47,7 +47,8 @@ class HostedModel:
     def staged(self) -> StagedBlocks:
         """The blocks of this rank's stage; before any hook is on them."""
         module, weights = self.module, self.weights
-        return StagedBlocks(module, plan_for(type(module)), weights.all_blocks, weights.run)
+        plan = plan_for(type(module))
+        return StagedBlocks(module, plan, weights.staged_blocks, weights.run, before=weights.blocks_before)
 
     @property
     def tokens(self) -> int:

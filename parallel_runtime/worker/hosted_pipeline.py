@@ -93,8 +93,16 @@ class HostedPipeline(HostedForward):
         self.model.staged.neighbours = self._links.of_piece(held, warm=told.warm)
         out: Any = None
         for patch in [None] if told.warm else range(self._patches):
-            new_call = partial(PassCall, group, patches=self._patches, patch=patch, held=held, last_stage=self.last)
-            self.model.staged.begin()
+            new_call = partial(
+                PassCall,
+                group,
+                patches=self._patches,
+                patch=patch,
+                held=held,
+                before=self.model.staged.before,
+                last_stage=self.last,
+            )
+            self.model.staged.begin(later=bool(patch))
             try:
                 out = self.call(source or piece, whole, options, sequence=group, over=over, new_call=new_call)
             except PassEndsError:

@@ -46,7 +46,8 @@ class HostedWeights:
     ) -> None:
         self.device = device
         self.stages, self._stage = stages, stage
-        self.all_blocks: dict[str, torch.nn.Module] = {}  # by path, those of other stages too
+        self.blocks_before: dict[str, torch.nn.Module] = {}  # by path, those that every stage has
+        self.staged_blocks: dict[str, torch.nn.Module] = {}  # those that stages share, of other stages too
         self.run = range(0)  # which of them this stage has
         self.dtype = getattr(torch, spec.dtype)
         self.shards: BlockShards | None = None
@@ -76,8 +77,8 @@ class HostedWeights:
     @property
     def blocks(self) -> dict[str, torch.nn.Module]:
         """The blocks that this rank has, by path."""
-        paths = list(self.all_blocks)[self.run.start : self.run.stop]
-        return {path: self.all_blocks[path] for path in paths}
+        paths = list(self.staged_blocks)[self.run.start : self.run.stop]
+        return self.blocks_before | {path: self.staged_blocks[path] for path in paths}
 
     def _find_blocks(self) -> dict[str, torch.nn.Module]:
         """The module's blocks by path: those that are known of its class, else the modules in its outermost lists."""
@@ -141,7 +142,12 @@ class HostedWeights:
         in_place = self.device.type == "cpu" and not spread
         built = build(self._spec.path, recognised, self.dtype, cast_in_use=in_place)
         self._module, self.declared = built.module, built.declared
-        self.all_blocks = self._find_blocks()
+        blocks, plan = self._find_blocks(), find_plan(type(self._module))
+        if self.stages > 1 and plan is not None:
+            self.staged_blocks = blocks_of(self._module, plan.staged)
+        else:
+            self.staged_blocks = blocks
+        self.blocks_before = {path: block for path, block in blocks.items() if path not in self.staged_blocks}
         self.run = self._own_run()
         self._leave_others()
         if in_place:  # a copy of each rank's own would take as much as the model
@@ -162,17 +168,17 @@ class HostedWeights:
     def _own_run(self) -> range:
         """Which blocks this stage has, by what each weighs."""
         if self.stages == 1:
-            return range(len(self.all_blocks))
+            return range(len(self.staged_blocks))
         costs = [
             float(sum(part.nbytes for weight in block.parameters() for part in plain_parts(weight)[0]))
-            for block in self.all_blocks.values()
+            for block in self.staged_blocks.values()
         ]
         return stage_run(costs, stages=self.stages, stage=self._stage)
 
     def _leave_others(self) -> None:
         """Have nothing of the blocks of other stages."""
-        for path in self.all_blocks.keys() - self.blocks.keys():
-            for name, owner in self.all_blocks[path].named_modules(prefix=path):
+        for path in self.staged_blocks.keys() - self.blocks.keys():
+            for name, owner in self.staged_blocks[path].named_modules(prefix=path):
                 for key, weight in owner._parameters.items():
                     if weight is not None:
                         empty = torch.empty(0, dtype=weight.dtype)

@@ -28,6 +28,10 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 STAGES: dict[str, dict[str, Any]] = {
     "pipefusion 2": {**FOUR, "pipefusion": 2, "warmup_steps": 2},
+    "pipefusion 2 x ulysses 2": {**FOUR, "pipefusion": 2, "warmup_steps": 2, "ulysses": 2},
+    "pipefusion 2 x ring 2": {**FOUR, "pipefusion": 2, "warmup_steps": 2, "ring": 2},
+    "cfg 2 x pipefusion 2": {**FOUR, "cfg": 2, "pipefusion": 2, "warmup_steps": 2},
+    "cfg 2 x pipefusion 2, sharded": {**FOUR, "cfg": 2, "pipefusion": 2, "warmup_steps": 2, "weights": "sharded"},
 }
 PLANS |= STAGES
 CONTROL_PLAN = "ulysses 2"

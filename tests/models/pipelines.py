@@ -26,7 +26,7 @@ from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.hosted.pass_call import PassCall, PassEndsError
 from parallel_runtime.models.hosted.stage import StagedBlocks
 from parallel_runtime.models.plans import Plan, plan_for
-from parallel_runtime.models.plans.words import GRID, Each, Grid, Tokens, Word, parse
+from parallel_runtime.models.plans.words import FIRST, GRID, Each, Grid, Tokens, Word, parse, streams_in
 from parallel_runtime.models.stages import stage_run
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.displaced_uneven import DisplacedUneven, HeldRows
@@ -43,8 +43,8 @@ def moved(inputs: dict[str, Any], amount: float) -> dict[str, Any]:
     def one(x: Tensor) -> Tensor:
         return x + amount * torch.randn(x.shape, generator=numbers)
 
-    x = inputs["x"]
-    return {**inputs, "x": one(x) if isinstance(x, Tensor) else [one(each) for each in x]}
+    name, x = next(iter(inputs.items()))
+    return {**inputs, name: one(x) if isinstance(x, Tensor) else [one(each) for each in x]}
 
 
 class GlooNeighbours:
@@ -69,9 +69,11 @@ class Pipeline:
     def __init__(self, model: nn.Module, patches: int) -> None:
         self.model, self.patches, plan = model, patches, plan_for(type(model))
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        blocks = blocks_of(model, list(plan.attention))
+        blocks = blocks_of(model, plan.staged)
         costs = [float(sum(weight.nbytes for weight in block.parameters())) for block in blocks.values()]
-        self.staged = StagedBlocks(model, plan, blocks, stage_run(costs, stages=ranks, stage=rank))
+        run = stage_run(costs, stages=ranks, stage=rank)
+        before = blocks_of(model, plan.before_stages) if plan.before_stages else {}
+        self.staged = StagedBlocks(model, plan, blocks, run, before=before)
         self.group = DisplacedUneven(ring=Axis("ring"), ulysses=Axis("ulysses"))
         self.shared = SharedModel(model, plan, self.group)
         self.last = rank == ranks - 1
@@ -83,9 +85,15 @@ class Pipeline:
         out = None
         for patch in [None] if warm else range(self.patches):
             self.shared.new_call = partial(
-                PassCall, self.group, patches=self.patches, patch=patch, held=self.held, last_stage=self.last
+                PassCall,
+                self.group,
+                patches=self.patches,
+                patch=patch,
+                held=self.held,
+                before=self.staged.before,
+                last_stage=self.last,
             )
-            self.staged.begin()
+            self.staged.begin(later=bool(patch))
             try:
                 out = call(self.model, inputs)
             except PassEndsError:
@@ -150,13 +158,17 @@ class Simulation:
         """Where a patch's tokens are among those of these streams."""
         found, first = [], 0
         for stream in streams:
-            order = list(self.streams).index(stream)
-            tokens = torch.arange(self.streams[stream])
+            name, total = stream.removeprefix(FIRST), self.streams[stream]
+            order = list(self.streams).index(name)
+            tokens = torch.arange(self.streams[name])
             runs = tokens.tensor_split(self.patches)
             if order % 2 == 0:  # the longer runs come last
                 lengths = [len(run) for run in runs][::-1]
                 runs = tokens.split(lengths)
-            mine, total = runs[patch], self.streams[stream]
+            mine = runs[patch][runs[patch] < total]
+            if self.streams[name] < self.patches:  # each patch has all of it; its keys count with the first
+                alone = all(self.streams[each] < self.patches for each in streams)
+                mine = tokens if alone or not patch else tokens[:0]
             if stream == GRID:
                 frames, height, width = self.grid
                 places = torch.arange(math.prod(self.grid)).view(frames, height, width)
@@ -174,7 +186,7 @@ class Simulation:
         def stale(q: Tensor, k: Tensor, v: Tensor, heads: int, *arguments: Any, **options: Any) -> Tensor:
             site = next(number)
             streams = self.sites[site]
-            if streams is not None:
+            if streams is not None and not self.plan.streams_before.issuperset(streams):
                 by_head = arguments[2] if len(arguments) > 2 else options.get("skip_reshape", False)
                 if patch is None:
                     self.kept[site] = k.clone(), v.clone()
@@ -199,7 +211,7 @@ class Simulation:
         for point in find_hook_points(self.model, self.plan):
             path = next(name for name, module in modules.items() if module is point.module)
             word = self._gathered(path, self.plan)
-            if word is not None:
+            if word is not None and not self.plan.streams_before.issuperset(streams_in(word)):
                 merge = partial(self._merge, path, word, patch)
                 handles.append(point.module.register_forward_hook(merge))
         try:

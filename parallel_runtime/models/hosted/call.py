@@ -130,9 +130,9 @@ class TokenCall:
             kernel, q, k, v, query_lengths=query_lengths, key_lengths=key_lengths, mask=mask, scale=scale
         )
 
-    def gather(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
-        """Everybody's rows of one stream, whole along `dim`."""
-        return self.group.gather(tensor, dim=dim, lengths=lengths)
+    def gather(self, stream: str, tensor: Tensor, *, dim: int) -> Tensor:
+        """Everybody's rows of a stream, whole along `dim`."""
+        return self.group.gather(tensor, dim=dim, lengths=self.streams[stream])
 
     def gather_keys(self, attention: Attention, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
         """As `gather`, what has a row for each key of an attention, in the order of the parts."""

@@ -115,7 +115,7 @@ def rows_of(call: TokenCall, runs: Sequence[Run], part: int, *, with_uncut: bool
         if run.stream not in call.uncut or with_uncut:
             rows.append(first + mine)
         first += total
-    return torch.cat(rows)
+    return torch.cat(rows) if rows else torch.arange(0)
 
 
 def _tokens_of(call: TokenCall, stream: str, part: int) -> tuple[Tensor, int]:
@@ -178,7 +178,7 @@ def gather_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:
         lengths = call.streams[run.stream]
         piece = value.narrow(word.dim, at, lengths[call.index])
         is_whole = run.held or run.stream in call.uncut or not sum(lengths)
-        pieces.append(piece if is_whole else call.gather(piece, dim=word.dim, lengths=lengths))
+        pieces.append(piece if is_whole else call.gather(run.stream, piece, dim=word.dim))
         at += lengths[call.index]
     if at != value.shape[word.dim]:
         raise ValueError(_other_length(call, word.runs, at, value.shape[word.dim]))
@@ -189,7 +189,7 @@ def gather_grid(call: TokenCall, value: Tensor, dim: int) -> Tensor:
     """All rows or columns."""
     if GRID in call.uncut:
         return value
-    return call.gather(value, dim=dim + _longer_side(call), lengths=call.streams[GRID])
+    return call.gather(GRID, value, dim=dim + _longer_side(call))
 
 
 def _longer_side(call: TokenCall) -> int:

@@ -31,24 +31,42 @@ class Neighbours(Protocol):
 
 
 class StagedBlocks:
-    """Blocks of `model`, by path in the order in which they run, of which a stage has those numbered in `run`.
+    """The staged blocks of `model`, by path in the order in which they run, of which a stage has those in `run`.
 
-    While `neighbours` is None the model runs as it is. Raises `ValueError` for a plan of one stage.
+    `before` are the blocks that every stage runs before them, in the pass of the first patch. While `neighbours` is
+    None the model runs as it is. Raises `ValueError` for a plan of one stage.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, blocks: Mapping[str, nn.Module], run: range) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        blocks: Mapping[str, nn.Module],
+        run: range,
+        *,
+        before: Mapping[str, nn.Module],
+    ) -> None:
         if plan.one_stage:
             raise ValueError(f"{type(model).__name__} cannot run in stages: {plan.one_stage}; use pipefusion=1")
         self.name, self._run, self._blocks = type(model).__name__, run, len(blocks)
+        self.before = plan.streams_before  # of what every stage runs first
         self.neighbours: Neighbours | None = None
-        self._next = 0
+        self._next, self._later = 0, False
+        for path, block in before.items():
+            handed = _Handed(plan.handed_on(path.rpartition(".")[0]), block)
+            block.forward = partial(self._before, handed, block.forward)
         for number, (path, block) in enumerate(blocks.items()):
             handed = _Handed(plan.handed_on(path.rpartition(".")[0]), block)
             block.forward = partial(self._placed, number, handed, block.forward)
 
-    def begin(self) -> None:
-        """A pass begins."""
-        self._next = 0
+    def begin(self, *, later: bool = False) -> None:
+        """A pass begins; `later`: of another patch of the same call."""
+        self._next, self._later = 0, later
+
+    def _before(self, handed: "_Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if self.neighbours is not None and self._later:  # what comes of it is kept (pass_call.py)
+            return handed.read(args, kwargs)
+        return inner(*args, **kwargs)
 
     def _placed(self, number: int, handed: "_Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if self.neighbours is None:

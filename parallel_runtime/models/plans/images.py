@@ -3,7 +3,7 @@
 Z-Image and Lumina 2, OmniGen2, Krea 2, SD3.5, PixArt, HunyuanDiT, AuraFlow, HiDream-I1 and O1.
 """
 
-from .plan import Plan
+from .plan import LONG_SKIPS, Plan
 
 PLANS = {
     "comfy.ldm.lumina.model.NextDiT": Plan(
@@ -49,7 +49,7 @@ PLANS = {
         cut={"blocks.0": {"x": "img"}, "blocks.*": {"freq_cis_img": "img@0"}},
         gather={"final_layer": "img"},
         control={"output": "img"},
-        unstaged="each block of its second half takes the output of one of the first (long skips), on another stage",
+        unstaged=LONG_SKIPS,
     ),
     "comfy.ldm.aura.mmdit.MMDiT": Plan(
         attention={"double_layers": "txt+img", "single_layers": "txt+img"},
@@ -66,6 +66,7 @@ PLANS = {
             "*_stream_blocks.*": {"rope": "img+*"},
         },
         gather={"final_layer": "img"},
+        unstaged="each of its blocks is given other text, joined to the tokens between blocks",
     ),
     # The prompt attends to itself alone, by a kernel of its own: every rank computes it, and shares the picture. Its
     # keys, which the class keeps for its next call, are forgotten before each (worker/hosted.py).
@@ -77,6 +78,7 @@ PLANS = {
             "language_model.layers.*": {"freqs_cis": "txt+img"},
         },
         gather={"language_model.norm": "txt+img"},
+        unstaged="its prompt's tokens attend to themselves alone, by a kernel of the class's own, over all of them",
     ),
 }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from .words import FIRST, Attention, Index, Tokens, Word, WordText, introduced_by, parse, parse_attention, streams_in
 
 Words = Mapping[str, WordText]
+LONG_SKIPS = "each block of its second half takes the output of one of the first (long skips), on another stage"
 Handed = str | tuple[str, ...]  # one argument by its name, several as a tuple of names
 
 
@@ -58,12 +59,25 @@ class Plan:
             return self.unstaged
         if self.whole:
             return f"{next(iter(self.whole))} needs all tokens between blocks, and a stage has those of a patch"
-        before = [*self.attention][:-1]
-        whole = [path for table in self.gathers for path in table if path.rpartition(".")[0] in before]
-        if whole and not self.hands:
-            return f"after {whole[0]} all tokens are needed, and a stage has those of a patch"
         unknown = [blocks for blocks in self.attention if not self._handed_on(blocks)]
         return f"its plan does not say what blocks of {unknown[0]} hand on" if unknown else ""
+
+    @property
+    def before_stages(self) -> tuple[str, ...]:
+        """Lists of blocks after which all tokens are needed before others begin: every stage runs all of them."""
+        *others, _ = self.attention
+        return tuple(blocks for blocks in others if all(f"{blocks}.-1" in table for table in self.gathers))
+
+    @property
+    def streams_before(self) -> frozenset[str]:
+        """The streams of `before_stages`."""
+        words = [word for blocks in self.before_stages for word in self.attention_of(blocks).values()]
+        return frozenset(stream for word in words for stream in streams_in(word))
+
+    @property
+    def staged(self) -> tuple[str, ...]:
+        """The lists whose blocks stages share, in the order in which they run."""
+        return tuple(blocks for blocks in self.attention if blocks not in self.before_stages)
 
     def handed_on(self, blocks: str) -> Handed:
         """The arguments that a block of this list makes for the next. Raises `ValueError` for a plan of one stage."""
@@ -73,7 +87,7 @@ class Plan:
 
     def _handed_on(self, blocks: str) -> Handed:
         first = list(self.cut.get(f"{blocks}.0", ()))
-        alone = first[0] if len(first) == 1 == len(self.attention) else ""
+        alone = first[0] if len(first) == 1 and (blocks in self.before_stages or len(self.staged) == 1) else ""
         return self.hands.get(blocks, alone)
 
     @property

@@ -18,9 +18,10 @@ from ...parallel_runtime.models.hosted.build import Recognised, recognise
 from ...parallel_runtime.models.hosted.calls import takes_whole_batches
 from ...parallel_runtime.models.hosted.dtypes import compute_dtype
 from ...parallel_runtime.models.hosted.hook_points import find_hook_points
+from ...parallel_runtime.models.hosted.stage import refuse_stages
 from ...parallel_runtime.models.plans import PLANS, Plan, find_plan, not_sampled, plan_for, why_without
 from ...parallel_runtime.models.plans.whole import find_whole
-from ...parallel_runtime.plan import ParallelPlan, stages_error
+from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.weights.block_shards import blocks_of
 from ...parallel_runtime.weights.mapped_file import MappedFile
 from .meta import META, MetaOperations
@@ -105,19 +106,16 @@ def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Ma
 
 def _refuse_stages(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, Plan]) -> None:
     """Raise `ValueError` when blocks of a class cannot be in the stages of a plan."""
-    name, instead = type(transformer).__name__, "in SP Config, use pipefusion=1 with ulysses, ring, cfg or data"
-    planned = find_plan(type(transformer))
-    if planned is None:
-        reason = why_without(type(transformer))
-    elif plans is not PLANS:
-        reason = "patches between its blocks need all tokens, and a stage has those of a patch"
-    else:
-        reason = planned.one_stage
-    if reason:
-        raise ValueError(f"pipefusion={plan.pipefusion}: {name} cannot run in stages: {reason}; {instead}")
-    blocks = len(blocks_of(transformer, planned.staged))
-    if error := stages_error(plan.pipefusion, blocks):
-        raise ValueError(error)
+    instead = "in SP Config, use pipefusion=1 with ulysses, ring, cfg or data"
+    if plans is not PLANS:
+        raise ValueError(
+            f"pipefusion={plan.pipefusion}: patches between the blocks of {type(transformer).__name__} need all "
+            f"tokens, and a stage has those of a part of the image; {instead}"
+        )
+    try:
+        refuse_stages(transformer, plan.pipefusion)
+    except ValueError as error:
+        raise ValueError(f"{error}; {instead}") from error
 
 
 def why_unshared(kind: type) -> str:

@@ -1,4 +1,4 @@
-"""A case in stages, one a rank, and what PipeFusion computes of it in one process.
+"""A case in stages, of one rank or several, and what PipeFusion computes of it in one process.
 
 The simulation runs the unmodified module on all tokens, once for each patch, and replaces the attention function alone:
 it keeps the keys of every call, writes those of the patch's tokens, and has all queries see what is kept. Of a run, the
@@ -28,7 +28,7 @@ from parallel_runtime.models.hosted.stage import StagedBlocks
 from parallel_runtime.models.plans import Plan, plan_for
 from parallel_runtime.models.plans.words import FIRST, GRID, Each, Grid, Tokens, Word, parse, streams_in
 from parallel_runtime.models.stages import stage_run
-from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.parallel.collectives import Axis, Traffic
 from parallel_runtime.parallel.displaced_uneven import DisplacedUneven, HeldRows
 from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.weights.block_shards import blocks_of
@@ -48,40 +48,44 @@ def moved(inputs: dict[str, Any], amount: float) -> dict[str, Any]:
 
 
 class GlooNeighbours:
-    """The ranks before and after, with blocking messages."""
+    """The same parts of the stages before and after, with blocking messages."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
 
     def receive(self, like: list[Tensor]) -> list[Tensor]:
         """In the shapes and dtypes of these."""
         found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in like]
         for tensor in found:
-            dist.recv(tensor, dist.get_rank() - 1)
+            dist.recv(tensor, dist.get_rank() - self.parts)
         return found
 
     def send(self, tensors: list[Tensor]) -> None:
         """To the next rank."""
         for tensor in tensors:
-            dist.send(tensor.contiguous(), dist.get_rank() + 1)
+            dist.send(tensor.contiguous(), dist.get_rank() + self.parts)
 
 
 class Pipeline:
-    """A model whose blocks are in as many stages as there are ranks. The last rank has the results."""
+    """A model whose blocks are in stages of so many ranks on each `axes`. The last stage has the results."""
 
-    def __init__(self, model: nn.Module, patches: int) -> None:
+    def __init__(self, model: nn.Module, patches: int, axes: dict[str, Axis]) -> None:
         self.model, self.patches, plan = model, patches, plan_for(type(model))
-        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self.group = DisplacedUneven(**axes)
+        self.parts = self.group.parts
+        rank, ranks = dist.get_rank() // self.parts, dist.get_world_size() // self.parts
         blocks = blocks_of(model, plan.staged)
         costs = [float(sum(weight.nbytes for weight in block.parameters())) for block in blocks.values()]
         run = stage_run(costs, stages=ranks, stage=rank)
         before = blocks_of(model, plan.before_stages) if plan.before_stages else {}
         self.staged = StagedBlocks(model, plan, blocks, run, before=before)
-        self.group = DisplacedUneven(ring=Axis("ring"), ulysses=Axis("ulysses"))
         self.shared = SharedModel(model, plan, self.group)
         self.last = rank == ranks - 1
         self.held = HeldRows()
 
     def __call__(self, call: Call, inputs: dict[str, Any], *, warm: bool) -> Tensor | None:
         """A step; None on all ranks but the last."""
-        self.staged.neighbours = GlooNeighbours()
+        self.staged.neighbours = GlooNeighbours(self.parts)
         out = None
         for patch in [None] if warm else range(self.patches):
             self.shared.new_call = partial(
@@ -107,10 +111,10 @@ class Pipeline:
 
 
 class Simulation:
-    """The same in one process. `call` runs the model."""
+    """The same in one process, for stages of `parts` ranks. `call` runs the model."""
 
-    def __init__(self, model: nn.Module, patches: int, call: Call, inputs: dict[str, Any]) -> None:
-        self.model, self.patches, self.call = model, patches, call
+    def __init__(self, model: nn.Module, patches: int, parts: int, call: Call, inputs: dict[str, Any]) -> None:
+        self.model, self.patches, self.parts, self.call = model, patches, parts, call
         self.plan = plan_for(type(model))
         self.streams: dict[str, int] = {}
         self.grid = (0, 0, 0)
@@ -161,13 +165,16 @@ class Simulation:
             name, total = stream.removeprefix(FIRST), self.streams[stream]
             order = list(self.streams).index(name)
             tokens = torch.arange(self.streams[name])
-            runs = tokens.tensor_split(self.patches)
+            runs = tokens.tensor_split(self.patches * self.parts)
             if order % 2 == 0:  # the longer runs come last
                 lengths = [len(run) for run in runs][::-1]
                 runs = tokens.split(lengths)
-            mine = runs[patch][runs[patch] < total]
-            if self.streams[name] < self.patches:  # each patch has all of it; its keys count with the first
-                alone = all(self.streams[each] < self.patches for each in streams)
+            patches = [torch.cat(runs[first:][: self.parts]) for first in range(0, len(runs), self.parts)]
+            mine = patches[patch][patches[patch] < total]
+            if (
+                self.streams[name] < self.patches * self.parts
+            ):  # each patch has all of it; its keys count with the first
+                alone = all(self.streams[each] < self.patches * self.parts for each in streams)
                 mine = tokens if alone or not patch else tokens[:0]
             if stream == GRID:
                 frames, height, width = self.grid
@@ -257,19 +264,31 @@ class Simulation:
         return type(out)(outs) if isinstance(word, Each) else outs[0]
 
 
-def compare(model: nn.Module, inputs: dict[str, Any], call: Call, patches: int) -> dict[str, Any]:
-    """Errors of a pipeline over these ranks, of the last rank: in warm-up, in the step after it, and in the third.
+def axes_of(parts: int, kind: str, groups: list[dist.ProcessGroup | None]) -> dict[str, Axis]:
+    """Both axes of a stage of so many ranks, one of which has all of them; `groups` are those of the stages."""
+    traffic, rank = Traffic(show_waiting=lambda _: None), dist.get_rank()
+    axes = {"ring": Axis("ring"), "ulysses": Axis("ulysses")}
+    return axes | {kind: Axis(kind, parts, rank % parts, groups[rank // parts], traffic)} if parts > 1 else axes
+
+
+def compare(
+    model: nn.Module, inputs: dict[str, Any], call: Call, *, patches: int, axes: dict[str, Axis]
+) -> dict[str, Any]:
+    """Errors of a pipeline over these ranks, on those of the last stage: in warm-up, and in the two steps after one.
 
     `stale`: how far PipeFusion is from the module itself.
     """
     steps = [inputs, moved(inputs, 0.3), moved(inputs, 0.6)]
     wanted = [call(model, each) for each in steps]
-    simulation = Simulation(model, patches, call, inputs)
+    parts = axes["ring"].size * axes["ulysses"].size
+    simulation = Simulation(model, patches, parts, call, inputs)
     simulated = [simulation(each, warm=not number) for number, each in enumerate(steps)]
-    pipeline = Pipeline(model, patches)
-    got = [pipeline(call, copy.copy(each), warm=not number) for number, each in enumerate(steps)]
-    again = pipeline(call, steps[1], warm=True)
-    pipeline.remove()
+    pipeline = Pipeline(model, patches, axes)
+    try:
+        got = [pipeline(call, copy.copy(each), warm=not number) for number, each in enumerate(steps)]
+        again = pipeline(call, steps[1], warm=True)
+    finally:
+        pipeline.remove()
     if not pipeline.last:
         return {}
 

@@ -14,10 +14,24 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from ...plan import stages_error
+from ..plans import find_plan, why_without
 from ..plans.plan import Plan
 from .pass_call import PassEndsError
 
 Forward = Callable[..., Any]
+
+
+def refuse_stages(model: nn.Module, stages: int) -> None:
+    """Raise `ValueError` when the blocks of a model cannot be in so many stages."""
+    plan = find_plan(type(model))
+    if plan is None or plan.one_stage:
+        reason = why_without(type(model)) if plan is None else plan.one_stage
+        raise ValueError(f"pipefusion={stages}: {type(model).__name__} cannot run in stages: {reason}")
+    modules = dict(model.named_modules())
+    blocks = sum(len(list(modules[path].children())) for path in plan.staged if path in modules)
+    if error := stages_error(stages, blocks):
+        raise ValueError(error)
 
 
 class Neighbours(Protocol):
@@ -34,7 +48,7 @@ class StagedBlocks:
     """The staged blocks of `model`, by path in the order in which they run, of which a stage has those in `run`.
 
     `before` are the blocks that every stage runs before them, in the pass of the first patch. While `neighbours` is
-    None the model runs as it is. Raises `ValueError` for a plan of one stage.
+    None the model runs as it is. The plan is one that `refuse_stages` lets pass.
     """
 
     def __init__(
@@ -46,8 +60,6 @@ class StagedBlocks:
         *,
         before: Mapping[str, nn.Module],
     ) -> None:
-        if plan.one_stage:
-            raise ValueError(f"{type(model).__name__} cannot run in stages: {plan.one_stage}; use pipefusion=1")
         self.name, self._run, self._blocks = type(model).__name__, run, len(blocks)
         self.before = plan.streams_before  # of what every stage runs first
         self.neighbours: Neighbours | None = None

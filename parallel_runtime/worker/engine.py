@@ -58,7 +58,7 @@ from .pipelined_step import HeldKeys, PipelinedStep
 from .sampling_request import run_sample
 from .trace import Trace
 
-NO_STAGES = "this model has no stages and no sampling loop in the workers; use pipefusion=1 and ComfyUI's own sampler"
+NO_LOOP = "this model has no sampling loop in the workers; use ComfyUI's own sampler"
 
 
 class Engine:
@@ -270,7 +270,7 @@ class Engine:
 
 
 def _own(forward: Forward | HostedForward) -> Forward:
-    """The forward of a model whose blocks are ours: alone it has stages and runs the whole loop of a sampler."""
+    """The forward of a model whose blocks are ours: alone it runs the whole loop of a sampler."""
     if isinstance(forward, HostedForward):
-        raise ValueError(NO_STAGES)
+        raise ValueError(NO_LOOP)
     return forward

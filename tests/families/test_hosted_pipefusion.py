@@ -1,7 +1,7 @@
 """PipeFusion from ComfyUI of a model that ComfyUI's modules compute: equal to stock while it warms up, refused by name.
 
-Owns Wan in a real server; PixArt, SD3.5 and Qwen-Image beside stock are `make parity-models`, what a pipeline computes
-after its warm-up tests/models/test_hosted_pipelines.py.
+Owns Wan in a real server. Other families beside stock are `families.matrix --plan "pipefusion 2"`; what a pipeline
+computes after its warm-up is tests/models/test_hosted_pipelines.py.
 """
 
 from __future__ import annotations

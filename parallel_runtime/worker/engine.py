@@ -34,6 +34,8 @@ from ..wire.requests import (
     AnyRequest,
     ChangeWeights,
     CheckCopies,
+    DecodeTiles,
+    HoldVae,
     Load,
     MakeMesh,
     MeasureDevice,
@@ -56,6 +58,7 @@ from .mesh import Groups, Mesh
 from .pipelined_step import HeldKeys, PipelinedStep
 from .sampling_request import run_sample
 from .trace import Trace
+from .vae import RankVae
 
 NO_STAGES = "this model has no stages and no sampling loop in the workers; use pipefusion=1 and ComfyUI's own sampler"
 
@@ -68,6 +71,7 @@ class Engine:
         self.device = device
         self.segments = segments
         self.models = LoadedModels(rank=rank, device=device, memory=self._memory)
+        self.vae = RankVae(rank=rank, device=device, memory=self._memory)
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
         self.held_keys = HeldKeys()  # of calls that one like them will follow
@@ -98,6 +102,7 @@ class Engine:
             return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
         if isinstance(request, Load):
             group = Axis("shards") if request.mesh is None else self.meshes[request.mesh].shard_axis
+            self.vae.leave_device()
             return self.models.load(request, group=group, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, Unload):
             self.repeated.clear()
@@ -108,6 +113,8 @@ class Engine:
             return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
         if isinstance(request, MakeMesh | CheckCopies | Probe):
             return self._of_mesh(request)
+        if isinstance(request, HoldVae | DecodeTiles):
+            return self.vae.answer(request, self._tensors(message.tensors), cancelled=cancelled, beat=beat)
         if isinstance(request, MeasureDevice):
             return measure(self.device)
         if isinstance(request, Trim):

@@ -17,35 +17,29 @@ from comfy_api.latest import io
 CATEGORY = "tests"
 LEVELS = {"ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0, "resolution": 256}
 IMAGES = {"double_z": True, "in_channels": 3, "out_ch": 3, **LEVELS}
-LTX_BLOCKS = [["res_x", {"num_layers": 1}], ["compress_all", {"residual": True, "multiplier": 2}]] * 3
+ONE = ["res_x", {"num_layers": 1}]
 LTX = {
     **{"_class_name": "CausalVideoAutoencoder", "dims": 3, "in_channels": 3, "out_channels": 3, "patch_size": 4},
     **{"latent_channels": 128, "norm_layer": "pixel_norm", "latent_log_var": "uniform", "use_quant_conv": False},
     **{"causal_decoder": False, "decoder_base_channels": 16, "encoder_base_channels": 16},
-    "encoder_blocks": [["res_x", {"num_layers": 1}], ["compress_all", {}]] * 3,
-    "decoder_blocks": LTX_BLOCKS,
+    "encoder_blocks": [ONE, ["compress_all", {}]] * 3,
+    "decoder_blocks": [*[ONE, ["compress_all", {"residual": True, "multiplier": 2}]] * 3, ONE],
 }
 
 
-def two_sided(width: int, channels: int) -> dict[str, Any]:
+def two_sided(width: int, channels: int, **more: Any) -> dict[str, Any]:
     """An encoder as wide as ComfyUI makes every one, and a decoder of that width."""
-    wide = {**IMAGES, "ch": 128, "z_channels": channels}
+    wide = {**IMAGES, "ch": 128, "z_channels": channels, **more}
     return {"ddconfig": wide, "decoder_ddconfig": {**wide, "ch": width}}
 
 
-def engine(channels: int, **more: Any) -> torch.nn.Module:
-    """Flux's and Flux.2's."""
-    sides = two_sided(32, channels)
+def engine(channels: int) -> torch.nn.Module:
+    """Flux's."""
+    sides, parts = two_sided(32, channels), "comfy.ldm.modules.diffusionmodules.model"
     return AutoencodingEngine(
         regularizer_config={"target": "comfy.ldm.models.autoencoder.DiagonalGaussianRegularizer"},
-        encoder_config={
-            "target": "comfy.ldm.modules.diffusionmodules.model.Encoder",
-            "params": sides["ddconfig"] | more,
-        },
-        decoder_config={
-            "target": "comfy.ldm.modules.diffusionmodules.model.Decoder",
-            "params": sides["decoder_ddconfig"] | more,
-        },
+        encoder_config={"target": f"{parts}.Encoder", "params": sides["ddconfig"]},
+        decoder_config={"target": f"{parts}.Decoder", "params": sides["decoder_ddconfig"]},
     )
 
 
@@ -70,7 +64,7 @@ def wan_22() -> torch.nn.Module:
 
 MODULES: dict[str, Callable[[], torch.nn.Module]] = {
     "flux": lambda: engine(16),
-    "flux.2": lambda: engine(32, batch_norm_latent=True),
+    "flux.2": lambda: AutoencoderKL(embed_dim=32, **two_sided(32, 32, batch_norm_latent=True)),
     "sdxl": lambda: AutoencoderKL(embed_dim=4, **two_sided(32, 4)),
     "wan 2.1": wan,
     "wan 2.2": wan_22,
@@ -126,7 +120,7 @@ class RandomLatent(io.ComfyNode):
 
 
 class CompareImages(io.ComfyNode):
-    """The largest difference of two pictures, by the second one's range, its shape, and how much of it is one colour."""
+    """The largest difference of two pictures, by the second one's range, its shape, and how much of it is clamped."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

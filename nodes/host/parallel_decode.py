@@ -66,17 +66,24 @@ def decode_over(vae: VAE, latent: dict, devices: Sequence[Device], *, clock: Cal
     NodeText().say(f"bringing the VAE to {len(devices)} devices")
     load_s = pool.hold_vae(weights, check_cancelled=check)
     clock()
-    rounds = _Rounds(tiles, num_ranks=len(devices))
+    rounds, text = _Rounds(tiles, num_ranks=len(devices)), NodeText()
+    method = OWN_TILES if vae.handles_tiling else "decode"
 
-    def decode(some: Sequence[Tile], *, last: bool) -> list[torch.Tensor]:
-        method = OWN_TILES if vae.handles_tiling else "decode"
-        decoded = pool.decode_tiles(weights, some, method=method, last=last, check_cancelled=check)
+    def decode(some: Sequence[Tile], *, before: int) -> list[torch.Tensor]:
+        decoded = pool.decode_tiles(
+            weights,
+            some,
+            method=method,
+            last=before + len(some) == len(tiles),
+            on_tiles=lambda done: text.say(f"{before + done} of {len(tiles)} tiles, on {len(devices)} devices"),
+            check_cancelled=check,
+        )
         if refused := [rank.refused for rank in decoded.ranks if rank.refused]:
             raise CannotShareError(refused[0])
         rounds.note(decoded.ranks)
         return decoded.pixels
 
-    image = _tiled(vae, samples, rounds.pixels_by(decode), output=vae.output_device)
+    image = tiled(vae, samples, rounds.pixels_by(decode), output=vae.output_device)
     return Shared(image=image, load_s=load_s, num_tiles=len(tiles), ranks=rounds.ranks)
 
 
@@ -92,7 +99,7 @@ def tiles_of(vae: VAE, samples: torch.Tensor) -> list[Tile]:
         return torch.empty(tile.shape, dtype=tile.dtype, device="meta")
 
     with _no_progress():
-        _tiled(vae, samples, note, output=torch.device("meta"))
+        tiled(vae, samples, note, output=torch.device("meta"))
     return found
 
 
@@ -114,7 +121,7 @@ class _Rounds:
         ]
 
     def pixels_by(self, decode: Callable[..., list[torch.Tensor]]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """What to call for each tile in order; `decode(tiles, last=)` makes the pixels of the next ones."""
+        """What to call for each tile in order; `decode(tiles, before=)` makes the pixels of the next ones."""
         coming = self._pixels(decode)
 
         def pixels(latent: torch.Tensor) -> torch.Tensor:
@@ -130,9 +137,8 @@ class _Rounds:
         while start < len(self._tiles):
             stop = self._end_of_round(start)
             some = self._tiles[start:stop]
-            yield from zip(some, decode(some, last=stop == len(self._tiles)), strict=True)
+            yield from zip(some, decode(some, before=start), strict=True)
             start = stop
-            NodeText().say(f"decoded {stop} of {len(self._tiles)} tiles on {self._num_ranks} devices")
 
     def _end_of_round(self, start: int) -> int:
         stop, num_bytes = start, 0
@@ -152,7 +158,7 @@ class _Tiles:
         self.decode = function
 
 
-def _tiled(
+def tiled(
     vae: VAE, samples: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor], *, output: torch.device
 ) -> torch.Tensor:
     """VAE Decode (Tiled) with its defaults, where `function` makes the pixels of each tile."""

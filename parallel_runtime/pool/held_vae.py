@@ -5,7 +5,7 @@ and its blending, which are ComfyUI's own, nor how ranks are asked (worker_group
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -82,8 +82,13 @@ class HeldVae:
         self._held = (vae.key, handle)
         return time.perf_counter() - began
 
-    def decode(self, tiles: Sequence[Tile], *, method: str, last: bool, check: Check) -> Decoded:
-        """The pixels of tiles of the VAE that is held. The largest go first, each to the rank with least to do."""
+    def decode(
+        self, tiles: Sequence[Tile], *, method: str, last: bool, check: Check, on_tiles: Callable[[int], None]
+    ) -> Decoded:
+        """The pixels of tiles of the VAE that is held. The largest go first, each to the rank with least to do.
+
+        `on_tiles(done)` is told of how many are done.
+        """
         if self._held is None:
             raise RuntimeError("no VAE is held; hold one first")
         latents = {f"in{number}": tile.latent for number, tile in enumerate(tiles)}
@@ -92,7 +97,12 @@ class HeldVae:
         request = DecodeTiles(
             vae=self._held[1], method=method, tiles=shared_out(tiles, num_ranks=self._num_ranks), last=last
         )
-        answered = self._ask(request, check, placed.specs)
+        answered = self._ask(
+            request,
+            check,
+            placed.specs,
+            on_progress=lambda asked: on_tiles(sum(said.done for said in asked.progress.values())),
+        )
         pixels = [self._arena.take(spec) for spec in placed.specs[len(tiles) :]]
         return Decoded(pixels=pixels, ranks=answered.ranked())
 

@@ -11,7 +11,7 @@ again by the pool itself.
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -276,16 +276,18 @@ class Pool:
         *,
         method: str = "decode",
         last: bool = True,
+        on_tiles: Callable[[int], None] = lambda _: None,
         check_cancelled: Check | None = None,
     ) -> Decoded:
         """Pixels of tiles, shared out over all ranks; cancelled, it ends at most one layer after the one it is in.
 
-        Holds the VAE where the workers lack it. `last`: no more of this picture follow. Raises PoolError.
+        Holds the VAE where the workers lack it. `last`: no more of this picture follow. `on_tiles(done)` is told of
+        how many are done. Raises PoolError.
         """
         with self._lock.acquire(check_cancelled) as check:
             workers = self._ready(check)
             workers.vae.hold(vae, check)
-            return workers.vae.decode(tiles, method=method, last=last, check=check)
+            return workers.vae.decode(tiles, method=method, last=last, check=check, on_tiles=on_tiles)
 
     def measure_devices(self, check_cancelled: Check | None = None) -> list[MeasureReply]:
         """Each rank's device, measured by all ranks at once, in rank order. Raises PoolError."""

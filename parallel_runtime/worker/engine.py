@@ -114,7 +114,8 @@ class Engine:
         if isinstance(request, MakeMesh | CheckCopies | Probe):
             return self._of_mesh(request)
         if isinstance(request, HoldVae | DecodeTiles):
-            return self.vae.answer(request, self._tensors(message.tensors), cancelled=cancelled, beat=beat)
+            tensors = self._tensors(message.tensors)
+            return self.vae.answer(request, tensors, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, MeasureDevice):
             return measure(self.device)
         if isinstance(request, Trim):

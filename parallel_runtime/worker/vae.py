@@ -12,7 +12,7 @@ import torch
 from ..errors import RequestCancelledError
 from ..models.hosted.vae import build_vae
 from ..timing import wait_for
-from ..wire.replies import DecodeReply, Memory, MemoryReply
+from ..wire.replies import DecodeReply, Memory, MemoryReply, Progress
 from ..wire.requests import DecodeTiles, HoldVae
 
 METHODS = ("decode", "_decode_pixels")  # the latter of a class that tiles by itself: the network of one tile
@@ -33,10 +33,11 @@ class RankVae:
         request: HoldVae | DecodeTiles,
         tensors: Mapping[str, torch.Tensor],
         *,
+        progress: Callable[[Progress], None],
         cancelled: Callable[[], bool],
         beat: Callable[[], None],
     ) -> MemoryReply:
-        """Do what is asked. Raises RequestCancelledError once `cancelled()`, looked at before each layer."""
+        """Do what is asked. Raises RequestCancelledError once `cancelled()`, which is looked at before each layer."""
 
         def sign_of_life() -> None:
             beat()
@@ -47,7 +48,7 @@ class RankVae:
         if isinstance(request, HoldVae):
             return self._hold(request, tensors)
         try:
-            return self._decode(request, tensors)
+            return self._decode(request, tensors, progress)
         except RequestCancelledError:
             self.leave_device()
             raise
@@ -77,14 +78,16 @@ class RankVae:
             self._held = (request.vae, module)
         return MemoryReply(memory=self._memory())
 
-    def _decode(self, request: DecodeTiles, tensors: Mapping[str, torch.Tensor]) -> DecodeReply:
+    def _decode(
+        self, request: DecodeTiles, tensors: Mapping[str, torch.Tensor], progress: Callable[[Progress], None]
+    ) -> DecodeReply:
         if self._held is None or self._held[0] != request.vae or request.method not in METHODS:
             raise ValueError(f"rank {self._rank} was asked for {request.method} of VAE {request.vae}, which it lacks")
         began, (_, module), refused = time.perf_counter(), self._held, ""
         mine, random = request.tiles[self._rank], self._random_state()
         if mine:
             module.to(self._device)
-        for number in mine:
+        for done, number in enumerate(mine, start=1):
             self._sign_of_life()
             room = tensors[f"out{number}"]
             # a copy, since a module may write to its input and ranks share the memory
@@ -97,6 +100,7 @@ class RankVae:
                 refused += f"where ComfyUI's tiles have {tuple(room.shape)}"
                 break
             room.copy_(pixels)
+            progress(Progress(done=done, total=len(mine)))
         wait_for(self._device)
         decode_s = time.perf_counter() - began
         if request.last:

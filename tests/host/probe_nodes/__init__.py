@@ -36,7 +36,7 @@ from .rounding import SetGuidance, StockAttention
 from .sounds import RandomSound, RandomSoundVAE
 from .staleness import UseOldKeys
 from .taking_turns import SampleInTurn
-from .vaes import CompareImages, RandomLatent, SmallVAE
+from .vaes import CompareImages, RandomLatent, SmallVAE, TileHere
 from .without_exchange import AttendInHalves
 
 Calls = io.Custom("MODEL_CALLS")
@@ -218,7 +218,7 @@ class ProbeNodes(ComfyExtension):
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchOffExchange]
         nodes += [UseOldKeys, ObjectInConditioning, RandomModelPatch]
-        return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages]
+        return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages, TileHere]
 
 
 async def comfy_entrypoint() -> ProbeNodes:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import comfy.ldm.lightricks.vae.causal_video_autoencoder as lightricks
+import comfy.ldm.minimax.vae
 import comfy.ldm.wan.vae
 import comfy.ldm.wan.vae2_2
+import nodes as comfy_nodes
 import torch
 from comfy.ldm.models.autoencoder import AutoencoderKL, AutoencodingEngine
 from comfy.sd import VAE
@@ -75,6 +79,21 @@ MODULES: dict[str, Callable[[], torch.nn.Module]] = {
 PATCHED = ("patched", "of another pack")  # what ranks cannot take
 
 
+def random_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Values of order 1 for each weight; none for an encoder, which nobody runs."""
+    generator = torch.Generator().manual_seed(17)
+    weights = {}
+    for name, weight in module.state_dict().items():
+        values = torch.zeros(weight.shape)
+        if not name.startswith("encoder."):
+            fan_in = max(1, weight[0].numel() if weight.ndim > 1 else 1)
+            values = torch.randn(weight.shape, generator=generator) / fan_in**0.5
+        if weight.ndim == 1 or "gamma" in name:  # norms and biases; variances are positive
+            values = values.abs() * 0.2 + (0.0 if name.endswith("bias") else 0.8)
+        weights[name] = values.to(weight.dtype)
+    return weights
+
+
 class SmallVAE(io.ComfyNode):
     """A VAE that ComfyUI recognises by its weights, which are random."""
 
@@ -85,17 +104,8 @@ class SmallVAE(io.ComfyNode):
 
     @classmethod
     def execute(cls, kind: str) -> io.NodeOutput:
-        generator = torch.Generator().manual_seed(17)
-        weights = {}
         module = MODULES["wan 2.1" if kind in PATCHED else kind]()
-        for name, weight in module.state_dict().items():
-            values = torch.zeros(weight.shape)
-            if not name.startswith("encoder."):  # which nobody runs
-                fan_in = max(1, weight[0].numel() if weight.ndim > 1 else 1)
-                values = torch.randn(weight.shape, generator=generator) / fan_in**0.5
-            if weight.ndim == 1 or "gamma" in name:  # norms and biases; variances are positive
-                values = values.abs() * 0.2 + (0.0 if name.endswith("bias") else 0.8)
-            weights[name] = values.to(weight.dtype)
+        weights = random_weights(module)
         config = getattr(module, "config", None)
         vae = VAE(sd=weights, metadata=None if config is None else {"config": json.dumps({"vae": config})})
         if kind == "patched":
@@ -134,3 +144,41 @@ class CompareImages(io.ComfyNode):
         flat = float(((reference == 0) | (reference == 1)).float().mean())  # clamped: where nothing could differ
         found = {"error": error, "shape": list(image.shape), "clamped": flat}
         return io.NodeOutput(ui={"compared": [found]})
+
+
+class TileHere(io.ComfyNode):
+    """The pack's way through ComfyUI's tiled decode with every tile decoded in this process, and ComfyUI's own.
+
+    For classes too large to be built in ranks: `minimax h3` has 1 of 36 blocks here, and 2 of 32 heads.
+    """
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Latent.Input("samples"), io.Vae.Input("vae", optional=True)]
+        outputs = [io.Image.Output(), io.Image.Output()]
+        return io.Schema(node_id="TileHere", category=CATEGORY, inputs=inputs, outputs=outputs, is_output_node=True)
+
+    @classmethod
+    def execute(cls, samples: dict[str, Any], vae: Any = None) -> io.NodeOutput:
+        name = next(name for name in sys.modules if name.endswith("nodes.host.parallel_decode"))
+        pack, latent = sys.modules[name], samples["samples"]
+        vae = vae or small_h3()
+        tiles = pack.tiles_of(vae, latent)
+        method = getattr(vae.first_stage_model, pack.OWN_TILES if vae.handles_tiling else "decode")
+        made = iter([method(tile.latent).to(tile.dtype) for tile in tiles])
+        assert [tile.shape for tile in tiles] == [tuple(method(tile.latent).shape) for tile in tiles]
+        image = pack.tiled(vae, latent, lambda _: next(made), output=torch.device("cpu"))
+        (reference,) = comfy_nodes.VAEDecodeTiled().decode(vae, samples, 512, 64, 64, 8)
+        sizes = [list(tile.latent.shape) for tile in tiles]
+        return io.NodeOutput(image, reference, ui={"tiles": sizes})
+
+
+def small_h3() -> VAE:
+    """MiniMax H3's, as ComfyUI makes it, with a small network for its tiles."""
+    kind = comfy.ldm.minimax.vae
+    whole, kind.ViT3DDecoder = kind.ViT3DDecoder, partial(kind.ViT3DDecoder, num_layers=1, heads=2)
+    try:
+        vae = VAE(sd=random_weights(kind.MiniMaxH3VideoVAE()))
+    finally:
+        kind.ViT3DDecoder = whole
+    return vae

@@ -23,6 +23,7 @@ from comfy.sd import VAE
 
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.pool.held_vae import Tile, VaeWeights
+from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.wire.protocol import DTYPE_BYTES
 from ...parallel_runtime.wire.replies import DecodeReply
 from .hosted_source import this_comfyui
@@ -60,14 +61,32 @@ def decode_over(vae: VAE, latent: dict, devices: Sequence[Device], *, clock: Cal
     tiles = tiles_of(vae, samples)
     if len(tiles) == 1 or all(tile.latent.shape[2:] == samples.shape[2:] for tile in tiles):
         raise CannotShareError("the picture is one tile")
-    weights = _weights_of(vae)
+    weights = weights_of(vae)
     pool = POOLS.pool(tuple(devices))
     check = comfy.model_management.throw_exception_if_processing_interrupted
     NodeText().say(f"bringing the VAE to {len(devices)} devices")
     load_s = pool.hold_vae(weights, check_cancelled=check)
     clock()
-    rounds, text = _Rounds(tiles, num_ranks=len(devices)), NodeText()
-    method = OWN_TILES if vae.handles_tiling else "decode"
+    image, ranks = blended(vae, samples, tiles, weights, pool, check_cancelled=check)
+    return Shared(image=image, load_s=load_s, num_tiles=len(tiles), ranks=ranks)
+
+
+def blended(
+    vae: VAE,
+    samples: torch.Tensor,
+    tiles: Sequence[Tile],
+    weights: VaeWeights,
+    pool: Pool,
+    *,
+    check_cancelled: Callable[[], None],
+) -> tuple[torch.Tensor, list[DecodeReply]]:
+    """The pictures (B, H, W, 3) of a latent's tiles, decoded by all ranks of the pool, and what each rank says.
+
+    Raises `CannotShareError` where a rank says why it cannot, and as `decode_over`.
+    """
+    rounds, text, method = _Rounds(tiles, num_ranks=len(pool.devices)), NodeText(), "decode"
+    if vae.handles_tiling:
+        method = OWN_TILES
 
     def decode(some: Sequence[Tile], *, before: int) -> list[torch.Tensor]:
         decoded = pool.decode_tiles(
@@ -75,8 +94,8 @@ def decode_over(vae: VAE, latent: dict, devices: Sequence[Device], *, clock: Cal
             some,
             method=method,
             last=before + len(some) == len(tiles),
-            on_tiles=lambda done: text.say(f"{before + done} of {len(tiles)} tiles, on {len(devices)} devices"),
-            check_cancelled=check,
+            on_tiles=lambda done: text.say(f"{before + done} of {len(tiles)} tiles, on {len(pool.devices)} devices"),
+            check_cancelled=check_cancelled,
         )
         if refused := [rank.refused for rank in decoded.ranks if rank.refused]:
             raise CannotShareError(refused[0])
@@ -84,7 +103,7 @@ def decode_over(vae: VAE, latent: dict, devices: Sequence[Device], *, clock: Cal
         return decoded.pixels
 
     image = tiled(vae, samples, rounds.pixels_by(decode), output=vae.output_device)
-    return Shared(image=image, load_s=load_s, num_tiles=len(tiles), ranks=rounds.ranks)
+    return image, rounds.ranks
 
 
 def tiles_of(vae: VAE, samples: torch.Tensor) -> list[Tile]:
@@ -218,7 +237,7 @@ def _refuse_unfit(vae: VAE, latent: dict, devices: Sequence[Device]) -> torch.Te
     return samples.to(CPU)
 
 
-def _weights_of(vae: VAE) -> VaeWeights:
+def weights_of(vae: VAE) -> VaeWeights:
     """The loaded VAE's weights, if from them alone ComfyUI builds the same again. Raises `CannotShareError`."""
     module = vae.first_stage_model
     tensors = {name: weight.detach() for name, weight in module.state_dict().items()}

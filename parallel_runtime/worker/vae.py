@@ -103,6 +103,6 @@ class RankVae:
             progress(Progress(done=done, total=len(mine)))
         wait_for(self._device)
         decode_s = time.perf_counter() - began
-        if request.last:
+        if request.last or refused:
             self.leave_device()
         return DecodeReply(memory=self._memory(), num_tiles=len(mine), decode_s=decode_s, refused=refused)

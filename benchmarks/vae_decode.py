@@ -31,7 +31,7 @@ from parallel_runtime.devices import parse_devices  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402
 
 MIB = 2**20
-CASES = {"pictures: flux": ("flux", (1, 16, 8, 328)), "video: wan 2.1": ("wan 2.1", (1, 16, 3, 8, 680))}
+CASES = {"pictures: flux": ("flux", (1, 16, 2, 328)), "video: wan 2.1": ("wan 2.1", (1, 16, 2, 2, 680))}
 PLAIN, TILED = "VAE Decode", "VAE Decode (Tiled)"
 RANKS = {"1 rank": 1, "2 ranks": 2}
 HEAD = (

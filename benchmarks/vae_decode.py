@@ -29,6 +29,7 @@ import torch  # noqa: E402
 from parallel_runtime.cli.comfyui_process import find_comfyui  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402
+from parallel_runtime.weights.host_memory import give_back_heap  # noqa: E402
 
 MIB = 2**20
 CASES = {"pictures: flux": ("flux", (1, 16, 2, 328)), "video: wan 2.1": ("wan 2.1", (1, 16, 2, 2, 680))}
@@ -125,7 +126,11 @@ def measured(
         order = list(ways)
         order = order[turn % len(order) :] + order[: turn % len(order)]
         for name in order:
-            pids = pools[name].status()["pids"] if name in pools else [os.getpid()]
+            pids = [os.getpid()]
+            give_back_heap()
+            if name in pools:
+                pids = pools[name].status()["pids"]
+                pools[name].give_back(pools[name].devices)
             pictures[name], figure = watched(ways[name], pids)
             figures[name].append(figure)
     rows = []

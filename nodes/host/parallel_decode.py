@@ -85,7 +85,7 @@ def blended(
     Raises `CannotShareError` where a rank says why it cannot, and as `decode_over`.
     """
     rounds, text, method = _Rounds(tiles, num_ranks=len(pool.devices)), NodeText(), "decode"
-    if vae.handles_tiling:
+    if tiles_by_itself(vae):
         method = OWN_TILES
 
     def decode(some: Sequence[Tile], *, before: int) -> list[torch.Tensor]:
@@ -106,13 +106,18 @@ def blended(
     return image, rounds.ranks
 
 
+def tiles_by_itself(vae: VAE) -> bool:
+    """Whether the VAE's class cuts its tiles, and ComfyUI does not; older ComfyUIs have no such class."""
+    return bool(vars(vae).get("handles_tiling"))
+
+
 def tiles_of(vae: VAE, samples: torch.Tensor) -> list[Tile]:
     """The tiles that ComfyUI cuts this latent into, in its order, all passes over the picture one after another."""
     found: list[Tile] = []
 
     def note(latent: torch.Tensor) -> torch.Tensor:
         tile = Tile(
-            latent=latent, shape=_pixels_of(vae, latent), dtype=latent.dtype if vae.handles_tiling else torch.float32
+            latent=latent, shape=_pixels_of(vae, latent), dtype=latent.dtype if tiles_by_itself(vae) else torch.float32
         )
         found.append(tile)
         return torch.empty(tile.shape, dtype=tile.dtype, device="meta")
@@ -182,7 +187,7 @@ def tiled(
 ) -> torch.Tensor:
     """VAE Decode (Tiled) with its defaults, where `function` makes the pixels of each tile."""
     stand_in = copy.copy(vae)
-    if vae.handles_tiling:
+    if tiles_by_itself(vae):
         stand_in.first_stage_model = copy.copy(vae.first_stage_model)
         vars(stand_in.first_stage_model)[OWN_TILES] = function
     else:
@@ -203,7 +208,7 @@ def tiled(
 
 def _pixels_of(vae: VAE, latent: torch.Tensor) -> tuple[int, ...]:
     """The shape of a tile's pixels."""
-    if vae.handles_tiling:
+    if tiles_by_itself(vae):
         decoder = vae.first_stage_model.decoder
         frames, height, width = latent.shape[2:]
         side = decoder.patch_size
@@ -221,11 +226,11 @@ def _refuse_unfit(vae: VAE, latent: dict, devices: Sequence[Device]) -> torch.Te
     if type(vae) is not VAE or vae.first_stage_model is None:
         raise CannotShareError(f"a {type(vae).__name__} is not ComfyUI's own VAE")
     kind = type(vae.first_stage_model).__name__
-    if vae.latent_dim not in (2, 3) or vae.extra_1d_channel is not None:
+    if vae.latent_dim not in (2, 3) or vars(vae).get("extra_1d_channel") is not None:
         raise CannotShareError(f"{kind} makes no pictures")
     if vae.patcher.patches or vae.patcher.object_patches:
         raise CannotShareError(f"a node has changed the weights or parts of {kind}")
-    if vae.handles_tiling and not hasattr(vae.first_stage_model, OWN_TILES):
+    if tiles_by_itself(vae) and not hasattr(vae.first_stage_model, OWN_TILES):
         raise CannotShareError(f"{kind} tiles in a way of its own")
     samples = latent["samples"]
     if samples.is_nested:

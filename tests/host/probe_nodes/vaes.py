@@ -164,7 +164,7 @@ class TileHere(io.ComfyNode):
         pack, latent = sys.modules[name], samples["samples"]
         vae = vae or small_h3()
         tiles = pack.tiles_of(vae, latent)
-        method = getattr(vae.first_stage_model, pack.OWN_TILES if vae.handles_tiling else "decode")
+        method = getattr(vae.first_stage_model, pack.OWN_TILES if pack.tiles_by_itself(vae) else "decode")
         made = iter([method(tile.latent).to(tile.dtype) for tile in tiles])
         assert [tile.shape for tile in tiles] == [tuple(method(tile.latent).shape) for tile in tiles]
         image = pack.tiled(vae, latent, lambda _: next(made), output=torch.device("cpu"))

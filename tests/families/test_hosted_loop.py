@@ -33,6 +33,7 @@ from .variants import BY_NAME, write_families
 WAN, KOALA = BY_NAME["wan 2.1 t2v"], BY_NAME["sdxl koala"]
 PLAN = "ulysses 2"
 LORA = "loop_lora.safetensors"
+PIPELINE: dict[str, Any] = {"devices": "cpu:4", "pipefusion": 2, "patches": 2, "warmup_steps": 2}
 FEW: dict[str, Any] = {"devices": "cpu:4", "data": 2}
 # By name: a plan, a cfg scale. One that scales the latent for the model, one with timesteps of its own for a part of
 # the latent, one with a picture beside the latent, one of two latents.
@@ -270,6 +271,13 @@ def test_a_file_whose_layers_round_all_rows_of_a_step_together_keeps_them_togeth
         assert loop_of(result).get("reason") == reason
         assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= 3 * ROUNDED
     path.unlink()
+
+
+def test_a_pipeline_runs_step_by_step_and_says_so(hosted_client: ComfyClient, stock: Stock) -> None:
+    graph = small(WAN.name, steps=2)
+    result = hosted_client.queue(ours(graph, PIPELINE))
+    assert loop_of(result) == {"kind": "host", "reason": "a pipeline of WanModel runs step by step"}
+    assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= TOLERANCE
 
 
 def test_the_host_loop_can_be_asked_for(hosted_client: ComfyClient, stock: Stock) -> None:

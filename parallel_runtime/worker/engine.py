@@ -50,6 +50,7 @@ from ..wire.requests import (
 from .forward import Forward
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
+from .hosted_pipeline import HostedPipeline
 from .in_worker_sampling import Gate
 from .inputs import RepeatedInputs, RequestInputs
 from .loading import LoadedModel, LoadedModels
@@ -60,7 +61,7 @@ from .sampling_request import run_sample
 from .trace import Trace
 from .vae import RankVae
 
-NO_STAGES = "this model has no stages and no sampling loop in the workers; use pipefusion=1 and ComfyUI's own sampler"
+NO_LOOP = "this model has no sampling loop in the workers; use ComfyUI's own sampler"
 
 
 class Engine:
@@ -169,9 +170,11 @@ class Engine:
         sent = self.repeated.of_request(tensors, request.repeated)
         pace = Pace(self.device, beat)
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
+        if mesh.plan.pipefusion > 1 and isinstance(model, HostedModel):
+            forward = HostedPipeline(model, mesh, forward.timer, forward.beat, sent, step=request, held=self.held_keys)
         run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
-        if mesh.plan.pipefusion > 1:
-            run = PipelinedStep(_own(forward), mesh, step=request, tensors=tensors, held=self.held_keys).run
+        if mesh.plan.pipefusion > 1 and isinstance(forward, Forward):
+            run = PipelinedStep(forward, mesh, step=request, tensors=tensors, held=self.held_keys).run
         room = tensors.get(f"trace.{self.rank}")
         trace_bytes = None
         if room is None:
@@ -275,7 +278,7 @@ class Engine:
 
 
 def _own(forward: Forward | HostedForward) -> Forward:
-    """The forward of a model whose blocks are ours: alone it has stages and runs the whole loop of a sampler."""
+    """The forward of a model whose blocks are ours: alone it runs the whole loop of a sampler."""
     if isinstance(forward, HostedForward):
-        raise ValueError(NO_STAGES)
+        raise ValueError(NO_LOOP)
     return forward

@@ -55,9 +55,9 @@ changes less; "memory" what it held at most, more than before the decode. The la
 by the range of the picture. Random weights make the difference from VAE Decode larger than trained ones do.
 """
 CLOSING = """
-ComfyUI cuts a picture into tiles three times and takes the mean: those of a square one of 1024 pixels have 3.8 times its
-area, those of this strip 3.5 times. So two ranks are slower than VAE Decode here, and each holds less. A video it cuts
-once.
+ComfyUI cuts a picture into tiles three times and takes the mean: those of a square one of 1024 pixels have 3.8 times
+its area, those of this strip 3.5 times. So two ranks are slower than VAE Decode here, and each holds less. A video it
+cuts once.
 """
 
 

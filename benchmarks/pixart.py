@@ -1,6 +1,6 @@
 """PixArt Sigma at 2048 x 2048, the comparison that PipeFusion began with: pipelines, Ulysses, Ring, alone and with cfg.
 
-    PYTHONPATH=. python -m benchmarks.pixart [--rounds 3] [--size 256]
+    python -m benchmarks.pixart [--rounds 3] [--size 256] [--time-size 256] [--keep FILE]
 
 ComfyUI's own module in CPU ranks of one thread, fp32: 16,384 tokens, a tenth of the width (16 heads of 7), 8 blocks,
 random weights. A step is ComfyUI's at a cfg above 1: a call for the prompt and one for the negative, of unequal texts.
@@ -11,6 +11,7 @@ two cores, and what is sent does not depend on it. Times are with ComfyUI's, at 
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -33,7 +34,7 @@ from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
 from parallel_runtime.models.hosted.calls import to_tree  # noqa: E402
 from parallel_runtime.plan import ParallelPlan  # noqa: E402
-from parallel_runtime.pool.calls import ModelCall, RunResult  # noqa: E402
+from parallel_runtime.pool.calls import ModelCall  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402
 
 TARGET = Path(__file__).with_name("pixart.md")
@@ -143,16 +144,16 @@ def count(spec: ModelSpec, name: str, size: int) -> Counted:
     )
 
 
-def timed(pool: Pool, spec: ModelSpec, name: str, size: int, number: int) -> tuple[float, float, RunResult]:
+def timed(pool: Pool, spec: ModelSpec, name: str, size: int, number: int) -> list[str]:
     """Seconds of the first step of a run and of the one after it."""
-    plan = ParallelPlan.parse(name)
-    seconds = []
+    plan, seconds = ParallelPlan.parse(name), []
+    pool.load(spec, plan)
     for step in (0, 1):
         calls = calls_of(size, run=f"{name} {number}", step=step)
         began = time.perf_counter()
-        result = pool.run(spec, plan, calls)
+        pool.run(spec, plan, calls)
         seconds.append(time.perf_counter() - began)
-    return seconds[0], seconds[1], result
+    return [f"{each:.2f}" for each in seconds]
 
 
 def count_row(found: Counted) -> list[str]:
@@ -169,12 +170,12 @@ def time_rows(found: dict[str, list[tuple[float, float]]]) -> list[list[str]]:
         first, later = (median(each[step] for each in rounds) for step in (0, 1))
         faster = median(one[1] / mine[1] for one, mine in zip(alone, rounds, strict=True))
         plan = ParallelPlan.parse(name)
-        rows.append([str(plan.ranks), plan.describe(), f"{first:.1f}", f"{later:.1f}", f"{faster:.2f}x"])
+        rows.append([str(plan.ranks), plan.describe(), f"{first:.2f}", f"{later:.2f}", f"{faster:.2f}x"])
     return rows
 
 
-def decode_s(rounds: int) -> float:
-    """Seconds that a VAE of SD's layout takes for a latent of 256 x 256, a quarter of its width, in this process."""
+def decode_s(size: int) -> float:
+    """Seconds that a decoder of SD's layout takes for a latent of `size` x `size`, a quarter as wide, in this process."""
     sys.path.insert(0, str(comfyui_path()))
     sys.argv = [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]
     from comfy.ldm.modules.diffusionmodules.model import Decoder
@@ -182,16 +183,36 @@ def decode_s(rounds: int) -> float:
     torch.manual_seed(0)
     sizes = {"ch": 32, "out_ch": 3, "ch_mult": (1, 2, 4, 4), "num_res_blocks": 2, "attn_resolutions": []}
     decoder = Decoder(**sizes, in_channels=3, resolution=256, z_channels=4).eval()
-    latent, seconds = torch.randn(1, 4, 256, 256), []
+    latent = torch.randn(1, 4, size, size)
     with torch.inference_mode():
-        for _ in range(rounds):
-            began = time.perf_counter()
-            decoder(latent)
-            seconds.append(time.perf_counter() - began)
-    return median(seconds)
+        began = time.perf_counter()
+        decoder(latent)
+    return time.perf_counter() - began
 
 
-def page(counted: Sequence[Counted], times: dict[str, list[tuple[float, float]]], about: str, vae_s: float) -> str:
+class Kept:
+    """What is known, in a file of a JSON object a line, so that a run that was ended goes on with it. None: no file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+
+    def cells(self, kind: str, name: str, measure: Callable[[], list[str]]) -> list[str]:
+        """The cells of a row: as they are kept, else measured, kept and printed."""
+        for said in map(json.loads, self._lines):
+            if (said["kind"], said["name"]) == (kind, name):
+                return list(said["cells"])
+        cells = measure()
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"kind": kind, "name": name, "cells": cells}) + "\n")
+        print(kind, name, *cells, sep=" | ", flush=True)  # noqa: T201
+        return cells
+
+
+def page(
+    counted: Sequence[list[str]], times: dict[str, list[tuple[float, float]]], about: str, vae_s: str, time_size: int
+) -> str:
     """All of it."""
     sent = ("ranks", "plan", "calls a rank", "sent a rank, MB", "by all, MB", "in warm-up, MB", "weights a rank, MB")
     took = ("ranks", "plan", "first step, s", "later step, s", "beside one rank")
@@ -205,8 +226,16 @@ def page(counted: Sequence[Counted], times: dict[str, list[tuple[float, float]]]
         "## What a step sends and holds",
         "",
     ]
-    lines += [COUNTS, *table((*sent, "peak growth, MB"), [count_row(each) for each in counted]), "", "## Times", ""]
-    lines += [TIMES, *table(took, time_rows(times)), "", "## The VAE", "", VAE.format(seconds=vae_s), PUBLISHED]
+    lines += [COUNTS, *table((*sent, "peak growth, MB"), counted), "", "## Times", ""]
+    lines += [
+        TIMES,
+        *table(took, time_rows(times)),
+        "",
+        "## The VAE",
+        "",
+        VAE.format(seconds=vae_s, size=time_size),
+        PUBLISHED,
+    ]
     return "\n".join(lines)
 
 
@@ -221,7 +250,7 @@ warm-up for a pipeline: one stage after the other. `later step` begins and ends 
 does in ComfyUI's loop: with M patches over 2 stages, a bubble of 1 / (M + 1) a call.
 """
 VAE = """One process decodes, whatever the plan was; it is in none of the figures above. A decoder of SD's layout at a
-quarter of its width, random weights, a latent of 256 x 256, two threads: {seconds:.1f} s.
+quarter of its width, random weights, a latent of {size} x {size}: {seconds} s.
 """
 
 
@@ -230,29 +259,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", type=int, default=256, help="height and width of the latent; 256 is 2048 pixels")
+    parser.add_argument("--time-size", type=int, default=256, help="the same of the runs that are timed")
+    parser.add_argument("--keep", type=Path, help="a file of what is known; a run that was ended goes on with it")
     parser.add_argument("--output", type=Path, default=TARGET)
     arguments = parser.parse_args()
-    load_before = os.getloadavg()[0]
-    say: Callable[..., None] = lambda *told: print(*told, sep=" | ", flush=True)  # noqa: E731, T201
+    load_before, kept, time_size = os.getloadavg()[0], Kept(arguments.keep), arguments.time_size
     with tempfile.TemporaryDirectory() as folder:
         spec = write_model(Path(folder))
-        counted = []
-        for name in COUNTED:
-            counted.append(count(spec, name, arguments.size))
-            say(*count_row(counted[-1]))
+        counted = [
+            kept.cells(
+                "counted", ParallelPlan.parse(name).describe(), lambda: count_row(count(spec, name, arguments.size))
+            )
+            for name in COUNTED
+        ]
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in TIMED}
         with pool_of(2) as pool:
             for number in range(arguments.rounds):
                 for name, rounds in times.items():
-                    first, later, _ = timed(pool, spec, name, arguments.size, number)
-                    rounds.append((first, later))
-                    say(number, name, f"{first:.1f}", f"{later:.1f}")
-    vae_s = decode_s(1)
+                    cells = kept.cells(f"round {number}", name, lambda: timed(pool, spec, name, time_size, number))
+                    rounds.append((float(cells[0]), float(cells[1])))
+    (vae_s,) = kept.cells("vae", "", lambda: [f"{decode_s(time_size):.1f}"])
     about = (
-        f"{(arguments.size // 2) ** 2:,} tokens, {arguments.rounds} round(s). torch {torch.__version__}, "
-        f"{os.cpu_count()} cores, load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after."
+        f"{(arguments.size // 2) ** 2:,} tokens where plans are counted, {(time_size // 2) ** 2:,} where they are "
+        f"timed, {arguments.rounds} round(s). torch {torch.__version__}, {os.cpu_count()} cores that other work shared: "
+        f"load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after."
     )
-    arguments.output.write_text(page(counted, times, about, vae_s), encoding="utf-8")
+    arguments.output.write_text(page(counted, times, about, vae_s, time_size), encoding="utf-8")
 
 
 if __name__ == "__main__":

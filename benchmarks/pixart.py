@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -60,19 +60,6 @@ them is what is sent. Between A100s of one board what Ulysses sends costs little
 and drains; over slow links the bytes above decide. The planner does not know ComfyUI's classes, so there is no
 prediction of the real model beside these.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """What ranks of a plan send in a step, and have: calls and bytes of the rank with the most, bytes of memory."""
-
-    plan: ParallelPlan
-    calls: int
-    sent: int
-    sent_by_all: int
-    warm_sent: int
-    weights: int
-    peak: int
 
 
 def write_model(folder: Path) -> ModelSpec:
@@ -120,8 +107,11 @@ def memory(pids: Sequence[int], field: str) -> list[int]:
     return found
 
 
-def count(spec: ModelSpec, name: str, size: int) -> Counted:
-    """Two steps of a plan in workers of its own: the first is warm-up where there are stages."""
+def count(spec: ModelSpec, name: str, size: int) -> list[str]:
+    """A row of what a plan's fullest rank sends and holds; two steps in workers of its own, the first warm-up of stages.
+
+    Ranks, plan, calls; megabytes sent by it and by all, in warm-up by it; those of its weights; its peak above them.
+    """
     plan = ParallelPlan.parse(name)
     with pool_of(plan.ranks, engine="CountedEngine") as pool:
         loaded = pool.load(spec, plan)
@@ -133,15 +123,10 @@ def count(spec: ModelSpec, name: str, size: int) -> Counted:
         warm = pool.run(spec, plan, calls_of(size, run="counted", step=0))
         result = pool.run(spec, plan, calls_of(size, run="counted", step=1))
         peak = max(after - first for after, first in zip(memory(pids, "VmHWM"), before, strict=True))
-    return Counted(
-        plan=plan,
-        calls=max(rank.collectives for rank in result.ran),
-        sent=max(rank.sent_bytes for rank in result.ran),
-        sent_by_all=sum(rank.sent_bytes for rank in result.ran),
-        warm_sent=max(rank.sent_bytes for rank in warm.ran),
-        weights=max(loaded.parameter_bytes[: plan.ranks]),
-        peak=peak,
-    )
+    sent = [rank.sent_bytes for rank in result.ran]
+    sizes = (max(sent), sum(sent), max(rank.sent_bytes for rank in warm.ran), max(loaded.parameter_bytes), peak)
+    calls = max(rank.collectives for rank in result.ran)
+    return [str(plan.ranks), plan.describe(), str(calls), *(f"{each / 1e6:,.1f}" for each in sizes)]
 
 
 def timed(pool: Pool, spec: ModelSpec, name: str, size: int, number: int) -> list[str]:
@@ -154,12 +139,6 @@ def timed(pool: Pool, spec: ModelSpec, name: str, size: int, number: int) -> lis
         pool.run(spec, plan, calls)
         seconds.append(time.perf_counter() - began)
     return [f"{each:.2f}" for each in seconds]
-
-
-def count_row(found: Counted) -> list[str]:
-    """A row of the table."""
-    sizes = (found.sent, found.sent_by_all, found.warm_sent, found.weights, found.peak)
-    return [str(found.plan.ranks), found.plan.describe(), str(found.calls), *(f"{each / 1e6:,.1f}" for each in sizes)]
 
 
 def time_rows(found: dict[str, list[tuple[float, float]]]) -> list[list[str]]:
@@ -175,7 +154,7 @@ def time_rows(found: dict[str, list[tuple[float, float]]]) -> list[list[str]]:
 
 
 def decode_s(size: int) -> float:
-    """Seconds that a decoder of SD's layout takes for a latent of `size` x `size`, a quarter as wide, in this process."""
+    """Seconds that a decoder of SD's layout, a quarter as wide, takes for a latent of `size` x `size`."""
     sys.path.insert(0, str(comfyui_path()))
     sys.argv = [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]
     from comfy.ldm.modules.diffusionmodules.model import Decoder
@@ -210,9 +189,7 @@ class Kept:
         return cells
 
 
-def page(
-    counted: Sequence[list[str]], times: dict[str, list[tuple[float, float]]], about: str, vae_s: str, time_size: int
-) -> str:
+def page(counted: Sequence[list[str]], times: dict[str, list[tuple[float, float]]], about: str, vae: str) -> str:
     """All of it."""
     sent = ("ranks", "plan", "calls a rank", "sent a rank, MB", "by all, MB", "in warm-up, MB", "weights a rank, MB")
     took = ("ranks", "plan", "first step, s", "later step, s", "beside one rank")
@@ -227,15 +204,7 @@ def page(
         "",
     ]
     lines += [COUNTS, *table((*sent, "peak growth, MB"), counted), "", "## Times", ""]
-    lines += [
-        TIMES,
-        *table(took, time_rows(times)),
-        "",
-        "## The VAE",
-        "",
-        VAE.format(seconds=vae_s, size=time_size),
-        PUBLISHED,
-    ]
+    lines += [TIMES, *table(took, time_rows(times)), "", "## The VAE", "", vae, PUBLISHED]
     return "\n".join(lines)
 
 
@@ -266,25 +235,25 @@ def main() -> None:
     load_before, kept, time_size = os.getloadavg()[0], Kept(arguments.keep), arguments.time_size
     with tempfile.TemporaryDirectory() as folder:
         spec = write_model(Path(folder))
-        counted = [
-            kept.cells(
-                "counted", ParallelPlan.parse(name).describe(), lambda: count_row(count(spec, name, arguments.size))
-            )
-            for name in COUNTED
-        ]
+        counted = []
+        for name in COUNTED:
+            measure = partial(count, spec, name, arguments.size)
+            counted.append(kept.cells("counted", ParallelPlan.parse(name).describe(), measure))
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in TIMED}
         with pool_of(2) as pool:
             for number in range(arguments.rounds):
                 for name, rounds in times.items():
-                    cells = kept.cells(f"round {number}", name, lambda: timed(pool, spec, name, time_size, number))
+                    cells = kept.cells(f"round {number}", name, partial(timed, pool, spec, name, time_size, number))
                     rounds.append((float(cells[0]), float(cells[1])))
     (vae_s,) = kept.cells("vae", "", lambda: [f"{decode_s(time_size):.1f}"])
     about = (
         f"{(arguments.size // 2) ** 2:,} tokens where plans are counted, {(time_size // 2) ** 2:,} where they are "
-        f"timed, {arguments.rounds} round(s). torch {torch.__version__}, {os.cpu_count()} cores that other work shared: "
+        f"timed, {arguments.rounds} round(s). torch {torch.__version__}, {os.cpu_count()} cores that other work shared, "
         f"load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after."
     )
-    arguments.output.write_text(page(counted, times, about, vae_s, time_size), encoding="utf-8")
+    arguments.output.write_text(
+        page(counted, times, about, VAE.format(seconds=vae_s, size=time_size)), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

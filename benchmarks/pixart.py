@@ -55,10 +55,10 @@ PixArt-alpha at 2048 x 2048, 20 steps, 8 A100, whole images, seconds, by an engi
 | pipefusion=8 | 3.37 | 3.98 |
 | ulysses=8 | 2.46 | 11.00 |
 
-They are of 28 blocks, 1,152 wide, and include the VAE. Nothing above is a time of eight devices; what can be set beside
-them is what is sent. Between A100s of one board what Ulysses sends costs little, and a pipeline waits while it fills
-and drains; over slow links the bytes above decide. The planner does not know ComfyUI's classes, so there is no
-prediction of the real model beside these.
+They are of 28 blocks, 1,152 wide, by the clock of the whole pipeline. Nothing above is a time of eight devices; what
+can be set beside them is what is sent. Between A100s of one board what Ulysses sends costs little, and a pipeline waits
+while it fills and drains; over slow links the bytes above decide. The planner does not know ComfyUI's classes, so there
+is no prediction of the real model beside these.
 """
 
 
@@ -108,7 +108,7 @@ def memory(pids: Sequence[int], field: str) -> list[int]:
 
 
 def count(spec: ModelSpec, name: str, size: int) -> list[str]:
-    """A row of what a plan's fullest rank sends and holds; two steps in workers of its own, the first warm-up of stages.
+    """A row of what a plan's fullest rank sends and holds: two steps in workers of its own, of stages one is warm-up.
 
     Ranks, plan, calls; megabytes sent by it and by all, in warm-up by it; those of its weights; its peak above them.
     """
@@ -157,6 +157,9 @@ def decode_s(size: int) -> float:
     """Seconds that a decoder of SD's layout, a quarter as wide, takes for a latent of `size` x `size`."""
     sys.path.insert(0, str(comfyui_path()))
     sys.argv = [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
     from comfy.ldm.modules.diffusionmodules.model import Decoder
 
     torch.manual_seed(0)
@@ -212,7 +215,7 @@ COUNTS = """A step after the warm-up, both calls: a rank's calls (collectives an
 ranks, and what the same rank sends in a step of the warm-up. A rank here is the one with the most. Peak growth is
 resident memory at its highest in two steps, above what the rank had with its weights: activations, kept keys and
 values, buffers. Patches are as many as stages. Every stage has what is outside of the blocks, which at a tenth of the
-width is a third of the file (the text's projection).
+width is half of the file (most of it the text's projection).
 """
 TIMES = """Medians; plans in turn, round by round, and the last column the median of each round's ratio. `first step` is
 warm-up for a pipeline: one stage after the other. `later step` begins and ends with the pipeline empty, as each step
@@ -248,7 +251,7 @@ def main() -> None:
     (vae_s,) = kept.cells("vae", "", lambda: [f"{decode_s(time_size):.1f}"])
     about = (
         f"{(arguments.size // 2) ** 2:,} tokens where plans are counted, {(time_size // 2) ** 2:,} where they are "
-        f"timed, {arguments.rounds} round(s). torch {torch.__version__}, {os.cpu_count()} cores that other work shared, "
+        f"timed, {arguments.rounds} round(s). torch {torch.__version__}, {os.cpu_count()} cores shared with others, "
         f"load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after."
     )
     arguments.output.write_text(

@@ -42,14 +42,14 @@ PRETEND_FLAGS ?=
 GPU_FLAGS ?=
 PIXART_FLAGS ?=
 
-.PHONY: help venv test test-quick test-full coverage parity parity-models models-list formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion pixart chromium compiler pictures pack clean
+.PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion pixart chromium compiler pictures pack clean
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
-	@echo "make venv | parity | parity-models | models-list | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | pixart | chromium | compiler | pictures | pack | clean"
+	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | pixart | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -88,6 +88,10 @@ parity-models: venv
 # The section of docs/models.md on each class that ComfyUI knows: its plan with the cases that show it, or why it has none
 models-list: venv
 	$(RUN) -m families.class_list
+
+# README's table of models, from docs/models.md
+readme-models: venv
+	$(RUN) -m families.readme_table
 
 # Files in each quantised format with the stock loader and with ours, plain and with a LoRA; writes docs/formats.md.
 # Part of it: make formats FORMATS_FLAGS="--only int8"

@@ -34,6 +34,8 @@ from ..wire.requests import (
     AnyRequest,
     ChangeWeights,
     CheckCopies,
+    DecodeTiles,
+    HoldVae,
     Load,
     MakeMesh,
     MeasureDevice,
@@ -57,6 +59,7 @@ from .mesh import Groups, Mesh
 from .pipelined_step import HeldKeys, PipelinedStep
 from .sampling_request import run_sample
 from .trace import Trace
+from .vae import RankVae
 
 NO_LOOP = "this model has no sampling loop in the workers; use ComfyUI's own sampler"
 
@@ -69,6 +72,7 @@ class Engine:
         self.device = device
         self.segments = segments
         self.models = LoadedModels(rank=rank, device=device, memory=self._memory)
+        self.vae = RankVae(rank=rank, device=device, memory=self._memory)
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
         self.held_keys = HeldKeys()  # of calls that one like them will follow
@@ -99,6 +103,7 @@ class Engine:
             return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
         if isinstance(request, Load):
             group = Axis("shards") if request.mesh is None else self.meshes[request.mesh].shard_axis
+            self.vae.leave_device()
             return self.models.load(request, group=group, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, Unload):
             self.repeated.clear()
@@ -109,6 +114,9 @@ class Engine:
             return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
         if isinstance(request, MakeMesh | CheckCopies | Probe):
             return self._of_mesh(request)
+        if isinstance(request, HoldVae | DecodeTiles):
+            tensors = self._tensors(message.tensors)
+            return self.vae.answer(request, tensors, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, MeasureDevice):
             return measure(self.device)
         if isinstance(request, Trim):

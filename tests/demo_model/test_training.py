@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from demo import networks
+from demo import networks, train
 from demo.glyphs import GLYPH, write_glyphs
 from demo.train import main, parse_arguments
-from demo.words import THINGS
+from demo.words import THINGS, combinations
 
 STEPS = 4
 
@@ -46,6 +46,8 @@ class CutError(Exception):
 def test_a_training_that_was_cut_goes_on_to_the_same_files(
     tmp_path: Path, glyphs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    few = combinations()[0][::100], combinations()[1]
+    monkeypatch.setattr(train, "combinations", lambda: few)
     figures = main(options(tmp_path / "whole", glyphs))
     saved, save = [], networks.save
 

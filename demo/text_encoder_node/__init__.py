@@ -32,7 +32,7 @@ words = load_words()
 class DemoTextEncoder:
     """What CLIPTextEncode asks of a CLIP."""
 
-    def tokenize(self, text: str, **_: Any) -> str:
+    def tokenize(self, text: str) -> str:
         """The text; raises `ValueError` for a word that the demo's model never learnt."""
         words.words_of(text)
         return text

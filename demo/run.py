@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import os
 import signal
 import sys
@@ -170,7 +171,10 @@ def problem_of(story: Story, limit: float) -> str:
     problem = wrong(story.parallel, story.stock, limit)
     if problem:
         return problem
-    for name, image in (("stock ComfyUI's", story.stock.image), ("our", story.parallel.image)):
+    pictures = [("stock ComfyUI's", story.stock.image), ("our", story.parallel.image)]
+    if story.recovery:
+        pictures.append(("after a worker was killed, the", story.recovery.image))
+    for name, image in pictures:
         if seen(image) != asked():
             return f"{name} picture shows {words(seen(image))}; asked was {words(asked())}"
     if story.broken and not wrong(story.broken, story.stock, TOLERANCE["cuda"]):
@@ -194,7 +198,7 @@ def panels(story: Story) -> list[Panel]:
             Panel(story.broken.image, "exchange switched off", f"broken: relative error {error:.2g}", bad=True)
         )
         lost = difference(story.broken.image, stock)
-        shown.append(Panel(lost, "its difference", f"{GAIN} times", bad=True))
+        shown.append(Panel(lost, "its difference", f"{GAIN} times, as above", bad=True))
     if story.recovery:
         told = f"{story.recovery.next_picture_s:.1f} s after a worker was killed"
         shown.append(Panel(story.recovery.image, "the next picture", told))
@@ -212,10 +216,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def save(story: Story, output: Path) -> Path:
-    """Writes the sheet and the pictures; returns the sheet's path."""
+    """Writes the sheet, the pictures and the graph that ComfyUI opens; returns the sheet's path."""
     for name, each in (("stock", story.stock), ("parallel", story.parallel), ("without_exchange", story.broken)):
         if each:
             Image.fromarray(each.image.astype(np.uint8)).save(output / f"{name}.png")
+    (output / "workflow.json").write_text(json.dumps(story.parallel.graph, indent=1) + "\n", encoding="utf-8")
     draw_sheet(f'"{ASKED.prompt()}"', panels(story)).save(output / "demo.png")
     return output / "demo.png"
 
@@ -259,6 +264,8 @@ def main(arguments: argparse.Namespace) -> int:
         print_table(story, predictions(), seen)
         took = time.monotonic() - started
         show(f"\n{os.cpu_count()} CPU cores, load average before the start {busy:.1f}; {took:.0f} s in all")
+        if busy > 1:
+            show("others were using this machine, so none of these times is fair; run it again when it is idle")
         show(f"pictures: {sheet}")
         if problem:
             print(f"VERDICT: WRONG: {problem}", file=sys.stderr)  # noqa: T201

@@ -74,7 +74,9 @@ def prediction(kind: str) -> str:
     told = json.loads(done.stdout)
     (single,) = (row for row in told["table"] if row["name"] == "single")
     best = told["chosen"]
-    alone = f"{single['seconds_per_step']:.3f} s on one" + ("" if single["fits"] else ", which cannot hold it")
+    alone = f"{single['seconds_per_step']:.3f} s on one" + (
+        "" if single["fits"] else ", which cannot hold it in memory"
+    )
     times = single["seconds_per_step"] / best["seconds_per_step"]
     here = f"{best['seconds_per_step']:.3f} s a step with {best['name']}"
     return f"prediction, not measured: Flux.1 at 1024 x 1024 on two {kind}: {here}, against {alone}: {times:.2f} times"

@@ -27,7 +27,7 @@ from parity.matrix import ONE_THREAD
 from parity.runner import VISIBLE, Bench, Row, seen
 from parity.table import markdown, shown, verdict
 
-from .cases import CONTROL_PLAN, OWN_BLOCKS, PLANS, Case, cases
+from .cases import CONTROL_PLAN, OWN_BLOCKS, PLANS, STAGES, Case, cases
 from .class_list import DOCUMENT, section
 from .plan_lines import plan_lines
 from .variants import FAMILIES, FILES, write_families
@@ -83,7 +83,7 @@ def run(
 
     def cell(case: Case, plan: str) -> Row:
         row = bench.compare(case, plan)
-        if "weights" in PLANS[plan]:
+        if "weights" in (PLANS | STAGES)[plan]:
             bench.client.free()  # shards are memory of their own, and each way to cut a file has others
         return row
 
@@ -156,7 +156,8 @@ def summary(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
 
 def with_devices(devices: str | None) -> dict[str, dict[str, Any]]:
     """The plans, on those devices."""
-    return PLANS if devices is None else {name: {**degrees, "devices": devices} for name, degrees in PLANS.items()}
+    plans = PLANS | STAGES
+    return plans if devices is None else {name: {**degrees, "devices": devices} for name, degrees in plans.items()}
 
 
 def on_devices(devices: str | None) -> dict[str, Any]:
@@ -172,7 +173,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="variants whose family or name contains this, or the next")
-    parser.add_argument("--plan", action="append", choices=list(PLANS), help="default: all")
+    parser.add_argument("--plan", action="append", choices=[*PLANS, *STAGES], help="default: all without stages")
     parser.add_argument("--models", type=Path, help="keep the small files in this models folder between runs")
     parser.add_argument("--write", type=Path, help=f"default: {DOCUMENT}, when everything was run")
     parser.add_argument("--devices", help="GPUs for the ranks (default: CPU ranks); one GPU may stand four times")

@@ -34,11 +34,10 @@ from ..wire.requests import (
     AnyRequest,
     ChangeWeights,
     CheckCopies,
-    DecodeTiles,
-    HoldVae,
     Load,
     MakeMesh,
     MeasureDevice,
+    OfVae,
     Options,
     Probe,
     Sample,
@@ -70,7 +69,7 @@ class Engine:
         self.device = device
         self.segments = segments
         self.models = LoadedModels(rank=rank, device=device, memory=self._memory)
-        self.vae = RankVae(rank=rank, device=device, memory=self._memory)
+        self.vae = RankVae(rank=rank, device=device, segments=segments, memory=self._memory)
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
         self.held_keys = HeldKeys()  # of calls that one like them will follow
@@ -112,9 +111,8 @@ class Engine:
             return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
         if isinstance(request, MakeMesh | CheckCopies | Probe):
             return self._of_mesh(request)
-        if isinstance(request, HoldVae | DecodeTiles):
-            tensors = self._tensors(message.tensors)
-            return self.vae.answer(request, tensors, progress=progress, cancelled=cancelled, beat=beat)
+        if isinstance(request, OfVae):
+            return self.vae.answer(request, message.tensors, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, MeasureDevice):
             return measure(self.device)
         if isinstance(request, Trim):

@@ -20,12 +20,13 @@ from ..models.hosted.scales import shared as shared_scales
 from ..models.hosted.stage import StagedBlocks
 from ..models.plans import BETWEEN, plan_for
 from ..parallel.collectives import Axis
-from ..parallel.uneven import AttentionFunction, UnevenSequence
+from ..parallel.uneven import UnevenSequence
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from .hosted_weights import HostedChanges, HostedWeights
 from .inputs import RequestInputs, call_tensors
 from .mesh import Mesh
+from .own_tokens import OwnTokens
 
 NewCall: TypeAlias = Callable[[str], TokenCall]
 # What a call may name beside the model's forward: ComfyUI asks it of the module before a run, and it needs weights.
@@ -106,16 +107,6 @@ class HostedModel:
     def _block_done(self, *_: object) -> None:
         if self.beat is not None:
             self.beat()
-
-
-class OwnTokens(UnevenSequence):
-    """The negative control: each rank attends to its own tokens alone. Wrong on purpose for more than one rank."""
-
-    def attend(
-        self, kernel: AttentionFunction, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: object
-    ) -> torch.Tensor:
-        """As `UnevenSequence.attend`, without any exchange and without the mask."""
-        return kernel(q, k, v, q.shape[1], None)
 
 
 class HostedForward:

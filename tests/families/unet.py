@@ -57,7 +57,7 @@ SVD |= {"extra_ff_mix_layer": True, "use_spatial_context": True, "merge_strategy
 SVD |= {"merge_factor": 0.0, "video_kernel_size": [3, 1, 1], "use_temporal_resblock": True}
 SVD |= {"use_temporal_attention": True, "disable_temporal_crossattention": False}
 # Four levels of two blocks, in whose last one ComfyUI sees that it predicts v.
-SD2 = levels(2, 2, 2, 2, text=1024, deep=[1, 1, 1, 1, 1, 1, 0, 0], up=[0, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 1], middle=1)
+SD2 = levels(2, 2, 2, 2, text=1024, deep=[1, 1, 1, 1, 1, 1, 0, 0], up=[1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0], middle=1)
 SD2 |= {"num_head_channels": 64, "use_linear_in_transformer": True}
 UNCLIP_IMAGE = 768
 UNCLIP = levels(1, 1, text=1024, deep=[0, 1], up=[0, 0, 1, 0], middle=1) | {"num_head_channels": 64}

@@ -37,6 +37,7 @@ from parallel_runtime.proof import relative_error  # noqa: E402
 MIB = 2**20
 HEADS, HEAD_DIM, TEXT, FRAMES = 4, 16, 48, 20
 SIZES = {"dim": HEADS * HEAD_DIM, "ffn_dim": 4 * HEADS * HEAD_DIM, "num_layers": 1, "freq_dim": 32}
+SILENT_S = 1800.0  # a rank shows life after each block, and here one takes minutes on a busy machine
 WIDE = 640  # channels, so that a latent of few tokens is large
 PLANS = (ParallelPlan(ulysses=2), ParallelPlan(ring=2), ParallelPlan(ulysses=4), ParallelPlan(ulysses=2, ring=2))
 HEAD = ("plan", "tokens", "latent, MiB", "memory of a rank, MiB", "of one process'", "seconds", "relative error")
@@ -77,7 +78,7 @@ def video_call(tokens: int, *, channels: int = 16) -> ModelCall:
 def measured(path: Path, comfyui: str, plan: ParallelPlan, call: ModelCall, warm: ModelCall) -> Measured:
     """A call in ranks of their own, after another one."""
     spec = ModelSpec.of(path, "float32", adapter=HOSTED, comfyui=find_comfyui(comfyui))
-    with Pool(parse_devices(f"cpu:{plan.ranks}").devices, threads_per_rank=1) as pool:
+    with Pool(parse_devices(f"cpu:{plan.ranks}").devices, threads_per_rank=1, deadline_s=SILENT_S) as pool:
         pool.run(spec, plan, [warm])
         pids = pool.status()["pids"]
         before = [held(pid) for pid in pids]

@@ -73,10 +73,6 @@ class ParallelChoice:
             if plan is not None and not self._may_shrink():
                 raise ValueError(self._too_few(plan))
             plan, reasons = self._plan_by_count(unshared, whole_batches)
-        if plan.pipefusion > 1:
-            raise ValueError(
-                f"pipefusion={plan.pipefusion} runs {titles()} alone so far, not {name}; use ulysses, ring, cfg or data"
-            )
         remarks = (f"blocks run uncompiled: only those of {titles()} are compiled",) if self.compiled else ()
         return Decision(plan=plan, reasons=(*reasons, *remarks))
 

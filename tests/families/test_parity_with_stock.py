@@ -56,7 +56,9 @@ AS_MODULES = {
     "HiDream-O1": ["HiDream-O1", "HiDream-O1, two references"],
     "Hunyuan3D": ["Hunyuan3D 2", "Hunyuan3D 2.1, experts, long skips"],
 }
-REST = [(case, plan) for case in cases(FAMILIES) for plan in case.plans() if (case, plan) not in SUBSET]
+REST = [
+    (case, plan) for case in cases(FAMILIES) for plan in case.plans() if plan in PLANS and (case, plan) not in SUBSET
+]
 
 
 def named(pairs):

@@ -1,22 +1,40 @@
-"""Has a test host fork its ranks, and take the sizes that a file tells."""
+"""How a test host starts its ranks: forked, or where SHARE_ONE_GPU says so, several on one GPU; and told sizes."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import comfy.model_detection
+from server import PromptServer
+
+TESTS = Path(__file__).resolve().parents[2]
+DEVICES = ".parallel_runtime.devices"
 
 
-def beside(name: str) -> Any:
-    """A module of the folder above, which is no package here."""
-    path = Path(__file__).resolve().parents[1] / f"{name}.py"
+def module(name: str, path: Path) -> ModuleType:
+    """The tests' module of that path, which a test host has no package for."""
     spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
-beside("forked_ranks").fork_ranks()
-beside("told_sizes").tell_sizes(comfy.model_detection)
+module("forked_ranks", TESTS / "host" / "forked_ranks.py").fork_ranks()
+module("told_sizes", TESTS / "host" / "told_sizes.py").tell_sizes(comfy.model_detection)
+
+
+def share_one_gpu(prompt: dict[str, Any]) -> dict[str, Any]:
+    """Before the first prompt, when every pack is imported: name one GPU for several ranks (gpu/real_cuda)."""
+    exchange = os.environ.pop("SHARE_ONE_GPU", None)
+    if exchange is not None:
+        pack = next(name for name in sys.modules if name.endswith(DEVICES)).removesuffix(DEVICES[1:])
+        module("sharing", TESTS / "gpu" / "real_cuda" / "sharing.py").share(exchange, pack=pack)
+    return prompt
+
+
+PromptServer.instance.add_on_prompt_handler(share_one_gpu)

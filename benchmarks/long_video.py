@@ -1,11 +1,12 @@
 """A long video: memory of a rank and time of a call with 100,000 tokens, by how many ranks share them.
 
-    python benchmarks/long_video.py COMFYUI [--tokens 100000] [--write FILE]
+    python benchmarks/long_video.py [COMFYUI] [--tokens 100000] [--write FILE]
 
-COMFYUI is the folder of ComfyUI's main.py. One block of ComfyUI's own Wan class, tiny, on CPU ranks of one thread; the
-row of one rank is the bare module in one process, and the others' results are held against its result. Memory is the
-most that a rank held at once beyond what it held before, without what files and shared memory stand for. A table of
-tokens squared would be 37 GiB at 100,000 tokens, of bytes 9.3 GiB. Owns the measure and the page.
+COMFYUI is the folder of ComfyUI's main.py, by default that of the tests; `make long-video` writes the page. One block
+of ComfyUI's own Wan class, tiny, on CPU ranks of one thread; the row of one rank is the bare module in one process, and
+the others' results are held against its result. Memory is the most that a rank held at once beyond what it held before,
+without what files and shared memory stand for. A table of tokens squared would be 37 GiB at 100,000 tokens, of bytes
+9.3 GiB. Owns the measure and the page.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch  # noqa: E402
 
+from host.fetch import comfyui_path  # noqa: E402
 from parallel_runtime.checkpoint import HOSTED, ModelSpec  # noqa: E402
 from parallel_runtime.cli.comfyui_process import find_comfyui  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
@@ -132,16 +134,17 @@ def without_exchange(call: ModelCall) -> ModelCall:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("comfyui", help="the folder of ComfyUI's main.py")
+    parser.add_argument("comfyui", nargs="?", help="the folder of ComfyUI's main.py; default: that of the tests")
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--write", type=Path, help="the page, whose table this replaces")
     arguments = parser.parse_args()
+    comfyui = arguments.comfyui or str(comfyui_path())
     lines = [f"| {' | '.join(HEAD)} |", f"|{' --- |' * len(HEAD)}"]
     with tempfile.TemporaryDirectory(prefix="long-video-") as folder:
         path = write_wan(Path(folder))
-        lines += rows(path, arguments.comfyui, video_call(arguments.tokens), PLANS)
+        lines += rows(path, comfyui, video_call(arguments.tokens), PLANS)
         wide = write_wan(Path(folder), channels=WIDE)
-        lines += rows(wide, arguments.comfyui, video_call(arguments.tokens // 3, channels=WIDE), PLANS[:1])
+        lines += rows(wide, comfyui, video_call(arguments.tokens // 3, channels=WIDE), PLANS[:1])
     if arguments.write is not None:
         page = arguments.write.read_text(encoding="utf-8")
         arguments.write.write_text(re.sub(r"(^\|.*\n)+", "\n".join(lines) + "\n", page, flags=re.M), encoding="utf-8")

@@ -42,14 +42,14 @@ PRETEND_FLAGS ?=
 GPU_FLAGS ?=
 PIXART_FLAGS ?=
 
-.PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion pixart chromium compiler pictures pack clean
+.PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion pixart long-video chromium compiler pictures pack clean
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
-	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | pixart | chromium | compiler | pictures | pack | clean"
+	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | pixart | long-video | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -178,6 +178,10 @@ in-worker-sampling: venv
 # What PipeFusion sends, its bubbles and timelines; writes benchmarks/pipefusion.md and its picture.
 pipefusion: venv
 	$(VENV)/bin/python -m benchmarks.pipefusion
+
+# Memory of a rank and time of a call with 100,000 tokens; writes benchmarks/long_video.md. Half an hour on two cores.
+long-video: venv
+	$(RUN) -m benchmarks.long_video --write benchmarks/long_video.md
 
 # PixArt at 2048 x 2048 under 17 plans; writes benchmarks/pixart.md. make pixart PIXART_FLAGS="--time-size 96 --keep FILE"
 pixart: venv

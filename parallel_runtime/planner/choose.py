@@ -12,7 +12,7 @@ from math import prod
 from ..plan import AXES, WEIGHTS, Layout, ParallelPlan
 from .cost import Cost, step_cost
 from .counted import CountedModel, counted_cost, counted_memory
-from .hardware import GIB, Calibration
+from .hardware import GIB, Calibration, Rates
 from .memory import Memory, memory_of
 from .shapes import ModelShape, Work
 
@@ -106,15 +106,21 @@ def useful_plans(ranks: int, *, model: AnyModel, work: Work, stale: bool) -> Ite
                 yield plan
 
 
+def needed(model: AnyModel, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None) -> Memory:
+    """What one rank needs, of a pool of `num_ranks` ranks: by default as many as the plan has."""
+    if isinstance(model, CountedModel):
+        return counted_memory(model, work, plan, rates, num_ranks=num_ranks)
+    return memory_of(model, work, plan, rates, num_ranks=num_ranks)
+
+
 def _predict(
     model: AnyModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, free: int, num_ranks: int
 ) -> Prediction:
     if isinstance(model, CountedModel):
         cost = counted_cost(model, work, plan, calibration)
-        memory = counted_memory(model, work, plan, calibration.rates, num_ranks=num_ranks)
     else:
         cost = step_cost(model, work, plan, calibration)
-        memory = memory_of(model, work, plan, calibration.rates, num_ranks=num_ranks)
+    memory = needed(model, work, plan, calibration.rates, num_ranks=num_ranks)
     return Prediction(
         plan=plan, cost=cost, memory=memory, run_s=cost.image_s(work.steps), fits=memory.total <= HEADROOM * free
     )

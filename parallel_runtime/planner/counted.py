@@ -75,6 +75,11 @@ class CountedModel:
         return self.key_heads > 0
 
     @property
+    def heads(self) -> int:
+        """Heads that ranks can share out."""
+        return max(1, self.key_heads)
+
+    @property
     def largest_block(self) -> int:
         """Bytes of the block that has the most."""
         return max(self.block_bytes, default=self.weight_bytes)
@@ -119,7 +124,7 @@ def amounts_of(model: CountedModel, work: Work, plan: ParallelPlan, *, merge_pas
     def count(name: str) -> float:
         return model.count(name, work, parts)
 
-    heads = max(1, model.key_heads)
+    heads = model.heads
     attended = (math.ceil(heads / ulysses) / heads if heads >= ulysses else 1 / ulysses) / ring
     queries, keys = count("query_bytes"), count("key_bytes")
     moved = count("module.moved_bytes") + attended * count("attended.moved_bytes")

@@ -18,7 +18,7 @@ from ..planner.hardware import NARROW
 from ..wire.replies import ProbeReply
 from .measure import operand
 
-RUNS = 5
+RUNS = 9
 SMALL = 64  # a side of a matrix that takes a device no time
 OPERATIONS = 8  # of the chain of small ones
 CHAINED = 25
@@ -113,25 +113,28 @@ def _all_to_all(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float
     def exchange() -> torch.Tensor:
         return axis.all_to_all(send, send_lengths=lengths, receive_lengths=lengths)
 
-    return float(part * (axis.size - 1)), _seconds(exchange, device)
+    return float(part * (axis.size - 1)), _seconds(exchange, device, alone=False)
 
 
 def _shift(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float, float]:
     send = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     receive = torch.empty_like(send)
-    return float(num_bytes), _seconds(lambda: axis.start_shift(send, receive).wait(), device)
+    return float(num_bytes), _seconds(lambda: axis.start_shift(send, receive).wait(), device, alone=False)
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The median of a few runs after one that warms up, each waited for; on a CPU the quickest.
+def _seconds(run: Callable[[], object], device: torch.device, *, alone: bool = True) -> float:
+    """The median of a few runs after one that warms up, each waited for.
 
-    What others do on the same cores only ever makes a run longer.
+    `alone`: it waits for no other rank. Then, of a CPU rank of one thread, the time counts for which that has a core, as
+    what others do there says nothing of it. Of a CPU's exchanges the quickest counts, for the same reason.
     """
+    on_cpu = device.type == "cpu"
+    clock = time.thread_time if on_cpu and alone and torch.get_num_threads() == 1 else time.perf_counter
     taken = []
     for _ in range(RUNS + 1):
-        began = time.perf_counter()
+        began = clock()
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - began)
-    return min(taken[1:]) if device.type == "cpu" else statistics.median(taken[1:])
+        taken.append(clock() - began)
+    return min(taken[1:]) if on_cpu and not alone else statistics.median(taken[1:])

@@ -154,8 +154,8 @@ imports: venv
 peers: venv $(PEERS)/.installed
 	$(RUN) -m benchmarks.peers $(PEERS_FLAGS)
 
-# The planner beside measurements on two CPU ranks, for twelve families; writes benchmarks/planner_families.md.
-# Some of them: make planner-families PLANNER_FLAGS="--only wan --write /dev/stdout"
+# The planner beside measurements on two CPU ranks, for ten families; writes benchmarks/planner_families.md.
+# Some of them: make planner-families PLANNER_FLAGS="--only wan --keep /tmp/wan.json"
 planner-families: venv
 	$(RUN) -m benchmarks.planner_families $(PLANNER_FLAGS)
 

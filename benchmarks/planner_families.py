@@ -1,56 +1,60 @@
-"""Holds the planner to measurements on calibrated CPU ranks, for twelve families; writes planner_families.md.
+"""Holds the planner to measurements on calibrated CPU ranks, for ten families; writes planner_families.md.
 
-    PYTHONPATH=tests python -m benchmarks.planner_families [--only TEXT] [--turns 5] [--comfyui PATH]
+    PYTHONPATH=tests python -m benchmarks.planner_families [--only TEXT] [--turns 5] [--page]
 
 Each model is counted, never run, before it is predicted. Its plans run in turns, and the ranks are calibrated before
-each model. What is held to the prediction is the time that the slowest rank had a core, by the kernel's own books: that
-is a step's time where nobody else wants the cores. The clock's time stands beside it.
+every third model. What is held to the prediction is the time that the slowest rank had a core, by the kernel's own
+books: that is a step's time where nobody else wants the cores. The clock's time stands beside it. What was measured is
+kept in planner_families.json, so that the page can be written again by another planner.
 
 Owns the measurements and the page. The models are small files of tests/families.
 """
 
 import argparse
+import json
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from families.variants import BY_NAME, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli.calibrate import calibrate
-from parallel_runtime.cli.comfyui_process import find_comfyui
-from parallel_runtime.cli.counting import Counted, Counts
+from parallel_runtime.cli.comfyui_process import ComfyUIProcess, find_comfyui
+from parallel_runtime.cli.counting import USUAL_SIZE
 from parallel_runtime.cli.hosted_trial import HostedTrial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import EQUAL, choose_plan
-from parallel_runtime.planner.hardware import GIB, Calibration
+from parallel_runtime.planner.counted import CountedModel
+from parallel_runtime.planner.hardware import GIB, Calibration, Link, Rates, Software
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.shapes import Work
 from parallel_runtime.pool.pool import Pool
 
-PAGE = Path(__file__).parent / "planner_families.md"
+PAGE, KEPT = (Path(__file__).parent / f"planner_families.{ending}" for ending in ("md", "json"))
+CALIBRATED = 3  # a calibration for so many models
 # A variant, and pixels with which its small file computes most of the time.
 MODELS: tuple[tuple[str, int, int], ...] = (
     ("wan 2.1 t2v", 512, 384),
     ("ltx-video t2v", 1024, 768),
     ("flux.2 klein", 512, 512),
     ("hunyuanvideo t2v", 256, 192),
-    ("hunyuanvideo 1.5 t2v", 384, 384),
     ("krea 2", 512, 384),
     ("sd3.5 large", 768, 512),
     ("lens", 640, 512),
     ("joyimage", 512, 512),
     ("kandinsky 5 t2v", 384, 384),
     ("minimax h3 t2v", 640, 512),
-    ("sdxl koala", 256, 256),
 )
 TEXT_TOKENS, CFG = 64, 2
 ALONE, BY_HEADS = ParallelPlan(), ParallelPlan(ulysses=2)
@@ -62,27 +66,25 @@ MEDIAN_ERROR, RIGHT = 0.15, 0.90  # the targets
 class Row:
     """A model under a plan: seconds of a step, of the slowest rank on its core and by the clock; medians of turns."""
 
-    model: str
-    guided: bool
+    model: CountedModel
     plan: ParallelPlan
     work: Work
-    counted: Counted
     core_s: float
     clock_s: float
 
     @property
     def contest(self) -> tuple[str, bool]:
         """Rows that one choice is made between."""
-        return self.model, self.guided
+        return self.model.name, self.work.guided
 
     def predicted(self, calibration: Calibration) -> float:
         """Seconds of a step."""
-        return _by_plan(self.counted, self.work, calibration)[self.plan]
+        return _by_plan(self.model, self.work, calibration)[self.plan]
 
 
-def _by_plan(counted: Counted, work: Work, calibration: Calibration) -> dict[ParallelPlan, float]:
+def _by_plan(model: CountedModel, work: Work, calibration: Calibration) -> dict[ParallelPlan, float]:
     """Predicted seconds of each plan, the best first."""
-    choice = choose_plan(counted.model, work, [1024 * GIB] * 2, calibration, weights=("replicated",))
+    choice = choose_plan(model, work, [1024 * GIB] * 2, calibration, weights=("replicated",))
     best = [] if choice.chosen is None else [choice.chosen]
     return {row.plan: row.cost.step_s for row in (*best, *choice.table)}
 
@@ -95,44 +97,65 @@ def core_s(pid: int) -> float:
     return spent / 1e9
 
 
-def measure(pool: Pool, name: str, width: int, height: int, *, models: Path, comfyui: ComfyUI, turns: int) -> list[Row]:
-    """All plans of a model, in turns, with one conditioning and with two."""
-    path = str(models / "diffusion_models" / BY_NAME[name].file)
-    counted = Counts().of(path, "float32", comfyui, width=width, height=height)
+def measure(pool: Pool, path: Path, counted: Mapping[str, Any], *, comfyui: ComfyUI, turns: int) -> list[dict]:
+    """All plans of a model, in turns, with one conditioning and with two: its rows, as they are kept."""
+    model, size = CountedModel.of(path.name, counted), counted["size"]
     pids = pool.status()["pids"]
-    workload = Workload(width=width, height=height, text_tokens=TEXT_TOKENS)
+    workload = Workload(width=size["width"], height=size["height"], text_tokens=TEXT_TOKENS)
     device, (cfg,) = pool.devices[0], [plan for plan in PLANS if plan.cfg == CFG]
-    trial = HostedTrial(path, "float32", workload, [cfg], steps=1, comfyui=comfyui.path, device=device)
-    try:
+    with closing(
+        HostedTrial(str(path), "float32", workload, [cfg], steps=1, comfyui=comfyui.path, device=device)
+    ) as trial:
         cases = [
             (guided, plan, PlanRunner(pool, trial.spec, plan, options={"timed": False}))
             for guided in (False, True)
             for plan in PLANS
-            if counted.model.may_run(plan) and (guided or plan.cfg == 1)
+            if model.may_run(plan) and (guided or plan.cfg == 1)
         ]
-        cores: list[list[float]] = [[] for _ in cases]
-        clocks: list[list[float]] = [[] for _ in cases]
+        taken: list[list[tuple[float, float]]] = [[] for _ in cases]
         for turn in range(turns + 1):
             for number, (guided, _, runner) in enumerate(cases):
                 before, began = [core_s(pid) for pid in pids], time.perf_counter()
                 runner.run(trial.calls if guided else trial.calls[:1])
                 clock = time.perf_counter() - began
+                core = max(core_s(pid) - was for pid, was in zip(pids, before, strict=True))
                 if turn:  # the first warms up
-                    clocks[number].append(clock)
-                    cores[number].append(max(core_s(pid) - was for pid, was in zip(pids, before, strict=True)))
+                    taken[number].append((core, clock))
         pool.unload(trial.spec)
-    finally:
-        trial.close()
+    return [
+        {"plan": plan.describe(), "guided": guided, "turns": times}
+        for (guided, plan, _), times in zip(cases, taken, strict=True)
+    ]
+
+
+def read_rows(kept: Mapping[str, Any]) -> list[Row]:
+    """The rows that were measured."""
     found = []
-    for (guided, plan, _), core, clock in zip(cases, cores, clocks, strict=True):
-        work = Work(
-            image_tokens=counted.image_tokens,
-            text_tokens=TEXT_TOKENS,
-            guided=guided,
-            element_bytes=counted.element_bytes,
-        )
-        found.append(Row(name, guided, plan, work, counted, statistics.median(core), statistics.median(clock)))
+    for name, each in kept["models"].items():
+        model = CountedModel.of(name, each["counted"])
+        for row in each["rows"]:
+            work = Work(
+                image_tokens=model.image_tokens(each["counted"]["numbers"]),
+                text_tokens=TEXT_TOKENS,
+                guided=row["guided"],
+                element_bytes=each["counted"]["element_bytes"],
+            )
+            core, clock = (statistics.median(times) for times in zip(*row["turns"], strict=True))
+            found.append(Row(model, ParallelPlan.parse(row["plan"]), work, core, clock))
     return found
+
+
+def read_calibrations(kept: Mapping[str, Any]) -> list[Calibration]:
+    """The calibrations that were made meanwhile."""
+    return [
+        Calibration(
+            rates=Rates(**each["rates"]),
+            link=Link(**each["link"]),
+            software=Software(**each["software"]),
+            source=each["source"],
+        )
+        for each in kept["calibrations"]
+    ]
 
 
 def middle(found: Sequence[Calibration]) -> Calibration:
@@ -175,7 +198,7 @@ def right(group: Sequence[Row], plan: ParallelPlan, *, clock: bool = False) -> b
 
 def chosen(group: Sequence[Row], calibration: Calibration) -> ParallelPlan:
     """The plan that auto takes."""
-    return next(iter(_by_plan(group[0].counted, group[0].work, calibration)))
+    return next(iter(_by_plan(group[0].model, group[0].work, calibration)))
 
 
 def flops_alone(calibration: Calibration) -> Calibration:
@@ -185,8 +208,10 @@ def flops_alone(calibration: Calibration) -> Calibration:
     return replace(calibration, rates=rates, link=link, software=replace(calibration.software, operation_s=0.0))
 
 
-def page(rows: Sequence[Row], calibrations: Sequence[Calibration], loads: Sequence[float], turns: int) -> str:
+def page(kept: Mapping[str, Any]) -> str:
     """The text of planner_families.md."""
+    rows, calibrations, loads = read_rows(kept), read_calibrations(kept), kept["loads"]
+    turns, cores = kept["turns"], kept["cores"]
     calibration = middle(calibrations)
     planners = {
         "calibrated": calibration,
@@ -194,16 +219,16 @@ def page(rows: Sequence[Row], calibrations: Sequence[Calibration], loads: Sequen
         "FLOPs alone (control)": flops_alone(calibration),
     }
     groups = contests(rows)
-    families = len({row.model for row in rows})
+    families = len(kept["models"])
     lines = [
         "# The planner beside measurements, family by family",
         "",
         f"`make planner-families` writes this page. {families} models of ComfyUI's own classes, small files with",
-        f"random weights, fp32, on 1 and 2 CPU ranks of one thread, {os.cpu_count()} cores; medians of {turns} turns in",
-        "which all plans take part. Models are counted, not run, before they are predicted; the constants are the medians of",
-        "what `doctor --calibrate` measures, once before each model.",
+        f"random weights, fp32, on 1 and 2 CPU ranks of one thread, {cores} cores; medians of {turns} turns in",
+        "which all plans take part. Models are counted, not run, before they are predicted; the constants are the medians",
+        "of what `doctor --calibrate` measures, once before every third model.",
         "",
-        f"**Others used the machine meanwhile**: its load was {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()}",
+        f"**Others used the machine meanwhile**: its load was {min(loads):.1f} to {max(loads):.1f} on {cores}",
         "cores, the ranks' own among it. So what is predicted is held to the seconds for which the slowest rank had a",
         "core in a step (`/proc/PID/task/*/schedstat`), which is what a step takes when nobody else wants the cores,",
         "up to what a rank waits for a message. Calibration's probes go by the same books.",
@@ -245,9 +270,8 @@ def page(rows: Sequence[Row], calibrations: Sequence[Calibration], loads: Sequen
         guess = row.predicted(calibration)
         group = groups.get(row.contest, [row])
         mark = ("right" if right(group, row.plan) else "wrong") if row.plan == chosen(group, calibration) else ""
-        name = (
-            f"{row.model}{', cfg' if row.guided else ''}{' (real calls)' if row.counted.model.from_real_calls else ''}"
-        )
+        name = kept["models"][row.model.name]["variant"]
+        name += ", cfg" * row.work.guided + " (real calls)" * row.model.from_real_calls
         lines.append(
             f"| {name} | {row.work.image_tokens} | {row.plan.name} | {guess:.3f} | {row.core_s:.3f} | "
             f"{guess / row.core_s - 1:+.0%} | {row.clock_s:.3f} | {mark} |"
@@ -265,33 +289,52 @@ def main() -> int:
     parser.add_argument("--only", default="", help="models whose name contains this")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--comfyui", help="its folder (default: that of the tests)")
-    parser.add_argument("--write", type=Path, help=f"default: {PAGE.name}, when all models were run")
+    parser.add_argument("--keep", type=Path, default=KEPT, help="where the measurements go (default: %(default)s)")
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the page again of what was kept")
     arguments = parser.parse_args()
-    comfyui = find_comfyui(arguments.comfyui or str(comfyui_path()))
-    wanted = [each for each in MODELS if arguments.only in each[0]]
-    rows: list[Row] = []
-    calibrations, loads = [], []
-    devices = parse_devices("cpu:2").devices
-    with tempfile.TemporaryDirectory(prefix="planner-") as folder, Pool(devices, threads_per_rank=1) as pool:
-        models = write_families(Path(folder) / "models", only=[name for name, *_ in wanted])
-        for number, (name, width, height) in enumerate(wanted):
-            scratch = Path(folder) / str(number)
-            scratch.mkdir()
-            calibrations.append(calibrate(pool, scratch))
-            found = measure(pool, name, width, height, models=models, comfyui=comfyui, turns=arguments.turns)
-            loads.append(os.getloadavg()[0])
-            rows += found
-            best = min(found, key=lambda row: row.core_s)
-            off = median_error(found, calibrations[-1])
-            print(f"{name}: {off:.0%}, quickest {best.plan.name}, load {loads[-1]:.1f}", flush=True)  # noqa: T201
-    calibration, groups = middle(calibrations), contests(rows).values()
-    error = median_error(rows, calibration)
+    if not arguments.page:
+        run(arguments)
+    kept = json.loads(arguments.keep.read_text(encoding="utf-8"))
+    rows, calibration = read_rows(kept), middle(read_calibrations(kept))
+    error, groups = median_error(rows, calibration), contests(rows).values()
     good = sum(right(group, chosen(group, calibration)) for group in groups)
-    target = arguments.write or (PAGE if len(wanted) == len(MODELS) else None)
-    if target is not None:
-        target.write_text(page(rows, calibrations, loads, arguments.turns), encoding="utf-8")
+    if arguments.keep == KEPT:
+        PAGE.write_text(page(kept), encoding="utf-8")
     print(f"median error {error:.1%}, best plan {good} of {len(groups)}")  # noqa: T201
     return int(error > MEDIAN_ERROR or good < RIGHT * len(groups))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, and keep what was measured after each model."""
+    comfyui = find_comfyui(arguments.comfyui or str(comfyui_path()))
+    wanted = [each for each in MODELS if arguments.only in each[0]]
+    kept: dict[str, Any] = {"turns": arguments.turns, "cores": os.cpu_count(), "loads": [], "calibrations": []}
+    kept["models"] = {}
+    devices = parse_devices("cpu:2").devices
+    with tempfile.TemporaryDirectory(prefix="planner-") as folder, Pool(devices, threads_per_rank=1) as pool:
+        models = write_families(Path(folder) / "models", only=[name for name, *_ in wanted]) / "diffusion_models"
+        counts = count_all(wanted, models, comfyui)
+        for number, (name, *_) in enumerate(wanted):
+            path = models / BY_NAME[name].file
+            if number % CALIBRATED == 0:
+                with tempfile.TemporaryDirectory() as scratch:
+                    kept["calibrations"].append(asdict(calibrate(pool, Path(scratch))))
+            rows = measure(pool, path, counts[name], comfyui=comfyui, turns=arguments.turns)
+            kept["models"][path.name] = {"variant": name, "counted": counts[name], "rows": rows}
+            kept["loads"].append(os.getloadavg()[0])
+            arguments.keep.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+            print(f"{name}, load {kept['loads'][-1]:.1f}", flush=True)  # noqa: T201
+
+
+def count_all(wanted: Sequence[tuple[str, int, int]], models: Path, comfyui: ComfyUI) -> dict[str, dict[str, Any]]:
+    """The counts of all models by variant, as `plan` asks for them, in one process."""
+    found = {}
+    with ComfyUIProcess(comfyui, "cpu", counting=True) as process:
+        for name, width, height in wanted:
+            size = {**USUAL_SIZE, "width": width, "height": height}
+            path = str(models / BY_NAME[name].file)
+            found[name] = process.ask("count", path=path, dtype="float32", size=size) | {"size": size}
+    return found
 
 
 if __name__ == "__main__":

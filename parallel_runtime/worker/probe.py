@@ -125,8 +125,8 @@ def _shift(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float, flo
 def _seconds(run: Callable[[], object], device: torch.device, *, alone: bool = True) -> float:
     """The median of a few runs after one that warms up, each waited for.
 
-    `alone`: it waits for no other rank. Then, of a CPU rank of one thread, the time counts for which that has a core, as
-    what others do there says nothing of it. Of a CPU's exchanges the quickest counts, for the same reason.
+    `alone`: it waits for no other rank. Then, of a CPU rank of one thread, the time counts for which that has a core,
+    as what others do there says nothing of it. Of a CPU's exchanges the quickest counts, for the same reason.
     """
     on_cpu = device.type == "cpu"
     clock = time.thread_time if on_cpu and alone and torch.get_num_threads() == 1 else time.perf_counter

@@ -39,15 +39,16 @@ SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 MUTANTS_FLAGS ?=
 PRETEND_FLAGS ?=
+GPU_FLAGS ?=
 
-.PHONY: help venv test test-quick test-full coverage parity parity-models models-list formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda lint format types imports peers planner-families targets in-worker-sampling pipefusion chromium compiler pictures pack clean
+.PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda gpu lint format types imports peers planner-families targets in-worker-sampling pipefusion chromium compiler pictures pack clean
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
-	@echo "make venv | parity | parity-models | models-list | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | lint | format | types | imports | peers | planner-families | targets | in-worker-sampling | pipefusion | chromium | compiler | pictures | pack | clean"
+	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | gpu | lint | format | types | imports | peers | planner-families | targets | in-worker-sampling | pipefusion | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -87,6 +88,10 @@ parity-models: venv
 models-list: venv
 	$(RUN) -m families.class_list
 
+# README's table of models, from docs/models.md
+readme-models: venv
+	$(RUN) -m families.readme_table
+
 # Files in each quantised format with the stock loader and with ours, plain and with a LoRA; writes docs/formats.md.
 # Part of it: make formats FORMATS_FLAGS="--only int8"
 formats: venv
@@ -125,6 +130,11 @@ fuzz: venv
 # Part of it: make pretend-cuda PRETEND_FLAGS="--only mutants --match stage"
 pretend-cuda: venv compiler
 	$(RUN) -m gpu.pretend_cuda $(PRETEND_FLAGS)
+
+# Every kind of plan on this machine's GPUs; where there is one, four ranks share it, once through NCCL and once through
+# gloo. Part of it: make gpu GPU_FLAGS="--match ring"
+gpu: venv
+	$(RUN) -m gpu.real_cuda $(GPU_FLAGS)
 
 # Plausible mistakes, one at a time, two at once, each of which the tests that it names must find: prints those that
 # live. Some of them: make mutants MUTANTS_FLAGS="--only wire"

@@ -225,7 +225,7 @@ def page(kept: Mapping[str, Any]) -> str:
         "",
         f"`make planner-families` writes this page. {families} models of ComfyUI's own classes, small files with",
         f"random weights, fp32, on 1 and 2 CPU ranks of one thread, {cores} cores; medians of {turns} turns in",
-        "which all plans take part. Models are counted, not run, before they are predicted; the constants are the medians",
+        "which all plans take part. Models are counted, not run, before they are predicted; constants are the medians",
         "of what `doctor --calibrate` measures, once before every third model.",
         "",
         f"**Others used the machine meanwhile**: its load was {min(loads):.1f} to {max(loads):.1f} on {cores}",

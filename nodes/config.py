@@ -80,11 +80,6 @@ class ParallelChoice:
             raise ValueError(self._too_few(self.plan))
         else:
             decision = self._automatic_for_any(unshared, whole_batches, count)
-        plan = decision.plan
-        if plan.pipefusion > 1:
-            raise ValueError(
-                f"pipefusion={plan.pipefusion} runs {titles()} alone so far, not {name}; use ulysses, ring, cfg or data"
-            )
         remarks = (f"blocks run uncompiled: only those of {titles()} are compiled",) if self.compiled else ()
         return replace(decision, reasons=(*decision.reasons, *remarks))
 

@@ -96,13 +96,27 @@ def decode_report(record: DecodeRecord) -> dict:
     """The report of one decode."""
     vae = {
         "decode_s": record.decode_s,
-        "device": str(record.device),
+        "device": ", ".join(map(str, record.devices)) or str(record.device),
         "latent": list(record.latent_shape),
         "image": list(record.image_shape),
     }
+    if record.ranks:
+        vae |= {
+            "tiles": record.num_tiles,
+            "load_s": record.load_s,
+            "rank_tiles": [rank.num_tiles for rank in record.ranks],
+            "rank_s": [rank.decode_s for rank in record.ranks],
+        }
     height, width = record.image_shape[-3:-1]
-    sizes = {"width": width, "height": height, "images": record.image_shape[0]}
-    return _report("vae", None, (), devices=[_device(record.device)], vae=vae, sizes=sizes)
+    return _report(
+        "vae",
+        None,
+        (),
+        devices=record.devices or [_device(record.device)],
+        warnings=[record.note] if record.note else (),
+        vae=vae,
+        sizes={"width": width, "height": height, "images": record.image_shape[0]},
+    )
 
 
 def benchmark_report(

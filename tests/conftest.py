@@ -58,7 +58,11 @@ TOGETHER = {
     "runtime": "ranks",
     "models": "hosted modules",
     **dict.fromkeys(
-        ("families", "saved_workflows", "test_parallel_sampler.py", "test_hosted_bad_input.py"), "hosted server"
+        (
+            *("families", "saved_workflows", "test_parallel_sampler.py", "test_hosted_bad_input.py"),
+            "test_parallel_decode.py",
+        ),
+        "hosted server",
     ),
 }
 

@@ -32,7 +32,7 @@ OTHER_FOLDERS = {"models/diffusion_models/", "output/timing/", "traces/"}
 def files() -> set[str]:
     """Every file of the repository, relative to its root."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S607
-    return set(listed.stdout.split())
+    return set(listed.stdout.splitlines())
 
 
 def targets() -> set[str]:

@@ -28,6 +28,7 @@ NEEDED |= {
     "locales/en/main.json",
     "locales/zh/main.json",
     "example_workflows/flux_parallel.json",
+    "subgraphs/Parallel Text to Image (Flux.1).json",
     "api_workflows/headless_client.py",
 }
 LEFT_OUT = ("tests/", "benchmarks/", "demo/", ".ci/", ".pre-commit-config.yaml", "Makefile", "constraints.txt")

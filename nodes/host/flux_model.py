@@ -19,7 +19,7 @@ from .flux_source import Source
 from .meta import META
 from .pooled_model import PooledModel
 from .refusals import INSIDE_BLOCKS, check_transformer_options, refuse_in
-from .run_context import RUN_KEY, RunContext, run_inside
+from .run_context import RUN_KEY, RunContext, place_of, run_inside
 
 # What ComfyUI's own Flux reads inside its blocks; every other patch name has no effect on it, there as here.
 FLUX_PATCHES = ("post_input", "double_block", "single_block", "attn1_patch", "attn1_output_patch")
@@ -64,7 +64,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
             tensors,
             out_channels=self.out_channels,
             options=options,
-            place=_place(transformer_options),
+            place=place_of(transformer_options),
             check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
         )
         return out.to(given.img.device)
@@ -102,9 +102,3 @@ class RemoteFlux(comfy.model_base.Flux):
         whole = super().memory_required([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
         ranks = max(1, self.pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
         return ranks * (whole / plan.parts + self.pooled.visiting_bytes(plan))
-
-
-def _place(transformer_options: dict) -> str | None:
-    """What tells a call from the others of its step: the conditionings in it, which have new names in every run."""
-    names = transformer_options.get("uuids")
-    return " ".join(map(str, names)) if names else None

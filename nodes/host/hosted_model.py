@@ -28,7 +28,7 @@ from .meta import META
 from .pooled_model import PooledModel
 from .proving import Prover
 from .refusals import INSIDE_BLOCKS, check_transformer_options, refuse_in
-from .run_context import RUN_KEY, RunContext, run_inside
+from .run_context import RUN_KEY, RunContext, place_of, run_inside
 
 # Of a call's transformer_options; and those that a class writes to, by the node that adds them.
 KEPT = STAY_HERE | {RUN_KEY}
@@ -111,11 +111,12 @@ class _Remote:
             run = run_inside(self.pooled)
         return self.transformer.outside_runs if run is None else run
 
-    def _send(self, call: HostedCall, run: RunContext) -> list[torch.Tensor]:
+    def _send(self, call: HostedCall, run: RunContext, *, place: str | None = None) -> list[torch.Tensor]:
         flat = run.call(
             call.tensors,
             out_shape=call.out_shape,
             options=call.options,
+            place=place,
             check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
         )
         return call.outputs(flat)
@@ -151,7 +152,8 @@ class RemoteForward(_Remote):
             kwargs = {**kwargs, "transformer_options": {**options, OPTION: patches}}
         call = forward_call(self.transformer, self.channels, [x, *args], kwargs, stay_here=KEPT)
         xs = [x] if isinstance(x, torch.Tensor) else x
-        outs = [part.to(each.device) for part, each in zip(self._send(call, run), xs, strict=True)]
+        sent = self._send(call, run, place=place_of(options))
+        outs = [part.to(each.device) for part, each in zip(sent, xs, strict=True)]
         return outs[0] if len(outs) == 1 else outs
 
 

@@ -18,6 +18,7 @@ from ...parallel_runtime.models.hosted.build import Recognised, recognise
 from ...parallel_runtime.models.hosted.calls import takes_whole_batches
 from ...parallel_runtime.models.hosted.dtypes import compute_dtype
 from ...parallel_runtime.models.hosted.hook_points import find_hook_points
+from ...parallel_runtime.models.hosted.stage import refuse_stages
 from ...parallel_runtime.models.plans import PLANS, Plan, find_plan, not_sampled, plan_for, why_without
 from ...parallel_runtime.models.plans.whole import find_whole
 from ...parallel_runtime.plan import ParallelPlan
@@ -88,7 +89,9 @@ def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Ma
     """
     if unusable := not_sampled(type(transformer)):
         raise ValueError(unusable)
-    if plan.parts == 1:
+    if plan.pipefusion > 1:
+        _refuse_stages(transformer, plan, plans)
+    if plan.parts * plan.pipefusion == 1:
         return
     if find_whole(type(transformer)) is not None:
         raise ValueError(
@@ -99,6 +102,20 @@ def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Ma
         find_hook_points(transformer, plan_for(type(transformer), plans))
     except ValueError as error:
         raise ValueError(f"{plan.describe()}: {error}; in SP Config, mode manual with ulysses=1 and ring=1") from error
+
+
+def _refuse_stages(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, Plan]) -> None:
+    """Raise `ValueError` when blocks of a class cannot be in the stages of a plan."""
+    instead = "in SP Config, use pipefusion=1 with ulysses, ring, cfg or data"
+    if plans is not PLANS:
+        raise ValueError(
+            f"pipefusion={plan.pipefusion}: patches between the blocks of {type(transformer).__name__} need all "
+            f"tokens, and a stage has those of a part of the image; {instead}"
+        )
+    try:
+        refuse_stages(transformer, plan.pipefusion)
+    except ValueError as error:
+        raise ValueError(f"{error}; {instead}") from error
 
 
 def why_unshared(kind: type) -> str:

@@ -35,6 +35,7 @@ from .version import comfyui_version
 log = logging.getLogger(__name__)
 SPARE = 0.8  # of what is free: ComfyUI's own figure for a whole call is an estimate
 WHOLE = Proof(verdict=NOT_NEEDED, reason="the plan cuts no tokens, each rank runs ComfyUI's own module on whole calls")
+STAGED = Proof(verdict=NOT_PROVEN, reason="no rank of a pipeline has all blocks to compute a whole call with")
 # What shares tokens here: a proof made with other code is not believed.
 SHARING = ("models/hosted", "models/plans", "models/parts.py")
 SHARING += ("parallel/uneven.py", "worker/hosted.py", "weights/block_shards.py")
@@ -61,13 +62,18 @@ class Prover:
         """
         if call.options["method"] is not None:
             return
-        proof = WHOLE if run.plan.parts == 1 else self._proof(run, call, check_cancelled)
+        if run.plan.pipefusion > 1:
+            proof = STAGED
+        else:
+            proof = WHOLE if run.plan.parts == 1 else self._proof(run, call, check_cancelled)
         run.note(proof)
         if proof.verdict == REFUSED:
             raise ValueError(self._refusal(run.plan, proof))
 
     def told(self, plan: ParallelPlan) -> str:
         """What is known of a plan before anything runs, in a line."""
+        if plan.pipefusion > 1:
+            return STAGED.text
         if plan.parts == 1:
             return f"no proof needed: {WHOLE.reason}"
         verdicts = [proof.verdict for proof in self._store.of_any_call(self.key(plan, ()))]

@@ -136,13 +136,11 @@ class RunContext:
         """
         img = tensors["img"]
         batch, image_tokens, _ = img.shape
-        if self.plan.pipefusion > 1 and place is not None:
-            options = {**options, "pipeline": {"run": self.run_id, "key": place}}
         call = ModelCall(
             tensors=tensors,
             out_shape=(batch, image_tokens, out_channels),
             out_dtype=img.dtype,
-            options={**options, **self._engine_options()},
+            options={**options, **self._pipeline(place), **self._engine_options()},
         )
         if self.captured is not None:
             self.captured.append(call)
@@ -156,17 +154,18 @@ class RunContext:
         out_shape: tuple[int, int],
         options: Mapping[str, object],
         check_cancelled: Callable[[], None],
+        place: str | None = None,
     ) -> torch.Tensor:
         """One call of a model that ComfyUI's own module computes in the workers; see `worker/hosted.py`.
 
-        Returns (B, numbers) fp32 on the CPU, all outputs side by side. Raises as `step`, and `ValueError` for a plan
-        that was found to compute something else.
+        `place` as `step` takes it. Returns (B, numbers) fp32 on the CPU, all outputs side by side. Raises as `step`,
+        and `ValueError` for a plan that was found to compute something else.
         """
         call = ModelCall(
             tensors=tensors,
             out_shape=out_shape,
             out_dtype=torch.float32,
-            options={**options, **self._engine_options()},
+            options={**options, **self._pipeline(place), **self._engine_options()},
         )
         if self.prover is not None:
             kind = (call.options["call"], [tensor.shape for tensor in call.tensors.values()])
@@ -174,6 +173,12 @@ class RunContext:
                 self.prover.check(self, call, check_cancelled)
                 self.checked.append(kind)
         return self._hand_over(call, check_cancelled)
+
+    def _pipeline(self, place: str | None) -> dict[str, object]:
+        """What the stages of a pipeline keep the keys of a call by; nothing without stages, or without a place."""
+        if self.plan.pipefusion == 1 or place is None:
+            return {}
+        return {"pipeline": {"run": self.run_id, "key": place}}
 
     def note(self, proof: Proof) -> None:
         """Keep what is known of the plan for a kind of call, once."""
@@ -248,6 +253,12 @@ class RunContext:
                 self.listener.compiling()
 
         return check
+
+
+def place_of(transformer_options: Mapping[str, Any]) -> str | None:
+    """What tells a call from the others of its step: the conditionings in it, which have new names in every run."""
+    names = transformer_options.get("uuids")
+    return " ".join(map(str, names)) if names else None
 
 
 def run_of(model_options: Mapping[str, Any]) -> RunContext | None:

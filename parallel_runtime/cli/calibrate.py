@@ -31,19 +31,14 @@ from .verify import PlanRunner
 from .workload import Workload
 
 HEAD_DIM = 32
-BLOCKS = 8  # of each kind, of the model that is nothing but overhead
+DEPTHS = ((4, 4), (12, 12))  # double and single blocks of the models that are nothing but overhead
 RUNS = 9
 SETTLING = 3
-# The model whose blocks are mostly computing, and its work, by kind of device.
+# The models whose blocks are mostly computing, and their work, by kind of device.
+PASSING_DEPTHS = ((1, 2), (3, 6))
 PASSING = {
-    "cpu": (
-        USUAL.sample(heads=8, head_dim=64, depth=1, depth_single=2),
-        Workload(width=512, height=256, text_tokens=64),
-    ),
-    "cuda": (
-        USUAL.sample(heads=8, head_dim=128, depth=1, depth_single=2),
-        Workload(width=1024, height=1024, text_tokens=512, batch=4),
-    ),
+    "cpu": ({"heads": 8, "head_dim": 64}, Workload(width=512, height=256, text_tokens=64)),
+    "cuda": ({"heads": 8, "head_dim": 128}, Workload(width=1024, height=1024, text_tokens=512, batch=4)),
 }
 LAUNCH_BOUND = 1.5
 OWN_SWAP_CALLS = 2  # q, k and v there in one, the output back in another
@@ -165,11 +160,11 @@ def _operation_s(ranks: Sequence[ProbeReply]) -> float:
 
 
 def _software(pool: Pool, folder: Path, rates: Rates, link: Link) -> Software:
-    """The host's seconds, from a model so small that it is nothing else, and the passes of a larger one."""
+    """The host's seconds, from models so small that they are nothing else, and the passes of larger ones."""
     ranks = len(pool.devices)
     usual = replace(EAGER if rates.asynchronous else ON_CPU, swap_calls=OWN_SWAP_CALLS)
-    model = USUAL.sample(heads=ranks, head_dim=HEAD_DIM, depth=BLOCKS, depth_single=BLOCKS)
-    timed = _timer(pool, folder / "overhead.safetensors", model, Workload(width=64, height=64, text_tokens=16))
+    models = [USUAL.sample(heads=ranks, head_dim=HEAD_DIM, depth=a, depth_single=b) for a, b in DEPTHS]
+    timed = _timer(pool, folder, models, Workload(width=64, height=64, text_tokens=16))
     block_s = timed(ParallelPlan())
     exchange_s = hop_s = 0.0
     if ranks > 1:
@@ -178,16 +173,17 @@ def _software(pool: Pool, folder: Path, rates: Rates, link: Link) -> Software:
         exchange_s = max(0.0, swapping - block_s - OWN_SWAP_CALLS * link.latency_s)
         hop_s = max(0.0, (ringing - block_s - exchange_s) / (ranks - 1) - link.latency_s)
     found = replace(usual, block_s=block_s, exchange_s=exchange_s, hop_s=hop_s)
-    return replace(found, passes=_passes(pool, folder / "passes.safetensors", rates, found))
+    return replace(found, passes=_passes(pool, folder, rates, found))
 
 
-def _passes(pool: Pool, path: Path, rates: Rates, software: Software) -> float:
+def _passes(pool: Pool, folder: Path, rates: Rates, software: Software) -> float:
     """How often activations cross memory in a block: what one rank takes beyond matrices, attention and launch."""
     kind = "cuda" if rates.asynchronous else "cpu"
-    model, workload = PASSING[kind]
-    measured = _timer(pool, path, model, workload)(ParallelPlan())
+    sizes, workload = PASSING[kind]
+    models = [USUAL.sample(**sizes, depth=a, depth_single=b) for a, b in PASSING_DEPTHS]
+    measured = _timer(pool, folder, models, workload)(ParallelPlan())
     element_bytes = 2 if rates.asynchronous else 4
-    shape = model.shape()
+    shape = models[0].shape()
     work = Work(
         image_tokens=workload.image_tokens,
         text_tokens=workload.text_tokens,
@@ -205,19 +201,31 @@ def _passes(pool: Pool, path: Path, rates: Rates, software: Software) -> float:
     return max(0.0, rest) * rates.memory_bandwidth / (work.batch * work.tokens * shape.hidden * element_bytes)
 
 
-def _timer(pool: Pool, path: Path, model: OwnModel, workload: Workload) -> Callable[[ParallelPlan], float]:
-    """Writes the model; returns seconds of a step under a plan, a block; embedders and head are included."""
-    model.write_sample(path)
-    spec = ModelSpec.of(path, "bfloat16" if pool.devices[0].kind == "cuda" else "float32")
-    tensors = workload.tensors(model.config)
+def _timer(pool: Pool, folder: Path, models: Sequence[OwnModel], workload: Workload) -> Callable[[ParallelPlan], float]:
+    """Writes the models, which differ in depth alone; returns seconds that a further block takes under a plan.
+
+    What a step takes once (embedders, head, the request) is in both, and so in none of it: of a step of three blocks on
+    a GPU it is a quarter.
+    """
+    runners = []
+    dtype = "bfloat16" if pool.devices[0].kind == "cuda" else "float32"
+    for model in models:
+        path = folder / f"{model.shape().hidden}-{model.shape().blocks}.safetensors"
+        model.write_sample(path)
+        runners.append((ModelSpec.of(path, dtype), workload.tensors(model.config)))
+    blocks = [model.shape().blocks for model in models]
 
     def timed(plan: ParallelPlan) -> float:
-        runner = PlanRunner(pool, spec, plan, options={"timed": False})
-        taken = []
-        for _ in range(SETTLING + RUNS):
-            runner(tensors)
-            taken.append(max(rank.step_s for rank in runner.ranks))
-        on_cpu = pool.devices[0].kind == "cpu"  # where others on the same cores only ever make a step longer
-        return (min if on_cpu else statistics.median)(taken[SETTLING:]) / model.shape().blocks
+        taken: list[list[float]] = [[] for _ in models]
+        for (spec, tensors), seconds in zip(runners, taken, strict=True):
+            runner = PlanRunner(pool, spec, plan, options={"timed": False})
+            for _ in range(SETTLING + RUNS):
+                runner(tensors)
+                seconds.append(max(rank.step_s for rank in runner.ranks))
+        # On a CPU, others on the same cores only ever make a step longer.
+        typical = min if pool.devices[0].kind == "cpu" else statistics.median
+        shallow, deep = (typical(each[SETTLING:]) for each in taken)
+        further = deep - shallow
+        return further / (blocks[1] - blocks[0]) if further > 0 else deep / blocks[1]
 
     return timed

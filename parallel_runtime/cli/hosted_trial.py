@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from ..checkpoint import HOSTED, ModelSpec, read_header
 from ..devices import Device
-from ..models.registry import titles
 from ..plan import BatchSlice, ParallelPlan
 from ..pool.calls import ModelCall
 from .comfyui_process import ComfyUIProcess, find_comfyui, version_of
@@ -38,15 +37,17 @@ class HostedTrial:
         device: Device,
     ) -> None:
         read_header(path)
-        self._refuse(path, plans)
         self._workload, self._steps = workload, steps
         self._texts = [workload.text_tokens, *([workload.shorter_text] * (max(plan.cfg for plan in plans) - 1))]
         found = find_comfyui(comfyui)
         self.versions = {"comfyui": version_of(found)}
         self._process = ComfyUIProcess(found, "cpu" if device.kind == "cpu" else str(device))
         try:
-            split = any(plan.parts > 1 for plan in plans)
-            opened = self._process.ask("open", path=os.path.abspath(path), dtype=dtype, split=split)
+            shared = {
+                "split": any(plan.parts > 1 for plan in plans),
+                "stages": max(plan.pipefusion for plan in plans),
+            }
+            opened = self._process.ask("open", path=os.path.abspath(path), dtype=dtype, **shared)
             self.title: str = opened["model"]
             self.coarse: float = opened["coarse"]
             self.spec = ModelSpec.of(path, opened["dtype"], adapter=HOSTED, comfyui=found)
@@ -54,14 +55,6 @@ class HostedTrial:
         except BaseException:
             self.close()
             raise
-
-    def _refuse(self, path: str, plans: Sequence[ParallelPlan]) -> None:
-        for plan in plans:
-            if plan.pipefusion > 1:
-                raise ValueError(
-                    f"pipefusion={plan.pipefusion} runs {titles()} alone so far, not {os.path.basename(path)}; "
-                    "use ulysses, ring, cfg or data"
-                )
 
     def _take_calls(self) -> None:
         file = str(self._process.folder / "calls.safetensors")

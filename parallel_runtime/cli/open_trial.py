@@ -1,6 +1,7 @@
 """Whose calls are tried: by the file, those of our own blocks (trial.py) or of ComfyUI's modules (hosted_trial.py)."""
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from ..checkpoint import read_header
@@ -21,6 +22,11 @@ def open_trial(
     if family is None:
         if arguments.compile:
             raise ValueError(f"--compile: only blocks of {titles()} are compiled; leave --compile out")
+        if not hasattr(arguments, "steps") and any(plan.pipefusion > 1 for plan in plans):
+            raise ValueError(
+                f"bench times pipelines of {titles()} alone, not of {os.path.basename(arguments.model)}; use "
+                "verify, or plans of ulysses, ring, cfg or data"
+            )
         more = {"comfyui": arguments.comfyui, "device": devices[0]}
         return HostedTrial(arguments.model, arguments.dtype, workload, plans, steps=steps, **more)
     if arguments.frames is not None:

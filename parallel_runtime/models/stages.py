@@ -3,7 +3,7 @@
 Every rank, asked the same, finds the same: the cut depends on the model alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..parallel.pipefusion import balanced_stages
 from .base import Adapter, Block
@@ -11,8 +11,13 @@ from .base import Adapter, Block
 
 def stage_blocks(adapter: Adapter, *, stages: int, stage: int) -> tuple[Block, ...]:
     """The blocks of one stage, contiguous, cut by counted cost. Raises `ValueError` for more stages than blocks."""
-    run = balanced_stages([adapter.block_cost(block) for block in adapter.blocks], stages)[stage]
+    run = stage_run([adapter.block_cost(block) for block in adapter.blocks], stages=stages, stage=stage)
     return adapter.blocks[run.start : run.stop]
+
+
+def stage_run(costs: Sequence[float], *, stages: int, stage: int) -> range:
+    """As `stage_blocks`, the numbers of its blocks, for blocks of these costs."""
+    return balanced_stages(costs, stages)[stage]
 
 
 def stage_weights(adapter: Adapter, names: Iterable[str], *, stages: int, stage: int) -> set[str]:

@@ -84,7 +84,9 @@ def shared_out(calls: Sequence[ModelCall], plan: ParallelPlan) -> tuple[tuple[Ba
     """The pieces of each of the plan's batch groups. Raises `ValueError` for no calls, and for a call without rows."""
     if not calls:
         raise ValueError("no calls to run; give at least one")
-    tokens = min(call.tensors["img"].shape[1] if "img" in call.tensors else call.tokens for call in calls)
+    # those of a call of ComfyUI's own module the ranks alone count (models/hosted/pass_call.py)
+    counted = [call.tensors["img"].shape[1] for call in calls if "img" in call.tensors]
+    tokens = min(counted, default=plan.num_patches)
     if plan.num_patches > tokens:
         raise ValueError(
             f"patches={plan.num_patches} is more than the image's {tokens} tokens; use fewer, or a bigger image"

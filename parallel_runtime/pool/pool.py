@@ -11,7 +11,7 @@ again by the pool itself.
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -26,6 +26,7 @@ from ..wire.replies import MeasureReply, ProbeReply
 from .calls import ModelCall, Pace, RunResult, shape_of, shared_out
 from .deadlines import LOAD_S, REQUEST_S, START_S, checked
 from .generations import Generations, WorkerSettings
+from .held_vae import Decoded, Tile, VaeWeights
 from .held_weights import Check, OnProgress
 from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, refuse_unfit
 from .models import LoadResult
@@ -259,6 +260,34 @@ class Pool:
             workers = self._ready(check)
             ensured = workers.ensure(spec, plan, patches, check)
             return workers.sample(ensured, plan, run, check, on_step=on_step)
+
+    def hold_vae(self, vae: VaeWeights, *, check_cancelled: Check | None = None) -> float:
+        """Have a VAE on every rank, in place of any other; seconds that it took, 0 where it is there. Raises PoolError.
+
+        Starts the workers if need be.
+        """
+        with self._lock.acquire(check_cancelled) as check:
+            return self._ready(check).vae.hold(vae, check)
+
+    def decode_tiles(
+        self,
+        vae: VaeWeights,
+        tiles: Sequence[Tile],
+        *,
+        method: str = "decode",
+        last: bool = True,
+        on_tiles: Callable[[int], None] = lambda _: None,
+        check_cancelled: Check | None = None,
+    ) -> Decoded:
+        """Pixels of tiles, shared out over all ranks; cancelled, it ends at most one layer after the one it is in.
+
+        Holds the VAE where the workers lack it. `last`: no more of this picture follow. `on_tiles(done)` is told of
+        how many are done. Raises PoolError.
+        """
+        with self._lock.acquire(check_cancelled) as check:
+            workers = self._ready(check)
+            workers.vae.hold(vae, check)
+            return workers.vae.decode(tiles, method=method, last=last, check=check, on_tiles=on_tiles)
 
     def measure_devices(self, check_cancelled: Check | None = None) -> list[MeasureReply]:
         """Each rank's device, measured by all ranks at once, in rank order. Raises PoolError."""

@@ -238,12 +238,18 @@ def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[st
         | compile_environment(taken_over)
         | ({} if settings.peer_access else {"NCCL_P2P_DISABLE": "1"})
         | {
-            "PYTHONPATH": os.pathsep.join((str(PACK_ROOT), *settings.python_path)),
+            # Last, where the caller itself finds packages that are not installed in its environment.
+            "PYTHONPATH": os.pathsep.join((str(PACK_ROOT), *settings.python_path, *_own_python_path(ours))),
             "PYTHONSAFEPATH": "1",  # not the current folder, whatever it is
             "OMP_NUM_THREADS": str(settings.threads),
         }
         | LISTEN_HERE
     )
+
+
+def _own_python_path(ours: Mapping[str, str]) -> list[str]:
+    """The folders of PYTHONPATH. A relative one, and an empty one, would be a folder of a rank's own current folder."""
+    return [folder for folder in ours.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(folder)]
 
 
 def _pipe(*, near: ExitStack, far: ExitStack, near_end: int) -> tuple[int, int]:

@@ -5,9 +5,9 @@ which weights are held (held_weights.py), how ranks are watched and ended (super
 generation (generations.py).
 
 A request that its caller gives up stays in flight, since a collective must never be abandoned. `settle` takes in what
-is owed before anything else is asked; until then nobody writes the shared memory that the request reads. Only a LOAD
-and a PATCH, which are no collectives, and a RUN, which stops where its credit ends, are told to stop early, by the
-cancel word of the control page.
+is owed before anything else is asked; until then nobody writes the shared memory that the request reads. Only a LOAD,
+a PATCH and a DECODE, which are no collectives, and a RUN, which stops where its credit ends, are told to stop early, by
+the cancel word of the control page.
 """
 
 import itertools
@@ -25,6 +25,7 @@ from ..wire.replies import EmptyReply, MeasureReply, Memory, MemoryReply, ProbeR
 from ..wire.requests import Asked, CheckCopies, MakeMesh, MeasureDevice, Probe, Step, Trim
 from .arena import OUT, Arena
 from .calls import ModelCall, RunResult, inputs_of, results_of, traces_of, whole_trace
+from .held_vae import HeldVae
 from .held_weights import Check, HeldWeights, OnProgress
 from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, Steps, writers
 from .kv_cache_tracker import KvCacheTracker
@@ -32,7 +33,7 @@ from .meshes import Meshes
 from .models import Model
 from .supervisor import Answer, Generation, Request
 
-GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH, Op.RUN)
+GIVEN_UP_EARLY = (Op.LOAD, Op.PATCH, Op.RUN, Op.DECODE)
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,13 @@ class WorkerGroup:
             budget_bytes=budget_bytes,
         )
         self.models = self._weights.models
+        self.vae = HeldVae(
+            self._ask,
+            self._arena,
+            handles=self._handles,
+            num_ranks=len(generation.ranks),
+            load_deadline_s=load_deadline_s,
+        )
 
     @property
     def busy(self) -> bool:

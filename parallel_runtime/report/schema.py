@@ -247,6 +247,10 @@ REPORT = {
             "decode_s": _needed(_seconds),
             "run_s": SERIES,
             "device": _needed(_name),
+            "tiles": Field(_count),
+            "load_s": Field(_seconds),
+            "rank_tiles": Field(_count, many=True),
+            "rank_s": SERIES,
             "latent": Field(_count, many=True),
             "image": Field(_count, many=True),
         }

@@ -26,7 +26,9 @@ def _lines(report: Mapping) -> Iterator[str]:
     if report["kind"] == "benchmark":
         yield from _case_lines(report)
     if "vae" in report:
-        yield f"VAE decode {_seconds(report['vae']['decode_s'])} on {report['vae']['device']}, counted nowhere else"
+        vae = report["vae"]
+        tiles = f", {vae['tiles']} tiles" if "tiles" in vae else ""
+        yield f"VAE decode {_seconds(vae['decode_s'])} on {vae['device']}{tiles}, counted nowhere else"
 
 
 def _proof_line(proof: Mapping) -> str:

@@ -97,6 +97,8 @@ class Op(IntEnum):
     TRIM = 22  # a sampling run has ended: give back memory that is only kept for later
     PROBE = 20  # measure the device, and the exchanges over a mesh's ulysses axis
     COMPILING = 23  # a rank begins to make a graph of a block, or has made it
+    VAE = 25  # hold a VAE; its weights take one message or several
+    DECODE = 26  # decode tiles of a latent
     CANCELLED = 24  # in place of DONE: a rank gave the request up, as it was told to
 
 

@@ -7,13 +7,14 @@ message (records.py), where tensors lie (channel.py), the replies (replies.py), 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-from ..checkpoint import ModelSpec
+from ..checkpoint import ComfyUI, ModelSpec
 from ..exchange_groups import ExchangeGroup
 from ..plan import BatchSlice, Layout, ParallelPlan
 from ..sampler_recurrence import SamplerRecurrence
 from .protocol import Op
 from .replies import (
     CheckReply,
+    DecodeReply,
     EmptyReply,
     LoadReply,
     MeasureReply,
@@ -196,8 +197,53 @@ class Trim:
     ranks: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class HoldVae:
+    """One message of a VAE's weights, tensors `w0` on by `names`; with the last, ComfyUI's class is built of them all.
+
+    A rank holds one VAE: the first message lets another go. `metadata` is what ComfyUI's class is told beside them.
+    """
+
+    op: ClassVar = Op.VAE
+    reply: ClassVar = MemoryReply
+    vae: int
+    comfyui: ComfyUI
+    dtype: str
+    metadata: dict[str, str]
+    names: tuple[str, ...]
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeTiles:
+    """Decode tiles `in0` on to `out0` on by the VAE's method of that name; `tiles` has the numbers of each rank's.
+
+    With `last`, the VAE's weights then leave the rank's device for host memory.
+    """
+
+    op: ClassVar = Op.DECODE
+    reply: ClassVar = DecodeReply
+    vae: int
+    method: str
+    tiles: tuple[tuple[int, ...], ...]
+    last: bool
+
+
 AnyRequest: TypeAlias = (
-    Load | Unload | ChangeWeights | SetStrengths | MakeMesh | Step | Sample | CheckCopies | MeasureDevice | Probe | Trim
+    Load
+    | Unload
+    | ChangeWeights
+    | SetStrengths
+    | MakeMesh
+    | Step
+    | Sample
+    | CheckCopies
+    | MeasureDevice
+    | Probe
+    | Trim
+    | HoldVae
+    | DecodeTiles
 )
 KINDS: dict[Op, type[AnyRequest]] = {
     Load.op: Load,
@@ -211,4 +257,6 @@ KINDS: dict[Op, type[AnyRequest]] = {
     MeasureDevice.op: MeasureDevice,
     Probe.op: Probe,
     Trim.op: Trim,
+    HoldVae.op: HoldVae,
+    DecodeTiles.op: DecodeTiles,
 }

@@ -34,6 +34,8 @@ from ..wire.requests import (
     AnyRequest,
     ChangeWeights,
     CheckCopies,
+    DecodeTiles,
+    HoldVae,
     Load,
     MakeMesh,
     MeasureDevice,
@@ -48,6 +50,7 @@ from ..wire.requests import (
 from .forward import Forward
 from .host_copies import HostCopies
 from .hosted import HostedForward, HostedModel
+from .hosted_pipeline import HostedPipeline
 from .in_worker_sampling import Gate
 from .inputs import RepeatedInputs, RequestInputs
 from .loading import LoadedModel, LoadedModels
@@ -56,8 +59,9 @@ from .mesh import Groups, Mesh
 from .pipelined_step import HeldKeys, PipelinedStep
 from .sampling_request import run_sample
 from .trace import Trace
+from .vae import RankVae
 
-NO_STAGES = "this model has no stages and no sampling loop in the workers; use pipefusion=1 and ComfyUI's own sampler"
+NO_LOOP = "this model has no sampling loop in the workers; use ComfyUI's own sampler"
 
 
 class Engine:
@@ -68,6 +72,7 @@ class Engine:
         self.device = device
         self.segments = segments
         self.models = LoadedModels(rank=rank, device=device, memory=self._memory)
+        self.vae = RankVae(rank=rank, device=device, memory=self._memory)
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
         self.held_keys = HeldKeys()  # of calls that one like them will follow
@@ -98,6 +103,7 @@ class Engine:
             return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
         if isinstance(request, Load):
             group = Axis("shards") if request.mesh is None else self.meshes[request.mesh].shard_axis
+            self.vae.leave_device()
             return self.models.load(request, group=group, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, Unload):
             self.repeated.clear()
@@ -108,6 +114,9 @@ class Engine:
             return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
         if isinstance(request, MakeMesh | CheckCopies | Probe):
             return self._of_mesh(request)
+        if isinstance(request, HoldVae | DecodeTiles):
+            tensors = self._tensors(message.tensors)
+            return self.vae.answer(request, tensors, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, MeasureDevice):
             return measure(self.device)
         if isinstance(request, Trim):
@@ -161,9 +170,11 @@ class Engine:
         sent = self.repeated.of_request(tensors, request.repeated)
         pace = Pace(self.device, beat)
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
+        if mesh.plan.pipefusion > 1 and isinstance(model, HostedModel):
+            forward = HostedPipeline(model, mesh, forward.timer, forward.beat, sent, step=request, held=self.held_keys)
         run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
-        if mesh.plan.pipefusion > 1:
-            run = PipelinedStep(_own(forward), mesh, step=request, tensors=tensors, held=self.held_keys).run
+        if mesh.plan.pipefusion > 1 and isinstance(forward, Forward):
+            run = PipelinedStep(forward, mesh, step=request, tensors=tensors, held=self.held_keys).run
         room = tensors.get(f"trace.{self.rank}")
         trace_bytes = None
         if room is None:
@@ -267,7 +278,7 @@ class Engine:
 
 
 def _own(forward: Forward | HostedForward) -> Forward:
-    """The forward of a model whose blocks are ours: alone it has stages and runs the whole loop of a sampler."""
+    """The forward of a model whose blocks are ours: alone it runs the whole loop of a sampler."""
     if isinstance(forward, HostedForward):
-        raise ValueError(NO_STAGES)
+        raise ValueError(NO_LOOP)
     return forward

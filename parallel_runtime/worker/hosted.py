@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from ..models.hosted.block_patches import OPTION
+from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import from_tree
 from ..models.hosted.hooks import SharedModel
 from ..models.hosted.scales import shared as shared_scales
+from ..models.hosted.stage import StagedBlocks
 from ..models.plans import BETWEEN, plan_for
 from ..parallel.collectives import Axis
 from ..parallel.uneven import AttentionFunction, UnevenSequence
@@ -25,6 +27,7 @@ from .hosted_weights import HostedChanges, HostedWeights
 from .inputs import RequestInputs, call_tensors
 from .mesh import Mesh
 
+NewCall: TypeAlias = Callable[[str], TokenCall]
 # What a call may name beside the model's forward: ComfyUI asks it of the module before a run, and it needs weights.
 METHODS = ("preprocess_text_embeds",)
 
@@ -39,6 +42,13 @@ class HostedModel:
     shared: SharedModel | None = None
     between: SharedModel | None = None  # the same for calls with patches of the blocks
     beat: Callable[[], None] | None = None
+
+    @cached_property
+    def staged(self) -> StagedBlocks:
+        """The blocks of this rank's stage; before any hook is on them."""
+        module, weights = self.module, self.weights
+        plan = plan_for(type(module))
+        return StagedBlocks(module, plan, weights.staged_blocks, weights.run, before=weights.blocks_before)
 
     @property
     def tokens(self) -> int:
@@ -63,23 +73,34 @@ class HostedModel:
         finally:
             shards.end()
 
-    def under(self, sequence: UnevenSequence, beat: Callable[[], None], *, patched: bool = False) -> torch.nn.Module:
+    def under(
+        self,
+        sequence: UnevenSequence,
+        beat: Callable[[], None],
+        *,
+        patched: bool = False,
+        new_call: NewCall | None = None,
+    ) -> torch.nn.Module:
         """The module with its calls shared by the ranks of `sequence`; `beat` is called after each block.
 
-        `patched`: they come with patches of the blocks, which meet whole tokens.
+        `patched`: they come with patches of the blocks, which meet whole tokens. `new_call`: they are passes of a
+        pipeline, whose state it makes.
         """
         module = self.module
+        if self.weights.stages > 1:
+            _ = self.staged
         if self.beat is None:
             for block in self.weights.blocks.values():
                 block.register_forward_hook(self._block_done)
         self.beat = beat
-        if sequence.parts > 1 and patched and self.between is None:
+        cut = sequence.parts > 1 or new_call is not None
+        if cut and patched and self.between is None:
             self.between = SharedModel(module, plan_for(type(module), BETWEEN), sequence)
-        if sequence.parts > 1 and not patched and self.shared is None:
+        if cut and not patched and self.shared is None:
             self.shared = SharedModel(module, plan_for(type(module)), sequence)
         for shared, serves in ((self.shared, not patched), (self.between, patched)):
             if shared is not None:
-                shared.active, shared.group = serves and sequence.parts > 1, sequence
+                shared.active, shared.group, shared.new_call = serves and cut, sequence, new_call
         return module
 
     def _block_done(self, *_: object) -> None:
@@ -160,14 +181,30 @@ class HostedForward:
         rows of the same call meanwhile, as scales that ComfyUI takes from all rows are those of all of them. "out" is
         (B, numbers) fp32: the outputs side by side, each a row of numbers an image.
         """
+        sequence = self._sequence(options)
+        out = self.call(source or piece, whole, options, sequence=sequence, over=over)
+        if write:
+            self.write(piece, whole["out"], out, source or piece)
+        self.beat()
+
+    def call(
+        self,
+        rows: BatchSlice,
+        whole: Mapping[str, torch.Tensor],
+        options: Mapping[str, Any],
+        *,
+        sequence: UnevenSequence,
+        over: Axis | None,
+        new_call: NewCall | None = None,
+    ) -> Any:  # noqa: ANN401  a tensor or several
+        """What the module, or a method of it, returns for these rows; `sequence` and `new_call` as `under` takes."""
         with self.timer.region("hand_over"):
-            given: Any = from_tree(options["call"], self._inputs(source or piece, whole, options))
+            given: Any = from_tree(options["call"], self._inputs(rows, whole, options))
         told = given["kwargs"].get("transformer_options", {})
         records = told.pop(OPTION, None)
         if records:
             told["patches"] = self.model.weights.beside.patches(records)
-        sequence = self._sequence(options)
-        module = self.model.under(sequence, self.beat, patched=bool(records))
+        module = self.model.under(sequence, self.beat, patched=bool(records), new_call=new_call)
         method = options.get("method")
         if method is not None and method not in METHODS:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")
@@ -175,14 +212,16 @@ class HostedForward:
         forget: Callable[[], None] | None = getattr(module, "clear_kv_cache", None)
         if forget is not None:  # it goes by the address of a tensor, which here may be another's in each call
             forget()
-        with self.model.calling(), self._scales(sequence, over):
-            out = function(*given["args"], **given["kwargs"])
-        self.tokens = max(self.tokens, self.model.tokens)
-        if write:
-            with self.timer.region("gather"):
-                rows = (source or piece).stop - (source or piece).start
-                self._write(piece, whole["out"], [out] if isinstance(out, torch.Tensor) else out, rows)
-        self.beat()
+        try:
+            with self.model.calling(), self._scales(sequence, over):
+                return function(*given["args"], **given["kwargs"])
+        finally:
+            self.tokens = max(self.tokens, self.model.tokens)
+
+    def write(self, piece: BatchSlice, room: torch.Tensor, out: Any, source: BatchSlice) -> None:  # noqa: ANN401
+        """Write what `call` returned for the rows `source` into those of the piece."""
+        with self.timer.region("gather"):
+            self._write(piece, room, [out] if isinstance(out, torch.Tensor) else out, source.stop - source.start)
 
     def _scales(self, sequence: UnevenSequence, over: Axis | None) -> AbstractContextManager[None]:
         """Around a call: where a quantised layer takes a scale of all rows, it is that of all ranks that have some."""

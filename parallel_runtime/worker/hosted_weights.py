@@ -17,6 +17,7 @@ from ..models.hosted.comfyui import import_comfyui
 from ..models.parts import plain_parts
 from ..models.plans import find_plan
 from ..models.plans.whole import find_whole
+from ..models.stages import stage_run
 from ..parallel.collectives import Axis
 from ..weight_patch import BESIDE, unpack
 from ..weights.block_shards import BlockShards, blocks_of
@@ -29,11 +30,25 @@ IN_CHECKPOINT = "model.diffusion_model."  # how names of the model begin there, 
 class HostedWeights:
     """The weights of one model on this rank, in the module that uses them. Nothing is read before `load`.
 
-    Of blocks, a rank holds all of them, or a part that is spread over `group`; what is outside is whole.
+    Of blocks, a rank holds all of them, or a part that is spread over `group`; what is outside is whole. Of several
+    `stages`, it has the blocks of one alone.
     """
 
-    def __init__(self, spec: ModelSpec, *, device: torch.device, group: Axis, offloaded: bool) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        device: torch.device,
+        group: Axis,
+        offloaded: bool,
+        stages: int = 1,
+        stage: int = 0,
+    ) -> None:
         self.device = device
+        self.stages, self._stage = stages, stage
+        self.blocks_before: dict[str, torch.nn.Module] = {}  # by path, those that every stage has
+        self.staged_blocks: dict[str, torch.nn.Module] = {}  # those that stages share, of other stages too
+        self.run = range(0)  # which of them this stage has
         self.dtype = getattr(torch, spec.dtype)
         self.shards: BlockShards | None = None
         self._group, self._offloaded = group, offloaded
@@ -44,6 +59,7 @@ class HostedWeights:
         self.quantised = False  # whether the file is in a format of ComfyUI's, with scales
         self.declared: dict[str, torch.dtype] = {}
         self.beside = Beside()
+        self._elsewhere: set[str] = set()  # weights of other stages
         self._views: FileViews | None = None
 
     @property
@@ -60,6 +76,11 @@ class HostedWeights:
 
     @property
     def blocks(self) -> dict[str, torch.nn.Module]:
+        """The blocks that this rank has, by path."""
+        paths = list(self.staged_blocks)[self.run.start : self.run.stop]
+        return self.blocks_before | {path: self.staged_blocks[path] for path in paths}
+
+    def _find_blocks(self) -> dict[str, torch.nn.Module]:
         """The module's blocks by path: those that are known of its class, else the modules in its outermost lists."""
         plan, whole = find_plan(type(self.module)), find_whole(type(self.module))
         if plan is None and whole is not None:
@@ -89,7 +110,7 @@ class HostedWeights:
     @property
     def needed_bytes(self) -> int:
         """Bytes on the device that `load` will take, but for the buffers of blocks."""
-        return 0 if self._offloaded else self._file_bytes // self._group.size
+        return 0 if self._offloaded else self._file_bytes // (self._group.size * self.stages)
 
     @property
     def _file_bytes(self) -> int:
@@ -121,6 +142,14 @@ class HostedWeights:
         in_place = self.device.type == "cpu" and not spread
         built = build(self._spec.path, recognised, self.dtype, cast_in_use=in_place)
         self._module, self.declared = built.module, built.declared
+        blocks, plan = self._find_blocks(), find_plan(type(self._module))
+        if self.stages > 1 and plan is not None:
+            self.staged_blocks = blocks_of(self._module, plan.staged)
+        else:
+            self.staged_blocks = blocks
+        self.blocks_before = {path: block for path, block in blocks.items() if path not in self.staged_blocks}
+        self.run = self._own_run()
+        self._leave_others()
         if in_place:  # a copy of each rank's own would take as much as the model
             built = built.casting_in_use(self.blocks)
         if spread:
@@ -135,6 +164,30 @@ class HostedWeights:
         if self.device.type != "cpu":
             self._module.to(self.device)
         self._file.give_back()  # of what was converted or went to the device
+
+    def _own_run(self) -> range:
+        """Which blocks this stage has, by what each weighs."""
+        if self.stages == 1:
+            return range(len(self.staged_blocks))
+        costs = [
+            float(sum(part.nbytes for weight in block.parameters() for part in plain_parts(weight)[0]))
+            for block in self.staged_blocks.values()
+        ]
+        return stage_run(costs, stages=self.stages, stage=self._stage)
+
+    def _leave_others(self) -> None:
+        """Have nothing of the blocks of other stages."""
+        for path in self.staged_blocks.keys() - self.blocks.keys():
+            for name, owner in self.staged_blocks[path].named_modules(prefix=path):
+                for key, weight in owner._parameters.items():
+                    if weight is not None:
+                        empty = torch.empty(0, dtype=weight.dtype)
+                        owner._parameters[key] = torch.nn.Parameter(empty, requires_grad=False)
+                        self._elsewhere.add(f"{name}.{key}")
+
+    def has(self, name: str) -> bool:
+        """Whether a weight is on this stage; not asked of one that the model lacks."""
+        return name not in self._elsewhere
 
     def begin(self, passes: int) -> None:
         """Nothing to prepare: each call gathers what it needs."""
@@ -171,7 +224,8 @@ class HostedChanges:
             if isinstance(each, torch.Tensor):
                 self._weights.beside.take(key, each.to(self._weights.device, copy=True))
             beat()
-        self._changes.merge(patches, device=self._weights.device, cancelled=cancelled, beat=beat)
+        here = {name: each for name, each in patches.items() if self._weights.has(name)}
+        self._changes.merge(here, device=self._weights.device, cancelled=cancelled, beat=beat)
         if change.last:
             self._changes.unpatch_except(self._named)
             self._weights.beside.keep(self._named)

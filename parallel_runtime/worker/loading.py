@@ -5,7 +5,6 @@ a step runs is the engine's to say.
 """
 
 import gc
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.devi
     """The model in that layout. Raises `ValueError` for a file that changed or cannot be used."""
     spec.refuse_changed()
     if spec.adapter == HOSTED:
-        return open_hosted(spec, layout, device=device, group=group)
+        return open_hosted(spec, layout, rank=rank, device=device, group=group)
     header = read_header(spec.path)
     own = read_own(header)
     adapter, whole = own.adapter, own.names(header)
@@ -83,11 +82,10 @@ def open_model(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.devi
     return OpenedModel(LoadedModel(adapter, weights, group, WeightChanges(weights)), needed)
 
 
-def open_hosted(spec: ModelSpec, layout: Layout, *, device: torch.device, group: Axis) -> OpenedModel:
-    """The model in that layout. Raises `ValueError` for a layout that it cannot have."""
-    if layout.stages > 1:
-        raise ValueError(f"{os.path.basename(spec.path)} cannot be {layout.name}; use pipefusion=1")
-    weights = HostedWeights(spec, device=device, group=group, offloaded=layout.offloaded)
+def open_hosted(spec: ModelSpec, layout: Layout, *, rank: int, device: torch.device, group: Axis) -> OpenedModel:
+    """The model in that layout."""
+    stages, stage = layout.stages, layout.stage_of(rank)
+    weights = HostedWeights(spec, device=device, group=group, offloaded=layout.offloaded, stages=stages, stage=stage)
     model = HostedModel(weights, group, HostedChanges(weights))
     return OpenedModel(model, weights.needed_bytes)
 

@@ -9,6 +9,7 @@ keys and values that outlive a request. Which call may use them is the parent's 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -24,10 +25,10 @@ from .stage import CondState, PartRows, Stage
 
 @dataclass
 class HeldKeys:
-    """Keys and values of one epoch by slot, and by block prefix in it."""
+    """Keys and values of one epoch by slot: of our own blocks by prefix, of ComfyUI's modules a `HeldRows`."""
 
     epoch: int = 0
-    slots: dict[tuple[int, BatchSlice], dict[str, torch.Tensor]] = field(default_factory=dict)
+    slots: dict[tuple[int, BatchSlice], Any] = field(default_factory=dict)
 
     def enter(self, epoch: int) -> None:
         """Drop what is of another epoch."""

@@ -1,16 +1,24 @@
-"""The editor reads each template as it is meant: Run would queue what the file says, and missing files are offered."""
+"""The editor reads each template as it is meant: Run would queue what the file says, and missing files are offered.
+
+So with blueprints: each is among the nodes, and as a node of a graph it stands for its template; one is run.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
 from host.client import ComfyClient
+from saved_workflows.blueprints import BLUEPRINTS, inside
 from saved_workflows.templates import TEMPLATES
+from saved_workflows.test_blueprints import saved
 from saved_workflows.ui_format import by_title, to_api
 
 from .comfy_page import EXAMPLE, ComfyPage
 from .conftest import Tabs
+from .test_a_run import PICTURE
 
 LOAD = "async (path) => app.loadGraphData(await (await fetch(path)).json())"
 # No test's server has the files, so it would offer them each time.
@@ -19,6 +27,24 @@ READ = """async (path) => {
   await app.loadGraphData(structuredClone(file), true, true, null, { skipAssetScans: true })
   const shown = app.graph.nodes.map((node) => [node.type, node.title])
   return { file, shown, queued: (await app.graphToPrompt()).output } }"""
+
+# As dropped from the list of nodes: the editor's store of blueprints, and the canvas that pastes what it gives.
+DROPPED = """async (name) => {
+  const pinia = document.querySelector('#vue-app').__vue_app__.config.globalProperties.$pinia
+  const store = pinia._s.get('subgraph')
+  const listed = store.subgraphBlueprints.find((each) => each.display_name === name)
+  const held = store.getBlueprint(listed.name)
+  app.graph.clear()
+  app.canvas._deserializeItems({ nodes: held.nodes, subgraphs: held.definitions.subgraphs }, { position: [100, 100] })
+  const { category, description } = listed
+  return { category, description, queued: (await app.graphToPrompt()).output } }"""
+RUN_ONE = """async ([file, given]) => {
+  await app.loadGraphData(file, true, true, null, { skipAssetScans: true })
+  const node = app.graph.nodes[0], save = LiteGraph.createNode('SaveImage')
+  app.graph.add(save)
+  node.connect(0, save, 0)
+  for (const [name, value] of Object.entries(given)) node.widgets.find((each) => each.name === name).value = value
+  return (await app.graphToPrompt()).output }"""
 
 
 def test_the_editor_queues_what_a_template_says(comfy: ComfyPage, client: ComfyClient) -> None:
@@ -38,3 +64,35 @@ def test_the_editor_offers_to_download_the_files_of_a_template(tabs: Tabs) -> No
         expect(page.get_by_title(f"{name}.safetensors").first).to_be_visible()
     expect(page.get_by_text("Download", exact=True)).to_have_count(3)
     tabs.close("nodes2")  # what is offered stays on the page
+
+
+def test_a_blueprint_is_among_the_nodes_and_stands_for_its_template(comfy: ComfyPage, client: ComfyClient) -> None:
+    info = client.object_info()
+    for name, title in BLUEPRINTS.items():
+        dropped = comfy.page.evaluate(DROPPED, title)
+        (definition,) = saved(name)["definitions"]["subgraphs"]
+        assert dropped["category"].endswith(definition["category"])
+        assert dropped["description"] == definition["description"]
+        assert by_title(dropped["queued"]) == by_title(to_api(inside(saved(name)), info)), name
+
+
+def test_a_blueprint_runs_with_what_its_node_is_given(comfy: ComfyPage) -> None:
+    tiny, file = comfy.tiny, saved("flux_parallel")
+    replace_type(file, "DualCLIPLoader", "TinyDualCLIPLoader")
+    given = {"width": 128, "height": 96, "steps": 2, "devices": "cpu:2", "prompt": "a lighthouse"}
+    given |= {"unet_name": tiny.dev, "clip_name1": tiny.clip_l, "clip_name2": tiny.t5, "vae_name": tiny.vae}
+    queued = comfy.page.evaluate(RUN_ONE, [file, given])
+    values = [node["inputs"] for node in queued.values()]
+    for name, value in given.items():
+        assert any(inputs.get("text" if name == "prompt" else name) == value for inputs in values), name
+    comfy.run()
+    (saved_as,) = (node for node, each in queued.items() if each["class_type"] == "SaveImage")
+    assert comfy.page.evaluate(PICTURE, saved_as) == [128, 96]
+
+
+def replace_type(file: dict[str, Any], kind: str, other: str) -> None:
+    """Nodes of a kind inside a blueprint become nodes of another; of its values those that both have stay."""
+    for node in file["definitions"]["subgraphs"][0]["nodes"]:
+        if node["type"] == kind:
+            node["type"] = other
+            node["widgets_values"] = node["widgets_values"][:3]

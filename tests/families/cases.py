@@ -26,6 +26,14 @@ PLANS: dict[str, dict[str, Any]] = {
     "ulysses 2, sharded": {**FOUR, "ulysses": 2, "weights": "sharded"},
     "cfg 2 x ulysses 2, sharded": {**FOUR, "cfg": 2, "ulysses": 2, "weights": "sharded"},
 }
+# Of those whose blocks can be in stages, by name alone (`--plan`); both steps are warm-up.
+STAGES: dict[str, dict[str, Any]] = {
+    "pipefusion 2": {**FOUR, "pipefusion": 2, "warmup_steps": 2},
+    "pipefusion 2 x ulysses 2": {**FOUR, "pipefusion": 2, "warmup_steps": 2, "ulysses": 2},
+    "pipefusion 2 x ring 2": {**FOUR, "pipefusion": 2, "warmup_steps": 2, "ring": 2},
+    "cfg 2 x pipefusion 2": {**FOUR, "cfg": 2, "pipefusion": 2, "warmup_steps": 2},
+    "cfg 2 x pipefusion 2, sharded": {**FOUR, "cfg": 2, "pipefusion": 2, "warmup_steps": 2, "weights": "sharded"},
+}
 CONTROL_PLAN = "ulysses 2"
 CFG = 3.0
 OWN_BLOCKS = "Flux.1"  # the family that blocks of our own compute (docs/parity.md); here ComfyUI's modules do
@@ -65,7 +73,7 @@ class Case:
 
     def plans(self) -> list[str]:
         """The plans that make a difference: batch groups for the two sides of cfg need two sides."""
-        return [name for name, degrees in PLANS.items() if self.cfg > 1 or "cfg" not in degrees]
+        return [name for name, degrees in (PLANS | STAGES).items() if self.cfg > 1 or "cfg" not in degrees]
 
 
 def cases(variants: Iterable[Variant]) -> list[Case]:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from host.client import ComfyClient
 from host.pack_workflows import TOLERANCE
@@ -26,7 +27,7 @@ from parity.matrix import ONE_THREAD
 from parity.runner import VISIBLE, Bench, Row, seen
 from parity.table import markdown, shown, verdict
 
-from .cases import CONTROL_PLAN, OWN_BLOCKS, PLANS, Case, cases
+from .cases import CONTROL_PLAN, OWN_BLOCKS, PLANS, STAGES, Case, cases
 from .class_list import DOCUMENT, section
 from .plan_lines import plan_lines
 from .variants import FAMILIES, FILES, write_families
@@ -82,7 +83,7 @@ def run(
 
     def cell(case: Case, plan: str) -> Row:
         row = bench.compare(case, plan)
-        if "weights" in PLANS[plan]:
+        if "weights" in (PLANS | STAGES)[plan]:
             bench.client.free()  # shards are memory of their own, and each way to cut a file has others
         return row
 
@@ -153,22 +154,40 @@ def summary(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
     return f"{len(found) + len(controls)} cases, {wrong} wrong"
 
 
+def with_devices(devices: str | None) -> dict[str, dict[str, Any]]:
+    """The plans, on those devices."""
+    plans = PLANS | STAGES
+    return plans if devices is None else {name: {**degrees, "devices": devices} for name, degrees in plans.items()}
+
+
+def on_devices(devices: str | None) -> dict[str, Any]:
+    """How the server is started for them: on GPUs it computes in halves unless told otherwise."""
+    if devices is None:
+        return {"environment": ONE_THREAD}
+    names = devices.split(",")
+    shared = {"SHARE_ONE_GPU": "nccl"} if len(set(names)) < len(names) else {}
+    return {"flags": ("--fp32-unet", "--fp32-vae"), "environment": {**shared, "START_EACH_RANK": "1"}}
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="variants whose family or name contains this")
-    parser.add_argument("--plan", action="append", choices=list(PLANS), help="default: all")
+    parser.add_argument("--only", action="append", help="variants whose family or name contains this, or the next")
+    parser.add_argument("--plan", action="append", choices=[*PLANS, *STAGES], help="default: all without stages")
     parser.add_argument("--models", type=Path, help="keep the small files in this models folder between runs")
     parser.add_argument("--write", type=Path, help=f"default: {DOCUMENT}, when everything was run")
+    parser.add_argument("--devices", help="GPUs for the ranks (default: CPU ranks); one GPU may stand four times")
     parser.add_argument("--keep", type=Path, help="a file of the cells that are known; a run that was ended goes on")
     arguments = parser.parse_args()
-    variants = [each for each in FAMILIES if arguments.only in f"{each.family} {each.name}"]
+    wanted = arguments.only or [""]
+    variants = [each for each in FAMILIES if any(text in f"{each.family} {each.name}" for text in wanted)]
     names, plans = [each.name for each in variants], arguments.plan or list(PLANS)
     with (
         family_files(arguments.models, names) as models,
-        ComfyServer(models=models, environment=ONE_THREAD) as server,
+        ComfyServer(models=models, **on_devices(arguments.devices)) as server,
     ):
-        cells, controls = run(Bench(ComfyClient(server.url), PLANS), cases(variants), plans, Kept(arguments.keep))
+        bench = Bench(ComfyClient(server.url), with_devices(arguments.devices))
+        cells, controls = run(bench, cases(variants), plans, Kept(arguments.keep))
     whole = len(variants) == len(FAMILIES) and len(plans) == len(PLANS)
     target = arguments.write or (DOCUMENT if whole else None)
     if target:

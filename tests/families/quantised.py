@@ -26,12 +26,12 @@ from host.formats import KERNEL_ALLOWANCE, OWN_KERNELS, behind_model
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent
 from host.quantised import FORMATS, KINDS, MIXED, quantised
 from host.server import PACK_ROOT, ComfyServer
-from parity.matrix import ONE_THREAD
 from parity.runner import switched_off
 from parity.table import markdown
 
 from .files import write_model_files
 from .hosted import small, with_loras
+from .matrix import on_devices
 from .wan import wan_file
 
 DOCUMENT = PACK_ROOT / "docs" / "formats.md"
@@ -129,7 +129,8 @@ def measure(client: ComfyClient, stock: Stock, kind: str, plans: Iterable[str] =
         again = parallel(graph, mode="manual", **PLANS[plan])
         again["sampler"]["inputs"]["denoise"] = 0.9999999  # another cache key in ComfyUI, the same sigmas
         row.taken_back &= torch.equal(latent_of(client, again), plain)
-    row.control = relative_error(latent_of(client, switched_off(parallel(graph, mode="manual", ulysses=2))), right)
+    alone = switched_off(parallel(graph, mode="manual", **PLANS["ulysses 2"]))
+    row.control = relative_error(latent_of(client, alone), right)
     return row
 
 
@@ -212,13 +213,16 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="kinds whose name contains this")
+    parser.add_argument("--devices", help="GPUs for the ranks (default: CPU ranks); one GPU may stand three times")
     parser.add_argument("--write", type=Path, help=f"default: {DOCUMENT}, when everything was run")
     arguments = parser.parse_args()
     kinds = [kind for kind in KINDS if arguments.only in kind]
     rows, kept = [], {}
+    if arguments.devices:
+        PLANS.update({name: {**degrees, "devices": arguments.devices} for name, degrees in PLANS.items()})
     with tempfile.TemporaryDirectory(prefix="formats-") as folder:
         write_files(Path(folder), kinds)
-        with ComfyServer(models=Path(folder), environment=ONE_THREAD) as server:
+        with ComfyServer(models=Path(folder), **on_devices(arguments.devices)) as server:
             client = ComfyClient(server.url)
 
             def stock(graph: Workflow) -> torch.Tensor:

@@ -45,7 +45,9 @@ AS_MODULES = {
     "JoyImage": ["JoyImage, two references"],
     "Kandinsky 5": ["Kandinsky 5", "Kandinsky 5 Image"],
 }
-REST = [(case, plan) for case in cases(FAMILIES) for plan in case.plans() if (case, plan) not in SUBSET]
+REST = [
+    (case, plan) for case in cases(FAMILIES) for plan in case.plans() if plan in PLANS and (case, plan) not in SUBSET
+]
 
 
 def named(pairs):

@@ -10,6 +10,18 @@ SHARES = "test_shares.py::test_each_side_goes_to_a_batch_group_of_its_own_and_im
 
 MUTANTS = (
     Mutant(
+        "a VAE's weights are rounded on their way",
+        'self._coming[name] = tensors[f"w{number}"].clone()',
+        'self._coming[name] = tensors[f"w{number}"].bfloat16()',
+        ("test_parallel_decode.py::test_ranks_decode_what_tiled_decode_makes",),
+    ),
+    Mutant(
+        "one rank decodes all tiles",
+        "        rank = sums.index(min(sums))\n",
+        "        rank = 0\n",
+        ("test_held_vae.py::test_every_tile_is_decoded_once_and_the_largest_are_shared_first",),
+    ),
+    Mutant(
         "a reply of an older generation is taken for this one's",
         "if (message.rank, message.generation, message.request) != (rank.rank, self.number, request.number):",
         "if (message.rank, message.request) != (rank.rank, request.number):",

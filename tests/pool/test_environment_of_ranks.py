@@ -35,14 +35,14 @@ def test_a_ranks_environment_is_written_out_not_inherited():
         "MASTER_ADDR": "10.0.0.1",
         "NCCL_SOCKET_IFNAME": "eth0",
         "GLOO_SOCKET_IFNAME": "eth0",
-        "PYTHONPATH": "/elsewhere",
+        "PYTHONPATH": "/elsewhere::relative:/more packages",
         "TORCHINDUCTOR_CACHE_DIR": "/libraries",
     }
     settings = RankSettings(devices=(Device("cpu", 0),), threads=3, engine="a:B", python_path=("/more",))
     assert rank_environment(ours, settings) == {
         "PATH": "/bin",
         "CUDA_VISIBLE_DEVICES": "1",
-        "PYTHONPATH": f"{ROOT}:/more",
+        "PYTHONPATH": f"{ROOT}:/more:/elsewhere:/more packages",
         "PYTHONSAFEPATH": "1",
         "OMP_NUM_THREADS": "3",
         "GLOO_SOCKET_IFNAME": "lo",

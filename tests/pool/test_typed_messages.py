@@ -143,5 +143,5 @@ def test_names_in_a_reply_are_refused_where_their_values_are_not_numbers() -> No
 
 
 def test_what_is_no_request_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="DONE is no request; a rank answers CHECK, LOAD, MEASURE"):
+    with pytest.raises(ProtocolError, match="DONE is no request; a rank answers CHECK, DECODE, LOAD, MEASURE"):
         request_of(Op.DONE, {})

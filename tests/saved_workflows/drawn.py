@@ -1,8 +1,9 @@
 """Draws a workflow in API form for the template browser: the file the editor would save, and its thumbnail.
 
 `PYTHONPATH=tests python -m saved_workflows.drawn [NAME...]` makes example_workflows/NAME.json and .jpg of
-api_workflows/NAME.json (default: all), from a real server's description of the nodes. Owns where nodes are put and how
-a thumbnail looks. Does not own: its words, and where files are downloaded from (templates.py).
+api_workflows/NAME.json (default: all), from a real server's description of the nodes, and its blueprint in subgraphs/
+where it has one. Owns where nodes are put and how a thumbnail looks. Does not own: its words, and where files are
+downloaded from (templates.py); a blueprint's form (blueprints.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from host.client import ComfyClient, Workflow
 from host.server import PACK_ROOT, ComfyServer
 
+from .blueprints import BLUEPRINTS, as_blueprint, without_save
 from .templates import TEMPLATES, Template, downloads
 from .ui_format import CHOICE, NOTE, is_widget
 
@@ -172,6 +174,10 @@ def main(names: Sequence[str]) -> None:
         target = PACK_ROOT / "example_workflows" / f"{name}.json"
         target.write_text(text_of(drawn))
         thumbnail(drawn, TEMPLATES[name]).save(target.with_suffix(".jpg"), quality=88)
+        if name in BLUEPRINTS:
+            blueprint = as_blueprint(name, graph, as_drawn(without_save(graph), info, TEMPLATES[name]))
+            target = PACK_ROOT / "subgraphs" / f"{BLUEPRINTS[name]}.json"
+            target.write_text(json.dumps(blueprint, ensure_ascii=False, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -78,13 +78,17 @@ TEMPLATES = {
     "z_image_turbo": Template(
         "Z-Image Turbo", "text to image", "8 steps at cfg 1; for Z-Image itself choose its file, 25 steps and cfg 4."
     ),
+    "krea2_turbo": Template(
+        "Krea 2 Turbo", "text to image", "8 steps at cfg 1: there is no negative prompt to spend a device on."
+    ),
     "flux2_klein": Template(
         "Flux.2 klein", "text to image", "4 steps at cfg 1. Set the size twice: in Size and in the shift of the sigmas."
     ),
 }
 
 HUB = "https://huggingface.co/"
-# As the templates that come with ComfyUI name them (comfyui-workflow-templates 0.11.27).
+# As the templates that come with ComfyUI name them (comfyui-workflow-templates 0.11.27; of Krea 2, which is
+# newer, comfyui-workflow-templates-json 0.1.123).
 ADDRESSES = (
     "Comfy-Org/flux1-dev/resolve/main/flux1-dev.safetensors",
     "Comfy-Org/flux1-dev/resolve/main/split_files/diffusion_models/flux1-fill-dev.safetensors",
@@ -112,6 +116,8 @@ ADDRESSES = (
     "Comfy-Org/z_image_turbo/resolve/main/split_files/text_encoders/qwen_3_4b.safetensors",
     "Comfy-Org/flux2-klein/resolve/main/split_files/diffusion_models/flux-2-klein-4b.safetensors",
     "Comfy-Org/flux2-dev/resolve/main/split_files/vae/flux2-vae.safetensors",
+    "Comfy-Org/Krea-2/resolve/main/diffusion_models/krea2_turbo_fp8_scaled.safetensors",
+    "Comfy-Org/Krea-2/resolve/main/text_encoders/qwen3vl_4b_fp8_scaled.safetensors",
     "stabilityai/stable-diffusion-xl-base-1.0/resolve/main/sd_xl_base_1.0.safetensors",
 )
 URLS = {address.rpartition("/")[2]: HUB + address for address in ADDRESSES}

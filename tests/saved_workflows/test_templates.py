@@ -22,7 +22,17 @@ FOLDER = PACK_ROOT / "example_workflows"
 MOST_BYTES = 60_000  # of a thumbnail
 each_template = pytest.mark.parametrize("name", TEMPLATES)
 # The families that people run most, by what the templates call them.
-FAMILIES = {"Qwen-Image", "Wan 2.1", "Wan 2.2", "LTX-2", "MiniMax H3", "Z-Image Turbo", "Flux.2 klein", "SDXL"}
+FAMILIES = {
+    "Qwen-Image",
+    "Wan 2.1",
+    "Wan 2.2",
+    "LTX-2",
+    "MiniMax H3",
+    "Z-Image Turbo",
+    "Flux.2 klein",
+    "Krea 2 Turbo",
+    "SDXL",
+}
 
 
 def saved(name: str) -> dict[str, Any]:

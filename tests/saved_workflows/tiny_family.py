@@ -17,6 +17,7 @@ VARIANTS = {
     "qwen_image_fp8_e4m3fn.safetensors": ("qwen-image", "tiny_qwen_image.safetensors"),
     "flux-2-klein-4b.safetensors": ("flux.2 klein", "tiny_flux_2_klein.safetensors"),
     "z_image_turbo_bf16.safetensors": ("z-image", "tiny_z_image.safetensors"),
+    "krea2_turbo_fp8_scaled.safetensors": ("krea 2", "tiny_krea_2.safetensors"),
     "minimax_h3_fl2va_pruned_int8_convrot.safetensors": ("minimax h3 t2v", "tiny_minimax_h3.safetensors"),
     "ltx-2-19b-dev-fp8.safetensors": ("ltx-2 t2v", "tiny_ltx_2.safetensors"),
     "sd_xl_base_1.0.safetensors": ("sdxl koala", "tiny_koala.safetensors"),
@@ -43,6 +44,7 @@ STAND_INS = {
     "umt5_xxl_fp8_e4m3fn_scaled.safetensors": text(13, 48),
     "qwen_2.5_vl_7b_fp8_scaled.safetensors": text(13, 3584),
     "qwen_3_4b.safetensors": text(13, 48),
+    "qwen3vl_4b_fp8_scaled.safetensors": text(11, 240),  # 3 layers of 80
     "qwen3vl_32b_minimax_h3_nvfp4_awq.safetensors": text(12, 40),
     "gemma_3_12B_it_fp4_mixed.safetensors": text(101, 48),
     "wan_2.1_vae.safetensors": vae(16, 8, 4),

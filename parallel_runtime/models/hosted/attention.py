@@ -58,19 +58,22 @@ class AttentionSwitch:
         if call.uncut:
             k, v = (call.counted(attention.keys, tensor, 2) for tensor in (k, v))
         if isinstance(mask, GuideMask):
-            out = self._guided(call, q, k, v, mask, queries, keys, attn_precision, options)
+            out = self._guided(call, attention, q, k, v, mask, queries, keys, attn_precision, options)
         else:
             if mask is not None and attention.window is not None:
                 mask = _window(mask, attention.window, sum(keys))
             elif mask is not None:
                 mask = _whole_mask(call, attention, mask, queries, keys, held)
             kernel, scale = self._kernel(attn_precision, options), options.get("scale")
-            out = call.group.attend(kernel, q, k, v, query_lengths=queries, key_lengths=keys, mask=mask, scale=scale)
+            out = call.attend(
+                attention, kernel, q, k, v, query_lengths=queries, key_lengths=keys, mask=mask, scale=scale
+            )
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
     def _guided(
         self,
         call: TokenCall,
+        attention: Attention,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -83,7 +86,8 @@ class AttentionSwitch:
         """Attention of all queries under one mask, then of some of them under their own."""
         options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
         attend = partial(
-            call.group.attend,
+            call.attend,
+            attention,
             self._kernel(attn_precision, options),
             k=k,
             v=v,
@@ -144,10 +148,10 @@ def _whole_mask(
                 f"{call.name}: a mask of {mask.shape[-2]} queries x {mask.shape[-1]} keys holds this rank's keys "
                 "alone; use cfg parallel or data parallel for this input"
             )
-        return call.group.gather(call.counted(attention.keys, mask, 3), dim=3, lengths=keys)
+        return call.gather_keys(attention, call.counted(attention.keys, mask, 3), dim=3, lengths=keys)
     if not _has_own_rows(call, mask, queries):
         return mask
-    return call.group.gather(mask, dim=2, lengths=queries)
+    return call.gather_rows(mask, dim=2, lengths=queries)
 
 
 def _window(mask: Tensor, window: int, tokens: int) -> Tensor:
@@ -166,8 +170,8 @@ def _has_own_rows(call: TokenCall, mask: Tensor, queries: tuple[int, ...]) -> bo
     rows = mask.shape[-2]
     if rows == sum(queries) or 1 not in queries:
         return rows == queries[call.index] != sum(queries)
-    told = call.group.gather(torch.tensor([rows], device=mask.device), dim=0, lengths=(1,) * call.parts)
-    return tuple(told.tolist()) == queries
+    told = call.gather_rows(torch.tensor([rows], device=mask.device), dim=0, lengths=(1,) * call.parts)
+    return tuple(told.tolist()) == tuple(call.of_chunk(queries))
 
 
 def install() -> AttentionSwitch:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...parallel.shard import split_lengths
 from ..plans.words import FIRST, GRID, UNPLANNED, Attention
-from .group import TokenGroup
+from .group import Kernel, TokenGroup
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each rank in an attention call
 
@@ -107,6 +107,40 @@ class TokenCall:
             return tensor
         pieces = tensor.split([self._tokens(stream)[self.index] for stream in streams], dim)
         return torch.cat([each for stream, each in zip(streams, pieces, strict=True) if stream not in self.uncut], dim)
+
+    def of_chunk(self, lengths: Sequence[int]) -> Sequence[int]:
+        """Of a number for each part those of the ranks that run now: of all, where a call is one pass."""
+        return lengths
+
+    def attend(
+        self,
+        attention: Attention,
+        kernel: Kernel,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
+        mask: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Tensor:
+        """As `TokenGroup.attend`; `attention` is the plan's word for it."""
+        return self.group.attend(
+            kernel, q, k, v, query_lengths=query_lengths, key_lengths=key_lengths, mask=mask, scale=scale
+        )
+
+    def gather(self, stream: str, tensor: Tensor, *, dim: int) -> Tensor:
+        """Everybody's rows of a stream, whole along `dim`."""
+        return self.group.gather(tensor, dim=dim, lengths=self.streams[stream])
+
+    def gather_keys(self, attention: Attention, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
+        """As `gather`, what has a row for each key of an attention, in the order of the parts."""
+        return self.group.gather(tensor, dim=dim, lengths=lengths)
+
+    def gather_rows(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
+        """As `gather`, rows of the parts that `of_chunk` has."""
+        return self.group.gather(tensor, dim=dim, lengths=self.of_chunk(lengths))
 
     def _tokens(self, stream: str) -> tuple[int, ...]:
         lengths = self.streams[stream]

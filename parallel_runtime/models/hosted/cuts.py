@@ -4,6 +4,7 @@ Which function is a word's is decided once, when a model is shared (changes_of_w
 tokens (call.py), nor where values come from (hooks.py).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,23 +100,32 @@ def in_part_order(call: TokenCall, mask: Tensor, runs: Sequence[Run]) -> Tensor:
     total = sum(call.total(run.stream) for run in runs)
     for dim, uncut_on in ((-1, 1), (-2, call.parts)):
         if mask.shape[dim] == total:
-            order = [_rows_of(call, runs, part, with_uncut=part < uncut_on) for part in range(call.parts)]
+            order = [rows_of(call, runs, part, with_uncut=part < uncut_on) for part in range(call.parts)]
             mask = mask.index_select(dim, torch.cat(order).to(mask.device))
         elif mask.shape[dim] != 1:
             raise ValueError(_other_length(call, runs, total, mask.shape[dim]))
     return mask
 
 
-def _rows_of(call: TokenCall, runs: Sequence[Run], part: int, *, with_uncut: bool) -> Tensor:
+def rows_of(call: TokenCall, runs: Sequence[Run], part: int, *, with_uncut: bool) -> Tensor:
     """Where the tokens of one rank lie among all tokens of these runs."""
     rows, first = [], 0
     for run in runs:
-        lengths, cut = call.streams[run.stream], run.stream not in call.uncut
-        start = first + (sum(lengths[:part]) if cut else 0)
-        if cut or with_uncut:
-            rows.append(torch.arange(start, start + lengths[part]))
-        first += call.total(run.stream)
-    return torch.cat(rows)
+        mine, total = _tokens_of(call, run.stream, part)
+        if run.stream not in call.uncut or with_uncut:
+            rows.append(first + mine)
+        first += total
+    return torch.cat(rows) if rows else torch.arange(0)
+
+
+def _tokens_of(call: TokenCall, stream: str, part: int) -> tuple[Tensor, int]:
+    """One rank's tokens of a stream, by their places in it, and how many it has."""
+    lengths = call.streams[stream]
+    start = 0 if stream in call.uncut else sum(lengths[:part])
+    if stream != GRID:
+        return torch.arange(start, start + lengths[part]), call.total(stream)
+    tokens = torch.arange(math.prod(call.grid)).view(call.grid)
+    return tokens.narrow(_longer_side(call), start, lengths[part]).flatten(), tokens.numel()
 
 
 def cut_ranges(call: TokenCall, ranges: Sequence[tuple], runs: Sequence[Run]) -> list[tuple]:
@@ -168,7 +178,7 @@ def gather_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:
         lengths = call.streams[run.stream]
         piece = value.narrow(word.dim, at, lengths[call.index])
         is_whole = run.held or run.stream in call.uncut or not sum(lengths)
-        pieces.append(piece if is_whole else call.group.gather(piece, dim=word.dim, lengths=lengths))
+        pieces.append(piece if is_whole else call.gather(run.stream, piece, dim=word.dim))
         at += lengths[call.index]
     if at != value.shape[word.dim]:
         raise ValueError(_other_length(call, word.runs, at, value.shape[word.dim]))
@@ -179,7 +189,7 @@ def gather_grid(call: TokenCall, value: Tensor, dim: int) -> Tensor:
     """All rows or columns."""
     if GRID in call.uncut:
         return value
-    return call.group.gather(value, dim=dim + _longer_side(call), lengths=call.streams[GRID])
+    return call.gather(GRID, value, dim=dim + _longer_side(call))
 
 
 def _longer_side(call: TokenCall) -> int:

@@ -5,6 +5,7 @@
     out = model(x, t, context=..., ...)         # every rank passes the same and gets the whole output
     shared.active = False                       # the next calls run whole, without the group
     shared.group = other                        # the next calls go over other ranks
+    shared.new_call = make                      # they are passes of a pipeline (pass_call.py)
     shared.remove()                             # takes every hook off again
 
 `model` is the class's instance, with weights or on `meta` still; its parameters may be replaced at any time. `group` is
@@ -40,6 +41,7 @@ class SharedModel:
     def __init__(self, model: nn.Module, plan: Plan, group: TokenGroup) -> None:
         self.model, self.plan, self.group = model, plan, group
         self.active = True
+        self.new_call: Callable[[str], TokenCall] | None = None  # where a call is not one pass of all tokens
         self.tokens = 0  # of the largest attention call that the last call shared
         self._switch = installed()
         self._call: TokenCall | None = None
@@ -68,7 +70,7 @@ class SharedModel:
             self.tokens = 0
             if not self.active:
                 return inner(*args, **kwargs)
-            call = TokenCall(self.group, name)
+            call = TokenCall(self.group, name) if self.new_call is None else self.new_call(name)
             args = self._with_control(call, args, kwargs)
             self._call = self._switch.call = call
             try:

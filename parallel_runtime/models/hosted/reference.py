@@ -29,6 +29,7 @@ from .dtypes import compute_dtype
 from .formats import coarse_inputs
 from .hook_points import find_hook_points
 from .random_calls import Recorded, Size, flat, latent_shapes, make_calls
+from .stage import refuse_stages
 
 
 class Reference:
@@ -50,10 +51,10 @@ class Reference:
         function = attention.optimized_attention
         return {"attention": (function.stock if isinstance(function, AttentionSwitch) else function).__name__}
 
-    def open(self, path: str, dtype: str, split: bool) -> dict[str, Any]:
+    def open(self, path: str, dtype: str, split: bool, stages: int) -> dict[str, Any]:
         """Build the model; its name, the dtype that it computes in, how coarsely its layers round what they are given.
 
-        `split`: ranks are to share its tokens.
+        `split`: ranks are to share its tokens; `stages`: so many its blocks.
 
         Raises `ValueError` for a file that is none of ComfyUI's, and for a class whose tokens cannot be shared.
         """
@@ -61,7 +62,9 @@ class Reference:
         recognised = self._recognise()
         self.dtype = compute_dtype(dtype, recognised.weights, recognised.config, self.device)
         self._build(self.dtype)
-        if split:
+        if stages > 1:
+            refuse_stages(self._opened.module, stages)
+        if split or stages > 1:
             find_hook_points(self._opened.module, plan_for(type(self._opened.module)))
         return {
             "model": type(self._opened.whole).__name__,

@@ -3,7 +3,7 @@
 Z-Image and Lumina 2, OmniGen2, Krea 2, SD3.5, PixArt, HunyuanDiT, AuraFlow, HiDream-I1 and O1.
 """
 
-from .plan import Plan
+from .plan import LONG_SKIPS, Plan
 
 PLANS = {
     "comfy.ldm.lumina.model.NextDiT": Plan(
@@ -37,6 +37,7 @@ PLANS = {
         cut={"joint_blocks.0": {"#1": "img", "#0": "txt"}},
         gather={"final_layer": "img"},
         control={"output": "img"},
+        hands={"joint_blocks": ("#0", "#1")},
     ),
     "comfy.ldm.pixart.pixartms.PixArtMS": Plan(
         attention={"blocks": {"attn": "img", "cross_attn": "local"}},
@@ -48,11 +49,13 @@ PLANS = {
         cut={"blocks.0": {"x": "img"}, "blocks.*": {"freq_cis_img": "img@0"}},
         gather={"final_layer": "img"},
         control={"output": "img"},
+        unstaged=LONG_SKIPS,
     ),
     "comfy.ldm.aura.mmdit.MMDiT": Plan(
         attention={"double_layers": "txt+img", "single_layers": "txt+img"},
         cut={"double_layers.0": {"c": "txt", "x": "img"}},
         gather={"final_linear": "img"},
+        hands={"double_layers": ("c", "x"), "single_layers": "cx"},
     ),
     "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel": Plan(
         attention={"double_stream_blocks": "img+t5+llama+llama", "single_stream_blocks": "img+t5+llama+llama"},
@@ -63,6 +66,7 @@ PLANS = {
             "*_stream_blocks.*": {"rope": "img+*"},
         },
         gather={"final_layer": "img"},
+        unstaged="each of its blocks is given other text, joined to the tokens between blocks",
     ),
     # The prompt attends to itself alone, by a kernel of its own: every rank computes it, and shares the picture. Its
     # keys, which the class keeps for its next call, are forgotten before each (worker/hosted.py).
@@ -74,6 +78,7 @@ PLANS = {
             "language_model.layers.*": {"freqs_cis": "txt+img"},
         },
         gather={"language_model.norm": "txt+img"},
+        unstaged="its prompt's tokens attend to themselves alone, by a kernel of the class's own, over all of them",
     ),
 }
 

@@ -20,6 +20,7 @@ PLANS = {
             "double_blocks.*": {"image_rotary_emb": "img"},
         },
         gather={"double_blocks.-1": ("img", "")},  # references are cut off before the last layers
+        hands={"double_blocks": ("hidden_states", "encoder_hidden_states")},
     ),
     "comfy.ldm.lens.model.LensTransformer2DModel": Plan(
         attention={"transformer_blocks": "img+txt"},
@@ -29,6 +30,7 @@ PLANS = {
         },
         gather={"proj_out": "img"},
         control={"input": "img"},
+        hands={"transformer_blocks": ("encoder_hidden_states", "hidden_states")},
     ),
     "comfy.ldm.boogu.model.BooguTransformer2DModel": Plan(
         attention={
@@ -44,5 +46,9 @@ PLANS = {
             "single_stream_layers.*": {"image_rotary_emb": "txt+img"},
         },
         gather={"noise_refiner.-1": "noise", "norm_out": "txt+img"},
+        hands={
+            "double_stream_layers": ("img_hidden_states", "instruct_hidden_states"),
+            "single_stream_layers": "hidden_states",
+        },
     ),
 }

@@ -12,6 +12,7 @@ PIXELDIT = Plan(
     attention={"patch_blocks": "txt+img"},
     cut={"patch_blocks.0": {"x": "img", "y": "txt"}, "patch_blocks.*": {"pos_img": "img@0", "pos_txt": "txt@0"}},
     gather={"patch_blocks.-1": ("img", "")},
+    hands={"patch_blocks": ("x", "y")},
 )
 
 PLANS = {
@@ -32,5 +33,6 @@ PLANS = {
             "dec_net": {"x": "patches@0", "c": "patches@0"},
         },
         gather={"noise_refiner.-1": "img", "layers.-1": "all", "dec_net": "patches@0"},
+        unstaged="dec_net shares out other tokens than its blocks, and a stage has fresh ones of a patch alone",
     ),
 }

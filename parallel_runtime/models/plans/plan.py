@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from .words import FIRST, Attention, Index, Tokens, Word, WordText, introduced_by, parse, parse_attention, streams_in
 
 Words = Mapping[str, WordText]
+LONG_SKIPS = "each block of its second half takes the output of one of the first (long skips), on another stage"
+Handed = str | tuple[str, ...]  # one argument by its name, several as a tuple of names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,10 @@ class Plan:
     tables, of which the first that the model has modules for holds. `whole`: as `cut`, for modules that need all
     tokens: arguments become whole, the output this rank's again. `control`: list in the argument `control` -> stream.
     `unless`: path -> attribute of a module; a model in which it is set is not what the plan is for, and refused.
+
+    For PipeFusion, whose stages have some of the blocks each: `hands`: list of blocks -> the arguments that a block
+    makes for the next one, in the order of its outputs; left out where it is the one argument that the first block's
+    tokens are in. `unstaged`: why blocks cannot be in stages, where these fields do not say it (`one_stage`).
     """
 
     attention: Mapping[str, str | Mapping[str, str]]
@@ -32,6 +38,8 @@ class Plan:
     whole: Mapping[str, Words] = field(default_factory=dict)
     control: Mapping[str, str] = field(default_factory=dict)
     unless: Mapping[str, str] = field(default_factory=dict)
+    hands: Mapping[str, Handed] = field(default_factory=dict)
+    unstaged: str = ""
 
     def __post_init__(self) -> None:
         known = {stream for word in self._cutting() for stream in introduced_by(word)}
@@ -43,6 +51,44 @@ class Plan:
             word = parse(text)
             if not (isinstance(word, Tokens) and word.dim == 1 and len(word.runs) == 1):
                 raise ValueError(f"control[{name!r}] is {text!r}; use the name of one stream")
+
+    @property
+    def one_stage(self) -> str:
+        """Why the blocks cannot be in stages of a pipeline; "" where they can."""
+        if self.unstaged:
+            return self.unstaged
+        if self.whole:
+            return f"{next(iter(self.whole))} needs all tokens between blocks, and a stage has those of a patch"
+        unknown = [blocks for blocks in self.attention if not self._handed_on(blocks)]
+        return f"its plan does not say what blocks of {unknown[0]} hand on" if unknown else ""
+
+    @property
+    def before_stages(self) -> tuple[str, ...]:
+        """Lists of blocks after which all tokens are needed before others begin: every stage runs all of them."""
+        *others, _ = self.attention
+        return tuple(blocks for blocks in others if all(f"{blocks}.-1" in table for table in self.gathers))
+
+    @property
+    def streams_before(self) -> frozenset[str]:
+        """The streams of `before_stages`."""
+        words = [word for blocks in self.before_stages for word in self.attention_of(blocks).values()]
+        return frozenset(stream for word in words for stream in streams_in(word))
+
+    @property
+    def staged(self) -> tuple[str, ...]:
+        """The lists whose blocks stages share, in the order in which they run."""
+        return tuple(blocks for blocks in self.attention if blocks not in self.before_stages)
+
+    def handed_on(self, blocks: str) -> Handed:
+        """The arguments that a block of this list makes for the next. Raises `ValueError` for a plan of one stage."""
+        if self.one_stage:
+            raise ValueError(self.one_stage)
+        return self._handed_on(blocks)
+
+    def _handed_on(self, blocks: str) -> Handed:
+        first = list(self.cut.get(f"{blocks}.0", ()))
+        alone = first[0] if len(first) == 1 and (blocks in self.before_stages or len(self.staged) == 1) else ""
+        return self.hands.get(blocks, alone)
 
     @property
     def gathers(self) -> tuple[Words, ...]:

@@ -14,6 +14,7 @@ QWEN_IMAGE = Plan(
     },
     gather={"proj_out": "img"},
     control={"input": "img"},
+    hands={"transformer_blocks": ("encoder_hidden_states", "hidden_states")},
 )
 
 PLANS = {

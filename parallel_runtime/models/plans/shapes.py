@@ -1,17 +1,19 @@
 """Plans of models of three-dimensional shapes: Hunyuan3D 2 and 2.1, TripoSplat."""
 
-from .plan import Plan
+from .plan import LONG_SKIPS, Plan
 
 PLANS = {
     "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2": Plan(
         attention={"double_blocks": "txt+img", "single_blocks": "txt+img"},
         cut={"double_blocks.0": {"img": "img", "txt": "txt"}},
         gather={"final_layer": "img"},
+        hands={"double_blocks": ("img", "txt"), "single_blocks": "x"},
     ),
     "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain": Plan(
         attention={"blocks": {"attn1": "x", "attn2": "local"}},
         cut={"blocks.0": {"hidden_states": "x"}},
         gather={"blocks.-1": "x"},  # the last layer drops the first token
+        unstaged=LONG_SKIPS,
     ),
     "comfy.ldm.triposplat.model.LatentSeqMMFlowModel": Plan(
         attention={"noise_refiner": "points", "blocks": "all"},

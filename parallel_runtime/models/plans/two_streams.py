@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from .plan import Plan
+from .plan import Handed, Plan
 
+HANDS: dict[str, Handed] = {"double_blocks": ("img", "txt"), "single_blocks": "x"}
 BLOCKS = {"double_blocks": "txt+img", "single_blocks": "txt+img"}
 TWO_STREAMS = {
     "double_blocks.0": {"img": "img", "txt": "txt"},
@@ -21,6 +22,7 @@ FLUX = Plan(
     },
     gather={"final_layer": "img"},
     control={"input": "img", "output": "img"},
+    hands=HANDS,
 )
 
 PLANS = {
@@ -33,11 +35,13 @@ PLANS = {
         cut=TWO_STREAMS | {"single_blocks.*": ONE_STREAM},
         gather={"single_blocks.-1": "-txt+img"},  # what makes pixels of tokens has them in the batch
         control={"input": "img"},
+        hands=HANDS,
     ),
     "comfy.ldm.hunyuan_video.model.HunyuanVideo": Plan(
         attention=BLOCKS,
         cut=TWO_STREAMS | {"single_blocks.*": ONE_STREAM | {"modulation_dims": "ranges:txt+img"}},
         # HunyuanVideo 1.5 has no single blocks
         gather=({"single_blocks.-1": "-txt+img"}, {"double_blocks.-1": ("img", "")}),
+        hands=HANDS,
     ),
 }

@@ -19,6 +19,7 @@ PLANS = {
             "blocks.*": {"**rope_cos": "vid@0", "**rope_sin": "vid@0", "**crop_y": "index:txt"},
         },
         gather={"final_layer": "vid"},
+        hands={"blocks": ("x", "y")},
     ),
     "comfy.ldm.kandinsky5.model.Kandinsky5": Plan(
         attention={"visual_transformer_blocks": {"self_attention": "vid", "cross_attention": "local"}},
@@ -43,5 +44,6 @@ PLANS = {
             "blocks.*": {"image_rotary_emb": "vid@0"},
         },
         gather={"proj_out": "vid"},
+        hands={"blocks": ("hidden_states", "encoder_hidden_states")},
     ),
 }

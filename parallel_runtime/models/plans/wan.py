@@ -28,6 +28,7 @@ PLANS = {
             "*blocks.*": {"freqs": "x", "e": "frames4:x"},
         },
         gather={"head": "x"},  # the last block's output still gets a VACE block's added
+        unstaged="its blocks take turns with those of vace_blocks, whose outputs later blocks take",
     ),
     # the audio injector groups tokens by frames
     "comfy.ldm.wan.model.WanModel_S2V": replace(WAN, whole={"audio_injector": {"x": "x", "return": "x"}}),

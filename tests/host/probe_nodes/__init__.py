@@ -4,7 +4,7 @@ Owns: a style model of tiny widths, attention masks and skipped steps as popular
 count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py), what the pack
 would choose by itself (choosing.py), runs that take turns (taking_turns.py), what rounds and overflows (rounding.py),
 what encoders would give (conditions.py, sounds.py), what attention is worth (without_exchange.py), keys of the step
-before (staleness.py). Linked into a test host's custom_nodes, never part of the pack.
+before (staleness.py), VAEs (vaes.py). Linked into a test host's custom_nodes, never part of the pack.
 Letters: `L` text and image tokens.
 """
 
@@ -36,6 +36,7 @@ from .rounding import SetGuidance, StockAttention
 from .sounds import RandomSound, RandomSoundVAE
 from .staleness import UseOldKeys
 from .taking_turns import SampleInTurn
+from .vaes import CompareImages, RandomLatent, SmallVAE, TileHere
 from .without_exchange import AttendInHalves
 
 Calls = io.Custom("MODEL_CALLS")
@@ -217,7 +218,7 @@ class ProbeNodes(ComfyExtension):
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchOffExchange]
         nodes += [UseOldKeys, ObjectInConditioning, RandomModelPatch]
-        return [*nodes, SampleInTurn, StockAttention, SetGuidance]
+        return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages, TileHere]
 
 
 async def comfy_entrypoint() -> ProbeNodes:

@@ -1,12 +1,38 @@
-"""Has a test host fork its ranks."""
+"""How a test host starts its ranks: forked, or where SHARE_ONE_GPU says so, several on one GPU."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-path = Path(__file__).resolve().parents[1] / "forked_ranks.py"
-spec = importlib.util.spec_from_file_location("forked_ranks", path)
-forked_ranks = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(forked_ranks)
-forked_ranks.fork_ranks()
+from server import PromptServer
+
+TESTS = Path(__file__).resolve().parents[2]
+DEVICES = ".parallel_runtime.devices"
+
+
+def module(name: str, path: Path) -> ModuleType:
+    """The tests' module of that path, which a test host has no package for."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+module("forked_ranks", TESTS / "host" / "forked_ranks.py").fork_ranks()
+
+
+def share_one_gpu(prompt: dict[str, Any]) -> dict[str, Any]:
+    """Before the first prompt, when every pack is imported: name one GPU for several ranks (gpu/real_cuda)."""
+    exchange = os.environ.pop("SHARE_ONE_GPU", None)
+    if exchange is not None:
+        pack = next(name for name in sys.modules if name.endswith(DEVICES)).removesuffix(DEVICES[1:])
+        module("sharing", TESTS / "gpu" / "real_cuda" / "sharing.py").share(exchange, pack=pack)
+    return prompt
+
+
+PromptServer.instance.add_on_prompt_handler(share_one_gpu)

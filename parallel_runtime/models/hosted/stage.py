@@ -1,0 +1,144 @@
+"""The blocks of one stage of a pipeline: a module whose forward runs these alone.
+
+ComfyUI's forward runs as it is. A block before the stage's first hands back what it was given; the first one is given
+what the stage before it sent; where the block after the last one would run, what it is given is sent on, and the pass
+ends. So whatever a model does between two blocks is done by the stage of the first of them.
+
+Owns which blocks run and what crosses. Does not own which blocks a stage has (models/stages.py), nor links.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from ...plan import stages_error
+from ..plans import find_plan, why_without
+from ..plans.plan import Plan
+from .pass_call import PassEndsError
+
+Forward = Callable[..., Any]
+
+
+def refuse_stages(model: nn.Module, stages: int) -> None:
+    """Raise `ValueError` when the blocks of a model cannot be in so many stages."""
+    plan = find_plan(type(model))
+    if plan is None or plan.one_stage:
+        reason = why_without(type(model)) if plan is None else plan.one_stage
+        raise ValueError(f"pipefusion={stages}: {type(model).__name__} cannot run in stages: {reason}")
+    modules = dict(model.named_modules())
+    blocks = sum(len(list(modules[path].children())) for path in plan.staged if path in modules)
+    if error := stages_error(stages, blocks):
+        raise ValueError(error)
+
+
+class Neighbours(Protocol):
+    """The stages before and after this one."""
+
+    def receive(self, like: Sequence[Tensor]) -> list[Tensor]:
+        """What the stage before sent, in the shapes of these."""
+
+    def send(self, tensors: Sequence[Tensor]) -> None:
+        """Send to the stage after."""
+
+
+class StagedBlocks:
+    """The staged blocks of `model`, by path in the order in which they run, of which a stage has those in `run`.
+
+    `before` are the blocks that every stage runs before them, in the pass of the first patch. While `neighbours` is
+    None the model runs as it is. The plan is one that `refuse_stages` lets pass.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        blocks: Mapping[str, nn.Module],
+        run: range,
+        *,
+        before: Mapping[str, nn.Module],
+    ) -> None:
+        self.name, self._run, self._blocks = type(model).__name__, run, len(blocks)
+        self.before = plan.streams_before  # of what every stage runs first
+        self.neighbours: Neighbours | None = None
+        self._next, self._later = 0, False
+        for path, block in before.items():
+            handed = _Handed(plan.handed_on(path.rpartition(".")[0]), block)
+            block.forward = partial(self._before, handed, block.forward)
+        for number, (path, block) in enumerate(blocks.items()):
+            handed = _Handed(plan.handed_on(path.rpartition(".")[0]), block)
+            block.forward = partial(self._placed, number, handed, block.forward)
+
+    def begin(self, *, later: bool = False) -> None:
+        """A pass begins; `later`: of another patch of the same call."""
+        self._next, self._later = 0, later
+
+    def _before(self, handed: "_Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if self.neighbours is not None and self._later:  # what comes of it is kept (pass_call.py)
+            return handed.read(args, kwargs)
+        return inner(*args, **kwargs)
+
+    def _placed(self, number: int, handed: "_Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if self.neighbours is None:
+            return inner(*args, **kwargs)
+        if number != self._next:
+            raise ValueError(
+                f"{self.name} runs block {number + 1} of {self._blocks} where its plan has block {self._next + 1}, so "
+                "it cannot run in stages with this ComfyUI; use pipefusion=1"
+            )
+        self._next += 1
+        if number == self._run.stop:
+            self.neighbours.send(_tensors(handed.read(args, kwargs)))
+            raise PassEndsError
+        if number not in self._run:
+            return handed.read(args, kwargs)
+        if number == self._run.start and number:
+            value = handed.read(args, kwargs)
+            args, kwargs = handed.write(args, kwargs, _put(value, self.neighbours.receive(_tensors(value))))
+        return inner(*args, **kwargs)
+
+
+class _Handed:
+    """The arguments of a block that one block hands to the next, in the order of its outputs; one alone is no tuple."""
+
+    def __init__(self, names: str | tuple[str, ...], block: nn.Module) -> None:
+        taken = list(inspect.signature(type(block).forward).parameters)[1:]
+        self._alone = isinstance(names, str)
+        self._places = [
+            (name, int(name[1:]) if name.startswith("#") else taken.index(name))
+            for name in ([names] if isinstance(names, str) else names)
+        ]
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        found = tuple(kwargs[name] if name in kwargs else args[place] for name, place in self._places)
+        return found[0] if self._alone else found
+
+    def write(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        value: Any,  # noqa: ANN401
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        by_place = list(args)
+        for (name, place), each in zip(self._places, (value,) if self._alone else value, strict=True):
+            if name in kwargs:
+                kwargs[name] = each
+            else:
+                by_place[place] = each
+        return tuple(by_place), kwargs
+
+
+def _tensors(value: Any) -> list[Tensor]:  # noqa: ANN401
+    """The tensors in a value, tuples and lists as well, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, (tuple, list)) else []
+
+
+def _put(value: Any, tensors: list[Tensor]) -> Any:  # noqa: ANN401
+    """The value with these for its tensors, which are taken off the list."""
+    if isinstance(value, Tensor):
+        return tensors.pop(0)
+    return type(value)([_put(each, tensors) for each in value]) if isinstance(value, (tuple, list)) else value

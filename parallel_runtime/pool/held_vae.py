@@ -1,0 +1,131 @@
+"""The VAE that one generation of ranks holds, and tiles that they decode.
+
+Owns which VAE that is, the messages that bring its weights, and which rank decodes which tile. Does not own the tiling
+and its blending, which are ComfyUI's own, nor how ranks are asked (worker_group.py).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..checkpoint import ComfyUI
+from ..wire.replies import DecodeReply
+from ..wire.requests import DecodeTiles, HoldVae
+from .arena import Arena, Extent, dtype_name
+from .held_weights import Ask, Check
+
+ENOUGH_BYTES = 64 << 20  # of weights in one message
+MAX_NAMES = 500  # of weights in one message, whose text is limited
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VaeWeights:
+    """A VAE of ComfyUI's: its weights by name, on any device, the dtype it computes in, what its class is told beside.
+
+    `key` stands for these very weights, and is never used for others.
+    """
+
+    key: str
+    comfyui: ComfyUI
+    dtype: torch.dtype
+    tensors: Mapping[str, torch.Tensor]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """A part of a latent, any device, and the shape and dtype of its pixels."""
+
+    latent: torch.Tensor
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """Pixels of each tile, on the CPU, and what each rank says."""
+
+    pixels: list[torch.Tensor]
+    ranks: list[DecodeReply]
+
+
+class HeldVae:
+    """At most one VAE on `num_ranks` ranks. `handles` gives new numbers; `load_deadline_s`: of taking its weights."""
+
+    def __init__(
+        self, ask: Ask, arena: Arena, *, handles: Iterator[int], num_ranks: int, load_deadline_s: float
+    ) -> None:
+        self._ask, self._arena, self._handles = ask, arena, handles
+        self._num_ranks, self._load_deadline_s = num_ranks, load_deadline_s
+        self._held: tuple[str, int] | None = None
+
+    def hold(self, vae: VaeWeights, check: Check) -> float:
+        """Have the VAE on every rank; seconds that it took, 0 where it was there. Given up, no rank keeps any of it."""
+        if self._held is not None and self._held[0] == vae.key:
+            return 0.0
+        began, self._held, handle = time.perf_counter(), None, next(self._handles)
+        batches = list(_batches(vae.tensors))
+        for number, names in enumerate(batches):
+            request = HoldVae(
+                vae=handle,
+                comfyui=vae.comfyui,
+                dtype=dtype_name(vae.dtype),
+                metadata=dict(vae.metadata),
+                names=tuple(names),
+                first=number == 0,
+                last=number == len(batches) - 1,
+            )
+            placed = self._arena.place({f"w{at}": vae.tensors[name] for at, name in enumerate(names)})
+            self._ask(request, check, placed.specs, deadline_s=self._load_deadline_s)
+        self._held = (vae.key, handle)
+        return time.perf_counter() - began
+
+    def decode(
+        self, tiles: Sequence[Tile], *, method: str, last: bool, check: Check, on_tiles: Callable[[int], None]
+    ) -> Decoded:
+        """The pixels of tiles of the VAE that is held. The largest go first, each to the rank with least to do.
+
+        `on_tiles(done)` is told of how many are done.
+        """
+        if self._held is None:
+            raise RuntimeError("no VAE is held; hold one first")
+        latents = {f"in{number}": tile.latent for number, tile in enumerate(tiles)}
+        rooms = [Extent(f"out{number}", dtype_name(tile.dtype), tile.shape) for number, tile in enumerate(tiles)]
+        placed = self._arena.place(latents, rooms)
+        request = DecodeTiles(
+            vae=self._held[1], method=method, tiles=shared_out(tiles, num_ranks=self._num_ranks), last=last
+        )
+        answered = self._ask(
+            request,
+            check,
+            placed.specs,
+            on_progress=lambda asked: on_tiles(sum(said.done for said in asked.progress.values())),
+        )
+        pixels = [self._arena.take(spec) for spec in placed.specs[len(tiles) :]]
+        return Decoded(pixels=pixels, ranks=answered.ranked())
+
+
+def shared_out(tiles: Sequence[Tile], *, num_ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The numbers of each rank's tiles, by how many latent pixels they have."""
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    sums = [0] * num_ranks
+    for number in sorted(range(len(tiles)), key=lambda number: -tiles[number].latent.numel()):
+        rank = sums.index(min(sums))
+        shares[rank].append(number)
+        sums[rank] += tiles[number].latent.numel()
+    return tuple(tuple(sorted(share)) for share in shares)
+
+
+def _batches(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
+    """Names of weights that go in one message."""
+    batch: list[str] = []
+    num_bytes = 0
+    for name, tensor in tensors.items():
+        if batch and (num_bytes + tensor.nbytes > ENOUGH_BYTES or len(batch) == MAX_NAMES):
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(name)
+        num_bytes += tensor.nbytes
+    yield batch

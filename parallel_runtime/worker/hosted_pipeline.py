@@ -1,0 +1,170 @@
+"""A step of one of ComfyUI's own models on one stage of a pipeline, patch by patch.
+
+    stage 0 | p0 | p1 | p2 |              a step begins and ends with the pipeline empty, as in pipelined_step.py
+    stage 1      | p0 | p1 | p2 |
+
+Every pass is a call of ComfyUI's forward, of which the stage's blocks alone run (models/hosted/stage.py); what stands
+before the blocks every stage computes for itself. The last stage writes the result. Source: PipeFusion
+(arXiv 2405.14430). Owns the order of passes and what crosses a link. Which call may use the keys of the one before is
+the parent's to say (pool/kv_cache_tracker.py).
+
+The dtypes of what crosses are the sender's to know: they go ahead in a call that is warm-up, and are kept with its
+keys.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..models.hosted.pass_call import PassCall, PassEndsError
+from ..parallel.displaced_uneven import DisplacedUneven, HeldRows
+from ..parallel.links import Expected, Inbox, Outbox
+from ..parallel.uneven import AttentionFunction
+from ..plan import BatchSlice
+from ..timing import RegionTimer
+from ..wire.protocol import DTYPE_BYTES
+from ..wire.requests import Step
+from .hosted import HostedForward, HostedModel
+from .inputs import RequestInputs
+from .mesh import Mesh
+from .pipelined_step import HeldKeys
+
+DTYPES = tuple(getattr(torch, name) for name in sorted(DTYPE_BYTES))
+
+
+class OwnTokensHeld(DisplacedUneven):
+    """The negative control: each rank attends to the tokens of its pass alone."""
+
+    def attend_held(
+        self, kernel: AttentionFunction, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: object
+    ) -> torch.Tensor:
+        """As `DisplacedUneven.attend_held`, with nothing kept and without any exchange."""
+        return kernel(q, k, v, q.shape[1], None)
+
+
+class HostedPipeline(HostedForward):
+    """The pieces of a request on this rank. `step` is the request."""
+
+    def __init__(
+        self,
+        model: HostedModel,
+        mesh: Mesh,
+        timer: RegionTimer,
+        beat: Callable[[], None],
+        sent: RequestInputs,
+        *,
+        step: Step,
+        held: HeldKeys,
+    ) -> None:
+        super().__init__(model, mesh.uneven_sequence, timer, beat, sent)
+        self._held, self._told, self._patches = held, step.pipeline, mesh.plan.num_patches
+        self._stage, stages = mesh.axes["pipefusion"].index, mesh.plan.pipefusion
+        self.first, self.last = self._stage == 0, self._stage == stages - 1
+        self._axes = {"ring": mesh.axes["ring"], "ulysses": mesh.axes["ulysses"]}
+        self._links = Links(mesh, device=model.weights.device)
+
+    def run_batch_groups(self, *arguments: Any) -> None:  # noqa: ANN401
+        """As `HostedForward.run_batch_groups`; returns when what was sent has been received."""
+        try:
+            super().run_batch_groups(*arguments)
+        finally:
+            self.model.staged.neighbours = None
+        self._links.drain()
+
+    def run(
+        self,
+        piece: BatchSlice,
+        whole: Mapping[str, torch.Tensor],
+        options: Mapping[str, Any],
+        *,
+        source: BatchSlice | None = None,
+        write: bool = True,
+        over: Any = None,  # noqa: ANN401  as HostedForward's
+    ) -> None:
+        """As `HostedForward.run`, in passes."""
+        if options.get("method") is not None:  # weights outside of the blocks, which every stage has
+            super().run(piece, whole, options, source=source, write=write and self.last, over=over)
+            return
+        told = self._told[piece.call]
+        held = self._kept(told.epoch, told.slot, piece, warm=told.warm)
+        group = (OwnTokensHeld if options.get("local_attention") else DisplacedUneven)(**self._axes)
+        self.model.staged.neighbours = self._links.of_piece(held, warm=told.warm)
+        out: Any = None
+        for patch in [None] if told.warm else range(self._patches):
+            new_call = partial(
+                PassCall,
+                group,
+                patches=self._patches,
+                patch=patch,
+                held=held,
+                before=self.model.staged.before,
+                last_stage=self.last,
+            )
+            self.model.staged.begin(later=bool(patch))
+            try:
+                out = self.call(source or piece, whole, options, sequence=group, over=over, new_call=new_call)
+            except PassEndsError:
+                self.beat()
+        if self.last and write:
+            self.write(piece, whole["out"], out, source or piece)
+
+    def _kept(self, epoch: int, slot: int | None, piece: BatchSlice, *, warm: bool) -> HeldRows:
+        """The keys of a piece, of the call before it or new."""
+        self._held.enter(epoch)
+        if slot is None:
+            return HeldRows()
+        place = (slot, piece)
+        if warm:
+            return self._held.slots.setdefault(place, HeldRows())
+        if place not in self._held.slots:
+            raise RuntimeError(f"there are no keys in slot {slot} of epoch {epoch}")
+        return self._held.slots[place]
+
+
+class Links:
+    """What this rank sends to the next stage and receives of the one before in one request."""
+
+    def __init__(self, mesh: Mesh, *, device: torch.device) -> None:
+        self._device, self._previous = device, mesh.previous_stage
+        self._outbox = Outbox(mesh.next_stage, depth=4 * mesh.plan.num_patches)
+
+    def of_piece(self, held: HeldRows, *, warm: bool) -> "PieceLinks":
+        """The messages of one piece, whose dtypes are in `held` unless it is `warm`."""
+        return PieceLinks(self, held, warm=warm)
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """To the next stage."""
+        self._outbox.send(tensor)
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Of the stage before. Nothing that it sends depends on what this stage has still to queue."""
+        expected = iter([Expected(0, tuple(shape), dtype, after=0)])
+        return Inbox(self._previous, expected=expected, may_post=lambda _: True, device=self._device).take()
+
+    def drain(self) -> None:
+        """Return when all is sent."""
+        self._outbox.drain()
+
+
+class PieceLinks:
+    """As `models/hosted/stage.py` asks for its neighbours."""
+
+    def __init__(self, links: Links, held: HeldRows, *, warm: bool) -> None:
+        self._links, self._held, self._warm = links, held, warm
+
+    def send(self, tensors: Sequence[torch.Tensor]) -> None:
+        """What the stage's last block made."""
+        if self._warm:
+            codes = [DTYPES.index(tensor.dtype) for tensor in tensors]
+            self._links.send(torch.tensor(codes, device=self._links._device))
+        for tensor in tensors:
+            self._links.send(tensor)
+
+    def receive(self, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the stage's first block takes, in the shapes of these."""
+        if self._warm:
+            codes = self._links.receive([len(like)], torch.int64)
+            self._held.dtypes = tuple(DTYPES[code] for code in codes.tolist())
+        return [self._links.receive(tensor.shape, dtype) for tensor, dtype in zip(like, self._held.dtypes, strict=True)]

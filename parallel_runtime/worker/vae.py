@@ -1,0 +1,108 @@
+"""The VAE of one rank: its weights as they come, ComfyUI's module made of them, and tiles that it decodes.
+
+A rank holds one VAE, beside the models. It has the tiles it was given and nothing else of a picture. On a GPU the
+weights are there while a decode lasts and lie in host memory between.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from ..errors import RequestCancelledError
+from ..models.hosted.vae import build_vae
+from ..timing import wait_for
+from ..wire.replies import DecodeReply, Memory, MemoryReply, Progress
+from ..wire.requests import DecodeTiles, HoldVae
+
+METHODS = ("decode", "_decode_pixels")  # the latter of a class that tiles by itself: the network of one tile
+CPU = torch.device("cpu")
+
+
+class RankVae:
+    """What `HoldVae` and `DecodeTiles` ask of rank `rank`. `memory` says what it occupies, for replies."""
+
+    def __init__(self, *, rank: int, device: torch.device, memory: Callable[[], Memory]) -> None:
+        self._rank, self._device, self._memory = rank, device, memory
+        self._held: tuple[int, torch.nn.Module] | None = None
+        self._coming: dict[str, torch.Tensor] = {}
+        self._sign_of_life: Callable[[], None] = lambda: None  # of the request that runs
+
+    def answer(
+        self,
+        request: HoldVae | DecodeTiles,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        progress: Callable[[Progress], None],
+        cancelled: Callable[[], bool],
+        beat: Callable[[], None],
+    ) -> MemoryReply:
+        """Do what is asked. Raises RequestCancelledError once `cancelled()`, which is looked at before each layer."""
+
+        def sign_of_life() -> None:
+            beat()
+            if cancelled():
+                raise RequestCancelledError
+
+        self._sign_of_life = sign_of_life
+        if isinstance(request, HoldVae):
+            return self._hold(request, tensors)
+        try:
+            return self._decode(request, tensors, progress)
+        except RequestCancelledError:
+            self.leave_device()
+            raise
+
+    def _random_state(self) -> bytes:
+        state = torch.get_rng_state() if self._device.type == "cpu" else torch.cuda.get_rng_state(self._device)
+        return state.numpy().tobytes()
+
+    def leave_device(self) -> None:
+        """The weights go to host memory, where they are not there."""
+        if self._held is not None and self._device.type != "cpu":
+            self._held[1].to(CPU)
+            torch.cuda.empty_cache()
+
+    def _hold(self, request: HoldVae, tensors: Mapping[str, torch.Tensor]) -> MemoryReply:
+        if request.first:
+            self._held, self._coming = None, {}
+        for number, name in enumerate(request.names):
+            self._coming[name] = tensors[f"w{number}"].clone()
+        if request.last:
+            parts, self._coming = self._coming, {}
+            dtype = getattr(torch, request.dtype)
+            module = build_vae(request.comfyui, parts, dtype=dtype, metadata=request.metadata, device=self._device)
+            for layer in module.modules():
+                if next(layer.children(), None) is None:
+                    layer.register_forward_pre_hook(lambda *_: self._sign_of_life())
+            self._held = (request.vae, module)
+        return MemoryReply(memory=self._memory())
+
+    def _decode(
+        self, request: DecodeTiles, tensors: Mapping[str, torch.Tensor], progress: Callable[[Progress], None]
+    ) -> DecodeReply:
+        if self._held is None or self._held[0] != request.vae or request.method not in METHODS:
+            raise ValueError(f"rank {self._rank} was asked for {request.method} of VAE {request.vae}, which it lacks")
+        began, (_, module), refused = time.perf_counter(), self._held, ""
+        mine, random = request.tiles[self._rank], self._random_state()
+        if mine:
+            module.to(self._device)
+        for done, number in enumerate(mine, start=1):
+            self._sign_of_life()
+            room = tensors[f"out{number}"]
+            # a copy, since a module may write to its input and ranks share the memory
+            pixels = getattr(module, request.method)(tensors[f"in{number}"].to(self._device, copy=True))
+            if self._random_state() != random:
+                refused = "it draws random numbers as it decodes, others for each tile"
+                break
+            if pixels.shape != room.shape:
+                refused = f"of {tuple(tensors[f'in{number}'].shape)} it makes {tuple(pixels.shape)}, "
+                refused += f"where ComfyUI's tiles have {tuple(room.shape)}"
+                break
+            room.copy_(pixels)
+            progress(Progress(done=done, total=len(mine)))
+        wait_for(self._device)
+        decode_s = time.perf_counter() - began
+        if request.last or refused:
+            self.leave_device()
+        return DecodeReply(memory=self._memory(), num_tiles=len(mine), decode_s=decode_s, refused=refused)

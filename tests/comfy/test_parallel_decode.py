@@ -1,0 +1,189 @@
+"""Timed VAE Decode over ranks: VAE Decode (Tiled) to the last digits, and VAE Decode with a note where it cannot be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from host.client import ComfyClient, PromptResult, Workflow
+from host.pack_workflows import TOLERANCE
+from host.server import ComfyServer
+from host.workers import worker_pids
+from parallel_runtime.report.schema import validate
+
+VISIBLE = 1e-3  # how far VAE Decode is off at least: else tiles could not be told from none
+FULL = pytest.mark.full
+# A VAE, a latent whose size tiles do not divide, and the pictures that it becomes.
+CASES = [
+    pytest.param("flux", "1 16 3 67", [1, 24, 536, 3], id="flux"),
+    pytest.param("sdxl", "3 4 2 66", [3, 16, 528, 3], id="sdxl, three pictures"),
+    pytest.param("ltx", "1 128 2 4 18", [9, 128, 576, 3], id="ltx"),
+    pytest.param("wan 2.1", "1 16 1 8 72", [1, 64, 576, 3], id="wan 2.1, one frame"),
+    pytest.param("flux.2", "1 128 4 37", [1, 64, 592, 3], id="flux.2", marks=FULL),
+    pytest.param("wan 2.1", "1 16 18 3 66", [69, 24, 528, 3], id="wan 2.1, cut in time", marks=FULL),
+    pytest.param("wan 2.2", "1 48 1 2 33", [1, 32, 528, 3], id="wan 2.2", marks=FULL),
+    pytest.param("hunyuanvideo", "1 16 1 4 68", [1, 32, 544, 3], id="hunyuanvideo", marks=FULL),
+    pytest.param("flux", "1 16 80 72", [1, 640, 576, 3], id="flux, tiles in both dims", marks=FULL),
+]
+# Tiles of a long strip: some seconds on any machine.
+LONG = ("wan 2.1", "1 16 1 8 3000")
+
+
+def decoded(kind: str, shape: str, *, seed: int = 3, devices: str = "cpu:2") -> Workflow:
+    """The three decodes of a random latent, ours held against the others."""
+    graph: Workflow = {
+        "vae": {"class_type": "SmallVAE", "inputs": {"kind": kind}},
+        "latent": {"class_type": "RandomLatent", "inputs": {"shape": shape, "seed": seed}},
+        "config": {
+            "class_type": "SPConfig",
+            "inputs": {"mode": "auto", "devices": devices, "ulysses": 1, "ring": 1},
+        },
+    }
+    both: dict[str, Any] = {"samples": ["latent", 0], "vae": ["vae", 0]}
+    tiling = {"tile_size": 512, "overlap": 64, "temporal_size": 64, "temporal_overlap": 8}
+    graph["decode"] = {"class_type": "TimedVAEDecode", "inputs": both | {"sp_config": ["config", 0]}}
+    graph["tiled"] = {"class_type": "VAEDecodeTiled", "inputs": both | tiling}
+    graph["plain"] = {"class_type": "VAEDecode", "inputs": dict(both)}
+    for name in ("tiled", "plain"):
+        inputs = {"image": ["decode", 0], "reference": [name, 0]}
+        graph[f"{name} difference"] = {"class_type": "CompareImages", "inputs": inputs}
+    return graph
+
+
+def alone(graph: Workflow) -> Workflow:
+    """Our decode alone."""
+    graph = {name: node for name, node in graph.items() if name in ("vae", "latent", "config", "decode")}
+    return graph | {"seen": {"class_type": "PreviewImage", "inputs": {"images": ["decode", 0]}}}
+
+
+def differences(result: PromptResult) -> tuple[float, float, list[int]]:
+    """From VAE Decode (Tiled), from VAE Decode, and the shape of the pictures."""
+    tiled, plain = (
+        result.require_success().outputs[f"{name} difference"]["compared"][0] for name in ("tiled", "plain")
+    )
+    assert tiled["clamped"] < 0.5  # or there would be little to compare
+    return tiled["error"], plain["error"], tiled["shape"]
+
+
+def report_of(result: PromptResult) -> dict[str, Any]:
+    """The decode's report, as the schema says."""
+    (report,) = result.outputs["decode"]["parallel_dit"]
+    validate(report)
+    return report
+
+
+@pytest.mark.parametrize(("kind", "shape", "pictures"), CASES)
+def test_ranks_decode_what_tiled_decode_makes(
+    kind: str, shape: str, pictures: list[int], hosted_client: ComfyClient
+) -> None:
+    result = hosted_client.queue(decoded(kind, shape))
+    tiled, plain, found = differences(result)
+    assert found == pictures
+    assert tiled <= TOLERANCE
+    assert plain > VISIBLE
+    report = report_of(result)
+    assert report["vae"]["device"] == "cpu:0, cpu:1"
+    assert sum(report["vae"]["rank_tiles"]) == report["vae"]["tiles"] > 1
+    assert min(report["vae"]["rank_tiles"]) > 0
+    assert max(report["vae"]["rank_s"]) <= report["vae"]["decode_s"]
+    assert "warnings" not in report
+    assert "timings" not in report
+
+
+def test_the_weights_travel_once_and_apart_from_the_decode(hosted_client: ComfyClient) -> None:
+    first, again, other = (
+        report_of(hosted_client.queue(alone(decoded("wan 2.1", "1 16 1 8 66", seed=seed))))["vae"] for seed in (4, 5, 6)
+    )
+    assert again["load_s"] == other["load_s"] == 0.0
+    assert first["load_s"] >= 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "devices", "reason"),
+    [
+        ("patched", "1 16 1 8 66", "cpu:2", "a node has changed the weights or parts of WanVAE"),
+        ("of another pack", "1 16 1 8 66", "cpu:2", "a AnotherVAE is not ComfyUI's own VAE"),
+        ("ltx, noise", "1 128 2 4 18", "cpu:2", "it draws random numbers as it decodes, others for each tile"),
+        ("wan 2.1", "1 16 1 8 20", "cpu:2", "the picture is one tile"),
+        ("wan 2.1", "1 16 1 8 66", "cpu:1", "one device (cpu:0) has nobody to share with"),
+    ],
+)
+def test_what_ranks_cannot_decode_comfyui_decodes_and_says_why(
+    kind: str, shape: str, devices: str, reason: str, hosted_client: ComfyClient
+) -> None:
+    result = hosted_client.queue(decoded(kind, shape, devices=devices))
+    _, plain, _ = differences(result)
+    assert plain <= TOLERANCE or kind == "ltx, noise"  # which is another picture each time
+    report = report_of(result)
+    assert report["warnings"] == [f"VAE Decode ran in ComfyUI, untiled: {reason}"]
+    assert "tiles" not in report["vae"]
+    assert any(reason in text for _, text in result.texts)
+
+
+def test_cancel_in_the_middle_of_a_decode_keeps_the_workers(
+    hosted_client: ComfyClient, hosted_server: ComfyServer
+) -> None:
+    short = decoded("wan 2.1", "1 16 1 8 72", seed=7)
+    assert differences(hosted_client.queue(short))[0] <= TOLERANCE
+    pids = worker_pids(hosted_server)
+    result = with_event(hosted_client, alone(decoded(*LONG, seed=8)), hosted_client.interrupt)
+    assert result.status == "interrupted"
+    assert "decode" not in result.outputs
+    short["latent"]["inputs"]["seed"] = 9
+    assert differences(hosted_client.queue(short))[0] <= TOLERANCE
+    assert worker_pids(hosted_server) == pids
+
+
+def test_a_rank_killed_in_the_middle_of_a_decode_is_named_and_the_next_decode_is_right(
+    hosted_client: ComfyClient, hosted_server: ComfyServer
+) -> None:
+    short = decoded("wan 2.1", "1 16 1 8 72", seed=10)
+    assert differences(hosted_client.queue(short))[0] <= TOLERANCE
+    pids = worker_pids(hosted_server)
+    result = with_event(
+        hosted_client, alone(decoded(*LONG, seed=11)), lambda: os.kill(worker_pids(hosted_server)[-1], signal.SIGKILL)
+    )
+    assert (result.status, result.error_node) == ("error", "TimedVAEDecode")
+    assert "killed by SIGKILL; the next prompt starts fresh workers" in result.error_message
+    short["latent"]["inputs"]["seed"] = 12
+    assert differences(hosted_client.queue(short))[0] <= TOLERANCE
+    assert not set(worker_pids(hosted_server)) & set(pids[-2:])
+
+
+def with_event(client: ComfyClient, graph: Workflow, act: Any) -> PromptResult:
+    """Run `graph`, whose VAE the ranks have, and act a second into its decode."""
+
+    def on_event(event: Any) -> None:
+        if event.type == "executing" and event.data["node"] == "decode":
+            threading.Timer(1.0, act).start()
+
+    return client.queue(graph, on_event=on_event)
+
+
+@pytest.mark.parametrize(
+    ("shape", "pictures", "tiles"),
+    [
+        pytest.param("1 24 1 18 10", [1, 288, 160, 3], 2, id="one frame"),
+        pytest.param("1 24 4 18 10", [13, 288, 160, 3], 2, id="cut in space"),
+        pytest.param("1 24 9 4 4", [26, 64, 64, 3], 2, id="cut in time", marks=FULL),
+    ],
+)
+def test_a_class_that_tiles_by_itself_is_tiled_as_it_does(
+    shape: str, pictures: list[int], tiles: int, hosted_client: ComfyClient
+) -> None:
+    """MiniMax H3's, in ComfyUI's process: ranks would build it at its real size, of 1.8 billion weights."""
+    graph = {
+        "latent": {"class_type": "RandomLatent", "inputs": {"shape": shape, "seed": 3}},
+        "here": {"class_type": "TileHere", "inputs": {"samples": ["latent", 0]}},
+        "difference": {"class_type": "CompareImages", "inputs": {"image": ["here", 0], "reference": ["here", 1]}},
+    }
+    result = hosted_client.queue(graph).require_success()
+    (found,) = result.outputs["difference"]["compared"]
+    assert found["shape"] == pictures
+    assert found["error"] <= TOLERANCE
+    assert len(result.outputs["here"]["tiles"]) == tiles
+    assert all(tile[-2:] != [18, 10] for tile in result.outputs["here"]["tiles"])

@@ -1,0 +1,1 @@
+"""Tests of the demo's model: its words, its training, its pictures."""

@@ -1,0 +1,184 @@
+"""Small VAEs of ComfyUI's own classes with random weights, latents for them, and how far two pictures are apart."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import comfy.ldm.lightricks.vae.causal_video_autoencoder as lightricks
+import comfy.ldm.minimax.vae
+import comfy.ldm.wan.vae
+import comfy.ldm.wan.vae2_2
+import nodes as comfy_nodes
+import torch
+from comfy.ldm.models.autoencoder import AutoencoderKL, AutoencodingEngine
+from comfy.sd import VAE
+from comfy_api.latest import io
+
+CATEGORY = "tests"
+LEVELS = {"ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0, "resolution": 256}
+IMAGES = {"double_z": True, "in_channels": 3, "out_ch": 3, **LEVELS}
+ONE = ["res_x", {"num_layers": 1}]
+LTX = {
+    **{"_class_name": "CausalVideoAutoencoder", "dims": 3, "in_channels": 3, "out_channels": 3, "patch_size": 4},
+    **{"latent_channels": 128, "norm_layer": "pixel_norm", "latent_log_var": "uniform", "use_quant_conv": False},
+    **{"causal_decoder": False, "decoder_base_channels": 16, "encoder_base_channels": 16},
+    "encoder_blocks": [ONE, ["compress_all", {}]] * 3,
+    "decoder_blocks": [*[ONE, ["compress_all", {"residual": True, "multiplier": 2}]] * 3, ONE],
+}
+
+
+def two_sided(width: int, channels: int, **more: Any) -> dict[str, Any]:
+    """An encoder as wide as ComfyUI makes every one, and a decoder of that width."""
+    wide = {**IMAGES, "ch": 128, "z_channels": channels, **more}
+    return {"ddconfig": wide, "decoder_ddconfig": {**wide, "ch": width}}
+
+
+def engine(channels: int) -> torch.nn.Module:
+    """Flux's."""
+    sides, parts = two_sided(32, channels), "comfy.ldm.modules.diffusionmodules.model"
+    return AutoencodingEngine(
+        regularizer_config={"target": "comfy.ldm.models.autoencoder.DiagonalGaussianRegularizer"},
+        encoder_config={"target": f"{parts}.Encoder", "params": sides["ddconfig"]},
+        decoder_config={"target": f"{parts}.Decoder", "params": sides["decoder_ddconfig"]},
+    )
+
+
+def wan(**sizes: Any) -> torch.nn.Module:
+    """Wan's and Qwen-Image's."""
+    sizes = {"dim": 8, "z_dim": 16, "conv_out_channels": 3, "image_channels": 3} | sizes
+    blocks = {"dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_scales": [], "dropout": 0.0}
+    return comfy.ldm.wan.vae.WanVAE(**sizes, **blocks, temperal_downsample=[False, True, True])
+
+
+def hunyuan_video() -> torch.nn.Module:
+    """As wide as ComfyUI takes every one of this kind to be."""
+    config = {**IMAGES, "ch": 128, "z_channels": 16, "conv3d": True, "time_compress": 4}
+    return AutoencoderKL(ddconfig=config, embed_dim=16)
+
+
+def wan_22() -> torch.nn.Module:
+    """As wide as ComfyUI takes every one of this kind to be."""
+    config = {"dim": 160, "z_dim": 48, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_scales": []}
+    return comfy.ldm.wan.vae2_2.WanVAE(**config, temperal_downsample=[False, True, True], dropout=0.0)
+
+
+MODULES: dict[str, Callable[[], torch.nn.Module]] = {
+    "flux": lambda: engine(16),
+    "flux.2": lambda: AutoencoderKL(embed_dim=32, **two_sided(32, 32, batch_norm_latent=True)),
+    "sdxl": lambda: AutoencoderKL(embed_dim=4, **two_sided(32, 4)),
+    "wan 2.1": wan,
+    "wan 2.2": wan_22,
+    "ltx": lambda: lightricks.VideoVAE(config=LTX),
+    "ltx, noise": lambda: lightricks.VideoVAE(config=LTX | {"timestep_conditioning": True}),
+    "hunyuanvideo": hunyuan_video,
+}
+PATCHED = ("patched", "of another pack")  # what ranks cannot take
+
+
+def random_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Values of order 1 for each weight; none for an encoder, which nobody runs."""
+    generator = torch.Generator().manual_seed(17)
+    weights = {}
+    for name, weight in module.state_dict().items():
+        values = torch.zeros(weight.shape)
+        if not name.startswith("encoder."):
+            fan_in = max(1, weight[0].numel() if weight.ndim > 1 else 1)
+            values = torch.randn(weight.shape, generator=generator) / fan_in**0.5
+        if weight.ndim == 1 or "gamma" in name:  # norms and biases; variances are positive
+            values = values.abs() * 0.2 + (0.0 if name.endswith("bias") else 0.8)
+        weights[name] = values.to(weight.dtype)
+    return weights
+
+
+class SmallVAE(io.ComfyNode):
+    """A VAE that ComfyUI recognises by its weights, which are random."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs, outputs = [io.Combo.Input("kind", options=[*MODULES, *PATCHED])], [io.Vae.Output()]
+        return io.Schema(node_id="SmallVAE", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, kind: str) -> io.NodeOutput:
+        module = MODULES["wan 2.1" if kind in PATCHED else kind]()
+        weights = random_weights(module)
+        config = getattr(module, "config", None)
+        vae = VAE(sd=weights, metadata=None if config is None else {"config": json.dumps({"vae": config})})
+        if kind == "patched":
+            vae.patcher.add_object_patch("conv2", vae.first_stage_model.conv2)
+        if kind == "of another pack":
+            vae.__class__ = type("AnotherVAE", (VAE,), {})
+        return io.NodeOutput(vae)
+
+
+class RandomLatent(io.ComfyNode):
+    """A latent of any shape."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs, outputs = [io.String.Input("shape"), io.Int.Input("seed", default=3)], [io.Latent.Output()]
+        return io.Schema(node_id="RandomLatent", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, shape: str, seed: int) -> io.NodeOutput:
+        generator = torch.Generator().manual_seed(seed)
+        return io.NodeOutput({"samples": torch.randn([int(size) for size in shape.split()], generator=generator)})
+
+
+class CompareImages(io.ComfyNode):
+    """The largest difference of two pictures, by the second one's range, its shape, and how much of it is clamped."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Image.Input("image"), io.Image.Input("reference")]
+        return io.Schema(node_id="CompareImages", category=CATEGORY, inputs=inputs, is_output_node=True)
+
+    @classmethod
+    def execute(cls, image: torch.Tensor, reference: torch.Tensor) -> io.NodeOutput:
+        same = image.shape == reference.shape
+        error = float((image - reference).abs().max() / (reference.max() - reference.min())) if same else -1.0
+        flat = float(((reference == 0) | (reference == 1)).float().mean())  # clamped: where nothing could differ
+        found = {"error": error, "shape": list(image.shape), "clamped": flat}
+        return io.NodeOutput(ui={"compared": [found]})
+
+
+class TileHere(io.ComfyNode):
+    """The pack's way through ComfyUI's tiled decode with every tile decoded in this process, and ComfyUI's own.
+
+    For classes too large to be built in ranks: `minimax h3` has 1 of 36 blocks here, and 2 of 32 heads.
+    """
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Latent.Input("samples"), io.Vae.Input("vae", optional=True)]
+        outputs = [io.Image.Output(), io.Image.Output()]
+        return io.Schema(node_id="TileHere", category=CATEGORY, inputs=inputs, outputs=outputs, is_output_node=True)
+
+    @classmethod
+    def execute(cls, samples: dict[str, Any], vae: Any = None) -> io.NodeOutput:
+        name = next(name for name in sys.modules if name.endswith("nodes.host.parallel_decode"))
+        pack, latent = sys.modules[name], samples["samples"]
+        vae = vae or small_h3()
+        tiles = pack.tiles_of(vae, latent)
+        method = getattr(vae.first_stage_model, pack.OWN_TILES if pack.tiles_by_itself(vae) else "decode")
+        made = iter([method(tile.latent).to(tile.dtype) for tile in tiles])
+        assert [tile.shape for tile in tiles] == [tuple(method(tile.latent).shape) for tile in tiles]
+        image = pack.tiled(vae, latent, lambda _: next(made), output=torch.device("cpu"))
+        (reference,) = comfy_nodes.VAEDecodeTiled().decode(vae, samples, 512, 64, 64, 8)
+        sizes = [list(tile.latent.shape) for tile in tiles]
+        return io.NodeOutput(image, reference, ui={"tiles": sizes})
+
+
+def small_h3() -> VAE:
+    """MiniMax H3's, as ComfyUI makes it, with a small network for its tiles."""
+    kind = comfy.ldm.minimax.vae
+    whole, kind.ViT3DDecoder = kind.ViT3DDecoder, partial(kind.ViT3DDecoder, num_layers=1, heads=2)
+    try:
+        vae = VAE(sd=random_weights(kind.MiniMaxH3VideoVAE()))
+    finally:
+        kind.ViT3DDecoder = whole
+    return vae

@@ -1,0 +1,91 @@
+"""Blueprints as ComfyUI offers them: listed, drawn from their templates as these are now, complete inside.
+
+That the graph inside runs is tested with its template (test_saved_workflows.py), which it equals but for what saves;
+that the editor takes it, and one run of it, in tests/browser.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from host.client import ComfyClient
+from host.server import PACK_NAME, PACK_ROOT
+
+from .blueprints import BLUEPRINTS, CATEGORY, as_blueprint, inside, without_save
+from .drawn import as_drawn
+from .templates import TEMPLATES, downloads
+from .test_templates import FAMILIES
+from .ui_format import by_title, to_api
+
+FOLDER = PACK_ROOT / "subgraphs"
+each_blueprint = pytest.mark.parametrize("name", BLUEPRINTS)
+
+
+def saved(name: str) -> dict[str, Any]:
+    """A blueprint's file."""
+    return json.loads((FOLDER / f"{BLUEPRINTS[name]}.json").read_text())
+
+
+def template(name: str) -> dict[str, Any]:
+    """The graph that it was made from."""
+    return json.loads((PACK_ROOT / "api_workflows" / f"{name}.json").read_text())
+
+
+def test_comfyui_lists_every_blueprint_and_serves_its_file(client: ComfyClient) -> None:
+    listed = client.get("/global_subgraphs")
+    ours = {each["name"]: key for key, each in listed.items() if each["info"]["node_pack"].endswith(PACK_NAME)}
+    assert sorted(ours) == sorted(BLUEPRINTS.values())
+    assert {path.stem for path in FOLDER.iterdir()} == set(BLUEPRINTS.values())
+    for name, file in BLUEPRINTS.items():
+        assert json.loads(client.get(f"/global_subgraphs/{ours[file]}")["data"]) == saved(name)
+
+
+@each_blueprint
+def test_a_blueprint_is_its_template_as_that_is_now(name: str, info: dict[str, Any]) -> None:
+    graph = without_save(template(name))
+    drawn = as_drawn(graph, info, TEMPLATES[name])
+    assert as_blueprint(name, template(name), drawn) == saved(name), "python -m saved_workflows.drawn"
+    held = by_title(to_api(inside(saved(name)), info))
+    for title, (class_type, inputs) in by_title(graph).items():
+        assert held.pop(title) == (class_type, as_the_editor_saves(inputs, class_type, info))
+    assert held == {}
+
+
+def as_the_editor_saves(inputs: dict[str, Any], class_type: str, info: dict[str, Any]) -> dict[str, Any]:
+    """Inputs with the optional widgets that the editor adds."""
+    (node,) = as_drawn(
+        {"only": {"class_type": class_type, "inputs": {}, "_meta": {"title": "only"}}}, info, TEMPLATES["sdxl"]
+    )["nodes"][:1]
+    return to_api({"nodes": [node], "links": []}, info)["1"]["inputs"] | inputs
+
+
+@each_blueprint
+def test_a_blueprint_says_what_it_makes_and_where_its_files_are(name: str) -> None:
+    (definition,) = saved(name)["definitions"]["subgraphs"]
+    assert definition["category"] == CATEGORY
+    assert TEMPLATES[name].family in definition["description"]
+    assert "\n" not in definition["description"]
+    offered = [model for node in definition["nodes"] for model in node["properties"].get("models", [])]
+    assert offered == [model for node in template(name).values() for model in downloads(node["inputs"])]
+
+
+@each_blueprint
+def test_links_inside_a_blueprint_join_places_that_know_them(name: str) -> None:
+    (definition,) = saved(name)["definitions"]["subgraphs"]
+    nodes = {node["id"]: node for node in definition["nodes"]}
+    assert len({link["id"] for link in definition["links"]}) == len(definition["links"])
+    for link in definition["links"]:
+        outer = definition["inputs"] if link["origin_id"] < 0 else nodes[link["origin_id"]]["outputs"]
+        inner = definition["outputs"] if link["target_id"] < 0 else nodes[link["target_id"]]["inputs"]
+        source, target = outer[link["origin_slot"]], inner[link["target_slot"]]
+        assert link["id"] in (source.get("linkIds") or source["links"])
+        assert link["id"] in target.get("linkIds", [target.get("link")])
+        assert link["type"] == source["type"]
+        assert link["type"] in target["type"].split(",")
+
+
+def test_the_families_that_people_run_have_blueprints() -> None:
+    assert {TEMPLATES[name].family for name in BLUEPRINTS} >= FAMILIES

@@ -50,7 +50,7 @@ MODELS: tuple[tuple[str, int, int], ...] = (
     ("flux.2 klein", 512, 512),
     ("hunyuanvideo t2v", 256, 192),
     ("krea 2", 512, 384),
-    ("sd3.5 large", 768, 512),
+    ("sd3.5 large", 512, 512),
     ("lens", 640, 512),
     ("joyimage", 512, 512),
     ("kandinsky 5 t2v", 384, 384),
@@ -290,6 +290,7 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--comfyui", help="its folder (default: that of the tests)")
     parser.add_argument("--keep", type=Path, default=KEPT, help="where the measurements go (default: %(default)s)")
+    parser.add_argument("--more", action="store_true", help="go on with a run that ended: models that are not kept yet")
     parser.add_argument("--page", action="store_true", help="measure nothing, write the page again of what was kept")
     arguments = parser.parse_args()
     if not arguments.page:
@@ -310,6 +311,9 @@ def run(arguments: argparse.Namespace) -> None:
     wanted = [each for each in MODELS if arguments.only in each[0]]
     kept: dict[str, Any] = {"turns": arguments.turns, "cores": os.cpu_count(), "loads": [], "calibrations": []}
     kept["models"] = {}
+    if arguments.more:
+        kept = json.loads(arguments.keep.read_text(encoding="utf-8"))
+        wanted = [each for each in wanted if each[0] not in {known["variant"] for known in kept["models"].values()}]
     devices = parse_devices("cpu:2").devices
     with tempfile.TemporaryDirectory(prefix="planner-") as folder, Pool(devices, threads_per_rank=1) as pool:
         models = write_families(Path(folder) / "models", only=[name for name, *_ in wanted]) / "diffusion_models"

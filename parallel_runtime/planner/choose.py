@@ -121,9 +121,10 @@ def _predict(
     else:
         cost = step_cost(model, work, plan, calibration)
     memory = needed(model, work, plan, calibration.rates, num_ranks=num_ranks)
-    return Prediction(
-        plan=plan, cost=cost, memory=memory, run_s=cost.image_s(work.steps), fits=memory.total <= HEADROOM * free
-    )
+    # Ranks on the CPU that hold whole weights share the pages of the mapped file, which the system takes back at need.
+    mapped = memory.weights if not calibration.rates.asynchronous and plan.weights == WEIGHTS[0] else 0
+    fits = memory.total - mapped <= HEADROOM * free
+    return Prediction(plan=plan, cost=cost, memory=memory, run_s=cost.image_s(work.steps), fits=fits)
 
 
 def _best(rows: list[Prediction]) -> Prediction:

@@ -103,7 +103,7 @@ def test_cpu_ranks_that_were_calibrated_are_weighed() -> None:
     slow = replace(known_calibration("cpu"), link=Link(name="slow", bandwidth=1e5, latency_s=10.0))
     for calibration, plan in ((known_calibration("cpu"), ParallelPlan(ulysses=2)), (slow, ParallelPlan())):
         work = usual_work(element_bytes=4, weight_bytes=4)
-        decision = automatic_plan(FLUX, work, devices, [1000 * GIB] * 2, calibration)
+        decision = automatic_plan(FLUX, work, devices, [8 * GIB] * 2, calibration)  # weights are pages of the file
         assert (decision.plan, decision.work, decision.model) == (plan, work, FLUX)
 
 

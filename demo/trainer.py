@@ -66,6 +66,9 @@ class Trainer:
     ) -> None:
         """Trains to the last step, in bf16 autocast; every `save_every` steps and at the end it calls `on_save`."""
         settings, parameters = self.settings, list(self.network.parameters())
+        if self.step >= settings.steps:  # a finished state, and files that may be wanted elsewhere
+            self.network.eval()
+            on_save()
         self.network.train()
         total, started, cpu_started = torch.zeros((), device=self.device), time.monotonic(), time.process_time()
         while self.step < settings.steps:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from demo import networks
+from demo import networks, train
 from demo.glyphs import GLYPH, write_glyphs
 from demo.train import main, parse_arguments
-from demo.words import THINGS
+from demo.words import THINGS, combinations
 
 STEPS = 4
 
@@ -46,6 +46,8 @@ class CutError(Exception):
 def test_a_training_that_was_cut_goes_on_to_the_same_files(
     tmp_path: Path, glyphs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    few = combinations()[0][::100], combinations()[1]
+    monkeypatch.setattr(train, "combinations", lambda: few)
     figures = main(options(tmp_path / "whole", glyphs))
     saved, save = [], networks.save
 
@@ -66,6 +68,10 @@ def test_a_training_that_was_cut_goes_on_to_the_same_files(
         assert whole.keys() == resumed.keys()
         assert all(torch.equal(whole[key], resumed[key]) for key in whole), name
         assert all(value.dtype == torch.bfloat16 for value in whole.values())
+    main(options(tmp_path / "cut", glyphs, "--output", str(tmp_path / "elsewhere")))  # from finished states
+    for name in names:
+        again, resumed = (load_file(tmp_path / kind / f"{name}.safetensors") for kind in ("elsewhere", "cut/out"))
+        assert all(torch.equal(again[key], resumed[key]) for key in resumed), name
     assert set(figures["drawn"]["cfg 2"]) == {"thing", "colour", "place", "all", "wrong"}
     assert json.loads((tmp_path / "whole" / "out" / "evaluation.json").read_text()) == figures
     with pytest.raises(ValueError, match="another --state"):

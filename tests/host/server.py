@@ -6,6 +6,7 @@ the models (tiny_models.py), talking to it (client.py).
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.metadata
 import json
@@ -19,6 +20,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -30,6 +32,7 @@ TEST_PACKS = tuple(Path(__file__).resolve().parent / name for name in ("tiny_tex
 GRACE_S = 10.0
 # Attention as users run it: ComfyUI's own CPU default is slower and would flatter every comparison.
 FLAGS = ("--use-pytorch-cross-attention", "--disable-api-nodes", "--preview-method", "latent2rgb")
+PR_SET_PDEATHSIG = 1  # of Linux' prctl
 MEMORY_DATABASE = ("--database-url", "sqlite:///:memory:")  # the default file is in the shared source tree
 
 
@@ -50,7 +53,8 @@ class ComfyServer:
     """One ComfyUI on a free loopback port.
 
     `base` is its base directory (a temporary one when None). `models` is a models folder to use by link. `pack=False`
-    leaves the pack out. `flags` are appended to the command line, `environment` to the environment.
+    leaves the pack out; `packs` are further ones. `flags` are appended to the command line, `environment` to the
+    environment. `ends_with_parent` has Linux end the server when the thread that started it ends, however it ends.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class ComfyServer:
         *,
         models: Path | None = None,
         pack: bool = True,
+        packs: tuple[Path, ...] = (),
+        ends_with_parent: bool = False,
         flags: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
         start_timeout_s: float = 180.0,
@@ -67,6 +73,8 @@ class ComfyServer:
         self.base = Path(tempfile.mkdtemp(prefix="comfy-host-")) if base is None else base
         self.models = models
         self.pack = pack
+        self.packs = (*TEST_PACKS, *packs)
+        self.ends_with_parent = ends_with_parent
         self.flags = flags
         # A calibration that the user keeps would change what auto does; proofs are kept between runs.
         self.environment = {"XDG_CACHE_HOME": str(cache_folder() / "servers"), **(environment or {})}
@@ -122,8 +130,8 @@ class ComfyServer:
         nodes = self.base / "custom_nodes"
         for folder in (nodes, self.base / "user" / "default", self.output, self.base / "input", self.base / "temp"):
             folder.mkdir(parents=True, exist_ok=True)
-        for test_pack in TEST_PACKS:
-            link(nodes / test_pack.name, test_pack)
+        for each in self.packs:
+            link(nodes / each.name, each)
         if self.pack:
             link(nodes / PACK_NAME, PACK_ROOT)
         if self.models is not None:
@@ -149,6 +157,7 @@ class ComfyServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.environment, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+                preexec_fn=end_with_parent(os.getpid()) if self.ends_with_parent else None,
                 start_new_session=True,  # a Ctrl-C at the terminal reaches the tests, which then stop the server
             )
         self._wait_until_answering()
@@ -190,6 +199,18 @@ class ComfyServer:
         """Stops the server and starts it again on the same base directory, on a new port."""
         self.stop()
         self.start()
+
+
+def end_with_parent(parent: int) -> Callable[[], None]:
+    """What a child of process `parent` does before it runs its program, to get SIGTERM when its parent ends."""
+    prctl = ctypes.CDLL(None).prctl  # looked up here, since a forked child should not import
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it ended before we asked
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return ask
 
 
 def link(path: Path, target: Path) -> None:

@@ -42,14 +42,14 @@ PRETEND_FLAGS ?=
 GPU_FLAGS ?=
 PIXART_FLAGS ?=
 
-.PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion pixart long-video chromium compiler pictures pack clean
+.PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion pixart planner-families long-video chromium compiler pictures pack clean
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
-	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | pixart | long-video | chromium | compiler | pictures | pack | clean"
+	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | pixart | planner-families | long-video | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -164,6 +164,11 @@ imports: venv
 # shape. One of them, more runs: make peers PEERS_FLAGS="--shape overhead --runs 21"
 peers: venv $(PEERS)/.installed
 	$(RUN) -m benchmarks.peers $(PEERS_FLAGS)
+
+# The planner beside measurements on two CPU ranks, for ten families; writes benchmarks/planner_families.md.
+# Some of them: make planner-families PLANNER_FLAGS="--only wan --keep /tmp/wan.json"
+planner-families: venv
+	$(RUN) -m benchmarks.planner_families $(PLANNER_FLAGS)
 
 # Hand-over, cold start, memory, what timing costs, and a step against stock ComfyUI's:
 # make targets TARGETS_FLAGS="hand_over stock"

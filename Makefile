@@ -41,15 +41,16 @@ MUTANTS_FLAGS ?=
 PRETEND_FLAGS ?=
 QUALITY_FLAGS ?=
 GPU_FLAGS ?=
+PIXART_FLAGS ?=
 
-.PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo quality pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion chromium compiler pictures pack clean
+.PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo quality pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion pixart chromium compiler pictures pack clean
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
-	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | quality | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | chromium | compiler | pictures | pack | clean"
+	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | quality | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | pixart | chromium | compiler | pictures | pack | clean"
 
 venv: $(STAMP)
 
@@ -182,6 +183,10 @@ in-worker-sampling: venv
 # What PipeFusion sends, its bubbles and timelines; writes benchmarks/pipefusion.md and its picture.
 pipefusion: venv
 	$(VENV)/bin/python -m benchmarks.pipefusion
+
+# PixArt at 2048 x 2048 under 17 plans; writes benchmarks/pixart.md. make pixart PIXART_FLAGS="--time-size 96 --keep FILE"
+pixart: venv
+	$(RUN) -m benchmarks.pixart $(PIXART_FLAGS)
 
 $(PEERS)/.installed: pyproject.toml constraints.txt benchmarks/peers/install.py
 	$(VENV)/bin/python -m venv --clear $(PEERS)

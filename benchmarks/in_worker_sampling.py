@@ -1,12 +1,12 @@
 """Every sampler of ComfyUI with its loop in the workers and in ComfyUI: error, calls of the model, requests, seconds.
 
-    PYTHONPATH=tests python -m benchmarks.in_worker_sampling [--only euler heun] [--shapes small big] [--rounds 4]
-    [--minutes 9]
+    PYTHONPATH=tests:. python -m benchmarks.in_worker_sampling [--only euler heun] [--parts small big families hosted]
+    [--rounds 4] [--minutes 9]
 
-Owns the graphs, the rounds and the page benchmarks/in_worker_sampling.md. Does not own the server, the client and the
-tiny files (tests/host). One ComfyUI runs Parallel Flux Sampler under ulysses 2 on two CPU ranks of one thread, a random
-Flux in fp32, cfg 1. A round runs each sampler once with `loop` auto and once with host, by turns first, same seed for
-both.
+Owns the graphs, the rounds and the page benchmarks/in_worker_sampling.md, of which a run writes anew the parts that it
+measures. Does not own the server, the client and the tiny files (tests/host, tests/families). One ComfyUI runs Parallel
+Sampler on CPU ranks of one thread each, in fp32 on random weights. A round runs each graph once with `loop` auto and
+once with host, by turns first, same seed for both.
 """
 
 from __future__ import annotations
@@ -16,38 +16,57 @@ import copy
 import os
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from textwrap import fill
 
 import torch
 
+from families.cases import PLANS
+from families.variant import Variant
+from families.variants import BY_NAME, write_families
 from host import workflows
 from host.client import ComfyClient, Workflow
 from host.layouts import FluxShape, flux
 from host.pack_workflows import parallel, relative_error, saved_latent, to_latent
 from host.server import ComfyServer
 from host.tiny_models import TinyModels, write_layout, write_tiny_models
+from parity.runner import parallelized
 
-TARGET = Path(__file__).with_name("resident.md")
+TARGET = Path(__file__).with_name("in_worker_sampling.md")
 LOOPS = ("auto", "host")
-RESIDENT = "resident"
 FEW = "So few rounds on a busy machine say about how long a step takes, and not which loop is faster."
 POPULAR = ("euler", "heun", "dpmpp_2m", "dpmpp_2m_sde", "lcm", "euler_ancestral")
+STEPS, CFG = 6, 3.0  # of ComfyUI's own models
+# A variant of each family, and a plan.
+FAMILIES = {
+    "wan 2.1 t2v": "ulysses 2",
+    "wan 2.1 i2v": "ulysses 2",
+    "wan 2.2 5b i2v": "ulysses 2",
+    "ltx-video t2v": "ulysses 2",
+    "ltx-2 t2v": "ulysses 2",
+    "hunyuanvideo 1.5 t2v": "ulysses 2",
+    "minimax h3 t2v": "ulysses 2",
+    "flux.2 klein": "ulysses 2",
+    "sd3.5 medium": "ulysses 2",
+    "pixart sigma": "ulysses 2",
+    "krea 2": "ulysses 2",
+    "sdxl koala": "cfg 2",
+}
+SAMPLED = {"hosted": "wan 2.1 t2v", "unet": "sdxl koala"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A model and an image; at most `rounds` count, one before them does not."""
+    """A Flux and an image; one round before those that count does not."""
 
     file: str
     flux: FluxShape
     width: int
     height: int
     steps: int
-    rounds: int
 
 
 SMALL = Shape(
@@ -56,7 +75,6 @@ SMALL = Shape(
     width=256,
     height=256,
     steps=6,
-    rounds=4,
 )
 BIG = Shape(
     file="resident_big.safetensors",
@@ -64,14 +82,21 @@ BIG = Shape(
     width=512,
     height=512,
     steps=4,
-    rounds=3,
 )
-SHAPES = {"small": SMALL, "big": BIG}
+# By part: what it is called on the page, and how many rounds count.
+TITLES = {
+    "small": "All samplers",
+    "big": "A bigger image",
+    "families": "ComfyUI's own models, family by family",
+    "hosted": "ComfyUI's own models, all samplers on a flow",
+    "unet": "ComfyUI's own models, all samplers on a U-Net",
+}
+ROUNDS = {"small": 4, "big": 3, "families": 5, "hosted": 2, "unet": 1}
 
 
 @dataclass(kw_only=True)
 class Found:
-    """What was measured of one sampler. Lists have an entry a round; reports are the sampler's own."""
+    """What was measured of one graph. Lists have an entry a round; reports are the sampler's own."""
 
     errors: list[float] = field(default_factory=list)
     reports: dict[str, list[dict]] = field(default_factory=lambda: {loop: [] for loop in LOOPS})
@@ -82,8 +107,10 @@ class Found:
         return str(self.reports["auto"][0]["loop"].get("reason", ""))
 
     def calls(self, loop: str) -> int:
-        """Calls of the model in a run."""
-        return sum(self.reports[loop][-1]["timings"]["calls"])
+        """Calls of the model in a run, but for what is asked once before its first step."""
+        report = self.reports[loop][-1]
+        calls = report["timings"]["calls"]
+        return sum(calls) if self.reason or loop == "host" else calls[-1]
 
     def requests(self, loop: str) -> int:
         """Exchanges with the workers in a run."""
@@ -108,38 +135,70 @@ class Found:
         return median(report["timings"]["prepare_s"] for report in self.reports["auto"])
 
 
-def graph_of(tiny: TinyModels, shape: Shape, *, sampler: str, loop: str, seed: int) -> Workflow:
-    """Text to latent with our loader and our sampler."""
-    stock = workflows.text_to_image(
-        tiny, width=shape.width, height=shape.height, steps=shape.steps, seed=seed, sampler=sampler
-    )
-    stock["model"]["inputs"]["unet_name"] = shape.file
-    graph = parallel(to_latent(stock), mode="manual", ulysses=2, sampler="ParallelFluxSampler")
-    graph["sampler"]["inputs"] |= {"loop": loop, "modulations": "keep"}
-    return graph
+@dataclass(frozen=True, kw_only=True)
+class FluxRuns:
+    """Text to latent on a Flux, with our loader under ulysses 2."""
+
+    tiny: TinyModels
+    shape: Shape
+    saves: tuple[str, ...] = ("save",)
+
+    def graph(self, sampler: str, *, loop: str, seed: int) -> Workflow:
+        """The graph with our sampler."""
+        shape = self.shape
+        stock = workflows.text_to_image(
+            self.tiny, width=shape.width, height=shape.height, steps=shape.steps, seed=seed, sampler=sampler
+        )
+        stock["model"]["inputs"]["unet_name"] = shape.file
+        graph = parallel(to_latent(stock), mode="manual", ulysses=2, sampler="ParallelFluxSampler")
+        graph["sampler"]["inputs"] |= {"loop": loop, "modulations": "keep"}
+        return graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyRuns:
+    """A variant of a family under a plan, computed by ComfyUI's own module."""
+
+    variant: Variant
+    plan: str
+
+    @property
+    def saves(self) -> tuple[str, ...]:
+        """The nodes that save latents."""
+        return self.variant.latents
+
+    def graph(self, sampler: str, *, loop: str, seed: int) -> Workflow:
+        """The graph with our sampler."""
+        graph = parallelized(self.variant.graph(cfg=CFG, steps=STEPS, seed=seed), **PLANS[self.plan])
+        graph["sampler"]["class_type"] = "ParallelSampler"
+        graph["sampler"]["inputs"] |= {"loop": loop, "sampler_name": sampler}
+        return graph
+
+
+Runs = FluxRuns | FamilyRuns
 
 
 def measure(
-    client: ComfyClient, tiny: TinyModels, shape: Shape, samplers: Sequence[str], *, until_s: float
+    client: ComfyClient, cases: Mapping[str, tuple[Runs, str]], *, rounds: int, until_s: float
 ) -> dict[str, Found]:
-    """All samplers in every round; round 0 loads, warms up and is left out. None but the first starts after `until_s`.
+    """All cases, a sampler's name each, in every round; round 0 loads, warms up and is left out.
 
-    `until_s` is on `time.monotonic`.
+    None but the first starts after `until_s`, which is on `time.monotonic`.
     """
-    found = {sampler: Found() for sampler in samplers}
-    for number in range(shape.rounds + 1):
+    found = {name: Found() for name in cases}
+    for number in range(rounds + 1):
         if number > 1 and time.monotonic() > until_s:
             break
-        for sampler, values in found.items():
+        for name, (runs, sampler) in cases.items():
             latents = {}
             for loop in LOOPS if number % 2 else reversed(LOOPS):
-                graph = graph_of(tiny, shape, sampler=sampler, loop=loop, seed=1000 + number)
-                result = client.queue(graph, timeout_s=600).require_success()
-                latents[loop] = saved_latent(client, result)
+                result = client.queue(runs.graph(sampler, loop=loop, seed=1000 + number), timeout_s=600)
+                latents[loop] = [saved_latent(client, result.require_success(), node=each) for each in runs.saves]
                 if number:
-                    values.reports[loop].append(copy.deepcopy(result.outputs["sampler"]["parallel_dit"][0]))
+                    found[name].reports[loop].append(copy.deepcopy(result.outputs["sampler"]["parallel_dit"][0]))
             if number:
-                values.errors.append(relative_error(*(latents[loop] for loop in LOOPS)))
+                pairs = zip(*(latents[loop] for loop in LOOPS), strict=True)
+                found[name].errors.append(max(relative_error(*pair) for pair in pairs))
     return found
 
 
@@ -158,14 +217,15 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:,.0f}"
 
 
-def small_page(found: dict[str, Found]) -> list[str]:
+def samplers_page(found: dict[str, Found]) -> list[str]:
     """Two tables: samplers that run in the workers, and the others with their reasons."""
     inside = {name: each for name, each in found.items() if not each.reason}
     staying = {name: each for name, each in found.items() if each.reason}
-    ratios = sorted(each.ratio for each in inside.values())
+    ratios = sorted(each.ratio for each in inside.values()) or [0.0]
+    worst = max((max(each.errors) for each in inside.values()), default=0.0)
     told = (
         f"{len(inside)} of {len(found)} samplers run in the workers. The largest error of any round is "
-        f"{max(max(each.errors) for each in inside.values()):.1e}; the loop takes {ratios[0]:.2f} to {ratios[-1]:.2f}\n"
+        f"{worst:.1e}; the loop takes {ratios[0]:.2f} to {ratios[-1]:.2f}\n"
         f"of the host's time, {median(ratios):.2f} in the middle."
     )
     columns = ("sampler", "error", "calls, host", "calls", "requests, host", "requests", "ms, host", "ms", "ratio")
@@ -190,13 +250,25 @@ def small_page(found: dict[str, Found]) -> list[str]:
     return lines
 
 
-def big_page(found: dict[str, Found]) -> list[str]:
-    """One table, with the time of a step."""
-    columns = ("sampler", "error", "ms a step, host", "ms a step", "ms prepared", "ms a run, host", "ms a run", "ratio")
+def steps_page(found: dict[str, Found], what: str) -> list[str]:
+    """One table, with the time of a step; `what` is measured in a row."""
+    columns = (
+        what,
+        "error",
+        "requests, host",
+        "requests",
+        "ms a step, host",
+        "ms a step",
+        "ms prepared",
+        "ms a run, host",
+        "ms a run",
+        "ratio",
+    )
     rows = [
         (
             name,
             f"{max(each.errors):.1e}",
+            *(each.requests(loop) for loop in reversed(LOOPS)),
             *(milliseconds(each.step_s(loop)) for loop in reversed(LOOPS)),
             milliseconds(each.prepare_s),
             *(milliseconds(median(each.seconds(loop))) for loop in reversed(LOOPS)),
@@ -207,24 +279,31 @@ def big_page(found: dict[str, Found]) -> list[str]:
     return [*table(columns, rows), ""]
 
 
-def about(shape: Shape, found: dict[str, Found]) -> str:
-    """What was run, in a sentence."""
+def about(part: str, found: dict[str, Found]) -> str:
+    """What was run, in a sentence or two."""
     reports = next(iter(found.values())).reports["host"]
-    sizes, rounds = reports[0]["sizes"], len(reports)
-    return (
-        f"Hidden size {shape.flux.hidden}, {shape.flux.depth} double and {shape.flux.single} single blocks, "
-        f"{sizes['image_tokens']} image and {sizes['text_tokens']} text tokens, {shape.steps} steps, medians of "
-        f"{rounds} round(s).{' ' + FEW if rounds < 3 else ''}"
-    )
+    rounds = f"medians of {len(reports)} round(s).{' ' + FEW if len(reports) < 3 else ''}"
+    if part in ("small", "big"):
+        shape, sizes = SMALL if part == "small" else BIG, reports[0]["sizes"]
+        return (
+            f"A random Flux.1, cfg 1, ulysses 2: hidden size {shape.flux.hidden}, {shape.flux.depth} double and "
+            f"{shape.flux.single} single blocks, {sizes['image_tokens']} image and {sizes['text_tokens']} text tokens, "
+            f"{shape.steps} steps, {rounds}"
+        )
+    names = FAMILIES if part == "families" else [SAMPLED[part]]
+    plans = ", ".join(dict.fromkeys(FAMILIES[name] for name in names))
+    which = f"{', '.join(names)} of tests/families" if part != "families" else "The tiny files of tests/families"
+    return f"{which}, cfg {CFG:g}, {plans}, {STEPS} steps of {'euler' if part == 'families' else 'each'}, {rounds}"
 
 
 HOW_TO_READ = """- *error*: relative, of the latent against that of ComfyUI's loop with the same seed; the worst round.
-- *calls*: of the model. *requests*: exchanges with the workers; the loop in the workers needs one for the whole run.
+- *calls*: of the model. *requests*: exchanges with the workers; the loop in the workers needs one for the whole run
+  (two more where a model encodes its texts before it).
 - *ms*: the sampler's whole loop at its caller, median of the rounds; in the workers with all that is computed ahead.
 - *ratio*: median of each round's own ratio, in the workers over host; below 1 the loop in the workers is faster.
 - uni_pc and uni_pc_bh2 do the same work, as do dpmpp_2m_sde and dpmpp_2m_sde_gpu on a CPU: how far apart their ratios
   are is how little a ratio means.
-- *host*: Parallel Flux Sampler with `loop` host: ComfyUI's own loop, whose every call goes to the same workers.
+- *host*: the same node with `loop` host: ComfyUI's own loop, whose every call goes to the same workers.
 - What the loop in the workers costs ComfyUI is to find the sampler's recurrence, once a run: the sampler is run three
   times on a handful of numbers. Samplers that draw from a Brownian tree (the names with sde) take longest over that.
 """
@@ -234,48 +313,58 @@ def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="SAMPLER", help="default: all that KSampler lists")
-    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--rounds", type=int, help="at most; default: 4, and 3 of the bigger image")
+    parser.add_argument("--parts", nargs="+", choices=list(TITLES), default=list(TITLES))
+    parser.add_argument("--rounds", type=int, help=f"at most; default: {ROUNDS}")
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no further round starts")
     parser.add_argument("--output", type=Path, default=TARGET)
     arguments = parser.parse_args()
     until_s = time.monotonic() + 60 * arguments.minutes
-    load_before, body = os.getloadavg()[0], []
     with tempfile.TemporaryDirectory(prefix="resident-") as base:
         tiny = write_tiny_models(Path(base), hidden=256)
-        for shape in SHAPES.values():
+        for shape in (SMALL, BIG):
             write_layout(tiny.diffusion_model(shape.file), flux(shape.flux), seed=20)
+        write_families(tiny.models, only=FAMILIES if {"families", *SAMPLED} & {*arguments.parts} else [])
         with ComfyServer(Path(base)) as server:
             client = ComfyClient(server.url)
             listed = arguments.only or stock_samplers(client)
-            for name in arguments.shapes:
-                shape = SHAPES[name] if arguments.rounds is None else replace(SHAPES[name], rounds=arguments.rounds)
-                samplers = listed if shape.file == SMALL.file else [each for each in POPULAR if each in listed]
-                found = measure(client, tiny, shape, samplers, until_s=until_s)
-                body += section(shape, found)
-            about_host = client.get("/system_stats")["system"]
-    machine = (
-        f"torch {torch.__version__}, ComfyUI {about_host['comfyui_version']}, {os.cpu_count()} cores, load average "
-        f"{load_before:.1f} before, {os.getloadavg()[0]:.1f} after."
-    )
-    head = [
-        "# The loop in the workers, sampler by sampler",
-        "",
-        (__doc__ or "").strip(),
-        "",
-        fill(machine, 120),
-        "",
-        HOW_TO_READ,
-    ]
-    arguments.output.write_text("\n".join([*head, *body]), encoding="utf-8")
+            version = client.get("/system_stats")["system"]["comfyui_version"]
+            for part in arguments.parts:
+                load = os.getloadavg()[0]
+                cases = cases_of(part, tiny, listed)
+                found = measure(client, cases, rounds=arguments.rounds or ROUNDS[part], until_s=until_s)
+                machine = (
+                    f"torch {torch.__version__}, ComfyUI {version}, {os.cpu_count()} cores, load average {load:.1f} "
+                    f"before, {os.getloadavg()[0]:.1f} after."
+                )
+                write(arguments.output, part, [fill(f"{about(part, found)} {machine}", 120), "", *rows_of(part, found)])
 
 
-def section(shape: Shape, found: dict[str, Found]) -> list[str]:
-    """What the page says of one shape; nothing where no sampler was asked for."""
-    if not found:
-        return []
-    title, rows = ("## All samplers", small_page) if shape.file == SMALL.file else ("## A bigger image", big_page)
-    return [title, "", fill(about(shape, found), 120), "", *rows(found)]
+def cases_of(part: str, tiny: TinyModels, samplers: Sequence[str]) -> dict[str, tuple[Runs, str]]:
+    """The runs of a part, and each one's sampler."""
+    if part == "families":
+        return {name: (FamilyRuns(variant=BY_NAME[name], plan=plan), "euler") for name, plan in FAMILIES.items()}
+    if part in SAMPLED:
+        runs: Runs = FamilyRuns(variant=BY_NAME[SAMPLED[part]], plan=FAMILIES[SAMPLED[part]])
+    else:
+        runs = FluxRuns(tiny=tiny, shape=SMALL if part == "small" else BIG)
+    return {each: (runs, each) for each in samplers if part != "big" or each in POPULAR}
+
+
+def rows_of(part: str, found: dict[str, Found]) -> list[str]:
+    """The tables of a part."""
+    if part in ("families", "big"):
+        return steps_page(found, "model" if part == "families" else "sampler")
+    return samplers_page(found)
+
+
+def write(page: Path, part: str, lines: Sequence[str]) -> None:
+    """Put a part's lines in the page; other parts stay."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    parts = {title: rest for title, _, rest in (each.partition("\n") for each in text.split("\n## ")[1:])}
+    parts[TITLES[part]] = "\n".join(["", *lines]).rstrip("\n")
+    head = ["# The loop in the workers, sampler by sampler", "", (__doc__ or "").strip(), "", HOW_TO_READ.rstrip("\n")]
+    known = [f"## {title}\n{parts[title].rstrip()}" for title in TITLES.values() if title in parts]
+    page.write_text("\n\n".join(["\n".join(head), *known]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

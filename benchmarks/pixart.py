@@ -1,6 +1,6 @@
 """PixArt Sigma at 2048 x 2048, the comparison that PipeFusion began with: pipelines, Ulysses, Ring, alone and with cfg.
 
-    PYTHONPATH=. python -m benchmarks.pixart [--rounds 3] [--size 256]
+    python -m benchmarks.pixart [--rounds 3] [--size 256] [--time-size 256] [--keep FILE]
 
 ComfyUI's own module in CPU ranks of one thread, fp32: 16,384 tokens, a tenth of the width (16 heads of 7), 8 blocks,
 random weights. A step is ComfyUI's at a cfg above 1: a call for the prompt and one for the negative, of unequal texts.
@@ -11,13 +11,14 @@ two cores, and what is sent does not depend on it. Times are with ComfyUI's, at 
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -33,7 +34,7 @@ from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
 from parallel_runtime.models.hosted.calls import to_tree  # noqa: E402
 from parallel_runtime.plan import ParallelPlan  # noqa: E402
-from parallel_runtime.pool.calls import ModelCall, RunResult  # noqa: E402
+from parallel_runtime.pool.calls import ModelCall  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402
 
 TARGET = Path(__file__).with_name("pixart.md")
@@ -54,24 +55,11 @@ PixArt-alpha at 2048 x 2048, 20 steps, 8 A100, whole images, seconds, by an engi
 | pipefusion=8 | 3.37 | 3.98 |
 | ulysses=8 | 2.46 | 11.00 |
 
-They are of 28 blocks, 1,152 wide, and include the VAE. Nothing above is a time of eight devices; what can be set beside
-them is what is sent. Between A100s of one board what Ulysses sends costs little, and a pipeline waits while it fills
-and drains; over slow links the bytes above decide. The planner does not know ComfyUI's classes, so there is no
-prediction of the real model beside these.
+They are of 28 blocks, 1,152 wide, by the clock of the whole pipeline. Nothing above is a time of eight devices; what
+can be set beside them is what is sent. Between A100s of one board what Ulysses sends costs little, and a pipeline waits
+while it fills and drains; over slow links the bytes above decide. The planner does not know ComfyUI's classes, so there
+is no prediction of the real model beside these.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """What ranks of a plan send in a step, and have: calls and bytes of the rank with the most, bytes of memory."""
-
-    plan: ParallelPlan
-    calls: int
-    sent: int
-    sent_by_all: int
-    warm_sent: int
-    weights: int
-    peak: int
 
 
 def write_model(folder: Path) -> ModelSpec:
@@ -119,8 +107,11 @@ def memory(pids: Sequence[int], field: str) -> list[int]:
     return found
 
 
-def count(spec: ModelSpec, name: str, size: int) -> Counted:
-    """Two steps of a plan in workers of its own: the first is warm-up where there are stages."""
+def count(spec: ModelSpec, name: str, size: int) -> list[str]:
+    """A row of what a plan's fullest rank sends and holds: two steps in workers of its own, of stages one is warm-up.
+
+    Ranks, plan, calls; megabytes sent by it and by all, in warm-up by it; those of its weights; its peak above them.
+    """
     plan = ParallelPlan.parse(name)
     with pool_of(plan.ranks, engine="CountedEngine") as pool:
         loaded = pool.load(spec, plan)
@@ -132,33 +123,22 @@ def count(spec: ModelSpec, name: str, size: int) -> Counted:
         warm = pool.run(spec, plan, calls_of(size, run="counted", step=0))
         result = pool.run(spec, plan, calls_of(size, run="counted", step=1))
         peak = max(after - first for after, first in zip(memory(pids, "VmHWM"), before, strict=True))
-    return Counted(
-        plan=plan,
-        calls=max(rank.collectives for rank in result.ran),
-        sent=max(rank.sent_bytes for rank in result.ran),
-        sent_by_all=sum(rank.sent_bytes for rank in result.ran),
-        warm_sent=max(rank.sent_bytes for rank in warm.ran),
-        weights=max(loaded.parameter_bytes[: plan.ranks]),
-        peak=peak,
-    )
+    sent = [rank.sent_bytes for rank in result.ran]
+    sizes = (max(sent), sum(sent), max(rank.sent_bytes for rank in warm.ran), max(loaded.parameter_bytes), peak)
+    calls = max(rank.collectives for rank in result.ran)
+    return [str(plan.ranks), plan.describe(), str(calls), *(f"{each / 1e6:,.1f}" for each in sizes)]
 
 
-def timed(pool: Pool, spec: ModelSpec, name: str, size: int, number: int) -> tuple[float, float, RunResult]:
+def timed(pool: Pool, spec: ModelSpec, name: str, size: int, number: int) -> list[str]:
     """Seconds of the first step of a run and of the one after it."""
-    plan = ParallelPlan.parse(name)
-    seconds = []
+    plan, seconds = ParallelPlan.parse(name), []
+    pool.load(spec, plan)
     for step in (0, 1):
         calls = calls_of(size, run=f"{name} {number}", step=step)
         began = time.perf_counter()
-        result = pool.run(spec, plan, calls)
+        pool.run(spec, plan, calls)
         seconds.append(time.perf_counter() - began)
-    return seconds[0], seconds[1], result
-
-
-def count_row(found: Counted) -> list[str]:
-    """A row of the table."""
-    sizes = (found.sent, found.sent_by_all, found.warm_sent, found.weights, found.peak)
-    return [str(found.plan.ranks), found.plan.describe(), str(found.calls), *(f"{each / 1e6:,.1f}" for each in sizes)]
+    return [f"{each:.2f}" for each in seconds]
 
 
 def time_rows(found: dict[str, list[tuple[float, float]]]) -> list[list[str]]:
@@ -169,29 +149,50 @@ def time_rows(found: dict[str, list[tuple[float, float]]]) -> list[list[str]]:
         first, later = (median(each[step] for each in rounds) for step in (0, 1))
         faster = median(one[1] / mine[1] for one, mine in zip(alone, rounds, strict=True))
         plan = ParallelPlan.parse(name)
-        rows.append([str(plan.ranks), plan.describe(), f"{first:.1f}", f"{later:.1f}", f"{faster:.2f}x"])
+        rows.append([str(plan.ranks), plan.describe(), f"{first:.2f}", f"{later:.2f}", f"{faster:.2f}x"])
     return rows
 
 
-def decode_s(rounds: int) -> float:
-    """Seconds that a VAE of SD's layout takes for a latent of 256 x 256, a quarter of its width, in this process."""
+def decode_s(size: int) -> float:
+    """Seconds that a decoder of SD's layout, a quarter as wide, takes for a latent of `size` x `size`."""
     sys.path.insert(0, str(comfyui_path()))
     sys.argv = [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
     from comfy.ldm.modules.diffusionmodules.model import Decoder
 
     torch.manual_seed(0)
     sizes = {"ch": 32, "out_ch": 3, "ch_mult": (1, 2, 4, 4), "num_res_blocks": 2, "attn_resolutions": []}
     decoder = Decoder(**sizes, in_channels=3, resolution=256, z_channels=4).eval()
-    latent, seconds = torch.randn(1, 4, 256, 256), []
+    latent = torch.randn(1, 4, size, size)
     with torch.inference_mode():
-        for _ in range(rounds):
-            began = time.perf_counter()
-            decoder(latent)
-            seconds.append(time.perf_counter() - began)
-    return median(seconds)
+        began = time.perf_counter()
+        decoder(latent)
+    return time.perf_counter() - began
 
 
-def page(counted: Sequence[Counted], times: dict[str, list[tuple[float, float]]], about: str, vae_s: float) -> str:
+class Kept:
+    """What is known, in a file of a JSON object a line, so that a run that was ended goes on with it. None: no file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+
+    def cells(self, kind: str, name: str, measure: Callable[[], list[str]]) -> list[str]:
+        """The cells of a row: as they are kept, else measured, kept and printed."""
+        for said in map(json.loads, self._lines):
+            if (said["kind"], said["name"]) == (kind, name):
+                return list(said["cells"])
+        cells = measure()
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"kind": kind, "name": name, "cells": cells}) + "\n")
+        print(kind, name, *cells, sep=" | ", flush=True)  # noqa: T201
+        return cells
+
+
+def page(counted: Sequence[list[str]], times: dict[str, list[tuple[float, float]]], about: str, vae: str) -> str:
     """All of it."""
     sent = ("ranks", "plan", "calls a rank", "sent a rank, MB", "by all, MB", "in warm-up, MB", "weights a rank, MB")
     took = ("ranks", "plan", "first step, s", "later step, s", "beside one rank")
@@ -205,8 +206,8 @@ def page(counted: Sequence[Counted], times: dict[str, list[tuple[float, float]]]
         "## What a step sends and holds",
         "",
     ]
-    lines += [COUNTS, *table((*sent, "peak growth, MB"), [count_row(each) for each in counted]), "", "## Times", ""]
-    lines += [TIMES, *table(took, time_rows(times)), "", "## The VAE", "", VAE.format(seconds=vae_s), PUBLISHED]
+    lines += [COUNTS, *table((*sent, "peak growth, MB"), counted), "", "## Times", ""]
+    lines += [TIMES, *table(took, time_rows(times)), "", "## The VAE", "", vae, PUBLISHED]
     return "\n".join(lines)
 
 
@@ -214,14 +215,14 @@ COUNTS = """A step after the warm-up, both calls: a rank's calls (collectives an
 ranks, and what the same rank sends in a step of the warm-up. A rank here is the one with the most. Peak growth is
 resident memory at its highest in two steps, above what the rank had with its weights: activations, kept keys and
 values, buffers. Patches are as many as stages. Every stage has what is outside of the blocks, which at a tenth of the
-width is a third of the file (the text's projection).
+width is half of the file (most of it the text's projection).
 """
 TIMES = """Medians; plans in turn, round by round, and the last column the median of each round's ratio. `first step` is
 warm-up for a pipeline: one stage after the other. `later step` begins and ends with the pipeline empty, as each step
 does in ComfyUI's loop: with M patches over 2 stages, a bubble of 1 / (M + 1) a call.
 """
 VAE = """One process decodes, whatever the plan was; it is in none of the figures above. A decoder of SD's layout at a
-quarter of its width, random weights, a latent of 256 x 256, two threads: {seconds:.1f} s.
+quarter of its width, random weights, a latent of {size} x {size}: {seconds} s.
 """
 
 
@@ -230,29 +231,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", type=int, default=256, help="height and width of the latent; 256 is 2048 pixels")
+    parser.add_argument("--time-size", type=int, default=256, help="the same of the runs that are timed")
+    parser.add_argument("--keep", type=Path, help="a file of what is known; a run that was ended goes on with it")
     parser.add_argument("--output", type=Path, default=TARGET)
     arguments = parser.parse_args()
-    load_before = os.getloadavg()[0]
-    say: Callable[..., None] = lambda *told: print(*told, sep=" | ", flush=True)  # noqa: E731, T201
+    load_before, kept, time_size = os.getloadavg()[0], Kept(arguments.keep), arguments.time_size
     with tempfile.TemporaryDirectory() as folder:
         spec = write_model(Path(folder))
         counted = []
         for name in COUNTED:
-            counted.append(count(spec, name, arguments.size))
-            say(*count_row(counted[-1]))
+            measure = partial(count, spec, name, arguments.size)
+            counted.append(kept.cells("counted", ParallelPlan.parse(name).describe(), measure))
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in TIMED}
         with pool_of(2) as pool:
             for number in range(arguments.rounds):
                 for name, rounds in times.items():
-                    first, later, _ = timed(pool, spec, name, arguments.size, number)
-                    rounds.append((first, later))
-                    say(number, name, f"{first:.1f}", f"{later:.1f}")
-    vae_s = decode_s(1)
+                    cells = kept.cells(f"round {number}", name, partial(timed, pool, spec, name, time_size, number))
+                    rounds.append((float(cells[0]), float(cells[1])))
+    (vae_s,) = kept.cells("vae", "", lambda: [f"{decode_s(time_size):.1f}"])
     about = (
-        f"{(arguments.size // 2) ** 2:,} tokens, {arguments.rounds} round(s). torch {torch.__version__}, "
-        f"{os.cpu_count()} cores, load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after."
+        f"{(arguments.size // 2) ** 2:,} tokens where plans are counted, {(time_size // 2) ** 2:,} where they are "
+        f"timed, {arguments.rounds} round(s). torch {torch.__version__}, {os.cpu_count()} cores shared with others, "
+        f"load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after."
     )
-    arguments.output.write_text(page(counted, times, about, vae_s), encoding="utf-8")
+    arguments.output.write_text(
+        page(counted, times, about, VAE.format(seconds=vae_s, size=time_size)), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

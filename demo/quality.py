@@ -163,7 +163,8 @@ def sheet_of(drawn: dict[str, Tensor], count: int = 10) -> Image.Image:
 def main(arguments: argparse.Namespace) -> list[str]:
     """Draws every case, prints and writes the table; returns its rows."""
     unseen = combinations()[1]
-    wanted = tuple(unseen[:: max(len(unseen) // arguments.prompts, 1)][: arguments.prompts])
+    order = torch.randperm(len(unseen), generator=numbers("prompts", SEED, 0, CPU)).tolist()
+    wanted = tuple(unseen[index] for index in sorted(order[: arguments.prompts]))
     loaded = [networks.load(MODELS / f"demo_{name}.safetensors", CPU) for name in ("autoencoder", "classifier")]
     autoencoder, classifier = loaded
     drawn: dict[str, Tensor] = {}

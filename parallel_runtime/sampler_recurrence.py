@@ -22,14 +22,44 @@ NUM_SIDES = 2  # of cfg: the positive conditioning, the negative one
 PREVIEW_SLOTS = 2  # a step's preview is read before the step after the next may start
 
 
+class Prediction(NamedTuple):
+    """How ComfyUI's model sampling reads one call: of X to what the model is given, of its output to D.
+
+    The model is given `X * scale`, and D is `X * skip + output * weight`. What a noise mask keeps of X is
+    `noise * kept_noise + latent * kept_latent`.
+    """
+
+    scale: float
+    skip: float
+    weight: float
+    kept_noise: float
+    kept_latent: float
+
+    @classmethod
+    def of_flow(cls, sigma: float) -> "Prediction":
+        """A flow's: the model is given X and says its velocity."""
+        return cls(1.0, 1.0, -sigma, sigma, 1.0 - sigma)
+
+
 class RecurrenceStep(NamedTuple):
-    """How one X is made. `sigma` and `timestep` are those of the call that it goes into; the result has none."""
+    """How one X is made. `sigma` and `timestep` are those of the call that it goes into; the result has none.
+
+    `prediction`: how that call is read; None: as a flow's.
+    """
 
     inputs: tuple[tuple[int, float], ...] = ()  # (k, factor of X_k)
     denoised: tuple[tuple[int, float], ...] = ()  # (j, weight of D_j)
     given: bool = False
     sigma: float | None = None
     timestep: float | None = None
+    prediction: Prediction | None = None
+
+    @property
+    def reading(self) -> Prediction:
+        """How the call is read. Raises `ValueError` for the result, which goes into none."""
+        if self.sigma is None:
+            raise ValueError("a state without sigma goes into no call; the recurrence is not whole")
+        return Prediction.of_flow(self.sigma) if self.prediction is None else self.prediction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from comfy.sd import VAE
 
 from ...parallel_runtime.devices import Device
-from ...parallel_runtime.wire.replies import DecodeReply
+from ...parallel_runtime.wire.vae_messages import DecodeReply
 from .clock import synchronized_s
 from .parallel_decode import CannotShareError, decode_over
 from .progress import NodeText

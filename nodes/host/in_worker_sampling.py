@@ -1,33 +1,31 @@
 """A whole sampling run inside the pool: whether it can live there, what it is given, and what comes back each step.
 
 ComfyUI prepares everything as it always does: conditionings, sigmas, noise, masks, guidance. One stock call of the
-model, answered with nothing, shows what each conditioning becomes at the model's door; that and the sampler's
-recurrence go to the workers, which then need the host no more. What this file cannot vouch for stays in ComfyUI's own
-loop, and the reason is said.
+model, answered with nothing, shows what each conditioning becomes on its way to the model (in_worker_calls.py); that
+and the sampler's recurrence go to the workers, which then need the host no more. What this file cannot vouch for stays
+in ComfyUI's own loop, and the reason is said.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 import comfy.model_management
-import comfy.model_sampling
 import comfy.samplers
 import torch
 from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.checkpoint import HOSTED
-from ...parallel_runtime.models.registry import titles
 from ...parallel_runtime.plan import ParallelPlan
-from ...parallel_runtime.pool.calls import ModelCall
-from ...parallel_runtime.pool.in_worker_sampling import Inpaint, InWorkerRun, refuse_long, shares
+from ...parallel_runtime.pool.in_worker_sampling import Inpaint, InWorkerRun, refuse_long, seen_shape, shares
 from ...parallel_runtime.redact_paths import redact_paths
 from ...parallel_runtime.sampler_recurrence import SamplerRecurrence
 from .cond_tasks import TOGETHER_KEY, tell_idle
+from .host_loop import HostLoopError
+from .in_worker_calls import Form, TokenForm, WholeForm, cond_names
+from .model_sampling import with_predictions
 from .progress import NodeText
-from .run_context import options_of_run, run_of
+from .run_context import RunContext, run_of
 from .trace_recurrence import SamplerRun, given_tensors, trace
-from .workload_from_guider import PATCH, asks_negative
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +37,6 @@ BY_STEP = {
     "control": "a ControlNet",
     "hooks": "a conditioning has hooks",
     "gligen": "GLIGEN",
-    "timestep_start": "a conditioning is for some steps only",
-    "timestep_end": "a conditioning is for some steps only",
     "default": "a default conditioning",
 }
 OPTIONS = {
@@ -58,10 +54,6 @@ UNTRACEABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, Run
 READ_BEFORE = ("model_sampling", "latent_format", "concat_keys", "diffusion_model.params.")
 # Wrappers around the whole run do not see what happens inside it.
 OUTSIDE = {WrappersMP.OUTER_SAMPLE, WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMPLER_SAMPLE}
-
-
-class HostLoopError(ValueError):
-    """The run must stay in ComfyUI's loop; the message says why."""
 
 
 class InWorkerSampler(comfy.samplers.KSAMPLER):
@@ -116,34 +108,42 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         guider, model_options = model.inner_model, extra_args["model_options"]
         context = run_of(model_options)
         run = SamplerRun(sampler=self._stock, guider=guider, sigmas=sigmas, extra_args=extra_args)
+        form, mask = form_of(context), extra_args["denoise_mask"]
+        form.refuse_latent(x)
         recurrence, sigmas_left = _recurrence(run)
-        if x.ndim != 4 or x.shape[2] % PATCH or x.shape[3] % PATCH:
-            raise HostLoopError(f"a latent of {tuple(x.shape[2:])} does not divide into tokens of {PATCH}")
-        inpaint = _inpaint(model, extra_args["denoise_mask"], x, sigmas)
-        conds = tuple(_cond(guider, name, extra_args, x, sigmas[:1]) for name in _cond_names(guider, model_options))
-        if len({tuple(cond.tensors["img"].shape) for cond in conds}) > 1:
+        recurrence = with_predictions(recurrence, guider.inner_model, dims=x.ndim, masked=mask is not None)
+        _refuse_long(recurrence)
+        _refuse_ranges(guider, model_options, recurrence)
+        inpaint = _inpaint(model, mask, x, recurrence)
+        names = cond_names(guider, model_options)
+        _refuse_idle(context.plan, x.shape[0], len(names))
+        conds = form.conds(guider, model_options, x, sigmas[:1])
+        if len({seen_shape(cond.call) for cond in conds}) > 1:
             raise HostLoopError("one conditioning has other reference images than the other")
-        _refuse_idle(context.plan, x.shape[0], len(conds))
-        tell_idle(context, len(conds) * x.shape[0])
+        check_cancelled = comfy.model_management.throw_exception_if_processing_interrupted
+        for cond in conds:
+            if cond.module_call is not None:
+                context.check(cond.module_call, check_cancelled)
+        tell_idle(context, len(names) * x.shape[0])
         given = given_tensors(run, recurrence, x)
 
-        def step_done(step: int, tokens: torch.Tensor) -> None:
-            denoised = from_tokens(tokens, x.shape).to(x.device)
+        def step_done(step: int, rows: torch.Tensor) -> None:
+            denoised = form.latent(rows, x.shape).to(x.device)
             callback({"i": step, "denoised": denoised, "x": denoised})
 
         result = context.sample(
             InWorkerRun(
                 recurrence=recurrence,
-                conds=conds,
+                conds=tuple(cond.call for cond in conds),
                 cfg=float(guider.cfg),
-                given={number: to_tokens(tensor).float() for number, tensor in given.items()},
-                inpaint=inpaint,
+                given={number: form.rows(tensor).float() for number, tensor in given.items()},
+                inpaint=inpaint and Inpaint(**{name: form.rows(part).float() for name, part in inpaint.items()}),
             ),
             on_step=step_done,
-            check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+            check_cancelled=check_cancelled,
         )
         sigmas.copy_(sigmas_left)
-        return from_tokens(result, x.shape).to(device=x.device, dtype=x.dtype)
+        return form.latent(result, x.shape).to(device=x.device, dtype=x.dtype)
 
 
 def _refuse(guider: comfy.samplers.CFGGuider, model_options: dict, reason: str | None) -> None:
@@ -154,13 +154,17 @@ def _refuse(guider: comfy.samplers.CFGGuider, model_options: dict, reason: str |
     context = run_of(model_options)
     if context is None or vars(guider.inner_model).get("pooled") is not context.model:
         raise HostLoopError("the MODEL is a stock loader's")
-    if context.model.spec.adapter == HOSTED:
-        raise HostLoopError(f"the loop in the workers runs {titles()} alone")
     if reason is not None:
         raise HostLoopError(reason)
     _refuse_guider(guider, model_options)
     _refuse_model(guider)
     _refuse_conds(guider, model_options)
+    form_of(context).refuse(guider, model_options)
+
+
+def form_of(context: RunContext) -> Form:
+    """How the latents and conditionings of a run go to the workers, by who computes the model there."""
+    return WholeForm() if context.model.spec.adapter == HOSTED else TokenForm()
 
 
 def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
@@ -172,16 +176,13 @@ def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> Non
             raise HostLoopError(reason)
     wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
     inside = [key for kind, by_key in wrappers.items() if kind not in OUTSIDE for key, found in by_key.items() if found]
-    inside = [key for key in inside if key != TOGETHER_KEY]  # ours, for the host's loop
+    inside = [key for key in dict.fromkeys(inside) if key != TOGETHER_KEY]  # ours, for the host's loop
     if inside:
         raise HostLoopError(f"a node wraps the model's calls ({', '.join(map(str, inside))})")
 
 
 def _refuse_model(guider: comfy.samplers.CFGGuider) -> None:
-    """Raise `HostLoopError` unless the model denoises as a flow does: the latent less sigma times what it says."""
-    flow, sampling = comfy.model_sampling.CONST, type(guider.inner_model.model_sampling)
-    if not issubclass(sampling, flow) or sampling.calculate_denoised is not flow.calculate_denoised:
-        raise HostLoopError("the model's sampling is not a flow's")
+    """Raise `HostLoopError` for parts of the model that a node replaced and that each step reads."""
     for name in guider.model_patcher.object_patches:
         if not name.startswith(READ_BEFORE):
             raise HostLoopError(f"a node replaces the model's {name}")
@@ -189,7 +190,7 @@ def _refuse_model(guider: comfy.samplers.CFGGuider) -> None:
 
 def _refuse_conds(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
     """Raise `HostLoopError` for conditionings that are not one and the same at each step and place."""
-    for name in _cond_names(guider, model_options):
+    for name in cond_names(guider, model_options):
         entries = guider.conds[name] or []
         if len(entries) != 1:
             raise HostLoopError(f"the {name} conditioning has {len(entries)} parts")
@@ -198,8 +199,14 @@ def _refuse_conds(guider: comfy.samplers.CFGGuider, model_options: dict) -> None
                 raise HostLoopError(reason)
 
 
-def _cond_names(guider: comfy.samplers.CFGGuider, model_options: dict) -> tuple[str, ...]:
-    return ("positive", "negative") if asks_negative(guider.cfg, model_options) else ("positive",)
+def _refuse_ranges(guider: comfy.samplers.CFGGuider, model_options: dict, recurrence: SamplerRecurrence) -> None:
+    """Raise `HostLoopError` for a conditioning that some of the run's calls leave out, as ComfyUI does by sigma."""
+    sigmas = [state.sigma for state in recurrence.states if state.sigma is not None]
+    for name in cond_names(guider, model_options):
+        (entry,) = guider.conds[name]
+        first, last = entry.get("timestep_start"), entry.get("timestep_end")
+        if (first is not None and max(sigmas) > first) or (last is not None and min(sigmas) < last):
+            raise HostLoopError("a conditioning is for some steps only")
 
 
 def _recurrence(run: SamplerRun) -> tuple[SamplerRecurrence, torch.Tensor]:
@@ -208,39 +215,16 @@ def _recurrence(run: SamplerRun) -> tuple[SamplerRecurrence, torch.Tensor]:
         recurrence, sigmas_left = trace(run, run.guider.inner_model.model_sampling.timestep)
     except UNTRACEABLE as error:
         raise HostLoopError(f"the sampler cannot be written as numbers: {error}") from error
-    try:
-        refuse_long(recurrence)
-    except ValueError as error:
-        raise HostLoopError(str(error)) from error
     if recurrence.num_calls == 0:
         raise HostLoopError("the sampler does not call the model")
     return recurrence, sigmas_left
 
 
-def _cond(
-    guider: comfy.samplers.CFGGuider,
-    name: str,
-    extra_args: dict,
-    x: torch.Tensor,
-    sigma: torch.Tensor,
-) -> ModelCall:
-    """What ComfyUI would send the workers for one conditioning in the first step."""
-    calls: list[ModelCall] = []
-    looking = replace(run_of(extra_args["model_options"]), captured=calls)
-    options = options_of_run(extra_args["model_options"], looking)
-    sigma = sigma.expand(x.shape[0])
-    comfy.samplers.calc_cond_batch(guider.inner_model, [guider.conds[name]], x, sigma, options)
-    if len(calls) != 1:
-        raise HostLoopError(f"the {name} conditioning makes {len(calls)} calls of the model")
-    call = calls[0]
-    tokens = to_tokens(x).to(call.tensors["img"])
-    rows, width = tokens.shape[1:]
-    times = guider.inner_model.model_sampling.timestep(sigma).float()
-    if not torch.equal(call.tensors["img"][:, :rows, :width], tokens) or not torch.equal(
-        call.tensors["timesteps"].to(times.device), times
-    ):
-        raise HostLoopError("the latent reaches the model changed")
-    return call
+def _refuse_long(recurrence: SamplerRecurrence) -> None:
+    try:
+        refuse_long(recurrence)
+    except ValueError as error:
+        raise HostLoopError(str(error)) from error
 
 
 def _refuse_idle(plan: ParallelPlan, images: int, num_conds: int) -> None:
@@ -254,30 +238,21 @@ def _refuse_idle(plan: ParallelPlan, images: int, num_conds: int) -> None:
 
 
 def _inpaint(
-    model: comfy.samplers.KSamplerX0Inpaint, mask: torch.Tensor | None, x: torch.Tensor, sigmas: torch.Tensor
-) -> Inpaint | None:
-    """The noise mask's tensors; what is not to be sampled is noise * sigma + latent * (1 - sigma) at every sigma."""
+    model: comfy.samplers.KSamplerX0Inpaint,
+    mask: torch.Tensor | None,
+    x: torch.Tensor,
+    recurrence: SamplerRecurrence,
+) -> dict[str, torch.Tensor] | None:
+    """The noise mask with the noise and the latent of what it keeps, each as `x`. Raises `HostLoopError` where those
+    are noised in another way than the recurrence says."""
     if mask is None:
         return None
     scaling = model.inner_model.inner_model.scale_latent_inpaint
-    for sigma in (sigmas[0], sigmas[len(sigmas) // 2]):
-        wanted = scaling(x=x, sigma=sigma.expand(x.shape[0]), noise=model.noise, latent_image=model.latent_image)
-        found = sigma * model.noise + (1.0 - sigma) * model.latent_image
+    for state in (recurrence.states[0], recurrence.states[recurrence.num_calls // 2]):
+        sigma = torch.full((x.shape[0],), state.sigma, device=x.device, dtype=x.dtype)
+        wanted = scaling(x=x, sigma=sigma, noise=model.noise, latent_image=model.latent_image)
+        found = model.noise * state.reading.kept_noise + model.latent_image * state.reading.kept_latent
         if not torch.allclose(found, wanted, rtol=1e-6, atol=1e-6):
             raise HostLoopError("the model noises what a mask keeps in its own way")
-    parts = (mask, model.noise, model.latent_image)
-    mask, noise, latent = (to_tokens(part.expand_as(x)).float() for part in parts)
-    return Inpaint(mask=mask, noise=noise, latent=latent)
-
-
-def to_tokens(latent: torch.Tensor) -> torch.Tensor:
-    """(B, C, H, W) to (B, H / 2 * W / 2, C * 4), channels outermost within a token, as ComfyUI's module has them."""
-    parts = latent.unflatten(3, (-1, PATCH)).unflatten(2, (-1, PATCH))  # (B, C, h, 2, w, 2)
-    return parts.permute(0, 2, 4, 1, 3, 5).flatten(3, 5).flatten(1, 2)
-
-
-def from_tokens(tokens: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The way back, to a latent of `shape`."""
-    _, channels, height, width = shape
-    parts = tokens.unflatten(1, (height // PATCH, width // PATCH)).unflatten(3, (channels, PATCH, PATCH))
-    return parts.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+    parts = {"mask": mask, "noise": model.noise, "latent": model.latent_image}
+    return {name: part.expand_as(x) for name, part in parts.items()}

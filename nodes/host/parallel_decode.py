@@ -25,7 +25,7 @@ from ...parallel_runtime.devices import Device
 from ...parallel_runtime.pool.held_vae import Tile, VaeWeights
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.wire.protocol import DTYPE_BYTES
-from ...parallel_runtime.wire.replies import DecodeReply
+from ...parallel_runtime.wire.vae_messages import DecodeReply
 from .hosted_source import this_comfyui
 from .pools import POOLS
 from .progress import NodeText
@@ -65,7 +65,7 @@ def decode_over(vae: VAE, latent: dict, devices: Sequence[Device], *, clock: Cal
     pool = POOLS.pool(tuple(devices))
     check = comfy.model_management.throw_exception_if_processing_interrupted
     NodeText().say(f"bringing the VAE to {len(devices)} devices")
-    load_s = pool.hold_vae(weights, check_cancelled=check)
+    load_s = pool.vae(lambda held, check: held.hold(weights, check), check_cancelled=check).load_s
     clock()
     image, ranks = blended(vae, samples, tiles, weights, pool, check_cancelled=check)
     return Shared(image=image, load_s=load_s, num_tiles=len(tiles), ranks=ranks)
@@ -89,12 +89,12 @@ def blended(
         method = OWN_TILES
 
     def decode(some: Sequence[Tile], *, before: int) -> list[torch.Tensor]:
-        decoded = pool.decode_tiles(
-            weights,
-            some,
-            method=method,
-            last=before + len(some) == len(tiles),
-            on_tiles=lambda done: text.say(f"{before + done} of {len(tiles)} tiles, on {len(pool.devices)} devices"),
+        def told(done: int) -> None:
+            text.say(f"{before + done} of {len(tiles)} tiles, on {len(pool.devices)} devices")
+
+        last = before + len(some) == len(tiles)
+        decoded = pool.vae(
+            lambda held, check: held.decode(weights, some, check, method=method, last=last, on_tiles=told),
             check_cancelled=check_cancelled,
         )
         if refused := [rank.refused for rank in decoded.ranks if rank.refused]:

@@ -140,7 +140,7 @@ class RunContext:
             tensors=tensors,
             out_shape=(batch, image_tokens, out_channels),
             out_dtype=img.dtype,
-            options={**options, **self._pipeline(place), **self._engine_options()},
+            options={**options, **self._pipeline(place), **self.engine_options()},
         )
         if self.captured is not None:
             self.captured.append(call)
@@ -165,14 +165,25 @@ class RunContext:
             tensors=tensors,
             out_shape=out_shape,
             out_dtype=torch.float32,
-            options={**options, **self._pipeline(place), **self._engine_options()},
+            options={**options, **self._pipeline(place), **self.engine_options()},
         )
-        if self.prover is not None:
-            kind = (call.options["call"], [tensor.shape for tensor in call.tensors.values()])
-            if kind not in self.checked:
-                self.prover.check(self, call, check_cancelled)
-                self.checked.append(kind)
+        if self.captured is not None:
+            self.captured.append(call)
+            return torch.zeros(out_shape)
+        self.check(call, check_cancelled)
         return self._hand_over(call, check_cancelled)
+
+    def check(self, call: ModelCall, check_cancelled: Callable[[], None]) -> None:
+        """Have it known that the plan computes such a call of ComfyUI's own module as one device does.
+
+        Raises `ValueError` for a plan that was found to compute something else, and as `step`.
+        """
+        if self.prover is None:
+            return
+        kind = (call.options["call"], [tensor.shape for tensor in call.tensors.values()])
+        if kind not in self.checked:
+            self.prover.check(self, call, check_cancelled)
+            self.checked.append(kind)
 
     def _pipeline(self, place: str | None) -> dict[str, object]:
         """What the stages of a pipeline keep the keys of a call by; nothing without stages, or without a place."""
@@ -214,7 +225,7 @@ class RunContext:
         self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
         return result.out
 
-    def _engine_options(self) -> dict[str, bool]:
+    def engine_options(self) -> dict[str, bool]:
         """What every call asks of the engine."""
         recorder = self.recorder
         return {

@@ -7,12 +7,12 @@ and its blending, which are ComfyUI's own, nor how ranks are asked (worker_group
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from ..checkpoint import ComfyUI
-from ..wire.replies import DecodeReply
-from ..wire.requests import DecodeTiles, HoldVae
+from ..wire.vae_messages import DecodeReply, DecodeTiles, HoldVae
 from .arena import Arena, Extent, dtype_name
 from .held_weights import Ask, Check
 
@@ -51,20 +51,25 @@ class Decoded:
     ranks: list[DecodeReply]
 
 
+class Held(NamedTuple):
+    """The handle of the VAE that ranks hold, and seconds that bringing it took, 0 where it was there."""
+
+    handle: int
+    load_s: float
+
+
 class HeldVae:
     """At most one VAE on `num_ranks` ranks. `handles` gives new numbers; `load_deadline_s`: of taking its weights."""
 
-    def __init__(
-        self, ask: Ask, arena: Arena, *, handles: Iterator[int], num_ranks: int, load_deadline_s: float
-    ) -> None:
+    def __init__(self, ask: Ask, arena: Arena, handles: Iterator[int], num_ranks: int, load_deadline_s: float) -> None:
         self._ask, self._arena, self._handles = ask, arena, handles
         self._num_ranks, self._load_deadline_s = num_ranks, load_deadline_s
         self._held: tuple[str, int] | None = None
 
-    def hold(self, vae: VaeWeights, check: Check) -> float:
-        """Have the VAE on every rank; seconds that it took, 0 where it was there. Given up, no rank keeps any of it."""
+    def hold(self, vae: VaeWeights, check: Check) -> Held:
+        """Have the VAE on every rank, in place of any other. Given up, no rank counts as having it."""
         if self._held is not None and self._held[0] == vae.key:
-            return 0.0
+            return Held(self._held[1], 0.0)
         began, self._held, handle = time.perf_counter(), None, next(self._handles)
         batches = list(_batches(vae.tensors))
         for number, names in enumerate(batches):
@@ -80,23 +85,28 @@ class HeldVae:
             placed = self._arena.place({f"w{at}": vae.tensors[name] for at, name in enumerate(names)})
             self._ask(request, check, placed.specs, deadline_s=self._load_deadline_s)
         self._held = (vae.key, handle)
-        return time.perf_counter() - began
+        return Held(handle, time.perf_counter() - began)
 
     def decode(
-        self, tiles: Sequence[Tile], *, method: str, last: bool, check: Check, on_tiles: Callable[[int], None]
+        self,
+        vae: VaeWeights,
+        tiles: Sequence[Tile],
+        check: Check,
+        *,
+        method: str,
+        last: bool,
+        on_tiles: Callable[[int], None],
     ) -> Decoded:
-        """The pixels of tiles of the VAE that is held. The largest go first, each to the rank with least to do.
+        """The pixels of tiles. The largest go first, each to the rank with least to do.
 
-        `on_tiles(done)` is told of how many are done.
+        Holds the VAE where the ranks lack it. `method` is that of its class which decodes one; `last`: no more of this
+        picture follow; `on_tiles(done)` is told of how many are done. Cancelled, it ends between two layers.
         """
-        if self._held is None:
-            raise RuntimeError("no VAE is held; hold one first")
+        handle = self.hold(vae, check).handle
         latents = {f"in{number}": tile.latent for number, tile in enumerate(tiles)}
         rooms = [Extent(f"out{number}", dtype_name(tile.dtype), tile.shape) for number, tile in enumerate(tiles)]
         placed = self._arena.place(latents, rooms)
-        request = DecodeTiles(
-            vae=self._held[1], method=method, tiles=shared_out(tiles, num_ranks=self._num_ranks), last=last
-        )
+        request = DecodeTiles(vae=handle, method=method, tiles=shared_out(tiles, num_ranks=self._num_ranks), last=last)
         answered = self._ask(
             request,
             check,

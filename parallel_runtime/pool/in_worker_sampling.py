@@ -43,6 +43,8 @@ class Inpaint:
 class InWorkerRun:
     """A whole sampling run. `conds`: the positive conditioning and, for cfg, the negative one, as a model's call each.
 
+    A call of ComfyUI's own model has no tokens here: it is one of its `apply_model`, for images whose latent has the
+    shape in its option `latent`, and a latent travels as (B, 1, numbers).
     `given`: the recurrence's tensors, (B, S, C) fp32. `timeline` has the ranks of a pipeline note when which patch came
     and went; their reports have it. Modulations of all calls that would take a rank more than `modulation_bytes` are
     computed call by call: about 2 MB a call, image and conditioning in bf16 on a model 3072 wide.
@@ -60,7 +62,7 @@ class InWorkerRun:
     def __post_init__(self) -> None:
         if not 1 <= len(self.conds) <= NUM_SIDES:
             raise ValueError(f"{len(self.conds)} conditionings for a run; give one, or two for cfg")
-        shapes = {tuple(cond.tensors["img"].shape) for cond in self.conds}
+        shapes = {seen_shape(cond) for cond in self.conds}
         if len(shapes) > 1:
             raise ValueError(f"the conditionings see images of different shapes {sorted(shapes)}; use the host loop")
         if set(self.given) != set(self.recurrence.given):
@@ -80,7 +82,7 @@ class InWorkerRun:
                     f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; give float32 of shape {self.shape}"
                 )
         images, tokens, channels = self.shape
-        img = tuple(self.conds[0].tensors["img"].shape)
+        img = seen_shape(self.conds[0])
         if img[0] != images or img[1] < tokens or img[2] < channels:
             raise ValueError(f"the conditionings see images of shape {img}, the latent is {self.shape}; make them fit")
 
@@ -119,9 +121,15 @@ class InWorkerRun:
         )
 
 
+def seen_shape(cond: ModelCall) -> tuple[int, ...]:
+    """(B, S, C) of the images that a call of the model sees; ComfyUI's own model sees one row of numbers."""
+    img = cond.tensors.get("img")
+    return (cond.out_shape[0], 1, cond.out_shape[1]) if img is None else tuple(img.shape)
+
+
 def refuse_unfit(plan: ParallelPlan, run: InWorkerRun) -> None:
     """Raise `ValueError` when the plan's pipeline does not fit the run."""
-    steps, tokens = len(run.recurrence.step_ends), run.conds[0].tensors["img"].shape[1]
+    steps, tokens = len(run.recurrence.step_ends), seen_shape(run.conds[0])[1]
     if plan.pipefusion > 1 and plan.warmup_steps > steps:
         raise ValueError(
             f"warmup_steps={plan.warmup_steps} is more than the run's {steps} step(s); "

@@ -26,12 +26,13 @@ from ..wire.replies import MeasureReply, ProbeReply
 from .calls import ModelCall, Pace, RunResult, shape_of, shared_out
 from .deadlines import LOAD_S, REQUEST_S, START_S, checked
 from .generations import Generations, WorkerSettings
-from .held_vae import Decoded, Tile, VaeWeights
+from .held_vae import HeldVae
 from .held_weights import Check, OnProgress
 from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, refuse_unfit
 from .models import LoadResult
 from .process import RankSettings, available_cpus
 from .status import State, describe, first_line
+from .supervisor import Answer
 from .worker_group import WorkerGroup
 
 ENGINE = "parallel_runtime.worker.engine:Engine"
@@ -261,33 +262,10 @@ class Pool:
             ensured = workers.ensure(spec, plan, patches, check)
             return workers.sample(ensured, plan, run, check, on_step=on_step)
 
-    def hold_vae(self, vae: VaeWeights, *, check_cancelled: Check | None = None) -> float:
-        """Have a VAE on every rank, in place of any other; seconds that it took, 0 where it is there. Raises PoolError.
-
-        Starts the workers if need be.
-        """
+    def vae(self, ask: Callable[[HeldVae, Check], Answer], *, check_cancelled: Check | None = None) -> Answer:
+        """What `ask(held, check)` finds of the VAE that ranks hold; starts the workers if need be. Raises PoolError."""
         with self._lock.acquire(check_cancelled) as check:
-            return self._ready(check).vae.hold(vae, check)
-
-    def decode_tiles(
-        self,
-        vae: VaeWeights,
-        tiles: Sequence[Tile],
-        *,
-        method: str = "decode",
-        last: bool = True,
-        on_tiles: Callable[[int], None] = lambda _: None,
-        check_cancelled: Check | None = None,
-    ) -> Decoded:
-        """Pixels of tiles, shared out over all ranks; cancelled, it ends at most one layer after the one it is in.
-
-        Holds the VAE where the workers lack it. `last`: no more of this picture follow. `on_tiles(done)` is told of
-        how many are done. Raises PoolError.
-        """
-        with self._lock.acquire(check_cancelled) as check:
-            workers = self._ready(check)
-            workers.vae.hold(vae, check)
-            return workers.vae.decode(tiles, method=method, last=last, check=check, on_tiles=on_tiles)
+            return ask(self._ready(check).vae, check)
 
     def measure_devices(self, check_cancelled: Check | None = None) -> list[MeasureReply]:
         """Each rank's device, measured by all ranks at once, in rank order. Raises PoolError."""

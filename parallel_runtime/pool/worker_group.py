@@ -82,13 +82,7 @@ class WorkerGroup:
             budget_bytes=budget_bytes,
         )
         self.models = self._weights.models
-        self.vae = HeldVae(
-            self._ask,
-            self._arena,
-            handles=self._handles,
-            num_ranks=len(generation.ranks),
-            load_deadline_s=load_deadline_s,
-        )
+        self.vae = HeldVae(self._ask, self._arena, self._handles, len(generation.ranks), load_deadline_s)
 
     @property
     def busy(self) -> bool:

@@ -5,16 +5,15 @@ message (records.py), where tensors lie (channel.py), the replies (replies.py), 
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, get_args
 
-from ..checkpoint import ComfyUI, ModelSpec
+from ..checkpoint import ModelSpec
 from ..exchange_groups import ExchangeGroup
 from ..plan import BatchSlice, Layout, ParallelPlan
 from ..sampler_recurrence import SamplerRecurrence
 from .protocol import Op
 from .replies import (
     CheckReply,
-    DecodeReply,
     EmptyReply,
     LoadReply,
     MeasureReply,
@@ -24,6 +23,7 @@ from .replies import (
     StepReply,
     StrengthsReply,
 )
+from .vae_messages import OfVae
 
 Options: TypeAlias = dict[str, Any]  # of one call of the model, as the engine takes them
 Reply = TypeVar("Reply", covariant=True)
@@ -197,66 +197,7 @@ class Trim:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HoldVae:
-    """One message of a VAE's weights, tensors `w0` on by `names`; with the last, ComfyUI's class is built of them all.
-
-    A rank holds one VAE: the first message lets another go. `metadata` is what ComfyUI's class is told beside them.
-    """
-
-    op: ClassVar = Op.VAE
-    reply: ClassVar = MemoryReply
-    vae: int
-    comfyui: ComfyUI
-    dtype: str
-    metadata: dict[str, str]
-    names: tuple[str, ...]
-    first: bool
-    last: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeTiles:
-    """Decode tiles `in0` on to `out0` on by the VAE's method of that name; `tiles` has the numbers of each rank's.
-
-    With `last`, the VAE's weights then leave the rank's device for host memory.
-    """
-
-    op: ClassVar = Op.DECODE
-    reply: ClassVar = DecodeReply
-    vae: int
-    method: str
-    tiles: tuple[tuple[int, ...], ...]
-    last: bool
-
-
-AnyRequest: TypeAlias = (
-    Load
-    | Unload
-    | ChangeWeights
-    | SetStrengths
-    | MakeMesh
-    | Step
-    | Sample
-    | CheckCopies
-    | MeasureDevice
-    | Probe
-    | Trim
-    | HoldVae
-    | DecodeTiles
-)
-KINDS: dict[Op, type[AnyRequest]] = {
-    Load.op: Load,
-    Unload.op: Unload,
-    ChangeWeights.op: ChangeWeights,
-    SetStrengths.op: SetStrengths,
-    MakeMesh.op: MakeMesh,
-    Step.op: Step,
-    Sample.op: Sample,
-    CheckCopies.op: CheckCopies,
-    MeasureDevice.op: MeasureDevice,
-    Probe.op: Probe,
-    Trim.op: Trim,
-    HoldVae.op: HoldVae,
-    DecodeTiles.op: DecodeTiles,
-}
+OfWeights: TypeAlias = Load | Unload | ChangeWeights | SetStrengths
+OfRun: TypeAlias = MakeMesh | Step | Sample | CheckCopies | Trim
+AnyRequest: TypeAlias = OfWeights | OfRun | OfVae | MeasureDevice | Probe
+KINDS: dict[Op, type[AnyRequest]] = {kind.op: kind for kind in get_args(AnyRequest)}

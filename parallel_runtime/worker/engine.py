@@ -34,11 +34,10 @@ from ..wire.requests import (
     AnyRequest,
     ChangeWeights,
     CheckCopies,
-    DecodeTiles,
-    HoldVae,
     Load,
     MakeMesh,
     MeasureDevice,
+    OfVae,
     Options,
     Probe,
     Sample,
@@ -61,8 +60,6 @@ from .sampling_request import run_sample
 from .trace import Trace
 from .vae import RankVae
 
-NO_LOOP = "this model has no sampling loop in the workers; use ComfyUI's own sampler"
-
 
 class Engine:
     """What one rank holds and does. `handle` is called with one request at a time."""
@@ -72,7 +69,7 @@ class Engine:
         self.device = device
         self.segments = segments
         self.models = LoadedModels(rank=rank, device=device, memory=self._memory)
-        self.vae = RankVae(rank=rank, device=device, memory=self._memory)
+        self.vae = RankVae(rank=rank, device=device, segments=segments, memory=self._memory)
         self.meshes: dict[int, Mesh] = {}
         self.groups = Groups()
         self.held_keys = HeldKeys()  # of calls that one like them will follow
@@ -114,9 +111,8 @@ class Engine:
             return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
         if isinstance(request, MakeMesh | CheckCopies | Probe):
             return self._of_mesh(request)
-        if isinstance(request, HoldVae | DecodeTiles):
-            tensors = self._tensors(message.tensors)
-            return self.vae.answer(request, tensors, progress=progress, cancelled=cancelled, beat=beat)
+        if isinstance(request, OfVae):
+            return self.vae.answer(request, message.tensors, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, MeasureDevice):
             return measure(self.device)
         if isinstance(request, Trim):
@@ -220,9 +216,7 @@ class Engine:
 
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=block_queued)
         tensors = self._tensors(specs)
-        loop = run_sample(
-            _own(forward), request, tensors, mesh=mesh, gate=gate, pace=pace, copies=copies, progress=progress
-        )
+        loop = run_sample(forward, request, tensors, mesh=mesh, gate=gate, pace=pace, copies=copies, progress=progress)
         share = request.batch_groups[mesh.batch_group]
         pieces = tuple(BatchSlice(cond, share.start, share.stop) for cond in share.conds)
         ran = loop.report(pieces=pieces, **self._counts(model, mesh, forward))
@@ -275,10 +269,3 @@ class Engine:
             allocated_bytes=torch.cuda.memory_allocated(self.device),
             reserved_bytes=torch.cuda.memory_reserved(self.device),
         )
-
-
-def _own(forward: Forward | HostedForward) -> Forward:
-    """The forward of a model whose blocks are ours: alone it runs the whole loop of a sampler."""
-    if isinstance(forward, HostedForward):
-        raise ValueError(NO_LOOP)
-    return forward

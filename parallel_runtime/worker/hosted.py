@@ -20,12 +20,13 @@ from ..models.hosted.scales import shared as shared_scales
 from ..models.hosted.stage import StagedBlocks
 from ..models.plans import BETWEEN, plan_for
 from ..parallel.collectives import Axis
-from ..parallel.uneven import AttentionFunction, UnevenSequence
+from ..parallel.uneven import UnevenSequence
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from .hosted_weights import HostedChanges, HostedWeights
 from .inputs import RequestInputs, call_tensors
 from .mesh import Mesh
+from .own_tokens import OwnTokens
 
 NewCall: TypeAlias = Callable[[str], TokenCall]
 # What a call may name beside the model's forward: ComfyUI asks it of the module before a run, and it needs weights.
@@ -108,16 +109,6 @@ class HostedModel:
             self.beat()
 
 
-class OwnTokens(UnevenSequence):
-    """The negative control: each rank attends to its own tokens alone. Wrong on purpose for more than one rank."""
-
-    def attend(
-        self, kernel: AttentionFunction, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: object
-    ) -> torch.Tensor:
-        """As `UnevenSequence.attend`, without any exchange and without the mask."""
-        return kernel(q, k, v, q.shape[1], None)
-
-
 class HostedForward:
     """The model on one rank, for as long as one request takes. Tokens are shared by the ranks of `sequence`."""
 
@@ -133,6 +124,11 @@ class HostedForward:
     ) -> None:
         self.model, self.sequence, self.timer, self.beat, self.sent = model, sequence, timer, beat, sent
         self.tokens = 0  # of the largest attention call that was shared
+
+    @property
+    def weights(self) -> HostedWeights:
+        """Those of the model."""
+        return self.model.weights
 
     def run_batch_groups(
         self,
@@ -209,9 +205,7 @@ class HostedForward:
         if method is not None and method not in METHODS:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")
         function = module if method is None else getattr(module, method)
-        forget: Callable[[], None] | None = getattr(module, "clear_kv_cache", None)
-        if forget is not None:  # it goes by the address of a tensor, which here may be another's in each call
-            forget()
+        self._forget()
         try:
             with self.model.calling(), self._scales(sequence, over):
                 return function(*given["args"], **given["kwargs"])
@@ -222,6 +216,32 @@ class HostedForward:
         """Write what `call` returned for the rows `source` into those of the piece."""
         with self.timer.region("gather"):
             self._write(piece, room, [out] if isinstance(out, torch.Tensor) else out, source.stop - source.start)
+
+    def apply(
+        self,
+        x: torch.Tensor,
+        sigma: torch.Tensor,
+        given: Mapping[str, Any],
+        *,
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """What ComfyUI's `apply_model` makes of a latent (B, ...) at `sigma` (B,), `given` the rest of its call.
+
+        Returns (B, ...) fp32, on every rank that shares the tokens.
+        """
+        sequence = self._sequence(options)
+        self.model.under(sequence, self.beat)
+        self._forget()
+        with self.model.calling(), self._scales(sequence, None):
+            out: torch.Tensor = self.weights.whole.apply_model(x, sigma, **given)
+        self.beat()
+        return out
+
+    def _forget(self) -> None:
+        """Have the module forget keys that it finds by the address of a tensor, which may be another's by now."""
+        forget: Callable[[], None] | None = getattr(self.model.module, "clear_kv_cache", None)
+        if forget is not None:
+            forget()
 
     def _scales(self, sequence: UnevenSequence, over: Axis | None) -> AbstractContextManager[None]:
         """Around a call: where a quantised layer takes a scale of all rows, it is that of all ranks that have some."""

@@ -21,7 +21,6 @@ import torch
 from ..models.hosted.pass_call import PassCall, PassEndsError
 from ..parallel.displaced_uneven import DisplacedUneven, HeldRows
 from ..parallel.links import Expected, Inbox, Outbox
-from ..parallel.uneven import AttentionFunction
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.protocol import DTYPE_BYTES
@@ -29,19 +28,10 @@ from ..wire.requests import Step
 from .hosted import HostedForward, HostedModel
 from .inputs import RequestInputs
 from .mesh import Mesh
+from .own_tokens import OwnTokensHeld
 from .pipelined_step import HeldKeys
 
 DTYPES = tuple(getattr(torch, name) for name in sorted(DTYPE_BYTES))
-
-
-class OwnTokensHeld(DisplacedUneven):
-    """The negative control: each rank attends to the tokens of its pass alone."""
-
-    def attend_held(
-        self, kernel: AttentionFunction, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: object
-    ) -> torch.Tensor:
-        """As `DisplacedUneven.attend_held`, with nothing kept and without any exchange."""
-        return kernel(q, k, v, q.shape[1], None)
 
 
 class HostedPipeline(HostedForward):

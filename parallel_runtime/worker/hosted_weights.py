@@ -5,6 +5,7 @@ patches are merged (models/hosted/changes.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ class HostedWeights:
         self._spec = spec
         self._file = MappedFile(spec)
         self.viewed_file = self._file if device.type == "cpu" else None  # as `ModelWeights.viewed_file`
-        self._module: torch.nn.Module | None = None
+        self._whole: Any = None  # comfy.model_base.BaseModel
         self.quantised = False  # whether the file is in a format of ComfyUI's, with scales
         self.declared: dict[str, torch.dtype] = {}
         self.beside = Beside()
@@ -68,11 +69,17 @@ class HostedWeights:
         return self.shards if self.shards is not None else self._views
 
     @property
+    def whole(self) -> Any:  # noqa: ANN401  comfy.model_base.BaseModel
+        """ComfyUI's model, with the transformer in it."""
+        if self._whole is None:
+            raise RuntimeError(f"{self._spec.path} is not loaded")
+        return self._whole
+
+    @property
     def module(self) -> torch.nn.Module:
         """ComfyUI's transformer."""
-        if self._module is None:
-            raise RuntimeError(f"{self._spec.path} is not loaded")
-        return self._module
+        module: torch.nn.Module = self.whole.diffusion_model
+        return module
 
     @property
     def blocks(self) -> dict[str, torch.nn.Module]:
@@ -95,7 +102,7 @@ class HostedWeights:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of the weights this rank holds."""
-        weights = [] if self._module is None else list(self._module.parameters())
+        weights = [] if self._whole is None else list(self.module.parameters())
         here = sum(part.nbytes for weight in weights for part in plain_parts(weight)[0])
         return here + (0 if self.shards is None else self.shards.num_bytes)
 
@@ -124,7 +131,7 @@ class HostedWeights:
         total = self._file_bytes
         for done in self._loading():
             if cancelled():
-                self._module = self.shards = None
+                self._whole = self.shards = None
                 raise RequestCancelledError("loading was cancelled")
             progress(min(done, total), total)
         progress(total, total)
@@ -141,10 +148,10 @@ class HostedWeights:
         spread = self._group.size > 1 or self._offloaded
         in_place = self.device.type == "cpu" and not spread
         built = build(self._spec.path, recognised, self.dtype, cast_in_use=in_place)
-        self._module, self.declared = built.module, built.declared
-        blocks, plan = self._find_blocks(), find_plan(type(self._module))
+        self._whole, self.declared = built.whole, built.declared
+        blocks, plan = self._find_blocks(), find_plan(type(self.module))
         if self.stages > 1 and plan is not None:
-            self.staged_blocks = blocks_of(self._module, plan.staged)
+            self.staged_blocks = blocks_of(self.module, plan.staged)
         else:
             self.staged_blocks = blocks
         self.blocks_before = {path: block for path, block in blocks.items() if path not in self.staged_blocks}
@@ -158,11 +165,11 @@ class HostedWeights:
             )
             yield from self.shards.load()
         elif self.device.type != "cpu":
-            views = {name: weight for name, weight in self._module.named_parameters() if name not in built.rounded}
-            self._views = FileViews(self._module, views, self.device)
+            views = {name: weight for name, weight in self.module.named_parameters() if name not in built.rounded}
+            self._views = FileViews(self.module, views, self.device)
         built.round_here()
         if self.device.type != "cpu":
-            self._module.to(self.device)
+            self.module.to(self.device)
         self._file.give_back()  # of what was converted or went to the device
 
     def _own_run(self) -> range:

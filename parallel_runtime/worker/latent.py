@@ -4,7 +4,7 @@ Letters: `B` images of this rank's batch group, `S` rows of the latent, `C` chan
 
 A sampler's update works token by token, so whoever holds rows needs no others; only the two sides of cfg, where batch
 groups share them, are exchanged. Owns the order of operations around the model, which is ComfyUI's: noise mask,
-velocity to denoised, cfg, noise mask. Does not own the recurrence (sampler_recurrence.py) nor the model.
+output to denoised, cfg, noise mask. Does not own the recurrence (sampler_recurrence.py) nor the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import torch
 
 from ..parallel.collectives import Axis
 from ..parallel.shard import SequenceShard
-from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, SamplerRecurrence, Trajectory
+from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, Prediction, SamplerRecurrence, Trajectory
 from ..timing import RegionTimer
 from ..wire.requests import GroupWork
 from .host_copies import HostCopies
@@ -22,8 +22,10 @@ INPAINT = ("mask", "noise", "latent")
 
 
 class LatentRows:
-    """The rows of `shard` of a batch group's `share`. `tensors` are the request's, whole; results are written to
-    them."""
+    """The rows of `shard` of a batch group's `share`. `tensors` are the request's, whole; results are written to them.
+
+    `first`: whether this rank writes them, where several have the same rows.
+    """
 
     def __init__(
         self,
@@ -36,8 +38,9 @@ class LatentRows:
         copies: HostCopies,
         cfg: float,
         cfg_axis: Axis,
+        first: bool = True,
     ) -> None:
-        self._copies = copies
+        self._copies, self._first = copies, first
         self._recurrence, self._share, self._tensors, self._shard = recurrence, share, tensors, shard
         self._timer, self._cfg, self._cfg_axis = timer, cfg, cfg_axis
         self._trajectory = Trajectory(recurrence)
@@ -58,21 +61,24 @@ class LatentRows:
         """What the model is to see of these rows in a call, (B, S, C) fp32; not to be written to."""
         x = self._trajectory.enter(call, self._given(call))
         if self._inpaint:
-            sigma, (mask, noise, latent) = self._sigma(call), (self._inpaint[name] for name in INPAINT)
-            x = x * mask + (noise * sigma + latent * (1.0 - sigma)) * (1.0 - mask)
+            reading, (mask, noise, latent) = self._reading(call), (self._inpaint[name] for name in INPAINT)
+            x = x * mask + (noise * reading.kept_noise + latent * reading.kept_latent) * (1.0 - mask)
         self._x = x
-        return x
+        scale = self._reading(call).scale
+        return x if scale == 1.0 else x * scale
 
-    def leave(self, call: int, velocities: Sequence[torch.Tensor]) -> None:
-        """Take the velocities (B, S, C) of this batch group's conditionings, in fp32.
+    def leave(self, call: int, outputs: Sequence[torch.Tensor]) -> None:
+        """Take the model's outputs (B, S, C) for this batch group's conditionings, in fp32.
 
         Collective over the cfg axis where its batch groups share the sides.
         """
         if self._share.exchange:
-            velocities = self._exchanged(velocities)
+            outputs = self._exchanged(outputs)
         out = self._x  # of a batch group without work, which keeps in step with the others
-        if velocities:
-            sides = [self._x - velocity * self._sigma(call) for velocity in velocities]
+        if outputs:
+            reading = self._reading(call)
+            kept = self._x if reading.skip == 1.0 else self._x * reading.skip
+            sides = [torch.add(kept, output, alpha=reading.weight) for output in outputs]
             out = sides[0] if len(sides) == 1 else sides[1] + (sides[0] - sides[1]) * self._cfg
             if self._inpaint:
                 out = out * self._inpaint["mask"] + self._inpaint["latent"] * (1.0 - self._inpaint["mask"])
@@ -96,7 +102,7 @@ class LatentRows:
     @property
     def _writes(self) -> bool:
         """Whether these rows of results are written here: of batch groups that have the same ones, the first does."""
-        return bool(self._share.conds) and not (self._share.exchange and self._cfg_axis.index)
+        return self._first and bool(self._share.conds) and not (self._share.exchange and self._cfg_axis.index)
 
     def _mine(self, tensor: torch.Tensor) -> torch.Tensor:
         """The view of a whole tensor (images, latent rows, C): this batch group's images, these rows."""
@@ -111,14 +117,11 @@ class LatentRows:
     def _on_device(self, name: str) -> torch.Tensor:
         return self._mine(self._tensors[name]).to(self._timer.device)
 
-    def _sigma(self, call: int) -> float:
-        sigma = self._recurrence.states[call].sigma
-        if sigma is None:
-            raise ValueError(f"state {call} has no sigma; the recurrence is not whole")
-        return sigma
+    def _reading(self, call: int) -> Prediction:
+        return self._recurrence.states[call].reading
 
     def _exchanged(self, mine: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The velocities of both conditionings, of which this batch group has made one, or, beyond the first two,
+        """The outputs for both conditionings, of which this batch group has made one, or, beyond the first two,
         none."""
         axis, shape = self._cfg_axis, self._x.shape
         lengths = tuple(shape[0] * shape[1] if index < NUM_SIDES else 0 for index in range(axis.size))

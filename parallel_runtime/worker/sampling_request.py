@@ -1,6 +1,7 @@
 """One request for a whole sampling run, on one rank.
 
-Owns the choice between calls that run whole and a stage of a pipeline, and what the weights are told. The loop over
+Owns the choice between calls that run whole, a stage of a pipeline and ComfyUI's own model, and what the weights are
+told. The loop over
 steps is in_worker_sampling.py's.
 """
 
@@ -8,12 +9,15 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from ..parallel.shard import SequenceShard
 from ..timing import Pace
 from ..wire.replies import Compiling, Progress
 from ..wire.requests import Sample
 from .forward import Forward
 from .host_copies import HostCopies
-from .in_worker_sampling import Gate, InWorkerLoop, WholeCalls
+from .hosted import HostedForward
+from .hosted_sampling import HostedCalls
+from .in_worker_sampling import Calls, Gate, InWorkerLoop, WholeCalls
 from .inputs import call_tensors
 from .latent import LatentRows
 from .mesh import Mesh
@@ -21,7 +25,7 @@ from .pipeline import PipelinedCalls
 
 
 def run_sample(
-    forward: Forward,
+    forward: Forward | HostedForward,
     request: Sample,
     tensors: Mapping[str, torch.Tensor],
     *,
@@ -33,8 +37,12 @@ def run_sample(
 ) -> InWorkerLoop:
     """Run it; what is returned can report it. Raises `RequestCancelledError`."""
     recurrence = request.recurrence
-    passes = max(len(request.batch_groups[batch_group].conds) for batch_group in mesh.replica_groups)
-    calls = _calls(forward, request, tensors, mesh=mesh, gate=gate, copies=copies, passes=passes)
+    calls: Calls
+    if isinstance(forward, HostedForward):
+        calls = _hosted_calls(forward, request, tensors, mesh=mesh, copies=copies)
+    else:
+        passes = max(len(request.batch_groups[batch_group].conds) for batch_group in mesh.replica_groups)
+        calls = _calls(forward, request, tensors, mesh=mesh, gate=gate, copies=copies, passes=passes)
     loop = InWorkerLoop(recurrence, calls, forward.timer, pace=pace, copies=copies)
     forward.weights.begin(calls.passes)
     try:
@@ -87,3 +95,22 @@ def _calls(
         passes_a_call=passes,
         modulation_bytes=modulation_bytes,
     )
+
+
+def _hosted_calls(
+    forward: HostedForward, request: Sample, tensors: Mapping[str, torch.Tensor], *, mesh: Mesh, copies: HostCopies
+) -> HostedCalls:
+    """The calls of a run that ComfyUI's own model makes: each rank has the whole latent, as one row of numbers."""
+    recurrence, share = request.recurrence, request.batch_groups[mesh.batch_group]
+    rows = LatentRows(
+        recurrence,
+        share,
+        tensors,
+        SequenceShard(0, tensors["out"].shape[1], 1, 0),
+        timer=forward.timer,
+        copies=copies,
+        cfg=request.cfg,
+        cfg_axis=mesh.axes["cfg"],
+        first=forward.sequence.index == 0,
+    )
+    return HostedCalls(forward, recurrence, request.batch_groups, tensors, mesh=mesh, rows=rows, options=request.calls)

@@ -5,33 +5,37 @@ weights are there while a decode lasts and lie in host memory between.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from ..errors import RequestCancelledError
 from ..models.hosted.vae import build_vae
 from ..timing import wait_for
-from ..wire.replies import DecodeReply, Memory, MemoryReply, Progress
-from ..wire.requests import DecodeTiles, HoldVae
+from ..wire.channel import SegmentTable
+from ..wire.protocol import TensorSpec
+from ..wire.replies import Memory, MemoryReply, Progress
+from ..wire.vae_messages import DecodeReply, DecodeTiles, HoldVae, OfVae
 
 METHODS = ("decode", "_decode_pixels")  # the latter of a class that tiles by itself: the network of one tile
 CPU = torch.device("cpu")
 
 
 class RankVae:
-    """What `HoldVae` and `DecodeTiles` ask of rank `rank`. `memory` says what it occupies, for replies."""
+    """What `HoldVae` and `DecodeTiles` ask of rank `rank`, tensors in `segments`. `memory` says what it occupies."""
 
-    def __init__(self, *, rank: int, device: torch.device, memory: Callable[[], Memory]) -> None:
-        self._rank, self._device, self._memory = rank, device, memory
+    def __init__(
+        self, *, rank: int, device: torch.device, segments: SegmentTable, memory: Callable[[], Memory]
+    ) -> None:
+        self._rank, self._device, self._segments, self._memory = rank, device, segments, memory
         self._held: tuple[int, torch.nn.Module] | None = None
         self._coming: dict[str, torch.Tensor] = {}
         self._sign_of_life: Callable[[], None] = lambda: None  # of the request that runs
 
     def answer(
         self,
-        request: HoldVae | DecodeTiles,
-        tensors: Mapping[str, torch.Tensor],
+        request: OfVae,
+        specs: Sequence[TensorSpec],
         *,
         progress: Callable[[Progress], None],
         cancelled: Callable[[], bool],
@@ -45,6 +49,7 @@ class RankVae:
                 raise RequestCancelledError
 
         self._sign_of_life = sign_of_life
+        tensors = {spec.name: self._segments.tensor(spec) for spec in specs}
         if isinstance(request, HoldVae):
             return self._hold(request, tensors)
         try:

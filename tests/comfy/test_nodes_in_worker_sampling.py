@@ -6,11 +6,11 @@ import pytest
 
 from host import workflows
 from host.client import ComfyClient, PromptResult, Workflow
-from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent, to_latent
+from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
 from host.tiny_models import TinyModels
-from parity.edits import LONG, guided, on_model, on_positive, reference
-from parity.graphs import of
-from parity.runner import prepare
+from parity.edits import LONG, Edit, guided, on_model, on_positive, reference
+from parity.graphs import Graph, of
+from parity.runner import VISIBLE, prepare
 
 from .test_nodes_parity import of_file, with_cfg, with_reference
 
@@ -19,9 +19,21 @@ SAMPLERS = ("euler", "euler_ancestral", "heun", "dpmpp_2m", "dpmpp_2m_sde", "lcm
 
 ONE_SIDED = of("", "a reference on one side, cfg 3", guided(3.0, negative=LONG), reference("picture_a.png"))
 STRENGTH_0 = of("", "strength 0", on_positive("ConditioningSetAreaStrength", strength=0.0))
-OTHER_FLOW = of("", "another flow", on_model("ModelSamplingDiscrete", sampling="img_to_img_flow", zsnr=False))
+
+
+def sampled_as(kind: str, *edits: Edit) -> Graph:
+    """Under another model sampling, of those that stock's node offers."""
+    return of("", kind, *edits, on_model("ModelSamplingDiscrete", sampling=kind, zsnr=False))
+
+
+# Numbers for each sigma serve them all; they scale the latent, weigh what the model says, or read it as the picture.
+SAMPLINGS = (
+    sampled_as("v_prediction", guided(3.0, negative=LONG)),
+    sampled_as("eps"),
+    sampled_as("lcm"),
+    sampled_as("img_to_img_flow"),
+)
 STAYS = {
-    "a flow that is not Flux's": (OTHER_FLOW, "the model's sampling is not a flow's"),
     "a reference on one side": (ONE_SIDED, "other reference images"),
     "a strength of 0": (STRENGTH_0, "a conditioning has a strength"),
 }
@@ -102,6 +114,19 @@ def test_a_noise_mask_and_a_part_of_the_steps_run_in_the_workers(
     graph["sampler"]["inputs"] |= {"latent_image": ["masked", 0], "denoise": 0.6}
     report = compare(client, graph)
     assert report["loop"]["kind"] == "resident", report["loop"]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [pytest.param(each, marks=[pytest.mark.full] if number else []) for number, each in enumerate(SAMPLINGS)],
+    ids=lambda graph: graph.name,
+)
+def test_other_model_samplings_run_in_the_workers(graph: Graph, client: ComfyClient, tiny_models: TinyModels) -> None:
+    prepare(client, tiny_models)
+    plain = of("", "plain", *graph.edits[:-1])
+    report = compare(client, graph.workflow())
+    assert report["loop"] == {"kind": "resident"}
+    assert relative_error(latent_of(client, graph.workflow()), latent_of(client, plain.workflow())) > VISIBLE
 
 
 def test_modulations_set_to_release_by_a_saved_workflow_change_nothing(

@@ -34,10 +34,11 @@ from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.timing import RegionTimer
 from parallel_runtime.weight_patch import PatchBatch, WeightPatch, pack
 from parallel_runtime.wire.requests import ChangeWeights
-from parallel_runtime.worker.hosted import HostedForward, HostedModel, OwnTokens
+from parallel_runtime.worker.hosted import HostedForward, HostedModel
 from parallel_runtime.worker.hosted_weights import HostedChanges, HostedWeights
 from parallel_runtime.worker.inputs import RepeatedInputs
 from parallel_runtime.worker.mesh import Groups, Mesh
+from parallel_runtime.worker.own_tokens import OwnTokens
 
 from .quantised_checks import CHECKS
 from .ranks import difference, fork_ranks

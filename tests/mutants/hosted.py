@@ -8,6 +8,8 @@ UNEVEN = "test_uneven.py::test_attention_equals_one_process"
 TREE = "test_call_tree.py"
 PROOF = "test_proof.py"
 UNETS = "test_unets.py"
+LOOP = "test_hosted_loop.py"
+SAMPLED = f"{LOOP}::test_a_model_samples_in_the_workers_as_stock_does_and_wrong_runs_are_seen"
 QUANTISED = "test_quantised.py::test_a_shared_file_equals_the_same_module_in_one_process"
 
 MUTANTS = (
@@ -148,5 +150,38 @@ MUTANTS = (
         "return read_hosted(path, weight_dtype, devices, checkpoint=True)",
         "return read_hosted(path, weight_dtype, devices)",
         (f"{UNETS}::test_a_checkpoint_that_predicts_v_equals_stock",),
+    ),
+    Mutant(
+        "what a mask keeps is noised as a flow's whatever the model sampling says",
+        "kept = _near(_factors(noised), kept)",
+        "_factors(noised)",
+        (f"{LOOP}::test_a_noise_mask[sdxl koala]",),
+    ),
+    Mutant(
+        "the model is told sigma in place of its timestep",
+        "return torch.full_like(sigma, self.state.timestep)",
+        "return sigma.clone()",
+        (f"{SAMPLED}[wan 2.1 i2v]",),
+    ),
+    Mutant(
+        "the latent goes to the model unscaled",
+        "return x if scale == 1.0 else x * scale",
+        "return x",
+        (
+            "test_in_worker_sampling.py::test_a_model_sampling_that_is_no_flow_is_read_by_its_numbers",
+            f"{SAMPLED}[sdxl koala]",
+        ),
+    ),
+    Mutant(
+        "a rank without work leaves the others waiting for its part of a block",
+        "self._shown = working[0] if spread and working and not self._share.conds else self._share",
+        "self._shown = self._share",
+        (f"{LOOP}::test_idle_ranks_keep_up_with_the_others",),
+    ),
+    Mutant(
+        "a loop in the workers asks nobody whether its plan is proven",
+        "if cond.module_call is not None:",
+        "if cond.module_call is None:",
+        ("test_self_proof.py::test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name",),
     ),
 )

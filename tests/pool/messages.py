@@ -6,7 +6,7 @@ from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.exchange_groups import ExchangeGroup
 from parallel_runtime.plan import BatchSlice, Layout, ParallelPlan
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
-from parallel_runtime.wire import replies, requests
+from parallel_runtime.wire import replies, requests, vae_messages
 
 PROGRAM = SamplerRecurrence(
     states=(
@@ -53,7 +53,7 @@ CASES = [
     requests.MeasureDevice(),
     requests.Probe(mesh=4),
     requests.Trim(ranks=(0, 1)),
-    requests.HoldVae(
+    vae_messages.HoldVae(
         vae=5,
         comfyui=ComfyUI("/comfyui", ("--fast",)),
         dtype="bfloat16",
@@ -62,7 +62,7 @@ CASES = [
         first=True,
         last=False,
     ),
-    requests.DecodeTiles(vae=5, method="decode", tiles=((0, 2), (1,)), last=True),
+    vae_messages.DecodeTiles(vae=5, method="decode", tiles=((0, 2), (1,)), last=True),
 ]
 
 
@@ -113,7 +113,7 @@ REPLIES = [
     replies.StepReply(memory=MEMORY, ran=None),
     RUN,
     replies.SampleReply(memory=MEMORY, ran=None),
-    replies.DecodeReply(memory=MEMORY, num_tiles=3, decode_s=0.5, refused="no"),
+    vae_messages.DecodeReply(memory=MEMORY, num_tiles=3, decode_s=0.5, refused="no"),
     replies.CheckReply(wrong_bytes=7),
     replies.MeasureReply(name="a GPU", free_bytes=1, total_bytes=2, gflops=3.5),
     replies.ProbeReply(matmul=((1.0, 0.5), (2.0, 0.75)), memory=((1.0, 0.5),)),

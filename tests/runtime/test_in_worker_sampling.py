@@ -19,7 +19,7 @@ from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.in_worker_sampling import InWorkerRun
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
-from runtime.in_worker_runs import conditioning, host_loop, make_run
+from runtime.in_worker_runs import conditioning, host_loop, make_run, read_otherwise
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +75,18 @@ def test_every_plan_samples_as_a_host_loop_does(
             *(relative_error(x, preview) for (_, x), preview in zip(seen, previews, strict=True)),
         )
     assert not {name: error for name, error in errors.items() if not error <= TOLERANCE}, errors
+
+
+@pytest.mark.parametrize("name", ["cfg=2,ulysses=2", "pipefusion=2,patches=2,warmup_steps=3"])
+def test_a_model_sampling_that_is_no_flow_is_read_by_its_numbers(
+    eight_ranks: Pool, sample: ModelSpec, reference_model: ReferenceModel, config: FluxConfig, name: str
+) -> None:
+    flow = make_run(config, sides=(7, 12), mask=True)
+    run = read_otherwise(flow)
+    result = eight_ranks.sample(sample, ParallelPlan.parse(name), run)
+    expected = host_loop(reference_model, run)[0]
+    assert relative_error(result.out, expected) <= TOLERANCE
+    assert relative_error(host_loop(reference_model, flow)[0], expected) > 0.01
 
 
 @pytest.mark.parametrize("name", ["ulysses=2", "cfg=2"])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...parallel.shard import split_lengths
 from ..plans.words import FIRST, GRID, UNPLANNED, Attention
-from .group import Kernel, TokenGroup
+from .group import TokenGroup
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each rank in an attention call
 
@@ -112,23 +112,9 @@ class TokenCall:
         """Of a number for each part those of the ranks that run now: of all, where a call is one pass."""
         return lengths
 
-    def attend(
-        self,
-        attention: Attention,
-        kernel: Kernel,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        query_lengths: Sequence[int],
-        key_lengths: Sequence[int],
-        mask: Tensor | None = None,
-        scale: float | None = None,
-    ) -> Tensor:
+    def attend(self, attention: Attention, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401  as TokenGroup's
         """As `TokenGroup.attend`; `attention` is the plan's word for it."""
-        return self.group.attend(
-            kernel, q, k, v, query_lengths=query_lengths, key_lengths=key_lengths, mask=mask, scale=scale
-        )
+        return self.group.attend(*args, **kwargs)
 
     def gather(self, stream: str, tensor: Tensor, *, dim: int) -> Tensor:
         """Everybody's rows of a stream, whole along `dim`."""

@@ -72,22 +72,48 @@ def forward_call(
 
     Raises `ValueError` for what cannot travel, naming where it stands in the call.
     """
-    x, kwargs = args[0], dict(kwargs)
-    options = kwargs.pop("transformer_options", None) or {}
-    plain = {name: value for name, value in options.items() if name not in stay_here}
-    for name, parts in BUILT_AGAIN.items():
-        if isinstance(kwargs.get(name), dict):
-            kwargs[name] = {part: value for part, value in kwargs[name].items() if part not in parts}
+    x, kwargs = args[0], _without(kwargs, stay_here)
     xs = [x] if isinstance(x, torch.Tensor) else list(x)
     shapes = tuple(tuple(each.shape) for each in xs)
     if isinstance(x, torch.Tensor):
         shapes = ((x.shape[0], channels, *x.shape[2:]),)
-    batch = shapes[0][0] // _rows_that_belong_together(transformer, kwargs, shapes[0][0])
+    batch = shapes[0][0] // rows_that_belong_together(transformer, kwargs, shapes[0][0])
     rows = list(_with_rows([*args, *kwargs.values(), *(kwargs.get("control") or {}).values()], shapes[0][0], batch))
     title = type(transformer).__name__
-    tensors, sent = _sent(title, args, {**kwargs, "transformer_options": plain}, batched=rows)
+    tensors, sent = _sent(title, args, kwargs, batched=rows)
     numbers = sum(torch.Size(shape).numel() for shape in shapes) // batch
     return HostedCall(tensors=tensors, options=sent, out_shape=(batch, numbers), shapes=shapes)
+
+
+def apply_call(
+    title: str,
+    shape: torch.Size,
+    sides: Sequence[int],
+    kwargs: Mapping[str, Any],
+    *,
+    stay_here: Collection[str] = STAY_HERE,
+) -> HostedCall:
+    """A call of ComfyUI's `apply_model` for a latent of this `shape` (B, ...), without the latent and its sigma.
+
+    `sides`: of cfg, one or both, whose rows follow each other. Raises `ValueError` for what cannot travel, naming where
+    it stands in the call.
+    """
+    kwargs, rows = _without(kwargs, stay_here), shape[0] * len(sides)
+    tensors, sent = _sent(title, [], kwargs, batched=list(_with_rows(list(kwargs.values()), rows, rows)))
+    sent |= {"latent": list(shape[1:]), "sides": list(sides)}
+    out_shape = (shape[0], shape[1:].numel())
+    return HostedCall(tensors=tensors, options=sent, out_shape=out_shape, shapes=(tuple(shape),))
+
+
+def _without(kwargs: Mapping[str, Any], stay_here: Collection[str]) -> dict[str, Any]:
+    """A call's arguments without what stays behind, or is built anew where it is missing."""
+    kept = dict(kwargs)
+    options = kept.get("transformer_options") or {}
+    kept["transformer_options"] = {name: value for name, value in options.items() if name not in stay_here}
+    for name, parts in BUILT_AGAIN.items():
+        if isinstance(kept.get(name), dict):
+            kept[name] = {part: value for part, value in kept[name].items() if part not in parts}
+    return kept
 
 
 def _sent(
@@ -111,7 +137,7 @@ def _sent(
     return {f"t{number}": tensor for number, tensor in enumerate(tensors)}, options
 
 
-def _rows_that_belong_together(transformer: torch.nn.Module, kwargs: Mapping[str, object], rows: int) -> int:
+def rows_that_belong_together(transformer: torch.nn.Module, kwargs: Mapping[str, object], rows: int) -> int:
     """How many of a batch's rows one batch group has to take at once: the frames of a video, of some classes all."""
     frames = kwargs.get("num_video_frames") or 1
     if not isinstance(frames, int) or takes_whole_batches(type(transformer)) or rows % frames:

@@ -31,7 +31,7 @@ from .conditions import (
     RandomVAE,
     RandomVisionOutput,
 )
-from .reaching import RandomModelPatch, ReachIntoModel, SwitchOffExchange
+from .reaching import RandomModelPatch, ReachIntoModel, SwitchLoopWrong, SwitchOffExchange
 from .rounding import SetGuidance, StockAttention
 from .sounds import RandomSound, RandomSoundVAE
 from .staleness import UseOldKeys
@@ -216,7 +216,7 @@ class ProbeNodes(ComfyExtension):
         nodes = [CountModelCalls, ReportModelCalls, TinyStyle, SetAttentionMask, SkipEverySecondCall]
         nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, HostedModelLoader, ReachIntoModel]
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
-        nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchOffExchange]
+        nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchLoopWrong, SwitchOffExchange]
         nodes += [UseOldKeys, ObjectInConditioning, RandomModelPatch]
         return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages, TileHere]
 

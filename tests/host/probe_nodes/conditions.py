@@ -25,21 +25,26 @@ def random_values(seed: int, *shape: int) -> torch.Tensor:
 
 
 class RandomConditioning(io.ComfyNode):
-    """What a text encoder gives: `tokens` of `width`, a pooled vector unless its width is 0, a mask if told."""
+    """What a text encoder gives: `tokens` of `width`, a pooled vector unless its width is 0, a mask if told.
+
+    `batch`: so many texts, one for each image of a batch.
+    """
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         inputs = [io.Int.Input("tokens", max=4096), io.Int.Input("width", max=65536), io.Int.Input("seed")]
-        inputs += [io.Int.Input(name, optional=True) for name in ("pooled", "masked")]
+        inputs += [io.Int.Input(name, optional=True) for name in ("pooled", "masked", "batch")]
         outputs = [io.Conditioning.Output()]
         return io.Schema(node_id="RandomConditioning", category=CATEGORY, inputs=inputs, outputs=outputs)
 
     @classmethod
-    def execute(cls, tokens: int, width: int, seed: int, pooled: int = 0, masked: int | None = None) -> io.NodeOutput:
-        more = {"pooled_output": random_values(seed + 1000, 1, pooled)} if pooled else {}
+    def execute(
+        cls, tokens: int, width: int, seed: int, pooled: int = 0, masked: int | None = None, batch: int = 1
+    ) -> io.NodeOutput:
+        more = {"pooled_output": random_values(seed + 1000, batch, pooled)} if pooled else {}
         if masked is not None:  # so many tokens at the end are padding
             more["attention_mask"] = (torch.arange(tokens) < tokens - masked).long()[None]
-        return io.NodeOutput([[random_values(seed, 1, tokens, width), more]])
+        return io.NodeOutput([[random_values(seed, batch, tokens, width), more]])
 
 
 class MoreText(io.ComfyNode):

@@ -5,6 +5,7 @@ Owns: what such nodes do to a MODEL. The calls are ComfyUI's own.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import comfy.ops
@@ -114,6 +115,47 @@ def with_run_without_exchange(argument: Any, option: str) -> Any:
     if not isinstance(argument, dict) or RUN_KEY not in argument:
         return argument
     return {**argument, RUN_KEY: WithoutExchange(argument[RUN_KEY], option)}
+
+
+def wrong_loop(run: Any, way: str) -> Any:
+    """A sampling run like `run` whose loop in the workers is wrong on purpose, in one of two ways.
+
+    `local_attention`: ranks attend to their own tokens alone. `one_side`: both sides of cfg are the positive one.
+    """
+
+    class WrongLoop(type(run)):
+        """Of the class that a run has."""
+
+        def sample(self, run: Any, **rest: Any) -> torch.Tensor:
+            """The run, with other calls."""
+            conds = [dataclasses.replace(each, options={**each.options, way: True}) for each in run.conds]
+            if way == "one_side":
+                conds = [run.conds[0]] * len(conds)
+            return super().sample(dataclasses.replace(run, conds=tuple(conds)), **rest)
+
+    return WrongLoop(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
+
+
+class SwitchLoopWrong(io.ComfyNode):
+    """The negative control of a loop in the workers, which `SwitchOffExchange` would keep out of them."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        ways = io.Combo.Input("way", options=["local_attention", "one_side"])
+        inputs, outputs = [io.Model.Input("model"), ways], [io.Model.Output()]
+        return io.Schema(node_id="SwitchLoopWrong", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, model: Any, way: str) -> io.NodeOutput:
+        def wrong(executor: Any, guider: Any, sigmas: Any, extra: dict[str, Any], *rest: Any, **named: Any) -> Any:
+            options = extra["model_options"]
+            inside = options["transformer_options"]
+            changed = {**options, "transformer_options": {**inside, RUN_KEY: wrong_loop(inside[RUN_KEY], way)}}
+            return executor(guider, sigmas, {**extra, "model_options": changed}, *rest, **named)
+
+        model = model.clone()
+        model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "switch_loop_wrong", wrong)
+        return io.NodeOutput(model)
 
 
 class SwitchOffExchange(io.ComfyNode):

@@ -1,0 +1,130 @@
+"""The calls of a whole sampling run that one of ComfyUI's own models makes on one rank.
+
+Letters: `B` images of this rank's batch group, `N` numbers of an image's latent.
+
+ComfyUI's `apply_model` is what a call runs: it puts beside the latent what goes there, makes the model's timesteps,
+takes joint latents apart and casts. Its model sampling alone has another in its place: what it would say at each sigma
+came with the run, asked in ComfyUI's process of the MODEL that is sampled. A rank gets the whole output of the model
+(models/hosted/hooks.py), so each has the whole latent, and one of those that share its tokens writes results.
+
+Owns one call. Does not own the loop over calls (in_worker_sampling.py), the update of the latent (latent.py), nor how
+ranks share a call (hosted.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..models.hosted.calls import from_tree
+from ..sampler_recurrence import RecurrenceStep, SamplerRecurrence
+from ..wire.requests import GroupWork
+from .hosted import HostedForward
+from .inputs import call_tensors
+from .latent import LatentRows
+from .mesh import Mesh
+
+
+class CallSampling(torch.nn.Module):
+    """Stands for ComfyUI's model sampling in the call that `state` goes into. The latent comes scaled already, and the
+    model's output leaves as it is: `LatentRows` does both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = RecurrenceStep()
+
+    def calculate_input(self, sigma: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """What the model is given of a latent."""
+        return noise
+
+    def timestep(self, sigma: torch.Tensor) -> torch.Tensor:
+        """What the model is told of sigma (B,)."""
+        if self.state.timestep is None:
+            raise ValueError("a state without timestep goes into no call; the recurrence is not whole")
+        return torch.full_like(sigma, self.state.timestep)
+
+    def calculate_denoised(
+        self, sigma: torch.Tensor, model_output: torch.Tensor, model_input: torch.Tensor
+    ) -> torch.Tensor:
+        """The output in fp32."""
+        return model_output
+
+
+class HostedCalls:
+    """Calls of ComfyUI's own model, as `in_worker_sampling.Calls`. `tensors` are the request's, whole."""
+
+    def __init__(
+        self,
+        forward: HostedForward,
+        recurrence: SamplerRecurrence,
+        batch_groups: Sequence[GroupWork],
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        mesh: Mesh,
+        rows: LatentRows,
+        options: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """`options` of the conditionings."""
+        self._forward, self._recurrence, self._rows, self._options = forward, recurrence, rows, options
+        self._tensors, self._share = tensors, batch_groups[mesh.batch_group]
+        working = [batch_groups[each] for each in mesh.replica_groups if batch_groups[each].conds]
+        # Ranks that put blocks together with those of other batch groups make as many calls as they do.
+        spread = forward.weights.shards is not None and forward.model.group.size > mesh.plan.parts
+        self._shown = working[0] if spread and working and not self._share.conds else self._share
+        self._inputs: dict[int, list[torch.Tensor]] = {}
+        self._sampling = CallSampling()
+
+    @property
+    def passes(self) -> int:
+        """How often the run goes through the blocks' weights."""
+        return len(self._shown.conds) * self._recurrence.num_calls
+
+    def prepare(self) -> None:
+        self._rows.take_in()
+        self._forward.weights.whole.model_sampling = self._sampling
+        with self._forward.timer.region("hand_over"):
+            self._inputs = {cond: self._taken(cond) for cond in self._shown.conds}
+
+    def run(self, call: int) -> None:
+        x = self._rows.enter(call)
+        if self._shown is not self._share:
+            x = x.new_zeros((self._shown.stop - self._shown.start, *x.shape[1:]))
+        outputs = [output for cond in self._shown.conds for output in self._outputs(cond, call, x)]
+        self._rows.leave(call, outputs if self._share.conds else [])
+        self._rows.preview(call)
+
+    def finish(self) -> None:
+        self._rows.finish()
+
+    def timeline(self) -> None:
+        """There are no stages."""
+
+    def close(self) -> None:
+        """Nothing: a call ends with all of its exchanges done."""
+
+    def _taken(self, cond: int) -> list[torch.Tensor]:
+        """A conditioning's tensors on this rank's device; of those with a row an image, the rows of its images."""
+        options, sent = self._options[cond], call_tensors(self._tensors, cond)
+        start, stop, device = self._shown.start, self._shown.stop, self._forward.timer.device
+        found = []
+        for number in range(options["tensors"]):
+            tensor = sent[f"t{number}"]
+            if number in options["batched"]:
+                tensor = tensor.unflatten(0, (len(options["sides"]), -1))[:, start:stop].flatten(0, 1)
+            found.append(tensor.to(device))
+        return found
+
+    def _outputs(self, cond: int, call: int, x: torch.Tensor) -> list[torch.Tensor]:
+        """What the model says of a latent (B, 1, N) for one conditioning, or for both, of the same shape, in fp32.
+
+        Modules may write to what they are given, so it is a copy.
+        """
+        options, self._sampling.state = self._options[cond], self._recurrence.states[call]
+        given: Any = from_tree(options["call"], [tensor.clone() for tensor in self._inputs[cond]])
+        sigma = torch.full((x.shape[0],), self._sampling.state.sigma or 0.0, device=x.device)
+        given["kwargs"]["transformer_options"]["sigmas"] = sigma
+        sides = options["sides"]
+        latent = torch.cat([x.reshape(x.shape[0], *options["latent"])] * len(sides))
+        out = self._forward.apply(latent, sigma.repeat(len(sides)), given["kwargs"], options=options)
+        by_side = dict(zip(sides, out.split(x.shape[0]), strict=True))
+        return [by_side[side].reshape(x.shape) for side in sorted(by_side)]

@@ -20,7 +20,7 @@ ENSURE_COMPILER = command -v g++ >/dev/null || \
 	{ test "$$(id -u)" = 0 && $(APT) update </dev/null && $(APT) install -y --no-install-recommends g++ </dev/null; } || \
 	{ echo "the tests of compiled blocks need g++; apt install g++" >&2; exit 1; }
 
-# Two ranks on a CPU; GPUs where there are any: make demo DEMO_FLAGS="--devices cuda:0,cuda:1"
+# Two ranks on a CPU; GPUs where there are any: make demo DEMO_FLAGS="--devices cuda:0,cuda:1". --open leaves ComfyUI up
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 # Processes that tests run in, since much of a test is a wait for other processes. WORKERS=0 runs all in one, in order.
@@ -39,17 +39,26 @@ SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 MUTANTS_FLAGS ?=
 PRETEND_FLAGS ?=
+QUALITY_FLAGS ?=
 GPU_FLAGS ?=
 PIXART_FLAGS ?=
 
+<<<<<<< HEAD
 .PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion pixart planner-families long-video chromium compiler pictures pack clean
+=======
+.PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo quality pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion pixart chromium compiler pictures pack clean
+>>>>>>> trained
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
+<<<<<<< HEAD
 	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | pixart | planner-families | long-video | chromium | compiler | pictures | pack | clean"
+=======
+	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | quality | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | pixart | chromium | compiler | pictures | pack | clean"
+>>>>>>> trained
 
 venv: $(STAMP)
 
@@ -144,6 +153,10 @@ mutants: venv chromium
 
 demo: venv
 	$(RUN) -m demo.run $(DEMO_FLAGS)
+
+# What plans that are not exact, and bf16, do to the demo's pictures; writes docs/quality.md and its contact sheet.
+quality: venv
+	$(RUN) -m demo.quality $(QUALITY_FLAGS)
 
 lint: venv
 	$(VENV)/bin/ruff check .

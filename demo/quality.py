@@ -1,0 +1,203 @@
+"""`make quality`: what plans that are not exact, and bf16, do to pictures: PSNR, SSIM and the classifier's verdict.
+
+Owns: the cases, the figures, docs/quality.md. Does not own: the model and its prompts (words.py, models/), the pool.
+The reference is one fp32 rank with the same noise; the prompts are those that training never saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import ModelCall
+from parallel_runtime.pool.in_worker_sampling import InWorkerRun
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
+
+from . import networks
+from .evaluation import STEPS, THUMB, agreement, as_images, in_parts
+from .graphs import MODELS, PACK_ROOT, TRANSFORMER
+from .networks import CHANNELS, PATCH
+from .pictures import SIZE
+from .trainer import numbers, show
+from .words import Combination, combinations, encode
+
+SIDE = SIZE // 8 // PATCH  # tokens of a picture's side
+PAGE = PACK_ROOT / "docs" / "quality.md"
+SHEET = PACK_ROOT / "docs" / "images" / "quality.jpg"
+SEED = 21
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan and a compute dtype, in words for the table."""
+
+    plan: str
+    dtype: str = "float32"
+    exchange: bool = True
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        dtype = "" if self.dtype == "float32" else f", {self.dtype}"
+        return self.plan + dtype + ("" if self.exchange else ", exchange switched off")
+
+
+REFERENCE = Case("single")
+CASES = (
+    Case("ulysses=2"),
+    Case("single", "bfloat16"),
+    Case("ulysses=2", "bfloat16"),
+    *(Case(f"pipefusion=2,warmup_steps={warmup}") for warmup in (1, 2, 3, 4)),
+    Case("pipefusion=2,patches=4"),
+    Case("pipefusion=2,patches=8"),
+    Case("pipefusion=3"),
+    Case("pipefusion=3,warmup_steps=3"),
+    Case("ulysses=2", exchange=False),
+)
+
+
+def euler() -> SamplerRecurrence:
+    """The sampler "euler" over the scheduler "simple", as ComfyUI takes it for this model."""
+    sigmas = [1 - step / STEPS for step in range(STEPS + 1)]
+    states = [RecurrenceStep(given=True, sigma=1.0, timestep=1.0)]
+    for step in range(STEPS):
+        kept = sigmas[step + 1] / sigmas[step]
+        at = sigmas[step + 1] if step + 1 < STEPS else None
+        inputs = ((step, kept),) if kept else ()
+        states.append(RecurrenceStep(inputs=inputs, denoised=((step, 1 - kept),), sigma=at, timestep=at))
+    return SamplerRecurrence(states=tuple(states), step_ends=tuple(range(STEPS)))
+
+
+def run_of(wanted: tuple[Combination, ...], noise: Tensor, *, exchange: bool) -> InWorkerRun:
+    """The sampling run of some prompts from `noise` (B, S, C)."""
+    encoded = [encode(each.prompt()) for each in wanted]
+    text, pooled = (torch.stack(part) for part in zip(*encoded, strict=True))
+    ids = torch.zeros(SIDE, SIDE, 3)
+    ids[..., 1], ids[..., 2] = torch.arange(SIDE)[:, None], torch.arange(SIDE)
+    tensors = {
+        "img": noise, "txt": text, "y": pooled, "timesteps": torch.ones(len(wanted)),
+        "img_ids": ids.view(-1, 3), "txt_ids": torch.zeros(text.shape[1], 3),
+    }  # fmt: skip
+    options = {} if exchange else {"local_attention": True}
+    cond = ModelCall(tensors=tensors, options=options, out_shape=noise.shape, out_dtype=torch.float32)
+    return InWorkerRun(recurrence=euler(), conds=(cond,), cfg=1.0, given={0: noise})
+
+
+def latents_of(tokens: Tensor) -> Tensor:
+    """Tokens (B, S, 64) as latents (B, 16, 16, 16)."""
+    patches = tokens.unflatten(2, (CHANNELS, PATCH, PATCH)).unflatten(1, (SIDE, SIDE))
+    return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+
+
+def draw(case: Case, wanted: tuple[Combination, ...], *, batch: int, autoencoder: networks.Autoencoder) -> Tensor:
+    """Pictures (N, 3, 128, 128) in 0..1 of a case, over CPU ranks."""
+    plan = ParallelPlan() if case.plan == "single" else ParallelPlan.parse(case.plan)
+    noise = torch.randn(len(wanted), SIDE**2, CHANNELS * PATCH**2, generator=numbers("quality", SEED, 0, CPU))
+    parts: list[Tensor] = []
+    pool = Pool(parse_devices(f"cpu:{plan.ranks}").devices, threads_per_rank=1)
+    spec = ModelSpec.of(MODELS / TRANSFORMER, case.dtype)
+    try:
+        for at in range(0, len(wanted), batch):
+            run = run_of(wanted[at : at + batch], noise[at : at + batch], exchange=case.exchange)
+            parts.append(pool.sample(spec, plan, run, on_step=lambda *_: None).out.clone())
+    finally:
+        pool.close()
+    return in_parts(autoencoder, "decode", latents_of(torch.cat(parts))).clamp(0, 1)
+
+
+def psnr(pictures: Tensor, reference: Tensor) -> Tensor:
+    """(N) dB of pictures in 0..1; infinite where they are equal."""
+    return -10 * (pictures - reference).square().flatten(1).mean(1).log10()
+
+
+def ssim(pictures: Tensor, reference: Tensor) -> Tensor:
+    """(N) structural similarity (Wang et al. 2004) of pictures in 0..1: a Gaussian window of 11, sigma 1.5."""
+    pictures, reference = pictures.double(), reference.double()  # spreads are small differences of large numbers
+    axis = torch.exp(-((torch.arange(11).double() - 5) ** 2) / (2 * 1.5**2))
+    window = (axis[:, None] * axis / axis.sum() ** 2).expand(3, 1, 11, 11)
+
+    def mean(x: Tensor) -> Tensor:
+        return F.conv2d(x, window, groups=3)
+
+    a, b = mean(pictures), mean(reference)
+    spread_a, spread_b = mean(pictures**2) - a**2, mean(reference**2) - b**2
+    common = mean(pictures * reference) - a * b
+    low, high = 0.01**2, 0.03**2
+    whole = (2 * a * b + low) * (2 * common + high) / ((a**2 + b**2 + low) * (spread_a + spread_b + high))
+    return whole.flatten(1).mean(1)
+
+
+def figures(pictures: Tensor, reference: Tensor, right: Tensor) -> str:
+    """The cells of a row."""
+    decibels = psnr(pictures, reference)
+    middle, worst = (f"{value:.1f}" if value < 1e3 else "equal" for value in (decibels.median(), decibels.min()))
+    similar = ssim(pictures, reference)
+    return f"{middle} | {worst} | {similar.mean():.4f} | {right.float().mean() * 100:.1f} % |"
+
+
+def sheet_of(drawn: dict[str, Tensor], count: int = 10) -> Image.Image:
+    """The first pictures of every case, a row each, its name before it."""
+    label = 260
+    sheet = Image.new("RGB", (label + count * (THUMB + 4), len(drawn) * (THUMB + 4)), "white")
+    for row, (name, pictures) in enumerate(drawn.items()):
+        ImageDraw.Draw(sheet).text((4, row * (THUMB + 4) + 24), name, fill="black")
+        chosen = pictures[:: max(len(pictures) // count, 1)][:count]
+        for column, picture in enumerate(as_images(chosen)):
+            small = picture.resize((THUMB, THUMB), Image.Resampling.LANCZOS)
+            sheet.paste(small, (label + column * (THUMB + 4), row * (THUMB + 4) + 2))
+    return sheet
+
+
+def main(arguments: argparse.Namespace) -> list[str]:
+    """Draws every case, prints and writes the table; returns its rows."""
+    unseen = combinations()[1]
+    order = torch.randperm(len(unseen), generator=numbers("prompts", SEED, 0, CPU)).tolist()
+    wanted = tuple(unseen[index] for index in sorted(order[: arguments.prompts]))
+    loaded = [networks.load(MODELS / f"demo_{name}.safetensors", CPU) for name in ("autoencoder", "classifier")]
+    autoencoder, classifier = loaded
+    drawn: dict[str, Tensor] = {}
+    rows = []
+    for case in (REFERENCE, *CASES):
+        started = time.monotonic()
+        pictures = drawn[case.name] = draw(case, wanted, batch=arguments.batch, autoencoder=autoencoder)  # type: ignore[arg-type]
+        right = agreement(classifier, pictures, wanted).all(1)  # type: ignore[arg-type]
+        rows.append(f"| `{case.name}` | {figures(pictures, drawn[REFERENCE.name], right)}")
+        show(f"{rows[-1]}  {time.monotonic() - started:.0f} s")
+        write(rows, drawn, len(wanted), arguments.output)
+    return rows
+
+
+def write(rows: list[str], drawn: dict[str, Tensor], count: int, page: Path) -> None:
+    """Puts the table between the page's marks, and the contact sheet beside it."""
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition("<!-- table -->")
+    head = f"{count} prompts; median and lowest PSNR in dB\n\n| plan, dtype | PSNR | lowest | SSIM | shows its prompt |"
+    table = "\n".join([head, "| --- | --- | --- | --- | --- |", *rows])
+    _, mark, after = rest.partition("<!-- end -->")
+    page.write_text(f"{before}<!-- table -->\n{table}\n{mark}{after}", encoding="utf-8")
+    sheet_of(drawn).save(SHEET if page == PAGE else page.with_suffix(".jpg"), quality=80)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="What plans and dtypes do to the demo's pictures.")
+    parser.add_argument("--prompts", type=int, default=200, help="of the 200 that training never saw")
+    parser.add_argument("--batch", type=int, default=20, help="prompts that are drawn at once")
+    parser.add_argument("--output", type=Path, default=PAGE, help="a page with the marks that the table goes between")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main(parse_arguments())

@@ -43,22 +43,16 @@ QUALITY_FLAGS ?=
 GPU_FLAGS ?=
 PIXART_FLAGS ?=
 
-<<<<<<< HEAD
-.PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion pixart planner-families long-video chromium compiler pictures pack clean
-=======
-.PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo quality pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion pixart chromium compiler pictures pack clean
->>>>>>> trained
+# All of them, none being a file.
+TARGETS := $(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
+.PHONY: $(TARGETS)
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
-<<<<<<< HEAD
-	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | pixart | planner-families | long-video | chromium | compiler | pictures | pack | clean"
-=======
-	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | quality | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | pixart | chromium | compiler | pictures | pack | clean"
->>>>>>> trained
+	@echo "all: make $(TARGETS)" | fold -s -w 100
 
 venv: $(STAMP)
 

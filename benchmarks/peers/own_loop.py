@@ -23,14 +23,7 @@ ALONE = Axis("alone")
 def make_forward(place: Place) -> Run:
     """The engine's forward of the file, as a rank runs it once a request has arrived."""
     spec = ModelSpec.of(place.model, str(place.dtype).removeprefix("torch."))
-    body = {
-        "path": spec.path,
-        "dtype": spec.dtype,
-        "adapter": spec.adapter,
-        "size_bytes": spec.size_bytes,
-        "mtime_ns": spec.mtime_ns,
-    }
-    model = open_model(body, Layout(ranks=1), rank=0, device=place.device, group=ALONE).model
+    model = open_model(spec, Layout(ranks=1), rank=0, device=place.device, group=ALONE).model
     model.weights.load(progress=lambda _, __: None, cancelled=lambda: False)
     sequence, timer = SequenceAttention(ring=ALONE, ulysses=ALONE), RegionTimer(place.device, on=False)
     sent = RepeatedInputs(place.device).of_request({}, {})

@@ -43,14 +43,16 @@ QUALITY_FLAGS ?=
 GPU_FLAGS ?=
 PIXART_FLAGS ?=
 
-.PHONY: help venv test test-quick test-full coverage parity parity-models models-list readme-models formats try-plan refusals plans endurance soak recovery fuzz mutants demo quality pretend-cuda gpu lint format types imports peers targets in-worker-sampling pipefusion pixart chromium compiler pictures pack clean
+# All of them, none being a file.
+TARGETS := $(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
+.PHONY: $(TARGETS)
 
 help:
 	@echo "make test-quick    pure code, workers of every plan, one graph in a real server; no browser; under 3 minutes"
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
-	@echo "make venv | parity | parity-models | models-list | readme-models | formats | try-plan | refusals | plans | endurance | soak | recovery | fuzz | mutants | demo | quality | pretend-cuda | gpu | lint | format | types | imports | peers | targets | in-worker-sampling | pipefusion | pixart | chromium | compiler | pictures | pack | clean"
+	@echo "all: make $(TARGETS)" | fold -s -w 100
 
 venv: $(STAMP)
 
@@ -170,6 +172,11 @@ imports: venv
 peers: venv $(PEERS)/.installed
 	$(RUN) -m benchmarks.peers $(PEERS_FLAGS)
 
+# The planner beside measurements on two CPU ranks, for ten families; writes benchmarks/planner_families.md.
+# Some of them: make planner-families PLANNER_FLAGS="--only wan --keep /tmp/wan.json"
+planner-families: venv
+	$(RUN) -m benchmarks.planner_families $(PLANNER_FLAGS)
+
 # Hand-over, cold start, memory, what timing costs, and a step against stock ComfyUI's:
 # make targets TARGETS_FLAGS="hand_over stock"
 targets: venv
@@ -183,6 +190,10 @@ in-worker-sampling: venv
 # What PipeFusion sends, its bubbles and timelines; writes benchmarks/pipefusion.md and its picture.
 pipefusion: venv
 	$(VENV)/bin/python -m benchmarks.pipefusion
+
+# Memory of a rank and time of a call with 100,000 tokens; writes benchmarks/long_video.md. Half an hour on two cores.
+long-video: venv
+	$(RUN) -m benchmarks.long_video --write benchmarks/long_video.md
 
 # PixArt at 2048 x 2048 under 17 plans; writes benchmarks/pixart.md. make pixart PIXART_FLAGS="--time-size 96 --keep FILE"
 pixart: venv

@@ -7,20 +7,32 @@ other programs hold is therefore not seen.
 
 from collections.abc import Sequence
 
-from ..parallel_runtime.cli.machine import constants, whole_bytes
+from ..parallel_runtime.cli.machine import constants, measured, whole_bytes
 from ..parallel_runtime.devices import Device
 from ..parallel_runtime.plan import ParallelPlan
 from ..parallel_runtime.planner.automatic import Decision, automatic_plan, plan_of_run
+from ..parallel_runtime.planner.choose import AnyModel
 from ..parallel_runtime.planner.hardware import Calibration
-from ..parallel_runtime.planner.shapes import ModelShape, Work
+from ..parallel_runtime.planner.shapes import Work
 
 
-def decide(model: ModelShape, work: Work, devices: Sequence[Device], weights: str) -> Decision:
-    """The automatic plan on these devices of this machine. Raises `ValueError` when one device is asked to shard."""
-    return automatic_plan(model, work, devices, whole_bytes(devices), _constants(devices), weights=weights)
+def decide(
+    model: AnyModel, work: Work, devices: Sequence[Device], weights: str, everything: ParallelPlan | None = None
+) -> Decision:
+    """The automatic plan on these devices of this machine; `everything` as the planner takes it.
+
+    Raises `ValueError` when one device is asked to shard.
+    """
+    free, known = whole_bytes(devices), _constants(devices)
+    return automatic_plan(model, work, devices, free, known, weights=weights, everything=everything)
 
 
-def decide_again(model: ModelShape, work: Work, devices: Sequence[Device], held: ParallelPlan) -> Decision:
+def are_known(devices: Sequence[Device]) -> bool:
+    """Whether plans on these devices can be weighed."""
+    return _constants(devices) is not None
+
+
+def decide_again(model: AnyModel, work: Work, devices: Sequence[Device], held: ParallelPlan) -> Decision:
     """The plan of a sampling run of `work`, with weights that were loaded for `held`; `held` where nothing is known."""
     calibration = _constants(devices)
     if calibration is None:
@@ -30,6 +42,6 @@ def decide_again(model: ModelShape, work: Work, devices: Sequence[Device], held:
 
 def _constants(devices: Sequence[Device]) -> Calibration | None:
     try:
-        return constants(devices)
+        return measured(devices) if devices[0].kind == "cpu" else constants(devices)
     except ValueError:  # neither calibrated nor in the table
         return None

@@ -5,18 +5,21 @@ Owns the node and what it hands on. Auto's rule is `parallel_runtime/planner/aut
 
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from comfy_api.latest import io
 
+from ..parallel_runtime.cli.counting import Counted
 from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices
 from ..parallel_runtime.models.registry import USUAL, titles
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
+from ..parallel_runtime.planner.choose import AnyModel
 from ..parallel_runtime.planner.shapes import ModelShape, Work
-from .automatic import decide, decide_again
+from .automatic import are_known, decide, decide_again
 from .host.progress import NodeText
 from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket
@@ -61,20 +64,40 @@ class ParallelChoice:
             log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
 
-    def plan_for_any(self, name: str, unshared: str, *, whole_batches: bool = False) -> Decision:
-        """The plan to run a model that the planner does not know; automatic, all devices share each image by heads.
+    def plan_for_any(
+        self, name: str, unshared: str, *, whole_batches: bool = False, count: Callable[[], Counted] | None = None
+    ) -> Decision:
+        """The plan to run a model that ComfyUI's own module computes, which `count` counts for the planner.
 
+        Automatic, it is the planner's where the devices' speed is known; else all devices share each image by heads.
         `unshared`: why they cannot; then prompt and negative run at once, and images of a batch on what is left. With
         `whole_batches` not even that: ranks can share the weights alone.
         Raises `ValueError` for degrees that fit neither the devices nor such a model.
         """
-        plan, reasons = self.plan, ()
-        if plan is None or plan.ranks > len(self.selection.devices):
-            if plan is not None and not self._may_shrink():
-                raise ValueError(self._too_few(plan))
-            plan, reasons = self._plan_by_count(unshared, whole_batches)
+        if self.plan is not None and self.plan.ranks <= len(self.selection.devices):
+            decision = Decision(plan=self.plan)
+        elif self.plan is not None and not self._may_shrink():
+            raise ValueError(self._too_few(self.plan))
+        else:
+            decision = self._automatic_for_any(unshared, whole_batches, count)
         remarks = (f"blocks run uncompiled: only those of {titles()} are compiled",) if self.compiled else ()
-        return Decision(plan=plan, reasons=(*reasons, *remarks))
+        return replace(decision, reasons=(*decision.reasons, *remarks))
+
+    def _automatic_for_any(self, unshared: str, whole_batches: bool, count: Callable[[], Counted] | None) -> Decision:
+        plan, reasons = self._plan_by_count(unshared, whole_batches)
+        devices = self.selection.devices
+        if count is None or len(devices) == 1 or not self._can_weigh():
+            return Decision(plan=plan, reasons=reasons)
+        try:
+            counted = count()
+        except ValueError as error:
+            return Decision(plan=plan, reasons=(*reasons, f"not weighed, as it could not be counted: {error}"))
+        work = replace(usual_work(element_bytes=counted.element_bytes), image_tokens=counted.image_tokens)
+        decision = self._automatic(counted.model, work, everything=plan)
+        if unshared:
+            decision = replace(decision, reasons=(unshared, *decision.reasons))
+        log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
+        return decision
 
     def _plan_by_count(self, unshared: str, whole_batches: bool) -> tuple[ParallelPlan, tuple[str, ...]]:
         """The automatic plan for as many devices as there are, and why."""
@@ -90,7 +113,7 @@ class ParallelChoice:
         replicas = f"; images of a batch on {plan.data} replicas (data={plan.data})" if plan.data > 1 else ""
         return plan, (f"{unshared}; prompt and negative at once (cfg=2), for a cfg scale above 1{replicas}",)
 
-    def plan_of_run(self, model: ModelShape, work: Work, held: ParallelPlan) -> Decision:
+    def plan_of_run(self, model: AnyModel, work: Work, held: ParallelPlan) -> Decision:
         """The plan of a sampling run of `work`, of those that weights loaded for `held` serve; its reasons are logged.
 
         Only for plans that were weighed, not for those that the user wrote.
@@ -136,15 +159,24 @@ class ParallelChoice:
             f"{num_ranks}; make the product of the degrees {num_ranks} or less, or name {plan.ranks} device(s)"
         )
 
-    def _automatic(self, model: ModelShape, work: Work, held: ParallelPlan | None = None) -> Decision:
-        """The planner's plan on these devices, with weights that lie as `held` needs them once they are loaded."""
+    def _can_weigh(self) -> bool:
+        """Whether the speed of these devices is known."""
+        return are_known(self.selection.devices)
+
+    def _automatic(
+        self, model: AnyModel, work: Work, held: ParallelPlan | None = None, *, everything: ParallelPlan | None = None
+    ) -> Decision:
+        """The planner's plan on these devices, with weights that lie as `held` needs them once they are loaded.
+
+        `everything` as the planner takes it.
+        """
         if held is not None:
             return decide_again(model, work, self.selection.devices, held)
         weights = self.weights
         if len(self.selection.devices) == 1 and weights == "sharded" and self._may_shrink():
             log.warning("weights=sharded needs two devices, one found; weights are chosen as for replicated")
             weights = WEIGHTS[0]
-        return decide(model, work, self.selection.devices, weights)
+        return decide(model, work, self.selection.devices, weights, everything)
 
     def _may_shrink(self) -> bool:
         """`all`, and a count that had to shrink: a workflow saved for eight devices runs on one."""

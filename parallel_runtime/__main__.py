@@ -113,11 +113,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", help="a .safetensors file of a model that the planner knows (default: the usual one's shape)"
+        "--model", help="a .safetensors file of a diffusion model (default: the shape of the usual one)"
     )
     parser.add_argument("--width", type=int, default=1024, help="pixels")
     parser.add_argument("--height", type=int, default=1024, help="pixels")
+    parser.add_argument("--frames", type=int, help="of a video (default: a few)")
     parser.add_argument("--text-tokens", type=int, default=512)
+    parser.add_argument(
+        "--comfyui",
+        metavar="PATH",
+        help="ComfyUI's folder, for models of its modules, which are counted there (default: where the pack lies)",
+    )
     parser.add_argument("--cfg", type=float, default=1.0, help="cfg scale; above 1 every step runs the model twice")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--steps", type=int, default=20)

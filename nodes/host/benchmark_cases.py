@@ -42,8 +42,7 @@ def require_ours(model: ModelPatcher) -> RemotePatcher:
 
 def plan_of_settings(model: RemotePatcher, settings: Mapping[str, object]) -> ParallelPlan:
     """The plan that a sampling run with KSampler's inputs has."""
-    usual = model.decision.work
-    return model.decision_for(None if usual is None else work_of_settings(model, settings, usual)).plan
+    return model.decision_for(work_of_settings(model, settings, model.decision)).plan
 
 
 def under_plan(model: RemotePatcher, plan: ParallelPlan) -> RemotePatcher:

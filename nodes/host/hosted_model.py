@@ -129,6 +129,7 @@ class RemoteForward(_Remote):
         super().__init__(transformer, pooled)
         self.channels = channels  # of a latent; a call's input may have more beside it
         self.wrapped = runs_wrappers(type(transformer))
+        self.signature = inspect.signature(type(transformer).forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         options = kwargs.get("transformer_options", {})
@@ -137,6 +138,7 @@ class RemoteForward(_Remote):
 
     def _forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         options = kwargs.get("transformer_options") or {}
+        self._refuse_missing(x, *args, **kwargs)
         run = self._run(options)
         if not INSIDE_BLOCKS.isdisjoint(options):
             check_transformer_options(options)
@@ -155,6 +157,16 @@ class RemoteForward(_Remote):
         sent = self._send(call, run, place=place_of(options))
         outs = [part.to(each.device) for part, each in zip(sent, xs, strict=True)]
         return outs[0] if len(outs) == 1 else outs
+
+    def _refuse_missing(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Raise `ValueError` for a call that lacks what the class asks for; in a rank it would end the workers."""
+        try:
+            self.signature.bind(self.transformer, *args, **kwargs)
+        except TypeError as error:
+            raise ValueError(
+                f"{type(self.transformer).__name__} is called with {error}, as graphs of another model do; use the "
+                "text encoder, the latent and the nodes that belong to the loaded file, or load another file"
+            ) from error
 
 
 def runs_wrappers(kind: type) -> bool:

@@ -126,7 +126,7 @@ def _under_plan_of_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]
         return model
     if why_runs_keep_order(model, _conds(runs)) is not None:
         return model
-    works = {work_of_settings(model, run, model.decision.work) for run in runs}
+    works = {work_of_settings(model, run, model.decision) for run in runs}
     one = works.pop()
     if works or one is None:
         return model

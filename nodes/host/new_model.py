@@ -14,15 +14,17 @@ import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...parallel_runtime.checkpoint import read_header
+from ...parallel_runtime.cli.counting import Counted, Counts
 from ...parallel_runtime.models.registry import find_family
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
+from ...parallel_runtime.planner.choose import AnyModel
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from .cond_tasks import TOGETHER_KEY, calc_together
 from .flux_model import RemoteFlux
 from .flux_source import Source, read_source
 from .hosted_model import remote_hosted
-from .hosted_source import HostedSource, read_hosted, refuse_unplanned
+from .hosted_source import HostedSource, read_hosted, refuse_unplanned, this_comfyui
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
@@ -31,6 +33,7 @@ from .run_context import RUN_KEY, begun
 from .workload_from_guider import work_of_run
 
 REMEMBERED = 64  # decisions of a MODEL, by work
+COUNTS = Counts()
 
 
 class Chooser(Protocol):
@@ -39,13 +42,14 @@ class Chooser(Protocol):
     def plan_for(self, model: ModelShape, work: Work) -> Decision:
         """The plan that the weights are loaded for; raises `ValueError` for one that fits neither devices nor model."""
 
-    def plan_for_any(self, name: str, unshared: str, *, whole_batches: bool) -> Decision:
-        """The same for a model that the planner does not know, by the name of its file.
+    def plan_for_any(self, name: str, unshared: str, *, whole_batches: bool, count: Callable[[], Counted]) -> Decision:
+        """The same for a model that ComfyUI's own module computes, by the name of its file.
 
-        `unshared`: why no ranks can share its tokens; "" where they can.
+        `unshared`: why no ranks can share its tokens; "" where they can. `count` has it counted for the planner, which
+        takes seconds, and raises `ValueError` where it cannot be.
         """
 
-    def plan_of_run(self, model: ModelShape, work: Work, held: ParallelPlan) -> Decision:
+    def plan_of_run(self, model: AnyModel, work: Work, held: ParallelPlan) -> Decision:
         """The plan of one run of `work`, which weights loaded for `held` serve. Asked only if `held` was weighed."""
 
 
@@ -87,7 +91,8 @@ def remote_patcher(
     """
     source = read(path, weight_dtype, devices)
     if isinstance(source, HostedSource):
-        decision = chooser.plan_for_any(os.path.basename(path), source.unshared, whole_batches=source.whole_batches)
+        name, count = os.path.basename(path), partial(COUNTS.of, path, source.spec.dtype, this_comfyui())
+        decision = chooser.plan_for_any(name, source.unshared, whole_batches=source.whole_batches, count=count)
     else:
         decision = chooser.plan_for(source.shape, source.work)
     pooled = PooledModel(
@@ -111,8 +116,8 @@ def remote_patcher(
     if isinstance(source, HostedSource):
         refuse_unplanned(patcher.model.diffusion_model, decision.plan)
     patcher.decision, patcher.origin = decision, object()
-    if decision.work is not None and decision.plan.ranks > 1 and isinstance(source, Source):
-        patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, source.shape, held=decision.plan))
+    if decision.model is not None and decision.plan.ranks > 1:
+        patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled and isinstance(source, Source)
     return patcher
 
@@ -136,8 +141,7 @@ def with_context(
         return executor(noise, latent, sampler, sigmas, *more, **named)
     check_controlnets(guider.conds)
     _refuse_beside(patcher, vars(guider).values())
-    usual = patcher.decision.work
-    work = None if usual is None else work_of_run(guider, noise, sigmas, usual)
+    work = work_of_run(guider, noise, sigmas, patcher.decision)
     run = patcher.new_run(patcher.decision_for(work))
     with begun(guider.model_options, run):
         return executor(noise, latent, sampler, sigmas, *more, **named)

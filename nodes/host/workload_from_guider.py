@@ -6,12 +6,15 @@ Owns reading that off a guider when its run begins, and off a sampler node's inp
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import comfy.sampler_helpers
 import torch
 from comfy.model_patcher import ModelPatcher
 from comfy.samplers import CFGGuider
 
+from ...parallel_runtime.planner.automatic import Decision
+from ...parallel_runtime.planner.counted import CountedModel
 from ...parallel_runtime.planner.shapes import Work
 from .order import why_calls_keep_order, why_runs_keep_order
 
@@ -24,25 +27,30 @@ def asks_negative(cfg: float, model_options: Mapping[str, object]) -> bool:
     return not math.isclose(cfg, 1.0) or bool(model_options.get("disable_cfg1_optimization", False))
 
 
-def work_of_run(guider: CFGGuider, noise: torch.Tensor, sigmas: torch.Tensor, usual: Work) -> Work | None:
-    """The work of a run that begins: `noise` (B, C, H, W), `sigmas` (steps + 1,). None for a latent of another kind.
+def work_of_run(guider: CFGGuider, noise: torch.Tensor, sigmas: torch.Tensor, decision: Decision) -> Work | None:
+    """The work of a run that begins: `noise` (B, C, H, W) or as the model has it, `sigmas` (steps + 1,).
 
-    Of `usual` only the bytes of elements and weights stay. It counts as guided where prompt and negative can be asked
-    at once in every step.
+    None where nothing was weighed, and for a latent of a kind that the model has not. Of the work that `decision` was
+    for only the bytes of elements and weights stay. It counts as guided where prompt and negative can be asked at once
+    in every step.
     """
+    if decision.work is None:
+        return None
     sides = _asked(guider.conds, guider.cfg, guider.model_options)
     keep_order = why_calls_keep_order(guider.model_patcher.callbacks, _entries(sides), guider.model_options)
-    return _work(usual, noise.shape, sides, steps=len(sigmas) - 1, at_once=keep_order is None)
+    return _work(decision, noise.shape, sides, steps=len(sigmas) - 1, at_once=keep_order is None)
 
 
-def work_of_settings(model: ModelPatcher, settings: Mapping[str, object], usual: Work) -> Work | None:
+def work_of_settings(model: ModelPatcher, settings: Mapping[str, object], decision: Decision) -> Work | None:
     """The same of a sampling run with KSampler's inputs, before it begins."""
+    if decision.work is None:
+        return None
     conds = {name: settings[name] for name in ("positive", "negative")}
     converted = {name: comfy.sampler_helpers.convert_cond(each) for name, each in conds.items()}
     sides = _asked(converted, settings["cfg"], model.model_options)
     keep_order = why_runs_keep_order(model, conds.values()) or why_calls_keep_order({}, _entries(sides), {})
     latent, steps = settings["latent"]["samples"], settings["steps"]
-    return _work(usual, latent.shape, sides, steps=steps, at_once=keep_order is None)
+    return _work(decision, latent.shape, sides, steps=steps, at_once=keep_order is None)
 
 
 def _asked(conds: Sides, cfg: float, model_options: Mapping[str, object]) -> list[Sequence[dict]]:
@@ -56,16 +64,18 @@ def _entries(sides: Sequence[Sequence[dict]]) -> list[dict]:
 
 
 def _work(
-    usual: Work, shape: Sequence[int], sides: Sequence[Sequence[dict]], *, steps: int, at_once: bool
+    decision: Decision, shape: Sequence[int], sides: Sequence[Sequence[dict]], *, steps: int, at_once: bool
 ) -> Work | None:
-    if len(shape) != 4 or math.prod(shape) == 0:
+    usual, counted = decision.work, isinstance(decision.model, CountedModel)
+    if usual is None or math.prod(shape) == 0 or not (counted or len(shape) == 4):
         return None
+    tokens = partial(_counted_tokens, decision.model) if isinstance(decision.model, CountedModel) else _tokens
     entries = _entries(sides)
     texts = [entry["cross_attn"].shape[1] for entry in entries if entry.get("cross_attn") is not None]
-    references = [sum(_tokens(each.shape) for each in entry.get("reference_latents") or ()) for entry in entries]
+    references = [sum(tokens(each.shape) for each in entry.get("reference_latents") or ()) for entry in entries]
     return replace(
         usual,
-        image_tokens=_tokens(shape) + max(references, default=0),
+        image_tokens=tokens(shape) + max(references, default=0),
         text_tokens=max(texts, default=0),
         guided=at_once and len(sides) > 1 and not any(map(_is_for_some_steps, entries)),
         batch=shape[0],
@@ -76,6 +86,10 @@ def _work(
 def _tokens(shape: Sequence[int]) -> int:
     height, width = shape[-2:]
     return math.ceil(height / PATCH) * math.ceil(width / PATCH)
+
+
+def _counted_tokens(model: CountedModel, shape: Sequence[int]) -> int:
+    return model.image_tokens(math.prod(shape[1:]))
 
 
 def _is_for_some_steps(entry: Mapping[str, object]) -> bool:

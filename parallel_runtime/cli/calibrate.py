@@ -19,7 +19,7 @@ from ..models.family import OwnModel
 from ..models.registry import USUAL
 from ..plan import ParallelPlan
 from ..planner.cost import step_cost
-from ..planner.hardware import Calibration, Link, Rates, Software
+from ..planner.hardware import NARROW, WIDE, Calibration, Link, Rates, Software
 from ..planner.known import EAGER, ON_CPU, known_link
 from ..planner.shapes import Work
 from ..planner.store import CalibrationStore
@@ -103,7 +103,7 @@ def calibrate(pool: Pool, folder: Path) -> Calibration:
     probes = {span: pool.probe(plan) for span, plan in _spans(ranks).items()}
     rates = _rates(pool, probes, asynchronous=asynchronous)
     link = _link(probes)
-    software = _software(pool, folder, rates, link)
+    software = replace(_software(pool, folder, rates, link), operation_s=_operation_s(probes[max(probes)]))
     return Calibration(rates=rates, link=link, software=software, source="measured on these devices by doctor")
 
 
@@ -129,7 +129,18 @@ def _rates(pool: Pool, probes: Probes, *, asynchronous: bool) -> Rates:
         memory_bandwidth=Line.through(_slowest(rank.memory for rank in ranks)).rate,
         memory_bytes=min(free_bytes(pool.devices)),
         asynchronous=asynchronous,
+        elementwise_bandwidth=Line.through(_slowest(rank.elementwise for rank in ranks)).rate,
+        score_s=0.0 if asynchronous else _score_s(ranks),
     )
+
+
+def _score_s(ranks: Sequence[ProbeReply]) -> float:
+    """What an exponential takes: FLOPs of small heads have more of them, so they are slower by that."""
+    wide, narrow = (
+        Line.through(_slowest(points)).rate
+        for points in ((rank.attention for rank in ranks), (rank.narrow_attention for rank in ranks))
+    )
+    return max(0.0, (1 / narrow - 1 / wide) / (1 / (4 * NARROW) - 1 / (4 * WIDE)))
 
 
 def _link(probes: Probes) -> Link:
@@ -142,6 +153,10 @@ def _link(probes: Probes) -> Link:
     contention = 0.0 if least == most else max(0.0, math.log(near.rate / far.rate) / math.log(most / least))
     # Told for two ranks; where no pairs could be probed, what all of them reach at once stands for two.
     return Link(name="measured", bandwidth=near.rate, latency_s=far.latency_s, contention=contention)
+
+
+def _operation_s(ranks: Sequence[ProbeReply]) -> float:
+    return 1 / Line.through(_slowest(rank.operations for rank in ranks)).rate
 
 
 def _software(pool: Pool, folder: Path, rates: Rates, link: Link) -> Software:
@@ -207,7 +222,9 @@ def _timer(pool: Pool, folder: Path, models: Sequence[OwnModel], workload: Workl
             for _ in range(SETTLING + RUNS):
                 runner(tensors)
                 seconds.append(max(rank.step_s for rank in runner.ranks))
-        shallow, deep = (statistics.median(each[SETTLING:]) for each in taken)
+        # On a CPU, others on the same cores only ever make a step longer.
+        typical = min if pool.devices[0].kind == "cpu" else statistics.median
+        shallow, deep = (typical(each[SETTLING:]) for each in taken)
         further = deep - shallow
         return further / (blocks[1] - blocks[0]) if further > 0 else deep / blocks[1]
 

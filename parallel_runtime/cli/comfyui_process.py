@@ -51,10 +51,12 @@ def version_of(comfyui: ComfyUI) -> str:
 class ComfyUIProcess:
     """A process with ComfyUI imported, until `close`. `folder` is for tensors that go between.
 
+    `counting`: it answers "count", for which ComfyUI's attention is replaced as in the workers, and nothing else.
+
     Raises `ValueError` for what it refuses, also when it is made: a ComfyUI that cannot be imported.
     """
 
-    def __init__(self, comfyui: ComfyUI, device: str) -> None:
+    def __init__(self, comfyui: ComfyUI, device: str, *, counting: bool = False) -> None:
         self.comfyui = comfyui
         self._folder = tempfile.TemporaryDirectory(prefix="parallel-dit-")
         self.folder = Path(self._folder.name)
@@ -68,7 +70,7 @@ class ComfyUIProcess:
             text=True,
         )
         try:
-            said = self.ask("start", path=comfyui.path, options=list(comfyui.options), device=device)
+            said = self.ask("start", path=comfyui.path, options=list(comfyui.options), device=device, counting=counting)
         except BaseException:
             self.close()
             raise

@@ -45,15 +45,22 @@ def constants(devices: Sequence[Device], *, link: str | None = None, compiled: b
 
     `link` and `compiled` take the place of what was measured of the link and of the host, from the table.
     """
-    store = CalibrationStore(calibration_path())
-    if devices[0].kind == "cpu":  # more ranks have fewer cores each, so no other number stands for these
-        found, name, present = store.load(device_set(devices)), "cpu", len(devices)
+    found = measured(devices)
+    if devices[0].kind == "cpu":
+        name, present = "cpu", len(devices)
     else:
-        found = store.load_for(_kind(devices), len(devices))
         name, present = torch.cuda.get_device_name(devices[0].index), torch.cuda.device_count()
     if found is None:
         return known_calibration(name, link, devices=present, compiled=compiled)
     return as_told(found, link=link, compiled=compiled)
+
+
+def measured(devices: Sequence[Device]) -> Calibration | None:
+    """What `doctor --calibrate` measured of these devices, or of more of the same GPUs; None where it did not."""
+    store = CalibrationStore(calibration_path())
+    if devices[0].kind == "cpu":  # more ranks have fewer cores each, so no other number stands for these
+        return store.load(device_set(devices))
+    return store.load_for(_kind(devices), len(devices))
 
 
 def as_told(calibration: Calibration, *, link: str | None, compiled: bool) -> Calibration:

@@ -10,12 +10,15 @@ from pathlib import Path
 
 from ..checkpoint import read_header
 from ..devices import parse_devices
-from ..models.registry import USUAL, read_own
+from ..models.registry import USUAL, find_family, read_own, titles
 from ..plan import MAX_RANKS
-from ..planner.choose import Choice, Prediction, choose_plan
+from ..planner.choose import AnyModel, Choice, Prediction, choose_plan
+from ..planner.counted import CountedModel
 from ..planner.hardware import GIB, Calibration
 from ..planner.known import known_calibration
-from ..planner.shapes import ModelShape, Work, image_tokens
+from ..planner.shapes import Work, image_tokens
+from .comfyui_process import find_comfyui
+from .counting import Counts
 from .machine import look
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -32,7 +35,16 @@ def run(arguments: argparse.Namespace) -> dict:
             raise ValueError(f"--{option}={value} is outside {PIXELS[0]} to {PIXELS[1]}; use a value in that range")
     if not 0 <= arguments.cfg <= MAX_CFG:
         raise ValueError(f"--cfg={arguments.cfg} is outside 0 to {MAX_CFG:g}; use a number in that range")
-    shape, weight_bytes = _shape(arguments)
+    calibration, free, warnings = _machine(arguments)
+    model, work = _model(arguments)
+    if isinstance(model, CountedModel) and model.from_real_calls:
+        warnings = (*warnings, f"{model.name} reads values, so it was counted in small calls and is extrapolated")
+    choice = choose_plan(model, work, free, calibration, stale=arguments.stale)
+    return _report(model, work, free, calibration, choice) | {"warnings": list(warnings)}
+
+
+def _model(arguments: argparse.Namespace) -> tuple[AnyModel, Work]:
+    """The model, and what it is asked for. Raises `ValueError` for a model that nobody knows."""
     work = Work(
         image_tokens=image_tokens(arguments.width, arguments.height),
         text_tokens=arguments.text_tokens,
@@ -40,22 +52,31 @@ def run(arguments: argparse.Namespace) -> dict:
         batch=arguments.batch,
         steps=arguments.steps,
         element_bytes=ELEMENT_BYTES[arguments.dtype],
-        weight_bytes=weight_bytes,
+        weight_bytes=ELEMENT_BYTES[arguments.dtype],
     )
-    calibration, free, warnings = _machine(arguments)
-    choice = choose_plan(shape, work, free, calibration, stale=arguments.stale)
-    return _report(shape, work, free, calibration, choice) | {"warnings": list(warnings)}
-
-
-def _shape(arguments: argparse.Namespace) -> tuple[ModelShape, int]:
-    """(the model, bytes of one of its weights in memory)."""
     if arguments.model in (None, USUAL.usual.name):
-        return USUAL.usual, ELEMENT_BYTES[arguments.dtype]
+        return USUAL.usual, work
     if not arguments.model.endswith((".safetensors", ".sft")) and not Path(arguments.model).exists():
         raise ValueError(f"model {arguments.model!r} is unknown; use a .safetensors file or {USUAL.usual.name}")
     header = read_header(arguments.model)
-    model = read_own(header)
-    return model.shape(Path(arguments.model).name), model.matrix_bytes(header)
+    if find_family(header) is None:
+        return _counted(arguments, work)
+    for option in ("frames", "comfyui"):
+        if (value := getattr(arguments, option)) is not None:
+            raise ValueError(f"--{option}={value}: {Path(arguments.model).name} is a {titles()}; leave --{option} out")
+    own = read_own(header)
+    return own.shape(Path(arguments.model).name), replace(work, weight_bytes=own.matrix_bytes(header))
+
+
+def _counted(arguments: argparse.Namespace, work: Work) -> tuple[CountedModel, Work]:
+    """A model of ComfyUI's, which says itself how many tokens an image has."""
+    for option, what in (("compiled", "compiled"), ("stale", "predicted as a pipeline")):
+        if getattr(arguments, option):
+            raise ValueError(f"--{option}: only {titles()} is {what} so far; leave --{option} out")
+    comfyui = find_comfyui(arguments.comfyui)
+    size = {"width": arguments.width, "height": arguments.height, "frames": arguments.frames}
+    counted = Counts().of(arguments.model, arguments.dtype, comfyui, **size)
+    return counted.model, replace(work, image_tokens=counted.image_tokens, element_bytes=counted.element_bytes)
 
 
 def _machine(arguments: argparse.Namespace) -> tuple[Calibration, list[int], tuple[str, ...]]:
@@ -100,9 +121,9 @@ def _positive(option: str, value: float, *, most: float = 1e9) -> float:
     return value
 
 
-def _report(shape: ModelShape, work: Work, free: list[int], calibration: Calibration, choice: Choice) -> dict:
+def _report(model: AnyModel, work: Work, free: list[int], calibration: Calibration, choice: Choice) -> dict:
     return {
-        "model": shape.name,
+        "model": model.name,
         "work": asdict(work),
         "free_bytes": free,
         "calibration": asdict(calibration),

@@ -4,8 +4,9 @@ Owns auto's rule. The devices are what the user offers. GPUs: the plan predicted
 that fit, on as many of them as make it quicker; the others sleep, and the reasons say why. That settles where the
 weights lie, before anybody knows the image. Each sampling run then has the quickest plan for what it really samples
 (`plan_of_run`), among those that the weights serve as they lie. GPUs of unknown speed: all of them (`auto_plan`), with
-the first kind of weights that fits. Ranks on the CPU: all of them, for nobody names several by accident; weights as
-asked. Pure: devices, free memory and constants are given, nothing is asked or started.
+the first kind of weights that fits. Ranks on the CPU are weighed as GPUs are once `doctor --calibrate` measured them;
+before, all of them run, for nobody names several by accident, with weights as asked. Pure: devices, free memory and
+constants are given, nothing is asked or started.
 """
 
 from collections.abc import Sequence
@@ -13,11 +14,10 @@ from dataclasses import dataclass, replace
 
 from ..devices import Device
 from ..plan import WEIGHTS, ParallelPlan, auto_plan
-from .choose import HEADROOM, WORTHWHILE, Choice, choose_plan
+from .choose import HEADROOM, WORTHWHILE, AnyModel, Choice, choose_plan, needed
 from .hardware import GIB, Calibration
 from .known import known_rates
-from .memory import memory_of
-from .shapes import ModelShape, Work, image_tokens
+from .shapes import Work, image_tokens
 
 PIXELS, TEXT_TOKENS = 1024, 512
 ANY_GPU = "H100"  # of a device's rates, its memory use asks only whether it runs ahead of the host, as every GPU does
@@ -30,11 +30,13 @@ class Decision:
     """A plan, and why it was taken; a plan that the user wrote needs no reasons.
 
     `work` is what it was weighed for, None where nothing was weighed: then it is the plan for any other work too.
+    `model` is what was weighed then.
     """
 
     plan: ParallelPlan
     reasons: tuple[str, ...] = ()
     work: Work | None = None
+    model: AnyModel | None = None
 
     @property
     def chosen_for(self) -> str:
@@ -53,21 +55,23 @@ def usual_work(*, element_bytes: int = 2, weight_bytes: int = 2) -> Work:
 
 
 def automatic_plan(
-    model: ModelShape,
+    model: AnyModel,
     work: Work,
     devices: Sequence[Device],
     free: Sequence[int],
     calibration: Calibration | None,
     *,
     weights: str = WEIGHTS[0],
+    everything: ParallelPlan | None = None,
 ) -> Decision:
     """The plan of `model` for `work` on these devices, `free` bytes on each, None as `calibration` of unknown ones.
 
     `weights` other than replicated are kept; replicated ones become sharded or offloaded where they do not fit.
+    `everything`: the plan that uses all devices, where nothing is known of them or nothing fits.
     Raises `ValueError` when one device is asked to shard, or there are more devices than a pool has.
     """
-    everything = replace(auto_plan(len(devices), model.heads), weights=weights)
-    if devices[0].kind == "cpu":
+    everything = replace(everything or auto_plan(len(devices), model.heads), weights=weights)
+    if calibration is None and devices[0].kind == "cpu":
         return Decision(plan=everything, reasons=_on_cpu(everything))
     allowed = WEIGHTS if weights == WEIGHTS[0] else (weights,)
     if calibration is None:
@@ -75,16 +79,16 @@ def automatic_plan(
     choice = choose_plan(model, work, free, calibration, weights=allowed)
     if choice.plan is None:
         plan = replace(everything, weights="offloaded" if len(allowed) > 1 else weights)
-        return Decision(plan=plan, reasons=(*choice.reasons, _trying(plan)), work=work)
+        return Decision(plan=plan, reasons=(*choice.reasons, _trying(plan)), work=work, model=model)
     kept = () if len(allowed) > 1 else (f"weights={weights} as asked",)
-    image = f"{PIXELS} x {PIXELS} pixels, {TEXT_TOKENS} text tokens, cfg 1, one image"
+    image = f"{PIXELS} x {PIXELS} pixels, {work.text_tokens} text tokens, cfg 1, one image"
     again = f"{AGAIN}; " if choice.plan.ranks > 1 else ""
     chosen_for = f"chosen for {image}; {again}{FORCING}"
-    return Decision(plan=choice.plan, reasons=(*choice.reasons, *kept, chosen_for), work=work)
+    return Decision(plan=choice.plan, reasons=(*choice.reasons, *kept, chosen_for), work=work, model=model)
 
 
 def plan_of_run(
-    model: ModelShape, work: Work, free: Sequence[int], calibration: Calibration, *, held: ParallelPlan
+    model: AnyModel, work: Work, free: Sequence[int], calibration: Calibration, *, held: ParallelPlan
 ) -> Decision:
     """The plan of one sampling run of `work`: the quickest that fits of those that the weights serve as they lie.
 
@@ -95,12 +99,13 @@ def plan_of_run(
         model, work, there, calibration, weights=(held.weights,), held=held.layout, num_ranks=len(free)
     )
     if choice.plan is None or choice.seconds_per_step is None:
-        return Decision(plan=held, reasons=(*choice.reasons, _trying(held)), work=work)
+        return Decision(plan=held, reasons=(*choice.reasons, _trying(held)), work=work, model=model)
     more: tuple[str, ...] = ()
     if len(there) < len(free):
         everywhere = choose_plan(model, work, free, calibration, weights=(held.weights,))
         more = _with_more_devices(everywhere, choice.seconds_per_step, held.ranks, len(free))
-    return Decision(plan=choice.plan, reasons=(*choice.reasons, *more, f"chosen for {describe_work(work)}"), work=work)
+    reasons = (*choice.reasons, *more, f"chosen for {describe_work(work)}")
+    return Decision(plan=choice.plan, reasons=reasons, work=work, model=model)
 
 
 def _with_more_devices(everywhere: Choice, seconds_per_step: float, held: int, offered: int) -> tuple[str, ...]:
@@ -128,14 +133,14 @@ def _trying(plan: ParallelPlan) -> str:
 def _on_cpu(plan: ParallelPlan) -> tuple[str, ...]:
     if plan.ranks == 1:
         return ("one CPU rank, nothing to choose",)
-    return (f"all {plan.ranks} CPU ranks are used, as named; `plan` predicts whether fewer are quicker",)
+    return (f"all {plan.ranks} CPU ranks are used, as named; once `doctor --calibrate` has run they are weighed",)
 
 
-def _unknown(model: ModelShape, work: Work, everything: ParallelPlan, free: int, allowed: Sequence[str]) -> Decision:
+def _unknown(model: AnyModel, work: Work, everything: ParallelPlan, free: int, allowed: Sequence[str]) -> Decision:
     """All devices, with the first kind of weights that fits, the last of them where none does."""
     rates = known_rates(ANY_GPU)
     usable = [kind for kind in allowed if kind != "sharded" or everything.ranks > 1]
-    needs = {kind: memory_of(model, work, replace(everything, weights=kind), rates).total for kind in usable}
+    needs = {kind: needed(model, work, replace(everything, weights=kind), rates).total for kind in usable}
     taken = next((kind for kind in usable if needs[kind] <= HEADROOM * free), usable[-1])
     reasons = [
         f"all {everything.ranks} device(s) are used: how fast they are is unknown; `doctor --calibrate` measures"

@@ -6,6 +6,7 @@ Owns what the constants mean. Their values come from `known.py`'s table, or from
 from dataclasses import dataclass
 
 GIB = 2**30
+NARROW, WIDE = 16, 64  # sizes of heads with which attention is measured on a CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +14,9 @@ class Rates:
     """One device. `asynchronous` devices run kernels while the host prepares the next ones.
 
     Rates are in operations and bytes a second; `memory_bytes` is what a rank may use, `host_bandwidth` its way to host
-    memory.
+    memory. Of models that are counted operation by operation: `elementwise_bandwidth` is what is reached between
+    matrices, 0 where it is the memory's; `score_s` what an exponential of the softmax takes, beside the FLOPs that
+    `attention_flops` reaches with heads of `WIDE`.
     """
 
     name: str
@@ -23,6 +26,16 @@ class Rates:
     memory_bytes: int
     host_bandwidth: float = 20e9
     asynchronous: bool = True
+    elementwise_bandwidth: float = 0.0
+    score_s: float = 0.0
+
+    def attention_s(self, flops: float, scores: float) -> float:
+        """Seconds of attention of so many FLOPs and scores, whatever the size of its heads."""
+        return flops / self.attention_flops + self.score_s * (scores - flops / (4 * WIDE))
+
+    def moving_s(self, num_bytes: float) -> float:
+        """Seconds of operations between matrices that read and write so many bytes."""
+        return num_bytes / (self.elementwise_bandwidth or self.memory_bandwidth)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +63,7 @@ class Software:
 
     `passes` is how often one activation (tokens x width) crosses memory in a block besides the matrices and the
     attention, `merge_passes` the same of one fp32 output at each hop. `swap_calls` is how many all-to-alls a block of
-    ulysses takes.
+    ulysses takes. `operation_s` is the host's time to start one operation, of models that are counted by these.
     """
 
     name: str
@@ -60,6 +73,7 @@ class Software:
     exchange_s: float
     hop_s: float
     swap_calls: int = 2
+    operation_s: float = 10e-6
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ def memory_of(
         weights=round(weights),
         activations=round(activations),
         buffers=round(_buffers(shape, work, plan, rows, mine)),
-        runtime=_runtime(plan, rates, num_ranks or plan.ranks),
+        runtime=runtime_bytes(plan, rates, num_ranks or plan.ranks),
         host_bytes=round(host),
     )
 
@@ -87,7 +87,8 @@ def _buffers(shape: ModelShape, work: Work, plan: ParallelPlan, rows: int, mine:
     return total
 
 
-def _runtime(plan: ParallelPlan, rates: Rates, num_ranks: int) -> int:
+def runtime_bytes(plan: ParallelPlan, rates: Rates, num_ranks: int) -> int:
+    """What torch, the driver and NCCL take on one rank of a pool of `num_ranks`."""
     if not rates.asynchronous:
         return CPU_RUNTIME_BYTES
     if num_ranks == 1:

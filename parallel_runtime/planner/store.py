@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,10 @@ from .hardware import Calibration, Link, Rates, Software
 VERSION = 1
 FOLDER, FILE = "parallel-dit", "calibration.json"
 NO_LONGER_READ = {"ring_overlap"}  # of the software, in files of versions up to 0.2
-MAY_BE_ZERO = ("latency_s", "contention", "block_s", "exchange_s", "hop_s", "passes", "merge_passes")
+MAY_BE_ZERO = (
+    *("latency_s", "contention", "block_s", "exchange_s", "hop_s", "passes", "merge_passes"),
+    *("score_s", "elementwise_bandwidth"),
+)
 
 
 def default_path(environ: Mapping[str, str], home: Path) -> Path:
@@ -96,10 +99,11 @@ def _calibration(entry: object) -> Calibration | None:
 
 
 def _fields(kind: type, values: Mapping[str, object]) -> dict[str, Any]:
-    """The values of one part of the entry, all there and nothing else. Raises `ValueError` otherwise."""
+    """The values of one part of the entry, all without a default there and nothing else; else `ValueError`."""
     known = {field.name: field.type for field in fields(kind)}
     found = {name: value for name, value in values.items() if name not in NO_LONGER_READ}
-    if found.keys() != known.keys():
+    optional = {field.name for field in fields(kind) if field.default is not MISSING}
+    if found.keys() - known.keys() or known.keys() - optional - found.keys():
         raise ValueError(f"{kind.__name__} has {sorted(found)}, not {sorted(known)}")
     for name, value in found.items():
         if not (type(value) is known[name] if known[name] in (str, bool) else _is_rate(name, value)):

@@ -213,6 +213,8 @@ class MeasureReply:
 class ProbeReply:
     """Pairs of (amount, seconds), small to large: operations of `matmul` and `attention`, bytes moved by the others.
 
+    `narrow_attention` is attention with heads so small that the softmax's exponentials count, `elementwise` what stands
+    between matrices, `operations` counts operations too small to take time of the device.
     A rank in no group has none, and there are no exchanges on an axis of one rank.
     """
 
@@ -221,6 +223,9 @@ class ProbeReply:
     memory: tuple[tuple[float, float], ...] = ()
     all_to_all: tuple[tuple[float, float], ...] = ()
     shift: tuple[tuple[float, float], ...] = ()
+    narrow_attention: tuple[tuple[float, float], ...] = ()
+    elementwise: tuple[tuple[float, float], ...] = ()
+    operations: tuple[tuple[float, float], ...] = ()
 
 
 # What a rank says with an op of its own; a request's reply comes as DONE.

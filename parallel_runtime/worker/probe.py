@@ -10,13 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from ..parallel.collectives import Axis
 from ..parallel.kernels import attention
+from ..planner.hardware import NARROW
 from ..wire.replies import ProbeReply
 from .measure import operand
 
-RUNS = 5
+RUNS = 9
+SMALL = 64  # a side of a matrix that takes a device no time
+OPERATIONS = 8  # of the chain of small ones
+CHAINED = 25
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,9 @@ def probe(axis: Axis, device: torch.device) -> ProbeReply:
         memory=(_memory(sizes, device),),
         all_to_all=tuple(_all_to_all(axis, num_bytes, device) for num_bytes in sent_bytes),
         shift=tuple(_shift(axis, num_bytes, device) for num_bytes in sent_bytes),
+        narrow_attention=tuple(_narrow_attention(sizes, tokens, device) for tokens in sizes.tokens),
+        elementwise=(_elementwise(sizes, device),),
+        operations=(_operations(device),),
     )
 
 
@@ -58,6 +66,36 @@ def _matmul(sizes: _Sizes, rows: int, device: torch.device) -> tuple[float, floa
 def _attention(sizes: _Sizes, tokens: int, device: torch.device) -> tuple[float, float]:
     q = operand(1, tokens, sizes.heads, sizes.width // sizes.heads, device=device)
     return 4.0 * tokens**2 * sizes.width, _seconds(lambda: attention(q, q, q), device)
+
+
+def _narrow_attention(sizes: _Sizes, tokens: int, device: torch.device) -> tuple[float, float]:
+    q = operand(1, tokens, sizes.heads, NARROW, device=device)
+    return 4.0 * tokens**2 * sizes.heads * NARROW, _seconds(lambda: attention(q, q, q), device)
+
+
+def _elementwise(sizes: _Sizes, device: torch.device) -> tuple[float, float]:
+    """What a block has between its matrices: a norm, an activation, a modulation, a residual."""
+    x, row = operand(sizes.rows[1], sizes.width, device=device), operand(sizes.width, device=device)
+
+    def chain() -> torch.Tensor:
+        return x + F.silu(F.layer_norm(x, (sizes.width,)) * row + row) * row
+
+    return 13.0 * x.nbytes, _seconds(chain, device)  # six operations that read one and write one, and a second one read
+
+
+def _operations(device: torch.device) -> tuple[float, float]:
+    """Small operations as a module calls them: what the host takes to start one."""
+    layer, norm = torch.nn.Linear(SMALL, SMALL, device=device), torch.nn.LayerNorm(SMALL, device=device)
+    x = torch.zeros(SMALL, SMALL, device=device)
+
+    def chain() -> torch.Tensor:
+        out = x
+        for _ in range(CHAINED):
+            out = (layer(norm(out)) * out + out).view(SMALL, SMALL).transpose(0, 1)
+        return out
+
+    with torch.no_grad():
+        return float(CHAINED * OPERATIONS), _seconds(chain, device)
 
 
 def _memory(sizes: _Sizes, device: torch.device) -> tuple[float, float]:
@@ -75,22 +113,28 @@ def _all_to_all(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float
     def exchange() -> torch.Tensor:
         return axis.all_to_all(send, send_lengths=lengths, receive_lengths=lengths)
 
-    return float(part * (axis.size - 1)), _seconds(exchange, device)
+    return float(part * (axis.size - 1)), _seconds(exchange, device, alone=False)
 
 
 def _shift(axis: Axis, num_bytes: int, device: torch.device) -> tuple[float, float]:
     send = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     receive = torch.empty_like(send)
-    return float(num_bytes), _seconds(lambda: axis.start_shift(send, receive).wait(), device)
+    return float(num_bytes), _seconds(lambda: axis.start_shift(send, receive).wait(), device, alone=False)
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The median of a few runs after one that warms up, each waited for."""
+def _seconds(run: Callable[[], object], device: torch.device, *, alone: bool = True) -> float:
+    """The median of a few runs after one that warms up, each waited for.
+
+    `alone`: it waits for no other rank. Then, of a CPU rank of one thread, the time counts for which that has a core,
+    as what others do there says nothing of it. Of a CPU's exchanges the quickest counts, for the same reason.
+    """
+    on_cpu = device.type == "cpu"
+    clock = time.thread_time if on_cpu and alone and torch.get_num_threads() == 1 else time.perf_counter
     taken = []
     for _ in range(RUNS + 1):
-        began = time.perf_counter()
+        began = clock()
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:])
+        taken.append(clock() - began)
+    return min(taken[1:]) if on_cpu and not alone else statistics.median(taken[1:])

@@ -25,16 +25,18 @@ from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_laten
 from host.quantised import FORMATS, mark
 from host.server import ComfyServer
 from host.tiny_models import write_layout
+from parallel_runtime.models.flux.reference import to_diffusers
 
 WAN = BY_NAME["wan 2.1 t2v"]
 CLASS = "NaDiT"  # SeedVR2's: ComfyUI knows it and the pack has no plan of it
+DIFFUSERS = "names_of_diffusers.safetensors"
 LORA = "tiny_lora_of_another_family.safetensors"
 ULYSSES: dict[str, Any] = {"mode": "manual", "ulysses": 2}
 
 # What is wrong with a file, and what the first line must say: the value, the limit, the remedy.
 FILES = {
     "half.safetensors": ("half", "truncated", "download it again"),
-    "encoder.safetensors": ("encoder", "recognises no diffusion model", "choose a file of diffusion_models"),
+    "encoder.safetensors": ("encoder", "recognises no diffusion model", "or update ComfyUI for a newer model"),
     "gguf.safetensors": ("gguf", "is a GGUF file", "use a .safetensors file"),
     "no_scales.safetensors": ("no_scales", "0.ffn.0 is in the format nvfp4 and lacks its weight_scale,", "use another"),
     "format.safetensors": ("format", "0.ffn.0 is in the format 'nvfp3', and this ComfyUI has", "update ComfyUI"),
@@ -137,6 +139,29 @@ def test_a_file_that_cannot_be_used_is_told_by_the_loader(
     assert [part for part in FILES[file] if part not in said] == [], said
     assert generations(hosted_client) == before != []
     assert_the_next_prompt_is_right(hosted_client, right)
+
+
+def test_a_file_with_diffusers_names_is_refused_and_what_save_model_makes_of_it_runs(
+    hosted_client: ComfyClient, hosted_server: ComfyServer, family_models: Path
+) -> None:
+    """Stock joins its queries, keys and values when it loads it."""
+    flux, folder = BY_NAME["flux.1 t2i"], family_models / "diffusion_models"
+    save_file(to_diffusers(load_file(folder / flux.file)), folder / DIFFUSERS)
+    graph = flux.graph(steps=2)
+    graph["model"]["inputs"]["unet_name"] = DIFFUSERS
+    stock = saved_latent(hosted_client, hosted_client.queue(graph))
+    assert relative_error(stock, saved_latent(hosted_client, hosted_client.queue(flux.graph(steps=2)))) <= TOLERANCE
+    said = first_line(hosted_client, ours(graph, **ULYSSES), "ParallelModelLoader")
+    for part in (DIFFUSERS, "as diffusers does", "Load Diffusion Model, then Save Model"):
+        assert part in said, said
+    prefix = {"filename_prefix": "diffusion_models/of_diffusers"}
+    hosted_client.queue({"model": graph["model"], "save": node("ModelSave", model=["model", 0], **prefix)})
+    (made,) = (hosted_server.output / "diffusion_models").iterdir()
+    graph["model"]["inputs"]["unet_name"] = made.name
+    mine = saved_latent(hosted_client, hosted_client.queue(ours(graph, mode="manual", ring=2)))  # 5 heads
+    assert relative_error(mine, stock) <= TOLERANCE
+    (folder / DIFFUSERS).unlink()
+    made.unlink()
 
 
 def test_a_gguf_file_by_its_own_name_is_in_no_list(hosted_client: ComfyClient) -> None:

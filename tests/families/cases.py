@@ -67,6 +67,11 @@ class Case:
         """The nodes that save latents."""
         return self.variant.latents
 
+    @property
+    def previews(self) -> bool:
+        """Whether stock ComfyUI shows previews of it."""
+        return self.variant.previews
+
     def workflow(self) -> Workflow:
         """The stock graph."""
         return self.variant.graph(cfg=self.cfg, steps=self.steps)

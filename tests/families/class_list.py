@@ -14,12 +14,14 @@ from models.supported import Found, ask
 from parallel_runtime.models.plans import PLANS
 from parity.table import markdown
 
+from . import usage
 from .plan_lines import plan_lines
 from .variants import FAMILIES, FILES
 
 DOCUMENT = PACK_ROOT / "docs" / "models.md"
 TITLE = "## Every class of ComfyUI"
 SECTION = re.compile(rf"^{TITLE}.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+SHARE = re.compile(rf"^{usage.TITLE}.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def section(said: Found) -> str:
@@ -50,6 +52,11 @@ def with_section(page: str, text: str) -> str:
     return f"{before}{text}{cases}{after}" if cases else f"{page}\n{text}"
 
 
+def with_share(page: str) -> str:
+    """A page whose share of use is what the table of templates says; it has that section."""
+    return SHARE.sub(lambda _: usage.section(), page)
+
+
 def written(page: str) -> str:
     """The section that a page has; "" for none."""
     match = SECTION.search(page)
@@ -77,5 +84,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(with_section(DOCUMENT.read_text(encoding="utf-8"), section(ask())), encoding="utf-8")
+    DOCUMENT.write_text(
+        with_share(with_section(DOCUMENT.read_text(encoding="utf-8"), section(ask()))), encoding="utf-8"
+    )
     sys.stdout.write(f"{DOCUMENT.relative_to(PACK_ROOT)} is written\n")

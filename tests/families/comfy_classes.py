@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 Shapes = dict[str, list[int]]
@@ -66,6 +67,11 @@ def _detected(paths: list[str]) -> dict[str, dict[str, Any]]:
     import comfy.model_detection
     import torch
     from safetensors import safe_open
+
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from host.told_sizes import tell_sizes
+
+    tell_sizes(comfy.model_detection)
 
     found = {}
     for path in paths:

@@ -49,8 +49,10 @@ class ModelFile:
     """One file of `diffusion_models`.
 
     `class_path` is ComfyUI's class, `arguments` those of its constructor. `told` are the arguments that the detection
-    cannot read from shapes: they go into the file's metadata, where ComfyUI looks for them. `rules` come before RULES.
-    `layout` says all of that by itself. `only_when_full`: too large for `make test`, as ComfyUI fixes its widths.
+    cannot read from shapes: they go into the file's metadata, where ComfyUI looks for them; `told_by_test_host`: where
+    the test host alone looks for them (host/told_sizes.py), as ComfyUI fixes them at the published sizes. `rules` come
+    before RULES; `prefix` before the names. `layout` says all of that by itself. `only_when_full`: too large for
+    `make test`, as ComfyUI fixes its widths.
     """
 
     name: str
@@ -58,6 +60,8 @@ class ModelFile:
     arguments: dict[str, Any] = field(default_factory=dict)
     layout: tuple[Row, ...] | None = None
     told: tuple[str, ...] = ()
+    told_by_test_host: bool = False
+    prefix: str = ""
     rules: tuple[Rule, ...] = ()
     seed: int = 0
     dtype: torch.dtype = torch.float32  # of the file; what is compared is computed in fp32
@@ -71,7 +75,8 @@ class ModelFile:
 
     def rows(self, shapes: Shapes) -> list[Row]:
         """Each tensor with how it is initialised."""
-        return [row(name, tuple(shape), (*self.rules, *RULES)) for name, shape in shapes.items()]
+        rules = (*self.rules, *RULES)
+        return [row(f"{self.prefix}{name}", tuple(shape), rules) for name, shape in shapes.items()]
 
 
 def row(name: str, shape: tuple[int, ...], rules: Iterable[Rule]) -> Row:

@@ -3,7 +3,8 @@
 `make parity-models` runs it. Owns: the order of the runs, the page, the count of what is wrong, which is the last line
 of output. Exit code 1 when any case differs or fails, or when a run without exchange does not.
 
-`PYTHONPATH=tests python -m families.matrix [--only TEXT] [--plan NAME] [--models DIR] [--write FILE] [--keep FILE]`
+`PYTHONPATH=tests python -m families.matrix [--only TEXT] [--plan NAME] [--models DIR] [--write FILE] [--keep FILE]
+[--update]`
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from parity.matrix import ONE_THREAD
 from parity.runner import VISIBLE, Bench, Row, seen
 from parity.table import markdown, shown, verdict
 
+from . import usage
 from .cases import CONTROL_PLAN, OWN_BLOCKS, PLANS, STAGES, Case, cases
 from .class_list import DOCUMENT, section
 from .plan_lines import plan_lines
@@ -38,7 +40,9 @@ Each graph once with Load Diffusion Model and once with our loader, in one Comfy
 weights that ComfyUI recognises as the family's, on CPU ranks. Compared: the saved latents (relative error, at most
 {TOLERANCE:.0e}; of video and sound, the larger one), every progress event, the number of previews, the number of calls
 of the model. The control is the same run under {CONTROL_PLAN} with ranks that exchange nothing: each of its latents
-must differ by more than {VISIBLE:.0e}. `make parity-models` writes this file.
+must differ by more than {VISIBLE:.0e}. `make parity-models` writes this file; with `--update` it runs what `--only`
+names and leaves the other cases as they are here. Of the classes with a star ComfyUI's detection fixes sizes that no
+test machine holds: there the test host tells it smaller ones (`tests/host/told_sizes.py`), and all else is ComfyUI's.
 
 "Plan" is how many lines of data the pack has for the class (`parallel_runtime/models/plans`), whose code is ComfyUI's
 own. So is that of {OWN_BLOCKS} here, as a second reference of the blocks that the pack has for it and its loader takes;
@@ -72,6 +76,39 @@ class Kept:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(said) + "\n")
         return row
+
+
+def on_page(page: str) -> tuple[dict[Case, list[Row]], dict[Case, Row]]:
+    """The cells and controls of the page's last table, of the cases that there are, as precise as they are there."""
+    known = {(case.kind, case.name): case for case in cases(FAMILIES)}
+    cells: dict[Case, list[Row]] = {}
+    controls: dict[Case, Row] = {}
+    for line in page.partition("## Each case")[2].splitlines():
+        fields = [field.strip() for field in line.strip("|").split("|")]
+        case = known.get((fields[0], fields[1])) if len(fields) == len(PLANS) + 3 else None
+        if case is None:
+            continue
+        by_plan = zip(PLANS, fields[2:-1], strict=True)
+        cells[case] = [_cell(case, plan, text) for plan, text in by_plan if text]
+        controls[case] = _cell(case, CONTROL_PLAN, fields[-1])
+        if not controls[case].problems:  # of a control, the one problem is that it differs
+            controls[case] = replace(controls[case], problems=("differs",))
+    return cells, controls
+
+
+def merged(old: list[Row], new: list[Row]) -> list[Row]:
+    """The rows of a case, a new one in the place of an old one of its plan, in the order of the plans."""
+    by_plan = {row.plan: row for row in (*old, *new)}
+    return [by_plan[plan] for plan in PLANS if plan in by_plan]
+
+
+def _cell(case: Case, plan: str, text: str) -> Row:
+    """A row out of a cell's text: an error, or what is wrong."""
+    try:
+        error = float(text)
+    except ValueError:
+        return Row(case.name, case.kind, plan, problems=(text,))
+    return Row(case.name, case.kind, plan, error=error, least=error)
 
 
 def run(
@@ -113,6 +150,7 @@ def families_table(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> s
     for (kind, class_path), members in groups.items():
         names = dict.fromkeys(case.variant.name for case in members)
         found = [row for case in members for row in cells[case]]
+        star = "*" if FILES[members[0].variant.file].told_by_test_host else ""
         worst = max((row.error for row in found), default=0.0)
         least = min(controls[case].least for case in members)
         wrong = sum(bool(row.problems) for row in found) + sum(not seen(controls[case]) for case in members)
@@ -120,7 +158,7 @@ def families_table(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> s
         rows.append(
             (
                 kind,
-                f"`{name}`",
+                f"`{name}`{star}",
                 ", ".join(names),
                 f"{plan_lines(class_path)} lines",
                 len(found),
@@ -144,7 +182,7 @@ def cases_table(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
 def document(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
     """The text of docs/models.md."""
     tables = f"{families_table(cells, controls)}\n{section(ask())}## Each case\n\n{cases_table(cells, controls)}"
-    return f"{INTRODUCTION}\n{tables}\n{summary(cells, controls)}.\n"
+    return f"{INTRODUCTION}\n{usage.section()}## Families\n\n{tables}\n{summary(cells, controls)}.\n"
 
 
 def summary(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
@@ -176,6 +214,7 @@ def main() -> int:
     parser.add_argument("--plan", action="append", choices=[*PLANS, *STAGES], help="default: all without stages")
     parser.add_argument("--models", type=Path, help="keep the small files in this models folder between runs")
     parser.add_argument("--write", type=Path, help=f"default: {DOCUMENT}, when everything was run")
+    parser.add_argument("--update", action="store_true", help=f"write {DOCUMENT}, whose other cases stay")
     parser.add_argument("--devices", help="GPUs for the ranks (default: CPU ranks); one GPU may stand four times")
     parser.add_argument("--keep", type=Path, help="a file of the cells that are known; a run that was ended goes on")
     arguments = parser.parse_args()
@@ -189,10 +228,15 @@ def main() -> int:
         bench = Bench(ComfyClient(server.url), with_devices(arguments.devices))
         cells, controls = run(bench, cases(variants), plans, Kept(arguments.keep))
     whole = len(variants) == len(FAMILIES) and len(plans) == len(PLANS)
-    target = arguments.write or (DOCUMENT if whole else None)
+    target = arguments.write or (DOCUMENT if whole or arguments.update else None)
+    last = summary(cells, controls)
+    if arguments.update:
+        before, controls_before = on_page(DOCUMENT.read_text(encoding="utf-8"))
+        controls = controls_before | controls
+        cells = {case: merged(before.get(case, []), cells.get(case, [])) for case in cases(FAMILIES)}
+        cells = {case: rows for case, rows in cells.items() if rows}
     if target:
         target.write_text(document(cells, controls), encoding="utf-8")
-    last = summary(cells, controls)
     print(last)  # noqa: T201
     return int(not last.endswith(" 0 wrong"))
 

@@ -1,8 +1,9 @@
-"""U-Nets: SD1.5, and SDXL with its relatives; their ControlNets, and a checkpoint's other parts.
+"""U-Nets: SD1.5, SD2, unCLIP, SDXL with its relatives, Stable Cascade; ControlNets, and a checkpoint's other parts.
 
 ComfyUI's detection fixes the width of the first level (320), that of the text, and for SDXL the depth of each level's
 transformers; the number of levels and their widths are the file's. So here each level is as wide as the first. SDXL
-proper has 24 transformer blocks of the text's width at least, which makes 280 MB; KOALA has 7.
+proper has 24 transformer blocks of the text's width at least, which makes 280 MB; KOALA has 7. Of Stable Cascade it
+fixes all sizes; the test host tells it small ones.
 No plan shares their tokens: they are not among `FAMILIES`.
 """
 
@@ -18,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from host.client import Workflow
 from host.tiny_models import write_layout
 
-from .files import RULES, ModelFile, row
-from .graphs import prompts, through
+from .files import RULES, ModelFile, Rule, row
+from .graphs import encoder, node, picture, prompts, through
 from .variant import Variant
 
 CLASS = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
@@ -55,6 +56,22 @@ SVD |= {"num_head_channels": 64, "num_classes": "sequential", "adm_in_channels":
 SVD |= {"extra_ff_mix_layer": True, "use_spatial_context": True, "merge_strategy": "learned_with_images"}
 SVD |= {"merge_factor": 0.0, "video_kernel_size": [3, 1, 1], "use_temporal_resblock": True}
 SVD |= {"use_temporal_attention": True, "disable_temporal_crossattention": False}
+# Four levels of two blocks, in whose last one ComfyUI sees that it predicts v.
+SD2 = levels(2, 2, 2, 2, text=1024, deep=[1, 1, 1, 1, 1, 1, 0, 0], up=[1, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0], middle=1)
+SD2 |= {"num_head_channels": 64, "use_linear_in_transformer": True}
+UNCLIP_IMAGE = 768
+UNCLIP = levels(1, 1, text=1024, deep=[0, 1], up=[0, 0, 1, 0], middle=1) | {"num_head_channels": 64}
+UNCLIP |= {"use_linear_in_transformer": True, "num_classes": "sequential", "adm_in_channels": 2 * UNCLIP_IMAGE}
+SSD1B = sdxl(2, 2, 2, deep=[0, 0, 2, 2, 4, 4], up=[0, 0, 0, 1, 0, 0, 1, 0, 0], middle=1)
+VEGA = sdxl(2, 2, 2, deep=[0, 0, 1, 1, 2, 2], up=[0, 0, 0, 1, 0, 0, 1, 0, 0], middle=1)
+REFINER = sdxl(2, 2, 2, 2, deep=[0, 0, 4, 4, 4, 4, 0, 0], up=[0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0], middle=1)
+REFINER |= {"model_channels": 384, "context_dim": 1280, "adm_in_channels": 2560}
+CASCADE_TEXT = 48
+CASCADE = {"c_cond": 64, "c_r": 64}
+STAGE_C = CASCADE | {"c_hidden": [64, 64], "nhead": [4, 4], "blocks": [[2, 1], [1, 2]], "c_clip_text": CASCADE_TEXT}
+STAGE_C |= {"c_clip_text_pooled": CASCADE_TEXT, "stable_cascade_stage": "c"}
+STAGE_B = CASCADE | {"c_hidden": [32, 64, 64, 64], "nhead": [-1, -1, 4, 4], "blocks": [[1, 1, 1, 1], [1, 1, 1, 1]]}
+STAGE_B |= {"block_repeat": [[1, 1, 1, 1], [2, 2, 1, 1]], "c_clip": CASCADE_TEXT, "stable_cascade_stage": "b"}
 FILES = tuple(
     ModelFile(name=f"tiny_{name}.safetensors", class_path=CLASS, seed=seed, dtype=torch.bfloat16, **more)
     for name, seed, more in (
@@ -62,7 +79,27 @@ FILES = tuple(
         ("koala", 91, {"arguments": KOALA | {"out_channels": 4}}),  # 150 MB
         ("sdxl", 92, {"arguments": SDXL | {"out_channels": 4}, "only_when_full": True}),
         ("svd", 93, {"arguments": SVD | {"out_channels": 4}, "only_when_full": True}),
+        (
+            "sd2",
+            94,
+            {"arguments": SD2 | {"out_channels": 4}, "only_when_full": True}
+            | {"rules": (Rule(r"output_blocks\.11\.1\.transformer_blocks\.0\.norm1\.bias$", std=0.3),)},
+        ),
+        ("unclip", 95, {"arguments": UNCLIP | {"out_channels": 4}, "only_when_full": True}),
+        ("ssd1b", 96, {"arguments": SSD1B | {"out_channels": 4}, "only_when_full": True}),
+        ("vega", 97, {"arguments": VEGA | {"out_channels": 4}, "only_when_full": True}),
+        ("sdxl_refiner", 98, {"arguments": REFINER | {"out_channels": 4}, "only_when_full": True}),
     )
+) + tuple(
+    ModelFile(
+        name=f"tiny_cascade_{stage}.safetensors",
+        class_path=f"comfy.ldm.cascade.stage_{stage}.Stage{stage.upper()}",
+        arguments=sizes,
+        told=tuple(sizes),
+        told_by_test_host=True,
+        seed=seed,
+    )
+    for stage, seed, sizes in (("b", 99, STAGE_B), ("c", 100, STAGE_C))
 )
 
 
@@ -90,6 +127,45 @@ def svd(graph: Workflow) -> None:
     graph["latent"]["inputs"]["batch_size"] = 3
 
 
+def sd2(graph: Workflow) -> None:
+    """Prompts of OpenCLIP's width."""
+    prompts(graph, width=1024, tokens=77)
+    of_size(graph)
+
+
+def unclip(graph: Workflow) -> None:
+    """What CLIP vision says of a picture, with noise, instead of a size."""
+    sd2(graph)
+    graph["seen"] = node("RandomVisionOutput", tokens=5, width=UNCLIP_IMAGE, seed=3)
+    for name in ("positive", "negative"):
+        inputs = {"conditioning": [name, 0], "clip_vision_output": ["seen", 0], "strength": 1.0}
+        through(graph, f"{name} unclip", "unCLIPConditioning", name, noise_augmentation=0.1, **inputs)
+
+
+def refiner(graph: Workflow) -> None:
+    """SDXL's second text encoder alone."""
+    prompts(graph, width=1280, tokens=77, pooled=POOLED)
+    of_size(graph)
+
+
+def cascade_c(graph: Workflow) -> None:
+    """6 x 6 latent pixels."""
+    prompts(graph, width=CASCADE_TEXT, tokens=11, pooled=CASCADE_TEXT)
+    size = {"width": 272, "height": 256, "compression": 42, "batch_size": 1}
+    through(graph, "latent", "StableCascade_EmptyLatentImage", "latent_image", **size)
+
+
+def cascade_b(graph: Workflow) -> None:
+    """64 x 68 latent pixels, made of a latent of 6 x 4."""
+    cascade_c(graph)
+    graph["sampler"]["inputs"]["latent_image"] = ["latent", 1]
+    pixels = picture(graph, "picture", width=48, height=32)
+    graph["prior"] = node("VAEEncode", pixels=pixels, vae=encoder(graph, temporal=0))
+    for name in ("positive", "negative"):
+        inputs = {"conditioning": [name, 0], "stage_c": ["prior", 0]}
+        through(graph, f"{name} prior", "StableCascade_StageB_Conditioning", name, **inputs)
+
+
 VARIANTS = tuple(
     Variant(name=name, family="U-Net", file=f"tiny_{file}.safetensors", add=add)
     for name, file, add in (
@@ -97,6 +173,13 @@ VARIANTS = tuple(
         ("sdxl koala", "koala", xl),
         ("sdxl", "sdxl", xl),
         ("svd", "svd", svd),
+        ("sd2, v", "sd2", sd2),
+        ("sd2.1 unclip", "unclip", unclip),
+        ("ssd-1b", "ssd1b", xl),
+        ("segmind vega", "vega", xl),
+        ("sdxl refiner", "sdxl_refiner", refiner),
+        ("stable cascade b", "cascade_b", cascade_b),
+        ("stable cascade c", "cascade_c", cascade_c),
     )
 )
 OF_UNET = ("time_embed.", "label_emb.", "input_blocks.", "middle_block.")  # what a ControlNet has of its U-Net

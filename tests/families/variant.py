@@ -17,6 +17,7 @@ class Variant:
     """One way to run a family: `file` lies in `diffusion_models`, `add` puts the family's own nodes into a graph.
 
     `latents` are the ids of the graph's SaveLatent nodes: joint latents are split by a stock node and saved apart.
+    `previews`: whether ComfyUI makes any of such latents.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Variant:
     file: str
     add: Callable[[Workflow], None]
     latents: tuple[str, ...] = ("save",)
+    previews: bool = True
 
     def graph(
         self, loader: dict[str, Any] | None = None, *, cfg: float = 1.0, seed: int = 7, steps: int = 3

@@ -3,7 +3,8 @@
 `fork_ranks()` has this process start the ranks of its pools so from then on, where the system allows it; everything
 else that it starts, it starts as before. A forked rank runs the command line that the pool wrote, as a fresh
 interpreter would: its descriptors, environment, folder, session and command line are its own, and it is a child of the
-process that asked, not of the one that it was forked from. Tests of how ranks start and end do without.
+process that asked, not of the one that it was forked from. Tests of how ranks start and end do without. A forked rank
+takes the sizes that a file tells (told_sizes.py).
 
 `python -m host.forked_ranks FD` is the process that forks; it ends when the other end of its socket FD closes.
 """
@@ -127,9 +128,12 @@ def serve(fd: int) -> None:
 
     import parallel_runtime.worker.engine  # noqa: F401
 
+    from .told_sizes import tell_sizes_when_imported
+
     for name in os.environ.get(MORE, "").split():
         importlib.import_module(name)
     torch.set_num_threads(1)
+    tell_sizes_when_imported()
     gc.collect()
     gc.freeze()  # or a collection in a rank copies every page
     orders = socket.socket(fileno=fd)

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from .fetch import comfyui_path
+from .fetch import cache_folder, comfyui_path
 
 PACK_ROOT = Path(__file__).resolve().parents[2]
 PACK_NAME = "parallel-dit"
@@ -76,7 +76,8 @@ class ComfyServer:
         self.packs = (*TEST_PACKS, *packs)
         self.ends_with_parent = ends_with_parent
         self.flags = flags
-        self.environment = dict(environment or {})
+        # A calibration that the user keeps would change what auto does; proofs are kept between runs.
+        self.environment = {"XDG_CACHE_HOME": str(cache_folder() / "servers"), **(environment or {})}
         self.start_timeout_s = start_timeout_s
         self.port = 0
         self._log_start = 0

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from .ranks import call, fork_ranks, start_comfyui
 
 PATCHES = 3
+FEW = "Flux.1, 3 tokens of text and 3 of image"  # a token a patch, so none for each of two ranks
 
 
 def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, Any]]) -> None:
@@ -29,12 +30,12 @@ def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, A
     for kind in ("ulysses", "ring") if parts > 1 else ("ulysses",):
         rows = {}
         for name, (model, inputs) in cases.items():
+            if parts > 1 and name == FEW:
+                continue
             try:
                 with torch.inference_mode():
                     rows[name] = compare(model, inputs, call, patches=PATCHES, axes=axes_of(parts, kind, groups))
             except Exception as error:
-                if "use fewer patches" in str(error):  # said by every rank
-                    continue
                 raise RuntimeError(f"{name}, rank {rank} of {ranks}, {kind}") from error
         if rank == ranks - 1:
             (folder / f"{ranks}-{kind}.json").write_text(json.dumps(rows))

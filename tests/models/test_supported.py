@@ -6,11 +6,15 @@ Read from the ComfyUI under test, so a class that is new to it fails here. Does 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from families.class_list import DOCUMENT, section, with_section, written
+from families.class_list import DOCUMENT, section, with_section, with_share, written
+from families.usage import KINDS, templates
+from host.fetch import comfyui_path
+from parallel_runtime.models.hosted.build import READ_DTYPES
 from parallel_runtime.models.plans import PLANS, WITHOUT
 
 from .supported import Found
@@ -46,9 +50,43 @@ def test_a_class_without_a_plan_says_its_own_reason(said: Found) -> None:
     assert set(refused) == set(WITHOUT)
 
 
+READS = re.compile(r"\b(weight|bias|parameters\(\)\))\.dtype")
+BESIDE = {"comfy.ldm.hidream_o1.model.HiDreamO1Transformer": "comfy.text_encoders.qwen35"}  # its vision tower's module
+
+
+def test_classes_that_read_the_dtype_of_a_weight_are_known(said: Found) -> None:
+    """What they round by it is right in a rank when that weight has the dtype of ComfyUI's loader (READ_DTYPES)."""
+    reading = set()
+    for path in {each["path"] for each in said["classes"].values()} & set(PLANS):
+        modules = [path.rpartition(".")[0], *([BESIDE[path]] if path in BESIDE else [])]
+        texts = [(comfyui_path() / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8") for name in modules]
+        if any(READS.search(text) for text in texts):
+            reading.add(path)
+    # in whose module the class for pixel space reads one
+    assert reading - {"comfy.ldm.lumina.model.NextDiT"} == set(READ_DTYPES)
+
+
+def test_each_used_template_is_of_a_class_of_the_list_or_says_why_not(said: Found) -> None:
+    paths = {each["path"] for each in said["classes"].values()}
+    rows = templates()
+    assert {row.loaded_as for row in rows if f"comfy.ldm.{row.loaded_as}" not in paths} == {"later", "none"}
+    assert {row.name for row in rows if row.least and _newer(row.least, "0.30.0")} == {
+        row.name for row in rows if row.loaded_as == "later"
+    }
+    assert [row.uses for row in rows] == sorted((row.uses for row in rows), reverse=True)
+    assert len({row.name for row in rows}) == len(rows)
+    assert {row.kind for row in rows} == set(KINDS)
+
+
+def _newer(version: str, than: str) -> bool:
+    first, second = ([int(part) for part in each.split(".")] for each in (version, than))
+    return first > second
+
+
 def test_the_page_has_the_section_that_the_code_writes(said: Found) -> None:
     text, page = section(said), DOCUMENT.read_text(encoding="utf-8")
     assert written(page) == text, "make models-list"
     assert with_section(with_section(page, text + "more\n\n"), text) == page
+    assert with_share(page) == page, "make models-list"
     assert "SDXL" in text
     assert "shared, a plan of" in text

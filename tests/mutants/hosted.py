@@ -54,6 +54,7 @@ MUTANTS = (
         "mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])",
         "mask = mask.narrow(2, 0, query_lengths[self.index])",
         (f"{UNEVEN}[a mask by head-ulysses 2 x ring 2]",),
+        file="uneven.py",
     ),
     Mutant(
         "the way back puts ranks' heads in another order",

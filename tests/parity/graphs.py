@@ -47,6 +47,7 @@ class Graph:
     settings: tuple[tuple[str, Any], ...]
     loader: str = LOADER
     saves: ClassVar[tuple[str, ...]] = ("save",)
+    previews: ClassVar[bool] = True
 
     def workflow(self) -> Workflow:
         """The stock graph, saving its latent."""

@@ -40,7 +40,10 @@ VISIBLE = 1e-3  # an edit that changes the latent less than this would hide an e
 
 
 class Case(Protocol):
-    """What is compared: `saves` are the ids of its SaveLatent nodes, `loader` what takes UNETLoader's place."""
+    """What is compared: `saves` are the ids of its SaveLatent nodes, `loader` what takes UNETLoader's place.
+
+    `previews`: whether stock shows any.
+    """
 
     @property
     def kind(self) -> str: ...
@@ -50,6 +53,8 @@ class Case(Protocol):
     def saves(self) -> tuple[str, ...]: ...
     @property
     def loader(self) -> str: ...
+    @property
+    def previews(self) -> bool: ...
     def workflow(self) -> Workflow: ...
 
 
@@ -153,8 +158,8 @@ def compared(graph: Case, plan: str, ours: Run, stock: Run) -> Row:
         mine, theirs = getattr(ours, what), getattr(stock, what)
         if mine != theirs:
             problems.append(f"{what}: {mine} with our loader, {theirs} with the stock loader")
-    if not stock.progress or not stock.previews:
-        problems.append("no progress or no preview to compare")
+    if not stock.progress or bool(stock.previews) != graph.previews:
+        problems.append("no progress or no preview to compare, or a preview of what has none")
     row = {"error": error, "least": min(errors), "calls": ours.calls, "previews": ours.previews}
     return Row(graph.name, graph.kind, plan, **row, problems=tuple(problems))
 

@@ -13,7 +13,7 @@ from parallel_runtime.models.flux.family import FLUX_DEV as FLUX
 from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
 from parallel_runtime.planner.automatic import Decision, automatic_plan, plan_of_run, usual_work
 from parallel_runtime.planner.choose import choose_plan
-from parallel_runtime.planner.hardware import GIB, Calibration
+from parallel_runtime.planner.hardware import GIB, Calibration, Link
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.shapes import ModelShape, image_tokens
 
@@ -89,15 +89,22 @@ def test_one_device_cannot_shard() -> None:
 
 
 @given(st.integers(1, MAX_RANKS), st.sampled_from([2, 3, 24]), st.sampled_from(["replicated", "offloaded"]))
-def test_cpu_ranks_are_all_used_whatever_the_planner_would_predict(ranks: int, heads: int, weights: str) -> None:
+def test_cpu_ranks_that_nobody_calibrated_are_all_used(ranks: int, heads: int, weights: str) -> None:
     devices = [Device("cpu", index) for index in range(ranks)]
     model = replace(FLUX, heads=heads)
     for free in (0, GIB):
-        decision = automatic_plan(
-            model, usual_work(), devices, [free] * ranks, known_calibration("cpu"), weights=weights
-        )
+        decision = automatic_plan(model, usual_work(), devices, [free] * ranks, None, weights=weights)
         assert decision.plan == replace(auto_plan(ranks, heads), weights=weights)
         assert decision.reasons
+
+
+def test_cpu_ranks_that_were_calibrated_are_weighed() -> None:
+    devices = [Device("cpu", index) for index in range(2)]
+    slow = replace(known_calibration("cpu"), link=Link(name="slow", bandwidth=1e5, latency_s=10.0))
+    for calibration, plan in ((known_calibration("cpu"), ParallelPlan(ulysses=2)), (slow, ParallelPlan())):
+        work = usual_work(element_bytes=4, weight_bytes=4)
+        decision = automatic_plan(FLUX, work, devices, [8 * GIB] * 2, calibration)  # weights are pages of the file
+        assert (decision.plan, decision.work, decision.model) == (plan, work, FLUX)
 
 
 @pytest.mark.parametrize(("gib", "weights"), [(80, "replicated"), (20, "sharded"), (8, "offloaded"), (1, "offloaded")])

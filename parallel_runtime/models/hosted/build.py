@@ -6,6 +6,7 @@ ComfyUI's comfy/sd.py; what it rounds when it loads is rounded here, what it onl
 widened where it is used.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,16 @@ from .formats import check_formats, check_metadata, give_back_copies
 
 META = torch.device("meta")
 CPU = torch.device("cpu")
+
+# Weights whose dtype a class reads, to round what it multiplies by them: they have the dtype that ComfyUI's loader
+# gives them, though it only widens what the file has.
+READ_DTYPES = {
+    "comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel": r"patch_embed\.(text_)?proj\.weight",
+    "comfy.ldm.hidream_o1.model.HiDreamO1Transformer": r"visual\.pos_embed\.weight",
+    "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain": r"(t_embedder\.mlp\.0|x_embedder|.*\.to_k)\.weight",
+    "comfy.ldm.lumina.model.NextDiTPixelSpace": r"dec_net\.cond_embed\.weight",
+    "comfy.ldm.triposplat.model.LatentSeqMMFlowModel": r"t_embedder\.mlp\.0\.weight",
+}
 
 
 @dataclass(frozen=True)
@@ -75,11 +86,27 @@ def recognise(
         names = {} if config is None else comfy.utils.unet_to_diffusers(config.unet_config)
         weights = {names[name]: weight for name, weight in weights.items() if name in names}
     if config is None:
+        _refuse_names_of_diffusers(path, tensors)
         raise ValueError(
             f"{path}: ComfyUI recognises no diffusion model in this file; choose a file of diffusion_models, not a "
-            "text encoder, a VAE or a LoRA"
+            "text encoder, a VAE or a LoRA, or update ComfyUI for a newer model"
         )
     return Recognised(config, weights)
+
+
+def _refuse_names_of_diffusers(path: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise `ValueError` for a transformer with diffusers' names, which Load Diffusion Model joins to other matrices.
+
+    Ranks compute with views of the file; joined matrices would be a copy of the model in each of them.
+    """
+    import comfy.model_detection as detection
+
+    there = {name: torch.empty_like(each, device=META) for name, each in tensors.items()}
+    if detection.convert_diffusers_mmdit(there, "") is not None:
+        raise ValueError(
+            f"{path} names its weights as diffusers does, which ranks cannot share from the file; choose the model's "
+            "file for ComfyUI, or make one: Load Diffusion Model, then Save Model (ModelSave), and choose what it wrote"
+        )
 
 
 def _of_checkpoint(path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Recognised | None:
@@ -125,8 +152,10 @@ class Built:
         rounded = dict(self.rounded)
         for path, block in blocks.items():
             for inner, layer in block.named_modules(prefix=path):
-                if isinstance(layer, torch.nn.Linear) and getattr(layer, "comfy_cast_weights", False):
-                    rounded.pop(f"{inner}.weight", None)
+                name = f"{inner}.weight"
+                matrix = isinstance(layer, torch.nn.Linear) and getattr(layer, "comfy_cast_weights", False)
+                if matrix and not reads_dtype(self.module, name):
+                    rounded.pop(name, None)
         return replace(self, rounded=rounded)
 
     def round_here(self) -> None:
@@ -196,9 +225,16 @@ def _rounded(model: torch.nn.Module, declared: Mapping[str, torch.dtype], *, qua
         for name, weight in module.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
             dtype = declared.get(full, weight.dtype)
-            if weight.dtype != dtype and not (casts and _widens(weight.dtype, dtype)):
+            widened_in_use = casts and _widens(weight.dtype, dtype) and not reads_dtype(model, full)
+            if weight.dtype != dtype and not widened_in_use:
                 found[full] = dtype
     return found
+
+
+def reads_dtype(model: torch.nn.Module, name: str) -> bool:
+    """Whether a transformer's own code reads the dtype of its weight of that name."""
+    paths = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__)
+    return any(re.fullmatch(READ_DTYPES[path], name) for path in paths if path in READ_DTYPES)
 
 
 def _widens(stored: torch.dtype, dtype: torch.dtype) -> bool:

@@ -117,8 +117,8 @@ class TokenCall:
         return self.group.attend(*args, **kwargs)
 
     def gather(self, stream: str, tensor: Tensor, *, dim: int) -> Tensor:
-        """Everybody's rows of a stream, whole along `dim`."""
-        return self.group.gather(tensor, dim=dim, lengths=self.streams[stream])
+        """Everybody's rows of a stream, whole along `dim`; contiguous, since modules take views of what they made."""
+        return self.group.gather(tensor, dim=dim, lengths=self.streams[stream]).contiguous()
 
     def gather_keys(self, attention: Attention, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
         """As `gather`, what has a row for each key of an attention, in the order of the parts."""

@@ -164,7 +164,7 @@ class PassCall(TokenCall):
         lengths = self.streams[stream]
         if not self._staged:
             return self._gather_before(f"{BEFORE}{stream}", tensor, dim, lengths)
-        rows = self._ranks.gather(tensor, dim=dim, lengths=self.of_chunk(lengths))
+        rows = self._ranks.gather(tensor, dim=dim, lengths=self.of_chunk(lengths)).contiguous()
         if stream in self._parts.uncut:  # each patch has all of it
             return rows
         number, self._gathers = self._gathers, self._gathers + 1

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from .calls import HostedCall, forward_call
 
+CPU = torch.device("cpu")
 FRAMES = 9  # of a video where nobody says how many
 RATE = 24  # frames a second
 # Widths that no model has, so that a layer which meets one is known by it.
@@ -23,8 +25,8 @@ SPREAD = 4096  # at most this much goes beside a pooled text into its first laye
 TRIES = 8
 PROBED = 256  # pixels a side, in which widths are found
 START = 0.3  # of the way from noise to image, where one single call is made
-# Models that take the number of text tokens from a mask of them.
-COUNTED = frozenset(("GenmoMochi",))
+# Models that take the number of text tokens from a mask of them, or do not go without one.
+COUNTED = frozenset(("GenmoMochi", "LTXV"))
 # Models of images whose latents have frames all the same, by ComfyUI's names.
 IMAGES = frozenset(("QwenImage", "Krea2", "JoyImage", "CosmosPredict2", "Anima", "MageFlow"))
 
@@ -63,7 +65,7 @@ def make_calls(
     """
     name = type(model).__name__
     shapes = latent_shapes(model, size)
-    widths = _widths(model, size, device)
+    widths = find_widths(model, size, device)
     sides = [replace(size, seed=size.seed + number, text_tokens=tokens) for number, tokens in enumerate(texts)]
     found: list[list[Recorded]] = [[] for _ in range(steps)]
     for side in sides:
@@ -125,6 +127,31 @@ MORE_LATENTS: Mapping[str, Callable[[Any, tuple[int, ...], int], Shapes]] = {
 }
 
 
+def call_of(
+    model: Any,  # noqa: ANN401
+    size: Size,
+    shapes: Sequence[tuple[int, ...]],
+    widths: Mapping[str, int | None],
+    device: torch.device,
+) -> Callable[[], Any]:
+    """One call of the transformer, whose weights are on `device`, as often as one likes; on the meta device too.
+
+    What ComfyUI makes of latents and conditionings reads their values, so then it is made on the CPU.
+    """
+    made_on = CPU if device.type == "meta" else device
+    given = _Run(model, size, shapes, widths, made_on).arguments()
+    args, kwargs = tree_map(lambda each: each.to(device) if isinstance(each, torch.Tensor) else each, given)
+    return lambda: model.diffusion_model(*args, **kwargs)
+
+
+class _CalledWith(Exception):  # noqa: N818  nothing went wrong
+    """Carries the arguments of a call out of it."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = args, kwargs
+
+
 class _Run:
     """One side of a sampling run: a latent, a conditioning, and the calls that ComfyUI makes of them."""
 
@@ -153,8 +180,29 @@ class _Run:
         self.cond = {name: tensor.to(device) for name, tensor in cond.items()} | {"model_conds": {}}
         self.shapes, self.batch = [torch.Size(shape) for shape in shapes], size.batch
 
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the transformer is given in one call, which is not made."""
+        transformer = self.model.diffusion_model
+
+        def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            raise _CalledWith(args, kwargs)
+
+        transformer.forward = forward
+        try:
+            self._steps(1)
+        except _CalledWith as called:
+            return called.arguments
+        finally:
+            del transformer.forward
+        raise ValueError(f"{type(self.model).__name__} was not called in a step")
+
     def euler(self, steps: int) -> list[Recorded]:
         """The calls of the transformer in each step, and its outputs; a single one is in the middle of a run."""
+        with recording(self.model) as recorded:
+            self._steps(steps)
+        return recorded
+
+    def _steps(self, steps: int) -> None:
         import comfy.samplers
 
         sampling = self.model.model_sampling
@@ -164,13 +212,11 @@ class _Run:
             sigmas = [float(sigma) for sigma in comfy.samplers.calculate_sigmas(sampling, "normal", steps)]
         conds = self._conds()
         x = sampling.noise_scaling(torch.tensor(sigmas[0]), self.noise, torch.zeros_like(self.noise))
-        with recording(self.model) as recorded:
-            for now, after in zip(sigmas[:-1], sigmas[1:], strict=True):
-                sigma = torch.full((self.batch,), now, device=self.device)
-                options = {"cond_or_uncond": [0], "sigmas": sigma, "sample_sigmas": torch.tensor(sigmas)}
-                denoised = self.model.apply_model(x, sigma, **conds, transformer_options=options)
-                x = x + (x - denoised) / now * (after - now)
-        return recorded
+        for now, after in zip(sigmas[:-1], sigmas[1:], strict=True):
+            sigma = torch.full((self.batch,), now, device=self.device)
+            options = {"cond_or_uncond": [0], "sigmas": sigma, "sample_sigmas": torch.tensor(sigmas)}
+            denoised = self.model.apply_model(x, sigma, **conds, transformer_options=options)
+            x = x + (x - denoised) / now * (after - now)
 
     def _conds(self) -> dict[str, Any]:
         """What ComfyUI hands to `apply_model` of the conditioning."""
@@ -217,33 +263,66 @@ def flat(out: Any, rows: int) -> torch.Tensor:  # noqa: ANN401
     return torch.cat([each.reshape(rows, -1).float().cpu() for each in outs], 1)
 
 
-def _widths(model: Any, size: Size, device: torch.device) -> dict[str, int | None]:  # noqa: ANN401
+def find_widths(model: Any, size: Size, device: torch.device) -> dict[str, int | None]:  # noqa: ANN401
     """How wide each part of the conditioning is, None for what the model does not look at."""
     name = type(model).__name__
     small = replace(size, width=min(size.width, PROBED), height=min(size.height, PROBED), batch=1)
     shapes = latent_shapes(model, small)
     widths: dict[str, int | None] = dict(NOBODYS)
-    if name == "LTXAV":
-        widths["cross_attn"] = _ltx_width(model.diffusion_model)
+    if name in SAID_WIDTHS:
+        widths["cross_attn"] = SAID_WIDTHS[name](model.diffusion_model, device)
     for _ in range(TRIES):
         with _last_layer(model.diffusion_model) as last:
             try:
-                _Run(model, small, shapes, widths, device).euler(1)
+                with torch.no_grad():
+                    call_of(model, small, shapes, widths, device)()
             except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 if not _mend(widths, last):
                     raise ValueError(f"{name}: {_no_call(error)}") from error
                 continue
-        return {part: width if width != NOBODYS[part] else None for part, width in widths.items()}
+        used = {part: width if width != NOBODYS[part] else None for part, width in widths.items()}
+        try:
+            _Run(model, small, shapes, used, CPU).arguments()
+        except KeyError:  # it is asked for, though any width will do
+            return widths
+        return used
     raise ValueError(f"{name}: {_no_call(RuntimeError('its layers want widths that do not go together'))}")
 
 
-def _ltx_width(transformer: Any) -> int:  # noqa: ANN401
-    """The connectors put tokens of their own before the text, so no layer meets it first."""
+def _ltx_width(transformer: Any, device: torch.device) -> int:  # noqa: ANN401
+    """The connectors put tokens of their own before the text, so no layer meets it first.
+
+    On the meta device, where nothing computes what they make of it, as wide as what they make.
+    """
+    made = device.type == "meta"
+    if made and not transformer.caption_proj_before_connector:
+        return int(2 * transformer.caption_channels)
+    if made:
+        return int(transformer.cross_attention_dim + transformer.audio_cross_attention_dim)
     if transformer.caption_proj_before_connector and transformer.caption_projection_first_linear:
         width: int = transformer.caption_channels
         return width
     video, audio = (getattr(transformer, f"{half}_embeddings_connector").inner_dim for half in ("video", "audio"))
     return int(video if video == audio else video + audio)  # of LTX-2.3 the text has a half for each
+
+
+def _krea_width(transformer: Any, _: torch.device) -> int:  # noqa: ANN401
+    """Layers of a text encoder side by side."""
+    return int(transformer.txtlayers * transformer.txtdim)
+
+
+def _lens_width(transformer: Any, _: torch.device) -> int:  # noqa: ANN401
+    """The same."""
+    norm = transformer.txt_norm
+    return sum(each.weight.shape[0] for each in (norm if transformer.multi_layer_encoder_feature else [norm]))
+
+
+# Models that cut the text apart before a layer meets it.
+SAID_WIDTHS: Mapping[str, Callable[[Any, torch.device], int]] = {
+    "Krea2": _krea_width,
+    "LTXAV": _ltx_width,
+    "Lens": _lens_width,
+}
 
 
 def _no_call(error: Exception) -> str:

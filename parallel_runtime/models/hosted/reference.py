@@ -7,6 +7,7 @@ The asking side is cli/comfyui_process.py.
 
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -19,9 +20,11 @@ import torch
 
 from ...checkpoint import ComfyUI
 from ..plans import find_plan, plan_for
+from .attention import AttentionSwitch
 from .build import Built, build, recognise
-from .calls import from_tree
+from .calls import from_tree, takes_whole_batches
 from .comfyui import import_comfyui
+from .count import count_model
 from .dtypes import compute_dtype
 from .formats import coarse_inputs
 from .hook_points import find_hook_points
@@ -39,13 +42,14 @@ class Reference:
         self._built_in = self.dtype
         self._steps: list[list[Recorded]] = []
 
-    def start(self, path: str, options: list[str], device: str) -> dict[str, Any]:
-        """Import ComfyUI; the name of its attention function."""
+    def start(self, path: str, options: list[str], device: str, counting: bool = False) -> dict[str, Any]:
+        """Import ComfyUI; the name of its attention function. `counting`: with it replaced, for `count` alone."""
         self.device = torch.device(device)
-        import_comfyui(ComfyUI(path, tuple(options)), self.device, shared=False)
+        import_comfyui(ComfyUI(path, tuple(options)), self.device, shared=counting)
         import comfy.ldm.modules.attention as attention
 
-        return {"attention": attention.optimized_attention.__name__}
+        function = attention.optimized_attention
+        return {"attention": (function.stock if isinstance(function, AttentionSwitch) else function).__name__}
 
     def open(self, path: str, dtype: str, split: bool, stages: int) -> dict[str, Any]:
         """Build the model; its name, the dtype that it computes in, how coarsely its layers round what they are given.
@@ -82,11 +86,6 @@ class Reference:
             find_hook_points(built.module, plan_for(kind))
         except ValueError as error:
             unshared = str(error)
-        plan, blocks = find_plan(kind), Counter[str]()
-        lists = "[^.]+" if plan is None else "|".join(map(re.escape, plan.attention))
-        for name, weight in recognised.weights.items():
-            if in_block := re.match(rf"(?:{lists})\.\d+\.", name):
-                blocks[in_block[0]] += weight.nbytes
         try:
             latent = list(
                 latent_shapes(built.whole, Size(width=1024, height=1024, text_tokens=512, batch=1, seed=0))[0]
@@ -99,9 +98,36 @@ class Reference:
             "dtype": str(dtype).removeprefix("torch."),
             "unshared": unshared,
             "weight_bytes": sum(weight.nbytes for weight in recognised.weights.values()),
-            "block_bytes": list(blocks.values()),
+            "block_bytes": _block_bytes(kind, recognised.weights),
             "latent": latent,
             "activation_bytes": 0 if latent is None else int(built.whole.memory_required(latent)),
+        }
+
+    def count(self, path: str, dtype: str, size: Mapping[str, Any]) -> dict[str, Any]:
+        """What `planner.counted.CountedModel` is made of; `numbers`: those of a row's latent of that size.
+
+        Raises `ValueError` for a file that is none of ComfyUI's, and for a model that no random call can be made of.
+        """
+        self.path = path
+        recognised = self._recognise()
+        computed_in = compute_dtype(dtype, recognised.weights, recognised.config, self.device)
+        built, frames = build(path, recognised, computed_in), size.get("frames")
+        kind = type(built.module)
+        try:
+            built.module.to("meta")
+            counted = count_model(built.whole, torch.device("meta"), frames=frames)
+        except (NotImplementedError, RuntimeError, ValueError):  # its forward reads values, so it has to have some
+            self.dtype, self._built = computed_in, None
+            self._build(computed_in)
+            counted = count_model(self._opened.whole, self.device, frames=frames)
+        shapes = latent_shapes(built.whole, Size(**size))
+        return counted | {
+            "model": type(built.whole).__name__,
+            "numbers": sum(math.prod(shape) for shape in shapes) // size["batch"],
+            "element_bytes": computed_in.itemsize,
+            "weight_bytes": sum(weight.nbytes for weight in recognised.weights.values()),
+            "block_bytes": _block_bytes(kind, recognised.weights),
+            "whole_batches": takes_whole_batches(kind),
         }
 
     def calls(self, size: Mapping[str, Any], texts: list[int], steps: int, file: str) -> dict[str, Any]:
@@ -179,13 +205,23 @@ class Reference:
         return tensor.to(self.device, self._built_in if wider else tensor.dtype, copy=True)
 
 
+def _block_bytes(kind: type, weights: Mapping[str, torch.Tensor]) -> list[int]:
+    """Of each block by the plan's lists; of a class without a plan, of each member of any list."""
+    plan, blocks = find_plan(kind), Counter[str]()
+    lists = "[^.]+" if plan is None else "|".join(map(re.escape, plan.attention))
+    for name, weight in weights.items():
+        if in_block := re.match(rf"(?:{lists})\.\d+\.", name):
+            blocks[in_block[0]] += weight.nbytes
+    return list(blocks.values())
+
+
 def _save(tensors: Mapping[str, torch.Tensor], file: str) -> None:
     from safetensors.torch import save_file
 
     save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, file)
 
 
-QUESTIONS = ("start", "open", "describe", "calls", "outputs", "run")
+QUESTIONS = ("start", "open", "describe", "count", "calls", "outputs", "run")
 
 
 def answer(reference: Reference, line: str) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from comfy_api.latest import ComfyExtension, io
 from . import starting  # noqa: F401  how ranks start, in a test host
 from .choosing import HostedModelLoader, LikeKnownGpus
 from .conditions import (
+    EmptySplatLatent,
+    HiDreamO1Prompt,
     MoreText,
     ObjectInConditioning,
     RandomConditioning,
@@ -217,7 +219,7 @@ class ProbeNodes(ComfyExtension):
         nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, HostedModelLoader, ReachIntoModel]
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchLoopWrong, SwitchOffExchange]
-        nodes += [UseOldKeys, ObjectInConditioning, RandomModelPatch]
+        nodes += [UseOldKeys, ObjectInConditioning, RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent]
         return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages, TileHere]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import comfy.clip_vision
 import comfy.conds
 import comfy.model_patcher
+import comfy.nested_tensor
 import node_helpers
 import torch
 from comfy_api.latest import io
@@ -102,6 +103,7 @@ class RandomVisionOutput(io.ComfyNode):
         seen = comfy.clip_vision.Output()
         seen["penultimate_hidden_states"] = random_values(seed, 1, tokens, width)
         seen["last_hidden_state"] = random_values(seed + 1000, 1, tokens, width)
+        seen["image_embeds"] = random_values(seed + 2000, 1, width)
         return io.NodeOutput(seen)
 
 
@@ -211,3 +213,34 @@ class RandomTextEncoder(io.ComfyNode):
     @classmethod
     def execute(cls, tokens: int, width: int, pooled: int = 0) -> io.NodeOutput:
         return io.NodeOutput(PretendTextEncoder(tokens, width, pooled))
+
+
+class HiDreamO1Prompt(io.ComfyNode):
+    """A prompt's tokens, by ComfyUI's own tokenizer of HiDream-O1, whose text encoder has no weights."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs, outputs = [io.String.Input("prompt")], [io.Conditioning.Output()]
+        return io.Schema(node_id="HiDreamO1Prompt", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, prompt: str) -> io.NodeOutput:
+        import comfy.text_encoders.hidream_o1 as hidream_o1
+
+        tokens = hidream_o1.HiDreamO1Tokenizer().tokenize_with_weights(prompt)
+        text, _, more = hidream_o1.HiDreamO1TE().encode_token_weights(tokens)
+        return io.NodeOutput([[text, more]])
+
+
+class EmptySplatLatent(io.ComfyNode):
+    """What TripoSplat samples: a shape of any number of tokens, where its own node has 8192, and a camera."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs, outputs = [io.Int.Input(name) for name in ("tokens", "channels", "camera")], [io.Latent.Output()]
+        return io.Schema(node_id="EmptySplatLatent", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, tokens: int, channels: int, camera: int) -> io.NodeOutput:
+        parts = (torch.zeros(1, tokens, channels), torch.zeros(1, 1, camera))
+        return io.NodeOutput({"samples": comfy.nested_tensor.NestedTensor(parts)})

@@ -1,4 +1,4 @@
-"""How a test host starts its ranks: forked, or where SHARE_ONE_GPU says so, several on one GPU."""
+"""How a test host starts its ranks: forked, or where SHARE_ONE_GPU says so, several on one GPU; and told sizes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import comfy.model_detection
 from server import PromptServer
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -24,6 +25,7 @@ def module(name: str, path: Path) -> ModuleType:
 
 
 module("forked_ranks", TESTS / "host" / "forked_ranks.py").fork_ranks()
+module("told_sizes", TESTS / "host" / "told_sizes.py").tell_sizes(comfy.model_detection)
 
 
 def share_one_gpu(prompt: dict[str, Any]) -> dict[str, Any]:

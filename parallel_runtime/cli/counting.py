@@ -1,0 +1,60 @@
+"""What the planner must be told of a model that ComfyUI's own module computes: asked of a process that counts it.
+
+Owns the asking, and that a file is counted once in a process's life. What is counted is models/hosted/count.py's.
+"""
+
+import os
+from dataclasses import dataclass
+
+from ..checkpoint import ComfyUI
+from ..planner.counted import CountedModel
+from .comfyui_process import ComfyUIProcess
+
+USUAL_SIZE = {"width": 1024, "height": 1024, "text_tokens": 512, "batch": 1, "seed": 0, "frames": None}
+Key = tuple[str, int, int, str, ComfyUI, tuple[tuple[str, object], ...]]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A model as it was counted, the numbers of a row's latent of the size asked for, and bytes of an activation."""
+
+    model: CountedModel
+    numbers: int
+    element_bytes: int
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of that latent."""
+        return self.model.image_tokens(self.numbers)
+
+
+class Counts:
+    """Counts of files, by what they are on the disk; each counted once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, Counted | ValueError] = {}
+
+    def of(self, path: str, dtype: str, comfyui: ComfyUI, **size: object) -> Counted:
+        """The counts of a file, computed in `dtype` or ComfyUI's "default"; `size` as `USUAL_SIZE`, where it differs.
+
+        Takes seconds; a model whose forward reads values is computed in small calls, which takes longer. Raises
+        `ValueError` for a file that ComfyUI does not know or that cannot be counted.
+        """
+        found, asked = os.stat(path), {**USUAL_SIZE, **size}
+        key = (path, found.st_size, found.st_mtime_ns, dtype, comfyui, tuple(sorted(asked.items())))
+        if key not in self._known:
+            try:
+                self._known[key] = _count(path, dtype, comfyui, asked)
+            except ValueError as error:  # it would be refused again
+                self._known[key] = error
+        known = self._known[key]
+        if isinstance(known, ValueError):
+            raise known
+        return known
+
+
+def _count(path: str, dtype: str, comfyui: ComfyUI, size: dict[str, object]) -> Counted:
+    with ComfyUIProcess(comfyui, "cpu", counting=True) as process:
+        said = process.ask("count", path=os.path.abspath(path), dtype=dtype, size=size)
+    model = CountedModel.of(os.path.basename(path), said)
+    return Counted(model, int(said["numbers"]), int(said["element_bytes"]))

@@ -1,0 +1,303 @@
+"""What a call of ComfyUI's module takes, counted operation by operation: FLOPs, bytes through memory, what ranks send.
+
+On the meta device nothing is computed, so a model of any size is counted in seconds; a module whose forward reads
+values is counted in small real calls instead. The call is counted twice: by one rank, and by the first of two ranks
+that share its tokens, through the same hooks as in the workers over exchanges that only note their bytes. What is
+halved is shared, the rest every rank computes. Each count is fitted as a polynomial of image and text tokens.
+
+Runs in a process of its own that has imported ComfyUI with its attention replaced (reference.py). Owns counting and
+fitting. What it is good for is the planner's, whose `CountedModel` is made of the result. FLOPs of an operation are
+those of torch.utils.flop_counter.
+"""
+
+import math
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from ...parallel.collectives import Axis
+from ...parallel.uneven import AttentionFunction, UnevenSequence
+from ..plans import find_plan
+from ..plans.plan import Plan
+from .attention import installed
+from .hooks import SharedModel
+from .random_calls import Size, call_of, find_widths, latent_shapes
+
+RANKS = 2  # that share the tokens in the second count
+MODULE, ATTENDED, EXCHANGE = "module", "attended", "exchange"  # where an operation belongs
+Counts = dict[str, float]
+
+
+class OperationCounter(TorchDispatchMode):
+    """Adds up what the operations inside take, by where they belong: `counts["module.matmul_flops"]` and so on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counts = defaultdict(float)
+        self.where, self.off = MODULE, False
+        self.live = 0  # bytes of all tensors that the operations made and somebody holds
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Run the operation, and count it."""
+        given = dict(kwargs or {})
+        out = func(*args, **given)
+        if not self.off:
+            self._count(func, args, given, out)
+            self.hold(out)
+        return out
+
+    def hold(self, out: Any) -> None:  # noqa: ANN401
+        """Count the bytes of new tensors until nobody holds them; the most at once is `counts["held_bytes"]`."""
+        for tensor in tree_leaves(out):
+            storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else None
+            if storage is None or id(storage) in self._storages or tensor.layout is not torch.strided:
+                continue
+            key, size = id(storage), storage.nbytes()
+
+            def let_go(_: object, key: int = key, size: int = size) -> None:
+                self.live -= size
+                self._storages.pop(key, None)
+
+            self._storages[key] = weakref.ref(storage, let_go)
+            self.live += size
+        self.counts["held_bytes"] = max(self.counts["held_bytes"], self.live)
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:  # noqa: ANN401
+        self.add("operations", 1)
+        returned = func._schema.returns
+        if returned and all(each.alias_info is not None and not each.alias_info.is_write for each in returned):
+            return  # a view moves nothing
+        tensors = [each for each in tree_leaves((args, dict(kwargs), out)) if isinstance(each, Tensor)]
+        flops = flop_registry.get(func._overloadpacket)
+        if flops is None:
+            self.add("moved_bytes", float(sum(each.nbytes for each in {id(each): each for each in tensors}.values())))
+        else:
+            self.add("matmul_flops", flops(*args, **kwargs, out_val=out))
+
+    def add(self, name: str, amount: float) -> None:
+        """Count an amount where the counter stands."""
+        self.counts[f"{self.where}.{name}"] += amount
+
+    @contextmanager
+    def at(self, where: str, *, off: bool = False) -> Iterator[None]:
+        """Inside, operations belong to `where`; `off`: they are not counted."""
+        before, self.where, self.off = (self.where, self.off), where, off
+        try:
+            yield
+        finally:
+            self.where, self.off = before
+
+    def attention(self, stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """ComfyUI's attention function, counted as one operation that keeps no scores."""
+
+        def counted(
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            heads: int,
+            mask: Any = None,  # noqa: ANN401
+            attn_precision: torch.dtype | None = None,
+            skip_reshape: bool = False,
+            *more: Any,  # noqa: ANN401
+            **options: Any,  # noqa: ANN401
+        ) -> Tensor:
+            with self.at(self.where, off=True):
+                out = stock(q, k, v, heads, mask, attn_precision, skip_reshape, *more, **options)
+            self.hold(out)
+            dim = 2 if skip_reshape else 1
+            scores = float(q.shape[0] * heads * q.shape[dim] * k.shape[dim])
+            self.add("attention_flops", 4.0 * scores * (q.numel() / (q.shape[0] * heads * q.shape[dim])))
+            self.add("scores", scores)
+            self.add("operations", 1)
+            self.add("moved_bytes", float(sum(each.nbytes for each in (q, k, v, out))))
+            self.counts["tokens"] = max(self.counts["tokens"], k.shape[dim])
+            return out
+
+        return counted
+
+
+class SilentAxis(Axis):
+    """An axis to nobody: what is sent is counted, what arrives is zeros."""
+
+    def all_to_all(self, send: Tensor, *, send_lengths: tuple[int, ...], receive_lengths: tuple[int, ...]) -> Tensor:
+        """As `Axis.all_to_all`."""
+        row_bytes = send.nbytes // max(1, send.shape[0])
+        self.traffic.add((send.shape[0] - send_lengths[self.index]) * row_bytes)
+        return send.new_zeros((sum(receive_lengths), *send.shape[1:]))
+
+    def start_all_gather(self, mine: Tensor, whole: Tensor) -> Any:  # noqa: ANN401
+        """As `Axis.start_all_gather`; what arrives is there at once."""
+        self.traffic.add((self.size - 1) * mine.nbytes)
+        return _Arrived()
+
+
+class _Arrived:
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+class CountedSequence(UnevenSequence):
+    """A rank's part of a sequence, whose attention and exchanges are counted apart."""
+
+    def __init__(self, parts: int, counter: OperationCounter) -> None:
+        super().__init__(ring=SilentAxis("ring"), ulysses=SilentAxis("ulysses", size=parts))
+        self.counter = counter
+
+    def attend(
+        self,
+        kernel: AttentionFunction,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        **more: Any,  # noqa: ANN401
+    ) -> Tensor:
+        """As `UnevenSequence.attend`."""
+        counts, before = self.counter.counts, self.ulysses.traffic.num_bytes
+        counts["exchanges"] += 1
+        counts["query_bytes"] += q.nbytes + q.nbytes // q.shape[-1] * v.shape[-1]  # the output goes back
+        counts["key_bytes"] += k.nbytes + v.nbytes
+        known = counts.get("key_heads") or k.shape[1]
+        counts["key_heads"] = min(known, k.shape[1])
+
+        def counted(*args: Any) -> Tensor:  # noqa: ANN401
+            with self.counter.at(ATTENDED):
+                return kernel(*args)
+
+        with self.counter.at(EXCHANGE):
+            out = super().attend(counted, q, k, v, **more)
+        counts["sent_bytes"] += self.ulysses.traffic.num_bytes - before
+        return out
+
+    def gather(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
+        """As `UnevenSequence.gather`."""
+        if self.counter.where == EXCHANGE:  # too few heads: part of an attention
+            return super().gather(tensor, dim=dim, lengths=lengths)
+        self.counter.counts["gathers"] += 1
+        self.counter.counts["gathered_bytes"] += tensor.nbytes
+        with self.counter.at(EXCHANGE):
+            return super().gather(tensor, dim=dim, lengths=lengths)
+
+
+def count_call(module: torch.nn.Module, plan: Plan | None, parts: int, call: Callable[[], object]) -> Counts:
+    """What `call`, which calls `module`, takes on the first of `parts` ranks. Without a plan nobody shares tokens."""
+    counter, switch = OperationCounter(), installed()
+    shared = None if plan is None else SharedModel(module, plan, CountedSequence(parts, counter))
+    stock, switch.stock = switch.stock, counter.attention(switch.stock)
+    try:
+        with torch.no_grad(), counter:
+            call()
+    finally:
+        switch.stock = stock
+        if shared is not None:
+            shared.remove()
+    return dict(counter.counts)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A call that is counted: a picture of so many pixels a side, and tokens of text."""
+
+    width: int
+    height: int
+    text_tokens: int
+
+    def size(self, frames: int | None) -> Size:
+        """As random calls are asked for."""
+        return Size(width=self.width, height=self.height, text_tokens=self.text_tokens, batch=1, seed=0, frames=frames)
+
+
+# Sides and tokens that every patch and window divides, and two ranks. Six for six coefficients.
+POINTS = tuple(
+    Point(*each)
+    for each in ((256, 256, 32), (512, 256, 32), (512, 512, 32), (256, 256, 64), (512, 256, 64), (256, 256, 96))
+)
+REAL_POINTS = POINTS[:3]  # computed; text counts there as tokens of the picture do
+# Of which each rank has all of one part and some of the other.
+SHARED = frozenset(
+    f"{MODULE}.{name}" for name in ("attention_flops", "matmul_flops", "moved_bytes", "operations", "scores")
+)
+Polynomial = tuple[float, ...]  # of 1, n, n n, t, n t, t t, for n tokens of the picture and t of the text
+
+
+def count_model(model: Any, device: torch.device, *, frames: int | None = None) -> dict[str, Any]:  # noqa: ANN401
+    """What ComfyUI's BaseModel takes a call and a row, as `planner.counted.CountedModel` reads it.
+
+    `device`: where its weights are, which are computed with only if they have values. Raises `ValueError` for a model
+    that cannot be called so, and `RuntimeError` or `NotImplementedError` on the meta device for one that reads values.
+    """
+    module = model.diffusion_model
+    plan, real = find_plan(type(module)), device.type != "meta"
+    points = REAL_POINTS if real else POINTS
+    widths = find_widths(model, points[0].size(frames), device)
+    alone, shared, numbers = [], [], []
+    for point in points:
+        shapes = latent_shapes(model, point.size(frames))
+        call = call_of(model, point.size(frames), shapes, widths, device)
+        numbers.append(float(sum(math.prod(shape) for shape in shapes)))
+        alone.append(count_call(module, plan, 1, call))
+        shared.append(alone[-1] if plan is None else count_call(module, plan, RANKS, call))
+    per_number = _slope(numbers, [each.get("tokens", 0.0) for each in alone]) or 1 / (4 * shapes[0][1])
+    tokens = [(number * per_number, float(point.text_tokens)) for number, point in zip(numbers, points, strict=True)]
+    whole: dict[str, Polynomial] = {}
+    split: dict[str, Polynomial] = {}
+    for name in sorted({name for counts in (*alone, *shared) for name in counts} - {"tokens"}):
+        ones, twos = ([counts.get(name, 0.0) for counts in found] for found in (alone, shared))
+        if name == "held_bytes":  # the most at once is no polynomial, and grows with the tokens
+            whole[name], split[name] = _held(sum(tokens[2]), ones[2], twos[2])
+            continue
+        if name in SHARED and plan is not None:
+            whole[name] = _fit(tokens, [2 * two - one for one, two in zip(ones, twos, strict=True)], real=real)
+            split[name] = _fit(tokens, [2 * (one - two) for one, two in zip(ones, twos, strict=True)], real=real)
+        else:
+            exchanged = name.startswith(EXCHANGE) or name == "sent_bytes"
+            whole[name] = _fit(tokens, twos if exchanged else ones, real=real)
+    return {
+        "numbers_per_token": 1 / per_number,
+        "key_heads": int(alone[0].get("key_heads", 0)),
+        "from_real_calls": real,
+        "whole": whole,
+        "shared": split,
+    }
+
+
+def _slope(numbers: Sequence[float], tokens: Sequence[float]) -> float:
+    """How many tokens one more number of the latent makes, of the first two points, whose texts are equal."""
+    return (tokens[1] - tokens[0]) / (numbers[1] - numbers[0])
+
+
+def _fit(tokens: Sequence[tuple[float, float]], amounts: Sequence[float], *, real: bool) -> Polynomial:
+    """The polynomial through all points; of real calls in the tokens of picture and text together."""
+    if real:
+        rows = [[1.0, n + t, (n + t) ** 2] for n, t in tokens]
+        constant, linear, square = _solved(rows, amounts)
+        return constant, linear, square, linear, 2 * square, square
+    return _solved([[1.0, n, n * n, t, n * t, t * t] for n, t in tokens], amounts)
+
+
+def _held(tokens: float, one: float, two: float) -> tuple[Polynomial, Polynomial]:
+    """What every rank holds, and what they share, of what one rank and one of two held at so many tokens."""
+    everywhere, slope = max(0.0, 2 * two - one) / tokens, min(one, 2 * (one - two)) / tokens
+    return (0.0, everywhere, 0.0, everywhere, 0.0, 0.0), (0.0, slope, 0.0, slope, 0.0, 0.0)
+
+
+def _solved(rows: Sequence[Sequence[float]], amounts: Sequence[float]) -> Polynomial:
+    left = torch.tensor(rows, dtype=torch.float64)
+    scale = left.abs().amax(0)  # else squares of thousands stand beside ones
+    found = torch.linalg.solve(left / scale, torch.tensor(amounts, dtype=torch.float64)) / scale
+    return tuple(found.tolist())

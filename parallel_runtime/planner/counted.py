@@ -1,0 +1,215 @@
+"""A model without hand-written sizes: what was counted of ComfyUI's class (models/hosted/count.py), and its cost.
+
+Every count is a polynomial of the tokens of picture and text, of one row of a call. Owns reading the counts and the
+formulas. What constants mean is `hardware.py`'s. Letters: `n` tokens of the picture, `t` of the text, `U`, `R` ulysses
+and ring degree, `N = U R` ranks that share the tokens, `H` heads of keys.
+
+The device's time of a row of a call, on the slowest rank, is
+
+    matmul FLOPs / matmul rate + attention FLOPs / attention rate + bytes of what is between / memory bandwidth
+
+where of what is counted outside of shared attention a part is every rank's and the rest 1 / N of it; shared attention
+is ceil(H / U) / H of the heads (1 / U where H < U, with keys gathered) and 1 / R of the rows. Ranks send
+
+    (q, k, v and output) / N (U - 1) / U in all-to-alls, (R - 1) times (k, v) / N around the ring, and what is gathered
+
+and the host takes its time to start each operation. Weights are read once a call.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..parallel.shard import split_lengths
+from ..plan import ParallelPlan
+from .cost import Cost, rows_per_group
+from .hardware import Calibration, Rates
+from .memory import BLOCKS_AT_HAND, Memory, runtime_bytes
+from .shapes import Work
+
+Polynomial = tuple[float, ...]  # of 1, n, n n, t, n t, t t
+EXCHANGED = 2.0  # copies of what goes out and comes in are counted on one of two ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedModel:
+    """A model as it was counted, at activations and weights of the bytes that it was counted with.
+
+    `numbers_per_token`: numbers of a row's latent that make a token. `key_heads`: fewest heads of keys of attention
+    that ranks share, 0 where they share none. `block_bytes`: of each block that ranks with sharded weights share.
+    `whole_batches`: all rows of a call are one rank's. `from_real_calls`: its forward reads values, so it was computed.
+    """
+
+    name: str
+    whole: Mapping[str, Polynomial]
+    shared: Mapping[str, Polynomial]
+    numbers_per_token: float
+    key_heads: int
+    weight_bytes: int
+    block_bytes: tuple[int, ...]
+    whole_batches: bool = False
+    from_real_calls: bool = False
+
+    @classmethod
+    def of(cls, name: str, counted: Mapping[str, Any]) -> "CountedModel":
+        """The answer of the process that counts. Raises `ValueError` for one that lacks something."""
+        try:
+            return cls(
+                name=name,
+                whole={key: tuple(each) for key, each in counted["whole"].items()},
+                shared={key: tuple(each) for key, each in counted["shared"].items()},
+                numbers_per_token=float(counted["numbers_per_token"]),
+                key_heads=int(counted["key_heads"]),
+                weight_bytes=int(counted["weight_bytes"]),
+                block_bytes=tuple(counted["block_bytes"]),
+                whole_batches=bool(counted["whole_batches"]),
+                from_real_calls=bool(counted["from_real_calls"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"what was counted of {name} cannot be read ({error!r}); count it again") from error
+
+    @property
+    def shares_tokens(self) -> bool:
+        """Whether ranks can share the tokens of a row."""
+        return self.key_heads > 0
+
+    @property
+    def heads(self) -> int:
+        """Heads that ranks can share out."""
+        return max(1, self.key_heads)
+
+    @property
+    def largest_block(self) -> int:
+        """Bytes of the block that has the most."""
+        return max(self.block_bytes, default=self.weight_bytes)
+
+    def image_tokens(self, numbers: float) -> int:
+        """Tokens of a latent of so many numbers a row."""
+        return max(1, round(numbers / self.numbers_per_token))
+
+    def may_run(self, plan: ParallelPlan) -> bool:
+        """Whether its ranks can share calls so."""
+        if plan.pipefusion > 1 or (plan.parts > 1 and not self.shares_tokens):
+            return False
+        return not self.whole_batches or (plan.batch_groups == 1 or plan.weights == "sharded")
+
+    def count(self, name: str, work: Work, parts: int = 1) -> float:
+        """An amount a row on the slowest of `parts` ranks; `name` as the counter writes it."""
+        lengths = split_lengths(work.tokens, parts)
+        part = lengths[0] / work.tokens
+        return max(0.0, _value(self.whole, name, work) + part * _value(self.shared, name, work))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amounts:
+    """What the slowest rank computes, moves and sends in one row of a call."""
+
+    matmul_flops: float
+    attention_flops: float
+    scores: float  # of queries and keys, each of which the softmax takes an exponential of
+    moved_bytes: float
+    operations: float
+    swapped_bytes: float
+    hop_bytes: float  # of one hop around the ring
+    gathered_bytes: float
+    exchanges: float
+    gathers: float
+
+
+def amounts_of(model: CountedModel, work: Work, plan: ParallelPlan, *, merge_passes: float = 0.0) -> Amounts:
+    """Of a row under a plan; `merge_passes` as `Software` has them."""
+    parts, ulysses, ring = plan.parts, plan.ulysses, plan.ring
+
+    def count(name: str) -> float:
+        return model.count(name, work, parts)
+
+    heads = model.heads
+    attended = (math.ceil(heads / ulysses) / heads if heads >= ulysses else 1 / ulysses) / ring
+    queries, keys = count("query_bytes"), count("key_bytes")
+    moved = count("module.moved_bytes") + attended * count("attended.moved_bytes")
+    swapped = 0.0
+    if ring > 1:
+        moved += merge_passes * (ring - 1) * queries / 2 / parts * 4 / work.element_bytes  # outputs, in fp32
+    if ulysses > 1:
+        moved += EXCHANGED / parts * count("exchange.moved_bytes")
+        swapped = keys / parts * (ulysses - 1) if heads < ulysses else (queries + keys) / parts * (1 - 1 / ulysses)
+    return Amounts(
+        matmul_flops=count("module.matmul_flops"),
+        attention_flops=count("module.attention_flops") + attended * count("attended.attention_flops"),
+        scores=count("module.scores") + attended * count("attended.scores"),
+        moved_bytes=moved,
+        operations=count("module.operations")
+        + count("attended.operations")
+        + (count("exchange.operations") if parts > 1 else 0.0),
+        swapped_bytes=swapped,
+        hop_bytes=keys / parts if ring > 1 else 0.0,
+        gathered_bytes=count("gathered_bytes") * (parts - 1) / parts,
+        exchanges=count("exchanges") if parts > 1 else 0.0,
+        gathers=count("gathers") if parts > 1 else 0.0,
+    )
+
+
+def _value(polynomials: Mapping[str, Polynomial], name: str, work: Work) -> float:
+    image, text = float(work.image_tokens), float(work.text_tokens)
+    powers = (1.0, image, image * image, text, image * text, text * text)
+    return sum(factor * power for factor, power in zip(polynomials.get(name, ()), powers, strict=False))
+
+
+def counted_cost(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration) -> Cost:
+    """The time of one step of this plan."""
+    rates, link, software = calibration.rates, calibration.link, calibration.software
+    amounts, rows = amounts_of(model, work, plan, merge_passes=software.merge_passes), rows_per_group(work, plan)
+    compute = amounts.matmul_flops / rates.matmul_flops
+    compute += rates.attention_s(amounts.attention_flops, amounts.scores) + rates.moving_s(amounts.moved_bytes)
+    calls = 2 if work.guided and plan.cfg == 1 else 1  # prompt and negative read the weights one after another
+    compute = rows * compute + calls * model.weight_bytes / rates.memory_bandwidth
+    sending = amounts.swapped_bytes / link.all_to_all_bandwidth(plan.ulysses)
+    sending += ((plan.ring - 1) * amounts.hop_bytes + amounts.gathered_bytes) / link.bandwidth
+    messages = amounts.gathers + amounts.exchanges * ((plan.ulysses > 1) * software.swap_calls + plan.ring - 1)
+    communication = rows * sending + calls * messages * link.latency_s
+    communication += max(0.0, _weights_s(model, plan, calibration) - compute - communication)
+    launch = calls * amounts.operations * software.operation_s
+    if rates.asynchronous:
+        launch = max(0.0, launch - compute - communication)
+    step = compute + communication + launch
+    return Cost(
+        step_s=step,
+        compute_s=compute,
+        communication_s=communication,
+        launch_s=launch,
+        warmup_step_s=step,
+    )
+
+
+def _weights_s(model: CountedModel, plan: ParallelPlan, calibration: Calibration) -> float:
+    """Seconds to bring all blocks' weights to the device, where it does not hold them all."""
+    shards, link, num_bytes = plan.replica_ranks, calibration.link, sum(model.block_bytes)
+    seconds = 0.0
+    if plan.weights == "offloaded":
+        seconds += num_bytes / shards / calibration.rates.host_bandwidth
+    if plan.weights != "replicated" and shards > 1:
+        seconds += num_bytes * (shards - 1) / shards / link.bandwidth + len(model.block_bytes) * link.latency_s
+    return seconds
+
+
+def counted_memory(
+    model: CountedModel, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None
+) -> Memory:
+    """What one rank needs, of a pool of `num_ranks` ranks: by default as many as the plan has."""
+    rows, blocks, host = rows_per_group(work, plan), sum(model.block_bytes), 0.0
+    weights = float(model.weight_bytes)
+    if plan.weights != "replicated":
+        at_hand = min(blocks, BLOCKS_AT_HAND * model.largest_block)
+        kept = blocks / (plan.ranks // plan.data)
+        weights = model.weight_bytes - blocks + at_hand + (kept if plan.weights == "sharded" else 0.0)
+        host = kept if plan.weights == "offloaded" else 0.0
+    exchanges = max(1.0, model.count("exchanges", work))
+    an_exchange = (model.count("query_bytes", work) + 2 * model.count("key_bytes", work)) / exchanges / plan.parts
+    return Memory(
+        weights=round(weights),
+        activations=round(rows * model.count("held_bytes", work, plan.parts)),
+        buffers=round(2 * rows * an_exchange) if plan.parts > 1 else 0,
+        runtime=runtime_bytes(plan, rates, num_ranks or plan.ranks),
+        host_bytes=round(host),
+    )

@@ -1,0 +1,73 @@
+"""Auto for a model of ComfyUI's, in a real server whose two CPU ranks are calibrated: counted, weighed, run by run.
+
+Owns: the calibration that the server finds, made so that an exchange costs as much as a small picture's blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from host.client import ComfyClient, Workflow
+from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
+from host.server import ComfyServer
+from parallel_runtime.cli.machine import device_set
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.planner.known import known_calibration, known_link
+from parallel_runtime.planner.store import FILE, FOLDER, CalibrationStore
+
+from .variants import BY_NAME, write_families
+
+pytestmark = pytest.mark.slow
+WAN = BY_NAME["wan 2.1 t2v"]
+FLOPS, LATENCY_S = 1e9, 0.1  # ranks so slow that sharing pays, and exchanges that cost more than a small picture
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyClient]:
+    folder = tmp_path_factory.mktemp("calibrated")
+    table = known_calibration("cpu")
+    told = replace(
+        table,
+        rates=replace(table.rates, matmul_flops=FLOPS, attention_flops=FLOPS),
+        link=replace(known_link("memory"), latency_s=LATENCY_S, bandwidth=1e12),
+        source="told by a test",
+    )
+    CalibrationStore(folder / FOLDER / FILE).save(device_set(parse_devices("cpu:2").devices), told)
+    models = write_families(folder / "models", only=[WAN.name])
+    with ComfyServer(models=models, environment={"XDG_CACHE_HOME": str(folder)}) as server:
+        yield ComfyClient(server.url)
+
+
+def automatic(graph: Workflow, devices: str = "cpu:2") -> Workflow:
+    return to_latent(parallel(graph, mode="auto", devices=devices))
+
+
+def of_size(graph: Workflow, width: int, height: int) -> Workflow:
+    graph["latent"]["inputs"] |= {"width": width, "height": height}
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("width", "cfg", "plan"),
+    [(32, 1.0, "single"), (352, 1.0, "ring2"), (32, 3.0, "cfg2-ring1-uly1")],
+    ids=["small", "large", "cfg above 1"],
+)
+def test_each_run_gets_the_plan_of_what_it_samples_and_the_latent_is_stock_comfyuis(
+    width: int, cfg: float, plan: str, client: ComfyClient
+) -> None:
+    graph = of_size(WAN.graph(cfg=cfg, steps=2), width, width)
+    result = client.queue(automatic(graph))
+    told = [text for node, text in result.texts if node == "sampler" and "step 2/2" in text]
+    assert told and told[-1].splitlines()[1].startswith(f"{plan}, chosen for "), result.texts
+    frames = (graph["latent"]["inputs"]["length"] - 1) // 4 + 1
+    assert f"chosen for {frames * (width // 16) ** 2} image tokens, 13 text tokens" in told[-1]
+    assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= TOLERANCE
+
+
+def test_ranks_that_nobody_calibrated_share_every_picture(client: ComfyClient) -> None:
+    result = client.queue(automatic(of_size(WAN.graph(steps=2), 32, 32), devices="cpu:3"))
+    assert any("uly3" in text for _, text in result.texts), result.texts
+    assert not any("chosen for" in text for _, text in result.texts)

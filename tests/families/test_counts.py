@@ -1,0 +1,146 @@
+"""What is counted of ComfyUI's classes without running them: held to real ranks, to formulas by hand, and to itself.
+
+Owns: the counts of a Wan and of a U-Net, each made once.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from host.fetch import comfyui_path
+from parallel_runtime.__main__ import main
+from parallel_runtime.cli.comfyui_process import find_comfyui
+from parallel_runtime.cli.counting import Counted, Counts
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.choose import useful_plans
+from parallel_runtime.planner.counted import CountedModel, amounts_of, counted_cost, counted_memory
+from parallel_runtime.planner.known import known_calibration
+from parallel_runtime.planner.shapes import Work
+
+from .files import write_model_files
+from .variants import FILES
+
+WAN, KOALA, H3 = (f"tiny_{name}.safetensors" for name in ("wan_t2v", "koala", "minimax_h3"))
+HEADS, HEAD_DIM, LAYERS = 5, 24, 3  # of this Wan
+WIDTH = HEADS * HEAD_DIM
+SIZE = {"width": 352, "height": 288}  # no size that is counted
+TEXT = 20
+COUNTS = Counts()
+CPU = known_calibration("cpu")
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("counted")
+
+
+def counted(folder: Path, file: str, **size: int) -> Counted:
+    if not (folder / file).is_file():
+        write_model_files(folder, [FILES[file]])
+    return COUNTS.of(str(folder / file), "float32", find_comfyui(str(comfyui_path())), **size)
+
+
+def work_of(found: Counted, **more: int) -> Work:
+    return Work(image_tokens=found.image_tokens, text_tokens=TEXT, element_bytes=found.element_bytes, **more)
+
+
+@pytest.mark.slow
+def test_flops_and_scores_are_those_of_the_formulas_written_by_hand(folder: Path) -> None:
+    found = counted(folder, WAN, **SIZE)
+    work, tokens = work_of(found), 3 * 22 * 18  # three latent frames, 44 x 36 in patches of two
+    assert found.image_tokens == tokens
+    scores = LAYERS * HEADS * tokens**2
+    assert found.model.count("attended.scores", work) == pytest.approx(scores, rel=1e-6)
+    assert found.model.count("attended.attention_flops", work) == pytest.approx(4 * HEAD_DIM * scores, rel=1e-6)
+    crossed = LAYERS * HEADS * tokens * TEXT
+    assert found.model.count("module.scores", work) == pytest.approx(crossed, rel=1e-6)
+    # q, k, v, o, and q and o of the text's attention: 6 d d; the MLP of twice the width: 4 d d
+    blocks = LAYERS * 2 * tokens * 10 * WIDTH**2
+    shared = found.model.count("module.matmul_flops", work) - found.model.count("module.matmul_flops", work, 2)
+    assert shared == pytest.approx(blocks / 2, rel=0.03)  # and the head
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["ring=2", pytest.param("ring=4", marks=pytest.mark.full)])
+def test_bytes_are_those_that_real_ranks_send(plan: str, folder: Path, command: Command) -> None:
+    found, parsed = counted(folder, WAN, **SIZE), ParallelPlan.parse(plan)
+    size = [part for name, value in SIZE.items() for part in (f"--{name}", str(value))]
+    asked = ("--model", str(folder / WAN), *size, "--text-tokens", str(TEXT), "--comfyui", str(comfyui_path()))
+    done = command("verify", *asked, "--plan", plan, "--dtype", "float32", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    amounts = amounts_of(found.model, work_of(found), parsed)
+    expected = (parsed.ring - 1) * amounts.hop_bytes + amounts.gathered_bytes
+    assert json.loads(done.stdout)["bytes_per_step"] == pytest.approx([expected] * parsed.ranks, rel=1e-6)
+    assert expected != pytest.approx((parsed.ring - 1) * amounts.hop_bytes, rel=1e-3)  # what is gathered is seen
+
+
+@pytest.mark.slow
+def test_more_tokens_never_take_less_and_heads_are_as_uneven_as_they_are(folder: Path) -> None:
+    found = counted(folder, WAN, **SIZE)
+    work = work_of(found)
+    by_heads, ring = (amounts_of(found.model, work, plan) for plan in (ParallelPlan(ulysses=2), ParallelPlan(ring=2)))
+    alone = amounts_of(found.model, work, ParallelPlan())
+    whole = found.model.count("attended.scores", work)
+    assert alone.scores - by_heads.scores == pytest.approx((1 - 3 / 5) * whole + (alone.scores - whole) / 2, rel=1e-3)
+    assert alone.scores - ring.scores == pytest.approx(alone.scores / 2, rel=1e-3)
+    larger = replace(work, image_tokens=2 * work.image_tokens)
+    for plan in useful_plans(2, model=found.model, work=replace(work, guided=True), stale=False):
+        times = [counted_cost(found.model, each, plan, CPU).step_s for each in (work, larger)]
+        needs = [counted_memory(found.model, each, plan, CPU.rates).total for each in (work, larger)]
+        assert 0 < times[0] < times[1] and 0 < needs[0] < needs[1], plan
+    assert counted_memory(found.model, work, ParallelPlan(), CPU.rates).weights == found.model.weight_bytes
+
+
+@pytest.mark.slow
+def test_ranks_that_cannot_share_an_image_are_offered_prompts_and_batches_alone(folder: Path) -> None:
+    if not (folder / KOALA).is_file():
+        write_model_files(folder, [FILES[KOALA]])
+    path = str(folder / KOALA)
+    model = COUNTS.of(path, "float32", find_comfyui(str(comfyui_path())), width=256, height=256).model
+    work = Work(image_tokens=64, text_tokens=77, guided=True, batch=2, element_bytes=4)
+    plans = {plan.name for plan in useful_plans(2, model=model, work=work, stale=False) if plan.weights == "replicated"}
+    assert plans == {"cfg2-ring1-uly1", "data2-ring1-uly1"}
+    assert model.count("module.matmul_flops", work) > 1e9
+
+
+@pytest.mark.full
+def test_a_forward_that_reads_values_is_counted_in_real_calls_and_plan_says_so(folder: Path, command: Command) -> None:
+    write_model_files(folder, [FILES[H3]])
+    asked = ("--model", str(folder / H3), "--comfyui", str(comfyui_path()), "--dtype", "float32", "--devices", "cpu:2")
+    done = command("plan", *asked, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert "reads values" in report["warnings"][-1] and {row["name"] for row in report["table"]} >= {"uly2", "ring2"}
+    assert not counted(folder, WAN, **SIZE).model.from_real_calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--stale",), ["--stale: only Flux.1 is predicted as a pipeline so far", "leave --stale out"]),
+        (("--compiled",), ["--compiled: only Flux.1 is compiled so far", "leave --compiled out"]),
+        ((), ["needs ComfyUI's own modules", "--comfyui PATH"]),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(
+    arguments: tuple[str, ...], words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not (folder / WAN).is_file():
+        write_model_files(folder, [FILES[WAN]])
+    assert main(["plan", "--model", str(folder / WAN), "--devices", "cpu:2", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    for word in words:
+        assert word in said
+
+
+def test_counts_that_lack_something_are_refused_by_the_files_name() -> None:
+    with pytest.raises(ValueError, match=r"what was counted of some\.safetensors cannot be read .*; count it again"):
+        CountedModel.of("some.safetensors", {"whole": {}, "shared": {}})

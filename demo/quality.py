@@ -169,7 +169,7 @@ def main(arguments: argparse.Namespace) -> list[str]:
     autoencoder, classifier = loaded
     drawn: dict[str, Tensor] = {}
     rows = []
-    for case in (REFERENCE, *CASES):
+    for case in (REFERENCE, *(each for each in CASES if not arguments.only or each.name in arguments.only)):
         started = time.monotonic()
         pictures = drawn[case.name] = draw(case, wanted, batch=arguments.batch, autoencoder=autoencoder)  # type: ignore[arg-type]
         right = agreement(classifier, pictures, wanted).all(1)  # type: ignore[arg-type]
@@ -194,6 +194,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="What plans and dtypes do to the demo's pictures.")
     parser.add_argument("--prompts", type=int, default=200, help="of the 200 that training never saw")
+    parser.add_argument("--only", nargs="+", help="cases beside the reference, as the table names them (default: all)")
     parser.add_argument("--batch", type=int, default=20, help="prompts that are drawn at once")
     parser.add_argument("--output", type=Path, default=PAGE, help="a page with the marks that the table goes between")
     return parser.parse_args()

@@ -55,8 +55,8 @@ MUTANTS = (
     ),
     Mutant(
         "any ulysses degree is a candidate",
-        "if prod(degrees) == ranks and useful and model.heads % ulysses == 0:",
-        "if prod(degrees) == ranks and useful:",
+        "(stages > (model.blocks if stale else 1) or model.heads % ulysses):",
+        "stages > (model.blocks if stale else 1):",
         ("test_choose.py::test_useful_plans_divide_the_heads_the_rows_and_the_blocks",),
     ),
     Mutant(

@@ -29,6 +29,7 @@ from .trace_recurrence import SamplerRun, given_tensors, trace
 
 log = logging.getLogger(__name__)
 
+MOST_NOISE_BYTES = 1 << 30  # drawn ahead, and as much again where ranks read it
 # What makes a conditioning differ from step to step, from place to place, or need the host at each step.
 BY_STEP = {
     "area": "a conditioning has an area",
@@ -125,6 +126,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
             if cond.module_call is not None:
                 context.check(cond.module_call, check_cancelled)
         tell_idle(context, len(names) * x.shape[0])
+        _refuse_much_noise(len(recurrence.given) * x.numel() * 4)
         given = given_tensors(run, recurrence, x)
 
         def step_done(step: int, rows: torch.Tensor) -> None:
@@ -197,6 +199,12 @@ def _refuse_conds(guider: comfy.samplers.CFGGuider, model_options: dict) -> None
         for key, reason in BY_STEP.items():
             if entries[0].get(key) is not None:
                 raise HostLoopError(reason)
+
+
+def _refuse_much_noise(num_bytes: int) -> None:
+    """Raise `HostLoopError` where noise of all steps, which ComfyUI's loop draws one by one, takes much memory."""
+    if num_bytes > MOST_NOISE_BYTES:
+        raise HostLoopError(f"the noise of all steps takes {num_bytes >> 20} MiB, more than {MOST_NOISE_BYTES >> 20}")
 
 
 def _refuse_ranges(guider: comfy.samplers.CFGGuider, model_options: dict, recurrence: SamplerRecurrence) -> None:

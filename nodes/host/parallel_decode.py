@@ -64,6 +64,7 @@ def decode_over(vae: VAE, latent: dict, devices: Sequence[Device], *, clock: Cal
     weights = weights_of(vae)
     pool = POOLS.pool(tuple(devices))
     check = comfy.model_management.throw_exception_if_processing_interrupted
+    _make_room(vae, tiles, weights, devices)
     NodeText().say(f"bringing the VAE to {len(devices)} devices")
     load_s = pool.vae(lambda held, check: held.hold(weights, check), check_cancelled=check).load_s
     clock()
@@ -104,6 +105,15 @@ def blended(
 
     image = tiled(vae, samples, rounds.pixels_by(decode), output=vae.output_device)
     return image, rounds.ranks
+
+
+def _make_room(vae: VAE, tiles: Sequence[Tile], weights: VaeWeights, devices: Sequence[Device]) -> None:
+    """Have ComfyUI unload models, those of the ranks too, until a GPU has room for the VAE and its largest tile."""
+    if all(device.kind == "cpu" for device in devices):
+        return
+    largest = max(vae.memory_used_decode(shape, vae.vae_dtype) for shape in {tuple(t.latent.shape) for t in tiles})
+    held = sum(each.numel() * each.element_size() for each in weights.tensors.values())
+    comfy.model_management.free_memory(largest + held, comfy.model_management.get_torch_device())
 
 
 def tiles_by_itself(vae: VAE) -> bool:

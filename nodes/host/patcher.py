@@ -92,6 +92,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             listener=StepText(decision),
             recorder=self.recorder,
             prover=self.model.prover,
+            wrapped="model_function_wrapper" in self.model_options,
         )
 
     # What ComfyUI's memory manager asks
@@ -134,6 +135,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             patches=patches,
             compiled=self.compiled,
             prover=self.model.prover,
+            wrapped="model_function_wrapper" in self.model_options,
         )
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()

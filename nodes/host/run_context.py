@@ -96,7 +96,8 @@ class RunContext:
 
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
-    shapes of the last calls that it was asked about.
+    shapes of the last calls that it was asked about. `wrapped`: a node's function is around the model's calls, and may
+    make several of a step's one, for tiles of a picture: no call can be told from the others.
     """
 
     model: PooledModel
@@ -109,6 +110,7 @@ class RunContext:
     prover: CallProver | None = None
     proofs: list[Proof] = field(default_factory=list)
     checked: deque[object] = field(default_factory=lambda: deque(maxlen=CHECKED_CALLS))
+    wrapped: bool = False
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RunContext":
@@ -186,8 +188,8 @@ class RunContext:
             self.checked.append(kind)
 
     def _pipeline(self, place: str | None) -> dict[str, object]:
-        """What the stages of a pipeline keep the keys of a call by; nothing without stages, or without a place."""
-        if self.plan.pipefusion == 1 or place is None:
+        """What stages keep the keys of a call by; nothing without stages, or where calls look alike."""
+        if self.plan.pipefusion == 1 or place is None or self.wrapped:
             return {}
         return {"pipeline": {"run": self.run_id, "key": place}}
 
@@ -267,8 +269,11 @@ class RunContext:
 
 
 def place_of(transformer_options: Mapping[str, Any]) -> str | None:
-    """What tells a call from the others of its step: the conditionings in it, which have new names in every run."""
-    names = transformer_options.get("uuids")
+    """What tells a call from the others of its step: the conditionings in it, which have new names in every run.
+
+    None where that does not tell: all windows of a long video have the same conditionings.
+    """
+    names = None if transformer_options.get("context_window") is not None else transformer_options.get("uuids")
     return " ".join(map(str, names)) if names else None
 
 

@@ -93,6 +93,9 @@ class Engine:
         not serve these.
         """
         request: AnyRequest = message.body
+        if isinstance(request, OfVae):
+            return self.vae.answer(request, message.tensors, progress=progress, cancelled=cancelled, beat=beat)
+        self.vae.leave_device()
         if isinstance(request, Step):
             return self._step(request, message.tensors, progress=progress, beat=beat)
         if isinstance(request, Sample):
@@ -100,7 +103,6 @@ class Engine:
             return self._sample(request, message.tensors, gate=gate, progress=progress, beat=beat)
         if isinstance(request, Load):
             group = Axis("shards") if request.mesh is None else self.meshes[request.mesh].shard_axis
-            self.vae.leave_device()
             return self.models.load(request, group=group, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, Unload):
             self.repeated.clear()
@@ -111,8 +113,6 @@ class Engine:
             return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
         if isinstance(request, MakeMesh | CheckCopies | Probe):
             return self._of_mesh(request)
-        if isinstance(request, OfVae):
-            return self.vae.answer(request, message.tensors, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, MeasureDevice):
             return measure(self.device)
         if isinstance(request, Trim):

@@ -16,7 +16,7 @@ from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, 
 
 from .conftest import Stock
 from .graphs import node
-from .hosted import VISIBLE, small, with_loras
+from .hosted import VISIBLE, between, small, with_loras
 from .test_hosted_loras import file_of, loras  # noqa: F401  a fixture
 from .variants import BY_NAME
 
@@ -87,3 +87,14 @@ def test_what_cannot_be_in_stages_is_refused_in_one_line_before_workers_are_aske
     said = result.error_message.splitlines()[0]
     assert [part for part in parts if part not in said] == [], said
     assert [pool["generation"] for pool in hosted_client.get("/parallel_dit/state")["pools"]] == before
+
+
+def test_windows_of_a_long_video_do_not_read_each_others_keys(hosted_client: ComfyClient, stock: Stock) -> None:
+    """Their conditionings are the same and so are their shapes: each goes through whole, after the warm-up too."""
+    windows = {"context_length": 9, "context_overlap": 4, "context_schedule": "standard_static", "context_stride": 1}
+    windows |= {"closed_loop": False, "fuse_method": "pyramid", "freenoise": True}
+    windows |= {"retain_first_frame": False, "split_conds_to_windows": False}
+    graph = between(small(steps=STEPS), "windows", "WanContextWindowsManual", **windows)
+    right = stock(graph)
+    assert relative_error(stock(small(steps=STEPS)), right) > VISIBLE
+    assert relative_error(latent_of(hosted_client, piped(graph)), right) <= TOLERANCE

@@ -95,7 +95,8 @@ class Engine:
         request: AnyRequest = message.body
         if isinstance(request, OfVae):
             return self.vae.answer(request, message.tensors, progress=progress, cancelled=cancelled, beat=beat)
-        self.vae.leave_device()
+        if self.vae.on_device:
+            self.vae.leave_device()
         if isinstance(request, Step):
             return self._step(request, message.tensors, progress=progress, beat=beat)
         if isinstance(request, Sample):

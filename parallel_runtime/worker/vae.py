@@ -30,7 +30,7 @@ class RankVae:
         self._rank, self._device, self._segments, self._memory = rank, device, segments, memory
         self._held: tuple[int, torch.nn.Module] | None = None
         self._coming: dict[str, torch.Tensor] = {}
-        self._on_device = False  # on a GPU: between the rounds of a decode, and after one that was given up there
+        self.on_device = False  # on a GPU: between the rounds of a decode, and after one that was given up there
         self._sign_of_life: Callable[[], None] = lambda: None  # of the request that runs
 
     def answer(
@@ -65,10 +65,10 @@ class RankVae:
 
     def leave_device(self) -> None:
         """The weights go to host memory, where they are not there."""
-        if self._held is not None and self._on_device:
+        if self._held is not None and self.on_device:
             self._held[1].to(CPU)
             torch.cuda.empty_cache()
-        self._on_device = False
+        self.on_device = False
 
     def _hold(self, request: HoldVae, tensors: Mapping[str, torch.Tensor]) -> MemoryReply:
         if request.first:
@@ -93,7 +93,7 @@ class RankVae:
         began, (_, module), refused = time.perf_counter(), self._held, ""
         mine, random = request.tiles[self._rank], self._random_state()
         if mine:
-            self._on_device = self._device.type != "cpu"
+            self.on_device = self._device.type != "cpu"
             module.to(self._device)
         for done, number in enumerate(mine, start=1):
             self._sign_of_life()

@@ -4,6 +4,7 @@ Owns the records and which of them each side may send. Does not own how they tra
 (connection.py). All are JSON objects of at most `MAX_FRAME_BYTES`, read field by field by wire/records.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -171,7 +172,7 @@ def to_frame(message: object) -> dict[str, Any]:
     return {"kind": type(message).__name__, "body": to_body(message)}
 
 
-def from_frame(kinds: dict[str, type], frame: object) -> Any:  # noqa: ANN401  one of `kinds`
+def from_frame(kinds: Mapping[str, type], frame: object) -> Any:  # noqa: ANN401  one of `kinds`
     """The message of one of `kinds` that `frame` holds. Raises ProtocolError for anything else."""
     if type(frame) is not dict or frame.keys() != {"kind", "body"} or type(frame["kind"]) is not str:
         raise ProtocolError("a message is an object of kind and body")

@@ -97,9 +97,7 @@ def _launcher(arguments: dict[str, int]) -> None:
     start = from_body(Launch, json.loads(sys.stdin.read()), "Launch").start
     mark = f"{MARK}-{start.generation}"
     program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    tied = (
-        "import sys; from parallel_runtime.worker import lifeline; lifeline.arm(*map(int, sys.argv[1:3])); " + program
-    )
+    tie = "import sys; from parallel_runtime.worker import lifeline; lifeline.arm(*map(int, sys.argv[1:3])); "
     ours, _ = os.pipe()
     for _ in start.devices:  # in a session of its own and with a lifeline to us, as torchrun starts ranks of ours
         command = [sys.executable, "-c", tie + program, str(ours), str(os.getpid()), mark]

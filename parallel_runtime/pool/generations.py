@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from ..devices import STOCK_NODES, missing_system
 from ..errors import PoolError, SilentWorkersError
+from ..rank_environment import RankSettings
 from . import nccl_files
 from .deadlines import PEER_CHECK_S
 from .failures import Failures
 from .held_weights import Check
-from .process import RankSettings
 from .status import first_line
 from .supervisor import Generation
 from .worker_group import WorkerGroup

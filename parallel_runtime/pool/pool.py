@@ -20,6 +20,7 @@ from ..checkpoint import ModelSpec
 from ..devices import Device
 from ..errors import PoolError
 from ..plan import MAX_RANKS, Layout, ParallelPlan
+from ..rank_environment import RankSettings
 from ..weight_patch import PRISTINE, WeightPatchSet
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
@@ -30,7 +31,7 @@ from .held_vae import HeldVae
 from .held_weights import Check, OnProgress
 from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, refuse_unfit
 from .models import LoadResult
-from .process import RankSettings, available_cpus
+from .process import available_cpus
 from .status import State, describe, first_line
 from .supervisor import Answer
 from .worker_group import WorkerGroup

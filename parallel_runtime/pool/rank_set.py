@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
+from ..rank_environment import RankSettings
 from ..wire import nccl_segments
 from ..wire.channel import Attach, Segment, SegmentTable
 from ..wire.protocol import Message, Op
-from .process import RankProcess, RankSettings, spawn
+from .process import RankProcess, spawn
 from .watcher import Watcher
 
 STOP_S = 2.0  # how long idle ranks get to end by themselves

@@ -28,12 +28,13 @@ from typing import Any, Generic, TypeVar
 
 from ..checkpoint import ModelSpec
 from ..errors import PoolError
+from ..rank_environment import RankSettings
 from ..wire.channel import Attach
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from .failure import FRESH, Failure, choose, explain, failure_of_error, other_version, pool_error, silence, system_error
-from .process import RankProcess, RankSettings
+from .process import RankProcess
 from .rank_set import RankSet
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read

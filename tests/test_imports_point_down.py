@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/__main__",),
     ("runtime/cli",),
     ("runtime/pool", "runtime/worker"),
+    ("runtime/machines",),
     ("runtime/models/hosted", "runtime/weights"),
     ("runtime/report",),
     ("runtime/models/registry",),

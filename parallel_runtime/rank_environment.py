@@ -90,6 +90,16 @@ class RankSettings:
         return len(self.devices) if self.meeting is None else self.meeting.ranks
 
 
+def interface_of(address: str) -> str:
+    """The network interface that has an address of this machine. Raises ValueError where none has."""
+    import psutil  # here, since most ranks need no address
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return name
+    raise ValueError(f"no network interface of this machine has the address {address}; give one that `ip addr` shows")
+
+
 def on_own_cuda(devices: Sequence[Device]) -> bool:
     """Whether ranks on these devices of one machine each have a CUDA device of their own."""
     return len(set(devices)) == len(devices) and all(device.kind == "cuda" for device in devices)

@@ -109,7 +109,9 @@ class StartGeneration:
     """Start ranks `first_rank` and following, one for each of `devices`, of `world_size`.
 
     They meet at the store that ComfyUI's side has at `master_addr`:`master_port`. `environment` is added to what the
-    machine itself gives a rank. Whoever has not started after `deadline_s` is ended.
+    machine itself gives a rank. Whoever has not started after `deadline_s` is ended. `generation` is a number that the
+    machine never had before; ranks know the generation as `number`. The machine has place `machine` of `machines`,
+    ComfyUI's own being 0.
     """
 
     generation: int
@@ -123,6 +125,9 @@ class StartGeneration:
     backend: str = "gloo"
     engine: str = ""
     environment: dict[str, str] | None = None
+    number: int = 0
+    machine: int = 1
+    machines: int = 2
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 Owns the connection's client end and that no process of a generation outlives it. Does not own what the launcher does
 (launch.py), nor the command line (cli/join.py).
 
-Every process that a generation starts is a descendant of this one, which is their subreaper: a launcher that dies
-leaves its ranks to us. This process starts nothing else while it is joined, so to end a generation is to end all its
-descendants.
+A generation is a launcher and what it starts. Each launcher adopts what its own processes leave behind, and this
+process what a dead launcher leaves: a child of ours that is no launcher is an orphan, and ended. Nothing else is
+started here.
 """
 
 import ctypes
@@ -27,9 +27,8 @@ from pathlib import Path
 import psutil
 
 from ..wire.protocol import ProtocolError
-from ..wire.records import from_body, to_body
+from ..wire.records import to_body
 from .connection import GREETING, VERDICT, MachineChallenge, Session
-from .files import find
 from .messages import (
     FROM_SERVER,
     MAX_LINES_CHARS,
@@ -41,7 +40,6 @@ from .messages import (
     Introduction,
     KillGeneration,
     Launch,
-    RankEnded,
     Refused,
     StartGeneration,
     Welcome,
@@ -53,7 +51,6 @@ PACK_ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ("-m", "parallel_runtime.machines.launch")
 CONNECT_S = 5.0
 END_S = 10.0  # after SIGKILL; only a process stuck in a driver takes that long
-MAX_EVENT_BYTES = 1 << 16
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -173,7 +170,7 @@ class _Member:
 
     def __init__(self, joining: Joining, connection: _Connection, silence_s: float, say: Callable[[str], None]) -> None:
         self._joining, self._connection, self._silence_s, self._say = joining, connection, silence_s, say
-        self._process: _Process | None = None
+        self._running: dict[int, _Process] = {}
         self._answers: queue.SimpleQueue[FoundFile] = queue.SimpleQueue()
         self._answered = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
@@ -181,13 +178,17 @@ class _Member:
         self._selector.register(self._answered, selectors.EVENT_READ, self._answer)
         self._heard_s = self._beaten_s = time.monotonic()
 
+    def __del__(self) -> None:
+        os.close(self._answered)  # not in `close`: a search may still write to it
+
     def run(self) -> None:
         """Until the connection ends, which raises ConnectionLostError or ProtocolError."""
         if self._connection.early:
             self._hear()
         while True:
             for key, _ in self._selector.select(self._silence_s / 16):
-                key.data()
+                if key.fileobj in self._selector.get_map():  # else one before it in this round has ended it
+                    key.data()
             now = time.monotonic()
             if now - self._heard_s > self._silence_s:
                 raise ConnectionLostError(f"ComfyUI's side is silent for {self._silence_s:g} s")
@@ -196,14 +197,10 @@ class _Member:
                 self._connection.send(Beat())
 
     def close(self) -> None:
-        """End every process of the generation."""
-        if self._process is not None:
-            self._end_generation(tell=False)
+        """End every process of every generation."""
+        for process in tuple(self._running.values()):
+            self._end(process)
         self._selector.close()
-        # A search may still write to `_answered`: it goes with this object.
-
-    def __del__(self) -> None:
-        os.close(self._answered)
 
     def _hear(self) -> None:
         for message in self._connection.take():
@@ -211,13 +208,18 @@ class _Member:
             if isinstance(message, StartGeneration):
                 self._start(message)
             elif isinstance(message, KillGeneration):
-                self._kill(message)
+                if (process := self._running.get(message.generation)) is not None:
+                    self._connection.send(self._end(process))
+                else:
+                    self._connection.send(GenerationEnded(message.generation, 0, ""))
             elif isinstance(message, FindFile):
                 threading.Thread(target=self._find, args=(message,), name="find", daemon=True).start()
             elif not isinstance(message, Beat):
                 raise ProtocolError(f"it said {type(message).__name__}, which nobody waits for")
 
     def _find(self, asked: FindFile) -> None:
+        from .files import find  # here: it imports torch, which takes seconds and memory
+
         self._answers.put(find(asked.number, asked.identity, self._joining.models))
         os.eventfd_write(self._answered, 1)
 
@@ -228,121 +230,95 @@ class _Member:
                 self._connection.send(self._answers.get_nowait())
 
     def _start(self, start: StartGeneration) -> None:
-        if self._process is not None:
-            self._end_generation(tell=True)
+        if start.generation in self._running:
+            raise ProtocolError(f"it started generation {start.generation} twice")
         self._say(f"starting {len(start.devices)} ranks of {start.world_size} on {', '.join(start.devices)}")
         address = self._connection.sock.getsockname()[0]
         launch = Launch(start, self._joining.introduction.name, address, self._joining.comfyui)
         try:
-            self._process = process = _Process(launch)
+            process = _Process(launch, LAUNCHER)
         except OSError as error:
-            self._connection.send(GenerationEnded(start.generation, -1, f"cannot be started: {error}"))
+            self._connection.send(GenerationEnded(start.generation, -1, f"ranks cannot be started: {error}"))
             return
-        self._selector.register(process.events, selectors.EVENT_READ, self._forward)
-        self._selector.register(process.output, selectors.EVENT_READ, self._drain)
-        self._selector.register(process.pidfd, selectors.EVENT_READ, lambda: self._end_generation(tell=True))
+        self._running[start.generation] = process
+        self._selector.register(process.output, selectors.EVENT_READ, lambda: self._drain(process))
+        self._selector.register(process.pidfd, selectors.EVENT_READ, lambda: self._connection.send(self._end(process)))
 
-    def _kill(self, kill: KillGeneration) -> None:
-        if self._process is not None and self._process.generation == kill.generation:
-            self._end_generation(tell=True)
-        else:
-            self._connection.send(GenerationEnded(kill.generation, 0, ""))
+    def _drain(self, process: "_Process") -> None:
+        if not process.drain():
+            self._selector.unregister(process.output)
 
-    def _forward(self) -> None:
-        """Pass on how ranks ended."""
-        if self._process is None:
-            return
-        for ended in self._process.ended_ranks():
-            self._connection.send(ended)
-        if self._process.is_mute:
-            self._selector.unregister(self._process.events)
-
-    def _drain(self) -> None:
-        if self._process is not None and not self._process.drain():
-            self._selector.unregister(self._process.output)
-
-    def _end_generation(self, *, tell: bool) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        for fd in (process.events, process.output, process.pidfd):
+    def _end(self, process: "_Process") -> GenerationEnded:
+        """Kill the launcher and all that it started; what to say of it."""
+        del self._running[process.generation]
+        for fd in (process.output, process.pidfd):
             with suppress(KeyError):
                 self._selector.unregister(fd)
-        left = process.end()
-        ended = process.ended_ranks()
+        launchers = {each.pid for each in self._running.values()}
+        left = process.end(others=launchers)
+        stuck = f"processes {left} do not end after SIGKILL" if left else ""
+        self._say("; ".join(filter(None, ("the ranks have ended", stuck))))
+        lines = "\n".join(filter(None, (process.last_lines(), stuck)))
         process.close()
-        self._say(f"the ranks have ended{f'; processes {left} do not end after SIGKILL' if left else ''}")
-        if tell:
-            for each in ended:
-                self._connection.send(each)
-            lines = process.last_lines() + (f"\nprocesses {left} do not end after SIGKILL" if left else "")
-            self._connection.send(GenerationEnded(process.generation, process.code, lines[-MAX_LINES_CHARS:]))
+        return GenerationEnded(process.generation, process.code, lines[-MAX_LINES_CHARS:])
 
 
 class _Process:
     """The launcher of one generation. Raises OSError when it cannot be started."""
 
-    def __init__(self, launch: Launch, command: Sequence[str] = LAUNCHER) -> None:
+    def __init__(self, launch: Launch, command: Sequence[str]) -> None:
         self.generation, self.code = launch.start.generation, -1
-        self.is_mute = False
-        self._tail, self._partly = bytearray(), b""
+        self._tail = bytearray()
         lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)
-        self.events, events = os.pipe2(os.O_CLOEXEC)
         self.output, output = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = subprocess.Popen(  # noqa: S603  our own interpreter and module, no shell
-                [sys.executable, *command, f"--lifeline={lifeline}", f"--parent={os.getpid()}", f"--events={events}"],
+                [sys.executable, "-u", *command, f"--lifeline={lifeline}", f"--parent={os.getpid()}"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                pass_fds=(lifeline, events),
+                pass_fds=(lifeline,),
                 cwd=PACK_ROOT,
                 start_new_session=True,
             )
         except OSError:
-            for fd in (self._lifeline, self.events, self.output):
-                os.close(fd)
+            os.close(self._lifeline)
+            os.close(self.output)
             raise
         finally:
-            for fd in (lifeline, events, output):
-                os.close(fd)
-        self.pidfd = os.pidfd_open(self._process.pid)
-        os.set_blocking(self.events, False)
+            os.close(lifeline)
+            os.close(output)
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
         os.set_blocking(self.output, False)
         with suppress(BrokenPipeError), self._process.stdin as pipe:  # type: ignore[union-attr]
             pipe.write(json.dumps(to_body(launch)).encode())
 
-    def ended_ranks(self) -> list[RankEnded]:
-        """Those that the launcher has told of since the last call. Raises ProtocolError for other words of it."""
-        data = _read_all(self.events)
-        if data is None:
-            self.is_mute, data = True, b""
-        *lines, self._partly = (self._partly + data).split(b"\n")
-        if len(self._partly) > MAX_EVENT_BYTES:
-            raise ProtocolError("the launcher writes an event without end")
-        try:
-            return [from_body(RankEnded, json.loads(line), "RankEnded") for line in lines]
-        except ValueError as error:
-            raise ProtocolError(f"the launcher's event: {error}") from error
-
     def drain(self) -> bool:
         """Keep the last of what is printed. False at its end."""
-        data = _read_all(self.output)
-        self._tail += data or b""
-        del self._tail[: -4 * MAX_LINES_CHARS]
-        return data is not None
+        with suppress(BlockingIOError):
+            for _ in range(16):  # a rank that prints without end must not hold us here
+                if not (data := os.read(self.output, 1 << 16)):
+                    return False
+                self._tail += data
+                del self._tail[: -4 * MAX_LINES_CHARS]
+        return True
 
     def last_lines(self) -> str:
         """At most the last MAX_LINES_CHARS."""
         return self._tail.decode("utf-8", errors="replace")[-MAX_LINES_CHARS:].strip()
 
-    def end(self) -> list[int]:
-        """Kill the launcher and all that it started; the processes that did not end within END_S."""
+    def end(self, *, others: set[int]) -> list[int]:
+        """Kill the launcher, all that it started, and orphans; the processes that did not end within END_S.
+
+        `others` are the launchers of other generations, which live on with what they have started.
+        """
         until = time.monotonic() + END_S
+        mine = psutil.Process(self.pid).children(recursive=True)
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         self.code = self._process.wait()
-        while left := psutil.Process().children(recursive=True):
+        while left := [each for each in (*mine, *_orphans(others)) if each.is_running()]:
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -354,16 +330,11 @@ class _Process:
 
     def close(self) -> None:
         """Close what is ours."""
-        for fd in (self._lifeline, self.events, self.output, self.pidfd):
+        for fd in (self._lifeline, self.output, self.pidfd):
             os.close(fd)
 
 
-def _read_all(fd: int) -> bytes | None:
-    """What is in a pipe now, at most 1 MiB of it; None at its end."""
-    come = b""
-    with suppress(BlockingIOError):
-        while len(come) < 1 << 20:
-            if not (data := os.read(fd, 1 << 16)):
-                return come or None
-            come += data
-    return come
+def _orphans(launchers: set[int]) -> list[psutil.Process]:
+    """Our children that no launcher has any more, with all theirs."""
+    found = [child for child in psutil.Process().children() if child.pid not in launchers]
+    return [*found, *(below for child in found for below in child.children(recursive=True))]

@@ -4,12 +4,11 @@ Owns the state of one proven connection but not its socket, which the server's t
 """
 
 import itertools
-import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from ..errors import PoolError
 from ..wire.protocol import ProtocolError
@@ -23,13 +22,12 @@ from .messages import (
     GenerationEnded,
     Introduction,
     KillGeneration,
-    RankEnded,
     StartGeneration,
     to_frame,
 )
 
 MAX_UNSENT_BYTES = 1 << 20
-MAX_EVENTS = 256  # that nobody has asked for
+MAX_ENDED = 64  # generations of which is known how they ended
 FIND_S = 60.0
 LOOK_THERE = "look at what `join` prints there, and at the network between the machines"
 
@@ -41,14 +39,8 @@ class Lost:
     reason: str
 
 
-Event: TypeAlias = RankEnded | GenerationEnded | Lost
-
-
 class Machine:
-    """One machine, from joining until it is lost. Usable from any thread.
-
-    `fileno()` is readable while `events()` would return something.
-    """
+    """One machine, from joining until it is lost, which `lost` says. Usable from any thread."""
 
     def __init__(self, introduction: Introduction, address: str, session: Session, *, wake: Callable[[], None]) -> None:
         self.name, self.devices = introduction.name, introduction.devices
@@ -57,8 +49,7 @@ class Machine:
         self.lost: Lost | None = None
         self._session, self._wake = session, wake
         self._unsent = bytearray()
-        self._events: list[Event] = []
-        self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._ended: OrderedDict[int, GenerationEnded] = OrderedDict()
         self._found: dict[int, FoundFile | None] = {}
         self._numbers = itertools.count(1)
         self._changed = threading.Condition()
@@ -66,31 +57,25 @@ class Machine:
     def __str__(self) -> str:
         return f"machine {self.name} ({self.address})"
 
-    def __del__(self) -> None:
-        os.close(self._eventfd)
-
-    def fileno(self) -> int:
-        """For polling."""
-        return self._eventfd
-
-    def events(self) -> list[Event]:
-        """What happened since the last call, oldest first. Never waits."""
-        with self._changed:
-            found, self._events = self._events, []
-            if found:
-                os.eventfd_read(self._eventfd)
-            return found
-
     def start(self, generation: StartGeneration) -> None:
         """Have ranks started. Raises PoolError when the machine is lost."""
         self._tell(generation)
 
     def kill(self, generation: int) -> None:
-        """Have a generation ended; GenerationEnded says when no process is left. Nothing when the machine is lost."""
+        """Have a generation ended; `ended` says when no process is left. Nothing when the machine is lost."""
         try:
             self._tell(KillGeneration(generation))
         except PoolError:
             return
+
+    def ended(self, generation: int) -> GenerationEnded | None:
+        """How a generation ended, once no process of it is left there. Never waits."""
+        return self._ended.get(generation)
+
+    def wait_ended(self, generation: int, deadline_s: float) -> bool:
+        """Wait until no process of it is left there, or the machine is lost, which ends them. False when it is late."""
+        with self._changed:
+            return self._changed.wait_for(lambda: generation in self._ended or self.lost is not None, deadline_s)
 
     def find_file(self, identity: FileIdentity, *, deadline_s: float = FIND_S) -> FoundFile:
         """The machine's own copy of a file. Raises ValueError where it has none, PoolError when it is lost or late."""
@@ -133,21 +118,19 @@ class Machine:
         with self._changed:
             if isinstance(message, Introduction):
                 raise ProtocolError("it introduces itself twice")
-            if isinstance(message, FoundFile):
-                if message.number not in self._found:
-                    return  # asked by somebody who has given up
+            if isinstance(message, GenerationEnded):
+                self._ended[message.generation] = message
+                if len(self._ended) > MAX_ENDED:
+                    self._ended.popitem(last=False)
+            elif isinstance(message, FoundFile) and message.number in self._found:  # else its caller has given up
                 self._found[message.number] = message
-                self._changed.notify_all()
-            elif not isinstance(message, Beat):
-                self._note(message)
+            self._changed.notify_all()
 
     def lose(self, reason: str) -> None:
         """Nothing is heard of the machine any more."""
         with self._changed:
-            if self.lost is None:
-                self.lost = Lost(reason)
-                self._note(self.lost)
-                self._changed.notify_all()
+            self.lost = Lost(reason)
+            self._changed.notify_all()
 
     def beat(self) -> None:
         """Show the machine that we are here."""
@@ -165,10 +148,3 @@ class Machine:
         """The first bytes of `unsent` have gone."""
         with self._changed:
             del self._unsent[:num_bytes]
-
-    def _note(self, event: Event) -> None:
-        if len(self._events) >= MAX_EVENTS and not isinstance(event, Lost):
-            raise ProtocolError(f"it sent {MAX_EVENTS} events that nobody waits for")
-        if not self._events:
-            os.eventfd_write(self._eventfd, 1)
-        self._events.append(event)

@@ -58,18 +58,11 @@ class Introduction:
 
 
 @dataclass(frozen=True)
-class RankEnded:
-    """A rank's process ended; `code` is its exit code, negative for a signal. `last_lines` is what it printed last."""
-
-    generation: int
-    rank: int
-    code: int
-    last_lines: str
-
-
-@dataclass(frozen=True)
 class GenerationEnded:
-    """No process of the generation is left on this machine. `code` and `last_lines` are the launcher's."""
+    """No process of the generation is left on this machine. `code` is its launcher's exit code, negative for a signal.
+
+    `last_lines` is the last of what the launcher and its ranks printed.
+    """
 
     generation: int
     code: int
@@ -108,10 +101,10 @@ class Refused:
 class StartGeneration:
     """Start ranks `first_rank` and following, one for each of `devices`, of `world_size`.
 
-    They meet at the store that ComfyUI's side has at `master_addr`:`master_port`. `environment` is added to what the
-    machine itself gives a rank. Whoever has not started after `deadline_s` is ended. `generation` is a number that the
-    machine never had before; ranks know the generation as `number`. The machine has place `machine` of `machines`,
-    ComfyUI's own being 0.
+    `generation` is the machine's number for it, `number` the pool's, which messages of the ranks bear. The launchers of
+    all `machines`, ComfyUI's side as the first of them, meet at the store at `master_addr`:`master_port`; this one is
+    `machine`. `environment` is added to what the machine itself gives a rank. Whoever has not started after
+    `deadline_s` is ended.
     """
 
     generation: int
@@ -124,10 +117,10 @@ class StartGeneration:
     deadline_s: float
     backend: str = "gloo"
     engine: str = ""
-    environment: dict[str, str] | None = None
     number: int = 0
     machine: int = 1
     machines: int = 2
+    environment: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -166,9 +159,9 @@ class Launch:
     comfyui: str = ""
 
 
-FromMachine: TypeAlias = Introduction | RankEnded | GenerationEnded | FoundFile | Beat
+FromMachine: TypeAlias = Introduction | GenerationEnded | FoundFile | Beat
 FromServer: TypeAlias = Welcome | Refused | StartGeneration | KillGeneration | FindFile | Beat
-FROM_MACHINE = {kind.__name__: kind for kind in (Introduction, RankEnded, GenerationEnded, FoundFile, Beat)}
+FROM_MACHINE = {kind.__name__: kind for kind in (Introduction, GenerationEnded, FoundFile, Beat)}
 FROM_SERVER = {kind.__name__: kind for kind in (Welcome, Refused, StartGeneration, KillGeneration, FindFile, Beat)}
 
 

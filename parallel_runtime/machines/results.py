@@ -1,8 +1,8 @@
 """What ranks of this machine have written of a request's results, to be sent where the others' parts are.
 
 Each rank writes the rows that are its own, into memory that the ranks of a machine share; which ones they are only the
-ranks know. So the room for results is filled beforehand with a signalling NaN, which no arithmetic returns (IEEE 754-2019,
-6.2): what is something else has been written. Owns that comparison. Sends nothing.
+ranks know. So the room for results is filled beforehand with a signalling NaN, which no arithmetic returns (IEEE
+754-2019, 6.2): what is something else has been written. Owns that comparison. Sends nothing.
 """
 
 import re

@@ -118,7 +118,10 @@ class RemoteRanks:
         return replace(settings, meeting=meeting)
 
     def start(self, settings: RankSettings, *, generation: int, deadline_s: float) -> list[RemoteRank]:
-        """Start the relay and have each machine start its ranks. Raises OSError, PoolError for a machine that is lost."""
+        """Start the relay and have each machine start its ranks.
+
+        Raises OSError, PoolError for a machine that is lost.
+        """
         meeting = settings.meeting
         if meeting is None or self._listener is None:
             return []

@@ -255,7 +255,7 @@ class Generation(RankSet):
         except (ProtocolError, OSError) as error:
             return Failure(rank.rank, f"broke the protocol: {error}")
 
-    def _take(self, rank: RankProcess, message: Message) -> Failure | None:
+    def _take(self, rank: RankProcess | RemoteRank, message: Message) -> Failure | None:
         """Note what the rank says. Raises ProtocolError for what it may not say now."""
         if message.op is Op.ERROR:
             return failure_of_error(rank.rank, from_body(RankError, message.body, message.op.name))

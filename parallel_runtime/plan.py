@@ -7,7 +7,7 @@ Ranks are numbered row by row over the axes, outermost first. A *replica* is the
 *batch group* those of one place on the data and cfg axes; the ranks of a batch group share one sequence.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -232,6 +232,30 @@ def heads_error(ulysses: int, num_heads: int) -> str | None:
         f"ulysses={ulysses} does not divide {num_heads} heads; use one of {fitting}, "
         f"or ring={ulysses}, which takes any number of heads"
     )
+
+
+def refuse_unfit_machines(plan: ParallelPlan, ranks_by_machine: Sequence[int]) -> None:
+    """Raise `ValueError` for a plan that needs more ranks than machines have together, and for one whose ulysses groups
+    do not each lie in one machine: they exchange in every block what the others exchange seldom or one way.
+
+    `ranks_by_machine`: how many consecutive ranks each machine has, ComfyUI's own first.
+    """
+    total = sum(ranks_by_machine)
+    if plan.ranks > total:
+        having = " + ".join(map(str, ranks_by_machine))
+        raise ValueError(
+            f"plan {plan.describe()} needs {plan.ranks} ranks, the machines that are there have {having} = {total}; "
+            "lower a degree, or have another machine join"
+        )
+    ends = [sum(ranks_by_machine[: number + 1]) for number in range(len(ranks_by_machine))]
+    crossing = [end for end in ends if end < plan.ranks and end % plan.ulysses]
+    if crossing:
+        fitting = [degree for degree in range(1, plan.ulysses) if all(end % degree == 0 for end in ends[:-1])]
+        raise ValueError(
+            f"ulysses={plan.ulysses} does not stay inside a machine, which have "
+            f"{' + '.join(map(str, ranks_by_machine))} ranks; use ulysses={max(fitting)}, and ring, cfg, data or "
+            "pipefusion between machines"
+        )
 
 
 def stages_error(stages: int, num_blocks: int) -> str | None:

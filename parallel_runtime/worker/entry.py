@@ -164,7 +164,7 @@ def main() -> NoReturn:
     options = parse(sys.argv[1:])
     lifeline.arm(options.lifeline, options.parent)
     faulthandler.enable()  # a crash shows where, in what the parent reports
-    for fd in (options.lifeline, options.socket, options.store):
+    for fd in (options.lifeline, options.socket, *(() if options.store is None else (options.store,))):
         os.set_inheritable(fd, False)
     with suppress(OSError):  # when memory runs out, the kernel should take a rank, which can be replaced
         Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")

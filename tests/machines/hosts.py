@@ -107,7 +107,8 @@ class Hosts:
                 _run([*inside, "tc", "qdisc", "replace", "dev", device, "root", *kind])
 
     def _namespace(self) -> int:
-        holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], preexec_fn=_die_with_parent)
+        command = ["unshare", "--net", "sleep", "infinity"]
+        holder = subprocess.Popen(command, preexec_fn=_die_with_parent)
         self._held.callback(holder.wait)
         self._held.callback(holder.kill)
         own, until = os.stat("/proc/self/ns/net").st_ino, time.monotonic() + 10

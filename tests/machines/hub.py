@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 
 ETH_P_ALL = 3
 SIOCETHTOOL = 0x8946
@@ -56,10 +57,8 @@ def forward(names: list[str], delay_s: float) -> None:
             _, _, came_at, frame = heapq.heappop(waiting)
             for port in ports:
                 if port is not came_at:
-                    try:
+                    with suppress(OSError):  # its queue is full, its cable is cut
                         port.send(frame)
-                    except OSError:  # its queue is full, its cable is cut
-                        continue
 
 
 if __name__ == "__main__":

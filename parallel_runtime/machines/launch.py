@@ -3,7 +3,7 @@
 `python -m parallel_runtime.machines.launch --lifeline=FD --parent=PID` with a `Launch` as JSON on standard
 input; `join` starts it (joined.py). Processes start and are watched as torchrun does it: its agent, with static
 rendezvous and no restarts. Ranks get what they need beside torchrun's variables, descriptors above all, as a message on
-their standard input (rank.py). Owns that start. Does not own what is passed on (ranks_here.py) nor who ends the
+their standard input (worker/by_torchrun.py). Owns that start. Does not own what is passed on (ranks_here.py) nor who ends the
 generation: `join`, by killing this process and what it started.
 """
 
@@ -24,14 +24,13 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ..devices import Device
 from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
+from ..wire import lifeline
 from ..wire.channel import Channel
 from ..wire.output import Output
 from ..wire.records import from_body
-from ..worker import lifeline
 from .joined import adopt_orphans
 from .link import PATIENCE, RUN, Link, join_relays
-from .messages import Launch, StartGeneration
-from .rank import BUNDLE_BYTES
+from .messages import BUNDLE_BYTES, Launch, StartGeneration
 from .ranks_here import RankHere, RanksHere
 
 MONITOR_S = 0.5  # how often torchrun's agent looks after its processes; what ends a generation does not wait for it
@@ -113,7 +112,7 @@ def run_ranks(start: StartGeneration) -> None:
         local_addr=start.master_addr,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
     )
-    elastic_launch(config, sys.executable)("-u", "-m", "parallel_runtime.machines.rank")
+    elastic_launch(config, sys.executable)("-u", "-m", "parallel_runtime.worker.by_torchrun")
 
 
 def serve() -> None:

@@ -14,6 +14,7 @@ from ..wire.records import from_body, to_body
 
 MAX_LINES_CHARS = 4_000  # of a process's last output
 MAX_NAME_CHARS = 64
+BUNDLE_BYTES = 1 << 15  # of what the launcher hands its ranks
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Owns what relay.py owns on the other side: each message to its rank, segments of the same sizes here, the words of the
 control page; back, what ranks say, the parts of results that they wrote, their signs of life and how they ended. Does
-not own how their processes start (launch.py, rank.py).
+not own how their processes start (launch.py).
 """
 
 import os

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from .. import VERSION
 from ..errors import RequestCancelledError
-from ..wire import nccl_segments
+from ..wire import lifeline, nccl_segments
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
-from . import lifeline
 from .start import join_ranks, parse, prepare_torch
 
 if TYPE_CHECKING:

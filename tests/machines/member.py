@@ -16,8 +16,8 @@ from parallel_runtime import VERSION
 from parallel_runtime.machines import joined
 from parallel_runtime.machines.connection import read_token
 from parallel_runtime.machines.messages import Introduction, Launch, StartGeneration, Versions
+from parallel_runtime.wire import lifeline
 from parallel_runtime.wire.records import from_body, to_body
-from parallel_runtime.worker import lifeline
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = Versions(pack=VERSION, torch="2.9.0+cpu", comfyui="0.24.0")
@@ -97,7 +97,7 @@ def _launcher(arguments: dict[str, int]) -> None:
     start = from_body(Launch, json.loads(sys.stdin.read()), "Launch").start
     mark = f"{MARK}-{start.generation}"
     program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    tie = "import sys; from parallel_runtime.worker import lifeline; lifeline.arm(*map(int, sys.argv[1:3])); "
+    tie = "import sys; from parallel_runtime.wire import lifeline; lifeline.arm(*map(int, sys.argv[1:3])); "
     ours, _ = os.pipe()
     for _ in start.devices:  # in a session of its own and with a lifeline to us, as torchrun starts ranks of ours
         command = [sys.executable, "-c", tie + program, str(ours), str(os.getpid()), mark]

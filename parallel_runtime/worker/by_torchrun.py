@@ -10,10 +10,10 @@ import socket
 import sys
 from typing import NoReturn
 
+from ..machines.messages import BUNDLE_BYTES
 from ..plan import MAX_RANKS
-from ..worker import entry
+from . import entry
 
-BUNDLE_BYTES = 1 << 15
 FDS = 3
 
 

@@ -40,12 +40,17 @@ class Lost:
 
 
 class Machine:
-    """One machine, from joining until it is lost, which `lost` says. Usable from any thread."""
+    """One machine, from joining until it is lost, which `lost` says. Usable from any thread.
 
-    def __init__(self, introduction: Introduction, address: str, session: Session, *, wake: Callable[[], None]) -> None:
+    `address` is its end of the control connection, "HOST:PORT", and `here` our host's.
+    """
+
+    def __init__(
+        self, introduction: Introduction, address: str, session: Session, *, here: str, wake: Callable[[], None]
+    ) -> None:
         self.name, self.devices = introduction.name, introduction.devices
         self.device_names, self.versions = introduction.device_names, introduction.versions
-        self.address = address
+        self.address, self.here = address, here
         self.lost: Lost | None = None
         self._session, self._wake = session, wake
         self._unsent = bytearray()

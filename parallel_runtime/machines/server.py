@@ -191,7 +191,7 @@ class MachineServer:
             _send_whole(connection.sock, session.frame(to_frame(Refused(reason))))
             self._refuse(connection, f"{message.name}: {reason}")
             return
-        connection.machine = Machine(message, connection.address, session, wake=self._wake)
+        connection.machine = Machine(message, connection.address, session, here=self.host, wake=self._wake)
         _send_whole(connection.sock, session.frame(to_frame(Welcome(self.silence_s))))
         with self._changed:
             self._machines += (connection.machine,)

@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def settings_of(launch: Launch) -> RankSettings:
     """What each rank here is started with."""
     start = launch.start
-    devices = tuple(Device(kind, int(index)) for kind, _, index in (text.partition(":") for text in start.devices))
+    devices = tuple(Device.of_machine(text, "") for text in start.devices)
     meeting = Meeting(
         address=f"{start.master_addr}:{start.master_port}",
         interface=interface_of(launch.address),

@@ -22,7 +22,7 @@ from ..parallel_runtime.planner.choose import AnyModel
 from ..parallel_runtime.planner.shapes import ModelShape, Work
 from .automatic import are_known, decide, decide_again
 from .host.machines import MACHINES, Offer
-from .host.progress import NodeText
+from .host.progress import NodeText, prompt_id
 from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket
 
@@ -347,7 +347,7 @@ def with_machines(here: DeviceSelection, machines: str) -> DeviceSelection:
     offer = Offer.parse(machines)
     if offer is None:
         return here
-    further = MACHINES.devices_of(offer)
+    further = MACHINES.devices_of(offer, say=NodeText().say if prompt_id() else None)
     names = list(dict.fromkeys(device.machine for device in further))
     devices, warnings = here.devices, list(here.warnings)
     if len(names) < offer.count:
@@ -355,9 +355,7 @@ def with_machines(here: DeviceSelection, machines: str) -> DeviceSelection:
     for name in names:
         theirs = tuple(device for device in further if device.machine == name)
         if len(devices) + len(theirs) > MAX_RANKS:
-            warnings.append(
-                f"machine {name} is left out: with its {len(theirs)} devices there were more than {MAX_RANKS}"
-            )
+            warnings.append(f"machine {name} is left out: its {len(theirs)} devices make more than {MAX_RANKS}")
             continue
         devices += theirs
     return DeviceSelection(devices, tuple(warnings))

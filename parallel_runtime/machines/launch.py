@@ -3,8 +3,8 @@
 `python -m parallel_runtime.machines.launch --lifeline=FD --parent=PID` with a `Launch` as JSON on standard
 input; `join` starts it (joined.py). Processes start and are watched as torchrun does it: its agent, with static
 rendezvous and no restarts. Ranks get what they need beside torchrun's variables, descriptors above all, as a message on
-their standard input (worker/by_torchrun.py). Owns that start. Does not own what is passed on (ranks_here.py) nor who ends the
-generation: `join`, by killing this process and what it started.
+their standard input (worker/by_torchrun.py). Owns that start. Does not own what is passed on (ranks_here.py) nor who
+ends the generation: `join`, by killing this process and what it started.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def settings_of(launch: Launch) -> RankSettings:
     """What each rank here is started with."""
     start = launch.start
-    devices = tuple(Device(kind, int(index)) for kind, _, index in (text.partition(":") for text in start.devices))
+    devices = tuple(Device.of_machine(text, "") for text in start.devices)
     meeting = Meeting(
         address=f"{start.master_addr}:{start.master_port}",
         interface=interface_of(launch.address),

@@ -88,8 +88,9 @@ class Pool:
     `check_peers`: exchange a known pattern after each start, and start again without peer access between GPUs when it
     arrives damaged, or not at all within 20 s. By default where each rank has a CUDA device of its own.
 
-    `machines(check)`: further machines, whose ranks follow these, in order; asked when workers start, and again when a
-    plan needs more ranks than there are. It may wait, and calls `check` meanwhile.
+    `machines(check)`: further machines, whose ranks follow those of this one, in order; asked when workers start, and
+    again when a plan needs more ranks than there are. It may wait, and calls `check` meanwhile. Their devices may be
+    named among `devices`, at the end.
 
     `check_cancelled`, wherever it is taken, is called about every 50 ms in the caller's thread and cancels by raising.
     """
@@ -111,7 +112,10 @@ class Pool:
     ) -> None:
         if not 1 <= len(devices) <= MAX_RANKS:
             raise ValueError(f"{len(devices)} devices for a pool; name 1 to {MAX_RANKS}")
-        threads = max(1, available_cpus() // len(devices)) if threads_per_rank is None else threads_per_rank
+        here = tuple(device for device in devices if not device.machine)
+        if not here:
+            raise ValueError("no device of this machine for a pool; name one, whose rank passes results on")
+        threads = max(1, available_cpus() // len(here)) if threads_per_rank is None else threads_per_rank
         if threads < 1:
             raise ValueError(f"threads_per_rank={threads} is below 1; use at least one thread")
         self.devices = devices
@@ -119,7 +123,7 @@ class Pool:
         self.deadline_s = checked(deadline_s)
         self._pace = Pace()
         self._lock = RequestLock()
-        ranks = RankSettings(devices=devices, threads=threads, engine=engine, python_path=python_path)
+        ranks = RankSettings(devices=here, threads=threads, engine=engine, python_path=python_path)
         settings = WorkerSettings(
             deadline_s=lambda: self.deadline_s,
             start_deadline_s=checked(start_deadline_s),

@@ -108,7 +108,7 @@ class RemoteRanks:
         self._listener.bind((host, 0))
         self._listener.listen(BACKLOG)
         port = self._listener.getsockname()[1]
-        theirs = [[_device(text) for text in machine.devices] for machine in self.machines]
+        theirs = [[Device.of_machine(text, machine.name) for text in machine.devices] for machine in self.machines]
         meeting = Meeting(
             address=f"{host}:{port}",
             interface=interface_of(host),
@@ -237,8 +237,3 @@ class RemoteRanks:
         until = time.monotonic() + REAP_TIMEOUT_S
         started, self._started = self._started, []
         return [each for each in started if not each.wait_ended(self._number, max(0.0, until - time.monotonic()))]
-
-
-def _device(text: str) -> Device:
-    kind, _, index = text.partition(":")
-    return Device(kind, int(index))

@@ -41,6 +41,10 @@ class LoopbackMachine:
         launchers = [psutil.Process(process.pid) for process, _ in self._running.values()]
         return [child.pid for each in launchers for child in each.children()]
 
+    def written_bytes(self) -> int:
+        """What its launchers have written so far, above all to sockets."""
+        return sum(psutil.Process(process.pid).io_counters().write_chars for process, _ in self._running.values())
+
     def start(self, start: StartGeneration) -> None:
         launch = Launch(start, self.name, HERE, self._comfyui)
         lifeline, ours = os.pipe2(os.O_CLOEXEC)

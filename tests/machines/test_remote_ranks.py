@@ -15,6 +15,7 @@ from runtime.in_worker_runs import host_loop, make_run
 from machines.loopback import LoopbackMachine
 from machines.worlds import Model, flux_model, several_machines, wan_model
 from parallel_runtime.checkpoint import read_header
+from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import PoolError
 from parallel_runtime.models.flux.config import FluxConfig
@@ -23,6 +24,7 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
 TOLERANCE = 1e-5
+MESSAGES_BYTES = 64 * 1024  # of a step, in blocks of 4 KiB
 pytestmark = pytest.mark.slow
 
 
@@ -94,35 +96,42 @@ def test_ulysses_stays_inside_a_machine(pool: Pool, flux: Model) -> None:
         flux.error(pool, ParallelPlan(ring=4))
 
 
-class Enough(Exception):
+class EnoughError(Exception):
     """What a caller raises that wants no more."""
 
 
 def test_a_run_that_is_cancelled_ends_on_every_machine_at_the_same_step(pool: Pool, flux: Model) -> None:
     run = make_run(FluxConfig.from_header(read_header(flux.spec.path)))
+    pool.start()
     generation = pool.generation
 
     def stop(step: int, _: torch.Tensor) -> None:
-        raise Enough
+        raise EnoughError
 
-    with pytest.raises(Enough):
+    with pytest.raises(EnoughError):
         pool.sample(flux.spec, ParallelPlan(ring=2), run, on_step=stop)
     assert flux.error(pool, ParallelPlan(ring=2)) <= TOLERANCE
     assert pool.generation == generation
 
 
-def test_a_steps_inputs_cross_once_and_no_result_but_the_machines_own(pool: Pool, flux: Model) -> None:
-    plan = ParallelPlan(ring=2)
-    flux.error(pool, plan)
-    image, out, both = (flux.trial.calls[0]["img"].nbytes, flux.expected[0].nbytes, 2)
-    before = relay_bytes()
-    flux.error(pool, plan)
-    down = relay_bytes() - before  # with what the last step sent already, nothing but messages
-    assert down < 20_000 < image * both < out * both * 10
+def test_of_a_steps_tensors_only_what_is_new_crosses_and_only_what_is_the_machines_own_comes_back(
+    two: tuple[Pool, list[LoopbackMachine]], flux: Model
+) -> None:
+    """By the bytes that the two processes which pass on write. The launcher's ranks have processes of their own."""
+    pool, (machine,) = two
+    (given, *_), (expected, *_) = flux.trial.calls, flux.expected
+    latent = given["img"].nbytes  # type: ignore[call-overload]
+    runner = PlanRunner(pool, flux.spec, ParallelPlan(ring=2), options={})
+    runner(given)
+    before = relay_bytes(), machine.written_bytes()
+    runner({**given, "img": given["img"] + 1})  # type: ignore[call-overload]
+    down, up = (now - then for now, then in zip((relay_bytes(), machine.written_bytes()), before, strict=True))
+    assert latent < down < latent + MESSAGES_BYTES
+    assert expected.nbytes / 2 <= up < expected.nbytes / 2 + MESSAGES_BYTES
 
 
 def relay_bytes() -> int:
-    """What the processes that pass on for this one have written so far, to sockets of gloo above all."""
+    """What the process that passes on for this one has written so far."""
     relays = [child for child in psutil.Process().children() if "parallel_runtime.machines.relay" in child.cmdline()]
     return sum(relay.io_counters().write_chars for relay in relays)
 

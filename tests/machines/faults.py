@@ -270,9 +270,7 @@ def at_the_door(world: World) -> Iterator[Case]:
     other = world.folder / "other token"
     other.write_text("f" * 32)
     other.chmod(0o600)
-    refusal = (
-        r"join: ComfyUI at 10\.77\.0\.1:\d+ refuses this machine: it refuses our token; give both machines the same"
-    )
+    refusal = r"join: ComfyUI at 10\.77\.0\.1:\d+ refuses this machine: it refuses our token; give both"
     yield "another token", lambda: refused(lambda: world.start_join(2, "cpu:1", token_file=other), refusal)
 
     def other_version() -> str:

@@ -11,9 +11,9 @@ from machines.hosts import ROOT
 pytestmark = pytest.mark.slow
 
 
-def test_plans_over_two_namespaces_equal_one_process_and_not_without_their_exchange():
+def test_a_plan_over_two_namespaces_equals_one_process_and_not_without_its_exchange():
     """Fails where the kernel refuses namespaces, unless PARALLEL_DIT_NO_NAMESPACES declares that it does."""
-    command = [sys.executable, "-m", "machines.cases", "--groups", "small", "--only", "Flux"]
+    command = [sys.executable, "-m", "machines.cases", "--groups", "small"]
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -23,6 +23,6 @@ def test_plans_over_two_namespaces_equal_one_process_and_not_without_their_excha
         timeout=240,
         check=False,
     )
-    expected = "0 cases, 0 wrong" if os.environ.get("PARALLEL_DIT_NO_NAMESPACES") else "3 cases, 0 wrong"
+    expected = "0 cases, 0 wrong" if os.environ.get("PARALLEL_DIT_NO_NAMESPACES") else "2 cases, 0 wrong"
     assert done.stdout.splitlines()[-1] == expected, done.stdout + done.stderr
     assert done.returncode == 0

@@ -157,6 +157,17 @@ def test_other_versions_are_refused_on_both_sides_by_name(server, token_file, tm
     assert server.machines() == ()
 
 
+def test_a_second_machine_of_a_name_is_refused_and_the_first_stays(server, token_file, tmp_path):
+    with Member(server.address, token_file, tmp_path / "log"):
+        (first,) = server.wait_for(1, 30)
+        with Member(server.address, token_file, tmp_path / "other log") as second:
+            second.process.wait(30)
+            assert "RefusedError: a machine called node has joined from 127.0.0.1; give this one another --name" in (
+                second.log
+            )
+        assert server.machines() == (first,)
+
+
 def test_builds_of_one_torch_and_a_machine_without_comfyui_are_taken(server, token_file, tmp_path):
     with Member(server.address, token_file, tmp_path / "log", versions={"torch": "2.9.0+cu130", "comfyui": ""}):
         assert len(server.wait_for(1, 30)) == 1

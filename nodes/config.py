@@ -15,13 +15,14 @@ from comfy_api.latest import io
 from ..parallel_runtime.cli.counting import Counted
 from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
+from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.registry import USUAL, titles
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
 from ..parallel_runtime.planner.choose import AnyModel
 from ..parallel_runtime.planner.shapes import ModelShape, Work
 from .automatic import are_known, decide, decide_again
-from .host.machines import MACHINES, Offer
+from .host.machines import MACHINES
 from .host.progress import NodeText, prompt_id
 from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket

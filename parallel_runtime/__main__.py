@@ -99,6 +99,10 @@ def _parser() -> argparse.ArgumentParser:
         "--devices", help="test these: all, a count, cuda:0,cuda:1 or cpu:2 (default: all CUDA devices)"
     )
     doctor.add_argument("--calibrate", action="store_true", help="measure the devices and keep it for plan")
+    doctor.add_argument(
+        "--machines", metavar="HOST:PORT", help="measure with a machine that joins here, or with N: HOST:PORT,N"
+    )
+    doctor.add_argument("--token-file", metavar="FILE", help="the token of machines that join")
     doctor.add_argument("--model", metavar="FILE", help="say what this file is and which plans it takes here, too")
     doctor.add_argument("--comfyui", metavar="PATH", help="ComfyUI's folder (default: where the pack lies)")
     doctor.add_argument("--json", action="store_true")

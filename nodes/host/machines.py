@@ -9,7 +9,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import comfy.model_management
@@ -17,39 +16,16 @@ import folder_paths
 
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.errors import PoolError
-from ...parallel_runtime.machines.connection import read_token, split_address
+from ...parallel_runtime.machines.connection import read_token
 from ...parallel_runtime.machines.machine import Machine
-from ...parallel_runtime.machines.server import JOIN, MachineServer
+from ...parallel_runtime.machines.server import JOIN, MachineServer, Offer
 from ...parallel_runtime.machines.versions import own_versions
-from ...parallel_runtime.plan import MAX_RANKS
 from .version import comfyui_version
 
 FIRST_WAIT_S = 60.0
 AGAIN_WAIT_S = 8.0  # where as many had joined before: one that is well joins again within seconds
 TICK_S = 0.1
 TOKEN_BYTES = 32
-
-
-@dataclass(frozen=True)
-class Offer:
-    """An address of this machine, "HOST:PORT", and how many further machines to wait for."""
-
-    address: str
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Offer | None":
-        """Read `HOST:PORT` or `HOST:PORT, 2`; None for nothing. Raises `ValueError` on anything else."""
-        if not text.strip():
-            return None
-        address, _, count = (part.strip() for part in text.partition(","))
-        split_address(address)
-        if count and not (count.isascii() and count.isdigit() and 1 <= int(count) < MAX_RANKS):
-            raise ValueError(
-                f"machines={text!r} waits for {count!r} machines; write HOST:PORT, or HOST:PORT, N with N from 1 to "
-                f"{MAX_RANKS - 1}"
-            )
-        return cls(address, int(count or 1))
 
 
 class FurtherMachines:

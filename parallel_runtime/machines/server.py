@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from ..errors import PoolError
 from ..plan import MAX_RANKS
 from ..wire.protocol import ProtocolError
-from .connection import ANSWER, REFUSAL, ServerChallenge, Session, TokenRefusedError, listen_address
+from .connection import ANSWER, REFUSAL, ServerChallenge, Session, TokenRefusedError, listen_address, split_address
 from .machine import Machine
 from .messages import FROM_MACHINE, Introduction, Refused, Versions, Welcome, from_frame, to_frame
 from .versions import difference
@@ -33,6 +34,28 @@ READ_BYTES = 1 << 16
 JOIN = "on each further machine run: python -m parallel_runtime join {} --token-file FILE"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An address of this machine, "HOST:PORT", and how many further machines to wait for."""
+
+    address: str
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Offer | None":
+        """Read `HOST:PORT` or `HOST:PORT, 2`; None for nothing. Raises `ValueError` on anything else."""
+        if not text.strip():
+            return None
+        address, _, count = (part.strip() for part in text.partition(","))
+        split_address(address)
+        if count and not (count.isascii() and count.isdigit() and 1 <= int(count) < MAX_RANKS):
+            raise ValueError(
+                f"machines={text!r} waits for {count!r} machines; write HOST:PORT, or HOST:PORT, N with N from 1 to "
+                f"{MAX_RANKS - 1}"
+            )
+        return cls(address, int(count or 1))
 
 
 class _Connection:

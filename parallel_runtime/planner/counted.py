@@ -23,7 +23,7 @@ from typing import Any
 
 from ..parallel.shard import split_lengths
 from ..plan import ParallelPlan
-from .cost import Cost, rows_per_group
+from .cost import Cost, relayed_s, rows_per_group
 from .hardware import Calibration, Rates
 from .memory import BLOCKS_AT_HAND, Memory, runtime_bytes
 from .shapes import Work
@@ -165,9 +165,11 @@ def counted_cost(model: CountedModel, work: Work, plan: ParallelPlan, calibratio
     calls = 2 if work.guided and plan.cfg == 1 else 1  # prompt and negative read the weights one after another
     compute = rows * compute + calls * model.weight_bytes / rates.memory_bandwidth
     sending = amounts.swapped_bytes / link.all_to_all_bandwidth(plan.ulysses)
-    sending += ((plan.ring - 1) * amounts.hop_bytes + amounts.gathered_bytes) / link.bandwidth
-    messages = amounts.gathers + amounts.exchanges * ((plan.ulysses > 1) * software.swap_calls + plan.ring - 1)
-    communication = rows * sending + calls * messages * link.latency_s
+    around = calibration.link_of(plan.parts, plan.ranks)
+    sending += ((plan.ring - 1) * amounts.hop_bytes + amounts.gathered_bytes) / around.bandwidth
+    swaps, hops = (plan.ulysses > 1) * software.swap_calls * amounts.exchanges, (plan.ring - 1) * amounts.exchanges
+    waiting = swaps * link.latency_s + (amounts.gathers + hops) * around.latency_s
+    communication = rows * sending + calls * waiting + relayed_s(plan, calibration, 0.0)
     communication += max(0.0, _weights_s(model, plan, calibration) - compute - communication)
     launch = calls * amounts.operations * software.operation_s
     if rates.asynchronous:
@@ -184,7 +186,8 @@ def counted_cost(model: CountedModel, work: Work, plan: ParallelPlan, calibratio
 
 def _weights_s(model: CountedModel, plan: ParallelPlan, calibration: Calibration) -> float:
     """Seconds to bring all blocks' weights to the device, where it does not hold them all."""
-    shards, link, num_bytes = plan.replica_ranks, calibration.link, sum(model.block_bytes)
+    shards, num_bytes = plan.replica_ranks, sum(model.block_bytes)
+    link = calibration.link_of(shards, plan.ranks)
     seconds = 0.0
     if plan.weights == "offloaded":
         seconds += num_bytes / shards / calibration.rates.host_bandwidth

@@ -96,7 +96,9 @@ def useful_plans(ranks: int, *, model: AnyModel, work: Work, stale: bool) -> Ite
         data, cfg, stages, _, ulysses = degrees
         if prod(degrees) != ranks or work.batch % data or cfg > (2 if work.guided else 1):
             continue
-        if isinstance(model, ModelShape) and (stages > (model.blocks if stale else 1) or model.heads % ulysses):
+        if stages > 1 and not stale:
+            continue
+        if isinstance(model, ModelShape) and (stages > model.blocks or model.heads % ulysses):
             continue
         for weights in WEIGHTS:
             if weights == "sharded" and ranks == data * stages:

@@ -4,6 +4,7 @@ Owns the node and what it hands on. Auto's rule is `parallel_runtime/planner/aut
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,13 +14,14 @@ from comfy_api.latest import io
 
 from ..parallel_runtime.cli.counting import Counted
 from ..parallel_runtime.compiling import why_not
-from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices
+from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
 from ..parallel_runtime.models.registry import USUAL, titles
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
 from ..parallel_runtime.planner.choose import AnyModel
 from ..parallel_runtime.planner.shapes import ModelShape, Work
 from .automatic import are_known, decide, decide_again
+from .host.machines import MACHINES, Offer
 from .host.progress import NodeText
 from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket
@@ -103,7 +105,8 @@ class ParallelChoice:
         """The automatic plan for as many devices as there are, and why."""
         count = len(self.selection.devices)
         if not unshared or count == 1:
-            return ParallelPlan(ulysses=count, weights=self.weights), ()
+            inside = math.gcd(*ranks_by_machine(self.selection.devices))
+            return ParallelPlan(ulysses=inside, ring=count // inside, weights=self.weights), ()
         if whole_batches and self.weights != "sharded":
             alone = f"{unshared}; one device computes it (weights set to sharded lets others hold parts of it)"
             return ParallelPlan(weights=self.weights), (alone,)
@@ -227,9 +230,16 @@ class SPConfig(io.ComfyNode):
                 ),
                 *_pipeline_inputs(),
                 _compiled_input(),
+                _machines_input(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
+
+    @classmethod
+    def fingerprint_inputs(cls, machines: str = "", **_: object) -> str:
+        """Run again when a further machine has come or gone."""
+        offer = Offer.parse(machines)
+        return "" if offer is None else MACHINES.fingerprint(offer)
 
     @classmethod
     def execute(
@@ -246,6 +256,7 @@ class SPConfig(io.ComfyNode):
         patches: int = 0,
         warmup_steps: int = 1,
         compiled: str = COMPILED[0],
+        machines: str = "",
     ) -> io.NodeOutput:
         """Check the devices and the degrees here, so that the error is drawn on this node."""
         if (missing := missing_system()) is not None:
@@ -255,7 +266,7 @@ class SPConfig(io.ComfyNode):
             degrees = {"data": data, "cfg": cfg, "pipefusion": pipefusion, "ring": ring, "ulysses": ulysses}
             pipeline = {"patches": patches, "warmup_steps": warmup_steps} if pipefusion > 1 else {}
             plan = ParallelPlan(**degrees, **pipeline, weights=weights)
-        selection = parse_devices(devices)
+        selection = with_machines(parse_devices(devices), machines)
         for warning in selection.warnings:
             log.warning("SP Config: %s", warning)
         choice = ParallelChoice(
@@ -315,6 +326,41 @@ def _compiled_input() -> io.Input:
         optional=True,
         tooltip="blocks: run as graphs of torch's compiler, made in the first step; benchmark it, it need not pay.",
     )
+
+
+def _machines_input() -> io.Input:
+    """Added since the first release."""
+    return io.String.Input(
+        "machines",
+        default="",
+        optional=True,
+        tooltip="HOST:PORT, an address of this machine where others may join; a comma and how many to wait for.",
+    )
+
+
+def with_machines(here: DeviceSelection, machines: str) -> DeviceSelection:
+    """The devices here and behind them those of further machines, waited for where they are asked for.
+
+    Machines whose devices would be more than a pool has ranks are left out, with a warning, as are those that did not
+    come. Raises `ValueError` for an address that cannot be offered.
+    """
+    offer = Offer.parse(machines)
+    if offer is None:
+        return here
+    further = MACHINES.devices_of(offer)
+    names = list(dict.fromkeys(device.machine for device in further))
+    devices, warnings = here.devices, list(here.warnings)
+    if len(names) < offer.count:
+        warnings.append(f"{len(names)} of {offer.count} further machines are there; running on what is there")
+    for name in names:
+        theirs = tuple(device for device in further if device.machine == name)
+        if len(devices) + len(theirs) > MAX_RANKS:
+            warnings.append(
+                f"machine {name} is left out: with its {len(theirs)} devices there were more than {MAX_RANKS}"
+            )
+            continue
+        devices += theirs
+    return DeviceSelection(devices, tuple(warnings))
 
 
 def _compiling(asked: str, selection: DeviceSelection) -> _Compiling:

@@ -1,4 +1,4 @@
-"""`python -m parallel_runtime doctor | plan | verify | bench`: parses, calls, prints, makes an exit code of the end.
+"""`python -m parallel_runtime doctor | plan | verify | bench | join`: parses, calls, prints, makes an exit code.
 
 0: well, or within tolerance. 1: it ran and the answer is no. 2: it could not be run as asked; one line says why.
 130: interrupted by Ctrl-C.
@@ -26,9 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _plan(arguments)
         if arguments.command == "verify":
             return _verify(arguments)
-        return _bench(arguments)
+        if arguments.command == "bench":
+            return _bench(arguments)
+        return _join(arguments)
     except (ValueError, PoolError) as error:
-        if arguments.json:
+        if vars(arguments).get("json"):
             _print(json.dumps({"error": str(error).splitlines()[0], "detail": str(error)}))
         else:
             sys.stderr.write(f"{arguments.command}: {error}\n")
@@ -80,6 +82,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _join(arguments: argparse.Namespace) -> int:
+    from .cli import join
+
+    join.run(arguments)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m parallel_runtime",
@@ -108,7 +116,21 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--runs", type=int, default=7)
     bench.add_argument("--chart", metavar="FILE.png", help="draw the report too; needs matplotlib")
     bench.add_argument("--trace", metavar="FOLDER", help="write each rank's Chrome trace of one more run there")
+    _add_join(commands.add_parser("join", help="offer this machine's devices to a ComfyUI on another machine"))
     return parser
+
+
+def _add_join(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="HOST:PORT", help="where that ComfyUI's SP Config lets machines join")
+    parser.add_argument(
+        "--token-file", required=True, metavar="FILE", help="the same secret on all machines, mode 0600"
+    )
+    parser.add_argument("--devices", default="all", help="all, a count, cuda:0,cuda:1 or cpu:2 (default: all)")
+    parser.add_argument("--models", nargs="+", metavar="FOLDER", help="where this machine's models lie, searched below")
+    parser.add_argument(
+        "--comfyui", metavar="PATH", help="this machine's ComfyUI folder (default: where the pack lies)"
+    )
+    parser.add_argument("--name", help="of this machine in messages (default: its host name)")
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:

@@ -1,19 +1,25 @@
 """`make quality`: what plans that are not exact, and bf16, do to pictures: PSNR, SSIM and the classifier's verdict.
 
 Owns: the cases, the figures, docs/quality.md. Does not own: the model and its prompts (words.py, models/), the pool.
-The reference is one fp32 rank with the same noise; the prompts are those that training never saw.
+The reference is one fp32 rank with the same noise; the prompts are those that training never saw. What was drawn is
+kept in build/quality, so that a run which was cut goes on, and one over more prompts draws the others alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import re
 import time
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parallel_runtime.checkpoint import ModelSpec
@@ -35,23 +41,25 @@ from .words import Combination, combinations, encode
 SIDE = SIZE // 8 // PATCH  # tokens of a picture's side
 PAGE = PACK_ROOT / "docs" / "quality.md"
 SHEET = PACK_ROOT / "docs" / "images" / "quality.jpg"
+KEPT = PACK_ROOT / "build" / "quality"
 SEED = 21
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A plan and a compute dtype, in words for the table."""
+    """A plan and a compute dtype, in words for the table. `fp8`: the blocks' matrices are e4m3, without a scale."""
 
     plan: str
     dtype: str = "float32"
     exchange: bool = True
+    fp8: bool = False
 
     @property
     def name(self) -> str:
         """As the table has it."""
-        dtype = "" if self.dtype == "float32" else f", {self.dtype}"
-        return self.plan + dtype + ("" if self.exchange else ", exchange switched off")
+        words = [self.plan, *([] if self.dtype == "float32" else [self.dtype]), *(["fp8 weights"] if self.fp8 else [])]
+        return ", ".join(words if self.exchange else [*words, "exchange switched off"])
 
 
 REFERENCE = Case("single")
@@ -59,6 +67,8 @@ CASES = (
     Case("ulysses=2"),
     Case("single", "bfloat16"),
     Case("ulysses=2", "bfloat16"),
+    Case("single", "bfloat16", fp8=True),
+    Case("ulysses=2", "bfloat16", fp8=True),
     *(Case(f"pipefusion=2,warmup_steps={warmup}") for warmup in (1, 2, 3, 4)),
     Case("pipefusion=2,patches=4"),
     Case("pipefusion=2,patches=8"),
@@ -101,20 +111,50 @@ def latents_of(tokens: Tensor) -> Tensor:
     return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
 
-def draw(case: Case, wanted: tuple[Combination, ...], *, batch: int, autoencoder: networks.Autoencoder) -> Tensor:
-    """Pictures (N, 3, 128, 128) in 0..1 of a case, over CPU ranks."""
+def draw(case: Case, wanted: Mapping[int, Combination], *, batch: int) -> Iterator[tuple[list[int], Tensor]]:
+    """Latents (B, S, 64) of a case over CPU ranks, some prompts at a time with their numbers."""
     plan = ParallelPlan() if case.plan == "single" else ParallelPlan.parse(case.plan)
-    noise = torch.randn(len(wanted), SIDE**2, CHANNELS * PATCH**2, generator=numbers("quality", SEED, 0, CPU))
-    parts: list[Tensor] = []
-    pool = Pool(parse_devices(f"cpu:{plan.ranks}").devices, threads_per_rank=1)
-    spec = ModelSpec.of(MODELS / TRANSFORMER, case.dtype)
-    try:
-        for at in range(0, len(wanted), batch):
-            run = run_of(wanted[at : at + batch], noise[at : at + batch], exchange=case.exchange)
-            parts.append(pool.sample(spec, plan, run, on_step=lambda *_: None).out.clone())
-    finally:
-        pool.close()
-    return in_parts(autoencoder, "decode", latents_of(torch.cat(parts))).clamp(0, 1)
+    spec = ModelSpec.of(transformer(fp8=case.fp8), case.dtype)
+    with Pool(parse_devices(f"cpu:{plan.ranks}").devices, threads_per_rank=1) as pool:
+        for start in range(0, len(wanted), batch):
+            some = list(wanted)[start : start + batch]
+            noise = torch.stack([noise_of(number) for number in some])
+            run = run_of(tuple(wanted[number] for number in some), noise, exchange=case.exchange)
+            yield some, pool.sample(spec, plan, run, on_step=lambda *_: None).out.clone()
+
+
+def noise_of(number: int) -> Tensor:
+    """The noise (S, 64) of a prompt, by its number among those that training never saw."""
+    return torch.randn(SIDE**2, CHANNELS * PATCH**2, generator=numbers("quality", SEED, number, CPU))
+
+
+@functools.cache
+def model_id() -> str:
+    """What names the files of this transformer."""
+    return f"{zlib.crc32((MODELS / TRANSFORMER).read_bytes()):08x}"
+
+
+def transformer(*, fp8: bool) -> Path:
+    """The demo's transformer, or one whose blocks' matrices are rounded to e4m3, written once."""
+    path = KEPT / f"{model_id()}-fp8.safetensors"
+    if fp8 and not path.exists():
+        weights = load_file(MODELS / TRANSFORMER)
+        rounded = {name: each for name, each in weights.items() if "_blocks." in name and each.ndim == 2}
+        save_file(weights | {name: each.to(torch.float8_e4m3fn) for name, each in rounded.items()}, path)
+    return path if fp8 else MODELS / TRANSFORMER
+
+
+def drawn(case: Case, wanted: Mapping[int, Combination], *, batch: int) -> Tensor:
+    """Latents (N, S, 64) of a case: those that are kept, and the others drawn and kept, some prompts at a time."""
+    path = KEPT / f"{model_id()}-{re.sub(r'[^a-z0-9]+', '-', case.name)}.safetensors"
+    kept = load_file(path) if path.exists() else {}
+    missing = {number: each for number, each in wanted.items() if str(number) not in kept}
+    for some, latents in draw(case, missing, batch=batch) if missing else ():
+        kept |= dict(zip(map(str, some), latents.unbind(), strict=True))
+        partial = path.with_suffix(".partial")
+        save_file(kept, partial)
+        partial.replace(path)
+    return torch.stack([kept[str(number)] for number in wanted])
 
 
 def psnr(pictures: Tensor, reference: Tensor) -> Tensor:
@@ -162,24 +202,26 @@ def sheet_of(drawn: dict[str, Tensor], count: int = 10) -> Image.Image:
 
 def main(arguments: argparse.Namespace) -> list[str]:
     """Draws every case, prints and writes the table; returns its rows."""
+    KEPT.mkdir(parents=True, exist_ok=True)
     unseen = combinations()[1]
     order = torch.randperm(len(unseen), generator=numbers("prompts", SEED, 0, CPU)).tolist()
-    wanted = tuple(unseen[index] for index in sorted(order[: arguments.prompts]))
+    wanted = {number: unseen[number] for number in sorted(order[: arguments.prompts])}
     loaded = [networks.load(MODELS / f"demo_{name}.safetensors", CPU) for name in ("autoencoder", "classifier")]
     autoencoder, classifier = loaded
-    drawn: dict[str, Tensor] = {}
+    shown: dict[str, Tensor] = {}
     rows = []
     for case in (REFERENCE, *(each for each in CASES if not arguments.only or each.name in arguments.only)):
         started = time.monotonic()
-        pictures = drawn[case.name] = draw(case, wanted, batch=arguments.batch, autoencoder=autoencoder)  # type: ignore[arg-type]
-        right = agreement(classifier, pictures, wanted).all(1)  # type: ignore[arg-type]
-        rows.append(f"| `{case.name}` | {figures(pictures, drawn[REFERENCE.name], right)}")
+        latents = latents_of(drawn(case, wanted, batch=arguments.batch))
+        pictures = shown[case.name] = in_parts(autoencoder, "decode", latents).clamp(0, 1)
+        right = agreement(classifier, pictures, tuple(wanted.values())).all(1)  # type: ignore[arg-type]
+        rows.append(f"| `{case.name}` | {figures(pictures, shown[REFERENCE.name], right)}")
         show(f"{rows[-1]}  {time.monotonic() - started:.0f} s")
-        write(rows, drawn, len(wanted), arguments.output)
+        write(rows, shown, len(wanted), arguments.output)
     return rows
 
 
-def write(rows: list[str], drawn: dict[str, Tensor], count: int, page: Path) -> None:
+def write(rows: list[str], shown: dict[str, Tensor], count: int, page: Path) -> None:
     """Puts the table between the page's marks, and the contact sheet beside it."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition("<!-- table -->")
@@ -187,7 +229,7 @@ def write(rows: list[str], drawn: dict[str, Tensor], count: int, page: Path) -> 
     table = "\n".join([head, "| --- | --- | --- | --- | --- |", *rows])
     _, mark, after = rest.partition("<!-- end -->")
     page.write_text(f"{before}<!-- table -->\n{table}\n{mark}{after}", encoding="utf-8")
-    sheet_of(drawn).save(SHEET if page == PAGE else page.with_suffix(".jpg"), quality=80)
+    sheet_of(shown).save(SHEET if page == PAGE else page.with_suffix(".jpg"), quality=80)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -8,7 +8,8 @@
 What the first block adds to its tokens is compared with what it added in the last call that ran all blocks: the mean of
 their difference's absolute values over that of the older one. Below the threshold each other block hands back what it
 was given, and the last one of each list adds what the blocks of that list had added. What a model does between blocks
-(a ControlNet's residuals) is computed anew. Source: first-block caching of ParaAttention
+(a ControlNet's residuals) is computed anew, of tokens
+that the skipped blocks left as they were. Source: first-block caching of ParaAttention
 (github.com/chengzeyi/ParaAttention, doc/fastest_flux.md), after TeaCache (arXiv 2411.19108).
 
 Sums of all ranks that have rows of the call decide, so every rank decides the same. Owns one call. Does not own which
@@ -42,6 +43,8 @@ def refuse_step_cache(model: nn.Module, threshold: float) -> None:
         return
     plan = find_plan(type(model))
     reason = why_without(type(model)) if plan is None else plan.unchained
+    if plan is not None and plan.whole:
+        reason = f"{next(iter(plan.whole))} computes between blocks with what those before it made"
     if reason:
         raise ValueError(f"step_cache={threshold:g}: {type(model).__name__} cannot skip blocks: {reason}; {INSTEAD}")
 
@@ -76,6 +79,7 @@ class Seen:
     total: Total
     call_of: Callable[[], TokenCall | None]
     next: int = 0
+    change: float = math.inf  # what the first block added beside what it had added
     skips: bool = False
     new: Residuals = field(default_factory=Residuals)
 
@@ -171,8 +175,9 @@ class CachedBlocks:
             mine, older = _counted(call, new, word), _counted(call, old, word)
             sums[0] += (mine - older).abs().sum(dtype=torch.float64)
             sums[1] += older.abs().sum(dtype=torch.float64)
-        change, whole, unknown = seen.total(sums).tolist()
-        seen.skips = unknown == 0 and change < seen.threshold * whole and math.isfinite(change)
+        difference, whole, unknown = seen.total(sums).tolist()
+        seen.change = difference / whole if whole and not unknown else math.inf
+        seen.skips = seen.change < seen.threshold
         seen.new.first = added
 
 

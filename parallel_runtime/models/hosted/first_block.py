@@ -8,9 +8,8 @@
 What the first block adds to its tokens is compared with what it added in the last call that ran all blocks: the mean of
 their difference's absolute values over that of the older one. Below the threshold each other block hands back what it
 was given, and the last one of each list adds what the blocks of that list had added. What a model does between blocks
-(a ControlNet's residuals) is computed anew, of tokens
-that the skipped blocks left as they were. Source: first-block caching of ParaAttention
-(github.com/chengzeyi/ParaAttention, doc/fastest_flux.md), after TeaCache (arXiv 2411.19108).
+(a ControlNet's residuals) is computed anew. Source: the first-block cache of ParaAttention
+(github.com/chengzeyi/ParaAttention), after TeaCache (arXiv 2411.19108).
 
 Sums of all ranks that have rows of the call decide, so every rank decides the same. Owns one call. Does not own which
 call's residuals are given (worker/hosted.py), nor which blocks follow one another (plans/plan.py).

@@ -15,6 +15,7 @@ from comfy_api.latest import io
 from ..parallel_runtime.cli.counting import Counted
 from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
+from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
 from ..parallel_runtime.models.registry import USUAL, titles
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
@@ -49,6 +50,7 @@ class ParallelChoice:
     weights: str = WEIGHTS[0]
     compiled: bool = False  # the blocks run as graphs of torch's compiler
     remarks: tuple[str, ...] = ()
+    step_cache: float = 0.0  # below this change of the first block's the others are skipped
 
     def plan_for(self, model: ModelShape, work: Work) -> Decision:
         """The plan to run `model` with, an automatic one chosen for `work`; its reasons go to the log.
@@ -230,6 +232,16 @@ class SPConfig(io.ComfyNode):
                 ),
                 *_pipeline_inputs(),
                 _compiled_input(),
+                io.Float.Input(
+                    "step_cache",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    optional=True,
+                    tooltip="Skips blocks while the first one's output changes less than this; not the same picture. "
+                    "0: off.",
+                ),
                 _machines_input(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
@@ -256,6 +268,7 @@ class SPConfig(io.ComfyNode):
         patches: int = 0,
         warmup_steps: int = 1,
         compiled: str = COMPILED[0],
+        step_cache: float = 0.0,
         machines: str = "",
     ) -> io.NodeOutput:
         """Check the devices and the degrees here, so that the error is drawn on this node."""
@@ -266,6 +279,7 @@ class SPConfig(io.ComfyNode):
             degrees = {"data": data, "cfg": cfg, "pipefusion": pipefusion, "ring": ring, "ulysses": ulysses}
             pipeline = {"patches": patches, "warmup_steps": warmup_steps} if pipefusion > 1 else {}
             plan = ParallelPlan(**degrees, **pipeline, weights=weights)
+            refuse_stages_with_cache(pipefusion, step_cache)
         selection = with_machines(parse_devices(devices), machines)
         for warning in selection.warnings:
             log.warning("SP Config: %s", warning)
@@ -275,6 +289,7 @@ class SPConfig(io.ComfyNode):
             plan=plan,
             side_branch=lora == LORA_MODES[1],
             weights=weights,
+            step_cache=step_cache,
             **_compiling(compiled, selection),
         )
         lines = choice.describe()

@@ -69,22 +69,22 @@ class StagedBlocks:
         self.neighbours: Neighbours | None = None
         self._next, self._later = 0, False
         for path, block in before.items():
-            handed = _Handed(plan.handed_on(path.rpartition(".")[0]), block)
+            handed = Handed(plan.handed_on(path.rpartition(".")[0]), block)
             block.forward = partial(self._before, handed, block.forward)
         for number, (path, block) in enumerate(blocks.items()):
-            handed = _Handed(plan.handed_on(path.rpartition(".")[0]), block)
+            handed = Handed(plan.handed_on(path.rpartition(".")[0]), block)
             block.forward = partial(self._placed, number, handed, block.forward)
 
     def begin(self, *, later: bool = False) -> None:
         """A pass begins; `later`: of another patch of the same call."""
         self._next, self._later = 0, later
 
-    def _before(self, handed: "_Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _before(self, handed: "Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if self.neighbours is not None and self._later:  # what comes of it is kept (pass_call.py)
             return handed.read(args, kwargs)
         return inner(*args, **kwargs)
 
-    def _placed(self, number: int, handed: "_Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _placed(self, number: int, handed: "Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if self.neighbours is None:
             return inner(*args, **kwargs)
         if number != self._next:
@@ -104,7 +104,7 @@ class StagedBlocks:
         return inner(*args, **kwargs)
 
 
-class _Handed:
+class Handed:
     """The arguments of a block that one block hands to the next, in the order of its outputs; one alone is no tuple."""
 
     def __init__(self, names: str | tuple[str, ...], block: nn.Module) -> None:

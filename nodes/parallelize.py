@@ -52,5 +52,5 @@ class ParallelizeModel(io.ComfyNode):
             side_branch=sp_config.side_branch,
             compiled=sp_config.compiled,
         )
-        NodeText().say("\n".join([*sp_config.told(ours.decision), *ours.told_of_proof()]))
+        NodeText().say("\n".join([*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof()]))
         return io.NodeOutput(ours)

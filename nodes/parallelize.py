@@ -53,5 +53,5 @@ class ParallelizeModel(io.ComfyNode):
             compiled=sp_config.compiled,
             step_cache=sp_config.step_cache,
         )
-        NodeText().say("\n".join([*sp_config.told(ours.decision), *ours.told_of_proof()]))
+        NodeText().say("\n".join([*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof()]))
         return io.NodeOutput(ours)

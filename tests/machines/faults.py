@@ -64,10 +64,10 @@ def _signal(which: signal.Signals, *, who: str) -> Callable[[World, Joined], Non
 
 
 def _pids(joined: Joined, who: str) -> list[int]:
-    below = joined.processes()
-    launchers = [each for each in below if "parallel_runtime.machines.launch" in each.cmdline()]
     if who == "join":
         return [joined.process.pid]
+    below = [each for each in joined.processes() if each.status() != psutil.STATUS_ZOMBIE]
+    launchers = [each for each in below if "parallel_runtime.machines.launch" in each.cmdline()]
     if who == "launcher":
         return [each.pid for each in launchers]
     if who == "rank":

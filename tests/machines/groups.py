@@ -35,7 +35,14 @@ def groups(folder: Path) -> dict[str, Callable[[], Iterator[Case]]]:
     }
 
 
-def plans_over(hosts: Hosts, folder: Path, ranks: tuple[int, ...], only: Sequence[ParallelPlan] = ()) -> Iterator[Case]:
+def plans_over(
+    hosts: Hosts,
+    folder: Path,
+    ranks: tuple[int, ...],
+    *,
+    only: Sequence[ParallelPlan] = (),
+    engines: Sequence[Engine] = ENGINES,
+) -> Iterator[Case]:
     """Every plan of both engines over machines of so many ranks, and a plan that is made wrong."""
     with hosts, World(hosts, folder) as world:
         for title, opened, name in engines:

@@ -148,5 +148,7 @@ def _unknown(model: AnyModel, work: Work, everything: ParallelPlan, free: int, a
     ]
     if taken != allowed[0]:
         first = needs[allowed[0]] / GIB
-        reasons.append(f"does not fit with {allowed[0]} weights: {first:.1f} GiB a rank, {free / GIB:.1f} GiB free")
+        reasons.append(
+            f"does not fit with {allowed[0]} weights: {first:.1f} GiB a rank, {free / GIB:.1f} GiB on each device"
+        )
     return Decision(plan=replace(everything, weights=taken), reasons=(*reasons, FORCING))

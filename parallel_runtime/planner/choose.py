@@ -51,6 +51,14 @@ class Choice:
         """Predicted seconds of one step, None without a plan."""
         return self.chosen.cost.step_s if self.chosen else None
 
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as one device, None where one is taken or the model does not fit on one."""
+        single = next((row for row in self.table if row.plan == ParallelPlan() and row.fits), None)
+        if self.chosen is None or single is None or self.chosen.plan.ranks == 1:
+            return None
+        return single.run_s / self.chosen.run_s
+
 
 def choose_plan(
     model: AnyModel,
@@ -98,7 +106,9 @@ def useful_plans(ranks: int, *, model: AnyModel, work: Work, stale: bool) -> Ite
         data, cfg, stages, _, ulysses = degrees
         if prod(degrees) != ranks or work.batch % data or cfg > (2 if work.guided else 1):
             continue
-        if isinstance(model, ModelShape) and (stages > (model.blocks if stale else 1) or model.heads % ulysses):
+        if stages > 1 and not stale:
+            continue
+        if isinstance(model, ModelShape) and (stages > model.blocks or model.heads % ulysses):
             continue
         for weights in WEIGHTS:
             if weights == "sharded" and ranks == data * stages:
@@ -162,13 +172,13 @@ def _reasons(
 ) -> tuple[str, ...]:
     cost, plan = chosen.cost, chosen.plan
     share = max(cost.compute_s, cost.communication_s, cost.launch_s) / cost.step_s
-    reasons = [f"{plan.name}: {_time(cost.step_s)} a step, bound by {cost.bound} ({share:.0%} of the step)"]
+    reasons = [f"{plan.name}: {_time(cost.step_s)} a step, limited by {cost.bound} ({share:.0%} of the step)"]
     if plan.ranks == 1:
         more = next((row for row in table if row.plan.ranks > 1 and row.fits), None)
         if more is not None:
             reasons.append(
                 f"one device is better here: the best plan on more, {more.plan.name}, would be "
-                f"{chosen.run_s / more.run_s:.2f}x as fast, bound by {more.cost.bound}"
+                f"{chosen.run_s / more.run_s:.2f}x as fast, limited by {more.cost.bound}"
             )
     elif (single := next((row for row in table if row.plan == ParallelPlan()), None)) is not None:
         gain = f"{single.run_s / chosen.run_s:.2f}x as fast as one device ({_time(single.cost.step_s)} a step)"
@@ -180,8 +190,8 @@ def _reasons(
     whole = [row.memory.total for row in table if row.plan.weights == "replicated"]
     if plan.weights != "replicated" and whole:
         reasons.append(
-            f"does not fit with replicated weights: {_gib(min(whole))} a rank, {_gib(min(devices))} free of which "
-            f"{HEADROOM:.0%} can be used; use {plan.weights} weights, {_gib(chosen.memory.total)} a rank"
+            f"does not fit with replicated weights: {_gib(min(whole))} a rank, {_gib(min(devices))} on each device, of "
+            f"which {HEADROOM:.0%} can be used; {plan.weights} weights take {_gib(chosen.memory.total)} a rank"
         )
     return tuple(reasons)
 
@@ -195,7 +205,7 @@ def _nothing_fits(table: Sequence[Prediction], devices: Sequence[int]) -> tuple[
         remedy = "use sharded weights, " + remedy
     return (
         f"does not fit: {least.plan.name} needs the least, {_gib(least.memory.total)} a rank, "
-        f"{_gib(min(devices))} free; {remedy}",
+        f"{_gib(min(devices))} on each device; {remedy}",
     )
 
 

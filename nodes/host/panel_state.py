@@ -18,6 +18,7 @@ from ...parallel_runtime.devices import parse_devices
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.redact_paths import redact_paths
 from ...parallel_runtime.report.environment import describe_devices
+from .machines import MACHINES
 from .pools import POOLS, Devices
 from .report_history import HISTORY
 
@@ -45,6 +46,7 @@ class PanelState:
             "version": VERSION,
             "devices": _available(),
             "pools": [self._pool(pool, run) for pool in POOLS.all()],
+            "machines": MACHINES.described(),
             "run": run,
             "reports": HISTORY.entries(),
             "action": self.action,

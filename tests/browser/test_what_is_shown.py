@@ -26,6 +26,13 @@ def remembering(pool: dict[str, Any]) -> dict[str, Any]:
     return pool
 
 
+def a_machine(*, problem: str = "") -> dict[str, Any]:
+    """One that has joined, and was asked for two files."""
+    files = [{"name": "flux.safetensors", "problem": ""}, {"name": "wan.safetensors", "problem": problem}]
+    versions = ["torch 2.9.0", "ComfyUI 0.30.0"]
+    return {"name": "attic", "devices": ["NVIDIA L4", "NVIDIA L4"], "versions": versions, "files": files}
+
+
 SHOWN = [
     ({"pools": []}, ["No workers yet"]),
     ({"pools": [a_pool(state="stopped")]}, ["No workers yet"]),
@@ -40,6 +47,11 @@ SHOWN = [
         ["step 7 of 20"],
     ),
     ({"pools": [a_pool(sampling=True, state="busy")], "run": None}, ["generation 1: busy"]),
+    (
+        {"machines": [a_machine()]},
+        ["Further machines", "attic: NVIDIA L4, NVIDIA L4", "torch 2.9.0", "✓ flux.safetensors"],
+    ),
+    ({"machines": [a_machine(problem="wan.safetensors is not in models")]}, ["✗ wan.safetensors is not in models"]),
     ({"doctor": {"state": "running"}, "action": "doctor"}, ["this takes up to a minute"]),
     ({"doctor": {"state": "failed", "message": "the doctor said nothing"}}, ["the doctor said nothing"]),
     (

@@ -2,6 +2,7 @@
 
 import { h, keyed, setAttribute, setText } from './dom.mjs'
 import { bytes, percent, seconds, times } from './figures.mjs'
+import { makeMachines, updateMachines } from './machines.mjs'
 import { drawMesh, meshKeys } from './mesh.mjs'
 import { readReport } from './report.mjs'
 
@@ -17,6 +18,7 @@ export function mountSidebar(element, store, t, actions) {
   })
   const nothing = h('p', { class: 'pdit-quiet', 'data-testid': 'pdit-nothing' })
   const pools = h('div', { 'data-testid': 'pdit-pools' })
+  const machines = makeMachines(t)
   const run = part('run', h('h3', { text: t('panel.lastRun') }), h('p', { 'data-testid': 'pdit-headline' }))
   const doctor = part('doctor', h('h3', { text: t('panel.doctor') }), h('p', { class: 'pdit-quiet' }), h('ul', {}))
   const root = h(
@@ -25,11 +27,12 @@ export function mountSidebar(element, store, t, actions) {
     h('div', { class: 'pdit-buttons', role: 'toolbar', 'aria-label': t('panel.actions') }, ...buttons, timeline),
     nothing,
     pools,
+    machines,
     run,
     doctor
   )
   element.replaceChildren(root)
-  const view = { root, buttons, nothing, pools, run, doctor, shown: null }
+  const view = { root, buttons, nothing, pools, machines, run, doctor, shown: null }
   const end = store.subscribe(() => update(view, store, t))
   return () => {
     end()
@@ -76,6 +79,7 @@ function update(view, store, t) {
     () => makePool(t),
     (card, pool) => updatePool(card, pool, state, t)
   )
+  updateMachines(view.machines, state?.machines ?? [], t)
   updateRun(view, store, t)
   updateDoctor(view.doctor, state?.doctor ?? { state: 'never' }, t)
 }

@@ -100,8 +100,6 @@ class RemoteRanks:
 
         Raises OSError.
         """
-        if not self.machines:
-            return settings
         host = self.machines[0].here
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)

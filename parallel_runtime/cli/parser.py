@@ -77,6 +77,13 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
         "--devices", help="test these: all, a count, cuda:0,cuda:1 or cpu:2 (default: all CUDA devices)"
     )
     parser.add_argument("--calibrate", action="store_true", help="measure the devices and keep it for plan")
+    parser.add_argument(
+        "--machines",
+        metavar="HOST:PORT",
+        default="",
+        help="with --calibrate: measure with a machine that joins here, or with N of them: HOST:PORT,N",
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="the secret of machines that join, mode 0600")
     parser.add_argument("--model", metavar="FILE", help="say what this file is and which plans it takes here, too")
     parser.add_argument("--comfyui", metavar="PATH", help="ComfyUI's folder (default: where the pack lies)")
 

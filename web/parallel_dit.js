@@ -4,6 +4,9 @@
 
 import { app } from '../../scripts/app.js'
 import { api } from '../../scripts/api.js'
+import { ErrorCard } from './panel/error_card.mjs'
+import { allNodes } from './panel/graph.mjs'
+import { clearTexts, showText } from './panel/node_text.mjs'
 import { prepareNode } from './panel/nodes.mjs'
 import { Store } from './panel/store.mjs'
 import { mountSidebar } from './panel/sidebar.mjs'
@@ -17,6 +20,7 @@ const RESULTS = 'ParallelDiT.Nodes.Results'
 const store = new Store((path, options) => api.fetchApi(path, options))
 let words = makeWords(null, 'en')
 const t = (key, values) => words(key, values)
+const card = new ErrorCard(app, t)
 
 function toast(severity, detail, summary = t('title'), more = { life: 6000 }) {
   app.extensionManager.toast.add({ severity, summary, detail, ...more })
@@ -37,7 +41,7 @@ async function run(name) {
 }
 
 /* A failure is told once: not again after a reload, and not for the failures of before this page was there. It stays
-   until it is closed or the workers are started anew; ComfyUI's own card says that a node failed, and not what to do. */
+   until it is closed or the workers are started anew. */
 function tellFailures() {
   const told = new Map()
   let session = null
@@ -49,19 +53,39 @@ function tellFailures() {
       const before = told.get(devices)
       told.set(devices, failure)
       if (before === failure) continue
-      if (before) app.extensionManager.toast.remove({ id: toastId(devices) })
+      if (before) card.workersMended(devices)
       const isNew = session === state.session && failure !== ''
-      if (isNew && app.extensionManager.setting.get(TOASTS)) tellFailure(devices, pool.last_failure)
+      if (isNew && app.extensionManager.setting.get(TOASTS)) card.workersFailed(devices, String(pool.last_failure ?? ''))
     }
     session = state.session
     markTab(state.pools.some((pool) => pool.state === 'failed'))
   })
 }
 
-const toastId = (devices) => `parallel-dit ${devices}`
-
-function tellFailure(devices, text) {
-  toast('error', text, t('poolFailed'), { id: toastId(devices), styleClass: 'pdit-toast' }) // no life: it stays
+/* What nodes say while they run, and what ComfyUI tells of those that fail or whose values it refuses. */
+function hearPrompts() {
+  const nodes = () => allNodes(app.rootGraph ?? app.graph)
+  api.addEventListener('parallel_dit.text', ({ detail }) => showText(app, detail))
+  api.addEventListener('execution_start', () => {
+    clearTexts(nodes())
+    card.hide()
+  })
+  api.addEventListener('execution_interrupted', () => clearTexts(nodes()))
+  api.addEventListener('execution_error', ({ detail }) => {
+    clearTexts(nodes())
+    card.failed(detail)
+  })
+  const queue = api.queuePrompt
+  api.queuePrompt = async function (...all) {
+    try {
+      const answer = await queue.apply(this, all)
+      card.refused(answer)
+      return answer
+    } catch (error) {
+      card.refused(error?.response)
+      throw error
+    }
+  }
 }
 
 /* The tab's icon tells of a failure also when its toast was closed or came before this page. */
@@ -168,6 +192,7 @@ app.registerExtension({
       ...tab((element) => mountSidebar(element, store, t, { run }))
     })
     tellFailures()
+    hearPrompts()
     await store.refresh()
   },
   nodeCreated(node) {

@@ -5,9 +5,10 @@
 import { app } from '../../scripts/app.js'
 import { api } from '../../scripts/api.js'
 import { ErrorCard } from './panel/error_card.mjs'
-import { allNodes } from './panel/graph.mjs'
+import { allNodes, applyPlan, hasFiles } from './panel/graph.mjs'
 import { clearTexts, showText } from './panel/node_text.mjs'
 import { prepareNode } from './panel/nodes.mjs'
+import { pictureOf } from './panel/picture.mjs'
 import { Store } from './panel/store.mjs'
 import { mountSidebar } from './panel/sidebar.mjs'
 import { makeWords } from './panel/words.mjs'
@@ -16,6 +17,7 @@ const SIDEBAR = 'parallel-dit'
 const TIMELINE = 'parallel-dit.timeline'
 const TOASTS = 'ParallelDiT.Failures.Toasts'
 const RESULTS = 'ParallelDiT.Nodes.Results'
+const FIRST_RUN = 'ParallelDiT.FirstRun.Over'
 
 const store = new Store((path, options) => api.fetchApi(path, options))
 let words = makeWords(null, 'en')
@@ -37,6 +39,28 @@ async function run(name) {
     await store.act(name)
   } catch (error) {
     toast('warn', String(error.message ?? error), t('node.refused'))
+  }
+}
+
+const graph = {
+  usePlan(plan) {
+    const node = applyPlan(app, plan)
+    if (node === undefined) toast('warn', t('benchmark.noConfig'), t('node.refused'))
+    else toast('success', t('benchmark.used', { node: node.title, plan: plan.name }))
+  },
+  pictureOf: (report) => pictureOf(api, report)
+}
+
+/* The first-run checklist: its end is kept with the user's settings, so another tab or browser knows it. */
+const first = {
+  isOver: () => app.extensionManager.setting.get(FIRST_RUN) === true,
+  setOver: () => app.extensionManager.setting.set(FIRST_RUN, true),
+  hasFiles: () => hasFiles(app),
+  go(step) {
+    if (step === 'doctor') return run('doctor')
+    if (step === 'result') return run('timeline')
+    const { command } = app.extensionManager
+    return command.execute(step === 'run' ? 'Comfy.QueuePrompt' : 'Comfy.BrowseTemplates')
   }
 }
 
@@ -139,6 +163,13 @@ app.registerExtension({
       type: 'boolean',
       defaultValue: true,
       category: ['Parallel DiT', 'Nodes', 'Results']
+    },
+    {
+      id: FIRST_RUN,
+      name: 'Hide the first-run checklist',
+      type: 'boolean',
+      defaultValue: false,
+      category: ['Parallel DiT', 'First run', 'Over']
     }
   ],
   commands: [
@@ -173,7 +204,7 @@ app.registerExtension({
       title: 'GPU timeline',
       ...tab(async (element) => {
         const { mountTimeline } = await import('./panel/timeline.mjs')
-        return mountTimeline(element, store, t, toast)
+        return mountTimeline(element, store, t, toast, graph)
       })
     }
   ],
@@ -189,7 +220,7 @@ app.registerExtension({
       tooltip: t('title'),
       label: t('title'),
       iconBadge: '',
-      ...tab((element) => mountSidebar(element, store, t, { run }))
+      ...tab((element) => mountSidebar(element, store, t, { run, first }))
     })
     tellFailures()
     hearPrompts()

@@ -4,6 +4,7 @@
 
 const BYPASSED = 4 // LiteGraph's mode of a node that passes its inputs on
 const CONFIG = 'SPConfig'
+const LOADERS = new Set(['ParallelModelLoader', 'ParallelFluxLoader'])
 const DEGREES = ['ulysses', 'ring', 'data', 'cfg', 'pipefusion']
 
 /** The node of an execution's id, or undefined. */
@@ -51,6 +52,15 @@ export function bypass(node) {
 /** Whether a node is bypassed or muted. */
 export function isOff(node) {
   return node.mode === BYPASSED || node.mode === 2
+}
+
+/** Whether the open workflow has a loader of ours whose file is there. */
+export function hasFiles(app) {
+  return allNodes(app.rootGraph ?? app.graph).some((node) => {
+    const file = LOADERS.has(node.comfyClass) && node.widgets?.find((widget) => widget.name === 'unet_name')
+    const files = file && (typeof file.options?.values === 'function' ? file.options.values() : file.options?.values)
+    return Array.isArray(files) && files.includes(file.value)
+  })
 }
 
 /** Set SP Config's widgets to a report's plan; returns the node, or undefined where the workflow has none. */

@@ -19,7 +19,7 @@ const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'pa
 const STAGES_ONLY = new Set(['patches', 'warmup_steps'])
 const ASK_AFTER_MS = 250
 const HEIGHT = 76
-const TABLES_HEIGHT = 150
+const TABLES_HEIGHT = 180
 
 /** Give a node of ours what belongs on it; leave every other node alone. */
 export function prepareNode(node, services) {

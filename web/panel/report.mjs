@@ -188,6 +188,16 @@ export function describeWork({ raw }, t) {
     .join(' · ')
 }
 
+/** The plan, its devices, and the work of a report, in a line. */
+export function describeRun(report, t) {
+  const devices = report.ranks.map((rank) => rank.device).filter(Boolean)
+  const first = devices.length > 4 ? `${devices[0]} … ${devices.at(-1)}` : devices.join(', ')
+  const plan = [report.plan?.name, first].filter(Boolean)
+  return [plan.length === 2 ? t('node.plan', { plan: plan[0], devices: plan[1] }) : plan[0], describeWork(report, t)]
+    .filter(Boolean)
+    .join(' · ')
+}
+
 /** Whether two reports are of the same file and size. Nobody counts the tokens of a model of ComfyUI's modules. */
 export function sameWork(a, b) {
   const workOf = ({ raw }) => {

@@ -5,7 +5,7 @@
 import { app } from '../../scripts/app.js'
 import { api } from '../../scripts/api.js'
 import { ErrorCard } from './panel/error_card.mjs'
-import { allNodes, applyPlan, hasFiles } from './panel/graph.mjs'
+import { allNodes, applyPlan, hasFiles } from './panel/workflow.mjs'
 import { clearTexts, showText } from './panel/node_text.mjs'
 import { prepareNode } from './panel/nodes.mjs'
 import { pictureOf } from './panel/picture.mjs'

@@ -4,7 +4,7 @@
    told once; a node's error, which says the same and where, replaces them. Knows of ComfyUI what `app` gives it. */
 
 import { h } from './dom.mjs'
-import { allNodes, bypass, goTo, isOff, nodeById, packOf } from './graph.mjs'
+import { allNodes, bypass, goTo, isOff, nodeById, packOf } from './workflow.mjs'
 
 const NAMED = /\(node ([\d:]+)\)/ // how our sentences name a node of the workflow
 const REMOVE = /; remove (.*?)(?:, or |, and |$)/ // what they say is in the way

@@ -2,7 +2,7 @@
    one below. What a loader says of its plan stands on the SP Config that it reads: a plan is told once. */
 
 import { h, setText } from './dom.mjs'
-import { nodeById } from './graph.mjs'
+import { nodeById } from './workflow.mjs'
 
 const BOXES = new WeakMap() // node -> what shows a text on it
 
@@ -13,7 +13,7 @@ export function showTextsOf(node, show) {
 
 /** A line at the top of a node's box that stands for what is below it while the node works, until it has a result. */
 export function addLiveLine(node, box) {
-  const line = h('div', { class: 'pdit-live', 'data-testid': 'pdit-live' })
+  const line = h('div', { class: 'pdit-said', 'data-testid': 'pdit-said' })
   box.prepend(line)
   showTextsOf(node, (text) => setText(line, text))
   const before = node.onExecuted

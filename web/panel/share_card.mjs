@@ -50,12 +50,12 @@ export async function openShareCard({ report, benchmark, speedup, graph, t, name
 
 /** What the card says of a run: { hero, lines, devices }, all of it measured. */
 export function factsOf({ report, benchmark, speedup, t }) {
-  const { raw, headline, plan } = report
+  const { headline, plan } = report
   const alike = benchmark && (benchmark === report || sameWork(report, benchmark)) ? benchmark : report
   const rows = alike.speedups ?? []
   const row = rows.find((each) => each.kind === 'plan' && each.name === plan?.name)
   const one = rows.find((each) => each.kind === 'one_rank')
-  const steps = raw?.sampling?.steps
+  const steps = alike.raw?.sampling?.steps
   const factor = speedup?.factor ?? row?.speedup
   const one_s = speedup?.one_s ?? (one && steps > 0 ? one.median_s / steps : undefined)
   const step_s = speedup?.plan_s ?? (row && steps > 0 ? row.median_s / steps : headline?.step_s)

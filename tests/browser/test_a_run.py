@@ -164,7 +164,7 @@ def test_a_worker_that_dies_is_told_with_the_remedy_in_full_view(comfy: ComfyPag
     card = comfy.page.get_by_test_id("pdit-error-card")
     expect(card).to_contain_text("Parallel Sampler")
     expect(card).to_contain_text("rank 0")
-    expect(card).to_contain_text("the next prompt starts fresh workers")
+    expect(card).to_contain_text("The next prompt starts fresh workers")
     comfy.page.wait_for_function(IN_FULL_VIEW, arg=card.element_handle())
     expect(comfy.page.get_by_test_id("error-overlay")).to_be_hidden()  # ComfyUI's own card of the node
     expect(sidebar.locator(".pdit-failure")).to_contain_text("rank 0")

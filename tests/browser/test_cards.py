@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Route, expect
+from playwright.sync_api import expect
 
 from .comfy_page import ComfyPage
 from .made_up import MadeUp, a_pool, a_report
@@ -293,16 +293,15 @@ def with_picture(made_up: MadeUp) -> None:
     queued = {"1": {"class_type": "SaveImage"}, "2": {"class_type": "ShowTimingReport"}}
     outputs = {"1": {"images": files[:1]}, "2": {"images": files[1:]}}
 
-    def view(route: Route) -> None:
-        assert "red.png" in route.request.url
-        route.fulfill(body=picture.getvalue(), content_type="image/png")
-
     page = made_up.comfy.page
     page.route(
         re.compile(f"/history/{PROMPT}$"),
         lambda r: r.fulfill(json={PROMPT: {"prompt": [0, PROMPT, queued], "outputs": outputs}}),
     )
-    page.route(re.compile(r"/view\?"), view)
+    page.route(
+        re.compile(r"/view\?.*red\.png"),
+        lambda r: r.fulfill(body=picture.getvalue(), content_type="image/png"),
+    )
 
 
 def of_a_benchmark(number: int, **sizes: int) -> dict[str, Any]:

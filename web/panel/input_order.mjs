@@ -4,6 +4,7 @@
 const ORDER = [
   'mode',
   'devices',
+  'machines',
   'ulysses',
   'ring',
   'cfg',
@@ -13,7 +14,8 @@ const ORDER = [
   'warmup_steps',
   'weights',
   'lora',
-  'compiled'
+  'compiled',
+  'step_cache'
 ]
 
 /** Draw a node's widgets in `ORDER`, those that it does not name behind; both renderers draw them as they lie there. */

@@ -7,9 +7,10 @@ import { api } from '../../scripts/api.js'
 import { prepareNode } from './panel/nodes.mjs'
 import { Store } from './panel/store.mjs'
 import { mountSidebar } from './panel/sidebar.mjs'
-import { makeWords } from './panel/words.mjs'
+import { makeSaid, makeWords } from './panel/words.mjs'
 
 const SIDEBAR = 'parallel-dit'
+const SAID_IN = ['zh'] // languages that the server's sentences have
 const TIMELINE = 'parallel-dit.timeline'
 const TOASTS = 'ParallelDiT.Failures.Toasts'
 const RESULTS = 'ParallelDiT.Nodes.Results'
@@ -17,6 +18,7 @@ const RESULTS = 'ParallelDiT.Nodes.Results'
 const store = new Store((path, options) => api.fetchApi(path, options))
 let words = makeWords(null, 'en')
 const t = (key, values) => words(key, values)
+t.said = (text) => store.said(text) // a sentence of the server's, in the user's language
 
 function toast(severity, detail, summary = t('title'), more = { life: 6000 }) {
   app.extensionManager.toast.add({ severity, summary, detail, ...more })
@@ -73,7 +75,12 @@ function markTab(failed) {
 async function learnWords() {
   const response = await api.fetchApi('/i18n')
   const translations = response.ok ? await response.json() : null
-  words = makeWords(translations, app.extensionManager.setting.get('Comfy.Locale') ?? 'en')
+  const language = app.extensionManager.setting.get('Comfy.Locale') ?? 'en'
+  words = makeWords(translations, language)
+  const [known] = language.split('-')
+  if (!SAID_IN.includes(known)) return
+  const messages = await fetch(new URL(`./panel/messages.${known}.json`, import.meta.url))
+  if (messages.ok) store.said = makeSaid(await messages.json())
 }
 
 function addStyle() {
@@ -147,6 +154,7 @@ app.registerExtension({
     {
       id: TIMELINE,
       title: 'GPU timeline',
+      titleKey: 'parallelDit.timelineTitle',
       ...tab(async (element) => {
         const { mountTimeline } = await import('./panel/timeline.mjs')
         return mountTimeline(element, store, t, toast)

@@ -21,7 +21,10 @@ def open_trial(
     devices: Sequence[Device],
     progress: Progress,
 ) -> Trial:
-    """The trial of `--model` under these plans; what takes a while is told. Raises `ValueError` for what the file or an option makes impossible."""
+    """The trial of `--model` under these plans; what takes a while is told.
+
+    Raises `ValueError` for what the file or an option makes impossible.
+    """
     family = find_family(read_header(arguments.model))
     steps = getattr(arguments, "steps", 1)
     if family is None:

@@ -56,7 +56,7 @@ function addResult(node, { t, showResults }) {
     if (raw === undefined) return
     const report = readReport(raw)
     setText(text, `${headline(report, t)}${memoryText(report, t)}`)
-    drawShare(share, report)
+    drawShare(share, report, t)
   }
   addLiveLine(node, box)
 }
@@ -73,14 +73,14 @@ function memoryText(report, t) {
 }
 
 /* How rank 0's time divides: the bar under the text. */
-function drawShare(bar, report) {
+function drawShare(bar, report, t) {
   const rank = report.ranks.find((each) => each.begin)
   const parts = rank ? ['compute', 'communication', 'idle'].map((name) => [name, median(rank[name])]) : []
   const whole = parts.reduce((sum, [, value]) => sum + value, 0) // shares of 1 would leave a part of the bar empty
   bar.replaceChildren(
     ...parts
       .filter(([, value]) => value > 0)
-      .map(([name, value]) => h('i', { style: `flex:${(100 * value) / whole};background:${COLOURS[name]}`, title: name }))
+      .map(([name, value]) => h('i', { style: `flex:${(100 * value) / whole};background:${COLOURS[name]}`, title: t(`charts.${name}`) }))
   )
 }
 

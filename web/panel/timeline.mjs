@@ -190,7 +190,7 @@ class TimelineView {
     const timed = report.ranks.find((rank) => rank.begin)
     this.step.max = timed ? timed.begin.length : 0
     this.step.value = 0
-    const warnings = report.warnings?.length ? ` — ${report.warnings.join('; ')}` : ''
+    const warnings = report.warnings?.length ? ` — ${report.warnings.map(this.t.said ?? String).join('; ')}` : ''
     setText(this.note, (report.problem ? this.t(report.problem) : headline(report, this.t)) + warnings)
     this.rows.hidden = timed === undefined
     this.zoom.forEach((tool) => (tool.hidden = timed === undefined))

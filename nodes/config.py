@@ -215,8 +215,11 @@ class SPConfig(io.ComfyNode):
                     default="all",
                     tooltip="all, a count (2), names (cuda:0,cuda:2), or ranks on the CPU (cpu:2 is two).",
                 ),
-                _degree("ulysses", "Manual only: ranks that split the heads."),
-                _degree("ring", "Manual only: ranks that pass keys and values on in a ring."),
+                _degree(
+                    "ulysses",
+                    "Manual only: GPUs that share the attention heads. Fastest; must divide the model's heads.",
+                ),
+                _degree("ring", "Manual only: GPUs that pass keys and values on in a ring. Works with any number."),
                 io.Combo.Input(
                     "lora",
                     options=list(LORA_MODES),
@@ -379,7 +382,7 @@ def _pipeline_inputs() -> list[io.Input]:
     return [
         _degree(
             "pipefusion",
-            "Manual only: stages that each hold some blocks; a step late after warm-up.",
+            "Manual only: stages that each hold some blocks. Very little traffic, but the picture changes slightly.",
             added=True,
         ),
         io.Int.Input(
@@ -408,7 +411,8 @@ def _compiled_input() -> io.Input:
         options=list(COMPILED),
         default=COMPILED[0],
         optional=True,
-        tooltip="blocks: run as graphs of torch's compiler, made in the first step; benchmark it, it need not pay.",
+        tooltip="blocks: torch's compiler makes graphs of them in the first step. May be faster or slower; "
+        "measure first.",
     )
 
 

@@ -202,7 +202,7 @@ def _nothing_fits(table: Sequence[Prediction], devices: Sequence[int]) -> tuple[
     least = min(table, key=lambda row: row.memory.total)
     remedy = "free memory, use a smaller image or an fp8 file, or more devices"
     if least.plan.weights == "replicated":
-        remedy = "use sharded weights, " + remedy
+        remedy = f"use sharded weights, {remedy}"
     return (
         f"does not fit: {least.plan.name} needs the least, {_gib(least.memory.total)} a rank, "
         f"{_gib(min(devices))} on each device; {remedy}",

@@ -133,6 +133,7 @@ class Running:
     def while_it_runs(self, fault: Fault) -> str:
         """The fault in the middle of steps."""
         self.all_there()
+        self.pool.close()  # three failures within a minute would want a user to do this
         if problem := self.exact(ALL):
             return f"before: {problem}"
         acted: list[float] = []
@@ -223,6 +224,7 @@ def no_port(world: World) -> str:
 def slow(running: Running) -> str:
     """2 Mbit/s: right, late, and no error."""
     running.all_there()
+    running.pool.close()
     running.world.hosts.rate("2mbit")
     try:
         return running.exact(ALL)

@@ -63,7 +63,7 @@ class RemoteRank:
 
     def end_text(self) -> str:
         """How the process ended that stands for it."""
-        return f"the process that passes on to other machines {self._relay.end_text()}"
+        return f"{self._relay.end_text()} (the process that passes on to other machines)"
 
     def kill(self) -> None:
         """Nothing: a machine ends its ranks together (RemoteRanks)."""

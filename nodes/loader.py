@@ -76,7 +76,7 @@ def loader_inputs() -> list[io.Input]:
             default="default",
             tooltip="What the workers compute in; default is what Load Diffusion Model would choose.",
         ),
-        SpConfigSocket.Input("sp_config", tooltip="Of SP Config: devices and plan."),
+        SpConfigSocket.Input("sp_config", tooltip="Connect SP Config: devices and plan."),
     ]
 
 
@@ -96,5 +96,5 @@ def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.Nod
         compiled=sp_config.compiled,
         step_cache=sp_config.step_cache,
     )
-    NodeText().say("\n".join([*sp_config.told(model.decision), *model.told_of_proof()]))
+    NodeText().say("\n".join([*sp_config.told(model.decision), model.memory_text, *model.told_of_proof()]))
     return io.NodeOutput(model)

@@ -22,6 +22,7 @@ from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.choose import AnyModel
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from .cond_tasks import TOGETHER_KEY, calc_together
+from .device_memory import DeviceMemory, needed_memory
 from .flux_model import RemoteFlux
 from .flux_source import Source, read_source
 from .hosted_model import remote_hosted
@@ -98,11 +99,7 @@ def remote_patcher(
             f"step_cache={step_cache:g}: blocks of this pack compute {os.path.basename(path)}, and keep no step cache; "
             "set step_cache to 0, or use the nodes EasyCache or LazyCache"
         )
-    if isinstance(source, HostedSource):
-        name, count = os.path.basename(path), partial(COUNTS.of, path, source.spec.dtype, this_comfyui())
-        decision = chooser.plan_for_any(name, source.unshared, whole_batches=source.whole_batches, count=count)
-    else:
-        decision = chooser.plan_for(source.shape, source.work)
+    decision = decide_for(source, chooser)
     pooled = PooledModel(
         devices=devices,
         spec=source.spec,
@@ -126,11 +123,32 @@ def remote_patcher(
         refuse_step_cache(patcher.model.diffusion_model, step_cache)
         refuse_stages_with_cache(decision.plan.pipefusion, step_cache)
     patcher.decision, patcher.origin = decision, object()
+    patcher.memory_text = memory_for(source, decision, devices).text
     if decision.model is not None and decision.plan.ranks > 1:
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled and isinstance(source, Source)
     patcher.step_cache = step_cache
     return patcher
+
+
+def decide_for(source: Source | HostedSource, chooser: Chooser) -> Decision:
+    """The plan that `chooser` takes for a file. Raises `ValueError` for one that fits neither the devices nor it."""
+    if not isinstance(source, HostedSource):
+        return chooser.plan_for(source.shape, source.work)
+    path = source.spec.path
+    return chooser.plan_for_any(
+        os.path.basename(path),
+        source.unshared,
+        whole_batches=source.whole_batches,
+        count=partial(COUNTS.of, path, source.spec.dtype, this_comfyui()),
+    )
+
+
+def memory_for(source: Source | HostedSource, decision: Decision, devices: Devices) -> DeviceMemory:
+    """What the plan of `decision` takes of each device, before anything is loaded."""
+    of_ours = isinstance(source, Source)
+    model, work = (source.shape, source.work) if of_ours else (decision.model, decision.work)
+    return needed_memory(decision.plan, devices, source.sizes, model, work)
 
 
 def with_context(

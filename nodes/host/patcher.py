@@ -43,6 +43,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.recorder: Recorder | None = None
         self.side_branch = self.compiled = False
         self.step_cache = 0.0
+        self.memory_text = ""  # what a device needs, for people
         self.origin = object()  # the node that made the MODEL, of which clones are
 
     @property
@@ -59,7 +60,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy.parent = self.parent or self
         copy.decision, copy.choose_again = self.decision, self.choose_again
         copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
-        copy.origin, copy.step_cache = self.origin, self.step_cache
+        copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
         return copy
 
     def under(self, decision: Decision) -> "RemotePatcher":
@@ -210,7 +211,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Callable) -> None:
         """Refused for ComfyUI's compiled transformer, which is not here to be compiled; others run in this process."""
         if key == COMPILED:
-            raise refuse("it compiles the transformer in this process")
+            raise refuse("it compiles the transformer in this process", "set compiled=blocks in SP Config")
         super().add_wrapper_with_key(wrapper_type, key, wrapper)
 
     def set_injections(self, key: str, injections: list) -> None:

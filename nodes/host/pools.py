@@ -9,11 +9,12 @@ evict them. What the workers hold is asked of the pool each time, which may have
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ...parallel_runtime.checkpoint import ModelSpec
 from ...parallel_runtime.devices import Device
+from ...parallel_runtime.machines.machine import Machine
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.deadlines import deadline_from
 from ...parallel_runtime.pool.pool import Pool
@@ -22,6 +23,13 @@ from ...parallel_runtime.wire.replies import MeasureReply
 Devices: TypeAlias = tuple[Device, ...]
 Weights: TypeAlias = tuple[Devices, ModelSpec, tuple[int, bool, int, int]]  # the last is the `kind` of a plan's layout
 ALIVE = ("starting", "idle", "loading", "compiling", "busy")
+
+
+def _machines_of(devices: Devices) -> Sequence[Machine]:
+    """The further machines that have these devices."""
+    from .machines import MACHINES  # here: it needs ComfyUI, and tells on nodes what runs with pools
+
+    return MACHINES.named(devices)
 
 
 class PoolRegistry:
@@ -111,7 +119,12 @@ class PoolRegistry:
 
     def _pool(self, devices: Devices) -> Pool:
         if devices not in self._pools:
-            self._pools[devices] = Pool(devices, deadline_s=deadline_from(os.environ))
+            further = any(device.machine for device in devices)
+            self._pools[devices] = Pool(
+                devices,
+                deadline_s=deadline_from(os.environ),
+                machines=(lambda _: _machines_of(devices)) if further else None,
+            )
         return self._pools[devices]
 
     def _unload(self, weights: Weights, plan: ParallelPlan) -> None:

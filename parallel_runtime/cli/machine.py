@@ -12,10 +12,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from ..devices import Device
+from ..devices import Device, ranks_by_machine
 from ..planner.hardware import Calibration
 from ..planner.known import COMPILED, known_calibration, known_link
 from ..planner.store import CalibrationStore, default_path
+
+UNMEASURED = "ethernet1"  # between machines, until `doctor --calibrate --machines` has measured
 
 
 def calibration_path() -> Path:
@@ -29,8 +31,11 @@ def device_set(devices: Sequence[Device]) -> str:
 
 
 def _kind(devices: Sequence[Device]) -> str:
-    names = [torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in devices]
-    return f"{' + '.join(sorted(set(names)))}, torch {torch.__version__}"
+    here = [device for device in devices if not device.machine]
+    names = [torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in here]
+    further = sorted({device.machine for device in devices if device.machine})
+    there = f" with {' and '.join(further)}" if further else ""
+    return f"{' + '.join(sorted(set(names)))}{there}, torch {torch.__version__}"
 
 
 def look(
@@ -46,6 +51,9 @@ def constants(devices: Sequence[Device], *, link: str | None = None, compiled: b
     `link` and `compiled` take the place of what was measured of the link and of the host, from the table.
     """
     found = measured(devices)
+    machines = ranks_by_machine(devices)
+    if len(machines) > 1:
+        return found or _unmeasured(constants(devices[: machines[0]], link=link, compiled=compiled), machines)
     if devices[0].kind == "cpu":
         name, present = "cpu", len(devices)
     else:
@@ -55,9 +63,18 @@ def constants(devices: Sequence[Device], *, link: str | None = None, compiled: b
     return as_told(found, link=link, compiled=compiled)
 
 
+def _unmeasured(here: Calibration, machines: tuple[int, ...]) -> Calibration:
+    """Constants of one machine for several of its like, with a link between them that nobody has measured."""
+    source = f"{here.source}; the link between machines is taken for {UNMEASURED}, as it was not measured"
+    return replace(here, between=known_link(UNMEASURED), machines=machines, source=source)
+
+
 def measured(devices: Sequence[Device]) -> Calibration | None:
     """What `doctor --calibrate` measured of these devices, or of more of the same GPUs; None where it did not."""
     store = CalibrationStore(calibration_path())
+    if len(machines := ranks_by_machine(devices)) > 1:  # measured together or not at all
+        found = store.load(device_set(devices))
+        return None if found is None else replace(found, machines=machines)
     if devices[0].kind == "cpu":  # more ranks have fewer cores each, so no other number stands for these
         return store.load(device_set(devices))
     return store.load_for(_kind(devices), len(devices))
@@ -81,19 +98,28 @@ def as_told(calibration: Calibration, *, link: str | None, compiled: bool) -> Ca
 
 def free_bytes(devices: Sequence[Device]) -> list[int]:
     """Free memory of each device; ranks on the CPU share what the host has."""
-    return [
+    here = [device for device in devices if not device.machine]
+    known = [
         torch.cuda.mem_get_info(device.index)[0]
         if device.kind == "cuda"
-        else psutil.virtual_memory().available // len(devices)
-        for device in devices
+        else psutil.virtual_memory().available // len(here)
+        for device in here
     ]
+    return _as_elsewhere(known, devices)
 
 
 def whole_bytes(devices: Sequence[Device]) -> list[int]:
     """All memory of each device. Unlike `free_bytes`, makes no CUDA context, which takes some of every device asked."""
-    return [
+    here = [device for device in devices if not device.machine]
+    known = [
         torch.cuda.get_device_properties(device.index).total_memory
         if device.kind == "cuda"
-        else psutil.virtual_memory().total // len(devices)
-        for device in devices
+        else psutil.virtual_memory().total // len(here)
+        for device in here
     ]
+    return _as_elsewhere(known, devices)
+
+
+def _as_elsewhere(here: list[int], devices: Sequence[Device]) -> list[int]:
+    """The bytes of devices here, and as many as the least of them for each of further machines, which come behind."""
+    return [*here, *[min(here)] * (len(devices) - len(here))]

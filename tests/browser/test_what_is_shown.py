@@ -53,7 +53,7 @@ SHOWN = [
                 ],
             }
         },
-        ["until the problems are mended", "✗ loopback", "allow it", "✓ torch"],
+        ["until the problems are mended", "✗ loopback", "allow it", "1 checks passed"],
     ),
 ]
 
@@ -76,16 +76,17 @@ def test_an_older_state_never_replaces_a_newer_one(made_up: MadeUp) -> None:
     expect(sidebar).to_contain_text("generation 5")
 
 
-def test_a_failure_is_told_once_and_its_toast_goes_with_it(made_up: MadeUp) -> None:
+def test_a_failure_is_told_once_and_its_card_goes_with_it(made_up: MadeUp) -> None:
     failed = a_pool(state="failed", last_failure=DIED, failed_rank=1)
-    toast = made_up.comfy.page.locator(".p-toast-message", has_text=DIED)
+    card = made_up.comfy.page.get_by_test_id("pdit-error-card")
     made_up.tell(pools=[a_pool()])
     made_up.tell(pools=[failed])
-    expect(toast).to_have_count(1)
+    expect(card).to_contain_text("rank 1: killed by signal 9")
+    expect(card).to_contain_text("Queue again to start fresh workers")
     made_up.tell(pools=[failed], action="doctor")
-    expect(toast).to_have_count(1)
+    expect(card).to_have_count(1)
     made_up.tell(pools=[a_pool(generation=2)])
-    expect(toast).to_have_count(0)
+    expect(card).to_have_count(0)
 
 
 REPORTS = [
@@ -216,15 +217,20 @@ def test_sp_config_shows_what_its_mode_needs_and_marks_what_cannot_work(comfy: C
     assert comfy.page.evaluate(f"{comfy.node('SPConfig')}.has_errors")
     comfy.widget("SPConfig", "ulysses", 2)
     expect(plan).to_contain_text("uly2 on cpu:0, cpu:1")
+    expect(plan).to_contain_text(re.compile(r"about \d+ MB of .+ on each device"))
     assert not comfy.page.evaluate(f"{comfy.node('SPConfig')}.has_errors")
+    comfy.widget("ParallelModelLoader", "unet_name", comfy.tiny.vae)  # no file of that folder: the plan is of none
+    expect(plan).to_have_attribute("data-verdict", "bad")
+    comfy.widget("ParallelModelLoader", "unet_name", comfy.tiny.dev)
+    expect(plan).not_to_have_attribute("data-verdict", "bad")
 
 
 def test_every_control_is_reached_by_the_keyboard(made_up: MadeUp) -> None:
     made_up.tell(pools=[a_pool()], reports=[made_up.report(1, a_report(2, 3))])
     page, timeline = made_up.comfy.page, made_up.comfy.open_timeline()
     expect(page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", "2x3")
-    for panel, count in ((made_up.comfy.open_sidebar(), 4), (timeline, 12)):
-        controls = panel.locator("button, select, [tabindex], input:not([hidden])")
+    for panel, count in ((made_up.comfy.open_sidebar(), 4), (timeline, 13)):
+        controls = panel.locator("button, select, [tabindex], input:not([hidden])").filter(visible=True)
         names = [control.evaluate(NAME) for control in controls.all()]
         assert len(names) == count
         assert all(names), "a control without a name says nothing to a screen reader"
@@ -293,6 +299,10 @@ def test_the_panel_speaks_the_users_language(tabs: Tabs, comfy_server: ComfyServ
         comfy = tabs.get("zh")
         comfy.page.locator(".parallel-dit-tab-button").click()
         expect(comfy.sidebar).to_contain_text("重启")
+        comfy.load_example(ulysses=5)  # what the server says, too
+        expect(comfy.page.get_by_test_id("pdit-plan")).to_contain_text("请让各并行度的乘积不超过 2")
+        comfy.open_timeline()
+        expect(comfy.page.get_by_role("tab", name="GPU 时间线")).to_be_visible()
     finally:
         settings.post("/settings", {"Comfy.Locale": "en"})
         tabs.close("zh")

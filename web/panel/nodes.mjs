@@ -4,6 +4,9 @@
 
 import { h, setAttribute, setText } from './dom.mjs'
 import { bytes, largest, median } from './figures.mjs'
+import { orderInputs } from './input_order.mjs'
+import { addLiveLine, showTextsOf } from './node_text.mjs'
+import { showTables } from './report_table.mjs'
 import { COLOURS } from './timeline_rows.mjs'
 import { readReport } from './report.mjs'
 import { headline } from './sidebar.mjs'
@@ -11,15 +14,33 @@ import { headline } from './sidebar.mjs'
 const SAMPLERS = ['ParallelSampler', 'ParallelFluxSampler', 'ParallelFluxListSampler']
 const MEASURED = new Set([...SAMPLERS, 'TimedVAEDecode', 'ParallelBenchmark'])
 const CONFIG = 'SPConfig'
+const SHOWS_REPORTS = 'ShowTimingReport'
+const LOADERS = new Set(['ParallelModelLoader', 'ParallelFluxLoader'])
+const OF_A_LOADER = ['unet_name', 'weight_dtype']
 const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'patches', 'warmup_steps'])
 const STAGES_ONLY = new Set(['patches', 'warmup_steps'])
 const ASK_AFTER_MS = 250
 const HEIGHT = 76
+const TABLES_HEIGHT = 180
 
 /** Give a node of ours what belongs on it; leave every other node alone. */
 export function prepareNode(node, services) {
   if (MEASURED.has(node.comfyClass)) addResult(node, services)
   else if (node.comfyClass === CONFIG) addPlan(node, services)
+  else if (LOADERS.has(node.comfyClass)) afterChange(node, OF_A_LOADER, () => asking.forEach((ask) => ask()))
+  else if (node.comfyClass === SHOWS_REPORTS) addTables(node, services)
+}
+
+function addTables(node, { t }) {
+  const box = h('div', { class: 'pdit-node pdit-tables', 'data-testid': 'pdit-tables', tabindex: 0 })
+  box.append(h('p', { text: t('node.noRun') }))
+  const options = { serialize: false, hideOnZoom: false, getMinHeight: () => TABLES_HEIGHT }
+  node.addDOMWidget('parallel_dit_tables', 'parallel_dit_tables', box, options)
+  const before = node.onExecuted
+  node.onExecuted = function (output, ...rest) {
+    before?.call(this, output, ...rest)
+    if (Array.isArray(output?.parallel_dit)) showTables(box, output.parallel_dit, t)
+  }
 }
 
 function addResult(node, { t, showResults }) {
@@ -35,8 +56,9 @@ function addResult(node, { t, showResults }) {
     if (raw === undefined) return
     const report = readReport(raw)
     setText(text, `${headline(report, t)}${memoryText(report, t)}`)
-    drawShare(share, report)
+    drawShare(share, report, t)
   }
+  addLiveLine(node, box)
 }
 
 function addBox(node, name, box) {
@@ -51,20 +73,22 @@ function memoryText(report, t) {
 }
 
 /* How rank 0's time divides: the bar under the text. */
-function drawShare(bar, report) {
+function drawShare(bar, report, t) {
   const rank = report.ranks.find((each) => each.begin)
   const parts = rank ? ['compute', 'communication', 'idle'].map((name) => [name, median(rank[name])]) : []
   const whole = parts.reduce((sum, [, value]) => sum + value, 0) // shares of 1 would leave a part of the bar empty
   bar.replaceChildren(
     ...parts
       .filter(([, value]) => value > 0)
-      .map(([name, value]) => h('i', { style: `flex:${(100 * value) / whole};background:${COLOURS[name]}`, title: name }))
+      .map(([name, value]) => h('i', { style: `flex:${(100 * value) / whole};background:${COLOURS[name]}`, title: t(`charts.${name}`) }))
   )
 }
 
 function addPlan(node, { store, t }) {
   const box = h('div', { class: 'pdit-node', 'data-testid': 'pdit-plan', role: 'status' })
   addBox(node, 'parallel_dit_plan', box)
+  orderInputs(node)
+  showTextsOf(node, (text) => setText(box, text))
   let timer = 0
   let asked = 0
   const ask = async () => {
@@ -81,27 +105,55 @@ function addPlan(node, { store, t }) {
     clearTimeout(timer)
     timer = setTimeout(ask, ASK_AFTER_MS)
   }
+  afterChange(node, null, changed)
+  for (const event of ['onConfigure', 'onConnectionsChange']) {
+    const before = node[event]
+    node[event] = function (...all) {
+      before?.apply(this, all)
+      changed()
+    }
+  }
+  asking.add(changed)
+  const removed = node.onRemoved
+  node.onRemoved = function (...all) {
+    asking.delete(changed)
+    clearTimeout(timer)
+    removed?.apply(this, all)
+  }
+  changed()
+}
+
+const asking = new Set() // what asks again for each SP Config: a loader's file changes the plan of its SP Config
+
+/* Call `then` when a widget of these names has changed, of any where `names` is null. */
+function afterChange(node, names, then) {
   for (const widget of node.widgets ?? []) {
+    if (names !== null && !names.includes(widget.name)) continue
     const before = widget.callback
     widget.callback = function (...all) {
       const result = before?.apply(this, all)
-      changed()
+      then()
       return result
     }
   }
-  const configured = node.onConfigure
-  node.onConfigure = function (...all) {
-    configured?.apply(this, all)
-    changed()
-  }
-  changed()
 }
 
 function values(node) {
   const given = (node.widgets ?? []).filter(
     (widget) => widget.serialize !== false && widget.options?.serialize !== false
   )
-  return Object.fromEntries(given.map((widget) => [widget.name, String(widget.value)]))
+  return { ...ofLoader(node), ...Object.fromEntries(given.map((widget) => [widget.name, String(widget.value)])) }
+}
+
+/* The file of the first loader that is linked to an SP Config: plan and memory are those of this file. */
+function ofLoader(node) {
+  const targets = (node.outputs?.[0]?.links ?? []).map((id) => {
+    const link = node.graph?.getLink?.(id) ?? node.graph?.links?.[id]
+    return node.graph?.getNodeById(link?.target_id)
+  })
+  const loader = targets.find((each) => LOADERS.has(each?.comfyClass))
+  const widgets = (loader?.widgets ?? []).filter((widget) => OF_A_LOADER.includes(widget.name) && widget.value)
+  return Object.fromEntries(widgets.map((widget) => [widget.name, String(widget.value)]))
 }
 
 /* Values that cannot work are marked here, before they are queued, in the words that the node would use. */
@@ -120,7 +172,14 @@ function tell(node, box, answer, t) {
 function planLines(answer, t) {
   if (!answer.plan) return []
   const first = t('node.plan', { plan: answer.plan, devices: answer.devices.join(', ') })
-  return [first, ...(answer.reasons ?? []), ...answer.warnings]
+  return [first, ...memoryLines(answer.memory, t), ...(answer.reasons ?? []), ...answer.warnings]
+}
+
+function memoryLines(memory, t) {
+  if (memory === undefined) return []
+  const { device, host, total } = memory
+  const line = t(memory.weights_alone ? 'node.weights' : 'node.memory', { device: bytes(device), total: bytes(total) })
+  return [host ? `${line} ${t('node.host', { host: bytes(host) })}` : line]
 }
 
 /* Both renderers: the classic one asks the widget, Nodes 2.0 its options. Hidden values are kept and saved. */

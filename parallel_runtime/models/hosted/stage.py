@@ -28,10 +28,14 @@ def refuse_stages(model: nn.Module, stages: int) -> None:
     if plan is None or plan.one_stage:
         reason = why_without(type(model)) if plan is None else plan.one_stage
         raise ValueError(f"pipefusion={stages}: {type(model).__name__} cannot run in stages: {reason}")
-    modules = dict(model.named_modules())
-    blocks = sum(len(list(modules[path].children())) for path in plan.staged if path in modules)
-    if error := stages_error(stages, blocks):
+    if error := stages_error(stages, staged_blocks(model, plan)):
         raise ValueError(error)
+
+
+def staged_blocks(model: nn.Module, plan: Plan) -> int:
+    """How many blocks of a model can be in stages. Raises `ValueError` where none can."""
+    modules = dict(model.named_modules())
+    return sum(len(list(modules[path].children())) for path in plan.staged if path in modules)
 
 
 class Neighbours(Protocol):

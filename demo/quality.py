@@ -283,7 +283,9 @@ def main(arguments: argparse.Namespace) -> list[str]:
     sheet = SHEET if arguments.output == PAGE else arguments.output.with_suffix(".jpg")
     common = sorted(set.intersection(*(set(kept.of(wanted)) for kept in cases.values())))
     chosen = common[:: max(len(common) // SHOWN, 1)][:SHOWN]
-    sheet_of({name: judges.pictures(kept.of(chosen)) for name, kept in cases.items()}).save(sheet, quality=80)
+    sheet_of({name: judges.pictures(kept.of(chosen)) for name, kept in cases.items()}).save(
+        sheet, quality=60, optimize=True
+    )
     return rows
 
 

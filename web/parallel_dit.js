@@ -4,15 +4,18 @@
 
 import { app } from '../../scripts/app.js'
 import { api } from '../../scripts/api.js'
+import { applyPlan, measureOneDevice } from './panel/graph.mjs'
 import { prepareNode } from './panel/nodes.mjs'
 import { Store } from './panel/store.mjs'
 import { mountSidebar } from './panel/sidebar.mjs'
+import { mountStrip } from './panel/strip.mjs'
 import { makeWords } from './panel/words.mjs'
 
 const SIDEBAR = 'parallel-dit'
 const TIMELINE = 'parallel-dit.timeline'
 const TOASTS = 'ParallelDiT.Failures.Toasts'
 const RESULTS = 'ParallelDiT.Nodes.Results'
+const STRIP = 'ParallelDiT.Canvas.Strip'
 
 const store = new Store((path, options) => api.fetchApi(path, options))
 let words = makeWords(null, 'en')
@@ -33,6 +36,22 @@ async function run(name) {
     await store.act(name)
   } catch (error) {
     toast('warn', String(error.message ?? error), t('node.refused'))
+  }
+}
+
+/* What the buttons of a run do; `entry` is the run's, as the state lists it. */
+const actions = {
+  run,
+  measure: (entry) => done(measureOneDevice(app, entry), 'graph.measuring'),
+  apply: (entry) => done(applyPlan(app, entry, entry.summary.suggestion), 'graph.applied')
+}
+
+async function done(work, text) {
+  try {
+    await work
+    toast('info', t(text))
+  } catch (error) {
+    toast('warn', t(String(error.message ?? error)), t('node.refused'))
   }
 }
 
@@ -115,6 +134,14 @@ app.registerExtension({
       type: 'boolean',
       defaultValue: true,
       category: ['Parallel DiT', 'Nodes', 'Results']
+    },
+    {
+      id: STRIP,
+      name: 'Show a strip over the canvas with what the workers do',
+      type: 'boolean',
+      defaultValue: true,
+      category: ['Parallel DiT', 'Canvas', 'Strip'],
+      onChange: () => store.tell()
     }
   ],
   commands: [
@@ -149,7 +176,8 @@ app.registerExtension({
       title: 'GPU timeline',
       ...tab(async (element) => {
         const { mountTimeline } = await import('./panel/timeline.mjs')
-        return mountTimeline(element, store, t, toast)
+        const templates = () => app.extensionManager.command.execute('Comfy.BrowseTemplates')
+        return mountTimeline(element, store, t, { toast, templates })
       })
     }
   ],
@@ -165,12 +193,18 @@ app.registerExtension({
       tooltip: t('title'),
       label: t('title'),
       iconBadge: '',
-      ...tab((element) => mountSidebar(element, store, t, { run }))
+      ...tab((element) => mountSidebar(element, store, t, actions))
     })
     tellFailures()
+    mountStrip(store, t, {
+      place: () => document.querySelector('.graph-canvas-panel'),
+      shown: () => app.extensionManager.setting.get(STRIP) !== false,
+      open: () => app.extensionManager.sidebarTab.toggleSidebarTab(SIDEBAR)
+    })
     await store.refresh()
   },
   nodeCreated(node) {
-    prepareNode(node, { store, t, showResults: () => app.extensionManager.setting.get(RESULTS) !== false })
+    const showResults = () => app.extensionManager.setting.get(RESULTS) !== false
+    prepareNode(node, { store, t, actions, showResults })
   }
 })

@@ -35,7 +35,13 @@ export function bytes(value) {
 /** 3 %, 0.4 %. */
 export function percent(share) {
   if (!Number.isFinite(share)) return '–'
+  if (share === 0) return '0 %'
   return `${(share * 100).toFixed(share < 0.0095 ? 1 : 0)} %`
+}
+
+/** 1.5, 12: how many times, as it is said. */
+export function ratio(factor) {
+  return Number.isFinite(factor) ? factor.toFixed(factor >= 9.95 ? 0 : factor < 1.1 ? 2 : 1) : '–'
 }
 
 /** 1.86×. */

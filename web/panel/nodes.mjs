@@ -23,6 +23,7 @@ const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'pa
 const STAGES_ONLY = new Set(['patches', 'warmup_steps'])
 const ASK_AFTER_MS = 250
 const HEIGHT = 76
+const MARGINS = 20 // of a widget, above and below together
 const SAMPLERS_HEIGHT = 112 // room for the figure and the verdict, so that nothing moves when they come
 
 /** Give a node of ours what belongs on it; leave every other node alone. */
@@ -38,7 +39,9 @@ function addResult(node, { store, t, actions, showResults }) {
   const share = h('div', { class: 'pdit-share' })
   const hero = makeHero(t, actions, true)
   const box = h('div', { class: 'pdit-node', 'data-testid': 'pdit-result', role: 'status' }, hero.root, text, share)
-  addBox(node, 'parallel_dit_result', box, kinds === RUNS ? SAMPLERS_HEIGHT : HEIGHT)
+  const height = kinds === RUNS ? SAMPLERS_HEIGHT : HEIGHT
+  box.style.minHeight = `${height - MARGINS}px` // the classic renderer's; Nodes 2.0 would have it grow and shrink
+  addBox(node, 'parallel_dit_result', box, height)
   const view = { node, kinds, text, share, hero, box, report: null, number: null, told: null, live: null, t }
   const before = node.onExecuted
   node.onExecuted = function (output, ...rest) {
@@ -67,14 +70,15 @@ function addResult(node, { store, t, actions, showResults }) {
 /* The run in progress, else the last one of this node that the server remembers, else the one this page was told. */
 async function update(view, store) {
   const { node, t } = view
-  const { run } = store.state ?? {}
-  const entry = store.newestOf(view.kinds, (each) => isOf(node, each.node_id, each.graph))
+  const { run, reports } = store.state ?? {}
+  const mine = (each) => isOf(node, each.node_id, each.graph)
+  const entry = store.newestOf(view.kinds, mine)
+  const newest = reports?.findLast(mine)?.number // of a comparison alone, too
   if (run && isOf(node, run.node, run.graph)) {
-    view.live ??= { before: entry?.number }
+    view.live ??= { newest }
     return showLive(view, run)
   }
-  const stopped = view.live !== null && view.live.before === entry?.number && store.state !== null
-  if (view.live !== null) view.stopped = stopped
+  if (view.live !== null) view.stopped = view.live.newest === newest
   view.live = null
   if (entry && entry.number !== view.number) {
     const number = (view.number = entry.number)

@@ -4,7 +4,7 @@
    steps of 64 ranks are drawn as quickly as ten. Within a step only the sums are known, not their order. */
 
 import { themeColour } from './dom.mjs'
-import { seconds } from './figures.mjs'
+import { axisTime } from './figures.mjs'
 
 export const COLOURS = { compute: '#4e79a7', communication: '#f28e2b', idle: '#9aa0a6' }
 export const PARTS = Object.keys(COLOURS)
@@ -102,13 +102,14 @@ function drawAxis({ brush, from_s, to_s, left, width, text }, height) {
   brush.font = '10px sans-serif'
   brush.textBaseline = 'alphabetic'
   const count = Math.max(2, Math.floor(width / 110))
+  const apart = (to_s - from_s) / count
   for (let tick = 0; tick <= count; tick++) {
     const x = left + (width * tick) / count
     brush.globalAlpha = 0.15
     brush.fillRect(x, 0, 1, height - BOTTOM)
     brush.globalAlpha = 0.8
     brush.textAlign = tick === 0 ? 'left' : tick === count ? 'right' : 'center'
-    brush.fillText(seconds(from_s + ((to_s - from_s) * tick) / count), x, height - 6)
+    brush.fillText(axisTime(from_s + tick * apart, apart), x, height - 6)
   }
   brush.textAlign = 'left'
   brush.globalAlpha = 1

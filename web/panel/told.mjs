@@ -2,7 +2,7 @@
 
    Owns the words and what is made prominent. Which runs compare is the server's to say; nothing is computed here. */
 
-import { percent, ratio, seconds } from './figures.mjs'
+import { percent, ratio, roughly, seconds } from './figures.mjs'
 
 const SAME = 1.02 // less than this is no difference
 
@@ -92,7 +92,7 @@ export function liveText(run, t) {
   const number = { step: Math.min(run.step + 1, run.steps), steps: run.steps }
   const parts = [t(run.class === 'ParallelBenchmark' ? 'states.run' : 'states.step', number)]
   if (Number.isFinite(run.left_s) && run.left_s >= 1)
-    parts.push(t('live.left', { time: seconds(run.left_s < 100 ? Math.round(run.left_s) : run.left_s) }))
+    parts.push(t('live.left', { time: roughly(run.left_s) }))
   return parts.join(' · ')
 }
 

@@ -87,7 +87,7 @@ class PanelState:
 
     def _is_sampling(self, pool: Pool, state: str, run: dict | None) -> bool:
         """Whether the step that runs is this pool's: it has been busy in that run, and may rest between two steps."""
-        if run is None:
+        if run is None or "steps" not in run:
             return False
         key = (run["prompt"], run["node"])
         if state in WORKING:

@@ -148,11 +148,16 @@ def test_cancel_ends_the_run_and_the_workers_rest(comfy: ComfyPage) -> None:
     comfy.load_example(steps=LONG, width=384, height=384)
     sidebar = comfy.open_sidebar()
     comfy.queue()
-    expect(sidebar).to_contain_text(STEP)
+    result, strip = comfy.page.get_by_test_id("pdit-result").first, comfy.page.get_by_test_id("pdit-strip")
+    for place in (sidebar, result, strip):
+        expect(place).to_contain_text(STEP)
+        expect(place).to_contain_text(re.compile(r"about .* left"))
     comfy.shot("step")
     comfy.page.evaluate("app.extensionManager.command.execute('Comfy.Interrupt')")
     assert comfy.ended()[0] == "execution_interrupted"
     expect(sidebar).to_contain_text(re.compile(r"generation \d+: idle"))
+    expect(result).to_contain_text("stopped before its end")
+    expect(strip).not_to_contain_text("left")
 
 
 def test_a_worker_that_dies_is_told_with_the_remedy_in_full_view(comfy: ComfyPage) -> None:

@@ -94,6 +94,8 @@ class WorkerGroup:
         self.generation.wait(check)
         if self._weights.partly_held:
             self._weights.free_partly_held(check)
+        if self.vae.partly_held:
+            self.vae.free(check)
 
     def load(
         self,
@@ -114,8 +116,9 @@ class WorkerGroup:
         self._weights.patch(model, patches, check)
 
     def unload(self, spec: ModelSpec, layout: Layout | None, check: Check) -> None:
-        """Free the model in layouts of this kind, or in all; nothing when it is not there."""
+        """Free the model in layouts of this kind, or in all, and the VAE; nothing that is not there."""
         self._stale.forget()
+        self.vae.free(check)
         self._weights.unload(spec, layout, check)
 
     def trim(self, ranks: Sequence[int], check: Check) -> None:

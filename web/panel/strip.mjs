@@ -36,8 +36,8 @@ export function mountStrip(store, t, { place, shown, open }) {
         setAttribute(chip, 'title', rank.device)
       }
     )
-    const last = store.newestRun()
-    setText(text, run ? liveText(run, t) : heroText(last?.summary, t) || stateText(pool, state, t))
+    const gained = pool.state === 'idle' && heroText(store.newestRun()?.summary, t)
+    setText(text, run ? liveText(run, t) : gained || stateText(pool, state, t))
     bar.firstChild.style.width = `${(100 * (run ? liveShare(run) : 0)).toFixed(1)}%`
   }
   return store.subscribe(update)

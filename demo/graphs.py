@@ -24,11 +24,16 @@ STOCK = {"ParallelModelLoader": "UNETLoader", "ParallelSampler": "KSampler", "Ti
 HEADS = 2  # of the demo's transformer: the most that ulysses can share
 
 
+def add_demo_model(models: Path) -> None:
+    """Link the demo's files into a folder of ComfyUI's models."""
+    for name, folder in FOLDERS.items():
+        (models / folder).mkdir(parents=True, exist_ok=True)
+        link(models / folder / name, MODELS / name)
+
+
 def demo_server(base: Path) -> ComfyServer:
     """A ComfyUI in the folder `base` with the pack, the demo's model and its text encoder."""
-    for name, folder in FOLDERS.items():
-        (base / "models" / folder).mkdir(parents=True, exist_ok=True)
-        link(base / "models" / folder / name, MODELS / name)
+    add_demo_model(base / "models")
     return ComfyServer(base, packs=(TEXT_ENCODER,), ends_with_parent=True)
 
 
@@ -42,18 +47,24 @@ def find(graph: Workflow, class_type: str) -> str:
 
 def parallel_graph(prompt: str, *, devices: str, steps: int = 20, seed: int = 7) -> Workflow:
     """The shipped workflow with the demo's files, over all of `devices` whatever the planner would choose."""
-    graph: Workflow = json.loads(WORKFLOW.read_text(encoding="utf-8"))
+    graph = with_demo_files(json.loads(WORKFLOW.read_text(encoding="utf-8")), prompt)
+    graph[find(graph, "ParallelSampler")]["inputs"] |= {"steps": steps, "seed": seed}
+    ulysses, ring = degrees(devices)
+    graph[find(graph, "SPConfig")]["inputs"] |= {
+        "mode": "manual", "devices": devices, "ulysses": ulysses, "ring": ring
+    }  # fmt: skip
+    return graph
+
+
+def with_demo_files(graph: Workflow, prompt: str) -> Workflow:
+    """A workflow of Flux.1 with the demo's model, text encoder and size. Raises ValueError for one of other nodes."""
+    graph = copy.deepcopy(graph)
     graph[find(graph, "ParallelModelLoader")]["inputs"]["unet_name"] = TRANSFORMER
     graph[find(graph, "VAELoader")]["inputs"]["vae_name"] = AUTOENCODER
     clip = graph[find(graph, "DualCLIPLoader")]
     clip["class_type"], clip["inputs"] = "DemoTextEncoderLoader", {}
     graph[find(graph, "CLIPTextEncode")]["inputs"]["text"] = prompt
     graph[find(graph, "EmptySD3LatentImage")]["inputs"] |= {"width": SIZE, "height": SIZE}
-    graph[find(graph, "ParallelSampler")]["inputs"] |= {"steps": steps, "seed": seed}
-    ulysses, ring = degrees(devices)
-    graph[find(graph, "SPConfig")]["inputs"] |= {
-        "mode": "manual", "devices": devices, "ulysses": ulysses, "ring": ring
-    }  # fmt: skip
     return graph
 
 

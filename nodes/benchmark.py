@@ -69,6 +69,15 @@ class ParallelBenchmark(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, plans: str | None) -> bool | str:
+        """Refuse plans that cannot be read before anything is queued."""
+        try:
+            read_plans(plans or "", ParallelPlan())
+        except ValueError as error:
+            return str(error)
+        return True
+
+    @classmethod
     def execute(
         cls,
         model: io.Model.Type,

@@ -4,6 +4,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from .benchmark import ParallelBenchmark
 from .config import SPConfig
+from .host.queued_prompt import watch_prompts
 from .host.routes import add_routes
 from .list_sampler import ParallelFluxListSampler
 from .loader import ParallelFluxLoader, ParallelModelLoader
@@ -20,8 +21,9 @@ class ParallelDiTExtension(ComfyExtension):
     """What ComfyUI asks for the nodes."""
 
     async def on_load(self) -> None:
-        """The panel's routes, since the server's own are added after all packs are loaded; the nodes' earlier names."""
+        """The panel's routes, since the server's own are added after all packs are loaded; prompts; earlier names."""
         add_routes(check_plan)
+        watch_prompts()
         await register_renames()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:

@@ -1,48 +1,58 @@
 """What SP Config would do with some values, before anything is queued: by the node's own code, so that both agree."""
 
 from collections.abc import Mapping
-
-from comfy_api.latest import io
+from functools import lru_cache
 
 from ..parallel_runtime.models.registry import USUAL
-from ..parallel_runtime.planner.automatic import usual_work
-from .config import ParallelChoice, SPConfig
+from ..parallel_runtime.planner.automatic import Decision, usual_work
+from .config import ParallelChoice, choice_of, typed
+from .host.device_memory import DeviceMemory
+from .host.files import diffusion_model_path, file_identity
+from .host.hosted_source import HostedSource, refuse_unplanned
+from .host.new_model import decide_for, memory_for, read_any
 
 
 def check_plan(values: Mapping[str, str]) -> dict:
-    """`plan`, `degrees`, `devices`, `reasons` and `warnings`, or `error` with the text that the node would show.
+    """`plan`, `degrees`, `devices`, `reasons` and `warnings`, or `error` with the text that the nodes would show.
 
-    `values` are the node's inputs by name, as texts; what is missing has its default, what is unknown is ignored.
+    `values` are SP Config's inputs by name, as texts; what is missing has its default, what is unknown is ignored. With
+    `unet_name` (and `weight_dtype`) of a loader the plan is that file's, and `memory` says what it takes of a device:
+    bytes of `device` and `host`, the device's `total`, and whether that is of the weights alone.
     """
     try:
-        choice = SPConfig.execute(**_typed(values)).args[0]
-        return _described(choice)
+        choice = choice_of(**typed(values))
+        if name := values.get("unet_name"):
+            return _for_file(choice, name, values.get("weight_dtype", "default"))
+        return _described(choice, choice.plan_for(USUAL.usual, usual_work()))
     except ValueError as error:
         return {"error": str(error)}
 
 
-def _typed(values: Mapping[str, str]) -> dict[str, object]:
-    """Raises `ValueError` for a number that is none."""
-    typed: dict[str, object] = {}
-    for each in SPConfig.define_schema().inputs:
-        if each.id not in values:
-            typed[each.id] = each.default
-        elif isinstance(each, io.Int.Input):
-            typed[each.id] = _number(each.id, values[each.id])
-        else:
-            typed[each.id] = values[each.id]
-    return typed
+def _for_file(choice: ParallelChoice, name: str, weight_dtype: str) -> dict:
+    decision, memory = _known(choice, diffusion_model_path(name), weight_dtype, file_identity(name))
+    told = {
+        "device": memory.device_bytes,
+        "host": memory.host_bytes,
+        "total": memory.total_bytes,
+        "weights_alone": memory.weights_alone,
+    }
+    return _described(choice, decision) | {"memory": told}
 
 
-def _number(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ValueError(f"{name}={text!r} is not a whole number; use 1 or more") from error
+@lru_cache(64)
+def _known(
+    choice: ParallelChoice, path: str, weight_dtype: str, identity: tuple[int, int] | None
+) -> tuple[Decision, DeviceMemory]:
+    """The plan for a file as it lies there, and its memory; a model of ComfyUI's modules is built without weights."""
+    devices = choice.selection.devices
+    source = read_any(path, weight_dtype, devices)
+    decision = decide_for(source, choice)
+    if isinstance(source, HostedSource):
+        refuse_unplanned(source.model.diffusion_model, decision.plan)
+    return decision, memory_for(source, decision, devices)
 
 
-def _described(choice: ParallelChoice) -> dict:
-    decision = choice.plan_for(USUAL.usual, usual_work())
+def _described(choice: ParallelChoice, decision: Decision) -> dict:
     plan = decision.plan
     _, *reasons = choice.told(decision)
     return {

@@ -16,6 +16,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...parallel_runtime.checkpoint import read_header
 from ...parallel_runtime.cli.counting import Counted, Counts
+from ...parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
 from ...parallel_runtime.models.registry import find_family
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
@@ -25,6 +26,7 @@ from ...parallel_runtime.planner.shapes import ModelShape, Work
 from ...parallel_runtime.report.build import plan_part
 from ...parallel_runtime.report.compare import suggestion
 from .cond_tasks import TOGETHER_KEY, calc_together
+from .device_memory import DeviceMemory, needed_memory
 from .flux_model import RemoteFlux
 from .flux_source import Source, read_source
 from .hosted_model import remote_hosted
@@ -88,21 +90,24 @@ def remote_patcher(
     chooser: Chooser,
     side_branch: bool,
     compiled: bool = False,
+    step_cache: float = 0.0,
     read: Reader = read_any,
 ) -> RemotePatcher:
     """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
 
-    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs. `read` chooses who computes it:
-    `read_hosted` has ComfyUI's own modules compute any model.
+    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of
+    the first block's output below which the other blocks are skipped. `read` chooses who computes it: `read_hosted` has
+    ComfyUI's own modules compute any model.
 
-    Raises `ValueError` when the file cannot be used, or the plan does not fit it.
+    Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
     """
     source = read(path, weight_dtype, devices)
-    if isinstance(source, HostedSource):
-        name, count = os.path.basename(path), partial(COUNTS.of, path, source.spec.dtype, this_comfyui())
-        decision = chooser.plan_for_any(name, source.unshared, whole_batches=source.whole_batches, count=count)
-    else:
-        decision = chooser.plan_for(source.shape, source.work)
+    if step_cache and isinstance(source, Source):
+        raise ValueError(
+            f"step_cache={step_cache:g}: blocks of this pack compute {os.path.basename(path)}, and keep no step cache; "
+            "set step_cache to 0, or use the nodes EasyCache or LazyCache"
+        )
+    decision = decide_for(source, chooser)
     pooled = PooledModel(
         devices=devices,
         spec=source.spec,
@@ -123,10 +128,14 @@ def remote_patcher(
     patcher = POOLS.root(pooled.weights, make).clone()
     if isinstance(source, HostedSource):
         refuse_unplanned(patcher.model.diffusion_model, decision.plan)
+        refuse_step_cache(patcher.model.diffusion_model, step_cache)
+        refuse_stages_with_cache(decision.plan.pipefusion, step_cache)
     patcher.decision, patcher.origin = decision, object()
+    patcher.memory_text = memory_for(source, decision, devices).text
     if decision.model is not None and decision.plan.ranks > 1:
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled and isinstance(source, Source)
+    patcher.step_cache = step_cache
     if isinstance(source, Source):
         weighed = replace(decision, work=source.work, model=source.shape)
         patcher.advise = partial(_advised, chooser=chooser, weighed=weighed)
@@ -145,6 +154,26 @@ def _advised(
     if better is None or gain is None or gain < PREDICTED_CLEARLY:
         return None
     return suggestion(plan_part(better.plan), factor=gain, by="predicted")
+
+
+def decide_for(source: Source | HostedSource, chooser: Chooser) -> Decision:
+    """The plan that `chooser` takes for a file. Raises `ValueError` for one that fits neither the devices nor it."""
+    if not isinstance(source, HostedSource):
+        return chooser.plan_for(source.shape, source.work)
+    path = source.spec.path
+    return chooser.plan_for_any(
+        os.path.basename(path),
+        source.unshared,
+        whole_batches=source.whole_batches,
+        count=partial(COUNTS.of, path, source.spec.dtype, this_comfyui()),
+    )
+
+
+def memory_for(source: Source | HostedSource, decision: Decision, devices: Devices) -> DeviceMemory:
+    """What the plan of `decision` takes of each device, before anything is loaded."""
+    of_ours = isinstance(source, Source)
+    model, work = (source.shape, source.work) if of_ours else (decision.model, decision.work)
+    return needed_memory(decision.plan, devices, source.sizes, model, work)
 
 
 def with_context(

@@ -2,12 +2,13 @@
 
     GET  /parallel_dit/state             everything the panel shows (panel_state.py)
     GET  /parallel_dit/reports/{number}  one of the reports that the state lists
-    GET  /parallel_dit/plan?...          what SP Config with these values would do; nothing is started
+    GET  /parallel_dit/plan?...          what SP Config with these values would do, with a file too; nothing is started
     POST /parallel_dit/{action}          release, restart, doctor: no arguments; 202, or 409 while one is under way
 
 A page of another site gets 403, even where its name was made to resolve to this machine.
 """
 
+import asyncio
 import ipaddress
 import re
 import urllib.parse
@@ -31,7 +32,7 @@ ACTIONS = ("release", "restart", "doctor")
 def add_routes(check_plan: Callable[[Mapping[str, str]], dict]) -> None:
     """Add the routes to ComfyUI's server, and the watch that tells its tabs of changes once it runs.
 
-    `check_plan` gives for SP Config's values, as texts, what the node would say.
+    `check_plan` gives for SP Config's values, as texts, what the node would say; it runs in a thread of its own.
     """
     server = PromptServer.instance
     panel_state = PanelState()
@@ -54,7 +55,7 @@ def add_routes(check_plan: Callable[[Mapping[str, str]], dict]) -> None:
     @routes.get(f"{PREFIX}/plan")
     @own_pages_only
     async def get_plan(request: web.Request) -> web.Response:
-        return web.json_response(check_plan(request.query))
+        return web.json_response(await asyncio.to_thread(check_plan, dict(request.query)))  # it may read a model's file
 
     @routes.post(f"{PREFIX}/{{action:{'|'.join(ACTIONS)}}}")
     @own_pages_only

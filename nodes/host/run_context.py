@@ -104,6 +104,7 @@ class RunContext:
     decision: Decision
     patches: WeightPatchSet = PRISTINE
     compiled: bool = False
+    step_cache: float = 0.0
     listener: StepListener = field(default_factory=StepListener)
     recorder: Recorder | None = None
     captured: list[ModelCall] | None = None
@@ -188,8 +189,8 @@ class RunContext:
             self.checked.append(kind)
 
     def _pipeline(self, place: str | None) -> dict[str, object]:
-        """What stages keep the keys of a call by; nothing without stages, or where calls look alike."""
-        if self.plan.pipefusion == 1 or place is None or self.wrapped:
+        """What stages keep the keys of a call by, or a step cache what blocks added; nothing where calls look alike."""
+        if (self.plan.pipefusion == 1 and not self.step_cache) or place is None or self.wrapped:
             return {}
         return {"pipeline": {"run": self.run_id, "key": place}}
 
@@ -227,19 +228,20 @@ class RunContext:
         self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
         return result.out
 
-    def engine_options(self) -> dict[str, bool]:
+    def engine_options(self) -> dict[str, object]:
         """What every call asks of the engine."""
         recorder = self.recorder
         return {
             "timed": recorder is not None,
             "trace": recorder is not None and recorder.trace,
             "compiled": self.compiled,
+            **({"step_cache": self.step_cache} if self.step_cache else {}),
         }
 
     def _together(self) -> tuple:
         """What runs have in common whose calls may travel in one request."""
         model, patches = self.model, self.patches
-        return model.devices, model.spec, self.plan, patches.name, patches.side_branch, self.compiled
+        return model.devices, model.spec, self.plan, patches.name, patches.side_branch, self.compiled, self.step_cache
 
     def _send(self, calls: list[ModelCall], check_cancelled: Callable[[], None]) -> list[torch.Tensor]:
         result = self.model.pool.run(

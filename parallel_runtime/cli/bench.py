@@ -7,6 +7,7 @@ is the one that docs/report.md explains.
 """
 
 import argparse
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +21,17 @@ from ..pool.pool import Pool
 from ..report.build import Span, new_report
 from ..report.chart import draw, require_chart
 from ..report.interleave import BenchmarkCase, Run, Timed, interleave, table
+from ..report.text import describe as in_words
+from ..report.text import verdict
 from .open_trial import open_trial
 from .steady import SteadyPlan, WeightLayouts
+from .terminal import SILENT, Paint, Progress, plain
 from .trial import Trial
 from .verify import workload_of
 from .workload import choose_devices, refuse_uncompilable, relative_error
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     """Time the cases and return the report. Raises `ValueError` for what cannot be run."""
     if arguments.runs < 1 or arguments.warmup < 0:
         raise ValueError(f"--runs={arguments.runs} --warmup={arguments.warmup}; use at least 1 run and 0 warm-up")
@@ -38,9 +42,10 @@ def run(arguments: argparse.Namespace) -> dict:
     plans = [ParallelPlan.parse(text) for text in arguments.plan]
     workload = workload_of(arguments)
     selection = choose_devices(arguments.devices, max(plans, key=lambda plan: plan.ranks))
-    with closing(open_trial(arguments, workload, plans, selection.devices)) as trial:
+    with closing(open_trial(arguments, workload, plans, selection.devices, progress)) as trial:
         if arguments.compile:
             refuse_uncompilable(selection.devices)
+        progress.phase(f"starting {len(selection.devices)} rank(s) and loading the model")
         with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
             places = WeightLayouts.of(pool, trial.spec, [ParallelPlan(), *plans])
             race = Race(places, trial, arguments.threads_per_rank)
@@ -50,7 +55,14 @@ def run(arguments: argparse.Namespace) -> dict:
             cases = [race.one_rank(), *race.processes(plans, loaded.dtype), *map(race.plan, plans)]
             if arguments.compile:
                 cases += map(race.compiled, dict.fromkeys((ParallelPlan(), *plans)))
-            timed = interleave(cases, warmup=arguments.warmup, runs=arguments.runs)
+            rounds = arguments.warmup + arguments.runs
+            progress.phase(f"timing {len(cases)} cases in turn, {rounds} runs of each")
+            done = itertools.count()
+
+            def told(name: str, number: int, of: int) -> None:
+                progress.count(next(done), rounds * len(cases), f"{name}, run {number} of {of}")
+
+            timed = interleave(cases, warmup=arguments.warmup, runs=arguments.runs, told=told)
             traces = [name for plan in plans for name in race.trace(plan, arguments.trace)] if arguments.trace else []
     rows, warnings = table(timed, error=relative_error)
     for row in rows:
@@ -73,6 +85,13 @@ def run(arguments: argparse.Namespace) -> dict:
     if arguments.chart is not None:
         draw([report], arguments.chart)
     return report
+
+
+def describe(report: Mapping, paint: Paint = plain) -> str:
+    """The report for people: the answer, all cases, and the answer again."""
+    first, *lines = in_words(report).split("\n")
+    answer = paint(verdict(report), "good")
+    return "\n".join([answer, first, *lines[:-1], answer])
 
 
 def _add_loads(timed: Sequence[Timed], rows: Sequence[dict], rank_load_s: Mapping[int, float]) -> None:

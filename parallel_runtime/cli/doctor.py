@@ -45,14 +45,16 @@ from .machine_checks import (
     version_of,
 )
 from .reference_model import REMEDY, NoReferenceModelError, load_reference_model
+from .terminal import SILENT, Paint, Progress, plain
 from .verify import FP32_TOLERANCE, PlanRunner
 from .workload import Workload, relative_error
 
 REPORTED = (*PACKAGES, "diffusers")  # the reference model of parity; nothing else needs it
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     """Look at the machine and try it. Raises `ValueError` when `--devices` names what does not exist."""
+    progress.phase("looking at the machine")
     selection = _selection(arguments.devices)
     # A build of torch for the CPU has nobody to ask.
     facts = look() if torch.version.cuda or torch.version.hip else GpuFacts()
@@ -60,11 +62,16 @@ def run(arguments: argparse.Namespace) -> dict:
     file = {}
     if arguments.model is not None:
         free = [int(each["free_bytes"] or 0) for each in devices]
+        progress.phase(f"reading {os.path.basename(arguments.model)}")
         file = {"file": describe_file(arguments.model, arguments.comfyui, selection.devices, free)}
-    checks = [*machine_checks(), *_device_checks(selection, facts), _check_comfyui(arguments.comfyui)]
+    checks = [*machine_checks(), *_device_checks(selection, facts)]
+    progress.phase("starting ComfyUI in a process of its own")
+    checks.append(_check_comfyui(arguments.comfyui))
     if all(check.ok for check in checks if check.needed):
-        checks.extend(_live_checks(selection.devices))
+        checks.extend(_live_checks(selection.devices, progress))
     can_run = all(check.ok for check in checks if check.needed)
+    if arguments.calibrate and can_run:
+        progress.phase("measuring the devices")
     measured = {"calibration": keep_calibration(selection.devices)} if arguments.calibrate and can_run else {}
     return (
         file
@@ -84,27 +91,39 @@ def run(arguments: argparse.Namespace) -> dict:
     )
 
 
-def describe(report: Mapping) -> str:
-    """The report for people: passes, then problems with their remedies."""
-    lines = [f"warning: {text}" for text in report["warnings"]]
+def describe(report: Mapping, paint: Paint = plain) -> str:
+    """The report for people: the answer, what is to be mended, to be known and well, and the answer again."""
+    answer = _answer(report, paint)
+    lines = [answer, *(paint(f"warning: {text}", "note") for text in report["warnings"])]
+    told = [(_mark(check), check) for check in report["checks"]]
+    for wanted, colour in (("FAIL", "bad"), ("note", "note"), ("pass", "good")):
+        for mark, check in told:
+            if mark == wanted:
+                remedy = f"; {check['remedy']}" if check["remedy"] and not check["ok"] else ""
+                lines.append(f"{paint(mark, colour)}  {check['name']}: {check['seen']}{remedy}")
     lines += ["versions: " + ", ".join(f"{name} {version}" for name, version in report["versions"].items())]
     for device in report["devices"]:
         free = ""
         if device["free_bytes"] is not None:
             free = f", {device['free_bytes'] / 2**30:.1f} GiB free of {device['total_bytes'] / 2**30:.1f}"
         lines.append(f"device {device['device']}: {device['name']}{free}")
-    for check in report["checks"]:
-        mark = "pass" if check["ok"] else "FAIL" if check["needed"] else "note"
-        remedy = f"; {check['remedy']}" if check["remedy"] and not check["ok"] else ""
-        lines.append(f"{mark}  {check['name']}: {check['seen']}{remedy}")
     if "file" in report:
         lines += describe_the_file(report["file"])
     if "calibration" in report:
         lines.append(describe_calibration(report["calibration"]))
-    lines.append(
-        "everything needed is there" if report["can_run"] else "it cannot run here until the FAIL lines are mended"
-    )
-    return "\n".join(lines)
+    return "\n".join([*lines, answer])
+
+
+def _mark(check: Mapping) -> str:
+    return "pass" if check["ok"] else "FAIL" if check["needed"] else "note"
+
+
+def _answer(report: Mapping, paint: Paint) -> str:
+    failed = [check["name"] for check in report["checks"] if _mark(check) == "FAIL"]
+    if not report["can_run"]:
+        return paint(f"it cannot run here until this is mended: {', '.join(failed)}", "bad")
+    notes = [check["name"] for check in report["checks"] if _mark(check) == "note"]
+    return paint("everything needed is there" + (f"; look at: {', '.join(notes)}" if notes else ""), "good")
 
 
 def _selection(text: str | None) -> DeviceSelection:
@@ -144,15 +163,18 @@ def _look() -> str:
     return LOOK_AMD if torch.version.hip else LOOK
 
 
-def _live_checks(devices: tuple[Device, ...]) -> list[Check]:
+def _live_checks(devices: tuple[Device, ...], progress: Progress) -> list[Check]:
     """Start ranks on the devices and try them."""
     plan = auto_plan(len(devices), USUAL.sample().config.num_heads)
     with closing(Pool(devices, threads_per_rank=1, check_peers=False)) as pool, tempfile.TemporaryDirectory() as folder:
         try:
+            progress.phase(f"starting {len(devices)} rank(s)")
             pool.start()
             checks = [Check(name="workers", ok=True, seen=f"{len(devices)} rank(s) started")]
             if plan.ranks > 1:
+                progress.phase("copying a pattern between all ranks")
                 checks.append(_check_pattern(pool.exchange_pattern(plan)))
+            progress.phase("holding a small model against one process")
             checks.append(_check_parity(pool, Path(folder) / "sample.safetensors"))
         except PoolError as error:
             first, _, _ = str(error).partition("\n")

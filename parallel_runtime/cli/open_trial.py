@@ -9,14 +9,22 @@ from ..devices import Device
 from ..models.registry import find_family, titles
 from ..plan import ParallelPlan
 from .hosted_trial import HostedTrial
+from .terminal import Progress
 from .trial import OwnTrial, Trial
 from .workload import Workload
 
 
 def open_trial(
-    arguments: argparse.Namespace, workload: Workload, plans: Sequence[ParallelPlan], devices: Sequence[Device]
+    arguments: argparse.Namespace,
+    workload: Workload,
+    plans: Sequence[ParallelPlan],
+    devices: Sequence[Device],
+    progress: Progress,
 ) -> Trial:
-    """The trial of `--model` under these plans. Raises `ValueError` for what the file or an option makes impossible."""
+    """The trial of `--model` under these plans; what takes a while is told.
+
+    Raises `ValueError` for what the file or an option makes impossible.
+    """
     family = find_family(read_header(arguments.model))
     steps = getattr(arguments, "steps", 1)
     if family is None:
@@ -27,6 +35,7 @@ def open_trial(
                 f"bench times pipelines of {titles()} alone, not of {os.path.basename(arguments.model)}; use "
                 "verify, or plans of ulysses, ring, cfg or data"
             )
+        progress.phase("computing random calls in a ComfyUI process")
         more = {"comfyui": arguments.comfyui, "device": devices[0]}
         return HostedTrial(arguments.model, arguments.dtype, workload, plans, steps=steps, **more)
     if arguments.frames is not None:

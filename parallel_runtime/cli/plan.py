@@ -20,15 +20,17 @@ from ..planner.shapes import Work, image_tokens
 from .comfyui_process import find_comfyui
 from .counting import Counts
 from .machine import look
+from .terminal import SILENT, Paint, Progress, plain
 
-ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
 SHOWN = 12
+USUAL_COUNT = 2  # devices of --kind
 PIXELS = (16, 16384)
 MAX_CFG = 1000.0
 MAX_FREE_GIB = 1e6
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     """Plan, and return the report. Raises `ValueError` for what cannot be planned."""
     for option in ("width", "height"):
         if not PIXELS[0] <= (value := getattr(arguments, option)) <= PIXELS[1]:
@@ -36,14 +38,14 @@ def run(arguments: argparse.Namespace) -> dict:
     if not 0 <= arguments.cfg <= MAX_CFG:
         raise ValueError(f"--cfg={arguments.cfg} is outside 0 to {MAX_CFG:g}; use a number in that range")
     calibration, free, warnings = _machine(arguments)
-    model, work = _model(arguments)
+    model, work = _model(arguments, progress)
     if isinstance(model, CountedModel) and model.from_real_calls:
         warnings = (*warnings, f"{model.name} reads values, so it was counted in small calls and is extrapolated")
     choice = choose_plan(model, work, free, calibration, stale=arguments.stale)
     return _report(model, work, free, calibration, choice) | {"warnings": list(warnings)}
 
 
-def _model(arguments: argparse.Namespace) -> tuple[AnyModel, Work]:
+def _model(arguments: argparse.Namespace, progress: Progress) -> tuple[AnyModel, Work]:
     """The model, and what it is asked for. Raises `ValueError` for a model that nobody knows."""
     work = Work(
         image_tokens=image_tokens(arguments.width, arguments.height),
@@ -52,14 +54,19 @@ def _model(arguments: argparse.Namespace) -> tuple[AnyModel, Work]:
         batch=arguments.batch,
         steps=arguments.steps,
         element_bytes=ELEMENT_BYTES[arguments.dtype],
-        weight_bytes=ELEMENT_BYTES[arguments.dtype],
+        weight_bytes=ELEMENT_BYTES[arguments.file_dtype or arguments.dtype],
     )
     if arguments.model in (None, USUAL.usual.name):
         return USUAL.usual, work
     if not arguments.model.endswith((".safetensors", ".sft")) and not Path(arguments.model).exists():
         raise ValueError(f"model {arguments.model!r} is unknown; use a .safetensors file or {USUAL.usual.name}")
+    if arguments.file_dtype is not None:
+        raise ValueError(
+            f"--file-dtype={arguments.file_dtype}: {Path(arguments.model).name} says its own; leave it out"
+        )
     header = read_header(arguments.model)
     if find_family(header) is None:
+        progress.phase(f"counting {Path(arguments.model).name} in a ComfyUI process")
         return _counted(arguments, work)
     for option in ("frames", "comfyui"):
         if (value := getattr(arguments, option)) is not None:
@@ -70,9 +77,8 @@ def _model(arguments: argparse.Namespace) -> tuple[AnyModel, Work]:
 
 def _counted(arguments: argparse.Namespace, work: Work) -> tuple[CountedModel, Work]:
     """A model of ComfyUI's, which says itself how many tokens an image has."""
-    for option, what in (("compiled", "compiled"), ("stale", "predicted as a pipeline")):
-        if getattr(arguments, option):
-            raise ValueError(f"--{option}: only {titles()} is {what} so far; leave --{option} out")
+    if arguments.compiled:
+        raise ValueError(f"--compiled: only {titles()} is compiled so far; leave --compiled out")
     comfyui = find_comfyui(arguments.comfyui)
     size = {"width": arguments.width, "height": arguments.height, "frames": arguments.frames}
     counted = Counts().of(arguments.model, arguments.dtype, comfyui, **size)
@@ -98,7 +104,9 @@ def _machine(arguments: argparse.Namespace) -> tuple[Calibration, list[int], tup
 
 
 def _count(text: str | None) -> int:
-    if text is None or not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
+    if text is None:
+        return USUAL_COUNT
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
         raise ValueError(f"--devices={text} with --kind is no count; use 1 to {MAX_RANKS}")
     return int(text)
 
@@ -129,6 +137,7 @@ def _report(model: AnyModel, work: Work, free: list[int], calibration: Calibrati
         "calibration": asdict(calibration),
         "plan": choice.plan.describe() if choice.plan else None,
         "chosen": _row(choice.chosen) if choice.chosen else None,
+        "speedup": choice.speedup,
         "reasons": list(choice.reasons),
         "table": [_row(row) for row in choice.table],
     }
@@ -153,30 +162,39 @@ def _row(row: Prediction) -> dict:
     }
 
 
-def describe(report: Mapping) -> str:
-    """The report for people."""
+def describe(report: Mapping, paint: Paint = plain) -> str:
+    """The report for people: the answer, every plan, why, and the answer again."""
     work = report["work"]
     head = (
         f"{report['model']}: {work['image_tokens']} image + {work['text_tokens']} text tokens, batch {work['batch']}"
         f"{', with cfg' if work['guided'] else ''}, {work['steps']} steps, {len(report['free_bytes'])} device(s) of "
-        f"{report['calibration']['rates']['name']}, {min(report['free_bytes']) / GIB:.1f} GiB free"
+        f"{report['calibration']['rates']['name']}, {min(report['free_bytes']) / GIB:.1f} GiB on each"
     )
-    columns = f"  {'plan':26} {'s a step':>9} {'s a run':>9} {'GiB a rank':>11}  bound by"
-    rows = [_line(row) for row in report["table"][:SHOWN]]
+    columns = f"  {'plan':26} {'s a step':>9} {'s a run':>9} {'GiB a rank':>11}  limited by"
+    rows = [_line(row, row == report["chosen"], paint) for row in report["table"][:SHOWN]]
     left = len(report["table"]) - SHOWN
     more = [f"  and {left} slower ones (--json lists them)"] if left > 0 else []
-    verdict = f"plan: {report['plan'] or 'none'}"
+    answer = _answer(report, paint)
     reasons = [f"  {reason}" for reason in report["reasons"]]
-    return "\n".join(
-        [*(f"warning: {text}" for text in report["warnings"]), head, columns, *rows, *more, verdict, *reasons]
-    )
+    warnings = [paint(f"warning: {text}", "note") for text in report["warnings"]]
+    return "\n".join([answer, *warnings, head, columns, *rows, *more, "why:", *reasons, answer])
 
 
-def _line(row: Mapping) -> str:
+def _answer(report: Mapping, paint: Paint) -> str:
+    """The plan in a line, and what it is worth."""
+    if report["chosen"] is None:
+        return paint("plan: none fits", "bad")
+    seconds = f"{report['chosen']['seconds_per_step']:.3g} s a step"
+    gain = f", {report['speedup']:.2f}x as fast as one device" if report["speedup"] else ""
+    return paint(f"plan: {report['plan']}, {seconds}{gain} (predicted)", "good")
+
+
+def _line(row: Mapping, chosen: bool, paint: Paint) -> str:
     marks = [text for key, text in (("fits", "does not fit"), ("exact", "result differs")) if not row[key]]
     note = f" ({', '.join(marks)})" if marks else ""
     gib = row["bytes_per_rank"] / GIB
-    return (
-        f"  {row['name']:26} {row['seconds_per_step']:9.4g} {row['seconds_per_run']:9.4g} {gib:11.1f}  "
-        f"{row['bound']}{note}"
+    line = (
+        f"{'>' if chosen else ' '} {row['name']:26} {row['seconds_per_step']:9.4g} {row['seconds_per_run']:9.4g} "
+        f"{gib:11.1f}  {row['bound']}{note}"
     )
+    return paint(line, "strong" if chosen else "dim") if chosen or marks else line

@@ -32,6 +32,7 @@ from ..pool.pool import Pool
 from ..weight_patch import PRISTINE
 from ..wire.replies import RankStep, StepReply
 from .open_trial import open_trial
+from .terminal import SILENT, Paint, Progress, plain
 from .trial import Inputs, Results, Trial
 from .workload import Workload, choose_devices, refuse_uncompilable, relative_error, worst
 
@@ -82,7 +83,7 @@ class PlanRunner:
         return {**self.options, "pipeline": {"run": self.sampling_run, "key": f"call {call}"}}
 
 
-def run(arguments: argparse.Namespace) -> dict:
+def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     """Run the comparison. Raises `ValueError` for what cannot be run, `PoolError` when a rank fails."""
     pipeline = {"patches": arguments.patches, "warmup_steps": arguments.warmup}
     plan = chosen_plan(arguments.plan, arguments.weights, **pipeline)
@@ -93,15 +94,18 @@ def run(arguments: argparse.Namespace) -> dict:
         raise ValueError(f"warmup_steps={plan.warmup_steps} is more than --steps={arguments.steps}; use at most that")
     options = control_options(plan, workload) if arguments.negative_control else {}
     selection = choose_devices(arguments.devices, plan)
-    with closing(open_trial(arguments, workload, [plan], selection.devices)) as trial:
+    with closing(open_trial(arguments, workload, [plan], selection.devices, progress)) as trial:
         if arguments.compile:
             refuse_uncompilable(selection.devices)
         options = {**options, "compiled": arguments.compile}
+        progress.phase(f"starting {len(selection.devices)} rank(s) and loading the model")
         with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
-            loaded = pool.load(trial.spec, plan)
+            loaded = pool.load(trial.spec, plan, progress=progress.count)
+            progress.phase(f"computing {plan.name}")
             runner = PlanRunner(pool, trial.spec, plan, options=options)
             results = trial.results(runner.run, dtype := getattr(torch, loaded.dtype))
             stale = _stale(runner, trial, dtype) if plan.pipefusion > 1 else None
+        progress.phase(f"computing the same by {trial.reference_model} in one process")
         references = trial.references(torch.float32, dtype)
         tolerance, one_process = _tolerance(trial, dtype, references)
     report = {
@@ -219,9 +223,10 @@ def _tolerance(trial: Trial, dtype: torch.dtype, references: Results) -> tuple[f
     return max(HALF_ALLOWANCE * one_process, trial.coarse), one_process
 
 
-def describe(report: Mapping) -> str:
-    """The report for people."""
-    verdict = "equal to one process" if report["within_tolerance"] else "NOT equal to one process"
+def describe(report: Mapping, paint: Paint = plain) -> str:
+    """The report for people: the answer, what each rank did, and the answer again."""
+    well = report["within_tolerance"]
+    verdict = "equal to one process" if well else "NOT equal to one process"
     control = " (negative control: made wrong on purpose)" if report["negative_control"] else ""
     texts = " and ".join(str(tokens) for tokens in report["text_tokens_by_call"])
     lines = [
@@ -237,7 +242,9 @@ def describe(report: Mapping) -> str:
             f"{report['patches']} patches: {report['stale_difference']:.2e} from one process, as PipeFusion is"
         )
     lines += [_describe_rank(report, rank) for rank in range(len(report["per_rank"]))]
-    return "\n".join([*(f"warning: {text}" for text in report["warnings"]), *lines])
+    answer = paint(f"{report['name']}: {verdict}{control}", "good" if well else "bad")
+    lines[0] = lines[0].replace(f"{report['name']}: {verdict}{control}", answer, 1)
+    return "\n".join([*lines, *(paint(f"warning: {text}", "note") for text in report["warnings"]), answer])
 
 
 def _size(report: Mapping) -> str:

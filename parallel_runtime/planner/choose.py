@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from ..plan import AXES, WEIGHTS, Layout, ParallelPlan
+from ..plan import AXES, WEIGHTS, Layout, ParallelPlan, crossing
 from .cost import Cost, step_cost
 from .counted import CountedModel, counted_cost, counted_memory
 from .hardware import GIB, Calibration, Rates
@@ -51,6 +51,14 @@ class Choice:
         """Predicted seconds of one step, None without a plan."""
         return self.chosen.cost.step_s if self.chosen else None
 
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as one device, None where one is taken or the model does not fit on one."""
+        single = next((row for row in self.table if row.plan == ParallelPlan() and row.fits), None)
+        if self.chosen is None or single is None or self.chosen.plan.ranks == 1:
+            return None
+        return single.run_s / self.chosen.run_s
+
 
 def choose_plan(
     model: AnyModel,
@@ -62,12 +70,14 @@ def choose_plan(
     weights: Sequence[str] = WEIGHTS,
     held: Layout | None = None,
     num_ranks: int | None = None,
+    ranks_by_machine: Sequence[int] = (),
 ) -> Choice:
     """The best plan of `model` for `work` on `devices`, given as free bytes of each, in rank order.
 
     `stale` also weighs PipeFusion, whose result differs from one process's. `weights`: the kinds that are weighed;
     `held`: how they lie already, if only plans that they serve are to be weighed. `num_ranks`: of the pool, by default
-    one a device. Raises `ValueError` without devices.
+    one a device. `ranks_by_machine`, where they are several: how many each has; only plans that fit are weighed.
+    Raises `ValueError` without devices.
     """
     if not devices:
         raise ValueError("no devices to plan for; give at least one")
@@ -76,6 +86,7 @@ def choose_plan(
         for ranks in range(1, len(devices) + 1)
         for plan in useful_plans(ranks, model=model, work=work, stale=stale)
         if plan.weights in weights and (held is None or held.serves(plan.layout))
+        if not crossing(plan.ulysses, plan.ranks, ranks_by_machine)
     )
     table = tuple(sorted(weighed, key=lambda row: (row.run_s, row.plan.ranks)))
     fitting = [row for row in table if row.fits]
@@ -96,7 +107,9 @@ def useful_plans(ranks: int, *, model: AnyModel, work: Work, stale: bool) -> Ite
         data, cfg, stages, _, ulysses = degrees
         if prod(degrees) != ranks or work.batch % data or cfg > (2 if work.guided else 1):
             continue
-        if isinstance(model, ModelShape) and (stages > (model.blocks if stale else 1) or model.heads % ulysses):
+        if stages > 1 and not stale:
+            continue
+        if isinstance(model, ModelShape) and (stages > model.blocks or model.heads % ulysses):
             continue
         for weights in WEIGHTS:
             if weights == "sharded" and ranks == data * stages:
@@ -140,13 +153,13 @@ def _best(rows: list[Prediction]) -> Prediction:
 def _reasons(chosen: Prediction, table: Sequence[Prediction], devices: Sequence[int]) -> tuple[str, ...]:
     cost, plan = chosen.cost, chosen.plan
     share = max(cost.compute_s, cost.communication_s, cost.launch_s) / cost.step_s
-    reasons = [f"{plan.name}: {_time(cost.step_s)} a step, bound by {cost.bound} ({share:.0%} of the step)"]
+    reasons = [f"{plan.name}: {_time(cost.step_s)} a step, limited by {cost.bound} ({share:.0%} of the step)"]
     if plan.ranks == 1:
         more = next((row for row in table if row.plan.ranks > 1 and row.fits), None)
         if more is not None:
             reasons.append(
                 f"one device is better here: the best plan on more, {more.plan.name}, would be "
-                f"{chosen.run_s / more.run_s:.2f}x as fast, bound by {more.cost.bound}"
+                f"{chosen.run_s / more.run_s:.2f}x as fast, limited by {more.cost.bound}"
             )
     elif (single := next((row for row in table if row.plan == ParallelPlan()), None)) is not None:
         gain = f"{single.run_s / chosen.run_s:.2f}x as fast as one device ({_time(single.cost.step_s)} a step)"
@@ -157,8 +170,8 @@ def _reasons(chosen: Prediction, table: Sequence[Prediction], devices: Sequence[
     whole = [row.memory.total for row in table if row.plan.weights == "replicated"]
     if plan.weights != "replicated" and whole:
         reasons.append(
-            f"does not fit with replicated weights: {_gib(min(whole))} a rank, {_gib(min(devices))} free of which "
-            f"{HEADROOM:.0%} can be used; use {plan.weights} weights, {_gib(chosen.memory.total)} a rank"
+            f"does not fit with replicated weights: {_gib(min(whole))} a rank, {_gib(min(devices))} on each device, of "
+            f"which {HEADROOM:.0%} can be used; {plan.weights} weights take {_gib(chosen.memory.total)} a rank"
         )
     return tuple(reasons)
 
@@ -172,7 +185,7 @@ def _nothing_fits(table: Sequence[Prediction], devices: Sequence[int]) -> tuple[
         remedy = "use sharded weights, " + remedy
     return (
         f"does not fit: {least.plan.name} needs the least, {_gib(least.memory.total)} a rank, "
-        f"{_gib(min(devices))} free; {remedy}",
+        f"{_gib(min(devices))} on each device; {remedy}",
     )
 
 

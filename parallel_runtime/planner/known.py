@@ -136,4 +136,4 @@ def _device_named(name: str) -> str:
 
 
 def _words(name: str) -> set[str]:
-    return set(re.findall(r"[a-z0-9]+", name.lower()))
+    return set(re.findall(r"rtx(?=\d)|[a-z0-9]+", name.lower()))

@@ -182,17 +182,17 @@ class WorkerGroup:
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
         placed = self._arena.place(inputs_of(calls), results)
         specs, model = placed.specs, ensured.model.handle
-        staged = plan.pipefusion > 1
+        keeps = plan.pipefusion > 1 or any(call.options.get("pipeline") for call in calls)
         step = Step(
             model=model,
             mesh=ensured.mesh,
             calls=tuple(dict(call.options) for call in calls),
             batch_groups=batch_groups,
             repeated=placed.repeated,
-            pipeline=self._stale.enter(calls, batch_groups, plan, model) if staged else (),
+            pipeline=self._stale.enter(calls, batch_groups, plan, model) if keeps else (),
         )
         request = self._ask(step, check, specs, deadline_s=deadline_s)
-        if staged:
+        if keeps:
             self._stale.done()
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
         ranks = request.ranked()

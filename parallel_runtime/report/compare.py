@@ -70,6 +70,7 @@ def work_of(report: Mapping) -> tuple | None:
         model["dtype"],
         devices[0].get("model", devices[0]["kind"]),
         asked.get("cfg", 1.0) != 1.0,  # then a step asks twice
+        tuple((cache["name"], cache["threshold"]) for cache in report.get("step_caches", ())),
         *(sizes.get(name) for name in MEASURED_ON),
         *(asked.get(name) for name in ASKED),
     )

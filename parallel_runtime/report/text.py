@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
+FASTER = 1.02  # less is drift of the machine
 EXCHANGES = (("hand-over", "hand_over_s"), ("gather", "gather_s"))  # with the host
 
 
@@ -29,6 +30,8 @@ def _lines(report: Mapping) -> Iterator[str]:
         vae = report["vae"]
         tiles = f", {vae['tiles']} tiles" if "tiles" in vae else ""
         yield f"VAE decode {_seconds(vae['decode_s'])} on {vae['device']}{tiles}, counted nowhere else"
+    if report["kind"] == "benchmark":
+        yield verdict(report)
 
 
 def _proof_line(proof: Mapping) -> str:
@@ -67,6 +70,9 @@ def _run_lines(report: Mapping) -> Iterator[str]:
     if "loop" in report:
         reason = f": {report['loop']['reason']}" if "reason" in report["loop"] else ""
         yield f"loop: {report['loop']['kind']}{reason}"
+    for cache in report.get("step_caches", []):
+        skipped = f"{cache['skipped']} of {cache['of']} {cache['counts']} skipped"
+        yield f"step cache {cache['name']} at {cache['threshold']:g}: {skipped}"
     if timings.get("rank0_s"):
         rank0, slowest = (statistics.median(timings[name]) for name in ("rank0_s", "slowest_rank_s"))
         skew = f", skew {_seconds(max(timings['skew_s']))} at most" if "skew_s" in timings else ""
@@ -128,6 +134,17 @@ def _case_lines(report: Mapping) -> Iterator[str]:
         if "stale_difference" in each:
             more.append(f"{each['stale_difference']:.1e} from one rank by keys a step old")
         yield f"  {each['name']:{width}}  {_seconds(each['median_s'])}{spread}" + "".join(f", {part}" for part in more)
+
+
+def verdict(report: Mapping) -> str:
+    """Of a benchmark, whether plans pay: `uly2 is 1.46x faster than one device`."""
+    plans = [each for each in report["contenders"] if each["kind"] == "plan" and "speedup" in each]
+    if not plans:
+        return "one device was not timed, so nothing says whether a plan is faster"
+    best = max(plans, key=lambda each: each["speedup"])
+    if best["speedup"] >= FASTER:
+        return f"{best['name']} is {best['speedup']:.2f}x faster than one device"
+    return f"no plan is faster than one device: {best['name']}, the best, reaches {best['speedup']:.2f}x"
 
 
 def _seconds(value: float) -> str:

@@ -176,6 +176,8 @@ class Engine:
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
         if mesh.plan.pipefusion > 1 and isinstance(model, HostedModel):
             forward = HostedPipeline(model, mesh, forward.timer, forward.beat, sent, step=request, held=self.held_keys)
+        if isinstance(forward, HostedForward) and request.pipeline:
+            forward.residuals_of = partial(self.held_keys.residuals_of, request.pipeline)
         run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
         if mesh.plan.pipefusion > 1 and isinstance(forward, Forward):
             run = PipelinedStep(forward, mesh, step=request, tensors=tensors, held=self.held_keys).run
@@ -266,6 +268,7 @@ class Engine:
             "weight_collectives": model.group.traffic.calls,
             "weight_bytes": model.group.traffic.num_bytes,
             "compiled": None if forward.adapter is None else forward.adapter.report(),
+            "cached": forward.cached if isinstance(forward, HostedForward) else None,
         }
 
     def _memory(self) -> Memory:

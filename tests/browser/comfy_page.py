@@ -13,6 +13,8 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
+from demo.graphs import AUTOENCODER, TRANSFORMER
+from demo.pictures import SIZE
 from host.client import ComfyClient
 from host.server import ComfyServer
 from host.tiny_models import TinyModels
@@ -52,6 +54,8 @@ PALETTE = """(name) => {
 ENDS = ("execution_success", "execution_error", "execution_interrupted")
 TINY = """([graph, files, small]) => {
   for (const node of graph.nodes) {
+    if (small.text && node.type === 'DualCLIPLoader')
+      Object.assign(node, { type: 'DemoTextEncoderLoader', inputs: [], widgets_values: [] })
     if (node.type === 'DualCLIPLoader') {
       node.type = 'TinyDualCLIPLoader'
       node.widgets_values = node.widgets_values.slice(0, 3)
@@ -117,7 +121,11 @@ class ComfyPage:
         self.page.wait_for_function(PALETTE, arg=name)
 
     def load_example(self, name: str = "flux_parallel", **small: Any) -> None:
-        """An example as the template browser loads it, with the tiny files and these values of widgets."""
+        """An example as the template browser loads it, with the tiny files and these values of widgets.
+
+        With a `text` that the demo's model knows it is that model, whose pictures show something. Its files must be
+        there.
+        """
         graph = self.page.evaluate("(path) => fetch(path).then((answer) => answer.json())", EXAMPLE.format(name))
         tiny = self.tiny
         files = {
@@ -130,6 +138,9 @@ class ComfyPage:
             "flux1-fill-dev.safetensors": tiny.fill,
             "flux1-dev-kontext_fp8_scaled.safetensors": tiny.dev,
         }
+        if "text" in small:
+            files |= {"flux1-dev.safetensors": TRANSFORMER, "ae.safetensors": AUTOENCODER}
+            small = {"width": SIZE, "height": SIZE} | small
         seed = next(self._seeds)  # another one each time: what ComfyUI has in its cache says nothing of a run
         small = {"width": 256, "height": 256, "steps": 3, "seed": seed} | small
         small = {"mode": "manual", "ulysses": 2, "devices": "cpu:2"} | small

@@ -14,6 +14,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
+from demo.graphs import TEXT_ENCODER, add_demo_model
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import write_tiny_models
 
@@ -33,7 +34,8 @@ RUNS = {
 # The first of them again, with the names that these had before.
 RENAMED = {"ParallelModelLoader": "ParallelFluxLoader", "ParallelSampler": "ParallelFluxSampler"}
 ALONE = ("ParallelFluxListSampler", "ParallelizeModel", "ReleaseParallelPool")
-SHOTS = ("run-classic", "run-nodes2", "failure-nodes2", "config-nodes2", "light-nodes2")
+SHOTS = ("failure-nodes2", "config-nodes2", "light-nodes2")
+PROMPT = "a rocket on blue, centre"
 SHOW = """(kind) => {
   if (!app.graph.nodes.some((node) => node.comfyClass === kind)) {
     app.graph.clear()
@@ -62,7 +64,8 @@ def main(words: list[str]) -> None:
         return from_tests(Path(words[1]))
     with tempfile.TemporaryDirectory() as folder:
         tiny = write_tiny_models(Path(folder))
-        server = ComfyServer(models=tiny.models, flags=("--preview-method", "none"))
+        add_demo_model(tiny.models)
+        server = ComfyServer(models=tiny.models, packs=(TEXT_ENCODER,), flags=("--preview-method", "none"))
         with server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), headless=True, args=FLAGS)
             context = browser.new_context(viewport={"width": 1600, "height": 1300}, device_scale_factor=SCALE)
@@ -71,7 +74,24 @@ def main(words: list[str]) -> None:
             comfy.open()
             comfy.tidy()
             of_nodes(comfy)
+            for nodes2 in (False, True):
+                context = browser.new_context(viewport={"width": 1600, "height": 950})
+                context.set_default_timeout(WAIT_MS)
+                of_run(ComfyPage(context.new_page(), server, tiny, nodes2=nodes2))
             browser.close()
+
+
+def of_run(comfy: ComfyPage) -> None:
+    """docs/images: the page after a run of the demo's model over two ranks."""
+    comfy.open()
+    comfy.tidy()
+    comfy.load_example(steps=20, text=PROMPT, seed=7)
+    comfy.open_sidebar()
+    comfy.open_timeline()
+    comfy.run()
+    comfy.page.wait_for_timeout(3000)  # the picture fades in; nothing tells of its end
+    picture = Image.open(io.BytesIO(comfy.page.screenshot(animations="disabled"))).convert("RGB")
+    save(picture, f"run-{'nodes2' if comfy.nodes2 else 'classic'}")
 
 
 def of_nodes(comfy: ComfyPage) -> None:
@@ -103,12 +123,15 @@ def of_node(page: Page, kind: str) -> None:
 def from_tests(folder: Path) -> None:
     """docs/images: what the browser tests saw."""
     for name in SHOTS:
-        picture = Image.open(folder / f"{name}.png").convert("RGB")
-        size = (README_WIDTH, round(picture.height * README_WIDTH / picture.width))
-        kept = name if name.startswith("run") else name.removesuffix("-nodes2")
-        picture.resize(size, Image.Resampling.LANCZOS).save(README / f"{kept}.jpg", quality=82)
+        save(Image.open(folder / f"{name}.png").convert("RGB"), name.removesuffix("-nodes2"))
     picture = Image.open(folder / "timeline-nodes2.png").convert("RGB")
     picture.save(README / "timeline.jpg", quality=82)
+
+
+def save(picture: Image.Image, name: str) -> None:
+    """A picture of the README, as wide as all of them."""
+    size = (README_WIDTH, round(picture.height * README_WIDTH / picture.width))
+    picture.resize(size, Image.Resampling.LANCZOS).save(README / f"{name}.jpg", quality=82)
 
 
 if __name__ == "__main__":

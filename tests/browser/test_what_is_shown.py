@@ -187,7 +187,12 @@ def test_sp_config_shows_what_its_mode_needs_and_marks_what_cannot_work(comfy: C
     assert comfy.page.evaluate(f"{comfy.node('SPConfig')}.has_errors")
     comfy.widget("SPConfig", "ulysses", 2)
     expect(plan).to_contain_text("uly2 on cpu:0, cpu:1")
+    expect(plan).to_contain_text(re.compile(r"about \d+ MB of .+ on each device"))
     assert not comfy.page.evaluate(f"{comfy.node('SPConfig')}.has_errors")
+    comfy.widget("ParallelModelLoader", "unet_name", comfy.tiny.vae)  # no file of that folder: the plan is of none
+    expect(plan).to_have_attribute("data-verdict", "bad")
+    comfy.widget("ParallelModelLoader", "unet_name", comfy.tiny.dev)
+    expect(plan).not_to_have_attribute("data-verdict", "bad")
 
 
 def test_every_control_is_reached_by_the_keyboard(made_up: MadeUp) -> None:

@@ -26,26 +26,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
         ("vae", "no diffusion model", "choose a file of diffusion_models"),
     ),
     "other text encoders": ({"file": "wide.safetensors"}, "KSampler", ("64 wide", "takes 96", "text encoders")),
-    "ulysses against heads": (
-        {"devices": "cpu:3", "mode": "manual", "ulysses": 3},
-        "ParallelFluxLoader",
-        ("ulysses=3", "4 heads", "use one of 1, 2, 4"),
-    ),
-    "degrees against devices": (
-        {"devices": "cpu:2", "mode": "manual", "ulysses": 2, "cfg": 2},
-        "SPConfig",
-        ("ulysses=2,cfg=2", "cpu:2", "make the product of the degrees 2 or less"),
-    ),
-    "shards without peers": (
-        {"devices": "cpu:2", "mode": "manual", "data": 2, "weights": "sharded"},
-        "SPConfig",
-        ("weights=sharded", "one rank", "use weights=replicated"),
-    ),
-    "shards on one device": ({"devices": "cpu:1", "weights": "sharded"}, "SPConfig", ("weights=sharded", "one rank")),
-    "no such device": ({"devices": "cuda:63"}, "SPConfig", ("cuda:63", "does not exist", "this machine has")),
-    "no such kind of device": ({"devices": "tpu:0"}, "SPConfig", ("tpu:0", "unknown", "cuda:N or cpu:N")),
-    "no devices": ({"devices": " "}, "SPConfig", ("empty", "use all")),
-    "too many ranks": ({"mode": "manual", "ulysses": 8, "ring": 8}, "SPConfig", ("64 ranks", "more than 8", "lower")),
 }
 
 

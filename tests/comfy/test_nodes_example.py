@@ -72,12 +72,16 @@ def test_the_headless_client_tells_an_error_and_a_refusal_apart(
     comfy_server: ComfyServer, tiny_models: TinyModels, tmp_path: Path
 ) -> None:
     workflow = tiny_workflow(tiny_models, tmp_path)
-    failed = headless(comfy_server, workflow, tmp_path, **(small(tiny_models) | {"config__devices": "cuda:63"}))
+    broken = tiny_models.diffusion_model("broken.safetensors")
+    broken.write_bytes(b"no model" * 64)
+    failed = headless(comfy_server, workflow, tmp_path, **(small(tiny_models) | {"model__unet_name": broken.name}))
+    broken.unlink()
     assert failed.returncode == 1
-    assert "SPConfig (node config): device cuda:63 does not exist" in failed.stdout
-    refused = headless(comfy_server, workflow, tmp_path, **(small(tiny_models) | {"model__unet_name": "none"}))
+    assert "ParallelModelLoader (node model)" in failed.stdout
+    assert "not a safetensors file" in failed.stdout
+    refused = headless(comfy_server, workflow, tmp_path, **(small(tiny_models) | {"config__devices": "cuda:63"}))
     assert refused.returncode == 2
-    assert "not in list" in refused.stdout
+    assert "device cuda:63 does not exist" in refused.stdout
 
 
 def test_what_a_server_calls_its_files_leads_to_one_folder_and_no_two_are_alike() -> None:

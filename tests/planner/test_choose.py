@@ -64,7 +64,7 @@ def test_nothing_fits_is_said_with_what_is_needed_and_what_is_free() -> None:
     choice = choose_plan(FLUX, LARGE, [GIB // 2], known_calibration("RTX 4090"))
     assert (choice.plan, choice.chosen, choice.seconds_per_step) == (None, None, None)
     (reason,) = choice.reasons
-    assert "GiB a rank, 0.5 GiB free" in reason
+    assert "GiB a rank, 0.5 GiB on each device" in reason
 
 
 def test_the_device_with_the_least_free_memory_decides() -> None:

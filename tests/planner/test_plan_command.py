@@ -114,7 +114,8 @@ def test_nothing_fits_is_an_answer_and_exit_code_1(plan) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--kind", "H100"), "no count; use 1 to 8"),
+        (("--kind", "H100", "--devices", "two"), "no count; use 1 to 8"),
+        (("--model", "none.safetensors", "--file-dtype", "fp8", "--kind", "H100"), "says its own; leave"),
         (("--kind", "Voodoo", "--devices", "2"), "'Voodoo' is unknown; use one of H200"),
         (("--kind", "H100", "--devices", "9"), "--devices=9 with --kind is no count; use 1 to 8"),
         (("--model", "sdxl", "--kind", "H100", "--devices", "2"), "model 'sdxl' is unknown"),

@@ -44,7 +44,7 @@ UPDATES = {
         "worker/entry.py": ["Hello(pid=", "Hello(process="],
         "wire/replies.py": ["    pid: int\n", "    process: int\n"],
     },
-    "code that does not run": {"worker/lifeline.py": ["import", "from __future__ import nonsense; import"]},
+    "code that does not run": {"wire/lifeline.py": ["import", "from __future__ import nonsense; import"]},
 }
 
 

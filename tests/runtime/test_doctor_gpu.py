@@ -279,7 +279,7 @@ def test_the_doctor_asks_where_torch_is_built_for_gpus(monkeypatch, version, ask
     looked = []
     monkeypatch.setattr(doctor, "look", lambda: looked.append(1) or gpu_facts.GpuFacts(error="asked"))
     monkeypatch.setattr(doctor.torch, "version", SimpleNamespace(**version))
-    monkeypatch.setattr(doctor, "_live_checks", lambda _: [])
+    monkeypatch.setattr(doctor, "_live_checks", lambda *_: [])
     report = doctor.run(SimpleNamespace(devices="cpu:1", calibrate=False, comfyui=None, model=None))
     assert bool(looked) is asked
     (devices,) = (check for check in report["checks"] if check["name"] == "devices")

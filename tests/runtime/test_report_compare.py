@@ -68,6 +68,9 @@ UNLIKE = {
     "steps": {"sampling": {"steps": 4, "sampler": "euler", "cfg": 1.0, "denoise": 1.0}},
     "sampler": {"sampling": {"steps": 20, "sampler": "heun", "cfg": 1.0, "denoise": 1.0}},
     "cfg above 1": {"sampling": {"steps": 20, "sampler": "euler", "cfg": 3.5, "denoise": 1.0}},
+    "a step cache": {
+        "step_caches": [{"name": "EasyCache", "threshold": 0.2, "skipped": 3, "of": 20, "counts": "steps"}]
+    },
     "a list of images": {"sizes": {"width": 512, "height": 512, "batch": 1, "images": 4}},
     "no step timed": {"timings": {"step_s": []}},
     "a clock that stood still": {"timings": {"step_s": [0.0] * 20}},

@@ -1,5 +1,7 @@
 """Draws a workflow in API form for the template browser: the file the editor would save, and its thumbnail.
 
+A thumbnail shows the graph and, where the demo's small Flux can run the template, what it drew over two CPU ranks.
+
 `PYTHONPATH=tests python -m saved_workflows.drawn [NAME...]` makes example_workflows/NAME.json and .jpg of
 api_workflows/NAME.json (default: all), from a real server's description of the nodes, and its blueprint in subgraphs/
 where it has one. Owns where nodes are put and how a thumbnail looks. Does not own: its words, and where files are
@@ -10,13 +12,16 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
+from demo.graphs import demo_server, find, with_demo_files
 from host.client import ComfyClient, Workflow
-from host.server import PACK_ROOT, ComfyServer
+from host.server import PACK_ROOT
 
 from .blueprints import BLUEPRINTS, as_blueprint, without_save
 from .templates import TEMPLATES, Template, downloads
@@ -40,6 +45,13 @@ COLUMNS += (
 )
 NOTE_SIZE = (3 * COLUMN - GAP, 90)
 THUMBNAIL, TITLE, MARGIN = (640, 400), 76, 14  # a band of TITLE pixels with the words, the graph below
+RESULT = THUMBNAIL[1] - TITLE - MARGIN  # pixels of what was drawn, beside the graph
+# What the demo's model draws for the templates that it can run.
+PROMPTS = {
+    "flux_parallel": "a rocket on blue, centre",
+    "flux_batch_over_replicas": "a red apple on white, top left",
+    "flux_pipefusion": "a penguin on yellow, centre",
+}
 BACKGROUND, STOCK, OURS, EDGE, TEXT = (32, 32, 32), (53, 53, 53), (47, 79, 111), (101, 168, 224), (221, 221, 221)
 LINKS = {"MODEL": (178, 157, 219), "CLIP": (255, 213, 0), "VAE": (255, 110, 110), "CONDITIONING": (255, 168, 49)}
 LINKS |= {"LATENT": (255, 156, 249), "IMAGE": (100, 181, 246), "SP_CONFIG": (139, 195, 74)}
@@ -123,12 +135,32 @@ def _place(nodes: Sequence[dict[str, Any]]) -> None:
         below[column] = node["pos"][1] + node["size"][1] + GAP
 
 
-def thumbnail(drawn: dict[str, Any], template: Template) -> Image.Image:
-    """What the template browser shows: words, and the graph with our own nodes in blue and links by what they carry."""
+def thumbnail(drawn: dict[str, Any], template: Template, results: Sequence[Image.Image] = ()) -> Image.Image:
+    """What the template browser shows: words, what was drawn, and the graph, our own nodes in blue."""
+    picture = wiring(drawn, template, THUMBNAIL[0] - (RESULT + 2 * MARGIN if results else 0))
+    across = 1 if len(results) == 1 else 2
+    for number, result in enumerate(results):
+        row, column = divmod(number, across)
+        small = result.resize([(RESULT - across + 1) // across] * 2, Image.Resampling.LANCZOS)
+        left, top = THUMBNAIL[0] - RESULT - MARGIN, TITLE
+        picture.paste(small, (left + column * RESULT // across, top + row * RESULT // across))
+    return picture
+
+
+def drawn_by_the_demo(client: ComfyClient, graph: Workflow, prompt: str) -> list[Image.Image]:
+    """The pictures that a template's graph makes with the demo's model over two ranks."""
+    graph = with_demo_files(graph, prompt)
+    graph[find(graph, "SPConfig")]["inputs"]["devices"] = "cpu:2"
+    result = client.queue(graph, timeout_s=600).require_success()
+    return [client.image(item) for item in result.outputs[find(graph, "SaveImage")]["images"]]
+
+
+def wiring(drawn: dict[str, Any], template: Template, width: float) -> Image.Image:
+    """Words, and the graph with our own nodes in blue and links by what they carry, in so much of the width."""
     nodes = {node["id"]: node for node in drawn["nodes"] if node["type"] != NOTE}
     right = max(node["pos"][0] + node["size"][0] for node in nodes.values())
     bottom = max(node["pos"][1] + node["size"][1] for node in nodes.values())
-    across = min((THUMBNAIL[0] - 2 * MARGIN) / (right - LEFT), 0.5)
+    across = min((width - 2 * MARGIN) / (right - LEFT), 0.5)
     down = min((THUMBNAIL[1] - TITLE - MARGIN) / (bottom - TOP), across)
     picture = Image.new("RGB", THUMBNAIL, BACKGROUND)
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(10)
@@ -148,7 +180,10 @@ def thumbnail(drawn: dict[str, Any], template: Template) -> Image.Image:
         ours = "Parallel" in node["type"] or node["type"] in ("SPConfig", "TimedVAEDecode")
         box = (left, top, left + size[0] * across, top + size[1] * down)
         draw.rounded_rectangle(box, 4, fill=OURS if ours else STOCK, outline=EDGE if ours else BACKGROUND)
-        draw.text((left + 4, top + 3), node["title"], fill=TEXT, font=font)
+        title, room = node["title"], size[0] * across - 6
+        while font.getlength(title) > room:
+            title = title[:-1]
+        draw.text((left + 4, top + 3), title, fill=TEXT, font=font)
     return picture
 
 
@@ -166,14 +201,20 @@ def text_of(drawn: dict[str, Any]) -> str:
 
 def main(names: Sequence[str]) -> None:
     """Draw these workflows, or all."""
-    with ComfyServer() as server:
-        info = ComfyClient(server.url).object_info()
+    pictures = {}
+    with tempfile.TemporaryDirectory() as base, demo_server(Path(base)) as server:
+        client = ComfyClient(server.url)
+        info = client.object_info()
+        for name in PROMPTS.keys() & set(names or TEMPLATES):
+            graph = json.loads((PACK_ROOT / "api_workflows" / f"{name}.json").read_text())
+            pictures[name] = drawn_by_the_demo(client, graph, PROMPTS[name])
     for name in names or TEMPLATES:
         graph = json.loads((PACK_ROOT / "api_workflows" / f"{name}.json").read_text())
         drawn = as_drawn(graph, info, TEMPLATES[name])
         target = PACK_ROOT / "example_workflows" / f"{name}.json"
         target.write_text(text_of(drawn))
-        thumbnail(drawn, TEMPLATES[name]).save(target.with_suffix(".jpg"), quality=88)
+        results = pictures.get(name, ())
+        thumbnail(drawn, TEMPLATES[name], results).save(target.with_suffix(".jpg"), quality=88)
         if name in BLUEPRINTS:
             blueprint = as_blueprint(name, graph, as_drawn(without_save(graph), info, TEMPLATES[name]))
             target = PACK_ROOT / "subgraphs" / f"{BLUEPRINTS[name]}.json"

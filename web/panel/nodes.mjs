@@ -19,6 +19,8 @@ const MEASURED = {
   ParallelBenchmark: ['benchmark']
 }
 const CONFIG = 'SPConfig'
+const LOADERS = new Set(['ParallelModelLoader', 'ParallelFluxLoader'])
+const OF_A_LOADER = ['unet_name', 'weight_dtype']
 const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'patches', 'warmup_steps'])
 const STAGES_ONLY = new Set(['patches', 'warmup_steps'])
 const ASK_AFTER_MS = 250
@@ -30,6 +32,7 @@ const SAMPLERS_HEIGHT = 112 // room for the figure and the verdict, so that noth
 export function prepareNode(node, services) {
   if (node.comfyClass in MEASURED) addResult(node, services)
   else if (node.comfyClass === CONFIG) addPlan(node, services)
+  else if (LOADERS.has(node.comfyClass)) afterChange(node, OF_A_LOADER, () => asking.forEach((ask) => ask()))
 }
 
 function addResult(node, { store, t, actions, showResults }) {
@@ -159,27 +162,55 @@ function addPlan(node, { store, t }) {
     clearTimeout(timer)
     timer = setTimeout(ask, ASK_AFTER_MS)
   }
+  afterChange(node, null, changed)
+  for (const event of ['onConfigure', 'onConnectionsChange']) {
+    const before = node[event]
+    node[event] = function (...all) {
+      before?.apply(this, all)
+      changed()
+    }
+  }
+  asking.add(changed)
+  const removed = node.onRemoved
+  node.onRemoved = function (...all) {
+    asking.delete(changed)
+    clearTimeout(timer)
+    removed?.apply(this, all)
+  }
+  changed()
+}
+
+const asking = new Set() // what asks again for each SP Config: a loader's file changes the plan of its SP Config
+
+/* Call `then` when a widget of these names has changed, of any where `names` is null. */
+function afterChange(node, names, then) {
   for (const widget of node.widgets ?? []) {
+    if (names !== null && !names.includes(widget.name)) continue
     const before = widget.callback
     widget.callback = function (...all) {
       const result = before?.apply(this, all)
-      changed()
+      then()
       return result
     }
   }
-  const configured = node.onConfigure
-  node.onConfigure = function (...all) {
-    configured?.apply(this, all)
-    changed()
-  }
-  changed()
 }
 
 function values(node) {
   const given = (node.widgets ?? []).filter(
     (widget) => widget.serialize !== false && widget.options?.serialize !== false
   )
-  return Object.fromEntries(given.map((widget) => [widget.name, String(widget.value)]))
+  return { ...ofLoader(node), ...Object.fromEntries(given.map((widget) => [widget.name, String(widget.value)])) }
+}
+
+/* The file of the first loader that is linked to an SP Config: plan and memory are those of this file. */
+function ofLoader(node) {
+  const targets = (node.outputs?.[0]?.links ?? []).map((id) => {
+    const link = node.graph?.getLink?.(id) ?? node.graph?.links?.[id]
+    return node.graph?.getNodeById(link?.target_id)
+  })
+  const loader = targets.find((each) => LOADERS.has(each?.comfyClass))
+  const widgets = (loader?.widgets ?? []).filter((widget) => OF_A_LOADER.includes(widget.name) && widget.value)
+  return Object.fromEntries(widgets.map((widget) => [widget.name, String(widget.value)]))
 }
 
 /* Values that cannot work are marked here, before they are queued, in the words that the node would use. */
@@ -198,7 +229,14 @@ function tell(node, box, answer, t) {
 function planLines(answer, t) {
   if (!answer.plan) return []
   const first = t('node.plan', { plan: answer.plan, devices: answer.devices.join(', ') })
-  return [first, ...(answer.reasons ?? []), ...answer.warnings]
+  return [first, ...memoryLines(answer.memory, t), ...(answer.reasons ?? []), ...answer.warnings]
+}
+
+function memoryLines(memory, t) {
+  if (memory === undefined) return []
+  const { device, host, total } = memory
+  const line = t(memory.weights_alone ? 'node.weights' : 'node.memory', { device: bytes(device), total: bytes(total) })
+  return [host ? `${line} ${t('node.host', { host: bytes(host) })}` : line]
 }
 
 /* Both renderers: the classic one asks the widget, Nodes 2.0 its options. Hidden values are kept and saved. */

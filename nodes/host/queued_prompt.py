@@ -1,0 +1,49 @@
+"""The prompt that ComfyUI validates now, for nodes that refuse values before anything is queued.
+
+Owns what is known of that prompt while its request is answered. ComfyUI gives `validate_inputs` the inputs that it
+names, and repeats what it says once for each of them; so a node names one input, and finds the others here.
+"""
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+
+from comfy_api.latest import get_executing_context
+from server import PromptServer
+
+_PROMPT: ContextVar[Mapping[str, object]] = ContextVar("parallel_dit_queued_prompt")
+
+
+def watch_prompts() -> None:
+    """Have ComfyUI's server tell of each prompt before it validates it, in the task that then does."""
+
+    def remember(request: dict) -> dict:
+        prompt = request.get("prompt")
+        _PROMPT.set(prompt if isinstance(prompt, dict) else {})
+        return request
+
+    PromptServer.instance.add_on_prompt_handler(remember)
+
+
+def validated_inputs() -> dict[str, object]:
+    """The inputs of the node that is validated now: values, and links as lists. Empty where that is not known."""
+    inputs = _inputs_of(_PROMPT.get({}).get(_node_id()))
+    return {name: value.get("__value__", value) if isinstance(value, dict) else value for name, value in inputs.items()}
+
+
+def validated_readers() -> list[str]:
+    """The files that loaders read with the first output of the node that is validated now."""
+    return [
+        inputs["unet_name"]
+        for inputs in map(_inputs_of, _PROMPT.get({}).values())
+        if inputs.get("sp_config") == [_node_id(), 0] and isinstance(inputs.get("unet_name"), str)
+    ]
+
+
+def _node_id() -> str:
+    context = get_executing_context()
+    return "" if context is None else context.node_id
+
+
+def _inputs_of(node: object) -> Mapping:
+    inputs = node.get("inputs") if isinstance(node, dict) else None
+    return inputs if isinstance(inputs, dict) else {}

@@ -1,0 +1,170 @@
+"""The commands of `python -m parallel_runtime`, their options and examples. Owns the words; calls nothing."""
+
+import argparse
+from collections.abc import Sequence
+
+FLUX, WAN = "flux1-dev.safetensors", "wan2.2_t2v.safetensors"
+EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
+    "doctor": (
+        ("", "can these GPUs work together?"),
+        (f"--model {FLUX}", "which plans does this file take here, and how much memory?"),
+        ("--calibrate", "measure the devices, so that plans are predicted from what they do"),
+    ),
+    "plan": (
+        ("", "the best plan on the GPUs of this machine"),
+        ("--kind RTX3090 --file-dtype fp8", "on two RTX 3090, with an fp8 file"),
+        ("--kind H100 --devices 4 --width 2048 --height 2048 --cfg 4", "a large image with a negative prompt"),
+        (f"--model {WAN} --frames 33 --comfyui ../..", "a video model"),
+    ),
+    "verify": (
+        (f"--model {FLUX} --plan ulysses=2", "does a plan compute what one process does?"),
+        (f"--model {FLUX} --plan ring=2 --negative-control", "does this check notice a wrong plan? It must fail"),
+        (f"--model {WAN} --plan ulysses=2 --frames 33 --comfyui ../..", "a video model"),
+    ),
+    "bench": (
+        (f"--model {FLUX} --plan ulysses=2", "is a plan faster than one device?"),
+        (f"--model {FLUX} --plan ulysses=2 --plan ring=2 --chart bench.png", "two plans, drawn"),
+    ),
+    "join": (
+        ("10.0.0.1:29400 --token-file token.txt", "offer all GPUs of this machine to the ComfyUI at 10.0.0.1"),
+        ("10.0.0.1:29400 --token-file token.txt --devices cuda:1 --models /data/models", "one GPU, models elsewhere"),
+    ),
+}
+HELP = {
+    "doctor": "what will and will not work on this machine, and what to do about it",
+    "plan": "which plan is best for a model and an image, how long it takes, and why; starts nothing",
+    "verify": "does a plan compute what one process of unmodified diffusers or ComfyUI computes?",
+    "bench": "how fast is a plan, beside one device and one process?",
+    "join": "offer this machine's devices to a ComfyUI on another machine",
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="python -m parallel_runtime",
+        description="Try, check and time parallel plans of one model.",  # not __doc__, which -OO takes away
+        epilog="examples:\n"
+        + "\n".join(f"  python -m parallel_runtime {name} {of[0][0]}".rstrip() for name, of in EXAMPLES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, help="what to do; each has a --help of its own")
+    made = {}
+    for name, text in HELP.items():
+        lines = [
+            f"  python -m parallel_runtime {name} {given}".rstrip() + f"\n      {what}"
+            for given, what in EXAMPLES[name]
+        ]
+        made[name] = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.".replace("?.", "?"),
+            epilog="examples:\n" + "\n".join(lines),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    _add_doctor(made["doctor"])
+    _add_plan(made["plan"])
+    _add_verify(made["verify"])
+    _add_bench(made["bench"])
+    _add_join(made.pop("join"))
+    for each in made.values():
+        each.add_argument("--json", action="store_true", help="print the whole report as JSON, for programs")
+    return parser
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--devices", help="test these: all, a count, cuda:0,cuda:1 or cpu:2 (default: all CUDA devices)"
+    )
+    parser.add_argument("--calibrate", action="store_true", help="measure the devices and keep it for plan")
+    parser.add_argument("--model", metavar="FILE", help="say what this file is and which plans it takes here, too")
+    parser.add_argument("--comfyui", metavar="PATH", help="ComfyUI's folder (default: where the pack lies)")
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", help="a .safetensors file of a diffusion model (default: the shape of the usual one)"
+    )
+    _add_size(parser)
+    parser.add_argument("--cfg", type=float, default=1.0, help="cfg scale; above 1 every step runs the model twice")
+    parser.add_argument("--steps", type=int, default=20, help="steps of a run (default 20)")
+    parser.add_argument(
+        "--dtype",
+        default="bfloat16",
+        choices=("bfloat16", "float16", "float32"),
+        help="what is computed in, and the weights' dtype where no file is named (default bfloat16)",
+    )
+    parser.add_argument(
+        "--file-dtype",
+        choices=("fp8", "bfloat16", "float16", "float32"),
+        help="dtype of the weights, where no --model says it: fp8 takes half the memory of bfloat16 (default: --dtype)",
+    )
+    parser.add_argument("--devices", help="all, a count, cuda:0,cuda:1 or cpu:2; with --kind a count (default 2)")
+    parser.add_argument("--kind", help="plan for devices that are not here: H100, H100 PCIe, RTX 4090, cpu ...")
+    parser.add_argument("--link", help="nvlink4, nvlink3, pcie4, pcie3 ... (default: as measured or usual)")
+    parser.add_argument("--bandwidth-gbs", type=float, help="bandwidth of the link, GB/s of one rank one way")
+    parser.add_argument("--latency-us", type=float, help="latency of the link, microseconds a collective")
+    parser.add_argument("--free-gib", type=float, help="free memory of each device, GiB (default: as found)")
+    parser.add_argument(
+        "--compiled", action="store_true", help="constants of compiled blocks, from the table; not on a CPU"
+    )
+    parser.add_argument("--stale", action="store_true", help="also PipeFusion, whose result differs from one process's")
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    _add_workload(parser)
+    parser.add_argument("--weights", help="replicated (default), sharded, or offloaded to host memory")
+    parser.add_argument("--steps", type=int, default=1, help="Euler steps (default 1: one call of the model)")
+    parser.add_argument("--warmup", type=int, help="steps that go through the stages of a pipeline whole (default 1)")
+    parser.add_argument("--patches", type=int, help="patches of a pipeline (default: as many as stages)")
+    parser.add_argument("--negative-control", action="store_true", help="make the plan wrong: must fail")
+
+
+def _add_join(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="HOST:PORT", help="where that ComfyUI's SP Config lets machines join")
+    parser.add_argument(
+        "--token-file", required=True, metavar="FILE", help="the same secret on all machines, mode 0600"
+    )
+    parser.add_argument("--devices", default="all", help="all, a count, cuda:0,cuda:1 or cpu:2 (default: all)")
+    parser.add_argument("--models", nargs="+", metavar="FOLDER", help="where this machine's models lie, searched below")
+    parser.add_argument(
+        "--comfyui", metavar="PATH", help="this machine's ComfyUI folder (default: where the pack lies)"
+    )
+    parser.add_argument("--name", help="of this machine in messages (default: its host name)")
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    _add_workload(parser, plans="append")
+    parser.add_argument("--warmup", type=int, default=5, help="runs of each that are thrown away (default 5)")
+    parser.add_argument("--runs", type=int, default=7, help="runs of each that count (default 7)")
+    parser.add_argument("--chart", metavar="FILE.png", help="draw the report too; needs matplotlib")
+    parser.add_argument("--trace", metavar="FOLDER", help="write each rank's Chrome trace of one more run there")
+
+
+def _add_size(parser: argparse.ArgumentParser) -> None:
+    """The size of a call."""
+    parser.add_argument("--width", type=int, default=1024, help="pixels (default 1024)")
+    parser.add_argument("--height", type=int, default=1024, help="pixels (default 1024)")
+    parser.add_argument("--frames", type=int, help="frames of a video (default: a few)")
+    parser.add_argument("--text-tokens", type=int, default=512, help="tokens of the prompt (default 512, Flux.1's)")
+    parser.add_argument("--batch", type=int, default=1, help="images at once (default 1)")
+    parser.add_argument(
+        "--comfyui",
+        metavar="PATH",
+        help="ComfyUI's folder, for models that its own modules compute (default: where the pack lies)",
+    )
+
+
+def _add_workload(parser: argparse.ArgumentParser, *, plans: str = "store") -> None:
+    parser.add_argument("--model", required=True, metavar="FILE", help="a .safetensors file of a diffusion model")
+    several = "; give it again for each further plan" if plans == "append" else ""
+    parser.add_argument("--plan", required=True, action=plans, help=f"ulysses=2,ring=2 or cfg=2,data=2{several}")
+    _add_size(parser)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default 0)")
+    parser.add_argument(
+        "--devices", help="all, a count, cuda:0,cuda:1 or cpu:4 (default: as many as the plan has ranks)"
+    )
+    parser.add_argument("--dtype", default="default", help="float32, bfloat16, float16 (default: the file's)")
+    parser.add_argument("--threads-per-rank", type=int, default=1, help="CPU threads of each rank (default 1)")
+    beside = "time every plan with compiled blocks too" if plans == "append" else "compile the blocks"
+    parser.add_argument("--compile", action="store_true", help=f"{beside}; needs g++, or Triton for GPUs")

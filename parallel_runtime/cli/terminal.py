@@ -1,0 +1,70 @@
+"""What a person sees of a command while it runs, and colours: on stderr what goes on, on a terminal alone what moves.
+
+Owns when something may move or be coloured. NO_COLOR (no-color.org) and TERM=dumb switch colours off.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TextIO, TypeAlias
+
+BAR = 24  # characters
+CLEAR = "\r\x1b[K"
+CODES = {"good": "32", "bad": "31", "note": "33", "strong": "1", "dim": "2"}
+
+Paint: TypeAlias = Callable[[str, str], str]
+
+
+class Progress:
+    """Tells phases and counts on a stream; None: nobody is told.
+
+    On a terminal one line is written over and over, with a bar for what is counted. Elsewhere each phase is a line, and
+    counts are left out.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+        self._moves = stream is not None and is_terminal(stream)
+        self._phase = ""
+
+    def phase(self, text: str) -> None:
+        """What begins now."""
+        self._phase = text
+        if self._stream is not None:
+            self._write(f"{CLEAR}{text} ..." if self._moves else f"{text} ...\n")
+
+    def count(self, done: float, of: float, what: str = "") -> None:
+        """How much of the present phase is done, of how much."""
+        if self._moves and of > 0:
+            share = min(1.0, done / of)
+            bar = ("#" * round(BAR * share)).ljust(BAR, "-")
+            self._write(f"{CLEAR}{self._phase} [{bar}] {share:.0%}{what and f' {what}'}")
+
+    def end(self) -> None:
+        """Leave a terminal's line as it was before."""
+        if self._moves:
+            self._write(CLEAR)
+
+    def _write(self, text: str) -> None:
+        if self._stream is not None:
+            self._stream.write(text)
+            self._stream.flush()
+
+
+SILENT = Progress()
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether somebody looks at this stream while it is written."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def plain(text: str, _: str) -> str:
+    """No colours."""
+    return text
+
+
+def paint_for(stream: TextIO, environ: Mapping[str, str]) -> Paint:
+    """`paint(text, name)` with the colours of `CODES` where the stream is a terminal, else the text as it is."""
+    if environ.get("NO_COLOR") or not is_terminal(stream):
+        return plain
+    return lambda text, name: f"\x1b[{CODES[name]}m{text}\x1b[0m"

@@ -1,0 +1,106 @@
+"""Values that cannot work are refused when a prompt is sent, in one sentence of ours, and nothing is queued."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from host import workflows
+from host.client import ComfyClient, PromptRefusedError, Workflow
+from host.pack_workflows import parallel, to_latent
+from host.tiny_models import TinyModels
+
+# SP Config's inputs, and what its sentence names: the value, the limit, the remedy.
+REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "degrees against devices": (
+        {"devices": "cpu:2", "mode": "manual", "ulysses": 2, "cfg": 2},
+        ("ulysses=2,cfg=2", "cpu:2", "make the product of the degrees 2 or less"),
+    ),
+    "shards without peers": (
+        {"devices": "cpu:2", "mode": "manual", "data": 2, "weights": "sharded"},
+        ("weights=sharded", "one rank", "use weights=replicated"),
+    ),
+    "shards on one device": ({"devices": "cpu:1", "weights": "sharded"}, ("weights=sharded", "one rank")),
+    "fewer patches than stages": (
+        {"devices": "cpu:4", "mode": "manual", "pipefusion": 4, "patches": 2},
+        ("patches=2 is below the 4 stages", "use patches=4 or more"),
+    ),
+    "no such device": ({"devices": "cuda:63"}, ("cuda:63", "does not exist", "this machine has")),
+    "no such kind of device": ({"devices": "tpu:0"}, ("tpu:0", "unknown", "cuda:N or cpu:N")),
+    "no devices": ({"devices": " "}, ("empty", "use all")),
+    "too many ranks": ({"mode": "manual", "ulysses": 8, "ring": 8}, ("64 ranks", "more than 8", "lower")),
+    "a number that is none": ({"mode": "manual", "ulysses": "many"}, ("ulysses='many' is not a whole number",)),
+    "ulysses against the heads of the loader's file": (
+        {"devices": "cpu:3", "mode": "manual", "ulysses": 3},
+        ("ulysses=3", "4 heads", "use one of 1, 2, 4"),
+    ),
+    "more stages than the loader's file has blocks": (
+        {"devices": "cpu:8", "mode": "manual", "pipefusion": 8},
+        ("pipefusion=8 is more stages than the model's", "use at most"),
+    ),
+}
+
+
+def refused(client: ComfyClient, graph: Workflow) -> dict[str, Any]:
+    """The errors of each node of a prompt that must be refused; nothing of it is queued."""
+    before = client.get("/prompt")["exec_info"]["queue_remaining"]
+    with pytest.raises(PromptRefusedError) as refusal:
+        client.queue(graph)
+    assert client.get("/prompt")["exec_info"]["queue_remaining"] == before == 0
+    return refusal.value.body["node_errors"]
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_sp_config_refuses_before_queueing_in_one_sentence(
+    what: str, client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    config, says = REFUSED[what]
+    nodes = refused(client, to_latent(parallel(workflows.text_to_image(tiny_models), **config)))
+    assert list(nodes) == ["config"]
+    (sentence,) = [each["details"] for each in nodes["config"]["errors"] if each["type"] == "custom_validation_failed"]
+    assert [part for part in says if part not in sentence.splitlines()[0]] == [], sentence
+
+
+def linked(graph: Workflow, name: str, text: str) -> Workflow:
+    """The graph with a text input of SP Config from another node."""
+    graph["text"] = {"class_type": "PrimitiveString", "inputs": {"value": text}}
+    graph["config"]["inputs"][name] = ["text", 0]
+    return graph
+
+
+def test_a_value_of_another_node_is_judged_when_it_is_known(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = to_latent(parallel(workflows.text_to_image(tiny_models, width=64, height=64, steps=1)))
+    client.queue(linked(graph, "devices", "cpu:2")).require_success()
+    result = client.queue(linked(graph, "devices", "tpu:0"))
+    assert (result.status, result.error_node) == ("error", "SPConfig")
+    assert result.error_message.startswith("device 'tpu:0' is unknown")
+    graph["config"]["inputs"]["devices"] = "tpu:0"
+    graph["count"] = {"class_type": "PrimitiveInt", "inputs": {"value": 2}}
+    graph["config"]["inputs"]["ulysses"] = ["count", 0]
+    (error,) = refused(client, graph)["config"]["errors"]
+    assert error["details"] == "devices - device 'tpu:0' is unknown; use all, a count, cuda:N or cpu:N"
+
+
+def test_the_benchmark_refuses_plans_that_it_cannot_read(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = parallel(workflows.text_to_image(tiny_models), sampler="ParallelBenchmark")
+    graph["sampler"]["inputs"] |= {"plans": "ulysses=2\nulyses=2", "warmup": 0, "runs": 1, "stock": False}
+    graph["show"] = {"class_type": "ShowTimingReport", "inputs": {"timing": ["sampler", 0]}}
+    graph = {name: node for name, node in graph.items() if name not in ("decode", "save")}
+    (error,) = refused(client, graph)["sampler"]["errors"]
+    assert error["details"].startswith("plans - unknown plan key 'ulyses'; use data, cfg")
+
+
+def test_memory_on_each_device_is_told_before_anything_is_loaded(client: ComfyClient, tiny_models: TinyModels) -> None:
+    """By the route that SP Config's text on the page asks, with the weights on the device and in host memory."""
+    asked = {"mode": "manual", "devices": "cpu:2", "ulysses": "2", "unet_name": tiny_models.dev}
+    whole, offloaded = (
+        client.get("/parallel_dit/plan", **asked, weights=weights)["memory"] for weights in ("replicated", "offloaded")
+    )
+    file_bytes = tiny_models.diffusion_model(tiny_models.dev).stat().st_size
+    assert file_bytes < whole["device"] < whole["total"]
+    assert whole["host"] == 0 < offloaded["host"] < 0.5 * file_bytes
+    assert offloaded["device"] < whole["device"]
+    result = client.queue(to_latent(parallel(workflows.text_to_image(tiny_models, width=64, height=64, steps=1))))
+    told = [text for node, text in result.require_success().texts if node == "model"]
+    assert any("memory: about 0." in text and "GB on each device" in text for text in told), told

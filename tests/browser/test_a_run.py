@@ -207,6 +207,7 @@ def test_a_worker_that_dies_is_told_with_the_remedy_in_full_view(comfy: ComfyPag
     expect(sidebar.locator(".pdit-failure")).to_contain_text("rank 0")
     badge = comfy.page.locator(".parallel-dit-tab-button .sidebar-icon-badge")
     expect(badge).to_have_text("!")
+    expect(comfy.page.get_by_test_id("pdit-result").first).to_contain_text("stopped before its end")
     comfy.shot("failure")
     comfy.load_example()
     comfy.run()

@@ -4,8 +4,12 @@
 
 import { app } from '../../scripts/app.js'
 import { api } from '../../scripts/api.js'
-import { applyPlan, measureOneDevice } from './panel/graph.mjs'
+import { ErrorCard } from './panel/error_card.mjs'
+import { applySuggestion, measureOneDevice } from './panel/graph.mjs'
+import { allNodes, applyPlan, hasFiles } from './panel/workflow.mjs'
+import { clearTexts, showText } from './panel/node_text.mjs'
 import { prepareNode } from './panel/nodes.mjs'
+import { pictureOf } from './panel/picture.mjs'
 import { Store } from './panel/store.mjs'
 import { mountSidebar } from './panel/sidebar.mjs'
 import { mountStrip } from './panel/strip.mjs'
@@ -16,10 +20,12 @@ const TIMELINE = 'parallel-dit.timeline'
 const TOASTS = 'ParallelDiT.Failures.Toasts'
 const RESULTS = 'ParallelDiT.Nodes.Results'
 const STRIP = 'ParallelDiT.Canvas.Strip'
+const FIRST_RUN = 'ParallelDiT.FirstRun.Over'
 
 const store = new Store((path, options) => api.fetchApi(path, options))
 let words = makeWords(null, 'en')
 const t = (key, values) => words(key, values)
+const card = new ErrorCard(app, t)
 
 function toast(severity, detail, summary = t('title'), more = { life: 6000 }) {
   app.extensionManager.toast.add({ severity, summary, detail, ...more })
@@ -43,7 +49,7 @@ async function run(name) {
 const actions = {
   run,
   measure: (entry) => done(measureOneDevice(app, entry), 'graph.measuring'),
-  apply: (entry) => done(applyPlan(app, entry, entry.summary.suggestion), 'graph.applied')
+  apply: (entry) => done(applySuggestion(app, entry), 'graph.applied')
 }
 
 async function done(work, text) {
@@ -55,8 +61,30 @@ async function done(work, text) {
   }
 }
 
+const graph = {
+  usePlan(plan) {
+    const node = applyPlan(app, plan)
+    if (node === undefined) toast('warn', t('benchmark.noConfig'), t('node.refused'))
+    else toast('success', t('benchmark.used', { node: node.title, plan: plan.name }))
+  },
+  pictureOf: (report) => pictureOf(api, report)
+}
+
+/* The first-run checklist: its end is kept with the user's settings, so another tab or browser knows it. */
+const first = {
+  isOver: () => app.extensionManager.setting.get(FIRST_RUN) === true,
+  setOver: () => app.extensionManager.setting.set(FIRST_RUN, true),
+  hasFiles: () => hasFiles(app),
+  go(step) {
+    if (step === 'doctor') return run('doctor')
+    if (step === 'result') return run('timeline')
+    const { command } = app.extensionManager
+    return command.execute(step === 'run' ? 'Comfy.QueuePrompt' : 'Comfy.BrowseTemplates')
+  }
+}
+
 /* A failure is told once: not again after a reload, and not for the failures of before this page was there. It stays
-   until it is closed or the workers are started anew; ComfyUI's own card says that a node failed, and not what to do. */
+   until it is closed or the workers are started anew. */
 function tellFailures() {
   const told = new Map()
   let session = null
@@ -68,19 +96,39 @@ function tellFailures() {
       const before = told.get(devices)
       told.set(devices, failure)
       if (before === failure) continue
-      if (before) app.extensionManager.toast.remove({ id: toastId(devices) })
+      if (before) card.workersMended(devices)
       const isNew = session === state.session && failure !== ''
-      if (isNew && app.extensionManager.setting.get(TOASTS)) tellFailure(devices, pool.last_failure)
+      if (isNew && app.extensionManager.setting.get(TOASTS)) card.workersFailed(devices, String(pool.last_failure ?? ''))
     }
     session = state.session
     markTab(state.pools.some((pool) => pool.state === 'failed'))
   })
 }
 
-const toastId = (devices) => `parallel-dit ${devices}`
-
-function tellFailure(devices, text) {
-  toast('error', text, t('poolFailed'), { id: toastId(devices), styleClass: 'pdit-toast' }) // no life: it stays
+/* What nodes say while they run, and what ComfyUI tells of those that fail or whose values it refuses. */
+function hearPrompts() {
+  const nodes = () => allNodes(app.rootGraph ?? app.graph)
+  api.addEventListener('parallel_dit.text', ({ detail }) => showText(app, detail))
+  api.addEventListener('execution_start', () => {
+    clearTexts(nodes())
+    card.hide()
+  })
+  api.addEventListener('execution_interrupted', () => clearTexts(nodes()))
+  api.addEventListener('execution_error', ({ detail }) => {
+    clearTexts(nodes())
+    card.failed(detail)
+  })
+  const queue = api.queuePrompt
+  api.queuePrompt = async function (...all) {
+    try {
+      const answer = await queue.apply(this, all)
+      card.refused(answer)
+      return answer
+    } catch (error) {
+      card.refused(error?.response)
+      throw error
+    }
+  }
 }
 
 /* The tab's icon tells of a failure also when its toast was closed or came before this page. */
@@ -142,6 +190,13 @@ app.registerExtension({
       defaultValue: true,
       category: ['Parallel DiT', 'Canvas', 'Strip'],
       onChange: () => store.tell()
+    },
+    {
+      id: FIRST_RUN,
+      name: 'Hide the first-run checklist',
+      type: 'boolean',
+      defaultValue: false,
+      category: ['Parallel DiT', 'First run', 'Over']
     }
   ],
   commands: [
@@ -177,7 +232,7 @@ app.registerExtension({
       ...tab(async (element) => {
         const { mountTimeline } = await import('./panel/timeline.mjs')
         const templates = () => app.extensionManager.command.execute('Comfy.BrowseTemplates')
-        return mountTimeline(element, store, t, { toast, templates })
+        return mountTimeline(element, store, t, { toast, templates, ...graph })
       })
     }
   ],
@@ -193,9 +248,10 @@ app.registerExtension({
       tooltip: t('title'),
       label: t('title'),
       iconBadge: '',
-      ...tab((element) => mountSidebar(element, store, t, actions))
+      ...tab((element) => mountSidebar(element, store, t, { ...actions, first }))
     })
     tellFailures()
+    hearPrompts()
     mountStrip(store, t, {
       place: () => document.querySelector('.graph-canvas-panel'),
       shown: () => app.extensionManager.setting.get(STRIP) !== false,

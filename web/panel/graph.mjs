@@ -2,6 +2,8 @@
 
    `app` is ComfyUI's, given by parallel_dit.js. A refusal is an Error whose text is a key of the words. */
 
+import { nodeById, setPlan } from './workflow.mjs'
+
 const CONFIG = 'SPConfig'
 const ONE = { data: 1, cfg: 1, pipefusion: 1, ring: 1, ulysses: 1 }
 const END = 'parallel-dit-measure' // of the node that has the sampler run, in what is queued alone
@@ -27,17 +29,10 @@ export async function measureOneDevice(app, entry) {
   await app.api.queuePrompt(0, { output: kept, workflow })
 }
 
-/** Set the plan of the SP Config that a run had. */
-export async function applyPlan(app, entry, suggestion) {
+/** Set the SP Config that a run had to the plan that is suggested for it. */
+export async function applySuggestion(app, entry) {
   const { output } = await promptOf(app, entry)
-  const node = nodeAt(app.graph.rootGraph ?? app.graph, configOf(upTo(output, entry.node_id)))
-  const wanted = { mode: 'manual', ...ONE, ...suggestion.degrees, weights: suggestion.weights }
-  for (const widget of node?.widgets ?? []) {
-    if (!(widget.name in wanted)) continue
-    widget.value = wanted[widget.name]
-    widget.callback?.(widget.value)
-  }
-  app.graph.setDirtyCanvas(true, true)
+  setPlan(nodeById(app, configOf(upTo(output, entry.node_id))), entry.summary.suggestion)
 }
 
 /* What the editor would queue now, if the run is of this graph and its sampler is still there. */
@@ -61,11 +56,4 @@ function configOf(prompt) {
   const found = Object.keys(prompt).filter((id) => prompt[id].class_type === CONFIG)
   if (found.length !== 1) throw new Error('graph.noConfig')
   return found[0]
-}
-
-/* The editor's node for a prompt's id, which names the subgraphs on the way to it. */
-function nodeAt(graph, id) {
-  const [first, ...rest] = id.split(':')
-  const node = graph?.getNodeById(Number(first))
-  return rest.length ? nodeAt(node?.subgraph, rest.join(':')) : node
 }

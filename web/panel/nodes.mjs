@@ -5,6 +5,9 @@
 import { h, setAttribute, setText } from './dom.mjs'
 import { bytes, largest, median, percent } from './figures.mjs'
 import { isOf } from './graph.mjs'
+import { orderInputs } from './input_order.mjs'
+import { addLiveLine, showTextsOf } from './node_text.mjs'
+import { showTables } from './report_table.mjs'
 import { COLOURS } from './timeline_rows.mjs'
 import { readReport } from './report.mjs'
 import { RUNS } from './store.mjs'
@@ -19,6 +22,7 @@ const MEASURED = {
   ParallelBenchmark: ['benchmark']
 }
 const CONFIG = 'SPConfig'
+const SHOWS_REPORTS = 'ShowTimingReport'
 const LOADERS = new Set(['ParallelModelLoader', 'ParallelFluxLoader'])
 const OF_A_LOADER = ['unet_name', 'weight_dtype']
 const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'patches', 'warmup_steps'])
@@ -27,12 +31,26 @@ const ASK_AFTER_MS = 250
 const HEIGHT = 76
 const MARGINS = 20 // of a widget, above and below together
 const SAMPLERS_HEIGHT = 112 // room for the figure and the verdict, so that nothing moves when they come
+const TABLES_HEIGHT = 180
 
 /** Give a node of ours what belongs on it; leave every other node alone. */
 export function prepareNode(node, services) {
   if (node.comfyClass in MEASURED) addResult(node, services)
   else if (node.comfyClass === CONFIG) addPlan(node, services)
   else if (LOADERS.has(node.comfyClass)) afterChange(node, OF_A_LOADER, () => asking.forEach((ask) => ask()))
+  else if (node.comfyClass === SHOWS_REPORTS) addTables(node, services)
+}
+
+function addTables(node, { t }) {
+  const box = h('div', { class: 'pdit-node pdit-tables', 'data-testid': 'pdit-tables', tabindex: 0 })
+  box.append(h('p', { text: t('node.noRun') }))
+  const options = { serialize: false, hideOnZoom: false, getMinHeight: () => TABLES_HEIGHT }
+  node.addDOMWidget('parallel_dit_tables', 'parallel_dit_tables', box, options)
+  const before = node.onExecuted
+  node.onExecuted = function (output, ...rest) {
+    before?.call(this, output, ...rest)
+    if (Array.isArray(output?.parallel_dit)) showTables(box, output.parallel_dit, t)
+  }
 }
 
 function addResult(node, { store, t, actions, showResults }) {
@@ -68,6 +86,7 @@ function addResult(node, { store, t, actions, showResults }) {
     end()
     return removed?.apply(this, all)
   }
+  addLiveLine(node, box)
 }
 
 /* The run in progress, else the last one of this node that the server remembers, else the one this page was told. */
@@ -81,7 +100,10 @@ async function update(view, store) {
     view.live ??= { newest }
     return showLive(view, run)
   }
-  if (view.live !== null) view.stopped = view.live.newest === newest
+  if (view.live !== null) {
+    view.stopped = view.live.newest === newest
+    setText(view.box.firstChild, '') // what it said meanwhile
+  }
   view.live = null
   if (entry && entry.number !== view.number) {
     const number = (view.number = entry.number)
@@ -146,6 +168,8 @@ function drawShare(bar, report, t) {
 function addPlan(node, { store, t }) {
   const box = h('div', { class: 'pdit-node', 'data-testid': 'pdit-plan', role: 'status' })
   addBox(node, 'parallel_dit_plan', box)
+  orderInputs(node)
+  showTextsOf(node, (text) => setText(box, text))
   let timer = 0
   let asked = 0
   const ask = async () => {

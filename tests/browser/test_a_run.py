@@ -56,6 +56,7 @@ def test_from_an_example_to_the_picture_its_figures_and_a_reload(comfy: ComfyPag
     assert len(rows) == 2
     assert all(row["compute"] > 50 and row["communication"] > 5 for row in rows), rows
     gained = expect_gain_once_measured(comfy)
+    comfy.page.evaluate("app.extensionManager.toast.removeAll()")
     comfy.shot("run")
     before = headline.inner_text()
     comfy.reload()

@@ -129,6 +129,8 @@ def test_the_timeline_says_shares_and_what_is_under_the_pointer(made_up: MadeUp)
     rows, field = page.get_by_test_id("pdit-rows"), timeline.get_by_label("Step to look at")
     width = rows.bounding_box()["width"] - 94
     second = {"x": 86 + width * 0.33, "y": 40}  # at 0.66 s: compute, in the second step of rank 1
+    rows.hover(position={"x": 86 + width * 0.475, "y": 12})  # at 0.95 s
+    expect(page.get_by_test_id("pdit-tip")).to_have_text("Step 2, rank 0 cuda:0: idle 0.10 s, 20 % of the step.")
     rows.hover(position=second)
     part = "Step 2, rank 1 cuda:1: compute 0.30 s, 60 % of the step."
     expect(page.get_by_test_id("pdit-tip")).to_have_text(part)

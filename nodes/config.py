@@ -16,6 +16,7 @@ from ..parallel_runtime.checkpoint import read_header
 from ..parallel_runtime.cli.counting import Counted
 from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
+from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
 from ..parallel_runtime.models.registry import USUAL, find_family, read_own, titles
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
@@ -24,8 +25,8 @@ from ..parallel_runtime.planner.choose import AnyModel
 from ..parallel_runtime.planner.shapes import ModelShape, Work
 from .automatic import are_known, decide, decide_again
 from .host.files import diffusion_model_path
-from .host.machines import MACHINES, Offer
-from .host.progress import NodeText
+from .host.machines import MACHINES
+from .host.progress import NodeText, prompt_id
 from .host.queued_prompt import validated_inputs, validated_readers
 from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket
@@ -218,8 +219,11 @@ class SPConfig(io.ComfyNode):
                     default="all",
                     tooltip="all, a count (2), names (cuda:0,cuda:2), or ranks on the CPU (cpu:2 is two).",
                 ),
-                _degree("ulysses", "Manual only: ranks that split the heads."),
-                _degree("ring", "Manual only: ranks that pass keys and values on in a ring."),
+                _degree(
+                    "ulysses",
+                    "Manual only: GPUs that share the attention heads. Fastest; must divide the model's heads.",
+                ),
+                _degree("ring", "Manual only: GPUs that pass keys and values on in a ring. Works with any number."),
                 io.Combo.Input(
                     "lora",
                     options=list(LORA_MODES),
@@ -382,7 +386,7 @@ def _pipeline_inputs() -> list[io.Input]:
     return [
         _degree(
             "pipefusion",
-            "Manual only: stages that each hold some blocks; a step late after warm-up.",
+            "Manual only: stages that each hold some blocks. Very little traffic, but the picture changes slightly.",
             added=True,
         ),
         io.Int.Input(
@@ -411,7 +415,8 @@ def _compiled_input() -> io.Input:
         options=list(COMPILED),
         default=COMPILED[0],
         optional=True,
-        tooltip="blocks: run as graphs of torch's compiler, made in the first step; benchmark it, it need not pay.",
+        tooltip="blocks: torch's compiler makes graphs of them in the first step. May be faster or slower; "
+        "measure first.",
     )
 
 
@@ -434,7 +439,7 @@ def with_machines(here: DeviceSelection, machines: str) -> DeviceSelection:
     offer = Offer.parse(machines)
     if offer is None:
         return here
-    further = MACHINES.devices_of(offer)
+    further = MACHINES.devices_of(offer, say=NodeText().say if prompt_id() else None)
     names = list(dict.fromkeys(device.machine for device in further))
     devices, warnings = here.devices, list(here.warnings)
     if len(names) < offer.count:
@@ -442,9 +447,7 @@ def with_machines(here: DeviceSelection, machines: str) -> DeviceSelection:
     for name in names:
         theirs = tuple(device for device in further if device.machine == name)
         if len(devices) + len(theirs) > MAX_RANKS:
-            warnings.append(
-                f"machine {name} is left out: with its {len(theirs)} devices there were more than {MAX_RANKS}"
-            )
+            warnings.append(f"machine {name} is left out: its {len(theirs)} devices make more than {MAX_RANKS}")
             continue
         devices += theirs
     return DeviceSelection(devices, tuple(warnings))

@@ -76,7 +76,7 @@ def loader_inputs() -> list[io.Input]:
             default="default",
             tooltip="What the workers compute in; default is what Load Diffusion Model would choose.",
         ),
-        SpConfigSocket.Input("sp_config", tooltip="Of SP Config: devices and plan."),
+        SpConfigSocket.Input("sp_config", tooltip="Connect SP Config: devices and plan."),
     ]
 
 

@@ -26,9 +26,9 @@ class ParallelizeModel(io.ComfyNode):
             description="Runs a loaded model in the workers of SP Config; what was applied to it comes along.",
             inputs=[
                 io.Model.Input(
-                    "model", tooltip="Of Load Diffusion Model or Load Checkpoint, with what was applied to it."
+                    "model", tooltip="Connect Load Diffusion Model or Load Checkpoint, with what was applied to it."
                 ),
-                SpConfigSocket.Input("sp_config", tooltip="Of SP Config: devices and plan."),
+                SpConfigSocket.Input("sp_config", tooltip="Connect SP Config: devices and plan."),
             ],
             outputs=[io.Model.Output(display_name="model")],
         )

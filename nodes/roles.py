@@ -11,12 +11,12 @@ WORDS = {
     "cfg": "cond {place}",
     "pipefusion": "stage {place}/{degree}",
     "ring": "ring part {place}/{degree}",
-    "ulysses": "head group {place}/{degree}",
+    "ulysses": "1/{degree} of the attention heads",
 }
 
 
 def roles(plan: ParallelPlan, devices: Sequence[Device]) -> list[str]:
-    """One line a device, in rank order: `cuda:0: replica 0, cond 0, head group 0/2`, or `cuda:3 sleeps`."""
+    """One line a device, in rank order: `cuda:0: replica 0, cond 0, 1/2 of the attention heads`, or `cuda:3 sleeps`."""
     return [
         f"{device}: {_role(plan, rank)}" if rank < plan.ranks else f"{device} sleeps"
         for rank, device in enumerate(devices)

@@ -104,9 +104,12 @@ def sampler_inputs() -> list[io.Input]:
     """Names, limits and defaults of KSampler where it has them, in the order they are drawn."""
     return [
         io.Model.Input(
-            "model", tooltip="Of Parallel Model Loader or Parallelize Model; any other is sampled and timed too."
+            "model",
+            tooltip="Connect Parallel Model Loader or Parallelize Model; any other MODEL is sampled and timed too.",
         ),
-        io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True, tooltip="Of the noise."),
+        io.Int.Input(
+            "seed", default=0, min=0, max=2**64 - 1, control_after_generate=True, tooltip="Seed of the noise."
+        ),
         io.Int.Input(
             "steps", default=20, min=1, max=10000, tooltip="As for KSampler: 20 to 50, or 4 to 8 for distilled models."
         ),

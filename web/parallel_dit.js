@@ -13,9 +13,10 @@ import { pictureOf } from './panel/picture.mjs'
 import { Store } from './panel/store.mjs'
 import { mountSidebar } from './panel/sidebar.mjs'
 import { mountStrip } from './panel/strip.mjs'
-import { makeWords } from './panel/words.mjs'
+import { makeSaid, makeWords } from './panel/words.mjs'
 
 const SIDEBAR = 'parallel-dit'
+const SAID_IN = ['zh'] // languages that the server's sentences have
 const TIMELINE = 'parallel-dit.timeline'
 const TOASTS = 'ParallelDiT.Failures.Toasts'
 const RESULTS = 'ParallelDiT.Nodes.Results'
@@ -25,6 +26,7 @@ const FIRST_RUN = 'ParallelDiT.FirstRun.Over'
 const store = new Store((path, options) => api.fetchApi(path, options))
 let words = makeWords(null, 'en')
 const t = (key, values) => words(key, values)
+t.said = (text) => store.said(text) // a sentence of the server's, in the user's language
 const card = new ErrorCard(app, t)
 
 function toast(severity, detail, summary = t('title'), more = { life: 6000 }) {
@@ -140,7 +142,12 @@ function markTab(failed) {
 async function learnWords() {
   const response = await api.fetchApi('/i18n')
   const translations = response.ok ? await response.json() : null
-  words = makeWords(translations, app.extensionManager.setting.get('Comfy.Locale') ?? 'en')
+  const language = app.extensionManager.setting.get('Comfy.Locale') ?? 'en'
+  words = makeWords(translations, language)
+  const [known] = language.split('-')
+  if (!SAID_IN.includes(known)) return
+  const messages = await fetch(new URL(`./panel/messages.${known}.json`, import.meta.url))
+  if (messages.ok) store.said = makeSaid(await messages.json())
 }
 
 function addStyle() {
@@ -229,6 +236,7 @@ app.registerExtension({
     {
       id: TIMELINE,
       title: 'GPU timeline',
+      titleKey: 'parallelDit.timelineTitle',
       ...tab(async (element) => {
         const { mountTimeline } = await import('./panel/timeline.mjs')
         const templates = () => app.extensionManager.command.execute('Comfy.BrowseTemplates')

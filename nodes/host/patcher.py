@@ -216,7 +216,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Callable) -> None:
         """Refused for ComfyUI's compiled transformer, which is not here to be compiled; others run in this process."""
         if key == COMPILED:
-            raise refuse("it compiles the transformer in this process")
+            raise refuse("it compiles the transformer in this process", "set compiled=blocks in SP Config")
         super().add_wrapper_with_key(wrapper_type, key, wrapper)
 
     def set_injections(self, key: str, injections: list) -> None:

@@ -11,7 +11,7 @@ from server import PromptServer
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.proof import NOT_PROVEN, Proof
 from ...parallel_runtime.wire.replies import StepReply
-from .run_context import StepListener
+from .step_listener import StepListener
 
 INTERVAL_S = 0.2
 EVENT = "parallel_dit.text"
@@ -38,9 +38,9 @@ class NodeText:
 
     def say(self, text: str) -> None:
         """Show `text` in place of what was shown."""
-        server = PromptServer.instance
         if self._node_id is None:
             return
+        server = PromptServer.instance
         if _is_ours(self._node_id):
             server.send_sync(EVENT, {"node_id": self._node_id, "text": text}, server.client_id)
         else:

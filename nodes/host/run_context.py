@@ -25,6 +25,7 @@ from ...parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 from ...parallel_runtime.wire.replies import SampleReply, StepReply
 from .cooperative_tasks import TASK, Handed, hand_over
 from .pooled_model import PooledModel
+from .step_listener import StepListener
 
 RUN_KEY = "parallel_dit_run"
 CHECKED_CALLS = 16  # a step makes one or two; each of them with and without what stays for some steps only
@@ -57,25 +58,6 @@ class Recorder:
     trace: bool = False
     requests: list[Request] = field(default_factory=list)
     rank_load_s: dict[int, float] = field(default_factory=dict)
-
-
-class StepListener:
-    """What hears of steps as they end; this one does nothing with them."""
-
-    def request(self, wall_s: float, ranks: Sequence[StepReply]) -> None:
-        """One exchange with the workers took `wall_s`; `ranks` are their replies, by rank."""
-
-    def compiling(self) -> None:
-        """The workers make graphs of the blocks; told again and again until they have."""
-
-    def proved(self, proof: Proof) -> None:
-        """What is known of the plan, for a kind of call that the run makes; told once for each."""
-
-    def resident_began(self) -> None:
-        """A loop inside the workers begins."""
-
-    def resident_step(self, num_ranks: int) -> None:
-        """A step of a loop inside the workers ends; they report at the end of the loop."""
 
 
 class CallProver(Protocol):

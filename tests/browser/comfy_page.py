@@ -123,8 +123,7 @@ class ComfyPage:
     def load_example(self, name: str = "flux_parallel", **small: Any) -> None:
         """An example as the template browser loads it, with the tiny files and these values of widgets.
 
-        With a `text` that the demo's model knows it is that model, whose pictures show something. Its files must be
-        there.
+        With a `text` that the demo's model knows it is that model, whose pictures show something; its files are there.
         """
         graph = self.page.evaluate("(path) => fetch(path).then((answer) => answer.json())", EXAMPLE.format(name))
         tiny = self.tiny

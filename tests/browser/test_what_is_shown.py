@@ -272,6 +272,10 @@ def test_the_panel_speaks_the_users_language(tabs: Tabs, comfy_server: ComfyServ
         comfy = tabs.get("zh")
         comfy.page.locator(".parallel-dit-tab-button").click()
         expect(comfy.sidebar).to_contain_text("重启")
+        comfy.load_example(ulysses=5)  # what the server says, too
+        expect(comfy.page.get_by_test_id("pdit-plan")).to_contain_text("请让各并行度的乘积不超过 2")
+        comfy.open_timeline()
+        expect(comfy.page.get_by_role("tab", name="GPU 时间线")).to_be_visible()
     finally:
         settings.post("/settings", {"Comfy.Locale": "en"})
         tabs.close("zh")

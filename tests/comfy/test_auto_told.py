@@ -18,7 +18,7 @@ def test_auto_says_on_both_nodes_and_once_in_the_log_why_it_took_its_plan(
     stock = workflows.text_to_image(tiny_models, steps=2, width=96, height=80, seed=61)
     result = client.queue(to_latent(parallel(stock))).require_success()
     (shown,) = result.outputs["config"]["parallel_dit"]
-    assert shown["text"][:3] == ["uly2", "cpu:0: head group 0/2", "cpu:1: head group 1/2"]
+    assert shown["text"][:3] == ["uly2", "cpu:0: 1/2 of the attention heads", "cpu:1: 1/2 of the attention heads"]
     assert shown["text"][3].startswith("all 2 CPU ranks are used, as named")
     told = [text for node, text in result.texts if node == "model"]
     assert told and all("\n".join(shown["text"]) == text for text in told)

@@ -42,15 +42,18 @@ def test_ranks_on_one_processor_are_not_compared(unequal) -> None:
 # A plan, and the lines of its first and last device of eight.
 ROLES = {
     "ulysses=2,cfg=2,data=2": (
-        "cuda:0: replica 0, cond 0, head group 0/2",
-        "cuda:7: replica 1, cond 1, head group 1/2",
+        "cuda:0: replica 0, cond 0, 1/2 of the attention heads",
+        "cuda:7: replica 1, cond 1, 1/2 of the attention heads",
     ),
-    "ulysses=2,ring=4": ("cuda:0: ring part 0/4, head group 0/2", "cuda:7: ring part 3/4, head group 1/2"),
+    "ulysses=2,ring=4": (
+        "cuda:0: ring part 0/4, 1/2 of the attention heads",
+        "cuda:7: ring part 3/4, 1/2 of the attention heads",
+    ),
     "ulysses=1": ("cuda:0: the whole model", "cuda:7 sleeps"),
-    "ulysses=4,weights=sharded": ("cuda:0: head group 0/4, shard 0/4 of the weights", "cuda:7 sleeps"),
+    "ulysses=4,weights=sharded": ("cuda:0: 1/4 of the attention heads, shard 0/4 of the weights", "cuda:7 sleeps"),
     "cfg=2,ulysses=2,data=2,weights=sharded": (
-        "cuda:0: replica 0, cond 0, head group 0/2, shard 0/4 of the weights",
-        "cuda:7: replica 1, cond 1, head group 1/2, shard 3/4 of the weights",
+        "cuda:0: replica 0, cond 0, 1/2 of the attention heads, shard 0/4 of the weights",
+        "cuda:7: replica 1, cond 1, 1/2 of the attention heads, shard 3/4 of the weights",
     ),
     "ring=8,weights=offloaded": (
         "cuda:0: ring part 0/8, shard 0/8 of the weights, weights in host memory",

@@ -265,8 +265,8 @@ def test_sp_config_names_replicas_conditionings_and_shares(client: ComfyClient, 
     )
     assert shown(result)[:4] == [
         "data2-cfg2-ring1-uly2",
-        "cpu:0: replica 0, cond 0, head group 0/2",
-        "cpu:1: replica 0, cond 0, head group 1/2",
-        "cpu:2: replica 0, cond 1, head group 0/2",
+        "cpu:0: replica 0, cond 0, 1/2 of the attention heads",
+        "cpu:1: replica 0, cond 0, 1/2 of the attention heads",
+        "cpu:2: replica 0, cond 1, 1/2 of the attention heads",
     ]
-    assert shown(result)[-1] == "cpu:7: replica 1, cond 1, head group 1/2"
+    assert shown(result)[-1] == "cpu:7: replica 1, cond 1, 1/2 of the attention heads"

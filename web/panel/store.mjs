@@ -8,6 +8,7 @@ export class Store {
     this._request = request
     this._listeners = new Set()
     this._reports = new Map()
+    this.said = (text) => text // the server's sentences in the user's language
     this.state = null // null until the server has answered once
     this.problem = '' // why there is no answer; '' when there is one
   }
@@ -35,7 +36,7 @@ export class Store {
     const known = this.state
     if (known !== null && known.session === state.session && known.revision > state.revision) return
     if (known !== null && known.session !== state.session) this._reports.clear() // another server: numbers begin anew
-    this.state = state
+    this.state = this._inWords(state)
     this.problem = ''
     this.tell()
   }
@@ -74,14 +75,29 @@ export class Store {
   }
 
   /** What SP Config with these values would do. */
-  plan(values) {
-    return this._json(`/parallel_dit/plan?${new URLSearchParams(values)}`)
+  async plan(values) {
+    const answer = await this._json(`/parallel_dit/plan?${new URLSearchParams(values)}`)
+    for (const key of ['reasons', 'warnings']) answer[key] = answer[key]?.map(this.said)
+    return answer.error === undefined ? answer : { ...answer, error: this.said(answer.error) }
+  }
+
+  /* What a state says in sentences: why workers failed, and what the doctor found. */
+  _inWords(state) {
+    const { doctor, pools } = state
+    const check = (each) => ({ ...each, name: this.said(each.name), seen: this.said(each.seen), remedy: this.said(each.remedy) })
+    const told = doctor && { ...doctor, message: this.said(doctor.message) }
+    if (Array.isArray(doctor?.checks)) told.checks = doctor.checks.map(check)
+    return {
+      ...state,
+      ...(told ? { doctor: told } : {}),
+      pools: pools.map((pool) => ({ ...pool, last_failure: this.said(pool.last_failure) }))
+    }
   }
 
   async _json(path, options) {
     const response = await this._request(path, options)
     const body = await response.json().catch(() => ({}))
-    if (!response.ok) throw new Error(body.error ?? `${response.status} ${response.statusText}`)
+    if (!response.ok) throw new Error(this.said(body.error) ?? `${response.status} ${response.statusText}`)
     return body
   }
 

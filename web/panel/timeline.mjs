@@ -239,7 +239,7 @@ class TimelineView {
   _tellRun() {
     const { report, t } = this
     const summary = this._entry?.summary
-    const warnings = report.warnings?.length ? ` — ${report.warnings.join('; ')}` : ''
+    const warnings = report.warnings?.length ? ` — ${report.warnings.map(t.said ?? String).join('; ')}` : ''
     const hero = heroText(summary, t)
     const verdict = [verdictText(summary, t), suggestionText(summary, t)].filter(Boolean).join(' ')
     const told = report.problem ? t(report.problem) : [hero, headline(report, t), verdict].filter(Boolean).join(' · ')

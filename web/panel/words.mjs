@@ -1,6 +1,59 @@
-/* The panel's words in the user's language: locales/LANGUAGE/main.json, `parallelDit`. English where one is missing. */
+/* The panel's words in the user's language: locales/LANGUAGE/main.json, `parallelDit`. English where one is missing.
+
+   And the server's sentences, which are English: `makeSaid` finds the one that a text was made of, and says it in the
+   user's language. messages.LANGUAGE.json has them, `{1}` for what stands in between. */
 
 const OWN = 'parallelDit'
+const LONGEST = 1000 // characters of a line that is looked up
+const PLACE = /\{(\w+)\}/g
+
+/** `said(text)`: the server's `text` by `messages`, a sentence of the user's language to each of the server's.
+
+    Lines, and parts between "; ", ": " and ", ", are looked up by themselves where the whole is unknown; what nothing is
+    known of stays as it is. */
+export function makeSaid(messages) {
+  const lines = Object.entries(messages).flatMap(([english, other]) => {
+    const others = other.split('\n')
+    return english.split('\n').map((each, place) => [each, others[place]])
+  })
+  const exact = new Map(lines)
+  const shapes = lines
+    .filter(([english]) => english.match(PLACE))
+    .map(([english, other]) => {
+      const [names, literals] = [[...english.matchAll(PLACE)].map(([, name]) => name), english.split(/\{\w+\}/)]
+      const escaped = literals.map((literal) => literal.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'))
+      return { names, other, known: literals.join('').length, pattern: new RegExp(`^${escaped.join('(.*?)')}$`) }
+    })
+    .filter(({ known }) => known > 0)
+    .sort((one, two) => two.known - one.known)
+  const whole = (text) => {
+    if (exact.has(text)) return exact.get(text)
+    for (const { names, other, pattern } of shapes) {
+      const found = pattern.exec(text)
+      if (found === null) continue
+      const values = Object.fromEntries(names.map((name, place) => [name, line(found[place + 1])]))
+      return other.replace(PLACE, (_, name) => values[name])
+    }
+    return undefined
+  }
+  const parts = (text, by, other) => {
+    const each = text.split(by)
+    if (each.length === 1) return undefined
+    const told = each.map(line)
+    return told.some((one, place) => one !== each[place]) ? told.join(other) : undefined
+  }
+  const prefixed = (text) => {
+    const at = text.indexOf(': ')
+    if (at < 0) return undefined
+    const [rest, told] = [text.slice(at + 2), line(text.slice(at + 2))]
+    return told === rest ? undefined : `${line(text.slice(0, at))}：${told}`
+  }
+  const line = (text) => {
+    if (text.length > LONGEST || !/[a-z]{2}/.test(text)) return text
+    return whole(text) ?? parts(text, '; ', '；') ?? prefixed(text) ?? parts(text, ', ', '，') ?? text
+  }
+  return (text) => (typeof text === 'string' ? text.split('\n').map(line).join('\n') : text)
+}
 
 /** `t(key, values)`: the text of a dotted key, `{name}` replaced by `values.name`. A key without text stays as it is. */
 export function makeWords(translations, language) {

@@ -1,0 +1,112 @@
+"""The sentences that the pack's Python says to users, read from the source: constants and f-strings.
+
+Owns which files speak to users and which strings are sentences. `{1}`, `{2}` ... are the places of an f-string's
+values, in their order. What an f-string is given may be a sentence of its own, which is found where it stands.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = (
+    *("nodes/config.py", "nodes/roles.py", "nodes/list_sampler.py", "nodes/benchmark.py", "nodes/host/actions.py"),
+    *("nodes/host/benchmark_cases.py", "nodes/host/block_patches.py", "nodes/host/convert_stock_model.py"),
+    *("nodes/host/device_memory.py", "nodes/host/files.py", "nodes/host/flux_source.py", "nodes/host/hosted_source.py"),
+    *("nodes/host/measures.py", "nodes/host/new_model.py", "nodes/host/patcher.py", "nodes/host/refusals.py"),
+    *("nodes/host/weight_patches.py", "parallel_runtime/checkpoint.py", "parallel_runtime/cli/check.py"),
+    *("parallel_runtime/cli/doctor.py", "parallel_runtime/cli/gpu_checks.py", "parallel_runtime/cli/machine_checks.py"),
+    *("parallel_runtime/cli/reference_model.py", "parallel_runtime/compiling.py", "parallel_runtime/devices.py"),
+    *("parallel_runtime/models/plans/without.py", "parallel_runtime/plan.py", "parallel_runtime/planner/automatic.py"),
+    *("parallel_runtime/planner/choose.py", "parallel_runtime/planner/known.py", "parallel_runtime/pool/deadlines.py"),
+    *("parallel_runtime/pool/failure.py", "parallel_runtime/pool/failures.py", "parallel_runtime/pool/known_errors.py"),
+    *("parallel_runtime/pool/nccl_files.py", "parallel_runtime/pool/supervisor.py", "parallel_runtime/proof.py"),
+)
+# Arguments that are not said here: words of the schema have files of their own (locales), patterns are searched for.
+OTHER_ARGUMENTS = {"tooltip", "description", "display_name", "pattern", "node_id", "help", "category"}
+# Calls whose texts are a log's, the command line's, or tooltips, which have a file of their own.
+NOT_SAID = {"debug", "info", "warning", "getLogger", "compile", "phase", "_degree"}
+# What is put together of single words, and the parts of a step that a plan is limited by.
+EXTRA = ("{1} sleeps", "compute", "communication", "launch")
+# Names that are the same in every language.
+SAME = {"cuda", "torch", "comfyui", "rocm", "nccl", "mig", "mps", "RTX 2000 Ada", "Parallelize Model", "side branch"}
+
+
+def sentences(source: str) -> list[str]:
+    """The sentences of a file's text, without repeats."""
+    tree = ast.parse(source)
+    return list(dict.fromkeys(text for text in _said(tree) if _is_sentence(text)))
+
+
+def all_sentences() -> dict[str, list[str]]:
+    """The sentences of each file that speaks to users."""
+    return {name: sentences((ROOT / name).read_text(encoding="utf-8")) for name in FILES}
+
+
+def check_names() -> list[str]:
+    """The names of the doctor's findings."""
+    found = []
+    for name in ("doctor", "gpu_checks", "machine_checks"):
+        source = (ROOT / "parallel_runtime" / "cli" / f"{name}.py").read_text(encoding="utf-8")
+        for call in ast.walk(ast.parse(source)):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Check":
+                given = {each.arg: each.value for each in call.keywords}.get("name")
+                found += [given.value] if isinstance(given, ast.Constant) else []
+    return sorted(set(found))
+
+
+def _said(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant):
+        yield from [node.value] if isinstance(node.value, str) else []
+    elif isinstance(node, ast.JoinedStr):
+        yield _template(node)
+        for part in node.values:
+            yield from _said(part.value) if isinstance(part, ast.FormattedValue) else []
+    elif not (isinstance(node, ast.Call) and _called(node) in NOT_SAID):
+        for child in _children(node):
+            yield from _said(child)
+
+
+def _children(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a node that may say something."""
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if (
+                not isinstance(child, ast.AST)
+                or field in ("annotation", "returns")
+                or _is_docstring(node, field, child)
+            ):
+                continue
+            if isinstance(child, ast.keyword) and child.arg in OTHER_ARGUMENTS:
+                continue
+            if isinstance(child, ast.keyword) and child.arg == "name" and _called(node) == "KnownError":
+                continue  # tests name it
+            yield child
+
+
+def _template(node: ast.JoinedStr) -> str:
+    number, text = 0, ""
+    for part in node.values:
+        if isinstance(part, ast.Constant):
+            text += str(part.value)
+        else:
+            number += 1
+            text += f"{{{number}}}"
+    return text
+
+
+def _called(call: ast.AST) -> str:
+    function = getattr(call, "func", None)
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _is_docstring(node: ast.AST, field: str, child: ast.AST) -> bool:
+    return field == "body" and isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+
+
+def _is_sentence(text: str) -> bool:
+    words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\{\d+\}", " ", text))
+    return len(words) >= 2 and " " in text.strip() and re.search(r"[a-z]{2}", text) is not None

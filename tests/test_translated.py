@@ -1,0 +1,147 @@
+"""Every sentence that the pack says to users has one in Chinese, with the same places, and none is left over.
+
+The sentences of Python are read from its source (said.py); how the panel finds them in what the server sends is
+words.mjs's, which node runs here. Words of the panel and of nodes: test_words_and_help.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from said import EXTRA, ROOT, SAME, all_sentences, check_names, sentences
+from test_words_and_help import FILES, PANEL, words
+
+MESSAGES = ROOT / "web" / "panel" / "messages.zh.json"
+PLACE = re.compile(r"\{\w+\}")
+PLURAL = re.compile(r"(?<=[a-z])(\{\w+\})(?!\w)")  # an "s" or nothing
+CHINESE = re.compile("[\u4e00-\u9fff]")
+CODE = """
+import { readFileSync } from 'node:fs'
+const { makeSaid } = await import(process.argv[1])
+const said = makeSaid(JSON.parse(readFileSync(process.argv[2], 'utf8')))
+console.log(JSON.stringify(JSON.parse(readFileSync(0, 'utf8')).map((text) => said(text))))"""
+
+
+def messages() -> dict[str, str]:
+    """Each sentence, and the same in Chinese."""
+    return json.loads(MESSAGES.read_text(encoding="utf-8"))
+
+
+def wanted() -> set[str]:
+    """All sentences that are said, but names that are the same in every language."""
+    found = {text for of_file in all_sentences().values() for text in of_file}
+    return (found | set(check_names()) | set(EXTRA)) - SAME
+
+
+def test_every_sentence_is_translated_and_none_is_left_over() -> None:
+    assert sorted(wanted() - messages().keys()) == []
+    assert sorted(messages().keys() - wanted() - SAME) == []
+
+
+# What has no word to translate: names of nodes, units, and inputs with their values.
+NO_WORDS = {"{1} {2} of {3} GB on each device{4}", "Create Hook LoRA, Create Hook Model as LoRA"}
+
+
+def test_a_translation_is_chinese_and_has_the_same_places() -> None:
+    for english, chinese in messages().items():
+        plurals = set(PLURAL.findall(english))
+        places = set(PLACE.findall(english))
+        assert places - plurals <= set(PLACE.findall(chinese)) <= places, english
+        assert CHINESE.search(chinese) or english in NO_WORDS, english
+
+
+def test_a_sentence_that_nobody_translated_is_found() -> None:
+    source = """def f(a):
+    'A docstring says nothing.'
+    raise ValueError(f"the {a} is {1 if a else 'too large'}; use less")
+"""
+    assert sentences(source) == ["the {1} is {2}; use less", "too large"]
+    assert not set(sentences(source)) & messages().keys()
+
+
+# What the server sends, and what a Chinese user reads.
+SENT = {
+    "ulysses=5 does not divide 24 heads; use one of 1, 2, or ring=5, which takes any number of heads": (
+        "ulysses=5 不能整除 24 个注意力头；请使用 1, 2 之一，或 ring=5（不限头数）"
+    ),
+    "rank 1 (cuda:1): a link between the GPUs failed; restart the machine; look at nvidia-smi nvlink -e, and set "
+    "NCCL_P2P_DISABLE=1 until it is repaired": (
+        "rank 1 (cuda:1)：GPU 之间的链路失败；请重启机器；请查看 nvidia-smi nvlink -e，修复前设置 NCCL_P2P_DISABLE=1"
+    ),
+    "cuda:0: replica 0, 1/2 of the attention heads\ncuda:1 sleeps": "cuda:0：副本 0，注意力头的 1/2\ncuda:1 不使用",
+    "chosen for 1024 x 1024 pixels, 512 text tokens, cfg 1, one image; each sampling run chooses again for what it "
+    "samples, with the weights as they lie; mode=manual forces another plan": (
+        "按 1024 x 1024 像素，512 个文本 token，cfg 1，一张图像 选定；"
+        "每次采样会按其内容重新选择，权重保持原位；用 mode=manual 可强制使用其他方案"
+    ),
+    "uly2: 12.0 ms a step, limited by compute (80% of the step)": "uly2：每步 12.0 ms，受限于计算（占 80%）",
+    "blocks run uncompiled: compiling needs a C++ compiler, and g++ is not there; install g++": (
+        "模块未编译运行：编译需要 C++ 编译器，但没有 g++；请安装 g++"
+    ),
+    "a text of somebody else: with parts, and commas; and more": (
+        "a text of somebody else: with parts, and commas; and more"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def node() -> str:
+    """Runs the panel's modules; Playwright brings one where the system has none."""
+    found = shutil.which("node")
+    if found is None:
+        import playwright
+
+        found = str(Path(playwright.__file__).parent / "driver" / "node")
+    return found
+
+
+def test_what_the_server_sends_is_found_and_what_is_unknown_stays(node: str) -> None:
+    told = subprocess.run(
+        [node, "--input-type=module", "-e", CODE, str(ROOT / "web" / "panel" / "words.mjs"), str(MESSAGES)],
+        input=json.dumps(list(SENT)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(told.stdout) == list(SENT.values())
+
+
+# Words of the panel that are the same in every language: names, marks, formats. Names of inputs are what errors quote.
+SAME_WORDS = {"Parallel DiT", "cfg", "PipeFusion", "ring", "ulysses", "PNG", "JSON", "Trace", "Perfetto"}
+OF_A_USER = re.compile(r"""(['"`])((?:[A-Z][a-z]+|[A-Z]{2,}) [^'"`\n<>{}=]*?[a-z]{2,}[^'"`\n<>{}=]*)\1""")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_words_of_panel_and_nodes_are_chinese(file: str) -> None:
+    left = {
+        key: text
+        for key, text in words("zh", file).items()
+        if not CHINESE.search(text) and re.search("[A-Za-z]{2}", PLACE.sub("", text)) and not key.endswith(".name")
+    }
+    assert {key: text for key, text in left.items() if text not in SAME_WORDS} == {}
+
+
+def test_no_text_of_the_panel_is_written_outside_the_locales() -> None:
+    """Labels of commands and settings are their English in the code, which ComfyUI translates by their ids."""
+    known = {text for file in FILES for text in words("en", file).values()}
+    for path in [*PANEL.glob("*.mjs"), ROOT / "web" / "parallel_dit.js"]:
+        code = re.sub(r"/\*.*?\*/|//[^\n]*", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        texts = {text for _, text in OF_A_USER.findall(code)}
+        assert texts - known == set(), path.name
+    assert OF_A_USER.findall("setText(line, 'Nothing was measured')")
+
+
+def test_the_english_words_of_nodes_are_those_of_their_schemas() -> None:
+    """ComfyUI shows the locale's words even in English: a tooltip that changed in one place alone is found."""
+    known = set(words("en", "nodeDefs.json").values())
+    for path in (ROOT / "nodes").glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.keyword) and call.arg in ("tooltip", "description", "display_name"):
+                if isinstance(call.value, ast.Constant) and " " in str(call.value.value):
+                    assert call.value.value in known, path.name

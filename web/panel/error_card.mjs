@@ -8,6 +8,7 @@ import { allNodes, bypass, goTo, isOff, nodeById, packOf } from './workflow.mjs'
 
 const NAMED = /\(node ([\d:]+)\)/ // how our sentences name a node of the workflow
 const REMOVE = /; remove (.*?)(?:, or |, and |$)/ // what they say is in the way
+const PARTS = /^(.*?)(?:(?:; |；)(.*))?$/s // what is wrong, and what to do
 const DISMISS = '[data-testid="error-overlay-dismiss"]'
 const OURS = 'SPConfig' // by whose class the pack's folder is known
 
@@ -57,8 +58,7 @@ export class ErrorCard {
     this.hide()
     const { t, app } = this
     const [sentence, ...details] = text.trim().split('\n')
-    const at = sentence.indexOf('; ')
-    const [reason, remedy] = at < 0 ? [sentence, ''] : [sentence.slice(0, at), sentence.slice(at + 2)]
+    const [, reason, remedy] = PARTS.exec(t.said(sentence))
     const named = this._named(sentence, node)
     const meant = named ?? node
     const helps = meant && REMOVE.test(sentence) && !isOff(meant) && (named || this._passesModel(meant))
@@ -77,7 +77,7 @@ export class ErrorCard {
       h('h3', { text: title }),
       h('p', { class: 'pdit-reason', text: reason }),
       remedy ? h('p', { text: remedy[0].toUpperCase() + remedy.slice(1) }) : null,
-      details.length ? h('p', { class: 'pdit-quiet', text: details.join('\n') }) : null,
+      details.length ? h('p', { class: 'pdit-quiet', text: t.said(details.join('\n')) }) : null,
       this.told,
       h(
         'div',

@@ -14,7 +14,7 @@ function tablesOf(report, t) {
   const told = [
     report.fromCache && t('table.fromCache'),
     report.older && t('report.older'),
-    ...(report.warnings ?? [])
+    ...(report.warnings ?? []).map(t.said)
   ].filter(Boolean)
   const caption = [t(`kinds.${report.kind}`), describeWork(report, t)].filter(Boolean).join(' · ')
   const body = report.speedups.length ? [casesTable(report, caption, t)] : [figuresTable(report, caption, t)]

@@ -38,6 +38,7 @@ SHOTS := build/pictures
 SOAK_FLAGS ?=
 FUZZ_FLAGS ?=
 MUTANTS_FLAGS ?=
+MACHINES_FLAGS ?=
 PRETEND_FLAGS ?=
 QUALITY_FLAGS ?=
 GPU_FLAGS ?=
@@ -139,6 +140,11 @@ pretend-cuda: venv compiler
 # gloo. Part of it: make gpu GPU_FLAGS="--match ring"
 gpu: venv
 	$(RUN) -m gpu.real_cuda $(GPU_FLAGS)
+
+# Several machines, as network namespaces of this one: plans, faults, who can reach what. Its last line: N cases, 0 wrong.
+# Part of it: make machines MACHINES_FLAGS="--only cable"
+machines: venv
+	$(RUN) -m machines.cases $(MACHINES_FLAGS)
 
 # Plausible mistakes, one at a time, two at once, each of which the tests that it names must find: prints those that
 # live. Some of them: make mutants MUTANTS_FLAGS="--only wire"

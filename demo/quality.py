@@ -1,19 +1,25 @@
 """`make quality`: what plans that are not exact, and bf16, do to pictures: PSNR, SSIM and the classifier's verdict.
 
 Owns: the cases, the figures, docs/quality.md. Does not own: the model and its prompts (words.py, models/), the pool.
-The reference is one fp32 rank with the same noise; the prompts are those that training never saw.
+The reference is one fp32 rank with the same noise; the prompts are those that training never saw. What was drawn is
+kept in build/quality, so that a run which was cut goes on, and one over more prompts draws the others alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import re
 import time
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parallel_runtime.checkpoint import ModelSpec
@@ -25,33 +31,38 @@ from parallel_runtime.pool.pool import Pool
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 
 from . import networks
+from .cached import FIRST_BLOCK, SIDE, STOCK, Drawing, StepCache, latents_of
 from .evaluation import STEPS, THUMB, agreement, as_images, in_parts
 from .graphs import MODELS, PACK_ROOT, TRANSFORMER
 from .networks import CHANNELS, PATCH
-from .pictures import SIZE
 from .trainer import numbers, show
 from .words import Combination, combinations, encode
 
-SIDE = SIZE // 8 // PATCH  # tokens of a picture's side
 PAGE = PACK_ROOT / "docs" / "quality.md"
 SHEET = PACK_ROOT / "docs" / "images" / "quality.jpg"
+KEPT = PACK_ROOT / "build" / "quality"
 SEED = 21
+SKIPPED = "skipped."
+BATCHED = ("img", "txt", "y", "timesteps")
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A plan and a compute dtype, in words for the table."""
+    """A plan and a compute dtype, in words for the table. `fp8`: the blocks' matrices are e4m3, without a scale."""
 
     plan: str
     dtype: str = "float32"
     exchange: bool = True
+    fp8: bool = False
+    cache: StepCache | None = None
 
     @property
     def name(self) -> str:
         """As the table has it."""
-        dtype = "" if self.dtype == "float32" else f", {self.dtype}"
-        return self.plan + dtype + ("" if self.exchange else ", exchange switched off")
+        words = [self.plan, *([] if self.dtype == "float32" else [self.dtype]), *(["fp8 weights"] if self.fp8 else [])]
+        words += [] if self.cache is None else [f"{self.cache.name} {self.cache.threshold:g}"]
+        return ", ".join(words if self.exchange else [*words, "exchange switched off"])
 
 
 REFERENCE = Case("single")
@@ -59,11 +70,16 @@ CASES = (
     Case("ulysses=2"),
     Case("single", "bfloat16"),
     Case("ulysses=2", "bfloat16"),
+    Case("single", "bfloat16", fp8=True),
+    Case("ulysses=2", "bfloat16", fp8=True),
     *(Case(f"pipefusion=2,warmup_steps={warmup}") for warmup in (1, 2, 3, 4)),
     Case("pipefusion=2,patches=4"),
     Case("pipefusion=2,patches=8"),
     Case("pipefusion=3"),
     Case("pipefusion=3,warmup_steps=3"),
+    *(Case("single", cache=StepCache(name, threshold)) for name in STOCK for threshold in (0.1, 0.2, 0.4)),
+    *(Case("single", cache=StepCache(FIRST_BLOCK, threshold)) for threshold in (0.05, 0.1, 0.2)),
+    Case("ulysses=2", cache=StepCache(FIRST_BLOCK, 0.1)),
     Case("ulysses=2", exchange=False),
 )
 
@@ -95,26 +111,62 @@ def run_of(wanted: tuple[Combination, ...], noise: Tensor, *, exchange: bool) ->
     return InWorkerRun(recurrence=euler(), conds=(cond,), cfg=1.0, given={0: noise})
 
 
-def latents_of(tokens: Tensor) -> Tensor:
-    """Tokens (B, S, 64) as latents (B, 16, 16, 16)."""
-    patches = tokens.unflatten(2, (CHANNELS, PATCH, PATCH)).unflatten(1, (SIDE, SIDE))
-    return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
-
-
-def draw(case: Case, wanted: tuple[Combination, ...], *, batch: int, autoencoder: networks.Autoencoder) -> Tensor:
-    """Pictures (N, 3, 128, 128) in 0..1 of a case, over CPU ranks."""
+def draw(case: Case, wanted: Mapping[int, Combination], *, batch: int) -> Iterator[dict[str, Tensor]]:
+    """Latents (S, 64) of a case by their prompts' numbers, some at a time; how many steps a cache skipped, beside."""
     plan = ParallelPlan() if case.plan == "single" else ParallelPlan.parse(case.plan)
-    noise = torch.randn(len(wanted), SIDE**2, CHANNELS * PATCH**2, generator=numbers("quality", SEED, 0, CPU))
-    parts: list[Tensor] = []
-    pool = Pool(parse_devices(f"cpu:{plan.ranks}").devices, threads_per_rank=1)
-    spec = ModelSpec.of(MODELS / TRANSFORMER, case.dtype)
-    try:
-        for at in range(0, len(wanted), batch):
-            run = run_of(wanted[at : at + batch], noise[at : at + batch], exchange=case.exchange)
-            parts.append(pool.sample(spec, plan, run, on_step=lambda *_: None).out.clone())
-    finally:
-        pool.close()
-    return in_parts(autoencoder, "decode", latents_of(torch.cat(parts))).clamp(0, 1)
+    spec = ModelSpec.of(transformer(fp8=case.fp8), case.dtype)
+    with Pool(parse_devices(f"cpu:{plan.ranks}").devices, threads_per_rank=1) as pool:
+        for start in range(0, len(wanted), batch):
+            some = list(wanted)[start : start + batch]
+            noise = torch.stack([noise_of(number) for number in some])
+            run = run_of(tuple(wanted[number] for number in some), noise, exchange=case.exchange)
+            found = {}
+            if case.cache is None:
+                latents = pool.sample(spec, plan, run, on_step=lambda *_: None).out.clone()
+                found = dict(zip(map(str, some), latents.unbind(), strict=True))
+            for row, number in enumerate(some if case.cache else ()):
+                (cond,) = run.conds
+                one = {name: each[row : row + 1] if name in BATCHED else each for name, each in cond.tensors.items()}
+                call = replace(cond, tensors=one, out_shape=(1, *cond.out_shape[1:]))
+                drawing = Drawing(pool, plan, case.cache, call, number=number)
+                found |= {str(number): drawing.draw(), f"{SKIPPED}{number}": torch.tensor(drawing.skipped)}
+            yield found
+
+
+def noise_of(number: int) -> Tensor:
+    """The noise (S, 64) of a prompt, by its number among those that training never saw."""
+    return torch.randn(SIDE**2, CHANNELS * PATCH**2, generator=numbers("quality", SEED, number, CPU))
+
+
+@functools.cache
+def model_id() -> str:
+    """What names the files of this transformer."""
+    return f"{zlib.crc32((MODELS / TRANSFORMER).read_bytes()):08x}"
+
+
+def transformer(*, fp8: bool) -> Path:
+    """The demo's transformer, or one whose blocks' matrices are rounded to e4m3, written once."""
+    path = KEPT / f"{model_id()}-fp8.safetensors"
+    if fp8 and not path.exists():
+        weights = load_file(MODELS / TRANSFORMER)
+        rounded = {name: each for name, each in weights.items() if "_blocks." in name and each.ndim == 2}
+        save_file(weights | {name: each.to(torch.float8_e4m3fn) for name, each in rounded.items()}, path)
+    return path if fp8 else MODELS / TRANSFORMER
+
+
+def drawn(case: Case, wanted: Mapping[int, Combination], *, batch: int) -> tuple[Tensor, float]:
+    """Latents (N, S, 64) of a case, and the share of steps that a cache skipped: those that are kept, and the others
+    drawn and kept, some prompts at a time."""
+    path = KEPT / f"{model_id()}-{re.sub(r'[^a-z0-9]+', '-', case.name)}.safetensors"
+    kept = load_file(path) if path.exists() else {}
+    missing = {number: each for number, each in wanted.items() if str(number) not in kept}
+    for found in draw(case, missing, batch=batch) if missing else ():
+        kept |= found
+        partial = path.with_suffix(".partial")
+        save_file(kept, partial)
+        partial.replace(path)
+    skipped = sum(int(kept.get(f"{SKIPPED}{number}", 0)) for number in wanted)
+    return torch.stack([kept[str(number)] for number in wanted]), skipped / len(wanted) / STEPS
 
 
 def psnr(pictures: Tensor, reference: Tensor) -> Tensor:
@@ -147,6 +199,11 @@ def figures(pictures: Tensor, reference: Tensor, right: Tensor) -> str:
     return f"{middle} | {worst} | {similar.mean():.4f} | {right.float().mean() * 100:.1f} % |"
 
 
+def skipped_of(case: Case, share: float) -> str:
+    """The last cell of a row: steps that a cache skipped, empty without one."""
+    return "  |" if case.cache is None else f" {share * 100:.0f} % |"
+
+
 def sheet_of(drawn: dict[str, Tensor], count: int = 10) -> Image.Image:
     """The first pictures of every case, a row each, its name before it."""
     label = 260
@@ -162,32 +219,35 @@ def sheet_of(drawn: dict[str, Tensor], count: int = 10) -> Image.Image:
 
 def main(arguments: argparse.Namespace) -> list[str]:
     """Draws every case, prints and writes the table; returns its rows."""
+    KEPT.mkdir(parents=True, exist_ok=True)
     unseen = combinations()[1]
     order = torch.randperm(len(unseen), generator=numbers("prompts", SEED, 0, CPU)).tolist()
-    wanted = tuple(unseen[index] for index in sorted(order[: arguments.prompts]))
+    wanted = {number: unseen[number] for number in sorted(order[: arguments.prompts])}
     loaded = [networks.load(MODELS / f"demo_{name}.safetensors", CPU) for name in ("autoencoder", "classifier")]
     autoencoder, classifier = loaded
-    drawn: dict[str, Tensor] = {}
+    shown: dict[str, Tensor] = {}
     rows = []
     for case in (REFERENCE, *(each for each in CASES if not arguments.only or each.name in arguments.only)):
         started = time.monotonic()
-        pictures = drawn[case.name] = draw(case, wanted, batch=arguments.batch, autoencoder=autoencoder)  # type: ignore[arg-type]
-        right = agreement(classifier, pictures, wanted).all(1)  # type: ignore[arg-type]
-        rows.append(f"| `{case.name}` | {figures(pictures, drawn[REFERENCE.name], right)}")
+        latents, skipped = drawn(case, wanted, batch=arguments.batch)
+        pictures = shown[case.name] = in_parts(autoencoder, "decode", latents_of(latents)).clamp(0, 1)
+        right = agreement(classifier, pictures, tuple(wanted.values())).all(1)  # type: ignore[arg-type]
+        rows.append(f"| `{case.name}` | {figures(pictures, shown[REFERENCE.name], right)}{skipped_of(case, skipped)}")
         show(f"{rows[-1]}  {time.monotonic() - started:.0f} s")
-        write(rows, drawn, len(wanted), arguments.output)
+        write(rows, shown, len(wanted), arguments.output)
     return rows
 
 
-def write(rows: list[str], drawn: dict[str, Tensor], count: int, page: Path) -> None:
+def write(rows: list[str], shown: dict[str, Tensor], count: int, page: Path) -> None:
     """Puts the table between the page's marks, and the contact sheet beside it."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition("<!-- table -->")
-    head = f"{count} prompts; median and lowest PSNR in dB\n\n| plan, dtype | PSNR | lowest | SSIM | shows its prompt |"
-    table = "\n".join([head, "| --- | --- | --- | --- | --- |", *rows])
+    head = f"{count} prompts; median and lowest PSNR in dB\n\n"
+    head += "| plan, dtype, step cache and its threshold | PSNR | lowest | SSIM | shows its prompt | steps skipped |"
+    table = "\n".join([head, "| --- | --- | --- | --- | --- | --- |", *rows])
     _, mark, after = rest.partition("<!-- end -->")
     page.write_text(f"{before}<!-- table -->\n{table}\n{mark}{after}", encoding="utf-8")
-    sheet_of(drawn).save(SHEET if page == PAGE else page.with_suffix(".jpg"), quality=80)
+    sheet_of(shown).save(SHEET if page == PAGE else page.with_suffix(".jpg"), quality=80)
 
 
 def parse_arguments() -> argparse.Namespace:

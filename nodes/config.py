@@ -4,6 +4,7 @@ Owns the node and what it hands on. Auto's rule is `parallel_runtime/planner/aut
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,8 @@ from comfy_api.latest import io
 from ..parallel_runtime.checkpoint import read_header
 from ..parallel_runtime.cli.counting import Counted
 from ..parallel_runtime.compiling import why_not
-from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices
+from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
+from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
 from ..parallel_runtime.models.registry import USUAL, find_family, read_own, titles
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
@@ -22,6 +24,7 @@ from ..parallel_runtime.planner.choose import AnyModel
 from ..parallel_runtime.planner.shapes import ModelShape, Work
 from .automatic import are_known, decide, decide_again
 from .host.files import diffusion_model_path
+from .host.machines import MACHINES, Offer
 from .host.progress import NodeText
 from .host.queued_prompt import validated_inputs, validated_readers
 from .roles import roles
@@ -50,6 +53,7 @@ class ParallelChoice:
     weights: str = WEIGHTS[0]
     compiled: bool = False  # the blocks run as graphs of torch's compiler
     remarks: tuple[str, ...] = ()
+    step_cache: float = 0.0  # below this change of the first block's the others are skipped
 
     def plan_for(self, model: ModelShape, work: Work) -> Decision:
         """The plan to run `model` with, an automatic one chosen for `work`; its reasons go to the log.
@@ -106,7 +110,8 @@ class ParallelChoice:
         """The automatic plan for as many devices as there are, and why."""
         count = len(self.selection.devices)
         if not unshared or count == 1:
-            return ParallelPlan(ulysses=count, weights=self.weights), ()
+            inside = math.gcd(*ranks_by_machine(self.selection.devices))
+            return ParallelPlan(ulysses=inside, ring=count // inside, weights=self.weights), ()
         if whole_batches and self.weights != "sharded":
             alone = f"{unshared}; one device computes it (weights set to sharded lets others hold parts of it)"
             return ParallelPlan(weights=self.weights), (alone,)
@@ -233,9 +238,26 @@ class SPConfig(io.ComfyNode):
                 ),
                 *_pipeline_inputs(),
                 _compiled_input(),
+                io.Float.Input(
+                    "step_cache",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    optional=True,
+                    tooltip="Skips blocks while the first one's output changes less than this; not the same picture. "
+                    "0: off.",
+                ),
+                _machines_input(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
+
+    @classmethod
+    def fingerprint_inputs(cls, machines: str = "", **_: object) -> str:
+        """Run again when a further machine has come or gone."""
+        offer = Offer.parse(machines)
+        return "" if offer is None else MACHINES.fingerprint(offer)
 
     @classmethod
     def validate_inputs(cls, devices: str | None) -> bool | str:
@@ -246,7 +268,7 @@ class SPConfig(io.ComfyNode):
         return why_refused(devices) or True
 
     @classmethod
-    def execute(cls, mode: str, devices: str, ulysses: int, ring: int, **added: str | int) -> io.NodeOutput:
+    def execute(cls, mode: str, devices: str, ulysses: int, ring: int, **added: str | float) -> io.NodeOutput:
         """Check the devices and the degrees here, so that the error is drawn on this node."""
         choice = choice_of(mode, devices, ulysses, ring, **added)
         for warning in choice.selection.warnings:
@@ -272,6 +294,8 @@ def choice_of(
     patches: int = 0,
     warmup_steps: int = 1,
     compiled: str = COMPILED[0],
+    step_cache: float = 0.0,
+    machines: str = "",
 ) -> ParallelChoice:
     """What SP Config's inputs mean on this machine. Raises `ValueError` for those that cannot be used."""
     if (missing := missing_system()) is not None:
@@ -281,13 +305,15 @@ def choice_of(
         degrees = {"data": data, "cfg": cfg, "pipefusion": pipefusion, "ring": ring, "ulysses": ulysses}
         pipeline = {"patches": patches, "warmup_steps": warmup_steps} if pipefusion > 1 else {}
         plan = ParallelPlan(**degrees, **pipeline, weights=weights)
-    selection = parse_devices(devices)
+        refuse_stages_with_cache(pipefusion, step_cache)
+    selection = with_machines(parse_devices(devices), machines)
     return ParallelChoice(
         devices_text=devices,
         selection=selection,
         plan=plan,
         side_branch=lora == LORA_MODES[1],
         weights=weights,
+        step_cache=step_cache,
         **_compiling(compiled, selection),
     )
 
@@ -301,6 +327,8 @@ def why_refused(devices: str | None) -> str:
             if devices is not None:
                 parse_devices(devices)
             return ""
+        if Offer.parse(str(known.get("machines", ""))) is not None:  # nobody knows yet who will be there
+            known |= {"mode": "auto", "machines": ""}
         choice = choice_of(**typed(known))
         choice.describe()
         if choice.plan is not None:
@@ -316,20 +344,19 @@ def typed(values: Mapping[str, object]) -> dict[str, Any]:
 
     Raises `ValueError` for a number that is none.
     """
-    inputs = SPConfig.define_schema().inputs
-    return {
-        each.id: _number(each.id, values[each.id])
-        if each.id in values and isinstance(each, io.Int.Input)
-        else values.get(each.id, each.default)
-        for each in inputs
-    }
-
-
-def _number(name: str, value: object) -> int:
-    try:
-        return int(value)  # type: ignore[call-overload]  # what is none is refused
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}={value!r} is not a whole number; use 1 or more") from error
+    given = {}
+    for each in SPConfig.define_schema().inputs:
+        value = values.get(each.id, each.default)
+        try:
+            if isinstance(each, io.Int.Input):
+                value = int(value)  # type: ignore[call-overload]  # what is none is refused
+            elif isinstance(each, io.Float.Input):
+                value = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            kind = "whole number; use 1 or more" if isinstance(each, io.Int.Input) else "number; use for example 0.1"
+            raise ValueError(f"{each.id}={value!r} is not a {kind}") from error
+        given[each.id] = value
+    return given
 
 
 def _refuse_file(choice: ParallelChoice, name: str) -> None:
@@ -385,6 +412,41 @@ def _compiled_input() -> io.Input:
         tooltip="blocks: torch's compiler makes graphs of them in the first step. May be faster or slower; "
         "measure first.",
     )
+
+
+def _machines_input() -> io.Input:
+    """Added since the first release."""
+    return io.String.Input(
+        "machines",
+        default="",
+        optional=True,
+        tooltip="HOST:PORT, an address of this machine where others may join; a comma and how many to wait for.",
+    )
+
+
+def with_machines(here: DeviceSelection, machines: str) -> DeviceSelection:
+    """The devices here and behind them those of further machines, waited for where they are asked for.
+
+    Machines whose devices would be more than a pool has ranks are left out, with a warning, as are those that did not
+    come. Raises `ValueError` for an address that cannot be offered.
+    """
+    offer = Offer.parse(machines)
+    if offer is None:
+        return here
+    further = MACHINES.devices_of(offer)
+    names = list(dict.fromkeys(device.machine for device in further))
+    devices, warnings = here.devices, list(here.warnings)
+    if len(names) < offer.count:
+        warnings.append(f"{len(names)} of {offer.count} further machines are there; running on what is there")
+    for name in names:
+        theirs = tuple(device for device in further if device.machine == name)
+        if len(devices) + len(theirs) > MAX_RANKS:
+            warnings.append(
+                f"machine {name} is left out: with its {len(theirs)} devices there were more than {MAX_RANKS}"
+            )
+            continue
+        devices += theirs
+    return DeviceSelection(devices, tuple(warnings))
 
 
 def _compiling(asked: str, selection: DeviceSelection) -> _Compiling:

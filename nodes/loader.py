@@ -94,6 +94,7 @@ def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.Nod
         chooser=sp_config,
         side_branch=sp_config.side_branch,
         compiled=sp_config.compiled,
+        step_cache=sp_config.step_cache,
     )
     NodeText().say("\n".join([*sp_config.told(model.decision), model.memory_text, *model.told_of_proof()]))
     return io.NodeOutput(model)

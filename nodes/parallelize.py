@@ -42,7 +42,7 @@ class ParallelizeModel(io.ComfyNode):
     def execute(cls, model: io.Model.Type, sp_config: ParallelChoice) -> io.NodeOutput:
         """Raises `ValueError` when the model is of no file that the workers can read, or the plan does not fit it."""
         devices = sp_config.selection.devices
-        if len(devices) == 1 and sp_config.weights != "offloaded":
+        if len(devices) == 1 and sp_config.weights != "offloaded" and not sp_config.step_cache:
             log.info("Parallelize Model: one device (%s), nothing to share; the model stays as it is", devices[0])
             return io.NodeOutput(model)
         ours = parallelized(
@@ -51,6 +51,7 @@ class ParallelizeModel(io.ComfyNode):
             sp_config,
             side_branch=sp_config.side_branch,
             compiled=sp_config.compiled,
+            step_cache=sp_config.step_cache,
         )
         NodeText().say("\n".join([*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof()]))
         return io.NodeOutput(ours)

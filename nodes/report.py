@@ -11,6 +11,7 @@ from ..parallel_runtime.planner.automatic import Decision
 from ..parallel_runtime.proof import NOT_PROVEN, Proof
 from ..parallel_runtime.report.build import (
     Span,
+    cached_calls,
     new_report,
     plan_part,
     proof_part,
@@ -55,6 +56,7 @@ def denoise_report(record: SamplingRecord, settings: Mapping[str, object]) -> di
         sizes=record.sizes,
         loop=loop_of(record),
         proof=proof_part(record.proofs),
+        step_caches=_step_caches([record]),
         timings=timings | _request_timings(record.requests) | span_timings(ranks),
         ranks=ranks,
     )
@@ -78,6 +80,7 @@ def list_report(record: ListRecord, latents: Sequence[dict], settings: Sequence[
         sizes=record.runs[0].sizes | {"images": len(latents)},
         loop={"kind": "host"},
         proof=proof_part(proofs),
+        step_caches=_step_caches(record.runs),
         timings=timings | _request_timings(record.requests) | span_timings(ranks),
         images=[
             {
@@ -153,6 +156,22 @@ def unproven(proofs: Sequence[Proof]) -> list[str]:
 def loop_of(record: SamplingRecord) -> dict[str, str]:
     """Where the loop of a run was, and why there where the other was asked for."""
     return {"kind": record.loop} | ({} if record.loop_reason is None else {"reason": record.loop_reason})
+
+
+def _step_caches(runs: Sequence[SamplingRecord]) -> list[dict]:
+    """What step caches skipped in these runs together: ComfyUI's steps of a run, ours calls of the model."""
+    stock = [run.skipped for run in runs if run.skipped is not None]
+    found = []
+    if stock:
+        counts = {"skipped": sum(each.skipped for each in stock), "of": sum(each.steps for each in stock)}
+        found.append({"name": stock[0].name, "threshold": stock[0].threshold, "counts": "steps", **counts})
+    recorders = {id(run.recorder): run.recorder for run in runs}.values()
+    ours = [cached_calls(request.ranks) for recorder in recorders for request in recorder.requests]
+    if any(each.calls for each in ours):
+        counts = {"skipped": sum(each.skipped for each in ours), "of": sum(each.calls for each in ours)}
+        threshold = max(run.step_cache for run in runs)
+        found.append({"name": "first block", "threshold": threshold, "counts": "calls", **counts})
+    return found
 
 
 def steps_of(record: SamplingRecord) -> list[Span]:

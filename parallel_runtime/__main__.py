@@ -1,4 +1,4 @@
-"""`python -m parallel_runtime doctor | plan | verify | bench`: parses, calls, prints, makes an exit code of the end.
+"""`python -m parallel_runtime doctor | plan | verify | bench | join`: parses, calls, prints, makes an exit code.
 
 0: well, or within tolerance. 1: it ran and the answer is no. 2: it could not be run as asked; one line says why.
 130: interrupted by Ctrl-C.
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return COMMANDS[arguments.command](arguments, progress)
     except (ValueError, PoolError) as error:
         progress.end()
-        if arguments.json:
+        if vars(arguments).get("json"):
             _print(json.dumps({"error": str(error).splitlines()[0], "detail": str(error)}))
         else:
             sys.stderr.write(f"{arguments.command}: {error}\n")
@@ -80,7 +80,13 @@ def _bench(arguments: argparse.Namespace, progress: Progress) -> int:
     return EXIT_OK
 
 
-COMMANDS = {"doctor": _doctor, "plan": _plan, "verify": _verify, "bench": _bench}
+def _join(arguments: argparse.Namespace, _: Progress) -> int:
+    from .cli import join
+
+    join.run(arguments)
+
+
+COMMANDS = {"doctor": _doctor, "plan": _plan, "verify": _verify, "bench": _bench, "join": _join}
 
 
 def _json(report: dict) -> str:

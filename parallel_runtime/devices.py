@@ -5,6 +5,8 @@ Owns names and counts of devices. Starts nothing and allocates nothing on them.
 
 import re
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .plan import MAX_RANKS
@@ -22,13 +24,28 @@ def missing_system() -> str | None:
 
 @dataclass(frozen=True, order=True)
 class Device:
-    """One rank's device. `cpu:0` and `cpu:1` are two ranks on the same processor."""
+    """One rank's device. `cpu:0` and `cpu:1` are two ranks on the same processor.
+
+    `machine` is the name of the further machine that has it, "" for one of this machine.
+    """
 
     kind: str
     index: int
+    machine: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.index}"
+        return f"{self.kind}:{self.index}{f' on {self.machine}' if self.machine else ''}"
+
+    @classmethod
+    def of_machine(cls, text: str, machine: str) -> "Device":
+        """The device that a further machine calls `text`."""
+        kind, _, index = text.partition(":")
+        return cls(kind, int(index), machine)
+
+
+def ranks_by_machine(devices: Sequence[Device]) -> tuple[int, ...]:
+    """How many consecutive devices each machine has, this one first."""
+    return tuple(Counter(device.machine for device in devices).values())
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ A mistake the user can correct (a plan, a file, a shape) is a `ValueError`, rais
 class PoolError(RuntimeError):
     """The workers failed: one of them died, raised, or went silent. All of them have been ended and reaped.
 
-    The first line reads "rank R: CAUSE; REMEDY", or "rank R (cuda:1): ..." where the rank has a GPU. `detail` (a
+    The first line reads "rank R: CAUSE; REMEDY", or "rank R (cuda:1): ..." where the rank has a GPU, or
+    "rank R (cuda:1 of machine NAME (ADDRESS)): ..." where it is another machine's. `detail` (a
     worker's traceback or its last output) follows on lines of its own, because most clients show only the first line.
     """
 
@@ -19,8 +20,8 @@ class PoolError(RuntimeError):
         self.device = device
         self.remedy = remedy
         self.detail = detail
-        on_gpu = f" ({device})" if device.startswith("cuda") else ""
-        where = "" if rank is None else f"rank {rank}{on_gpu}: "
+        there = f" ({device})" if device.startswith("cuda") or " of machine " in device else ""
+        where = "" if rank is None else f"rank {rank}{there}: "
         first = "; ".join(part for part in (f"{where}{cause}", remedy) if part)
         super().__init__(f"{first}\n{detail}" if detail else first)
 

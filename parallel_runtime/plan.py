@@ -7,7 +7,9 @@ Ranks are numbered row by row over the axes, outermost first. A *replica* is the
 *batch group* those of one place on the data and cfg axes; the ranks of a batch group share one sequence.
 """
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -234,6 +236,35 @@ def heads_error(ulysses: int, num_heads: int) -> str | None:
     )
 
 
+def crossing(run: int, num_ranks: int, ranks_by_machine: Sequence[int]) -> bool:
+    """Whether any of the runs of so many consecutive ranks, of `num_ranks`, has ranks of two machines."""
+    ends = itertools.accumulate(ranks_by_machine)
+    return any(end < num_ranks and end % run for end in ends)
+
+
+def refuse_unfit_machines(plan: ParallelPlan, ranks_by_machine: Sequence[int]) -> None:
+    """Raise `ValueError` for a plan that needs more ranks than machines have together, and for one whose ulysses groups
+    do not each lie in one machine: they exchange in every block what the others exchange seldom or one way.
+
+    `ranks_by_machine`: how many consecutive ranks each machine has, ComfyUI's own first.
+    """
+    total = sum(ranks_by_machine)
+    if plan.ranks > total:
+        having = " + ".join(map(str, ranks_by_machine))
+        raise ValueError(
+            f"plan {plan.describe()} needs {plan.ranks} ranks, the machines that are there have {having} = {total}; "
+            "lower a degree, or have another machine join"
+        )
+    if crossing(plan.ulysses, plan.ranks, ranks_by_machine):
+        degrees = range(1, plan.ulysses)
+        fitting = [degree for degree in degrees if not crossing(degree, plan.ranks, ranks_by_machine)]
+        raise ValueError(
+            f"ulysses={plan.ulysses} does not stay inside a machine, which have "
+            f"{' + '.join(map(str, ranks_by_machine))} ranks; use ulysses={max(fitting)}, and ring, cfg, data or "
+            "pipefusion between machines"
+        )
+
+
 def stages_error(stages: int, num_blocks: int) -> str | None:
     """Why a model of `num_blocks` blocks cannot be cut into so many stages, or None when it can."""
     if stages <= num_blocks:
@@ -241,8 +272,10 @@ def stages_error(stages: int, num_blocks: int) -> str | None:
     return f"pipefusion={stages} is more stages than the model's {num_blocks} blocks; use at most {num_blocks}"
 
 
-def auto_plan(num_ranks: int, num_heads: int, *, batch_groups: int = 1) -> ParallelPlan:
-    """The largest ulysses degree that divides both ranks and heads; ring takes what is left.
+def auto_plan(
+    num_ranks: int, num_heads: int, *, batch_groups: int = 1, ranks_by_machine: Sequence[int] = ()
+) -> ParallelPlan:
+    """The largest ulysses degree that divides both ranks and heads, and each machine's ranks; ring takes what is left.
 
     Ulysses moves fewer bytes a step than ring (arXiv 2405.07719, table 1) and its attention is one full kernel.
     `batch_groups`: how many calls of the model a step makes (2 with a negative prompt). Where it divides the ranks,
@@ -254,7 +287,8 @@ def auto_plan(num_ranks: int, num_heads: int, *, batch_groups: int = 1) -> Paral
         raise ValueError(f"batch groups={batch_groups} is below 1; a step calls the model at least once")
     cfg = batch_groups if num_ranks % batch_groups == 0 else 1
     parts = num_ranks // cfg
-    ulysses = max(d for d in range(1, parts + 1) if parts % d == 0 and num_heads % d == 0)
+    inside = math.gcd(parts, *ranks_by_machine)
+    ulysses = max(d for d in range(1, inside + 1) if inside % d == 0 and num_heads % d == 0)
     return ParallelPlan(cfg=cfg, ulysses=ulysses, ring=parts // ulysses)
 
 

@@ -16,6 +16,7 @@ FILES = (
     *("nodes/config.py", "nodes/roles.py", "nodes/list_sampler.py", "nodes/benchmark.py", "nodes/host/actions.py"),
     *("nodes/host/benchmark_cases.py", "nodes/host/block_patches.py", "nodes/host/convert_stock_model.py"),
     *("nodes/host/device_memory.py", "nodes/host/files.py", "nodes/host/flux_source.py", "nodes/host/hosted_source.py"),
+    "nodes/host/machines.py",
     *("nodes/host/measures.py", "nodes/host/new_model.py", "nodes/host/patcher.py", "nodes/host/refusals.py"),
     *("nodes/host/weight_patches.py", "parallel_runtime/checkpoint.py", "parallel_runtime/cli/check.py"),
     *("parallel_runtime/cli/doctor.py", "parallel_runtime/cli/gpu_checks.py", "parallel_runtime/cli/machine_checks.py"),

@@ -24,6 +24,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/__main__",),
     ("runtime/cli",),
     ("runtime/pool", "runtime/worker"),
+    ("runtime/machines",),
+    ("runtime/rank_environment",),
     ("runtime/models/hosted", "runtime/weights"),
     ("runtime/report",),
     ("runtime/models/registry",),

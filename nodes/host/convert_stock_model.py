@@ -30,11 +30,13 @@ def parallelized(
     *,
     side_branch: bool,
     compiled: bool = False,
+    step_cache: float = 0.0,
 ) -> RemotePatcher:
     """The same MODEL over `devices`, with the plans that `chooser` says.
 
-    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs. LoRAs, model sampling, wrappers and
-    options come along. Raises `ValueError` for a MODEL that cannot be taken.
+    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs, `step_cache` as `remote_patcher`
+    takes it. LoRAs, model sampling, wrappers and options come along. Raises `ValueError` for a MODEL that cannot be
+    taken.
     """
     if isinstance(model, RemotePatcher):
         raise ValueError(f"{NODE}: this MODEL is parallel already; remove {NODE}, and change SP Config instead")
@@ -46,6 +48,7 @@ def parallelized(
         chooser=chooser,
         side_branch=side_branch,
         compiled=compiled,
+        step_cache=step_cache,
         read=read,
     )
     _refuse_what_stays_behind(model, ours.model.patch_kinds)

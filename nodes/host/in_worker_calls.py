@@ -23,7 +23,7 @@ from ...parallel_runtime.models.hosted.calls import apply_call, rows_that_belong
 from ...parallel_runtime.models.hosted.formats import coarse_inputs
 from ...parallel_runtime.models.plans import find_plan
 from ...parallel_runtime.models.plans.whole import find_whole
-from ...parallel_runtime.pool.calls import ModelCall
+from ...parallel_runtime.pool.calls import ModelCall, shape_of
 from ...parallel_runtime.pool.in_worker_sampling import shares
 from .host_loop import HostLoopError
 from .hosted_model import KEPT
@@ -175,6 +175,10 @@ class WholeForm:
             (self._applied(guider, each, x, images, run.engine_options()), call)
             for each, call in zip(seen, inner, strict=True)
         ]
+        if (
+            len(found) > 1 and len({shape_of([call]) for call, _ in found}) == 1
+        ):  # ComfyUI would have made one call of it
+            found = [(replace(call, options={**call.options, "one_call": True}), inside) for call, inside in found]
         return [Cond(*each) for each in sorted(found, key=lambda each: each[0].options["sides"])]
 
     def _refuse_parted(

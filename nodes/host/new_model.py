@@ -15,6 +15,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...parallel_runtime.checkpoint import read_header
 from ...parallel_runtime.cli.counting import Counted, Counts
+from ...parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
 from ...parallel_runtime.models.registry import find_family
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
@@ -81,16 +82,23 @@ def remote_patcher(
     chooser: Chooser,
     side_branch: bool,
     compiled: bool = False,
+    step_cache: float = 0.0,
     read: Reader = read_any,
 ) -> RemotePatcher:
     """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
 
-    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs. `read` chooses who computes it:
-    `read_hosted` has ComfyUI's own modules compute any model.
+    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of
+    the first block's output below which the other blocks are skipped. `read` chooses who computes it: `read_hosted` has
+    ComfyUI's own modules compute any model.
 
-    Raises `ValueError` when the file cannot be used, or the plan does not fit it.
+    Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
     """
     source = read(path, weight_dtype, devices)
+    if step_cache and isinstance(source, Source):
+        raise ValueError(
+            f"step_cache={step_cache:g}: blocks of this pack compute {os.path.basename(path)}, and keep no step cache; "
+            "set step_cache to 0, or use the nodes EasyCache or LazyCache"
+        )
     decision = decide_for(source, chooser)
     pooled = PooledModel(
         devices=devices,
@@ -112,11 +120,14 @@ def remote_patcher(
     patcher = POOLS.root(pooled.weights, make).clone()
     if isinstance(source, HostedSource):
         refuse_unplanned(patcher.model.diffusion_model, decision.plan)
+        refuse_step_cache(patcher.model.diffusion_model, step_cache)
+        refuse_stages_with_cache(decision.plan.pipefusion, step_cache)
     patcher.decision, patcher.origin = decision, object()
     patcher.memory_text = memory_for(source, decision, devices).text
     if decision.model is not None and decision.plan.ranks > 1:
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled and isinstance(source, Source)
+    patcher.step_cache = step_cache
     return patcher
 
 

@@ -6,6 +6,7 @@ source; what nobody here has read is taken not to bear it, unless it says so: a 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import comfy.sampler_helpers
@@ -24,6 +25,24 @@ FUNCTIONS = (
 )
 IN_A_STEP = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
 CALLBACKS_IN_A_STEP = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
+
+
+@dataclass(frozen=True)
+class StepCache:
+    """What a step cache of ComfyUI's skipped in a sampling run, of so many steps."""
+
+    name: str
+    threshold: float
+    skipped: int
+    steps: int
+
+
+def skipped_by_stock(model_options: Mapping[str, Any], *, steps: int) -> StepCache | None:
+    """Of a run with EasyCache or LazyCache that is at its end; None without."""
+    holder = model_options.get("transformer_options", {}).get("easycache")
+    if holder is None or not _is_of(type(holder), STEP_CACHES):
+        return None
+    return StepCache(holder.name, holder.reuse_threshold, holder.total_steps_skipped, steps)
 
 
 def why_calls_keep_order(
@@ -75,13 +94,13 @@ def _first_unknown(around: Iterable[Callable]) -> str | None:
     return None
 
 
-def _is_of(function: Callable, *files: str) -> bool:
+def _is_of(function: Callable | type, *files: str) -> bool:
     """Whether ComfyUI itself brings the function, in one of these files; it names those modules by their paths."""
     folder, _, file = _module(function).replace("\\", "/").replace(".", "/").rpartition("/")
     return file in files and folder.rpartition("/")[2] == "comfy_extras"
 
 
-def _module(function: Callable) -> str:
+def _module(function: Callable | type) -> str:
     return function.__module__ or "no module"
 
 

@@ -42,6 +42,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.choose_again: Callable[[Work], Decision] | None = None
         self.recorder: Recorder | None = None
         self.side_branch = self.compiled = False
+        self.step_cache = 0.0
         self.memory_text = ""  # what a device needs, for people
         self.origin = object()  # the node that made the MODEL, of which clones are
 
@@ -59,7 +60,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy.parent = self.parent or self
         copy.decision, copy.choose_again = self.decision, self.choose_again
         copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
-        copy.origin, copy.memory_text = self.origin, self.memory_text
+        copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
         return copy
 
     def under(self, decision: Decision) -> "RemotePatcher":
@@ -92,6 +93,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             compiled=self.compiled,
             listener=StepText(decision),
             recorder=self.recorder,
+            step_cache=self.step_cache,
             prover=self.model.prover,
             wrapped="model_function_wrapper" in self.model_options,
         )

@@ -133,6 +133,6 @@ class PooledModel:
 
 
 def _is_on(rank: Device, device: torch.device) -> bool:
-    if rank.kind != device.type:
+    if rank.machine or rank.kind != device.type:
         return False
     return rank.kind == "cpu" or rank.index == (device.index or 0)

@@ -18,6 +18,7 @@ from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.deadlines import deadline_from
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.wire.replies import MeasureReply
+from .machines import MACHINES
 
 Devices: TypeAlias = tuple[Device, ...]
 Weights: TypeAlias = tuple[Devices, ModelSpec, tuple[int, bool, int, int]]  # the last is the `kind` of a plan's layout
@@ -111,7 +112,12 @@ class PoolRegistry:
 
     def _pool(self, devices: Devices) -> Pool:
         if devices not in self._pools:
-            self._pools[devices] = Pool(devices, deadline_s=deadline_from(os.environ))
+            further = any(device.machine for device in devices)
+            self._pools[devices] = Pool(
+                devices,
+                deadline_s=deadline_from(os.environ),
+                machines=(lambda _: MACHINES.named(devices)) if further else None,
+            )
         return self._pools[devices]
 
     def _unload(self, weights: Weights, plan: ParallelPlan) -> None:

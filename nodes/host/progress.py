@@ -10,7 +10,7 @@ from server import PromptServer
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.proof import NOT_PROVEN, Proof
 from ...parallel_runtime.wire.replies import StepReply
-from .run_context import StepListener
+from .step_listener import StepListener
 
 INTERVAL_S = 0.2
 

@@ -25,6 +25,7 @@ from ...parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 from ...parallel_runtime.wire.replies import SampleReply, StepReply
 from .cooperative_tasks import TASK, Handed, hand_over
 from .pooled_model import PooledModel
+from .step_listener import StepListener
 
 RUN_KEY = "parallel_dit_run"
 CHECKED_CALLS = 16  # a step makes one or two; each of them with and without what stays for some steps only
@@ -59,25 +60,6 @@ class Recorder:
     rank_load_s: dict[int, float] = field(default_factory=dict)
 
 
-class StepListener:
-    """What hears of steps as they end; this one does nothing with them."""
-
-    def request(self, wall_s: float, ranks: Sequence[StepReply]) -> None:
-        """One exchange with the workers took `wall_s`; `ranks` are their replies, by rank."""
-
-    def compiling(self) -> None:
-        """The workers make graphs of the blocks; told again and again until they have."""
-
-    def proved(self, proof: Proof) -> None:
-        """What is known of the plan, for a kind of call that the run makes; told once for each."""
-
-    def resident_began(self) -> None:
-        """A loop inside the workers begins."""
-
-    def resident_step(self, num_ranks: int) -> None:
-        """A step of a loop inside the workers ends; they report at the end of the loop."""
-
-
 class CallProver(Protocol):
     """Who is asked before each call whether its plan computes what one device does (proving.py)."""
 
@@ -104,6 +86,7 @@ class RunContext:
     decision: Decision
     patches: WeightPatchSet = PRISTINE
     compiled: bool = False
+    step_cache: float = 0.0
     listener: StepListener = field(default_factory=StepListener)
     recorder: Recorder | None = None
     captured: list[ModelCall] | None = None
@@ -188,8 +171,8 @@ class RunContext:
             self.checked.append(kind)
 
     def _pipeline(self, place: str | None) -> dict[str, object]:
-        """What stages keep the keys of a call by; nothing without stages, or where calls look alike."""
-        if self.plan.pipefusion == 1 or place is None or self.wrapped:
+        """What stages keep the keys of a call by, or a step cache what blocks added; nothing where calls look alike."""
+        if (self.plan.pipefusion == 1 and not self.step_cache) or place is None or self.wrapped:
             return {}
         return {"pipeline": {"run": self.run_id, "key": place}}
 
@@ -227,19 +210,20 @@ class RunContext:
         self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
         return result.out
 
-    def engine_options(self) -> dict[str, bool]:
+    def engine_options(self) -> dict[str, object]:
         """What every call asks of the engine."""
         recorder = self.recorder
         return {
             "timed": recorder is not None,
             "trace": recorder is not None and recorder.trace,
             "compiled": self.compiled,
+            **({"step_cache": self.step_cache} if self.step_cache else {}),
         }
 
     def _together(self) -> tuple:
         """What runs have in common whose calls may travel in one request."""
         model, patches = self.model, self.patches
-        return model.devices, model.spec, self.plan, patches.name, patches.side_branch, self.compiled
+        return model.devices, model.spec, self.plan, patches.name, patches.side_branch, self.compiled, self.step_cache
 
     def _send(self, calls: list[ModelCall], check_cancelled: Callable[[], None]) -> list[torch.Tensor]:
         result = self.model.pool.run(

@@ -14,6 +14,7 @@ from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.proof import Proof
 from .clock import synchronized_s
 from .in_worker_sampling import InWorkerSampler
+from .order import StepCache, skipped_by_stock
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .run_context import Recorder, Request, run_of
@@ -42,6 +43,8 @@ class SamplingRecord:
     loop: str = "host"  # where the sampler's loop ran: in ComfyUI, or resident in the workers
     loop_reason: str | None = None  # why a run that could have been resident was not
     proofs: Sequence[Proof] = ()  # what is known of its plan, where ComfyUI's own module computes
+    skipped: StepCache | None = None  # what EasyCache or LazyCache skipped
+    step_cache: float = 0.0  # the threshold of ours
 
     @property
     def requests(self) -> list[Request]:
@@ -177,6 +180,8 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
         samples = executor(guider, sigmas, extra, step_done, *rest, **named)
         record.denoise_s = synchronized_s(device) - marks[0]
         record.proofs = () if context is None else context.proofs
+        record.step_cache = 0.0 if context is None else context.step_cache
+        record.skipped = skipped_by_stock(extra["model_options"], steps=len(record.step_s))
         return samples
 
     return run

@@ -29,8 +29,11 @@ def device_set(devices: Sequence[Device]) -> str:
 
 
 def _kind(devices: Sequence[Device]) -> str:
-    names = [torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in devices]
-    return f"{' + '.join(sorted(set(names)))}, torch {torch.__version__}"
+    here = [device for device in devices if not device.machine]
+    names = [torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in here]
+    further = sorted({device.machine for device in devices if device.machine})
+    there = f" with {' and '.join(further)}" if further else ""
+    return f"{' + '.join(sorted(set(names)))}{there}, torch {torch.__version__}"
 
 
 def look(
@@ -81,19 +84,28 @@ def as_told(calibration: Calibration, *, link: str | None, compiled: bool) -> Ca
 
 def free_bytes(devices: Sequence[Device]) -> list[int]:
     """Free memory of each device; ranks on the CPU share what the host has."""
-    return [
+    here = [device for device in devices if not device.machine]
+    known = [
         torch.cuda.mem_get_info(device.index)[0]
         if device.kind == "cuda"
-        else psutil.virtual_memory().available // len(devices)
-        for device in devices
+        else psutil.virtual_memory().available // len(here)
+        for device in here
     ]
+    return _as_elsewhere(known, devices)
 
 
 def whole_bytes(devices: Sequence[Device]) -> list[int]:
     """All memory of each device. Unlike `free_bytes`, makes no CUDA context, which takes some of every device asked."""
-    return [
+    here = [device for device in devices if not device.machine]
+    known = [
         torch.cuda.get_device_properties(device.index).total_memory
         if device.kind == "cuda"
-        else psutil.virtual_memory().total // len(devices)
-        for device in devices
+        else psutil.virtual_memory().total // len(here)
+        for device in here
     ]
+    return _as_elsewhere(known, devices)
+
+
+def _as_elsewhere(here: list[int], devices: Sequence[Device]) -> list[int]:
+    """The bytes of devices here, and as many as the least of them for each of further machines, which come behind."""
+    return [*here, *[min(here)] * (len(devices) - len(here))]

@@ -3,27 +3,31 @@
 import argparse
 from collections.abc import Sequence
 
-FLUX, WAN = "flux1-dev.safetensors", "wan2.2_t2v.safetensors"
+IMAGES, VIDEOS = "model.safetensors", "wan2.2_t2v.safetensors"
 EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     "doctor": (
         ("", "can these GPUs work together?"),
-        (f"--model {FLUX}", "which plans does this file take here, and how much memory?"),
+        (f"--model {IMAGES}", "which plans does this file take here, and how much memory?"),
         ("--calibrate", "measure the devices, so that plans are predicted from what they do"),
     ),
     "plan": (
         ("", "the best plan on the GPUs of this machine"),
         ("--kind RTX3090 --file-dtype fp8", "on two RTX 3090, with an fp8 file"),
         ("--kind H100 --devices 4 --width 2048 --height 2048 --cfg 4", "a large image with a negative prompt"),
-        (f"--model {WAN} --frames 33 --comfyui ../..", "a video model"),
+        (f"--model {VIDEOS} --frames 33 --comfyui ../..", "a video model"),
     ),
     "verify": (
-        (f"--model {FLUX} --plan ulysses=2", "does a plan compute what one process does?"),
-        (f"--model {FLUX} --plan ring=2 --negative-control", "does this check notice a wrong plan? It must fail"),
-        (f"--model {WAN} --plan ulysses=2 --frames 33 --comfyui ../..", "a video model"),
+        (f"--model {IMAGES} --plan ulysses=2", "does a plan compute what one process does?"),
+        (f"--model {IMAGES} --plan ring=2 --negative-control", "does this check notice a wrong plan? It must fail"),
+        (f"--model {VIDEOS} --plan ulysses=2 --frames 33 --comfyui ../..", "a video model"),
     ),
     "bench": (
-        (f"--model {FLUX} --plan ulysses=2", "is a plan faster than one device?"),
-        (f"--model {FLUX} --plan ulysses=2 --plan ring=2 --chart bench.png", "two plans, drawn"),
+        (f"--model {IMAGES} --plan ulysses=2", "is a plan faster than one device?"),
+        (f"--model {IMAGES} --plan ulysses=2 --plan ring=2 --chart bench.png", "two plans, drawn"),
+    ),
+    "join": (
+        ("10.0.0.1:29400 --token-file token.txt", "offer all GPUs of this machine to the ComfyUI at 10.0.0.1"),
+        ("10.0.0.1:29400 --token-file token.txt --devices cuda:1 --models /data/models", "one GPU, models elsewhere"),
     ),
 }
 HELP = {
@@ -31,6 +35,7 @@ HELP = {
     "plan": "which plan is best for a model and an image, how long it takes, and why; starts nothing",
     "verify": "does a plan compute what one process of unmodified diffusers or ComfyUI computes?",
     "bench": "how fast is a plan, beside one device and one process?",
+    "join": "offer this machine's devices to a ComfyUI on another machine",
 }
 
 
@@ -61,6 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_plan(made["plan"])
     _add_verify(made["verify"])
     _add_bench(made["bench"])
+    _add_join(made.pop("join"))
     for each in made.values():
         each.add_argument("--json", action="store_true", help="print the whole report as JSON, for programs")
     return parser
@@ -114,6 +120,19 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--negative-control", action="store_true", help="make the plan wrong: must fail")
 
 
+def _add_join(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("address", metavar="HOST:PORT", help="where that ComfyUI's SP Config lets machines join")
+    parser.add_argument(
+        "--token-file", required=True, metavar="FILE", help="the same secret on all machines, mode 0600"
+    )
+    parser.add_argument("--devices", default="all", help="all, a count, cuda:0,cuda:1 or cpu:2 (default: all)")
+    parser.add_argument("--models", nargs="+", metavar="FOLDER", help="where this machine's models lie, searched below")
+    parser.add_argument(
+        "--comfyui", metavar="PATH", help="this machine's ComfyUI folder (default: where the pack lies)"
+    )
+    parser.add_argument("--name", help="of this machine in messages (default: its host name)")
+
+
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_workload(parser, plans="append")
     parser.add_argument("--warmup", type=int, default=5, help="runs of each that are thrown away (default 5)")
@@ -127,7 +146,7 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, default=1024, help="pixels (default 1024)")
     parser.add_argument("--height", type=int, default=1024, help="pixels (default 1024)")
     parser.add_argument("--frames", type=int, help="frames of a video (default: a few)")
-    parser.add_argument("--text-tokens", type=int, default=512, help="tokens of the prompt (default 512, Flux.1's)")
+    parser.add_argument("--text-tokens", type=int, default=512, help="tokens of the prompt (default 512)")
     parser.add_argument("--batch", type=int, default=1, help="images at once (default 1)")
     parser.add_argument(
         "--comfyui",

@@ -77,9 +77,8 @@ def _model(arguments: argparse.Namespace, progress: Progress) -> tuple[AnyModel,
 
 def _counted(arguments: argparse.Namespace, work: Work) -> tuple[CountedModel, Work]:
     """A model of ComfyUI's, which says itself how many tokens an image has."""
-    for option, what in (("compiled", "compiled"), ("stale", "predicted as a pipeline")):
-        if getattr(arguments, option):
-            raise ValueError(f"--{option}: only {titles()} is {what} so far; leave --{option} out")
+    if arguments.compiled:
+        raise ValueError(f"--compiled: only {titles()} is compiled so far; leave --compiled out")
     comfyui = find_comfyui(arguments.comfyui)
     size = {"width": arguments.width, "height": arguments.height, "frames": arguments.frames}
     counted = Counts().of(arguments.model, arguments.dtype, comfyui, **size)

@@ -12,7 +12,7 @@ constants are given, nothing is asked or started.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..devices import Device
+from ..devices import Device, ranks_by_machine
 from ..plan import WEIGHTS, ParallelPlan, auto_plan
 from .choose import HEADROOM, WORTHWHILE, AnyModel, Choice, choose_plan, needed
 from .hardware import GIB, Calibration
@@ -70,13 +70,14 @@ def automatic_plan(
     `everything`: the plan that uses all devices, where nothing is known of them or nothing fits.
     Raises `ValueError` when one device is asked to shard, or there are more devices than a pool has.
     """
-    everything = replace(everything or auto_plan(len(devices), model.heads), weights=weights)
+    machines = ranks_by_machine(devices)
+    everything = replace(everything or auto_plan(len(devices), model.heads, ranks_by_machine=machines), weights=weights)
     if calibration is None and devices[0].kind == "cpu":
         return Decision(plan=everything, reasons=_on_cpu(everything))
     allowed = WEIGHTS if weights == WEIGHTS[0] else (weights,)
     if calibration is None:
         return _unknown(model, work, everything, min(free), allowed)
-    choice = choose_plan(model, work, free, calibration, weights=allowed)
+    choice = choose_plan(model, work, free, calibration, weights=allowed, ranks_by_machine=machines)
     if choice.plan is None:
         plan = replace(everything, weights="offloaded" if len(allowed) > 1 else weights)
         return Decision(plan=plan, reasons=(*choice.reasons, _trying(plan)), work=work, model=model)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from ..plan import AXES, WEIGHTS, Layout, ParallelPlan
+from ..plan import AXES, WEIGHTS, Layout, ParallelPlan, crossing
 from .cost import Cost, step_cost
 from .counted import CountedModel, counted_cost, counted_memory
 from .hardware import GIB, Calibration, Rates
@@ -70,12 +70,14 @@ def choose_plan(
     weights: Sequence[str] = WEIGHTS,
     held: Layout | None = None,
     num_ranks: int | None = None,
+    ranks_by_machine: Sequence[int] = (),
 ) -> Choice:
     """The best plan of `model` for `work` on `devices`, given as free bytes of each, in rank order.
 
     `stale` also weighs PipeFusion, whose result differs from one process's. `weights`: the kinds that are weighed;
     `held`: how they lie already, if only plans that they serve are to be weighed. `num_ranks`: of the pool, by default
-    one a device. Raises `ValueError` without devices.
+    one a device. `ranks_by_machine`, where they are several: how many each has; only plans that fit are weighed.
+    Raises `ValueError` without devices.
     """
     if not devices:
         raise ValueError("no devices to plan for; give at least one")
@@ -84,6 +86,7 @@ def choose_plan(
         for ranks in range(1, len(devices) + 1)
         for plan in useful_plans(ranks, model=model, work=work, stale=stale)
         if plan.weights in weights and (held is None or held.serves(plan.layout))
+        if not crossing(plan.ulysses, plan.ranks, ranks_by_machine)
     )
     table = tuple(sorted(weighed, key=lambda row: (row.run_s, row.plan.ranks)))
     fitting = [row for row in table if row.fits]
@@ -104,7 +107,9 @@ def useful_plans(ranks: int, *, model: AnyModel, work: Work, stale: bool) -> Ite
         data, cfg, stages, _, ulysses = degrees
         if prod(degrees) != ranks or work.batch % data or cfg > (2 if work.guided else 1):
             continue
-        if isinstance(model, ModelShape) and (stages > (model.blocks if stale else 1) or model.heads % ulysses):
+        if stages > 1 and not stale:
+            continue
+        if isinstance(model, ModelShape) and (stages > model.blocks or model.heads % ulysses):
             continue
         for weights in WEIGHTS:
             if weights == "sharded" and ranks == data * stages:

@@ -14,11 +14,16 @@ is ceil(H / U) / H of the heads (1 / U where H < U, with keys gathered) and 1 / 
     (q, k, v and output) / N (U - 1) / U in all-to-alls, (R - 1) times (k, v) / N around the ring, and what is gathered
 
 and the host takes its time to start each operation. Weights are read once a call.
+
+In a pipeline each call begins and ends with the pipeline empty: M patches pass S stages in M + S - 1 turns, each with
+blocks / S. A patch has its part of the picture and the whole text, and attends to all keys; stages hand on one tensor
+of the width of the queries. What is outside of the blocks counts as part of them.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ..parallel.shard import split_lengths
@@ -37,7 +42,8 @@ class CountedModel:
     """A model as it was counted, at activations and weights of the bytes that it was counted with.
 
     `numbers_per_token`: numbers of a row's latent that make a token. `key_heads`: fewest heads of keys of attention
-    that ranks share, 0 where they share none. `block_bytes`: of each block that ranks with sharded weights share.
+    that ranks share, 0 where they share none. `block_bytes`: of each block that ranks with sharded weights share;
+    `staged_blocks`: of how many stages may have a part, 0 where none may.
     `whole_batches`: all rows of a call are one rank's. `from_real_calls`: its forward reads values, so it was computed.
     """
 
@@ -48,6 +54,7 @@ class CountedModel:
     key_heads: int
     weight_bytes: int
     block_bytes: tuple[int, ...]
+    staged_blocks: int = 0
     whole_batches: bool = False
     from_real_calls: bool = False
 
@@ -63,6 +70,7 @@ class CountedModel:
                 key_heads=int(counted["key_heads"]),
                 weight_bytes=int(counted["weight_bytes"]),
                 block_bytes=tuple(counted["block_bytes"]),
+                staged_blocks=int(counted["staged_blocks"]),
                 whole_batches=bool(counted["whole_batches"]),
                 from_real_calls=bool(counted["from_real_calls"]),
             )
@@ -90,7 +98,7 @@ class CountedModel:
 
     def may_run(self, plan: ParallelPlan) -> bool:
         """Whether its ranks can share calls so."""
-        if plan.pipefusion > 1 or (plan.parts > 1 and not self.shares_tokens):
+        if plan.pipefusion > max(1, self.staged_blocks) or (plan.parts > 1 and not self.shares_tokens):
             return False
         return not self.whole_batches or (plan.batch_groups == 1 or plan.weights == "sharded")
 
@@ -117,11 +125,16 @@ class Amounts:
     gathers: float
 
 
-def amounts_of(model: CountedModel, work: Work, plan: ParallelPlan, *, merge_passes: float = 0.0) -> Amounts:
-    """Of a row under a plan; `merge_passes` as `Software` has them."""
+def amounts_of(
+    model: CountedModel, whole: Work, plan: ParallelPlan, *, merge_passes: float = 0.0, patches: int = 1
+) -> Amounts:
+    """Of a row under a plan, in all blocks; `merge_passes` as `Software` has them; of the largest of `patches`."""
     parts, ulysses, ring = plan.parts, plan.ulysses, plan.ring
+    work = replace(whole, image_tokens=math.ceil(whole.image_tokens / patches))
 
     def count(name: str) -> float:
+        if name.startswith("attended.") and patches > 1:  # its queries, and the keys of all
+            return model.count(name, whole, parts) * work.tokens / whole.tokens
         return model.count(name, work, parts)
 
     heads = model.heads
@@ -158,8 +171,35 @@ def _value(polynomials: Mapping[str, Polynomial], name: str, work: Work) -> floa
 
 def counted_cost(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration) -> Cost:
     """The time of one step of this plan."""
+    parts = _pass_s(model, work, plan, calibration, patches=1)
+    warmup_step_s = sum(parts)
+    if plan.pipefusion > 1:
+        handed = partial(_handed_s, model, work, plan, calibration)
+        warmup_step_s += (plan.pipefusion - 1) * handed(patches=1)
+        compute, communication, launch = _pass_s(model, work, plan, calibration, patches=plan.num_patches)
+        turns = plan.num_patches + plan.pipefusion - 1
+        factor = turns * math.ceil(model.staged_blocks / plan.pipefusion) / model.staged_blocks
+        hand_over = handed(patches=plan.num_patches)
+        turn = (compute + communication + launch) * factor / turns
+        waited = (plan.pipefusion - 1) * hand_over + plan.num_patches * max(0.0, hand_over - turn)
+        parts = (compute * factor, communication * factor + waited, launch * factor)
+    compute, communication, launch = parts
+    return Cost(
+        step_s=compute + communication + launch,
+        compute_s=compute,
+        communication_s=communication,
+        launch_s=launch,
+        warmup_step_s=warmup_step_s,
+    )
+
+
+def _pass_s(
+    model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, patches: int
+) -> tuple[float, float, float]:
+    """Seconds of compute, communication and launch of a patch of every call of a step through all blocks."""
     rates, link, software = calibration.rates, calibration.link, calibration.software
-    amounts, rows = amounts_of(model, work, plan, merge_passes=software.merge_passes), rows_per_group(work, plan)
+    amounts = amounts_of(model, work, plan, merge_passes=software.merge_passes, patches=patches)
+    rows = rows_per_group(work, plan)
     compute = amounts.matmul_flops / rates.matmul_flops
     compute += rates.attention_s(amounts.attention_flops, amounts.scores) + rates.moving_s(amounts.moved_bytes)
     calls = 2 if work.guided and plan.cfg == 1 else 1  # prompt and negative read the weights one after another
@@ -172,24 +212,29 @@ def counted_cost(model: CountedModel, work: Work, plan: ParallelPlan, calibratio
     launch = calls * amounts.operations * software.operation_s
     if rates.asynchronous:
         launch = max(0.0, launch - compute - communication)
-    step = compute + communication + launch
-    return Cost(
-        step_s=step,
-        compute_s=compute,
-        communication_s=communication,
-        launch_s=launch,
-        warmup_step_s=step,
-    )
+    return compute, communication, launch
+
+
+def _handed_s(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, patches: int) -> float:
+    """Seconds until the next stage has a patch of every call of a step."""
+    patch = replace(work, image_tokens=math.ceil(work.image_tokens / patches))
+    handed = model.count("query_bytes", patch) / 2 / max(1.0, model.count("exchanges", patch)) / plan.parts
+    calls = 2 if work.guided and plan.cfg == 1 else 1
+    return rows_per_group(work, plan) * handed / calibration.link.bandwidth + calls * calibration.link.latency_s
 
 
 def _weights_s(model: CountedModel, plan: ParallelPlan, calibration: Calibration) -> float:
     """Seconds to bring all blocks' weights to the device, where it does not hold them all."""
-    shards, link, num_bytes = plan.replica_ranks, calibration.link, sum(model.block_bytes)
+    shards, link = plan.replica_ranks // plan.pipefusion, calibration.link
+    num_bytes = sum(model.block_bytes) / plan.pipefusion
     seconds = 0.0
     if plan.weights == "offloaded":
         seconds += num_bytes / shards / calibration.rates.host_bandwidth
     if plan.weights != "replicated" and shards > 1:
-        seconds += num_bytes * (shards - 1) / shards / link.bandwidth + len(model.block_bytes) * link.latency_s
+        seconds += (
+            num_bytes * (shards - 1) / shards / link.bandwidth
+            + len(model.block_bytes) / plan.pipefusion * link.latency_s
+        )
     return seconds
 
 
@@ -198,18 +243,19 @@ def counted_memory(
 ) -> Memory:
     """What one rank needs, of a pool of `num_ranks` ranks: by default as many as the plan has."""
     rows, blocks, host = rows_per_group(work, plan), sum(model.block_bytes), 0.0
-    weights = float(model.weight_bytes)
+    weights = model.weight_bytes - blocks * (1 - 1 / plan.pipefusion)
     if plan.weights != "replicated":
-        at_hand = min(blocks, BLOCKS_AT_HAND * model.largest_block)
+        at_hand = min(blocks / plan.pipefusion, BLOCKS_AT_HAND * model.largest_block)
         kept = blocks / (plan.ranks // plan.data)
         weights = model.weight_bytes - blocks + at_hand + (kept if plan.weights == "sharded" else 0.0)
         host = kept if plan.weights == "offloaded" else 0.0
+    buffers = rows * model.count("key_bytes", work) / plan.pipefusion / plan.parts if plan.pipefusion > 1 else 0.0
     exchanges = max(1.0, model.count("exchanges", work))
     an_exchange = (model.count("query_bytes", work) + 2 * model.count("key_bytes", work)) / exchanges / plan.parts
     return Memory(
         weights=round(weights),
         activations=round(rows * model.count("held_bytes", work, plan.parts)),
-        buffers=round(2 * rows * an_exchange) if plan.parts > 1 else 0,
+        buffers=round(buffers + (2 * rows * an_exchange if plan.parts > 1 else 0.0)),
         runtime=runtime_bytes(plan, rates, num_ranks or plan.ranks),
         host_bytes=round(host),
     )

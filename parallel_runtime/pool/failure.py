@@ -14,6 +14,7 @@ from ..errors import PoolError, SilentWorkersError
 from ..wire.replies import RankError
 from .known_errors import recognise
 from .process import RankProcess
+from .remote_ranks import RemoteRank
 
 FRESH = "the next prompt starts fresh workers"
 AGAIN = "the next prompt tries again"
@@ -65,7 +66,7 @@ def other_version(rank: int, found: str) -> Failure | None:
     return Failure(rank, cause, remedy="restart ComfyUI")
 
 
-def silence(rank: RankProcess, asked: str, *, now: float, deadline_s: float) -> Failure:
+def silence(rank: RankProcess | RemoteRank, asked: str, *, now: float, deadline_s: float) -> Failure:
     """The failure of a rank that shows no life at `now` (monotonic clock)."""
     held = " and its process is held by a signal" if rank.is_stopped() else ""
     return Failure(

@@ -8,16 +8,17 @@ and ended (supervisor.py), nor when failures are too many (failures.py).
 import itertools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..devices import STOCK_NODES, missing_system
 from ..errors import PoolError, SilentWorkersError
+from ..machines.machine import Machine
+from ..rank_environment import RankSettings
 from . import nccl_files
 from .deadlines import PEER_CHECK_S
 from .failures import Failures
 from .held_weights import Check
-from .process import RankSettings
 from .status import first_line
 from .supervisor import Generation
 from .worker_group import WorkerGroup
@@ -37,6 +38,7 @@ class WorkerSettings:
     segment_bytes: int
     budget_bytes: int | None
     check_peers: bool
+    machines: Callable[[Check], Sequence[Machine]]
 
 
 class Generations:
@@ -83,6 +85,7 @@ class Generations:
             start_deadline_s=settings.start_deadline_s,
             on_death=self._bury,
             on_failure=self._note_failure,
+            machines=settings.machines(check),
         )
         workers = self.workers = WorkerGroup(
             generation,

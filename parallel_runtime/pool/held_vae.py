@@ -12,9 +12,12 @@ from typing import NamedTuple
 import torch
 
 from ..checkpoint import ComfyUI
+from ..wire.replies import MemoryReply
+from ..wire.requests import Unload
 from ..wire.vae_messages import DecodeReply, DecodeTiles, HoldVae
 from .arena import Arena, Extent, dtype_name
 from .held_weights import Ask, Check
+from .supervisor import Request
 
 ENOUGH_BYTES = 64 << 20  # of weights in one message
 MAX_NAMES = 500  # of weights in one message, whose text is limited
@@ -65,12 +68,14 @@ class HeldVae:
         self._ask, self._arena, self._handles = ask, arena, handles
         self._num_ranks, self._load_deadline_s = num_ranks, load_deadline_s
         self._held: tuple[str, int] | None = None
+        self.partly_held = 0  # the handle of one whose weights did not all come, and ranks may keep; 0: none
 
     def hold(self, vae: VaeWeights, check: Check) -> Held:
-        """Have the VAE on every rank, in place of any other. Given up, no rank counts as having it."""
+        """Have the VAE on every rank, in place of any other. Given up, no rank counts as having it; `free` is due."""
         if self._held is not None and self._held[0] == vae.key:
             return Held(self._held[1], 0.0)
         began, self._held, handle = time.perf_counter(), None, next(self._handles)
+        self.partly_held = handle
         batches = list(_batches(vae.tensors))
         for number, names in enumerate(batches):
             request = HoldVae(
@@ -84,8 +89,19 @@ class HeldVae:
             )
             placed = self._arena.place({f"w{at}": vae.tensors[name] for at, name in enumerate(names)})
             self._ask(request, check, placed.specs, deadline_s=self._load_deadline_s)
-        self._held = (vae.key, handle)
+        self._held, self.partly_held = (vae.key, handle), 0
         return Held(handle, time.perf_counter() - began)
+
+    def free(self, check: Check) -> None:
+        """Have no rank keep any of a VAE; nothing where none does."""
+        if self._held is not None:
+            self.partly_held, self._held = self._held[1], None
+        if self.partly_held:
+
+            def freed(_: Request[MemoryReply]) -> None:
+                self.partly_held = 0
+
+            self._ask(Unload(model=self.partly_held), check, on_done=freed)
 
     def decode(
         self,

@@ -6,6 +6,8 @@ through whole; later ones use what the one before left. Keys are those of the ru
 request is of these runs or some of them: with another run, model or plan, nothing is known, and everything is warm-up.
 A call of another shape, number or batch group is warm-up too. One without the option is warm-up and leaves nothing.
 
+A step cache says its calls in the same way, and ranks keep what blocks added (models/hosted/first_block.py).
+
 Owns the book. The parent keeps it, so that all ranks do the same; ranks keep the tensors (worker/pipelined_step.py).
 """
 

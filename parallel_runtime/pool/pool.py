@@ -19,7 +19,9 @@ from typing import Any
 from ..checkpoint import ModelSpec
 from ..devices import Device
 from ..errors import PoolError
-from ..plan import MAX_RANKS, Layout, ParallelPlan
+from ..machines.machine import Machine
+from ..plan import MAX_RANKS, Layout, ParallelPlan, refuse_unfit_machines
+from ..rank_environment import RankSettings
 from ..weight_patch import PRISTINE, WeightPatchSet
 from ..wire.protocol import Op
 from ..wire.replies import MeasureReply, ProbeReply
@@ -30,7 +32,7 @@ from .held_vae import HeldVae
 from .held_weights import Check, OnProgress
 from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, refuse_unfit
 from .models import LoadResult
-from .process import RankSettings, available_cpus
+from .process import available_cpus
 from .status import State, describe, first_line
 from .supervisor import Answer
 from .worker_group import WorkerGroup
@@ -86,6 +88,10 @@ class Pool:
     `check_peers`: exchange a known pattern after each start, and start again without peer access between GPUs when it
     arrives damaged, or not at all within 20 s. By default where each rank has a CUDA device of its own.
 
+    `machines(check)`: further machines, whose ranks follow those of this one, in order; asked when workers start, and
+    again when a plan needs more ranks than there are. It may wait, and calls `check` meanwhile. Their devices may be
+    named among `devices`, at the end.
+
     `check_cancelled`, wherever it is taken, is called about every 50 ms in the caller's thread and cancels by raising.
     """
 
@@ -102,10 +108,14 @@ class Pool:
         segment_bytes: int = SEGMENT_BYTES,
         memory_budget_bytes: int | None = None,
         check_peers: bool | None = None,
+        machines: Callable[[Check], Sequence[Machine]] | None = None,
     ) -> None:
         if not 1 <= len(devices) <= MAX_RANKS:
             raise ValueError(f"{len(devices)} devices for a pool; name 1 to {MAX_RANKS}")
-        threads = max(1, available_cpus() // len(devices)) if threads_per_rank is None else threads_per_rank
+        here = tuple(device for device in devices if not device.machine)
+        if not here:
+            raise ValueError("no device of this machine for a pool; name one, whose rank passes results on")
+        threads = max(1, available_cpus() // len(here)) if threads_per_rank is None else threads_per_rank
         if threads < 1:
             raise ValueError(f"threads_per_rank={threads} is below 1; use at least one thread")
         self.devices = devices
@@ -113,7 +123,7 @@ class Pool:
         self.deadline_s = checked(deadline_s)
         self._pace = Pace()
         self._lock = RequestLock()
-        ranks = RankSettings(devices=devices, threads=threads, engine=engine, python_path=python_path)
+        ranks = RankSettings(devices=here, threads=threads, engine=engine, python_path=python_path)
         settings = WorkerSettings(
             deadline_s=lambda: self.deadline_s,
             start_deadline_s=checked(start_deadline_s),
@@ -121,7 +131,9 @@ class Pool:
             segment_bytes=segment_bytes,
             budget_bytes=memory_budget_bytes,
             check_peers=ranks.backend == "nccl" if check_peers is None else check_peers,
+            machines=machines or (lambda _: ()),
         )
+        self._machines = machines
         self._generations = Generations(ranks, settings, lock=self._lock.lock)
 
     def __enter__(self) -> "Pool":
@@ -174,7 +186,7 @@ class Pool:
         """
         self._refuse_plan(plan)
         with self._lock.acquire(check_cancelled) as check:
-            workers = self._ready(check)
+            workers = self._ready(check, plan)
             model = workers.load(spec, self._layout(plan), check, plan=plan, progress=progress)
             if patches is not None:
                 workers.patch(model, patches, check)
@@ -231,7 +243,7 @@ class Pool:
         self._refuse_plan(plan)
         batch_groups = shared_out(calls, plan)
         with self._lock.acquire(check_cancelled) as check:
-            workers = self._ready(check)
+            workers = self._ready(check, plan)
             ensured = workers.ensure(spec, plan, patches, check)
             shape = (spec, plan, shape_of(calls))
             deadline_s = self._pace.deadline_s(shape, least_s=self.deadline_s)
@@ -258,7 +270,7 @@ class Pool:
         self._refuse_plan(plan)
         refuse_unfit(plan, run)
         with self._lock.acquire(check_cancelled) as check:
-            workers = self._ready(check)
+            workers = self._ready(check, plan)
             ensured = workers.ensure(spec, plan, patches, check)
             return workers.sample(ensured, plan, run, check, on_step=on_step)
 
@@ -276,14 +288,14 @@ class Pool:
         """Send a known pattern over the plan's mesh: how many bytes arrived wrong, by rank. Raises PoolError."""
         self._refuse_plan(plan)
         with self._lock.acquire(None) as check:
-            workers = self._ready(check)
+            workers = self._ready(check, plan)
             return workers.check_pattern(workers.mesh(plan, check), check)
 
     def probe(self, plan: ParallelPlan) -> list[ProbeReply]:
         """Amounts and seconds of matrices, attention, memory and exchanges over ulysses, by rank. Raises PoolError."""
         self._refuse_plan(plan)
         with self._lock.acquire(None) as check:
-            workers = self._ready(check)
+            workers = self._ready(check, plan)
             return workers.probe(workers.mesh(plan, check), check)
 
     def close(self) -> None:
@@ -304,12 +316,28 @@ class Pool:
             peer_access=self._generations.peer_access,
         )
 
-    def _ready(self, check: Check) -> WorkerGroup:
-        """Workers that owe nothing and wait for a request; fresh ones where there are none."""
-        workers = self._settled(check) or self._generations.start(check)
+    def _ready(self, check: Check, plan: ParallelPlan | None = None) -> WorkerGroup:
+        """Workers that owe nothing and wait for a request; fresh ones where there are none, or too few for the plan.
+
+        Raises ValueError for a plan that the machines which are there cannot run.
+        """
+        workers = self._settled(check)
+        if workers is not None and plan is not None and plan.ranks > len(workers.generation.ranks):
+            workers = self._with_more_machines(workers, check)
+        workers = workers or self._generations.start(check)
         while not workers.copies_are_sound:
             workers = self._generations.check_copies(workers, check)
+        if plan is not None and self._machines is not None:
+            refuse_unfit_machines(plan, workers.generation.devices_by_machine)
         return workers
+
+    def _with_more_machines(self, workers: WorkerGroup, check: Check) -> WorkerGroup | None:
+        """The workers, or None once they have been ended because more machines have joined since they started."""
+        joined = () if self._machines is None else self._machines(check)
+        if all(machine in workers.generation.machines for machine in joined):
+            return workers
+        self._generations.stop()
+        return None
 
     def _settled(self, check: Check) -> WorkerGroup | None:
         """The living workers, once they owe nothing; None when there are none, or none any more."""
@@ -324,10 +352,12 @@ class Pool:
         return workers
 
     def _layout(self, plan: ParallelPlan | None) -> Layout:
-        return Layout(ranks=len(self.devices)) if plan is None else plan.layout
+        workers = self._generations.workers
+        num_ranks = len(self.devices) if workers is None else len(workers.generation.ranks)
+        return Layout(ranks=num_ranks) if plan is None else plan.layout
 
     def _refuse_plan(self, plan: ParallelPlan | None) -> None:
-        if plan is not None and plan.ranks > len(self.devices):
+        if plan is not None and self._machines is None and plan.ranks > len(self.devices):
             raise ValueError(
                 f"plan {plan.describe()} needs {plan.ranks} ranks, the pool has {len(self.devices)}; "
                 "name more devices or lower a degree"

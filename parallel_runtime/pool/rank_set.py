@@ -8,13 +8,16 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
+from ..machines.machine import Machine
+from ..rank_environment import RankSettings
 from ..wire import nccl_segments
 from ..wire.channel import Attach, Segment, SegmentTable
 from ..wire.protocol import Message, Op
-from .process import RankProcess, RankSettings, spawn
+from .process import RankProcess, spawn
+from .remote_ranks import RemoteRank, RemoteRanks
 from .watcher import Watcher
 
 STOP_S = 2.0  # how long idle ranks get to end by themselves
@@ -28,7 +31,8 @@ class RankSet:
     def __init__(self, number: int) -> None:
         self.number = number
         self.ended = False
-        self.ranks: list[RankProcess] = []
+        self.ranks: list[RankProcess | RemoteRank] = []
+        self.remote: RemoteRanks | None = None
         self.segments: SegmentTable
         self.watcher: Watcher
         self._epoll: select.epoll
@@ -39,23 +43,35 @@ class RankSet:
         settings: RankSettings,
         segment_bytes: int,
         *,
+        machines: Sequence[Machine],
+        deadline_s: float,
         announce: Callable[[Attach, int], None],
         on_death: Callable[[], None],
     ) -> None:
-        """Start all ranks; `announce` is to hand them their first segment. Raises OSError; `end` ends what there is."""
+        """Start all ranks; `announce` is to hand them their first segment. Raises OSError; `end` ends what there is.
+
+        Machines have `deadline_s` for their ranks to start. Raises PoolError for one that is lost.
+        """
         with ExitStack() as used:
-            store = os.memfd_create("parallel-dit-store", os.MFD_CLOEXEC)
-            used.callback(os.close, store)
-            os.fchmod(store, 0o600)
+            store = None
+            if machines:
+                self.remote = RemoteRanks(machines, settings)
+                settings = self.remote.meet(settings)
+            else:
+                store = os.memfd_create("parallel-dit-store", os.MFD_CLOEXEC)
+                used.callback(os.close, store)
+                os.fchmod(store, 0o600)
             segment, segment_fd = Segment.create(segment_bytes)
             used.callback(os.close, segment_fd)
             self.segments = SegmentTable(segment)
             self._epoll = self._held.enter_context(select.epoll(flags=select.EPOLL_CLOEXEC))
             for rank in range(len(settings.devices)):
-                process = spawn(rank, settings, generation=self.number, store_fd=store)
-                self.ranks.append(process)
-                self._epoll.register(process.channel, select.EPOLLIN)
-                self._epoll.register(process.pidfd, select.EPOLLIN)
+                self.ranks.append(spawn(rank, settings, generation=self.number, store_fd=store))
+            if self.remote is not None:
+                self.ranks += self.remote.start(settings, generation=self.number, deadline_s=deadline_s)
+            for each in self.ranks:
+                self._epoll.register(each.channel, select.EPOLLIN)
+                self._epoll.register(each.pidfd, select.EPOLLIN)
             self.watcher = Watcher(self.ranks, on_death=on_death)
             self._held.callback(self.watcher.stop)
             announce(Attach(segment=0, num_bytes=segment_bytes, drop=()), segment_fd)
@@ -81,10 +97,14 @@ class RankSet:
             return
         self.ended = True
         segments = nccl_segments.segments_of(rank.pid for rank in self.ranks)  # NCCL removes none of a killed rank's
+        if self.remote is not None:
+            self.remote.kill()
         for rank in self.ranks:
             rank.kill()
         for rank in self.ranks:
             if not rank.reap():
                 _log.warning("rank %d (process %d) does not end after SIGKILL", rank.rank, rank.pid)
+        for machine in () if self.remote is None else self.remote.reap():
+            _log.warning("%s does not say that its ranks have ended", machine)
         nccl_segments.remove(segments)
         self._held.close()

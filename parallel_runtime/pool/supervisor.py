@@ -22,19 +22,22 @@ every other to its end or to a wait, and then nobody gets on.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ..checkpoint import ModelSpec
 from ..errors import PoolError
+from ..machines.machine import LOOK_THERE, Machine
+from ..rank_environment import RankSettings
 from ..wire.channel import Attach
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from .failure import FRESH, Failure, choose, explain, failure_of_error, other_version, pool_error, silence, system_error
-from .process import RankProcess, RankSettings
+from .process import RankProcess
 from .rank_set import RankSet
+from .remote_ranks import RemoteRank
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
 HELD_UP = 0.5  # of the deadline: a pause of ours, such as a frozen container's or a caller's, and silence starts anew
@@ -85,19 +88,39 @@ class Generation(RankSet):
         start_deadline_s: float,
         on_death: Callable[["Generation"], None],
         on_failure: Callable[[PoolError], None],
+        machines: Sequence[Machine] = (),
     ) -> None:
         super().__init__(number)
         self.in_flight: Request[Any] | None = Request(Op.READY, 0, start_deadline_s, Ready)
-        self._devices = settings.devices
         self.mapped: dict[int, ModelSpec] = {}  # the files whose pages ranks may have, by whatever number
         self._signs: list[Failure] = []  # what went wrong, in the order seen
         self._last_words: dict[int, Failure] = {}  # of ranks that are not listened to any more
         self._whole = True  # false while something has been sent to some ranks and not to all
         self._on_failure = on_failure
         try:
-            self._start(settings, segment_bytes, announce=self.attach, on_death=lambda: on_death(self))
+            self._start(
+                settings,
+                segment_bytes,
+                machines=machines,
+                deadline_s=start_deadline_s,
+                announce=self.attach,
+                on_death=lambda: on_death(self),
+            )
+        except PoolError as error:
+            raise self.fail(error) from error
         except OSError as error:
             raise self.fail(system_error("a rank cannot be started", error)) from error
+
+    @property
+    def machines(self) -> list[Machine]:
+        """The further machines that have a part in it, in the order of their ranks."""
+        return [] if self.remote is None else self.remote.machines
+
+    @property
+    def devices_by_machine(self) -> tuple[int, ...]:
+        """How many ranks each machine has, ours first."""
+        further = [len(machine.devices) for machine in self.machines]
+        return (len(self.ranks) - sum(further), *further)
 
     @property
     def ready(self) -> bool:
@@ -168,7 +191,20 @@ class Generation(RankSet):
 
     def _packets(self, op: Op, request: int, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()) -> list[bytes]:
         """One message for each rank, encoded."""
-        return [encode(Message(op, rank.rank, self.number, request, body, tensors)) for rank in self.ranks]
+        remote = self.remote
+        return [
+            encode(
+                Message(
+                    op,
+                    rank.rank,
+                    self.number,
+                    request,
+                    body if remote is None else remote.body_for(rank, op, body),
+                    tensors,
+                )
+            )
+            for rank in self.ranks
+        ]
 
     def _send(self, packets: list[bytes], fds: tuple[int, ...] = ()) -> None:
         self._whole = False
@@ -183,6 +219,9 @@ class Generation(RankSet):
     def _take_in(self, timeout_s: float) -> None:
         """Wait for something to happen and take it in. Raises PoolError when a rank has failed."""
         self._look(timeout_s)
+        if self.remote is not None:
+            ended = self.remote.ended_early(self.ranks)
+            self._signs += [Failure(rank, cause, remedy=f"{LOOK_THERE}; {FRESH}") for rank, cause in ended.items()]
         if self._signs:
             raise self._failed()
 
@@ -195,7 +234,7 @@ class Generation(RankSet):
             if rank.pidfd in ready:
                 self._judge_death(rank)
 
-    def _hear(self, rank: RankProcess) -> None:
+    def _hear(self, rank: RankProcess | RemoteRank) -> None:
         """Take in one message. A rank that gives a sign of failure is not listened to any more."""
         sign = self._receive(rank)
         if sign is not None:
@@ -203,7 +242,7 @@ class Generation(RankSet):
             self._last_words[rank.rank] = sign
             self._signs.append(sign)
 
-    def _receive(self, rank: RankProcess) -> Failure | None:
+    def _receive(self, rank: RankProcess | RemoteRank) -> Failure | None:
         try:
             received = rank.channel.recv()
             if received is None:
@@ -216,13 +255,13 @@ class Generation(RankSet):
         except (ProtocolError, OSError) as error:
             return Failure(rank.rank, f"broke the protocol: {error}")
 
-    def _take(self, rank: RankProcess, message: Message) -> Failure | None:
+    def _take(self, rank: RankProcess | RemoteRank, message: Message) -> Failure | None:
         """Note what the rank says. Raises ProtocolError for what it may not say now."""
         if message.op is Op.ERROR:
             return failure_of_error(rank.rank, from_body(RankError, message.body, message.op.name))
         if message.op is Op.HELLO:
             hello = from_body(Hello, message.body, message.op.name)
-            if hello.pid != rank.pid:
+            if not rank.is_process(hello.pid):
                 raise ProtocolError(f"process {hello.pid} says HELLO for {rank.pid}")
             return other_version(rank.rank, hello.version)
         request = self.in_flight
@@ -249,7 +288,7 @@ class Generation(RankSet):
         else:
             raise _unasked(message)
 
-    def _judge_death(self, rank: RankProcess) -> None:
+    def _judge_death(self, rank: RankProcess | RemoteRank) -> None:
         """Note how a process ended, unless it has said why: its last messages come before its exit."""
         self._epoll.unregister(rank.pidfd)
         while rank.rank not in self._last_words and rank.channel.has_message():
@@ -269,7 +308,7 @@ class Generation(RankSet):
             self._signs.append(silence(self._silent(request), request.op.name, now=now, deadline_s=request.deadline_s))
             raise self._failed()
 
-    def _silent(self, request: Request[Any]) -> RankProcess:
+    def _silent(self, request: Request[Any]) -> RankProcess | RemoteRank:
         """Of the ranks that owe an answer, the one that the others most likely wait for.
 
         One that a signal holds is surely it; else one that does not wait itself; else the longest silent.
@@ -285,8 +324,8 @@ class Generation(RankSet):
         starting = not self.ready
         failure = explain(choose(self._signs), files=self.mapped.values(), starting=starting)
         self.end()  # before the wording: what the rank printed is complete then
-        printed, device = self.ranks[failure.rank].output.text(), str(self._devices[failure.rank])
-        return self.fail(pool_error(failure, printed=printed, device=device, starting=starting))
+        rank = self.ranks[failure.rank]
+        return self.fail(pool_error(failure, printed=rank.output.text(), device=rank.place, starting=starting))
 
 
 def _unasked(message: Message) -> ProtocolError:

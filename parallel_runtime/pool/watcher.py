@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from .process import RankProcess
+from .remote_ranks import RemoteRank
 
 
 class Watcher:
@@ -20,7 +21,7 @@ class Watcher:
     Raises OSError when there is no descriptor left.
     """
 
-    def __init__(self, ranks: Sequence[RankProcess], *, on_death: Callable[[], None]) -> None:
+    def __init__(self, ranks: Sequence[RankProcess | RemoteRank], *, on_death: Callable[[], None]) -> None:
         self._outputs = {rank.output.fileno(): rank.output for rank in ranks}
         self._pidfds = {rank.pidfd for rank in ranks}
         self._on_death = on_death

@@ -94,6 +94,8 @@ class WorkerGroup:
         self.generation.wait(check)
         if self._weights.partly_held:
             self._weights.free_partly_held(check)
+        if self.vae.partly_held:
+            self.vae.free(check)
 
     def load(
         self,
@@ -114,8 +116,9 @@ class WorkerGroup:
         self._weights.patch(model, patches, check)
 
     def unload(self, spec: ModelSpec, layout: Layout | None, check: Check) -> None:
-        """Free the model in layouts of this kind, or in all; nothing when it is not there."""
+        """Free the model in layouts of this kind, or in all, and the VAE; nothing that is not there."""
         self._stale.forget()
+        self.vae.free(check)
         self._weights.unload(spec, layout, check)
 
     def trim(self, ranks: Sequence[int], check: Check) -> None:
@@ -179,17 +182,17 @@ class WorkerGroup:
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
         placed = self._arena.place(inputs_of(calls), results)
         specs, model = placed.specs, ensured.model.handle
-        staged = plan.pipefusion > 1
+        keeps = plan.pipefusion > 1 or any(call.options.get("pipeline") for call in calls)
         step = Step(
             model=model,
             mesh=ensured.mesh,
             calls=tuple(dict(call.options) for call in calls),
             batch_groups=batch_groups,
             repeated=placed.repeated,
-            pipeline=self._stale.enter(calls, batch_groups, plan, model) if staged else (),
+            pipeline=self._stale.enter(calls, batch_groups, plan, model) if keeps else (),
         )
         request = self._ask(step, check, specs, deadline_s=deadline_s)
-        if staged:
+        if keeps:
             self._stale.done()
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
         ranks = request.ranked()

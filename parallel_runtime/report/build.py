@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from ..devices import Device
 from ..plan import AXES, ParallelPlan
 from ..proof import Proof
-from ..wire.replies import RankRun, RankStep, SampleReply, StepReply
+from ..wire.replies import CachedCalls, RankRun, RankStep, SampleReply, StepReply
 from .environment import describe_devices, versions
 from .schema import PROOFS, SCHEMA, validate
 
@@ -86,6 +86,13 @@ def proof_part(proofs: Sequence[Proof]) -> dict:
     if least.calls:
         told |= {name: value for name, value in vars(least).items() if name not in told}
     return {name: value for name, value in told.items() if value not in (None, "")}
+
+
+def cached_calls(ranks: Sequence[StepReply | SampleReply]) -> CachedCalls:
+    """Of a request, the calls that a step cache was asked about; ranks that share one count it once."""
+    by_group = {ran.batch_group: ran.cached for reply in ranks if (ran := reply.ran) is not None and ran.cached}
+    counts = by_group.values()
+    return CachedCalls(calls=sum(each.calls for each in counts), skipped=sum(each.skipped for each in counts))
 
 
 def rank_parts(

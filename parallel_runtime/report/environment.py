@@ -44,7 +44,7 @@ def utilisation(devices: Sequence[Device], *, over_s: float) -> dict[int, float]
         return {}
     busy = {}
     for rank, device in enumerate(devices):
-        if device.kind != "cuda":
+        if device.kind != "cuda" or device.machine:
             continue
         try:
             busy[rank] = torch.cuda.utilization(device.index) / 100
@@ -55,6 +55,8 @@ def utilisation(devices: Sequence[Device], *, over_s: float) -> dict[int, float]
 
 def _describe(device: Device) -> dict:
     entry: dict = {"name": str(device), "kind": device.kind}
+    if device.machine:
+        return entry
     if device.kind == "cuda":
         properties = torch.cuda.get_device_properties(device.index)
         return entry | {"model": properties.name, "memory_bytes": properties.total_memory}

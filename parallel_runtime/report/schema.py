@@ -219,6 +219,11 @@ REPORT = {
     ),
     "inputs": _object({"seed": _needed(_count)}),
     "loop": _object(LOOP),
+    "step_caches": _object(
+        {"name": _needed(_text), "threshold": _needed(_number), "counts": _needed(_one_of("steps", "calls"))}
+        | {"skipped": _needed(_count), "of": _needed(_count)},
+        many=True,
+    ),
     "warmup": Field(_count),
     "runs": Field(_count),
     "timings": _object(

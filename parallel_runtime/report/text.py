@@ -70,6 +70,9 @@ def _run_lines(report: Mapping) -> Iterator[str]:
     if "loop" in report:
         reason = f": {report['loop']['reason']}" if "reason" in report["loop"] else ""
         yield f"loop: {report['loop']['kind']}{reason}"
+    for cache in report.get("step_caches", []):
+        skipped = f"{cache['skipped']} of {cache['of']} {cache['counts']} skipped"
+        yield f"step cache {cache['name']} at {cache['threshold']:g}: {skipped}"
     if timings.get("rank0_s"):
         rank0, slowest = (statistics.median(timings[name]) for name in ("rank0_s", "slowest_rank_s"))
         skew = f", skew {_seconds(max(timings['skew_s']))} at most" if "skew_s" in timings else ""

@@ -101,6 +101,16 @@ class Segment:
         count = spec.num_bytes // dtype.itemsize
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=spec.offset).view(spec.shape)
 
+    def span(self, offset: int, num_bytes: int) -> torch.Tensor:
+        """So many bytes from `offset` on, as a view. Raises ProtocolError when they pass the segment's end."""
+        import torch
+
+        if not 0 <= offset <= offset + num_bytes <= self.num_bytes:
+            raise ProtocolError(f"bytes {offset} to {offset + num_bytes} of a segment of {self.num_bytes}")
+        if not num_bytes:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=num_bytes, offset=offset)
+
     def words(self) -> memoryview:
         """The control page as u64 words, writable."""
         return memoryview(self._map).cast("Q")[: CONTROL_BYTES // 8]
@@ -150,6 +160,12 @@ class SegmentTable:
         if spec.segment == 0 and spec.offset < CONTROL_BYTES:
             raise ProtocolError(f"tensor {spec.name}: offset {spec.offset} lies on the control page")
         return self[spec.segment].tensor(spec)
+
+    def span(self, index: int, offset: int, num_bytes: int) -> torch.Tensor:
+        """Bytes of a segment, as a view. Raises ProtocolError for those outside or on the control page."""
+        if index == 0 and offset < CONTROL_BYTES:
+            raise ProtocolError(f"{num_bytes} bytes at offset {offset} lie on the control page")
+        return self[index].span(offset, num_bytes)
 
     @property
     def cancelled_request(self) -> int:

@@ -112,6 +112,14 @@ class CompiledBlocks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CachedCalls:
+    """Calls that a step cache was asked about, and how many of them skipped their blocks but the first."""
+
+    calls: int
+    skipped: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankWork:
     """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights."""
 
@@ -122,6 +130,7 @@ class RankWork:
     weight_collectives: int
     weight_bytes: int
     compiled: CompiledBlocks | None = None
+    cached: CachedCalls | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

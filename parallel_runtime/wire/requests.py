@@ -59,7 +59,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Unload:
-    """Free a model; nothing on a rank that does not hold it."""
+    """Free a model or a VAE; nothing on a rank that does not hold it."""
 
     op: ClassVar = Op.UNLOAD
     reply: ClassVar = MemoryReply

@@ -106,23 +106,30 @@ class Engine:
             group = Axis("shards") if request.mesh is None else self.meshes[request.mesh].shard_axis
             return self.models.load(request, group=group, progress=progress, cancelled=cancelled, beat=beat)
         if isinstance(request, Unload):
-            self.repeated.clear()
-            self.held_keys.drop()
-            return self.models.drop(request)
+            return self._unload(request)
         if isinstance(request, ChangeWeights | SetStrengths):
             tensors = self._tensors(message.tensors) if request.model in self.models else {}
             return self.models.change(request, tensors, cancelled=cancelled, beat=beat)
-        if isinstance(request, MakeMesh | CheckCopies | Probe):
-            return self._of_mesh(request)
-        if isinstance(request, MeasureDevice):
-            return measure(self.device)
-        if isinstance(request, Trim):
-            return self._trim(request)
-        raise ValueError(f"a rank cannot do {message.op.name}; wire/requests.py has what it can be asked")
+        return self._of_ranks(request)
 
     def new_timer(self, *, on: bool) -> RegionTimer:
         """What times one request on this rank; its regions too when it is `on`."""
         return RegionTimer(self.device, on=on)
+
+    def _unload(self, request: Unload) -> MemoryReply:
+        self.repeated.clear()
+        self.held_keys.drop()
+        self.vae.drop(request.model)
+        return self.models.drop(request)
+
+    def _of_ranks(self, request: AnyRequest) -> object:
+        if isinstance(request, MeasureDevice):
+            return measure(self.device)
+        if isinstance(request, Trim):
+            return self._trim(request)
+        if isinstance(request, MakeMesh | CheckCopies | Probe):
+            return self._of_mesh(request)
+        raise ValueError(f"a rank cannot do {request.op.name}; wire/requests.py has what it can be asked")
 
     def _of_mesh(self, request: MakeMesh | CheckCopies | Probe) -> EmptyReply | CheckReply | ProbeReply:
         if isinstance(request, MakeMesh):
@@ -169,6 +176,8 @@ class Engine:
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
         if mesh.plan.pipefusion > 1 and isinstance(model, HostedModel):
             forward = HostedPipeline(model, mesh, forward.timer, forward.beat, sent, step=request, held=self.held_keys)
+        if isinstance(forward, HostedForward) and request.pipeline:
+            forward.residuals_of = partial(self.held_keys.residuals_of, request.pipeline)
         run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
         if mesh.plan.pipefusion > 1 and isinstance(forward, Forward):
             run = PipelinedStep(forward, mesh, step=request, tensors=tensors, held=self.held_keys).run
@@ -259,6 +268,7 @@ class Engine:
             "weight_collectives": model.group.traffic.calls,
             "weight_bytes": model.group.traffic.num_bytes,
             "compiled": None if forward.adapter is None else forward.adapter.report(),
+            "cached": forward.cached if isinstance(forward, HostedForward) else None,
         }
 
     def _memory(self) -> Memory:

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from .. import VERSION
 from ..errors import RequestCancelledError
-from ..wire import nccl_segments
+from ..wire import lifeline, nccl_segments
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
-from . import lifeline
 from .start import join_ranks, parse, prepare_torch
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def main() -> NoReturn:
     options = parse(sys.argv[1:])
     lifeline.arm(options.lifeline, options.parent)
     faulthandler.enable()  # a crash shows where, in what the parent reports
-    for fd in (options.lifeline, options.socket, options.store):
+    for fd in (options.lifeline, options.socket, *(() if options.store is None else (options.store,))):
         os.set_inheritable(fd, False)
     with suppress(OSError):  # when memory runs out, the kernel should take a rank, which can be replaced
         Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")

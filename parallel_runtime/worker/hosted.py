@@ -15,6 +15,7 @@ import torch
 from ..models.hosted.block_patches import OPTION
 from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import from_tree
+from ..models.hosted.first_block import CachedBlocks, Residuals
 from ..models.hosted.hooks import SharedModel
 from ..models.hosted.scales import shared as shared_scales
 from ..models.hosted.stage import StagedBlocks
@@ -23,6 +24,7 @@ from ..parallel.collectives import Axis
 from ..parallel.uneven import UnevenSequence
 from ..plan import BatchSlice
 from ..timing import RegionTimer
+from ..wire.replies import CachedCalls
 from .hosted_weights import HostedChanges, HostedWeights
 from .inputs import RequestInputs, call_tensors
 from .mesh import Mesh
@@ -43,6 +45,22 @@ class HostedModel:
     shared: SharedModel | None = None
     between: SharedModel | None = None  # the same for calls with patches of the blocks
     beat: Callable[[], None] | None = None
+    skipping: CachedBlocks | None = None
+
+    def cached_blocks(self) -> CachedBlocks:
+        """The blocks as a step cache skips them, hooked when that is first asked for. To be called before `under`."""
+        if self.skipping is None:
+            for shared in (self.shared, self.between):
+                if shared is not None:  # its hooks go around those of the cache
+                    shared.remove()
+            self.shared = self.between = None
+            self.skipping = CachedBlocks(self.module, plan_for(type(self.module)))
+        return self.skipping
+
+    @property
+    def token_call(self) -> TokenCall | None:
+        """The call that is under way, where ranks share its tokens."""
+        return next((each.call for each in (self.shared, self.between) if each is not None and each.call), None)
 
     @cached_property
     def staged(self) -> StagedBlocks:
@@ -124,6 +142,10 @@ class HostedForward:
     ) -> None:
         self.model, self.sequence, self.timer, self.beat, self.sent = model, sequence, timer, beat, sent
         self.tokens = 0  # of the largest attention call that was shared
+        self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
+        self.residuals_of: Callable[[BatchSlice], Residuals | None] = lambda _: (
+            None
+        )  # what a step cache keeps of a piece
 
     @property
     def weights(self) -> HostedWeights:
@@ -178,7 +200,8 @@ class HostedForward:
         (B, numbers) fp32: the outputs side by side, each a row of numbers an image.
         """
         sequence = self._sequence(options)
-        out = self.call(source or piece, whole, options, sequence=sequence, over=over)
+        residuals = self.residuals_of(piece) if options.get("step_cache") else None
+        out = self.call(source or piece, whole, options, sequence=sequence, over=over, residuals=residuals, write=write)
         if write:
             self.write(piece, whole["out"], out, source or piece)
         self.beat()
@@ -192,14 +215,20 @@ class HostedForward:
         sequence: UnevenSequence,
         over: Axis | None,
         new_call: NewCall | None = None,
+        residuals: Residuals | None = None,
+        write: bool = True,
     ) -> Any:  # noqa: ANN401  a tensor or several
-        """What the module, or a method of it, returns for these rows; `sequence` and `new_call` as `under` takes."""
+        """What the module, or a method of it, returns for these rows; `sequence` and `new_call` as `under` takes.
+
+        `residuals`: what a step cache kept of the call before; with `write` the call counts for this rank.
+        """
         with self.timer.region("hand_over"):
             given: Any = from_tree(options["call"], self._inputs(rows, whole, options))
         told = given["kwargs"].get("transformer_options", {})
         records = told.pop(OPTION, None)
         if records:
             told["patches"] = self.model.weights.beside.patches(records)
+        skipping = self._skipping(residuals, options, sequence=sequence, over=over, counts=write)
         module = self.model.under(sequence, self.beat, patched=bool(records), new_call=new_call)
         method = options.get("method")
         if method is not None and method not in METHODS:
@@ -207,7 +236,7 @@ class HostedForward:
         function = module if method is None else getattr(module, method)
         self._forget()
         try:
-            with self.model.calling(), self._scales(sequence, over):
+            with self.model.calling(), self._scales(sequence, over), skipping:
                 return function(*given["args"], **given["kwargs"])
         finally:
             self.tokens = max(self.tokens, self.model.tokens)
@@ -224,15 +253,19 @@ class HostedForward:
         given: Mapping[str, Any],
         *,
         options: Mapping[str, Any],
+        residuals: Residuals | None = None,
+        over: Axis | None = None,
     ) -> torch.Tensor:
         """What ComfyUI's `apply_model` makes of a latent (B, ...) at `sigma` (B,), `given` the rest of its call.
 
+        `residuals`: what a step cache kept of the call before; ranks of `over` have the other rows of the step.
         Returns (B, ...) fp32, on every rank that shares the tokens.
         """
         sequence = self._sequence(options)
+        skipping = self._skipping(residuals, options, sequence=sequence, over=over)
         self.model.under(sequence, self.beat)
         self._forget()
-        with self.model.calling(), self._scales(sequence, None):
+        with self.model.calling(), self._scales(sequence, None), skipping:
             out: torch.Tensor = self.weights.whole.apply_model(x, sigma, **given)
         self.beat()
         return out
@@ -249,6 +282,37 @@ class HostedForward:
             return nullcontext()
         sharing = [sequence] if over is None else [sequence, UnevenSequence(ring=Axis("ring"), ulysses=over)]
         return shared_scales([each for each in sharing if each.parts > 1])
+
+    def _skipping(
+        self,
+        residuals: Residuals | None,
+        options: Mapping[str, Any],
+        *,
+        sequence: UnevenSequence,
+        over: Axis | None,
+        counts: bool = True,
+    ) -> AbstractContextManager[None]:
+        """Around a call: its blocks but the first are skipped where that changed little, on all ranks of the call."""
+        if residuals is None:
+            return nullcontext()
+        cached, model = self.model.cached_blocks(), self.model
+        sharing = [sequence] if over is None else [sequence, UnevenSequence(ring=Axis("ring"), ulysses=over)]
+
+        def total(sums: torch.Tensor) -> torch.Tensor:
+            for group in sharing:
+                sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts).sum(0)
+            return sums
+
+        @contextmanager
+        def skipping() -> Iterator[None]:
+            threshold = float(options["step_cache"])
+            with cached.calling(residuals, threshold=threshold, total=total, call_of=lambda: model.token_call) as seen:
+                yield
+            if counts:
+                before = self.cached or CachedCalls(calls=0, skipped=0)
+                self.cached = CachedCalls(calls=before.calls + 1, skipped=before.skipped + seen.skips)
+
+        return skipping()
 
     def _sequence(self, options: Mapping[str, Any]) -> UnevenSequence:
         """Who shares the tokens. A proof asks for none, and for the negative control (pool/proving.py)."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..models.hosted.calls import from_tree
+from ..models.hosted.first_block import Residuals
 from ..sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from ..wire.requests import GroupWork
 from .hosted import HostedForward
@@ -73,6 +74,11 @@ class HostedCalls:
         self._shown = working[0] if spread and working and not self._share.conds else self._share
         self._inputs: dict[int, list[torch.Tensor]] = {}
         self._sampling = CallSampling()
+        cached = [cond for cond in self._shown.conds if options[cond].get("step_cache")]
+        self._residuals = {cond: Residuals() for cond in cached}
+        # where ComfyUI has both sides in one call, they decide together here as well
+        together = self._share.exchange and all(each.get("one_call") for each in options)
+        self._over = mesh.axes["cfg"] if together else None
 
     @property
     def passes(self) -> int:
@@ -125,6 +131,9 @@ class HostedCalls:
         given["kwargs"]["transformer_options"]["sigmas"] = sigma
         sides = options["sides"]
         latent = torch.cat([x.reshape(x.shape[0], *options["latent"])] * len(sides))
-        out = self._forward.apply(latent, sigma.repeat(len(sides)), given["kwargs"], options=options)
+        residuals = self._residuals.get(cond)
+        out = self._forward.apply(
+            latent, sigma.repeat(len(sides)), given["kwargs"], options=options, residuals=residuals, over=self._over
+        )
         by_side = dict(zip(sides, out.split(x.shape[0]), strict=True))
         return [by_side[side].reshape(x.shape) for side in sorted(by_side)]

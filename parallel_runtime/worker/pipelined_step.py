@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from ..models.base import Modulation
+from ..models.hosted.first_block import Residuals
 from ..parallel.links import Expected, Inbox, Outbox
 from ..plan import BatchSlice
-from ..wire.requests import Step
+from ..wire.requests import CachedKeys, Step
 from .forward import Forward
 from .inputs import call_tensors
 from .mesh import Mesh
@@ -25,7 +26,8 @@ from .stage import CondState, PartRows, Stage
 
 @dataclass
 class HeldKeys:
-    """Keys and values of one epoch by slot: of our own blocks by prefix, of ComfyUI's modules a `HeldRows`."""
+    """What calls of one epoch left, by slot: keys and values, of our own blocks by prefix, of ComfyUI's modules a
+    `HeldRows`; or what blocks added, for a step cache."""
 
     epoch: int = 0
     slots: dict[tuple[int, BatchSlice], Any] = field(default_factory=dict)
@@ -35,6 +37,12 @@ class HeldKeys:
         if epoch != self.epoch:
             self.epoch = epoch
             self.drop()
+
+    def residuals_of(self, told: Sequence[CachedKeys], piece: BatchSlice) -> Residuals | None:
+        """What a step cache keeps of a piece; None for one of a call that no other will follow."""
+        self.enter(told[piece.call].epoch)
+        slot = told[piece.call].slot
+        return None if slot is None else self.slots.setdefault((slot, piece), Residuals())
 
     def drop(self) -> None:
         """Free all of them. The parent has calls that used them be of another epoch."""

@@ -15,10 +15,13 @@ BACKEND_TIMEOUT = timedelta(days=7)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The command line that pool/process.py writes."""
+    """The command line that pool/process.py writes, and machines/launch.py."""
     parser = argparse.ArgumentParser(prog="parallel_runtime.worker.entry", description="One rank; started by the pool.")
-    for name in ("rank", "ranks", "generation", "parent", "socket", "lifeline", "store", "threads"):
+    for name in ("rank", "ranks", "generation", "parent", "socket", "lifeline", "threads"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--store", type=int)
+    where.add_argument("--meet")
     for name in ("device", "backend", "engine"):
         parser.add_argument(f"--{name}", required=True)
     return parser.parse_args(arguments)
@@ -39,19 +42,30 @@ def prepare_torch(device_name: str, *, threads: int) -> "torch.device":
 
 
 def join_ranks(options: argparse.Namespace, device: "torch.device") -> None:
-    """Make the default process group. Ranks find each other through a memfd that all of them inherited.
-
-    A FileStore listens on nothing, where a TCPStore listens on every interface; a nameless file needs no folder, no
-    space on a disk and no cleaning up.
-    """
+    """Make the default process group."""
     import torch.distributed as dist
 
-    store = dist.FileStore(f"/proc/self/fd/{options.store}", options.ranks)
     dist.init_process_group(
         options.backend,
-        store=store,
+        store=_store(options),
         rank=options.rank,
         world_size=options.ranks,
         timeout=BACKEND_TIMEOUT,
         device_id=device if options.backend == "nccl" else None,
     )
+
+
+def _store(options: argparse.Namespace) -> "torch.distributed.Store":
+    """Where ranks find each other: on one machine, a memfd that all of them inherited.
+
+    A FileStore listens on nothing, where a TCPStore listens on every interface; a nameless file needs no folder, no
+    space on a disk and no cleaning up. Ranks of several machines meet at a store that machines/relay.py has, on one
+    address.
+    """
+    import torch.distributed as dist
+
+    if options.meet is None:
+        return dist.FileStore(f"/proc/self/fd/{options.store}", options.ranks)
+    host, _, port = options.meet.rpartition(":")
+    store = dist.TCPStore(host.strip("[]"), int(port), is_master=False, timeout=BACKEND_TIMEOUT)
+    return dist.PrefixStore("ranks", store)

@@ -29,6 +29,7 @@ class RankVae:
     ) -> None:
         self._rank, self._device, self._segments, self._memory = rank, device, segments, memory
         self._held: tuple[int, torch.nn.Module] | None = None
+        self._handle = 0  # of what is held or coming
         self._coming: dict[str, torch.Tensor] = {}
         self.on_device = False  # on a GPU: between the rounds of a decode, and after one that was given up there
         self._sign_of_life: Callable[[], None] = lambda: None  # of the request that runs
@@ -70,9 +71,14 @@ class RankVae:
             torch.cuda.empty_cache()
         self.on_device = False
 
+    def drop(self, handle: int) -> None:
+        """Keep nothing of a VAE, whether all of it came or not; nothing where another is held."""
+        if handle == self._handle:
+            self._held, self._coming, self.on_device = None, {}, False
+
     def _hold(self, request: HoldVae, tensors: Mapping[str, torch.Tensor]) -> MemoryReply:
         if request.first:
-            self._held, self._coming = None, {}
+            self._held, self._coming, self._handle = None, {}, request.vae
         for number, name in enumerate(request.names):
             self._coming[name] = tensors[f"w{number}"].clone()
         if request.last:

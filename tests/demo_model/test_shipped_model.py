@@ -34,7 +34,11 @@ def agreed(loaded: dict, transformer: torch.nn.Module, wanted: tuple[Combination
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wanted", [ONE_OF_EACH, pytest.param(UNSEEN, marks=pytest.mark.full)], ids=["40", "200"])
+@pytest.mark.parametrize(
+    "wanted",
+    [ONE_OF_EACH, pytest.param(UNSEEN, marks=[pytest.mark.full, pytest.mark.timeout(1200)])],
+    ids=["40", "200"],
+)
 def test_the_model_draws_what_training_never_saw(loaded: dict, wanted: tuple[Combination, ...]) -> None:
     found = agreed(loaded, loaded["transformer"], wanted)
     assert all(value >= 85 for value in summary(found).values()), summary(found)

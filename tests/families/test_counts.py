@@ -23,7 +23,7 @@ from parallel_runtime.planner.counted import CountedModel, amounts_of, counted_c
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.shapes import Work
 
-from .files import write_model_files
+from .files import ModelFile, write_model_files
 from .variants import FILES
 
 WAN, KOALA, H3 = (f"tiny_{name}.safetensors" for name in ("wan_t2v", "koala", "minimax_h3"))
@@ -99,6 +99,42 @@ def test_more_tokens_never_take_less_and_heads_are_as_uneven_as_they_are(folder:
 
 
 @pytest.mark.slow
+def test_a_pipeline_takes_a_turn_more_than_patches_for_each_stage_beyond_the_first(folder: Path) -> None:
+    found = counted(folder, WAN, **SIZE)
+    work, model = work_of(found, guided=True), found.model
+    quick = replace(CPU, software=replace(CPU.software, operation_s=0.0), link=replace(CPU.link, latency_s=0.0))
+    assert model.staged_blocks == LAYERS
+    # the text's own work goes with every patch, and the weights are read with each
+    alone, sent = (counted_cost(model, work, ParallelPlan(), quick), 2 * 3 * 22 * 18 * WIDTH * found.element_bytes)
+    times = {}
+    for patches in (3, 9):
+        cost = counted_cost(model, work, ParallelPlan(pipefusion=3, patches=patches), quick)
+        ideal = (patches + 2) / patches / 3 * alone.compute_s
+        assert ideal < cost.compute_s < 1.3 * ideal
+        times[patches] = cost.compute_s
+    assert times[9] < times[3] < alone.compute_s
+    warmup = counted_cost(model, work, ParallelPlan(pipefusion=3), quick).warmup_step_s
+    assert warmup - alone.step_s == pytest.approx(2 * sent / quick.link.bandwidth, rel=1e-6)
+    plans = {stale: list(useful_plans(2, model=model, work=work, stale=stale)) for stale in (False, True)}
+    assert {plan.pipefusion for plan in plans[True] if plan not in plans[False]} == {2}
+    assert not model.may_run(ParallelPlan(pipefusion=4))
+    one, two = (counted_memory(model, work, plan, CPU.rates) for plan in (ParallelPlan(), ParallelPlan(pipefusion=3)))
+    assert one.weights - two.weights == pytest.approx(2 / 3 * sum(model.block_bytes), abs=1)
+    keys = 2 * 2 * work.image_tokens * WIDTH * found.element_bytes  # of both calls, keys and values, of one block
+    assert two.buffers - one.buffers == pytest.approx(keys * LAYERS / 3, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_model_that_takes_no_small_picture_is_counted(folder: Path) -> None:
+    arguments = {"depth": 1, "model_max_length": 300, "micro_condition": False}
+    kind = "comfy.ldm.pixart.pixartms.PixArtMS"
+    file = ModelFile(name="pixart.safetensors", class_path=kind, arguments=arguments, seed=8)
+    write_model_files(folder, [file])
+    model = counted(folder, file.name, width=512, height=512).model
+    assert (model.image_tokens(4 * 64 * 64), model.key_heads, model.staged_blocks) == (32 * 32, 16, 1)
+
+
+@pytest.mark.slow
 def test_ranks_that_cannot_share_an_image_are_offered_prompts_and_batches_alone(folder: Path) -> None:
     if not (folder / KOALA).is_file():
         write_model_files(folder, [FILES[KOALA]])
@@ -124,7 +160,6 @@ def test_a_forward_that_reads_values_is_counted_in_real_calls_and_plan_says_so(f
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--stale",), ["--stale: only Flux.1 is predicted as a pipeline so far", "leave --stale out"]),
         (("--compiled",), ["--compiled: only Flux.1 is compiled so far", "leave --compiled out"]),
         ((), ["needs ComfyUI's own modules", "--comfyui PATH"]),
     ],

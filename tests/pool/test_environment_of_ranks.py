@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parallel_runtime.devices import Device
-from parallel_runtime.pool.process import RankSettings, rank_environment
+from parallel_runtime.rank_environment import RankSettings, rank_environment
 from pool.echo_pool import HERE, run_step
 
 ROOT = Path(HERE).parents[1]

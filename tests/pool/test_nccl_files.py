@@ -11,7 +11,7 @@ from parallel_runtime.errors import PoolError
 from parallel_runtime.pool import nccl_files
 from parallel_runtime.pool.nccl_files import NcclFile, refusal
 from parallel_runtime.pool.pool import Pool
-from parallel_runtime.pool.process import LISTEN_HERE, NEVER_PASSED_ON, RankSettings, rank_environment
+from parallel_runtime.rank_environment import LISTEN_HERE, NEVER_PASSED_ON, RankSettings, rank_environment
 
 # As the user guide writes them, with what people add: comments, empty lines, lines that NCCL takes for something else.
 PLAIN = (

@@ -18,13 +18,12 @@ export function makeSaid(messages) {
   })
   const exact = new Map(lines)
   const shapes = lines
-    .filter(([english]) => english.match(PLACE))
+    .filter(([english]) => english.match(PLACE) && /[a-z]/i.test(english.replace(PLACE, '')))
     .map(([english, other]) => {
       const [names, literals] = [[...english.matchAll(PLACE)].map(([, name]) => name), english.split(/\{\w+\}/)]
       const escaped = literals.map((literal) => literal.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'))
       return { names, other, known: literals.join('').length, pattern: new RegExp(`^${escaped.join('(.*?)')}$`) }
     })
-    .filter(({ known }) => known > 0)
     .sort((one, two) => two.known - one.known)
   const whole = (text) => {
     if (exact.has(text)) return exact.get(text)

@@ -31,6 +31,7 @@ from ..plans.plan import Plan
 from .attention import installed
 from .hooks import SharedModel
 from .random_calls import Size, call_of, find_widths, latent_shapes
+from .stage import staged_blocks
 
 RANKS = 2  # that share the tokens in the second count
 MODULE, ATTENDED, EXCHANGE = "module", "attended", "exchange"  # where an operation belongs
@@ -222,12 +223,14 @@ class Point:
         return Size(width=self.width, height=self.height, text_tokens=self.text_tokens, batch=1, seed=0, frames=frames)
 
 
-# Sides and tokens that every patch and window divides, and two ranks. Six for six coefficients.
+# Sides and tokens that every patch and window divides, and two ranks; PixArt takes no side of 256. Six for six
+# coefficients.
 POINTS = tuple(
     Point(*each)
-    for each in ((256, 256, 32), (512, 256, 32), (512, 512, 32), (256, 256, 64), (512, 256, 64), (256, 256, 96))
+    for each in ((384, 384, 32), (512, 384, 32), (512, 512, 32), (384, 384, 64), (512, 384, 64), (384, 384, 96))
 )
-REAL_POINTS = POINTS[:3]  # computed; text counts there as tokens of the picture do
+# Computed, so smaller; text counts there as tokens of the picture do.
+REAL_POINTS = tuple(Point(*each) for each in ((256, 256, 32), (512, 256, 32), (512, 512, 32)))
 # Of which each rank has all of one part and some of the other.
 SHARED = frozenset(
     f"{MODULE}.{name}" for name in ("attention_flops", "matmul_flops", "moved_bytes", "operations", "scores")
@@ -271,6 +274,7 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
         "numbers_per_token": 1 / per_number,
         "key_heads": int(alone[0].get("key_heads", 0)),
         "from_real_calls": real,
+        "staged_blocks": 0 if plan is None or plan.one_stage else staged_blocks(module, plan),
         "whole": whole,
         "shared": split,
     }

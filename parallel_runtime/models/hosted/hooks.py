@@ -51,6 +51,11 @@ class SharedModel:
             self._wrap(point.module, partial(self._placed, point))
         self._wrap(model, self._shared)
 
+    @property
+    def call(self) -> TokenCall | None:
+        """The call that is under way."""
+        return self._call
+
     def remove(self) -> None:
         """Take every hook off. The model is then as it was."""
         for module in self._wrapped:

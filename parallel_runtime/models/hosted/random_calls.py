@@ -23,7 +23,7 @@ RATE = 24  # frames a second
 NOBODYS = {"cross_attn": 4099, "pooled_output": 7919}
 SPREAD = 4096  # at most this much goes beside a pooled text into its first layer
 TRIES = 8
-PROBED = 256  # pixels a side, in which widths are found
+PROBED = 384  # pixels a side, in which widths are found; PixArt takes no 256
 START = 0.3  # of the way from noise to image, where one single call is made
 # Models that take the number of text tokens from a mask of them, or do not go without one.
 COUNTED = frozenset(("GenmoMochi", "LTXV"))

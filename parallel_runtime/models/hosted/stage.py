@@ -28,10 +28,14 @@ def refuse_stages(model: nn.Module, stages: int) -> None:
     if plan is None or plan.one_stage:
         reason = why_without(type(model)) if plan is None else plan.one_stage
         raise ValueError(f"pipefusion={stages}: {type(model).__name__} cannot run in stages: {reason}")
-    modules = dict(model.named_modules())
-    blocks = sum(len(list(modules[path].children())) for path in plan.staged if path in modules)
-    if error := stages_error(stages, blocks):
+    if error := stages_error(stages, staged_blocks(model, plan)):
         raise ValueError(error)
+
+
+def staged_blocks(model: nn.Module, plan: Plan) -> int:
+    """How many blocks of a model can be in stages. Raises `ValueError` where none can."""
+    modules = dict(model.named_modules())
+    return sum(len(list(modules[path].children())) for path in plan.staged if path in modules)
 
 
 class Neighbours(Protocol):
@@ -65,22 +69,22 @@ class StagedBlocks:
         self.neighbours: Neighbours | None = None
         self._next, self._later = 0, False
         for path, block in before.items():
-            handed = _Handed(plan.handed_on(path.rpartition(".")[0]), block)
+            handed = Handed(plan.handed_on(path.rpartition(".")[0]), block)
             block.forward = partial(self._before, handed, block.forward)
         for number, (path, block) in enumerate(blocks.items()):
-            handed = _Handed(plan.handed_on(path.rpartition(".")[0]), block)
+            handed = Handed(plan.handed_on(path.rpartition(".")[0]), block)
             block.forward = partial(self._placed, number, handed, block.forward)
 
     def begin(self, *, later: bool = False) -> None:
         """A pass begins; `later`: of another patch of the same call."""
         self._next, self._later = 0, later
 
-    def _before(self, handed: "_Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _before(self, handed: "Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if self.neighbours is not None and self._later:  # what comes of it is kept (pass_call.py)
             return handed.read(args, kwargs)
         return inner(*args, **kwargs)
 
-    def _placed(self, number: int, handed: "_Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def _placed(self, number: int, handed: "Handed", inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if self.neighbours is None:
             return inner(*args, **kwargs)
         if number != self._next:
@@ -100,7 +104,7 @@ class StagedBlocks:
         return inner(*args, **kwargs)
 
 
-class _Handed:
+class Handed:
     """The arguments of a block that one block hands to the next, in the order of its outputs; one alone is no tuple."""
 
     def __init__(self, names: str | tuple[str, ...], block: nn.Module) -> None:

@@ -55,10 +55,15 @@ class Plan:
     @property
     def one_stage(self) -> str:
         """Why the blocks cannot be in stages of a pipeline; "" where they can."""
+        if self.whole and not self.unstaged:
+            return f"{next(iter(self.whole))} needs all tokens between blocks, and a stage has those of a patch"
+        return self.unchained
+
+    @property
+    def unchained(self) -> str:
+        """Why it is not known what one block hands to the next; "" where it is."""
         if self.unstaged:
             return self.unstaged
-        if self.whole:
-            return f"{next(iter(self.whole))} needs all tokens between blocks, and a stage has those of a patch"
         unknown = [blocks for blocks in self.attention if not self._handed_on(blocks)]
         return f"its plan does not say what blocks of {unknown[0]} hand on" if unknown else ""
 
@@ -80,9 +85,9 @@ class Plan:
         return tuple(blocks for blocks in self.attention if blocks not in self.before_stages)
 
     def handed_on(self, blocks: str) -> Handed:
-        """The arguments that a block of this list makes for the next. Raises `ValueError` for a plan of one stage."""
-        if self.one_stage:
-            raise ValueError(self.one_stage)
+        """The arguments that a block of this list makes for the next. Raises `ValueError` where that is not known."""
+        if self.unchained:
+            raise ValueError(self.unchained)
         return self._handed_on(blocks)
 
     def _handed_on(self, blocks: str) -> Handed:

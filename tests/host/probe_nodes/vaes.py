@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -9,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import comfy.ldm.lightricks.vae.causal_video_autoencoder as lightricks
-import comfy.ldm.minimax.vae
 import comfy.ldm.wan.vae
 import comfy.ldm.wan.vae2_2
 import nodes as comfy_nodes
@@ -175,7 +175,7 @@ class TileHere(io.ComfyNode):
 
 def small_h3() -> VAE:
     """MiniMax H3's, as ComfyUI makes it, with a small network for its tiles."""
-    kind = comfy.ldm.minimax.vae
+    kind = importlib.import_module("comfy.ldm.minimax.vae")  # older ComfyUIs have none
     whole, kind.ViT3DDecoder = kind.ViT3DDecoder, partial(kind.ViT3DDecoder, num_layers=1, heads=2)
     try:
         vae = VAE(sd=random_weights(kind.MiniMaxH3VideoVAE()))

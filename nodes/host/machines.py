@@ -1,0 +1,134 @@
+"""Further machines of this ComfyUI: the address where they may join, the token, and who is there.
+
+Owns one server an address, made when a node first offers it, and the token's file in ComfyUI's user folder. Nothing
+listens before. Does not own who is let in (machines/server.py) nor what their ranks do (pool/remote_ranks.py).
+"""
+
+import os
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import comfy.model_management
+import folder_paths
+
+from ...parallel_runtime.devices import Device
+from ...parallel_runtime.errors import PoolError
+from ...parallel_runtime.machines.connection import read_token, split_address
+from ...parallel_runtime.machines.machine import Machine
+from ...parallel_runtime.machines.server import JOIN, MachineServer
+from ...parallel_runtime.machines.versions import own_versions
+from ...parallel_runtime.plan import MAX_RANKS
+from .progress import NodeText, prompt_id
+from .version import comfyui_version
+
+FIRST_WAIT_S = 60.0
+AGAIN_WAIT_S = 8.0  # where as many had joined before: one that is well joins again within seconds
+TICK_S = 0.1
+TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An address of this machine, "HOST:PORT", and how many further machines to wait for."""
+
+    address: str
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Offer | None":
+        """Read `HOST:PORT` or `HOST:PORT, 2`; None for nothing. Raises `ValueError` on anything else."""
+        if not text.strip():
+            return None
+        address, _, count = (part.strip() for part in text.partition(","))
+        split_address(address)
+        if count and not (count.isascii() and count.isdigit() and 1 <= int(count) < MAX_RANKS):
+            raise ValueError(
+                f"machines={text!r} waits for {count!r} machines; write HOST:PORT, or HOST:PORT, N with N from 1 to "
+                f"{MAX_RANKS - 1}"
+            )
+        return cls(address, int(count or 1))
+
+
+class FurtherMachines:
+    """The servers of this process by address. Usable from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._servers: dict[str, MachineServer] = {}
+        self._most: dict[str, int] = {}  # how many were ever there at once
+
+    def devices_of(self, offer: Offer) -> tuple[Device, ...]:
+        """The devices of machines that are there; in a prompt, once as many have joined as are waited for, or after a
+        while. What is only asked in advance opens nothing and waits for nobody.
+
+        Raises `ValueError` for an address that is not this machine's, and ComfyUI's interrupt when the user cancels.
+        """
+        server = self._server(offer.address) if prompt_id() else self._servers.get(offer.address)
+        if server is None:
+            return ()
+        if prompt_id():
+            self._wait(server, offer)
+        devices = [Device.of_machine(text, machine.name) for machine in server.machines() for text in machine.devices]
+        return tuple(devices)
+
+    def _wait(self, server: MachineServer, offer: Offer) -> None:
+        text = NodeText()
+        until = time.monotonic() + (AGAIN_WAIT_S if self._most[offer.address] >= offer.count else FIRST_WAIT_S)
+        while len(server.machines()) < offer.count and time.monotonic() < until:
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            there = f"{len(server.machines())} of {offer.count} further machines are there"
+            refused = f"\nrefused: {server.refusals[-1]}" if server.refusals else ""
+            text.say(f"{there}; {JOIN.format(server.address)}\nthe token is in {token_file()}{refused}")
+            time.sleep(TICK_S)
+        self._most[offer.address] = max(self._most[offer.address], len(server.machines()))
+
+    def named(self, devices: tuple[Device, ...]) -> tuple[Machine, ...]:
+        """The machines that have these devices. Raises PoolError for one that is not there any more."""
+        joined = {machine.name: machine for server in self._servers.values() for machine in server.machines()}
+        names = dict.fromkeys(device.machine for device in devices if device.machine)
+        if missing := [name for name in names if name not in joined]:
+            raise PoolError(
+                f"machine {missing[0]} is not there any more",
+                remedy="queue again to run without it, or have it join again",
+            )
+        return tuple(joined[name] for name in names)
+
+    def fingerprint(self, offer: Offer) -> str:
+        """Changes with every machine that comes or goes, and for as long as one is waited for."""
+        server = self._servers.get(offer.address)
+        machines = () if server is None else server.machines()
+        if len(machines) < offer.count:
+            return f"waiting at {time.monotonic_ns()}"
+        return " ".join(f"{machine.name}:{id(machine)}" for machine in machines)
+
+    def _server(self, address: str) -> MachineServer:
+        with self._lock:
+            if address not in self._servers:
+                token = read_token(token_file())
+                try:
+                    self._servers[address] = MachineServer(
+                        address, token, versions=own_versions(comfyui_version() or "")
+                    )
+                except OSError as error:
+                    raise ValueError(f"machines={address}: {error.strerror}") from error
+                self._most[address] = 0
+            return self._servers[address]
+
+
+def token_file() -> Path:
+    """The file with the token, made when it is first asked for; nobody else may read it."""
+    path = Path(folder_paths.get_user_directory()) / "parallel_dit" / "join-token"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path
+    with os.fdopen(fd, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(TOKEN_BYTES))
+    return path
+
+
+MACHINES = FurtherMachines()  # the one of this process; never rebound

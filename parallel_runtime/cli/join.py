@@ -1,0 +1,101 @@
+"""`join`: offer this machine's devices to a ComfyUI on another machine, until it is told to stop.
+
+Owns what the command line says and when to connect again. The connection and the processes are machines/joined.py's.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from .. import VERSION
+from ..devices import missing_system, parse_devices
+from ..machines.connection import TokenRefusedError, read_token, split_address
+from ..machines.joined import ConnectionLostError, Joining, RefusedError, adopt_orphans, serve
+from ..machines.messages import MAX_NAME_CHARS, Introduction, Versions
+from ..wire.protocol import ProtocolError
+from . import gpu_facts
+from .comfyui_process import find_comfyui, version_of
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 15.0
+TERMINATED = 128 + signal.SIGTERM
+
+
+def run(arguments: argparse.Namespace) -> NoReturn:
+    """Join, and join again whenever the connection ends. Raises ValueError where that cannot help."""
+    if (missing := missing_system()) is not None:
+        raise ValueError(missing)
+    joining = _joining(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that what runs is ended in order
+    adopt_orphans()
+    said, wait_s = "", FIRST_WAIT_S
+    _say(f"{joining.introduction.name} offers {', '.join(joining.introduction.device_names)} to {arguments.address}")
+    while True:
+        began_s = time.monotonic()
+        try:
+            serve(joining, _say)
+        except (RefusedError, TokenRefusedError) as error:
+            raise ValueError(f"ComfyUI at {arguments.address} refuses this machine: {error}") from error
+        except (ConnectionLostError, ProtocolError) as error:
+            if time.monotonic() - began_s > LONGEST_WAIT_S:
+                said, wait_s = "", FIRST_WAIT_S
+            line = f"{arguments.address}: {error.args[-1]}; trying again until it is there"
+            if line != said:
+                _say(line)
+            said = line
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+def _joining(arguments: argparse.Namespace) -> Joining:
+    host, port = split_address(arguments.address)
+    token = read_token(arguments.token_file)
+    comfyui = _comfyui(arguments.comfyui)
+    models = [str(Path(folder).expanduser().absolute()) for folder in arguments.models or ()]
+    if not models and not comfyui:
+        raise ValueError("no model folder is named; give --models FOLDER, or --comfyui PATH for its models folder")
+    for folder in models:
+        if not os.path.isdir(folder):
+            raise ValueError(f"--models {folder} is no folder; name the folder that holds this machine's models")
+    facts = gpu_facts.look()
+    if not facts.torch:
+        raise ValueError(f"torch cannot be imported with {sys.executable}: {facts.error}; use ComfyUI's Python")
+    devices = parse_devices(arguments.devices, num_cuda=len(facts.gpus))
+    for warning in devices.warnings:
+        _say(warning)
+    names = {f"cuda:{gpu.index}": gpu.name for gpu in facts.gpus}
+    introduction = Introduction(
+        name=(arguments.name or socket.gethostname())[:MAX_NAME_CHARS],
+        devices=tuple(map(str, devices.devices)),
+        device_names=tuple(names.get(str(device), "CPU") for device in devices.devices),
+        versions=Versions(
+            pack=VERSION,
+            torch=facts.torch,
+            comfyui="" if not comfyui else version_of(find_comfyui(comfyui)),
+            nccl=facts.nccl,
+        ),
+        pid=os.getpid(),
+    )
+    default = (str(Path(comfyui) / "models"),) if comfyui else ()
+    return Joining(
+        host=host, port=port, token=token, introduction=introduction, models=(*models, *default), comfyui=comfyui
+    )
+
+
+def _comfyui(told: str | None) -> str:
+    """ComfyUI's folder: the one told, else the one that this pack lies in, "" where it lies in none."""
+    try:
+        return find_comfyui(told).path
+    except ValueError:
+        if told is not None:
+            raise
+        return ""
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"join: {line}\n")
+    sys.stdout.flush()

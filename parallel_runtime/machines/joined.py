@@ -1,0 +1,340 @@
+"""A joined machine's own side: one control connection after another, and the processes that it is told to start.
+
+Owns the connection's client end and that no process of a generation outlives it. Does not own what the launcher does
+(launch.py), nor the command line (cli/join.py).
+
+A generation is a launcher and what it starts. Each launcher adopts what its own processes leave behind, and this
+process what a dead launcher leaves: a child of ours that is no launcher is an orphan, and ended. Nothing else is
+started here.
+"""
+
+import ctypes
+import json
+import os
+import queue
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ..wire.protocol import ProtocolError
+from ..wire.records import to_body
+from .connection import GREETING, VERDICT, MachineChallenge, Session
+from .messages import (
+    FROM_SERVER,
+    MAX_LINES_CHARS,
+    Beat,
+    FindFile,
+    FoundFile,
+    FromServer,
+    GenerationEnded,
+    Introduction,
+    KillGeneration,
+    Launch,
+    Refused,
+    StartGeneration,
+    Welcome,
+    from_frame,
+    to_frame,
+)
+
+PACK_ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = ("-m", "parallel_runtime.machines.launch")
+CONNECT_S = 5.0
+END_S = 10.0  # after SIGKILL; only a process stuck in a driver takes that long
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class RefusedError(ValueError):
+    """ComfyUI's side does not take this machine."""
+
+
+class ConnectionLostError(OSError):
+    """The control connection has ended, or is silent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joining:
+    """What a machine joins with. `models` are the folders where its weights lie, `comfyui` its ComfyUI or ""."""
+
+    host: str
+    port: int
+    token: bytes
+    introduction: Introduction
+    models: tuple[str, ...]
+    comfyui: str = ""
+
+
+def adopt_orphans() -> None:
+    """Have processes whose parent dies become children of this one. Raises OSError."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "this process cannot adopt orphans (PR_SET_CHILD_SUBREAPER)")
+
+
+def serve(joining: Joining, say: Callable[[str], None]) -> None:
+    """Join once, and do what is asked until the connection ends; by then no process of a generation is left.
+
+    Raises RefusedError, TokenRefusedError or ProtocolError where trying again cannot help, else ConnectionLostError.
+    """
+    try:
+        sock = socket.create_connection((joining.host, joining.port), timeout=CONNECT_S)
+    except OSError as error:
+        raise ConnectionLostError(f"nobody answers ({error.strerror or error})") from error
+    with sock:
+        try:
+            connection = _Connection(sock, _prove(sock, joining.token))
+            connection.send(joining.introduction)
+            silence_s = connection.welcome()
+        except (TimeoutError, ConnectionError) as error:
+            raise ConnectionLostError(f"it did not let us in: {error.strerror or error}") from error
+        say("joined; waiting for work")
+        member = _Member(joining, connection, silence_s, say)
+        try:
+            member.run()
+        finally:
+            member.close()
+
+
+def _prove(sock: socket.socket, token: bytes) -> Session:
+    """Both sides' proofs, within CONNECT_S."""
+    until = time.monotonic() + CONNECT_S
+    challenge = MachineChallenge(token)
+    sock.sendall(challenge.answer(_exactly(sock, GREETING.size, until)))
+    return challenge.session(_exactly(sock, VERDICT.size, until))
+
+
+def _exactly(sock: socket.socket, num_bytes: int, until: float) -> bytes:
+    come = b""
+    while len(come) < num_bytes:
+        sock.settimeout(max(0.01, until - time.monotonic()))
+        if not (data := sock.recv(num_bytes - len(come))):
+            raise ConnectionLostError("it closed the connection")
+        come += data
+    return come
+
+
+class _Connection:
+    """The proven connection. `send` may be called from any thread."""
+
+    def __init__(self, sock: socket.socket, session: Session) -> None:
+        self.sock, self._session = sock, session
+        self._lock = threading.Lock()
+        self.early: list[FromServer] = []
+        sock.settimeout(CONNECT_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, message: object) -> None:
+        """Send one message. Raises ConnectionLostError."""
+        with self._lock:
+            try:
+                self.sock.sendall(self._session.frame(to_frame(message)))
+            except OSError as error:
+                raise ConnectionLostError(f"it takes no message: {error.strerror or error}") from error
+
+    def take(self) -> list[FromServer]:
+        """What has come; waits at most CONNECT_S. Raises ConnectionLostError at the end, ProtocolError."""
+        if early := self.early:
+            self.early = []
+            return early
+        try:
+            data = self.sock.recv(1 << 16)
+        except OSError as error:
+            raise ConnectionLostError(error.strerror or str(error)) from error
+        if not data:
+            raise ConnectionLostError("it closed the connection")
+        return [from_frame(FROM_SERVER, frame) for frame in self._session.take(data)]
+
+    def welcome(self) -> float:
+        """How long silence may last. Raises RefusedError."""
+        while not (come := self.take()):
+            pass
+        first, *self.early = come
+        if isinstance(first, Refused):
+            raise RefusedError(first.reason)
+        if not isinstance(first, Welcome):
+            raise ProtocolError(f"it said {type(first).__name__} before Welcome")
+        return first.silence_s
+
+
+class _Member:
+    """A joined machine: what is asked, done."""
+
+    def __init__(self, joining: Joining, connection: _Connection, silence_s: float, say: Callable[[str], None]) -> None:
+        self._joining, self._connection, self._silence_s, self._say = joining, connection, silence_s, say
+        self._running: dict[int, _Process] = {}
+        self._answers: queue.SimpleQueue[FoundFile] = queue.SimpleQueue()
+        self._answered = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(connection.sock, selectors.EVENT_READ, self._hear)
+        self._selector.register(self._answered, selectors.EVENT_READ, self._answer)
+        self._heard_s = self._beaten_s = time.monotonic()
+
+    def __del__(self) -> None:
+        os.close(self._answered)  # not in `close`: a search may still write to it
+
+    def run(self) -> None:
+        """Until the connection ends, which raises ConnectionLostError or ProtocolError."""
+        if self._connection.early:
+            self._hear()
+        while True:
+            for key, _ in self._selector.select(self._silence_s / 16):
+                if key.fileobj in self._selector.get_map():  # else one before it in this round has ended it
+                    key.data()
+            now = time.monotonic()
+            if now - self._heard_s > self._silence_s:
+                raise ConnectionLostError(f"ComfyUI's side is silent for {self._silence_s:g} s")
+            if now - self._beaten_s > self._silence_s / 4:
+                self._beaten_s = now
+                self._connection.send(Beat())
+
+    def close(self) -> None:
+        """End every process of every generation."""
+        for process in tuple(self._running.values()):
+            self._end(process)
+        self._selector.close()
+
+    def _hear(self) -> None:
+        for message in self._connection.take():
+            self._heard_s = time.monotonic()
+            if isinstance(message, StartGeneration):
+                self._start(message)
+            elif isinstance(message, KillGeneration):
+                if (process := self._running.get(message.generation)) is not None:
+                    self._connection.send(self._end(process))
+                else:
+                    self._connection.send(GenerationEnded(message.generation, 0, ""))
+            elif isinstance(message, FindFile):
+                threading.Thread(target=self._find, args=(message,), name="find", daemon=True).start()
+            elif not isinstance(message, Beat):
+                raise ProtocolError(f"it said {type(message).__name__}, which nobody waits for")
+
+    def _find(self, asked: FindFile) -> None:
+        from .files import find  # here: it imports torch, which takes seconds and memory
+
+        self._answers.put(find(asked.number, asked.identity, self._joining.models))
+        os.eventfd_write(self._answered, 1)
+
+    def _answer(self) -> None:
+        os.eventfd_read(self._answered)
+        with suppress(queue.Empty):
+            while True:
+                self._connection.send(self._answers.get_nowait())
+
+    def _start(self, start: StartGeneration) -> None:
+        if start.generation in self._running:
+            raise ProtocolError(f"it started generation {start.generation} twice")
+        self._say(f"starting {len(start.devices)} ranks of {start.world_size} on {', '.join(start.devices)}")
+        address = self._connection.sock.getsockname()[0]
+        launch = Launch(start, self._joining.introduction.name, address, self._joining.comfyui)
+        try:
+            process = _Process(launch, LAUNCHER)
+        except OSError as error:
+            self._connection.send(GenerationEnded(start.generation, -1, f"ranks cannot be started: {error}"))
+            return
+        self._running[start.generation] = process
+        self._selector.register(process.output, selectors.EVENT_READ, lambda: self._drain(process))
+        self._selector.register(process.pidfd, selectors.EVENT_READ, lambda: self._connection.send(self._end(process)))
+
+    def _drain(self, process: "_Process") -> None:
+        if not process.drain():
+            self._selector.unregister(process.output)
+
+    def _end(self, process: "_Process") -> GenerationEnded:
+        """Kill the launcher and all that it started; what to say of it."""
+        del self._running[process.generation]
+        for fd in (process.output, process.pidfd):
+            with suppress(KeyError):
+                self._selector.unregister(fd)
+        launchers = {each.pid for each in self._running.values()}
+        left = process.end(others=launchers)
+        stuck = f"processes {left} do not end after SIGKILL" if left else ""
+        self._say("; ".join(filter(None, ("the ranks have ended", stuck))))
+        lines = "\n".join(filter(None, (process.last_lines(), stuck)))
+        process.close()
+        return GenerationEnded(process.generation, process.code, lines[-MAX_LINES_CHARS:])
+
+
+class _Process:
+    """The launcher of one generation. Raises OSError when it cannot be started."""
+
+    def __init__(self, launch: Launch, command: Sequence[str]) -> None:
+        self.generation, self.code = launch.start.generation, -1
+        self._tail = bytearray()
+        lifeline, self._lifeline = os.pipe2(os.O_CLOEXEC)
+        self.output, output = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._process = subprocess.Popen(  # noqa: S603  our own interpreter and module, no shell
+                [sys.executable, "-u", *command, f"--lifeline={lifeline}", f"--parent={os.getpid()}"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=(lifeline,),
+                cwd=PACK_ROOT,
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self._lifeline)
+            os.close(self.output)
+            raise
+        finally:
+            os.close(lifeline)
+            os.close(output)
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        os.set_blocking(self.output, False)
+        with suppress(BrokenPipeError), self._process.stdin as pipe:  # type: ignore[union-attr]
+            pipe.write(json.dumps(to_body(launch)).encode())
+
+    def drain(self) -> bool:
+        """Keep the last of what is printed. False at its end."""
+        with suppress(BlockingIOError):
+            for _ in range(16):  # a rank that prints without end must not hold us here
+                if not (data := os.read(self.output, 1 << 16)):
+                    return False
+                self._tail += data
+                del self._tail[: -4 * MAX_LINES_CHARS]
+        return True
+
+    def last_lines(self) -> str:
+        """At most the last MAX_LINES_CHARS."""
+        return self._tail.decode("utf-8", errors="replace")[-MAX_LINES_CHARS:].strip()
+
+    def end(self, *, others: set[int]) -> list[int]:
+        """Kill the launcher, all that it started, and orphans; the processes that did not end within END_S.
+
+        `others` are the launchers of other generations, which live on with what they have started.
+        """
+        until = time.monotonic() + END_S
+        mine = psutil.Process(self.pid).children(recursive=True)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.code = self._process.wait()
+        while left := [each for each in (*mine, *_orphans(others)) if each.is_running()]:
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            _, alive = psutil.wait_procs(left, timeout=max(0.0, until - time.monotonic()))
+            if alive and time.monotonic() > until:
+                return [process.pid for process in alive]
+        self.drain()
+        return []
+
+    def close(self) -> None:
+        """Close what is ours."""
+        for fd in (self._lifeline, self.output, self.pidfd):
+            os.close(fd)
+
+
+def _orphans(launchers: set[int]) -> list[psutil.Process]:
+    """Our children that no launcher has any more, with all theirs."""
+    found = [child for child in psutil.Process().children() if child.pid not in launchers]
+    return [*found, *(below for child in found for below in child.children(recursive=True))]

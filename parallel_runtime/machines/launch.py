@@ -1,0 +1,161 @@
+"""Starts the ranks of one generation on this machine, and passes on between them and ComfyUI's side.
+
+`python -m parallel_runtime.machines.launch --lifeline=FD --parent=PID` with a `Launch` as JSON on standard
+input; `join` starts it (joined.py). Processes start and are watched as torchrun does it: its agent, with static
+rendezvous and no restarts. Ranks get what they need beside torchrun's variables, descriptors above all, as a message on
+their standard input (worker/by_torchrun.py). Owns that start. Does not own what is passed on (ranks_here.py) nor who
+ends the generation: `join`, by killing this process and what it started.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from ..devices import Device
+from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
+from ..wire import lifeline
+from ..wire.channel import Channel
+from ..wire.output import Output
+from ..wire.records import from_body
+from .joined import adopt_orphans
+from .link import PATIENCE, RUN, Link, join_relays
+from .messages import BUNDLE_BYTES, Launch, StartGeneration
+from .ranks_here import RankHere, RanksHere
+
+MONITOR_S = 0.5  # how often torchrun's agent looks after its processes; what ends a generation does not wait for it
+KILL_AFTER_S = "1"  # how long its other processes get when one has failed
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line that joined.py writes."""
+    parser = argparse.ArgumentParser(prog="parallel_runtime.machines.launch", description="Started by `join`.")
+    for name in ("lifeline", "parent"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    return parser.parse_args(arguments)
+
+
+def settings_of(launch: Launch) -> RankSettings:
+    """What each rank here is started with."""
+    start = launch.start
+    devices = tuple(Device.of_machine(text, "") for text in start.devices)
+    meeting = Meeting(
+        address=f"{start.master_addr}:{start.master_port}",
+        interface=interface_of(launch.address),
+        ranks=start.world_size,
+        on_cuda=start.backend == "nccl",
+    )
+    if meeting.on_cuda and not on_own_cuda(devices):
+        raise ValueError(f"ranks on {', '.join(start.devices)} cannot exchange by NCCL; name each GPU once")
+    return RankSettings(devices=devices, threads=start.threads, engine=start.engine, meeting=meeting)
+
+
+class Start:
+    """The ranks of this machine before their processes are there: a channel, a lifeline and an output for each."""
+
+    def __init__(self, start: StartGeneration, settings: RankSettings) -> None:
+        self.ranks: list[RankHere] = []
+        self._lifelines: list[int] = []  # write ends: a rank dies when its one is closed
+        self._theirs: list[int] = []
+        self._arguments: list[list[str]] = []
+        for index, device in enumerate(settings.devices):
+            rank = start.first_rank + index
+            channel, far_end = Channel.pair()
+            (lifeline_read, lifeline_write), (output_read, output_write) = (os.pipe2(os.O_CLOEXEC) for _ in range(2))
+            self.ranks.append(RankHere(rank, channel, Output(output_read)))
+            self._lifelines.append(lifeline_write)
+            self._theirs += [os.dup(far_end.fileno()), lifeline_read, output_write]
+            far_end.close()
+            numbers = {"rank": rank, "ranks": start.world_size, "generation": start.number, "threads": start.threads}
+            words = {"device": device, "backend": start.backend, "engine": start.engine, "parent": os.getpid()}
+            meet = f"{start.master_addr}:{start.master_port}"
+            given = {**numbers, **words, "meet": meet}
+            self._arguments.append([f"--{name}={value}" for name, value in given.items()])
+
+    def hand_out(self) -> None:
+        """Have the message to each process on the standard input that they inherit from this one."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        data = json.dumps(self._arguments).encode()
+        if len(data) > BUNDLE_BYTES:
+            raise ValueError(f"the ranks' arguments take {len(data)} bytes, at most {BUNDLE_BYTES}")
+        for _ in self.ranks:  # the same to each, which takes what is its own: nobody knows which comes first
+            socket.send_fds(ours, [data], self._theirs)
+        os.dup2(theirs.fileno(), 0)
+        theirs.close()
+        ours.close()
+        for fd in self._theirs:
+            os.close(fd)
+
+
+def run_ranks(start: StartGeneration) -> None:
+    """Start the processes by torchrun's agent, and watch them until all have ended. Raises what it raises."""
+    config = LaunchConfig(
+        min_nodes=start.machines,
+        max_nodes=start.machines,
+        nproc_per_node=len(start.devices),
+        run_id=RUN,
+        rdzv_backend="static",
+        rdzv_endpoint=f"{start.master_addr}:{start.master_port}",
+        rdzv_configs={"rank": start.machine, "timeout": int(start.deadline_s) + 1},
+        max_restarts=0,
+        monitor_interval=MONITOR_S,
+        local_addr=start.master_addr,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+    )
+    elastic_launch(config, sys.executable)("-u", "-m", "parallel_runtime.worker.by_torchrun")
+
+
+def serve() -> None:
+    """Start what standard input asks for, and pass on until all ranks have ended."""
+    launch = from_body(Launch, json.loads(sys.stdin.buffer.read()), "Launch")
+    settings = settings_of(launch)
+    environment = rank_environment(os.environ, settings) | (launch.start.environment or {})
+    os.environ.clear()  # torchrun's agent hands its own on to ranks, and gloo reads it here
+    os.environ.update(environment, TORCH_ELASTIC_SHUTDOWN_TIMEOUT=KILL_AFTER_S)
+    ours = Start(launch.start, settings)
+    ours.hand_out()
+    threading.Thread(target=_end_with, args=(lambda: _pass_on(launch, ours),), daemon=True).start()
+    run_ranks(launch.start)
+
+
+def _pass_on(launch: Launch, ours: Start) -> None:
+    """Join ComfyUI's side, and pass on in two threads, of which this is one."""
+    start = launch.start
+    store = dist.TCPStore(start.master_addr, start.master_port, is_master=False, timeout=PATIENCE)
+    link = Link(join_relays(store, place=start.machine, machines=start.machines), 0)
+    here = RanksHere(ours.ranks, link, generation=start.number, comfyui=launch.comfyui)
+    threading.Thread(target=_end_with, args=(here.down,), daemon=True).start()
+    here.up()
+
+
+def _end_with(run: Callable[[], None]) -> None:
+    """Run in a thread; whatever goes wrong there ends the process, which `join` sees."""
+    try:
+        run()
+    except BaseException:  # noqa: BLE001  printed, and the process ends
+        traceback.print_exc()
+        os._exit(1)
+
+
+def main() -> NoReturn:
+    """Run one generation's ranks here."""
+    options = parse(sys.argv[1:])
+    lifeline.arm(options.lifeline, options.parent)
+    adopt_orphans()  # so that what torchrun's agent leaves is ours to end
+    torch.set_num_threads(1)
+    _end_with(serve)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

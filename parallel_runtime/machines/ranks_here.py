@@ -1,0 +1,184 @@
+"""The ranks of this machine in one generation, as its launcher has them: channels, segments, and the link to ComfyUI.
+
+Owns what relay.py owns on the other side: each message to its rank, segments of the same sizes here, the words of the
+control page; back, what ranks say, the parts of results that they wrote, their signs of life and how they ended. Does
+not own how their processes start (launch.py).
+"""
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..wire.channel import Attach, Channel, Segment, SegmentTable
+from ..wire.output import Output
+from ..wire.protocol import Message, Op, decode, encode
+from ..wire.records import from_body, to_body
+from ..wire.replies import Hello, RankError
+from .link import BEAT, CONTROL, WAITS, FrameKind, Link, as_bytes
+from .results import WrittenResults
+
+SIGNS_S = 0.05  # how often signs of life are sent while a request runs
+END_S = 2.0  # how long a process may take to end once its channel is closed
+END_TICK_S = 0.01
+
+
+@dataclass
+class RankHere:
+    """One rank: its number, its channel's near end, and what it prints. `pidfd` once it has said HELLO."""
+
+    rank: int
+    channel: Channel
+    output: Output
+    pidfd: int = -1
+    stopped: bool = False
+
+
+class RanksHere:
+    """All ranks of this machine. `down` and `up` run in a thread each."""
+
+    def __init__(self, ranks: Sequence[RankHere], link: Link, *, generation: int, comfyui: str) -> None:
+        self._ranks, self._link, self._generation, self._comfyui = list(ranks), link, generation, comfyui
+        self._segments: SegmentTable | None = None
+        self._fds: dict[int, int] = {}  # of the segments, for ranks that have not got them yet
+        self._request = 0
+        self._results: WrittenResults | None = None
+        self._results_lock = threading.Lock()
+        self._beats, self._signs = [0] * len(ranks), b""
+
+    def down(self) -> None:
+        """Give ranks what comes for them. Raises RuntimeError when ComfyUI's side is gone."""
+        while True:
+            frame = self._link.receive()
+            if frame.kind is FrameKind.PACKET:
+                self._give(self._ranks[frame.index], frame.index, decode(as_bytes(frame.data)))
+            elif self._segments is None:
+                continue
+            elif frame.kind is FrameKind.DATA:
+                self._segments.span(frame.index, frame.offset, frame.data.numel()).copy_(frame.data)
+            elif frame.kind is FrameKind.CONTROL:
+                cancelled, credit = CONTROL.unpack(as_bytes(frame.data))
+                self._segments.credit = credit  # first, as the pool does
+                self._segments.cancelled_request = cancelled
+
+    def _give(self, rank: RankHere, index: int, message: Message) -> None:
+        if message.op is Op.ATTACH:
+            self._attach(rank, index, message)
+            return
+        if message.op is Op.STOP:
+            rank.stopped = True
+        elif message.request != self._request and self._segments is not None:
+            with self._results_lock:
+                self._request = message.request
+                self._results = WrittenResults(message.tensors, self._segments)
+        rank.channel.send(replace(message, body=self._here(message.body)) if message.op is Op.LOAD else message)
+
+    def _here(self, load: dict[str, Any]) -> dict[str, Any]:
+        """A LOAD whose ComfyUI is that of this machine."""
+        spec = load["spec"]
+        if not self._comfyui or not spec.get("comfyui"):
+            return load
+        return {**load, "spec": {**spec, "comfyui": {**spec["comfyui"], "path": self._comfyui}}}
+
+    def _attach(self, rank: RankHere, index: int, message: Message) -> None:
+        said = from_body(Attach, message.body, message.op.name)
+        if index == 0:  # the machine's first rank; the others get what is made here
+            segment, self._fds[said.segment] = Segment.create(said.num_bytes)
+            if self._segments is None:
+                self._segments = SegmentTable(segment)
+            else:
+                for each in said.drop:
+                    self._segments.drop(each)
+                self._segments.add(said.segment, segment)
+        rank.channel.send(message, (self._fds[said.segment],))
+        if index == len(self._ranks) - 1:
+            os.close(self._fds.pop(said.segment))
+
+    def up(self) -> None:
+        """Pass on what ranks say, until all have ended."""
+        by_fd = {rank.channel.fileno(): index for index, rank in enumerate(self._ranks)}
+        outputs = {rank.output.fileno(): rank.output for rank in self._ranks}
+        with select.epoll() as epoll:
+            for fd in (*by_fd, *outputs):
+                epoll.register(fd, select.EPOLLIN)
+            while by_fd:
+                ready = [fd for fd, _ in epoll.poll(SIGNS_S)]
+                self._send_signs()
+                for fd in ready:
+                    if fd in outputs:
+                        if not outputs[fd].drain():
+                            epoll.unregister(outputs.pop(fd).fileno())
+                    elif not self._hear(by_fd[fd]):
+                        epoll.unregister(fd)
+                        self._end(by_fd.pop(fd))
+
+    def _hear(self, index: int) -> bool:
+        """Pass on one message of a rank; False when there is nothing more to come."""
+        rank = self._ranks[index]
+        received = rank.channel.recv()
+        if received is None:
+            return False
+        message, _ = received
+        if message.op is Op.HELLO:
+            rank.pidfd = os.pidfd_open(from_body(Hello, message.body, message.op.name).pid)
+        if message.op is Op.ERROR:
+            rank.stopped = True  # it has said why it ends
+        with self._results_lock:
+            if self._results is not None and self._segments is not None and message.request == self._request:
+                for spec, start, stop in self._results.new_parts(message):
+                    part = self._segments.span(spec.segment, spec.offset + start, stop - start)
+                    self._link.send(FrameKind.DATA, part, index=spec.segment, offset=spec.offset + start)
+        self._send_signs()
+        self._link.send(FrameKind.PACKET, encode(message), index=index)
+        return True
+
+    def _send_signs(self) -> None:
+        """Whose heart beat since the last signs, and who waits. Nothing where there is nothing new."""
+        if self._segments is None:
+            return
+        signs = []
+        for index, rank in enumerate(self._ranks):
+            beats = self._segments.beats(rank.rank)
+            signs.append(BEAT * (beats != self._beats[index]) + WAITS * self._segments.waits(rank.rank))
+            self._beats[index] = beats
+        if (now := bytes(signs)) != self._signs or any(sign & BEAT for sign in signs):
+            self._signs = now
+            self._link.send(FrameKind.SIGNS, now)
+
+    def _end(self, index: int) -> None:
+        """A rank has closed its channel: say how it ended, unless it was asked to or has said why."""
+        rank = self._ranks[index]
+        code = exit_code(rank.pidfd)
+        rank.output.drain()
+        if not rank.stopped:
+            said = RankError(kind=end_text(code), text="", traceback=rank.output.text())
+            message = Message(Op.ERROR, rank.rank, self._generation, 0, to_body(said))
+            self._link.send(FrameKind.PACKET, encode(message), index=index)
+
+
+def exit_code(pidfd: int) -> int:
+    """The exit code of a child that ends now, negative for a signal; 0 where somebody else took it.
+
+    It is looked at and not taken: torchrun's agent waits for its children.
+    """
+    until = time.monotonic() + END_S
+    while pidfd >= 0 and time.monotonic() < until:
+        try:
+            found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        if found is not None:
+            return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        time.sleep(END_TICK_S)
+    return 0
+
+
+def end_text(code: int) -> str:
+    """ "killed by SIGKILL", "exited with code 1"; "ended" where nobody knows."""
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}" if code else "ended"

@@ -1,0 +1,226 @@
+"""The process beside ComfyUI that stands for the ranks of further machines: what the pool says to them passes through.
+
+`python -m parallel_runtime.machines.relay ...`, started by the pool (pool/remote_ranks.py). For each of those ranks it
+has the far end of a channel like any other, and it maps the shared segments. Towards each machine it has a link
+(link.py) to the launcher there, which gives its ranks the same channels and segments of its own::
+
+    pool -- channel, segments -- relay ==== gloo ==== launcher -- channel, segments -- rank
+
+Owns the store at which all ranks meet, and passing on: each message to its rank; before the first of a request, the
+data of its inputs, once a machine, without what lies there since the last one; the cancel and credit words; back, the
+messages, the parts of results that the machine's ranks wrote, and their signs of life. Decides nothing, and ends with
+the pool (wire/lifeline.py) or when every machine's launcher has ended.
+"""
+
+import argparse
+import json
+import os
+import select
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from ..wire import lifeline
+from ..wire.channel import Attach, Channel, Segment, SegmentTable
+from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
+from ..wire.records import from_body, to_body
+from ..wire.replies import RankError
+from .link import BEAT, CONTROL, PATIENCE, RUN, WAITS, Frame, FrameKind, Link, as_bytes, join_relays
+from .results import is_input
+
+CONTROL_S = 0.003  # how often the control page is looked at while a request runs
+ANSWERED = frozenset((Op.READY, Op.DONE, Op.CANCELLED, Op.ERROR))
+OP_BYTE = 5  # of a message's header
+TEXT_CHARS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayedMachine:
+    """A machine's name, the number of its first rank, and the far ends of its ranks' channels, in rank order."""
+
+    name: str
+    first_rank: int
+    sockets: tuple[int, ...]
+
+
+class Towards:
+    """One machine as the relay sees it: a link, and the channels of its ranks. Two threads, one each way."""
+
+    def __init__(self, machine: RelayedMachine, link: Link, *, generation: int) -> None:
+        self.machine, self.link, self.generation = machine, link, generation
+        self._channels = [Channel.of_descriptor(fd) for fd in machine.sockets]
+        self._segments: SegmentTable | None = None
+        self._request = 0
+        self._owing: set[int] = set()  # ranks that have been asked and have not answered
+        self._words = (0, 0)
+        self._stopped = False  # the pool has asked its ranks to end
+
+    def down(self) -> None:
+        """Pass on what the pool says, until it closes the channels."""
+        waiting = {channel.fileno(): index for index, channel in enumerate(self._channels)}
+        with select.epoll() as epoll:
+            for fd in waiting:
+                epoll.register(fd, select.EPOLLIN)
+            while waiting:
+                ready = sorted(waiting[fd] for fd, _ in epoll.poll(CONTROL_S if self._owing else None))
+                self._pass_words()
+                for index in ready:
+                    received = self._channels[index].recv()
+                    if received is None:
+                        epoll.unregister(self._channels[index])
+                        del waiting[self._channels[index].fileno()]
+                    else:
+                        self._pass_on(index, *received)
+
+    def _pass_words(self) -> None:
+        """The control page's words. Whoever sees the cancel word must see the last credit: it is read after it."""
+        if self._segments is None:
+            return
+        cancelled = self._segments.cancelled_request
+        words = (cancelled, self._segments.credit)
+        if words != self._words:
+            self._words = words
+            self.link.send(FrameKind.CONTROL, CONTROL.pack(*words))
+
+    def _pass_on(self, index: int, message: Message, fds: tuple[int, ...]) -> None:
+        if message.op is Op.ATTACH:
+            self._attach(index, message, fds)
+        elif message.op is Op.STOP:
+            self._stopped = True
+        else:
+            if message.request != self._request:
+                self._request = message.request
+                self._pass_words()  # of a run, the credit that it starts with
+                for spec in message.tensors:
+                    if is_input(spec) and spec.name not in message.body.get("repeated", {}):
+                        self._send_tensor(spec)
+            self._owing.add(index)
+        self.link.send(FrameKind.PACKET, encode(message), index=index)
+
+    def _attach(self, index: int, message: Message, fds: tuple[int, ...]) -> None:
+        said = from_body(Attach, message.body, message.op.name)
+        if index:
+            os.close(fds[0])  # the first rank's channel brought it
+        elif self._segments is None:
+            self._segments = SegmentTable(Segment.attach(fds[0], said.num_bytes))
+        else:
+            for each in said.drop:
+                self._segments.drop(each)
+            self._segments.add(said.segment, Segment.attach(fds[0], said.num_bytes))
+
+    def _send_tensor(self, spec: TensorSpec) -> None:
+        if spec.num_bytes and self._segments is not None:
+            data = self._segments.span(spec.segment, spec.offset, spec.num_bytes)
+            self.link.send(FrameKind.DATA, data, index=spec.segment, offset=spec.offset)
+
+    def up(self) -> None:
+        """Pass on what the machine's ranks say, until its launcher ends."""
+        while True:
+            try:
+                frame = self.link.receive()
+            except RuntimeError as error:
+                if not self._stopped:
+                    self._tell_lost(error)
+                return
+            if frame.kind is FrameKind.PACKET:
+                packet = as_bytes(frame.data)
+                self._channels[frame.index].send_packet(packet)
+                if packet[OP_BYTE] in ANSWERED:
+                    self._owing.discard(frame.index)
+            elif self._segments is not None:
+                take(frame, self._segments, first_rank=self.machine.first_rank)
+
+    def _tell_lost(self, error: RuntimeError) -> None:
+        """Say to the pool that nobody answers for this machine's ranks; the pool then ends them all."""
+        said = RankError(
+            kind=f"machine {self.machine.name} does not answer", text=str(error)[:TEXT_CHARS], traceback=""
+        )
+        message = Message(Op.ERROR, self.machine.first_rank, self.generation, 0, to_body(said))
+        with suppress(OSError):
+            self._channels[0].send(message)
+
+
+def take(frame: Frame, segments: SegmentTable, *, first_rank: int) -> None:
+    """Put what a machine sends into the shared segments: parts of results, or signs of life of its ranks."""
+    if frame.kind is FrameKind.DATA:
+        segments.span(frame.index, frame.offset, frame.data.numel()).copy_(frame.data)
+    elif frame.kind is FrameKind.SIGNS:
+        for rank, sign in enumerate(as_bytes(frame.data), start=first_rank):
+            if sign & BEAT:
+                segments.beat(rank)
+            segments.show_waiting(rank, bool(sign & WAITS))
+    else:
+        raise ProtocolError(f"a machine sent {frame.kind.name}, which is not its to send")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line that pool/remote_ranks.py writes."""
+    parser = argparse.ArgumentParser(prog="parallel_runtime.machines.relay", description="Started by the pool.")
+    for name in ("generation", "ranks", "parent", "lifeline", "listen"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--meet", required=True, help="HOST:PORT of the socket --listen")
+    parser.add_argument("--machines", required=True, help="RelayedMachines as JSON")
+    return parser.parse_args(arguments)
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Have the store, wait for all launchers, and pass on until the last of them has ended."""
+    machines = [from_body(RelayedMachine, each, "machine") for each in json.loads(options.machines)]
+    host, _, port = options.meet.rpartition(":")
+    store = dist.TCPStore(
+        host.strip("[]"),
+        int(port),
+        is_master=True,
+        wait_for_workers=False,
+        timeout=PATIENCE,
+        master_listen_fd=options.listen,
+    )
+    for place, machine in enumerate(machines, start=1):
+        assign_ranks(store, place, machine.first_rank, world_size=options.ranks)
+    group = join_relays(store, place=0, machines=1 + len(machines))
+    towards = [
+        Towards(machine, Link(group, place), generation=options.generation)
+        for place, machine in enumerate(machines, start=1)
+    ]
+    for each in towards:
+        threading.Thread(target=_end_with, args=(each.down,), daemon=True).start()
+    ups = [threading.Thread(target=_end_with, args=(each.up,), daemon=True) for each in towards]
+    for thread in ups:
+        thread.start()
+    for thread in ups:
+        thread.join()
+
+
+def assign_ranks(store: dist.Store, place: int, first_rank: int, *, world_size: int) -> None:
+    """Answer in the store what torchrun's agent of a machine asks the agent of the first one: which ranks are its."""
+    key = f"torchelastic/assigned_ranks/{place}"
+    dist.PrefixStore(RUN, store).set(key, json.dumps([first_rank, world_size, first_rank, world_size]))
+
+
+def _end_with(run: Callable[[], None]) -> None:
+    """Run in a thread; whatever goes wrong there ends the process, which the pool sees."""
+    try:
+        run()
+    except BaseException:  # noqa: BLE001  printed, and the process ends
+        traceback.print_exc()
+        os._exit(1)
+
+
+def main() -> NoReturn:
+    """Pass on until there is nobody to pass on to."""
+    options = parse(sys.argv[1:])
+    lifeline.arm(options.lifeline, options.parent)
+    torch.set_num_threads(1)
+    _end_with(lambda: serve(options))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

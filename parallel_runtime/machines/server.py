@@ -1,0 +1,240 @@
+"""Where further machines join: one socket on one address, and a thread that reads, writes and watches.
+
+Owns who is let in and who has gone. Does not own what a machine is told (machine.py), nor the bytes (connection.py).
+
+What somebody without the token can do is bounded: `MAX_STRANGERS` connections at a time, of which the oldest goes for
+a new one, `CHALLENGE_S` for each, and `ANSWER.size` bytes that are read of it. Nothing it sends is parsed further.
+"""
+
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from ..errors import PoolError
+from ..plan import MAX_RANKS
+from ..wire.protocol import ProtocolError
+from .connection import ANSWER, REFUSAL, ServerChallenge, Session, TokenRefusedError, listen_address
+from .machine import Machine
+from .messages import FROM_MACHINE, Introduction, Refused, Versions, Welcome, from_frame, to_frame
+from .versions import difference
+
+SILENCE_S = 20.0
+CHALLENGE_S = 5.0
+MAX_STRANGERS = 32
+MAX_REFUSALS = 8  # that are remembered
+TICK_S = 0.25
+READ_BYTES = 1 << 16
+JOIN = "on each further machine run: python -m parallel_runtime join {} --token-file FILE"
+
+_log = logging.getLogger(__name__)
+
+
+class _Connection:
+    """One accepted socket: a stranger's until `session`, of nobody known until `machine`."""
+
+    def __init__(self, sock: socket.socket, address: str, token: bytes) -> None:
+        self.sock, self.address = sock, address
+        self.challenge = ServerChallenge(token)
+        self.answer = bytearray()
+        self.session: Session | None = None
+        self.machine: Machine | None = None
+        self.since_s = self.heard_s = self.beaten_s = time.monotonic()
+
+
+class MachineServer:
+    """Listens on `address`, "HOST:PORT" with a literal IP address, for machines that have `token`.
+
+    `versions` is what a machine must have. A machine that is silent for `silence_s` is lost, and gives us up when we
+    are. Raises ValueError for an address that is not one interface's, OSError when it cannot be listened on.
+    """
+
+    def __init__(self, address: str, token: bytes, *, versions: Versions, silence_s: float = SILENCE_S) -> None:
+        host, port = listen_address(address)
+        self._token, self._versions, self.silence_s = token, versions, silence_s
+        self._listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.bind((host, port))
+            self._listener.listen(MAX_STRANGERS)
+        except OSError as error:
+            self._listener.close()
+            raise OSError(
+                error.errno, f"machines cannot join at {address}: {error.strerror}; give an address of this machine"
+            ) from error
+        self._listener.setblocking(False)
+        bound = self._listener.getsockname()
+        self.host, self.port = bound[0], bound[1]
+        self.address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        self._connections: list[_Connection] = []
+        self._machines: tuple[Machine, ...] = ()
+        self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)
+        self._changed = threading.Condition()
+        self._closing = False
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, lambda _: os.eventfd_read(self._wake_fd))
+        self._thread = threading.Thread(target=self._serve, name="machines", daemon=True)
+        self._thread.start()
+
+    def machines(self) -> tuple[Machine, ...]:
+        """Those that are here, in order of joining."""
+        return self._machines
+
+    def wait_for(self, count: int, deadline_s: float, check: Callable[[], None] = lambda: None) -> tuple[Machine, ...]:
+        """The machines, once there are `count`. `check` is called now and then, and gives up by raising.
+
+        Raises PoolError after `deadline_s`, with what was refused meanwhile.
+        """
+        until = time.monotonic() + deadline_s
+        while len(self._machines) < count:
+            check()
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                refused = f" (refused: {'; '.join(self.refusals)})" if self.refusals else ""
+                joined = f"{len(self._machines)} of {count} machines joined at {self.address} within {deadline_s:g} s"
+                raise PoolError(joined + refused, remedy=JOIN.format(self.address))
+            with self._changed:
+                self._changed.wait(min(left_s, TICK_S))
+        return self._machines
+
+    def close(self) -> None:
+        """Stop listening and let all machines go; they end what they run."""
+        self._closing = True
+        self._wake()
+        self._thread.join()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # closed
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _serve(self) -> None:
+        try:
+            while not self._closing:
+                for key, _ in self._selector.select(TICK_S):
+                    key.data(key.fileobj)
+                for connection in tuple(self._connections):
+                    self._guarded(connection, self._tick)
+        finally:
+            for connection in tuple(self._connections):
+                self._drop(connection, "ComfyUI's side has closed")
+            self._selector.close()
+            self._listener.close()
+            os.close(self._wake_fd)
+
+    def _accept(self, _: object) -> None:
+        try:
+            sock, (host, port, *_rest) = self._listener.accept()
+        except OSError:  # it has gone already, or we have no descriptor left for it
+            return
+        sock.setblocking(False)
+        strangers = [each for each in self._connections if each.machine is None]
+        if len(strangers) >= MAX_STRANGERS:
+            self._drop(strangers[0], "")
+        connection = _Connection(sock, f"{host}:{port}", self._token)
+        self._connections.append(connection)
+        self._selector.register(sock, selectors.EVENT_READ, lambda _: self._guarded(connection, self._read))
+        self._guarded(connection, lambda each: _send_whole(each.sock, each.challenge.greeting))
+
+    def _guarded(self, connection: _Connection, do: Callable[[_Connection], None]) -> None:
+        """Do something with a connection; it is dropped for whatever is wrong with it."""
+        if connection not in self._connections:
+            return
+        try:
+            do(connection)
+        except (BlockingIOError, InterruptedError):
+            return
+        except TokenRefusedError as error:
+            with suppress(OSError):
+                _send_whole(connection.sock, REFUSAL)
+            self._refuse(connection, str(error))
+        except (ProtocolError, OSError) as error:
+            reason = error.strerror or type(error).__name__ if isinstance(error, OSError) else str(error)
+            self._drop(connection, reason)
+
+    def _read(self, connection: _Connection) -> None:
+        wanted = READ_BYTES if connection.session else ANSWER.size - len(connection.answer)
+        data = connection.sock.recv(wanted)
+        if not data:
+            raise ProtocolError("it closed the connection")
+        if connection.session is None:
+            connection.answer += data
+            if len(connection.answer) < ANSWER.size:
+                return
+            verdict, connection.session = connection.challenge.session(bytes(connection.answer))
+            _send_whole(connection.sock, verdict)
+            return
+        for frame in connection.session.take(data):
+            connection.heard_s = time.monotonic()
+            message = from_frame(FROM_MACHINE, frame)
+            if connection.machine is not None:
+                connection.machine.take(message)
+            else:
+                self._admit(connection, message, connection.session)
+                if connection not in self._connections:
+                    return
+
+    def _admit(self, connection: _Connection, message: object, session: Session) -> None:
+        """Take a machine that says who it is, or refuse it in words."""
+        if not isinstance(message, Introduction):
+            raise ProtocolError("it did not introduce itself first")
+        reason = difference(self._versions, message.versions)
+        if not reason and len(self._machines) >= MAX_RANKS - 1:
+            reason = f"{len(self._machines)} machines have joined, and a pool has at most {MAX_RANKS} ranks"
+        if reason:
+            _send_whole(connection.sock, session.frame(to_frame(Refused(reason))))
+            self._refuse(connection, f"{message.name}: {reason}")
+            return
+        connection.machine = Machine(message, connection.address, session, here=self.host, wake=self._wake)
+        _send_whole(connection.sock, session.frame(to_frame(Welcome(self.silence_s))))
+        with self._changed:
+            self._machines += (connection.machine,)
+            self._changed.notify_all()
+        _log.info("%s has joined with %s", connection.machine, ", ".join(message.device_names))
+
+    def _tick(self, connection: _Connection) -> None:
+        """Send what waits, show life, and give up whom nothing is heard of."""
+        now = time.monotonic()
+        machine = connection.machine
+        if machine is None:
+            if now - connection.since_s > CHALLENGE_S:
+                raise ProtocolError(f"it did not prove itself within {CHALLENGE_S:g} s")
+            return
+        if now - connection.heard_s > self.silence_s:
+            raise ProtocolError(f"nothing was heard of it for {self.silence_s:g} s")
+        if now - connection.beaten_s > self.silence_s / 4:
+            connection.beaten_s = now
+            machine.beat()
+        while data := machine.unsent():
+            machine.sent(connection.sock.send(data))
+
+    def _refuse(self, connection: _Connection, reason: str) -> None:
+        host = connection.address.rpartition(":")[0]
+        line = f"{host}: {reason}"
+        if line not in self.refusals:
+            self.refusals.append(line)
+            _log.warning("a machine was refused: %s", line)
+        self._drop(connection, reason)
+
+    def _drop(self, connection: _Connection, reason: str) -> None:
+        self._connections.remove(connection)
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+        if (machine := connection.machine) is not None:
+            with self._changed:
+                self._machines = tuple(each for each in self._machines if each is not machine)
+                self._changed.notify_all()
+            machine.lose(reason)
+            _log.warning("%s is lost: %s", machine, reason)
+
+
+def _send_whole(sock: socket.socket, data: bytes) -> None:
+    """Send a little to a socket whose buffer is empty. Raises OSError where even that does not fit."""
+    if sock.send(data) != len(data):
+        raise BrokenPipeError("it takes no message")

@@ -1,0 +1,239 @@
+"""The ranks of a generation that run on further machines, as the pool sees them.
+
+Owns which machines have a part in a generation, where all ranks meet, and the process beside us that stands for the
+remote ranks (machines/relay.py). To the supervisor each of them is a channel like any other. Does not own how a machine
+joined (machines/server.py) nor what passes between the relay and a machine.
+"""
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..devices import Device
+from ..machines.files import identify
+from ..machines.machine import Machine
+from ..machines.messages import FoundFile, StartGeneration
+from ..plan import MAX_RANKS
+from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
+from ..wire.channel import Channel
+from ..wire.output import Output
+from ..wire.protocol import Op
+from ..wire.records import to_body
+from .process import REAP_TIMEOUT_S, SEND_TIMEOUT_S, OwnedProcess, spawn_owned
+
+BACKLOG = 64
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """One machine's part: as `RelayedMachine` of machines/relay.py, which imports torch and so not here."""
+
+    name: str
+    first_rank: int
+    sockets: tuple[int, ...]
+
+
+class RemoteRank:
+    """One rank of a further machine. Its death is told by ERROR; its `pidfd` is the relay's, for all of them."""
+
+    def __init__(self, rank: int, machine: Machine, device: str, channel: Channel, relay: OwnedProcess) -> None:
+        self.rank, self.machine, self.channel = rank, machine, channel
+        self.place = f"{device} of {machine}"
+        self.output: Output = relay.output
+        self.pidfd = os.dup(relay.pidfd)
+        self.pid = relay.pid
+        self._relay = relay
+        self.last_beats = 0
+        self.last_heard_s = time.monotonic()
+
+    def is_process(self, pid: int) -> bool:
+        """Whether that is the number of the rank's process, which here nobody knows."""
+        return pid > 0
+
+    def is_stopped(self) -> bool:
+        """Whether a signal holds the process; here nobody knows."""
+        return False
+
+    def end_text(self) -> str:
+        """How the process ended that stands for it."""
+        return f"the process that passes on to other machines {self._relay.end_text()}"
+
+    def kill(self) -> None:
+        """Nothing: a machine ends its ranks together (RemoteRanks)."""
+
+    def reap(self) -> bool:
+        """Close what is ours."""
+        self.channel.close()
+        os.close(self.pidfd)
+        return True
+
+
+class RemoteRanks:
+    """All remote ranks of a generation. `end` once it is over, whatever else was done.
+
+    `machines` in order of joining; those whose ranks would be more than MAX_RANKS have no part.
+    """
+
+    def __init__(self, machines: Sequence[Machine], settings: RankSettings) -> None:
+        self.machines: list[Machine] = []
+        num_ranks = len(settings.devices)
+        for machine in machines:
+            if machine.lost is None and num_ranks + len(machine.devices) <= MAX_RANKS:
+                self.machines.append(machine)
+                num_ranks += len(machine.devices)
+        self._number = secrets.randbits(31)  # several pools may use a machine, each counting its own generations
+        self._relay: OwnedProcess | None = None
+        self._listener: socket.socket | None = None
+        self._started: list[Machine] = []
+        self._files: dict[tuple[int, str, int, int], FoundFile] = {}
+        self.num_ranks = num_ranks
+
+    def meet(self, settings: RankSettings) -> RankSettings:
+        """The settings with a place to meet on the address that machines know: its socket is open from now on.
+
+        Raises OSError.
+        """
+        if not self.machines:
+            return settings
+        host = self.machines[0].here
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.socket(family, socket.SOCK_STREAM)
+        self._listener.bind((host, 0))
+        self._listener.listen(BACKLOG)
+        port = self._listener.getsockname()[1]
+        theirs = [[Device.of_machine(text, machine.name) for text in machine.devices] for machine in self.machines]
+        meeting = Meeting(
+            address=f"{host}:{port}",
+            interface=interface_of(host),
+            ranks=self.num_ranks,
+            on_cuda=all(on_own_cuda(devices) for devices in (settings.devices, *theirs)),
+        )
+        return replace(settings, meeting=meeting)
+
+    def start(self, settings: RankSettings, *, generation: int, deadline_s: float) -> list[RemoteRank]:
+        """Start the relay and have each machine start its ranks.
+
+        Raises OSError, PoolError for a machine that is lost.
+        """
+        meeting = settings.meeting
+        if meeting is None or self._listener is None:
+            return []
+        first_rank, relayed, channels = len(settings.devices), [], []
+        with self._listener, ExitStack() as undo, ExitStack() as theirs:
+            for machine in self.machines:
+                far_ends = []
+                for _ in machine.devices:
+                    channel, far_end = Channel.pair()
+                    channel.set_timeout(SEND_TIMEOUT_S)
+                    undo.callback(channel.close)
+                    theirs.callback(far_end.close)
+                    channels.append(channel)
+                    far_ends.append(far_end.fileno())
+                relayed.append(Relayed(machine.name, first_rank, tuple(far_ends)))
+                first_rank += len(machine.devices)
+            arguments = {
+                "generation": generation,
+                "ranks": self.num_ranks,
+                "meet": meeting.address,
+                "listen": self._listener.fileno(),
+                "machines": json.dumps([to_body(each) for each in relayed]),
+            }
+            fds = [self._listener.fileno(), *(fd for each in relayed for fd in each.sockets)]
+            environment = rank_environment(os.environ, settings)
+            self._relay = spawn_owned("parallel_runtime.machines.relay", arguments, fds, environment)
+            undo.pop_all()
+        numbered = [(machine, device) for machine in self.machines for device in machine.devices]
+        ranks = [
+            RemoteRank(rank, machine, device, channel, self._relay)
+            for rank, ((machine, device), channel) in enumerate(
+                zip(numbered, channels, strict=True), start=len(settings.devices)
+            )
+        ]
+        for place, (machine, each) in enumerate(zip(self.machines, relayed, strict=True), start=1):
+            self._started.append(machine)
+            machine.start(self._order(settings, meeting, machine, each.first_rank, place, generation, deadline_s))
+        return ranks
+
+    def _order(
+        self,
+        settings: RankSettings,
+        meeting: Meeting,
+        machine: Machine,
+        first_rank: int,
+        place: int,
+        generation: int,
+        deadline_s: float,
+    ) -> StartGeneration:
+        host, _, port = meeting.address.rpartition(":")
+        return StartGeneration(
+            generation=self._number,
+            number=generation,
+            master_addr=host,
+            master_port=int(port),
+            world_size=self.num_ranks,
+            first_rank=first_rank,
+            devices=machine.devices,
+            threads=settings.threads,
+            deadline_s=deadline_s,
+            backend=settings.backend,
+            engine=settings.engine,
+            machine=place,
+            machines=1 + len(self.machines),
+        )
+
+    def body_for(self, rank: object, op: Op, body: dict[str, Any]) -> dict[str, Any]:
+        """What to ask of a rank: of one elsewhere, to load the copy of the file that its machine has.
+
+        Raises ValueError for a machine that has none, PoolError for one that does not say.
+        """
+        if op is not Op.LOAD or not isinstance(rank, RemoteRank) or rank.rank >= body["layout"]["ranks"]:
+            return body
+        spec = body["spec"]
+        key = (id(rank.machine), spec["path"], spec["size_bytes"], spec["mtime_ns"])
+        if key not in self._files:
+            self._files[key] = rank.machine.find_file(identify(spec["path"], Path(spec["path"]).name))
+        found = self._files[key]
+        own = {"path": found.path, "size_bytes": found.size_bytes, "mtime_ns": found.mtime_ns}
+        return {**body, "spec": {**spec, **own}}
+
+    def ended_early(self, ranks: Iterable[object]) -> dict[int, str]:
+        """Why, of machines that are lost or whose launcher has ended: by the first rank of each."""
+        found: dict[int, str] = {}
+        for rank in ranks:
+            if isinstance(rank, RemoteRank) and (cause := self._why_ended(rank.machine)) not in {"", *found.values()}:
+                found[rank.rank] = cause
+        return found
+
+    def _why_ended(self, machine: Machine) -> str:
+        if machine.lost is not None:
+            return f"{machine} is lost: {machine.lost.reason}"
+        ended = machine.ended(self._number)
+        if ended is None:
+            return ""
+        last = ended.last_lines.strip().splitlines()[-1:] or [f"exit code {ended.code}"]
+        return f"{machine} has ended its ranks: {last[0]}"
+
+    def kill(self) -> None:
+        """Have every machine end its ranks, and end the relay."""
+        for machine in self._started:
+            machine.kill(self._number)
+        if self._relay is not None:
+            self._relay.kill()
+
+    def reap(self) -> list[Machine]:
+        """Wait until all have ended; the machines that did not say so in time."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._relay is not None:
+            self._relay.reap()
+            self._relay = None
+        until = time.monotonic() + REAP_TIMEOUT_S
+        started, self._started = self._started, []
+        return [each for each in started if not each.wait_ended(self._number, max(0.0, until - time.monotonic()))]

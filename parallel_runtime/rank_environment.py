@@ -1,0 +1,137 @@
+"""What every rank of a pool is started with, and the environment that its process gets.
+
+Owns both. Does not own how a rank is started (pool/process.py beside ComfyUI, machines/launch.py elsewhere).
+
+The environment is written out here, because ComfyUI's own may hold what is wrong for a rank, such as the allocator that
+ComfyUI chose for itself or somebody's rendezvous address.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .compiling import compile_environment
+from .devices import Device
+
+PACK_ROOT = Path(__file__).resolve().parents[1]
+
+# Taken over where the caller has them; nothing else is.
+PASSED_ON = (
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
+    *("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "NVIDIA_VISIBLE_DEVICES"),
+    *("NVIDIA_DRIVER_CAPABILITIES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION"),
+    *("CUDA_MODULE_LOADING", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_CACHE_PATH"),
+    *("CUDA_DISABLE_PERF_BOOST", "NVIDIA_TF32_OVERRIDE", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CC", "CXX"),
+)
+# And all that begins so: the known ways around trouble with a board or a driver are set there. torch's variables had
+# names without TORCH_ before, which it still reads; some NCCL_ ones are among them.
+PASSED_ON_FAMILIES = ("NCCL_", "TORCH_NCCL_", "CUDA_MPS_")
+# Of those, what makes NCCL listen, or meet others, where somebody else says.
+NEVER_PASSED_ON = ("NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_RAS_ADDR")
+# Both backends listen where these say: nobody outside this machine can connect. No file of NCCL's changes what is set
+# here (nccl_files.py). The address of its RAS subsystem is the default one.
+LISTEN_HERE = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "=lo",
+    "NCCL_OOB_NET_IFNAME": "=lo",
+    "NCCL_RAS_ADDR": "localhost:28028",
+}
+# What a rank has unless the caller says otherwise.
+DEFAULTS = {
+    # Exchanges go ahead of matrix products that would fill the device; of all groups, those of new_group included.
+    "TORCH_NCCL_HIGH_PRIORITY": "1",
+    # The parent watches: NCCL's own monitor ends a rank whose machine was frozen for eight minutes, and
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # its watchdog, seeing a CUDA error first, aborts the process before Python has said which.
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where `ranks` ranks of several machines meet: a store at `address`, "HOST:PORT".
+
+    `interface`: this machine's network interface towards the others. `on_cuda`: each rank has a CUDA device of its own.
+    """
+
+    address: str
+    interface: str
+    ranks: int
+    on_cuda: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """What every rank of a pool is started with. `python_path` is searched after the pack's own folder.
+
+    `devices` are those of this machine; with a `meeting` there are ranks elsewhere, too.
+    Without `peer_access`, NCCL copies between GPUs through the host's memory.
+    """
+
+    devices: tuple[Device, ...]
+    threads: int
+    engine: str
+    python_path: tuple[str, ...] = ()
+    peer_access: bool = True
+    meeting: Meeting | None = None
+
+    @property
+    def backend(self) -> str:
+        """NCCL where each rank has a CUDA device of its own, gloo elsewhere."""
+        on_cuda = on_own_cuda(self.devices) if self.meeting is None else self.meeting.on_cuda
+        return "nccl" if on_cuda else "gloo"
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks, those of other machines included."""
+        return len(self.devices) if self.meeting is None else self.meeting.ranks
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has an address of this machine. Raises ValueError where none has."""
+    import psutil  # here, since most ranks need no address
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return name
+    raise ValueError(f"no network interface of this machine has the address {address}; give one that `ip addr` shows")
+
+
+def on_own_cuda(devices: Sequence[Device]) -> bool:
+    """Whether ranks on these devices of one machine each have a CUDA device of their own."""
+    return len(set(devices)) == len(devices) and all(device.kind == "cuda" for device in devices)
+
+
+def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[str, str]:
+    """A rank's whole environment, from the caller's."""
+    families = {name for name in ours if name.startswith(PASSED_ON_FAMILIES)}.difference(NEVER_PASSED_ON)
+    taken_over = {name: ours[name] for name in (*PASSED_ON, *sorted(families)) if name in ours}
+    if taken_over.get("NCCL_CONF_FILE"):  # a rank's current folder is another
+        taken_over["NCCL_CONF_FILE"] = str(Path(taken_over["NCCL_CONF_FILE"]).absolute())
+    return (
+        (DEFAULTS if settings.backend == "nccl" else {})
+        | taken_over
+        | compile_environment(taken_over)
+        | ({} if settings.peer_access else {"NCCL_P2P_DISABLE": "1"})
+        | {
+            # Last, where the caller itself finds packages that are not installed in its environment.
+            "PYTHONPATH": os.pathsep.join((str(PACK_ROOT), *settings.python_path, *_own_python_path(ours))),
+            "PYTHONSAFEPATH": "1",  # not the current folder, whatever it is
+            "OMP_NUM_THREADS": str(settings.threads),
+        }
+        | (LISTEN_HERE if settings.meeting is None else listening_on(settings.meeting.interface))
+    )
+
+
+def listening_on(interface: str) -> dict[str, str]:
+    """As `LISTEN_HERE`, for ranks that machines reach over an interface of this one."""
+    names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    return LISTEN_HERE | names | {"NCCL_OOB_NET_IFNAME": f"={interface}"}
+
+
+def _own_python_path(ours: Mapping[str, str]) -> list[str]:
+    """The folders of PYTHONPATH. A relative one, and an empty one, would be a folder of a rank's own current folder."""
+    return [folder for folder in ours.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(folder)]

@@ -1,0 +1,158 @@
+"""Step caches under every plan: ComfyUI's EasyCache and LazyCache, and SP Config's first-block cache.
+
+Owns what is skipped beside stock and beside one rank, what reports count, and where a cache is refused. That a call
+which skips computes what it should is models/test_step_cache.py's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from host.client import ComfyClient, PromptResult, Workflow
+from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_latent
+from host.server import ComfyServer
+
+from .conftest import Stock
+from .graphs import node
+from .hosted import VISIBLE, between
+from .variants import BY_NAME
+
+STEPS = 6
+WAN, FLUX = "wan 2.1 t2v", "flux.1 t2i"  # by ComfyUI's module; by blocks of ours
+LOADER = "ParallelModelLoader"
+PLANS: dict[str, dict[str, Any]] = {
+    "one rank": {},
+    "ulysses 2": {"ulysses": 2},
+    "ring 2": {"ring": 2},
+    "cfg 2": {"cfg": 2},
+    "pipefusion 2": {"pipefusion": 2, "warmup_steps": STEPS},  # warm-up throughout, which is exact
+}
+SKIPPED = re.compile(r"(\w+) - skipped (\d+)/(\d+) steps")
+LOOPS = {"host": "host", "auto": "resident"}
+THRESHOLD = 0.3
+
+
+def ours(graph: Workflow, plan: str, *, loop: str = "auto", sampler: str = "ParallelSampler", **more: Any) -> Workflow:
+    """The same graph with our loader and our sampler."""
+    config = {"devices": "cpu:4", "mode": "manual", **PLANS[plan], **more}
+    graph = parallel(graph, loader=LOADER, sampler=sampler, **config)
+    graph["sampler"]["inputs"]["loop"] = loop
+    return graph
+
+
+def report_of(result: PromptResult) -> dict[str, Any]:
+    """The sampler's report."""
+    report: dict[str, Any] = result.require_success().outputs["sampler"]["parallel_dit"][0]
+    return report
+
+
+LEFT_OUT = {WAN: "ring 2", FLUX: "ulysses 2"}  # five heads, which blocks of ours do not share unevenly
+CASES = [
+    (family, cache, plan)
+    for family in (WAN, FLUX)
+    for cache in ("EasyCache", "LazyCache")
+    for plan in PLANS
+    if plan != LEFT_OUT[family]
+]
+NOW = {(WAN, "EasyCache", "pipefusion 2"), (FLUX, "EasyCache", "cfg 2"), (FLUX, "LazyCache", "pipefusion 2")}
+
+
+@pytest.mark.parametrize(
+    ("family", "cache", "plan"),
+    [pytest.param(*case, marks=[] if case in NOW else [pytest.mark.full]) for case in CASES],
+)
+def test_stocks_caches_skip_the_same_steps_under_every_plan_and_are_counted(
+    family: str, cache: str, plan: str, hosted_client: ComfyClient, hosted_server: ComfyServer, stock: Stock
+) -> None:
+    plain = BY_NAME[family].graph(cfg=3.0, seed=500 + CASES.index((family, cache, plan)), steps=STEPS)
+    inputs = {"reuse_threshold": 0.5, "start_percent": 0.1, "end_percent": 0.95, "verbose": False}
+    graph, before = between(plain, "cache", cache, **inputs), len(hosted_server.log)
+    right = stock(graph)
+    result = hosted_client.queue(ours(graph, plan))
+    assert relative_error(saved_latent(hosted_client, result), right) <= TOLERANCE
+    one, two = SKIPPED.findall(hosted_server.log[before:])
+    assert one == two, "other steps than stock's"
+    assert one[0] == cache and 0 < int(one[1]) < STEPS
+    assert relative_error(stock(plain), right) > VISIBLE
+    report = report_of(result)
+    told = {"name": cache, "threshold": 0.5, "counts": "steps", "skipped": int(one[1]), "of": STEPS}
+    assert report["step_caches"] == [told]
+    assert report["loop"]["kind"] == "host" and "cache" in report["loop"]["reason"], report["loop"]
+    assert sum(report["timings"]["calls"]) in (STEPS - int(one[1]), 2 * (STEPS - int(one[1])))  # both prompts, or each
+
+
+def first_block(result: PromptResult) -> dict[str, Any]:
+    """What the report says of the first-block cache, the only one."""
+    (told,) = report_of(result)["step_caches"]
+    assert (told["name"], told["threshold"], told["counts"]) == ("first block", THRESHOLD, "calls")
+    return dict(told)
+
+
+def test_a_first_block_cache_skips_the_same_calls_under_every_plan_and_in_both_loops(
+    hosted_client: ComfyClient, stock: Stock
+) -> None:
+    """Prompt and negative are one call here, which batch groups of cfg share."""
+    graph = BY_NAME[WAN].graph(cfg=3.0, seed=531, steps=STEPS)
+    exact = stock(graph)
+    off = hosted_client.queue(ours(graph, "one rank", step_cache=0.0))
+    assert "step_caches" not in report_of(off)
+    assert relative_error(saved_latent(hosted_client, off), exact) <= TOLERANCE
+    one = hosted_client.queue(ours(graph, "one rank", loop="host", step_cache=THRESHOLD))
+    latent, skipped = saved_latent(hosted_client, one), first_block(one)["skipped"]
+    assert first_block(one)["of"] == STEPS and 0 < skipped < STEPS
+    assert VISIBLE < relative_error(latent, exact) < 0.5
+    for plan, loop in [("one rank", "auto"), *((plan, loop) for plan in ("ulysses 2", "cfg 2") for loop in LOOPS)]:
+        result = hosted_client.queue(ours(graph, plan, loop=loop, step_cache=THRESHOLD))
+        assert report_of(result)["loop"]["kind"] == LOOPS[loop]
+        assert relative_error(saved_latent(hosted_client, result), latent) <= TOLERANCE, (plan, loop)
+        told, groups = first_block(result), PLANS[plan].get("cfg", 1)
+        assert (told["skipped"], told["of"]) == (skipped * groups, STEPS * groups), (plan, loop)
+
+
+def test_prompts_that_are_two_calls_decide_apart_under_every_plan(hosted_client: ComfyClient) -> None:
+    graph = BY_NAME[WAN].graph(cfg=3.0, seed=532, steps=STEPS)
+    graph["longer"] = node("ConditioningConcat", conditioning_to=["negative", 0], conditioning_from=["positive", 0])
+    graph["sampler"]["inputs"]["negative"] = ["longer", 0]
+    one, *others = (
+        hosted_client.queue(ours(graph, plan, loop=loop, step_cache=THRESHOLD))
+        for plan, loop in (("one rank", "host"), ("one rank", "auto"), ("cfg 2", "host"), ("cfg 2", "auto"))
+    )
+    latent = saved_latent(hosted_client, one)
+    assert first_block(one)["of"] == 2 * STEPS and first_block(one)["skipped"] > 0
+    for result in others:
+        assert first_block(result) == first_block(one)
+        assert relative_error(saved_latent(hosted_client, result), latent) <= TOLERANCE
+
+
+def test_with_ksampler_and_parallelize_model_on_one_device_too(hosted_client: ComfyClient) -> None:
+    graph = BY_NAME[WAN].graph(cfg=3.0, seed=531, steps=STEPS)
+    mine = ours(graph, "one rank", step_cache=THRESHOLD)
+    want = saved_latent(hosted_client, hosted_client.queue(mine))
+    graph["config"] = {**mine["config"], "inputs": {**mine["config"]["inputs"], "devices": "cpu:1"}}
+    graph = between(graph, "parallel", "ParallelizeModel", sp_config=["config", 0])
+    assert relative_error(saved_latent(hosted_client, hosted_client.queue(graph)), want) <= TOLERANCE
+
+
+REFUSED = {
+    "with stages": (WAN, "pipefusion 2", "SPConfig", ("step_cache=0.3 needs all blocks", "pipefusion=2", "set step_")),
+    "blocks of ours": (
+        FLUX,
+        "ulysses 2",
+        LOADER,
+        ("step_cache=0.3", "tiny_flux_1", "set step_cache to 0", "EasyCache"),
+    ),
+    "a U-Net": ("sdxl koala", "cfg 2", LOADER, ("step_cache=0.3: UNetModel cannot skip blocks", "set step_cache to 0")),
+    "blocks that take turns": ("wan 2.1 vace", "ulysses 2", LOADER, ("VaceWanModel cannot skip", "take turns", "set")),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_where_it_cannot_work_it_is_refused_in_one_line(name: str, hosted_client: ComfyClient) -> None:
+    family, plan, failed, parts = REFUSED[name]
+    result = hosted_client.queue(ours(BY_NAME[family].graph(), plan, step_cache=THRESHOLD))
+    assert (result.status, result.error_node) == ("error", failed), result
+    said = result.error_message.splitlines()[0]
+    assert [part for part in parts if part not in said] == [], said

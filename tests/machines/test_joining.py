@@ -1,0 +1,224 @@
+"""A machine joins with the token, runs what it is told, and leaves no process behind however it is parted from us."""
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from machines.member import OURS, ROOT, Member, marked, started, until
+from parallel_runtime.errors import PoolError
+from parallel_runtime.machines.machine import Lost
+from parallel_runtime.machines.messages import GenerationEnded
+from parallel_runtime.machines.server import MachineServer
+from parallel_runtime.machines.versions import own_versions
+
+SILENCE_S = 2.0
+
+
+@pytest.fixture
+def token_file(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("0123456789abcdef" * 2)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def server(token_file):
+    with_server = MachineServer("127.0.0.1:0", token_file.read_bytes(), versions=OURS, silence_s=SILENCE_S)
+    yield with_server
+    with_server.close()
+
+
+def ended(machine, generation):
+    """How it ended, once it has."""
+    assert machine.wait_ended(generation, 20)
+    return machine.ended(generation)
+
+
+def running(machine, generation):
+    """Start a generation; its ranks are there when this returns."""
+    machine.start(started(generation, "sleep"))
+    until(lambda: len(marked(generation)) == 2, f"two ranks, not {marked(generation)}")
+
+
+def test_a_machine_joins_starts_and_ends_generations(server, token_file, tmp_path):
+    with Member(server.address, token_file, tmp_path / "log", name="shelf") as member:
+        (machine,) = server.wait_for(1, 30)
+        assert (machine.name, machine.devices, machine.versions) == ("shelf", ("cpu:0", "cpu:1"), OURS)
+        running(machine, 1)
+        running(machine, 2)  # of another pool
+        machine.kill(1)
+        assert ended(machine, 1) == GenerationEnded(1, -signal.SIGKILL, "the launcher's words")
+        assert (len(marked(1)), len(marked(2))) == (0, 2)
+        machine.kill(9)  # which never was
+        assert ended(machine, 9) == GenerationEnded(9, 0, "")
+        time.sleep(1.5 * SILENCE_S)  # signs of life keep it
+        assert server.machines() == (machine,)
+        assert (len(marked(2)), machine.ended(2)) == (2, None)
+        assert member.process.poll() is None
+
+
+@pytest.mark.parametrize("what", ["orphans", "exit", "flood"])
+def test_whatever_a_launcher_does_none_of_its_processes_stays(server, token_file, tmp_path, what):
+    with Member(server.address, token_file, tmp_path / "log"):
+        (machine,) = server.wait_for(1, 30)
+        running(machine, 4)
+        machine.start(started(5, what))
+        if what == "exit":
+            assert ended(machine, 5) == GenerationEnded(5, 3, "the launcher's words")
+        else:
+            until(lambda: len(marked(5)) == (3 if what == "orphans" else 2), f"ranks of {what}: {marked(5)}")
+            machine.kill(5)
+            assert ended(machine, 5).code == -signal.SIGKILL
+        assert (len(marked(4)), len(marked(5))) == (2, 0)
+
+
+@pytest.mark.parametrize("how", ["killed", "terminated", "stopped", "the server closes", "the server is silent"])
+def test_a_connection_that_ends_ends_the_ranks_within_the_deadline(server, token_file, tmp_path, how):
+    with Member(server.address, token_file, tmp_path / "log") as member:
+        (machine,) = server.wait_for(1, 30)
+        running(machine, 7)
+        began = time.monotonic()
+        if how == "the server closes":
+            server.close()
+        elif how == "the server is silent":
+            server._tick = lambda _: None  # it hears and says nothing any more
+        else:
+            sent = {"killed": signal.SIGKILL, "terminated": signal.SIGTERM, "stopped": signal.SIGSTOP}[how]
+            member.process.send_signal(sent)
+        if how == "stopped":
+            until(lambda: machine.lost, "lost")
+            assert machine.lost == Lost(f"nothing was heard of it for {SILENCE_S:g} s")
+            assert time.monotonic() - began < 2 * SILENCE_S + 1
+            member.process.send_signal(signal.SIGCONT)
+        until(lambda: not marked(7), f"left: {marked(7)}", deadline_s=2 * SILENCE_S + 3)
+        if how in ("killed", "terminated"):
+            until(lambda: machine.lost, "lost")
+            assert server.machines() == ()
+            with pytest.raises(PoolError, match=r"machine node \(127.0.0.1:\d+\) is lost: .*; look at what `join`"):
+                machine.start(started(8, "sleep"))
+
+
+def test_it_joins_again_when_comfyui_has_been_started_again(token_file, tmp_path):
+    first = MachineServer("127.0.0.1:0", token_file.read_bytes(), versions=OURS, silence_s=SILENCE_S)
+    with Member(first.address, token_file, tmp_path / "log") as member:
+        (machine,) = first.wait_for(1, 30)
+        running(machine, 1)
+        first.close()
+        member.wait_for_line("lost: it closed the connection")
+        assert marked(1) == []
+        second = MachineServer(first.address, token_file.read_bytes(), versions=OURS, silence_s=SILENCE_S)
+        try:
+            (machine,) = second.wait_for(1, 30)
+            running(machine, 1)
+        finally:
+            second.close()
+    until(lambda: not marked(1), "left")
+
+
+def test_another_token_is_refused_on_both_sides(server, token_file, tmp_path):
+    other = tmp_path / "other"
+    other.write_text("fedcba9876543210" * 2)
+    other.chmod(0o600)
+    with Member(server.address, other, tmp_path / "log") as member:
+        member.process.wait(30)
+        assert "TokenRefusedError: it refuses our token; give both machines the same token file" in member.log
+    with pytest.raises(PoolError) as raised:
+        server.wait_for(1, 0.1)
+    assert str(raised.value) == (
+        f"0 of 1 machines joined at {server.address} within 0.1 s (refused: 127.0.0.1: it has another token; give both "
+        f"machines the same token file); on each further machine run: python -m parallel_runtime join {server.address} "
+        "--token-file FILE"
+    )
+
+
+@pytest.mark.parametrize(
+    ("versions", "reason"),
+    [
+        ({"pack": "9.9.9"}, "Parallel DiT is 9.9.9 there and 0.1.0 beside ComfyUI; update this pack on both"),
+        ({"torch": "2.6.0+cpu"}, "torch is 2.6.0 there and 2.9.0 beside ComfyUI; install the same torch on both"),
+        ({"comfyui": "0.25.0"}, "ComfyUI is 0.25.0 there and 0.24.0 beside ComfyUI; update ComfyUI on both"),
+    ],
+)
+def test_other_versions_are_refused_on_both_sides_by_name(server, token_file, tmp_path, versions, reason):
+    with Member(server.address, token_file, tmp_path / "log", name="attic", versions=versions) as member:
+        member.process.wait(30)
+        assert f"RefusedError: {reason}" in member.log
+    until(lambda: list(server.refusals), "a refusal")
+    (line,) = server.refusals
+    assert line.startswith(f"127.0.0.1: attic: {reason}")
+    assert server.machines() == ()
+
+
+def test_builds_of_one_torch_and_a_machine_without_comfyui_are_taken(server, token_file, tmp_path):
+    with Member(server.address, token_file, tmp_path / "log", versions={"torch": "2.9.0+cu130", "comfyui": ""}):
+        assert len(server.wait_for(1, 30)) == 1
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "*:0", ":0", "localhost:0", "127.0.0.1", "224.0.0.1:0"])
+def test_it_listens_on_one_address_alone(address):
+    with pytest.raises(ValueError, match="interface|HOST:PORT"):
+        MachineServer(address, b"x" * 32, versions=OURS)
+
+
+@pytest.mark.slow
+def test_the_command_joins_and_ends_when_it_is_told(tmp_path, token_file):
+    import torch
+
+    server = MachineServer(
+        "127.0.0.1:0", token_file.read_bytes(), versions=replace(own_versions(""), torch=torch.__version__)
+    )
+    command = [sys.executable, "-m", "parallel_runtime", "join", server.address, "--token-file", str(token_file)]
+    command += ["--devices", "cpu:2", "--models", str(tmp_path), "--name", "real"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            (machine,) = server.wait_for(1, 60)
+            assert (machine.name, machine.devices, machine.device_names) == ("real", ("cpu:0", "cpu:1"), ("CPU", "CPU"))
+        finally:
+            process.terminate()
+            lines = process.communicate()[0].splitlines()
+            server.close()
+    assert lines[0] == f"join: real offers CPU, CPU to {server.address}"
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        ("short", 0o600, "holds 5 bytes, not 16 to 1024"),
+        ("x" * 32, 0o644, "has mode 0644, so others can read it; chmod 600"),
+        (None, 0o600, "cannot be read: No such file or directory; make one"),
+    ],
+)
+def test_a_token_file_that_is_no_secret_is_refused_before_anything_connects(tmp_path, capsys, text, mode, said):
+    from parallel_runtime.__main__ import main
+
+    path = tmp_path / "token"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert main(["join", address, "--token-file", str(path), "--models", str(tmp_path)]) == 2
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert said in capsys.readouterr().err
+
+
+def test_a_server_holds_no_descriptor_after_it_is_closed(token_file, tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    server = MachineServer("127.0.0.1:0", token_file.read_bytes(), versions=OURS)
+    with Member(server.address, token_file, tmp_path / "log"):
+        server.wait_for(1, 30)
+        server.close()
+    del server
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,154 @@
+"""Ranks of a further machine count like local ones: what they compute, write, say and fail is the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from runtime.in_worker_runs import host_loop, make_run
+
+from machines.loopback import LoopbackMachine
+from machines.worlds import Model, flux_model, several_machines, wan_model
+from parallel_runtime.checkpoint import read_header
+from parallel_runtime.cli.verify import PlanRunner
+from parallel_runtime.cli.workload import relative_error
+from parallel_runtime.errors import PoolError
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import ReferenceModel
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+
+TOLERANCE = 1e-5
+MESSAGES_BYTES = 64 * 1024  # of a step, in blocks of 4 KiB
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def flux(folder: Path) -> Iterator[Model]:
+    with flux_model(folder) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Iterator[tuple[Pool, list[LoopbackMachine]]]:
+    """One rank here, one on another machine."""
+    with several_machines(folder, [1, 1]) as world:
+        yield world
+
+
+@pytest.fixture
+def pool(two: tuple[Pool, list[LoopbackMachine]]) -> Pool:
+    return two[0]
+
+
+PLANS = [
+    ParallelPlan(ring=2),
+    ParallelPlan(ring=2, weights="sharded"),
+    ParallelPlan(cfg=2),
+    ParallelPlan(data=2),
+    ParallelPlan(pipefusion=2),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+def test_a_step_of_flux_over_two_machines_equals_one_process(pool: Pool, flux: Model, plan: ParallelPlan) -> None:
+    assert flux.error(pool, plan) <= TOLERANCE
+    assert flux.error(pool, plan) <= TOLERANCE  # its text lies there from the step before
+
+
+@pytest.mark.parametrize("plan", [ParallelPlan(ring=2), ParallelPlan(data=2)], ids=lambda plan: plan.name)
+def test_without_exchange_it_does_not(pool: Pool, flux: Model, plan: ParallelPlan) -> None:
+    assert flux.error(pool, plan, control=True) > 1e-2
+
+
+def test_a_step_of_comfyuis_own_module_equals_one_process(pool: Pool, folder: Path) -> None:
+    with wan_model(folder) as wan:
+        for plan in (ParallelPlan(ring=2), ParallelPlan(cfg=2, weights="sharded")):
+            assert wan.error(pool, plan) <= TOLERANCE, plan
+        assert wan.error(pool, ParallelPlan(ring=2), control=True) > 1e-2
+
+
+def test_a_whole_run_shows_every_step_and_equals_one_process(pool: Pool, flux: Model) -> None:
+    config = FluxConfig.from_header(read_header(flux.spec.path))
+    run = make_run(config, batch=2, sides=(7, 3))
+    expected, previews = host_loop(ReferenceModel(flux.spec.path, dtype=torch.float32), run)
+    for plan in (ParallelPlan(ring=2), ParallelPlan(cfg=2), ParallelPlan(data=2)):
+        shown: list[torch.Tensor] = []
+        result = pool.sample(flux.spec, plan, run, on_step=lambda _, latent, shown=shown: shown.append(latent))
+        assert relative_error(result.out, expected) <= TOLERANCE, plan
+        assert [relative_error(*pair) <= TOLERANCE for pair in zip(shown, previews, strict=True)] == [True] * 3, plan
+
+
+def test_ulysses_stays_inside_a_machine(pool: Pool, flux: Model) -> None:
+    with pytest.raises(ValueError, match=r"ulysses=2 does not stay inside a machine, which have 1 \+ 1 ranks; use uly"):
+        flux.error(pool, ParallelPlan(ulysses=2))
+    with pytest.raises(ValueError, match=r"needs 4 ranks, the machines that are there have 1 \+ 1 = 2; lower a degree"):
+        flux.error(pool, ParallelPlan(ring=4))
+
+
+class EnoughError(Exception):
+    """What a caller raises that wants no more."""
+
+
+def test_a_run_that_is_cancelled_ends_on_every_machine_at_the_same_step(pool: Pool, flux: Model) -> None:
+    run = make_run(FluxConfig.from_header(read_header(flux.spec.path)))
+    pool.start()
+    generation = pool.generation
+
+    def stop(step: int, _: torch.Tensor) -> None:
+        raise EnoughError
+
+    with pytest.raises(EnoughError):
+        pool.sample(flux.spec, ParallelPlan(ring=2), run, on_step=stop)
+    assert flux.error(pool, ParallelPlan(ring=2)) <= TOLERANCE
+    assert pool.generation == generation
+
+
+def test_of_a_steps_tensors_only_what_is_new_crosses_and_only_what_is_the_machines_own_comes_back(
+    two: tuple[Pool, list[LoopbackMachine]], flux: Model
+) -> None:
+    """By the bytes that the two processes which pass on write. The launcher's ranks have processes of their own."""
+    pool, (machine,) = two
+    (given, *_), (expected, *_) = flux.trial.calls, flux.expected
+    latent = given["img"].nbytes  # type: ignore[call-overload]
+    runner = PlanRunner(pool, flux.spec, ParallelPlan(ring=2), options={})
+    runner(given)
+    before = relay_bytes(), machine.written_bytes()
+    runner({**given, "img": given["img"] + 1})  # type: ignore[call-overload]
+    down, up = (now - then for now, then in zip((relay_bytes(), machine.written_bytes()), before, strict=True))
+    assert latent < down < latent + MESSAGES_BYTES
+    assert expected.nbytes / 2 <= up < expected.nbytes / 2 + MESSAGES_BYTES
+
+
+def relay_bytes() -> int:
+    """What the process that passes on for this one has written so far."""
+    relays = [child for child in psutil.Process().children() if "parallel_runtime.machines.relay" in child.cmdline()]
+    return sum(relay.io_counters().write_chars for relay in relays)
+
+
+def test_a_killed_rank_is_one_error_that_names_its_machine_and_the_next_request_works(
+    two: tuple[Pool, list[LoopbackMachine]], flux: Model
+) -> None:
+    pool, (machine,) = two
+    run = make_run(FluxConfig.from_header(read_header(flux.spec.path)))
+    pool.start()
+
+    def kill(step: int, _: torch.Tensor) -> None:
+        for pid in machine.pids():
+            os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(
+        PoolError, match=r"rank 1 \(cpu:0 of machine host-2 \(127.0.0.1\)\): killed by SIGKILL; the next"
+    ):
+        pool.sample(flux.spec, ParallelPlan(ring=2), run, on_step=kill)
+    assert flux.error(pool, ParallelPlan(ring=2)) <= TOLERANCE

@@ -1,0 +1,151 @@
+"""A first-block cache over ComfyUI's own classes: what one process with replaced blocks computes, on one rank and two.
+
+Owns the bounds, and which classes are refused one. How a cache and its simulation run is step_cache_ranks.py's.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.cli.workload import relative_error
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import RunResult
+from parallel_runtime.pool.pool import Pool
+
+from .conftest import run_ranks
+from .pooled import call, write_wan
+
+pytestmark = pytest.mark.slow
+
+ERROR = 1e-5  # fp32 sums in another order
+VISIBLE = 1e-4  # what skipping must move
+# Streams of one kind and of two in another order, residuals between blocks, two lists of blocks, a grid, fewer tokens
+# than ranks.
+CASES = (
+    *("SD3.5 medium, ControlNet", "Qwen-Image, text mask", "Wan 5B, a timestep for each frame", "Z-Image"),
+    *("Flux.1, ControlNet and mask", "Cosmos Predict2, an upright image (Anima)"),
+)
+
+
+@pytest.mark.parametrize("names", [CASES, pytest.param((), id="all", marks=pytest.mark.full)])
+def test_a_call_that_skips_is_what_one_process_makes_of_kept_residuals(names: tuple[str, ...], tmp_path: Path) -> None:
+    run_ranks("step_cache_ranks", tmp_path, "1,2", *names)
+    one, *two = (json.loads((tmp_path / f"{which}.json").read_text()) for which in ("1-0", "2-0", "2-1"))
+    for rows in (one, *two):
+        assert set(rows) == set(names or rows) and len(rows) >= len(CASES)
+        wrong = {name: row for name, row in rows.items() if not max(row["skipped"], row["whole"]) <= ERROR}
+        assert not wrong, wrong
+        unseen = {name: row for name, row in rows.items() if not row["visible"] > VISIBLE}
+        assert not unseen, unseen
+    for name, row in one.items():
+        changes = {rows[name]["change"] for rows in two}
+        assert len(changes) == 1, f"{name}: ranks found different changes {changes}"
+        assert changes.pop() == pytest.approx(row["change"], rel=ERROR), name
+    apart = [abs(two[0][name]["alone"] - two[1][name]["alone"]) / one[name]["alone"] for name in one]
+    assert min(apart) > 10 * ERROR, "without the others' sums ranks would find the same"
+
+
+@pytest.fixture(scope="module")
+def wan(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """The model's file."""
+    return write_wan(tmp_path_factory.mktemp("wan"))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Pool:
+    """Four ranks."""
+    with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as pool:
+        yield pool
+
+
+STEPS = (0.0, 0.1, 0.2, 1.0, 1.05, 1.1)  # of the latent: small moves, a large one, small ones again
+
+
+def run(
+    pool: Pool, spec: ModelSpec, plan: str, threshold: float, *, name: str = "", texts: tuple[int, ...] = (7, 12)
+) -> list[RunResult]:
+    """A step a latent, of a call for each text, by the plan."""
+    found = []
+    for step in STEPS:
+        calls = []
+        for text in texts:
+            made = call(step, text=text, batch=2)
+            kept = {
+                "pipeline": {"run": f"{name} {plan} {threshold}", "key": f"text of {text}"},
+                "step_cache": threshold,
+            }
+            calls.append(replace(made, options={**made.options, **kept}))
+        found.append(pool.run(spec, ParallelPlan.parse(plan), calls))
+    return found
+
+
+def skipped(results: list[RunResult]) -> list[list[int]]:
+    """By step and rank, how many calls skipped their blocks."""
+    return [[each.cached.skipped if each.cached else 0 for each in result.ran] for result in results]
+
+
+def errors(got: list[RunResult], want: list[RunResult]) -> list[float]:
+    """By step, of both calls."""
+    return [relative_error(torch.cat(a.outs, 1), torch.cat(b.outs, 1)) for a, b in zip(got, want, strict=True)]
+
+
+THRESHOLD = 0.15  # one of the two calls skips where the other does not
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *("ulysses=2", "ring=2", "cfg=2", "cfg=2,ulysses=2", "cfg=2,ulysses=2,weights=sharded"),
+        pytest.param("ulysses=2,weights=offloaded", marks=pytest.mark.full),
+        pytest.param("ulysses=2,ring=2,weights=sharded", marks=pytest.mark.full),
+    ],
+)
+def test_every_plan_skips_the_calls_that_one_rank_skips(ranks: Pool, wan: ModelSpec, plan: str) -> None:
+    exact, one = run(ranks, wan, "ulysses=1", 0.0), run(ranks, wan, "ulysses=1", THRESHOLD)
+    assert [sum(each) for each in skipped(exact)] == [0] * len(STEPS)
+    counts = [each[0] for each in skipped(one)]
+    assert counts[0] == counts[3] == 0 and 0 < sum(counts) < 2 * len(STEPS), counts
+    moved = [error > VISIBLE for error in errors(one, exact)]
+    assert moved == [count > 0 for count in counts], (moved, counts)
+    got = run(ranks, wan, plan, THRESHOLD)
+    parts = ParallelPlan.parse(plan).parts
+    for step, by_rank in enumerate(skipped(got)):
+        groups = [by_rank[first] for first in range(0, len(by_rank), parts)]
+        assert by_rank == [count for count in groups for _ in range(parts)], "ranks of a call decided apart"
+        assert sum(groups) == counts[step]
+    assert max(errors(got, one)) <= ERROR
+
+
+def test_rows_of_one_call_decide_together(ranks: Pool, wan: ModelSpec) -> None:
+    """As prompt and negative that ComfyUI puts into one call, of which each batch group has one."""
+    one, two = (run(ranks, wan, plan, THRESHOLD, texts=(7,)) for plan in ("ulysses=1", "cfg=2"))
+    assert (
+        [each[0] for each in skipped(one)] == [left for left, _ in skipped(two)] == [right for _, right in skipped(two)]
+    )
+    assert 0 < sum(each[0] for each in skipped(one)) < len(STEPS)
+    assert max(errors(two, one)) <= ERROR
+
+
+def test_runs_and_shapes_keep_their_own_residuals(ranks: Pool, wan: ModelSpec) -> None:
+    first = run(ranks, wan, "ulysses=2", 10.0, name="first")
+    again = run(ranks, wan, "ulysses=2", 10.0, name="again")
+    assert [sum(each) for each in skipped(first)] == [0, *[4] * (len(STEPS) - 1)]
+    assert skipped(again) == skipped(first)
+    assert max(errors(again, first)) == 0
+    assert errors(run(ranks, wan, "ulysses=2", 0.0), run(ranks, wan, "ulysses=1", 0.0))[-1] <= ERROR
+
+
+def test_a_pipeline_takes_none() -> None:
+    with pytest.raises(
+        ValueError, match=r"step_cache=0.1 needs all blocks on one rank, and pipefusion=2 .* set step_c"
+    ):
+        refuse_stages_with_cache(2, 0.1)
+    refuse_stages_with_cache(2, 0.0)

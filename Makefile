@@ -146,6 +146,10 @@ gpu: venv
 machines: venv
 	$(RUN) -m machines.cases $(MACHINES_FLAGS)
 
+# A million connections of strangers to where machines join: it lives, stays small, and lets who has the token in.
+machines-fuzz: venv
+	$(RUN) -m machines.strangers $(FUZZ_FLAGS)
+
 # Plausible mistakes, one at a time, two at once, each of which the tests that it names must find: prints those that
 # live. Some of them: make mutants MUTANTS_FLAGS="--only wire"
 mutants: venv chromium

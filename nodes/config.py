@@ -16,6 +16,7 @@ from ..parallel_runtime.checkpoint import read_header
 from ..parallel_runtime.cli.counting import Counted
 from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
+from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
 from ..parallel_runtime.models.registry import USUAL, find_family, read_own, titles
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
@@ -24,8 +25,8 @@ from ..parallel_runtime.planner.choose import AnyModel
 from ..parallel_runtime.planner.shapes import ModelShape, Work
 from .automatic import are_known, decide, decide_again
 from .host.files import diffusion_model_path
-from .host.machines import MACHINES, Offer
-from .host.progress import NodeText
+from .host.machines import MACHINES
+from .host.progress import NodeText, prompt_id
 from .host.queued_prompt import validated_inputs, validated_readers
 from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket
@@ -433,7 +434,7 @@ def with_machines(here: DeviceSelection, machines: str) -> DeviceSelection:
     offer = Offer.parse(machines)
     if offer is None:
         return here
-    further = MACHINES.devices_of(offer)
+    further = MACHINES.devices_of(offer, say=NodeText().say if prompt_id() else None)
     names = list(dict.fromkeys(device.machine for device in further))
     devices, warnings = here.devices, list(here.warnings)
     if len(names) < offer.count:
@@ -441,9 +442,7 @@ def with_machines(here: DeviceSelection, machines: str) -> DeviceSelection:
     for name in names:
         theirs = tuple(device for device in further if device.machine == name)
         if len(devices) + len(theirs) > MAX_RANKS:
-            warnings.append(
-                f"machine {name} is left out: with its {len(theirs)} devices there were more than {MAX_RANKS}"
-            )
+            warnings.append(f"machine {name} is left out: its {len(theirs)} devices make more than {MAX_RANKS}")
             continue
         devices += theirs
     return DeviceSelection(devices, tuple(warnings))

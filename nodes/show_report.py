@@ -10,7 +10,7 @@ from comfy_api.latest import io
 from ..parallel_runtime.report.chart import NoChartError, draw
 from ..parallel_runtime.report.schema import validate
 from ..parallel_runtime.report.text import describe
-from .host.progress import NodeText, prompt_id
+from .host.progress import prompt_id
 from .sockets import CATEGORY, TimingSocket
 
 MORE = ("timing_2", "timing_3", "timing_4")
@@ -63,7 +63,6 @@ class ShowTimingReport(io.ComfyNode):
                 shown["images"] = [_item(f"{stem}.png", subfolder)]
             except NoChartError as error:
                 text += f"\n\nno chart: {error}"
-        NodeText().say(text)
         return io.NodeOutput(ui=shown | {"text": [text]})
 
 

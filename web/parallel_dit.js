@@ -4,7 +4,11 @@
 
 import { app } from '../../scripts/app.js'
 import { api } from '../../scripts/api.js'
+import { ErrorCard } from './panel/error_card.mjs'
+import { allNodes, applyPlan, hasFiles } from './panel/workflow.mjs'
+import { clearTexts, showText } from './panel/node_text.mjs'
 import { prepareNode } from './panel/nodes.mjs'
+import { pictureOf } from './panel/picture.mjs'
 import { Store } from './panel/store.mjs'
 import { mountSidebar } from './panel/sidebar.mjs'
 import { makeSaid, makeWords } from './panel/words.mjs'
@@ -14,11 +18,13 @@ const SAID_IN = ['zh'] // languages that the server's sentences have
 const TIMELINE = 'parallel-dit.timeline'
 const TOASTS = 'ParallelDiT.Failures.Toasts'
 const RESULTS = 'ParallelDiT.Nodes.Results'
+const FIRST_RUN = 'ParallelDiT.FirstRun.Over'
 
 const store = new Store((path, options) => api.fetchApi(path, options))
 let words = makeWords(null, 'en')
 const t = (key, values) => words(key, values)
 t.said = (text) => store.said(text) // a sentence of the server's, in the user's language
+const card = new ErrorCard(app, t)
 
 function toast(severity, detail, summary = t('title'), more = { life: 6000 }) {
   app.extensionManager.toast.add({ severity, summary, detail, ...more })
@@ -38,8 +44,30 @@ async function run(name) {
   }
 }
 
+const graph = {
+  usePlan(plan) {
+    const node = applyPlan(app, plan)
+    if (node === undefined) toast('warn', t('benchmark.noConfig'), t('node.refused'))
+    else toast('success', t('benchmark.used', { node: node.title, plan: plan.name }))
+  },
+  pictureOf: (report) => pictureOf(api, report)
+}
+
+/* The first-run checklist: its end is kept with the user's settings, so another tab or browser knows it. */
+const first = {
+  isOver: () => app.extensionManager.setting.get(FIRST_RUN) === true,
+  setOver: () => app.extensionManager.setting.set(FIRST_RUN, true),
+  hasFiles: () => hasFiles(app),
+  go(step) {
+    if (step === 'doctor') return run('doctor')
+    if (step === 'result') return run('timeline')
+    const { command } = app.extensionManager
+    return command.execute(step === 'run' ? 'Comfy.QueuePrompt' : 'Comfy.BrowseTemplates')
+  }
+}
+
 /* A failure is told once: not again after a reload, and not for the failures of before this page was there. It stays
-   until it is closed or the workers are started anew; ComfyUI's own card says that a node failed, and not what to do. */
+   until it is closed or the workers are started anew. */
 function tellFailures() {
   const told = new Map()
   let session = null
@@ -51,19 +79,39 @@ function tellFailures() {
       const before = told.get(devices)
       told.set(devices, failure)
       if (before === failure) continue
-      if (before) app.extensionManager.toast.remove({ id: toastId(devices) })
+      if (before) card.workersMended(devices)
       const isNew = session === state.session && failure !== ''
-      if (isNew && app.extensionManager.setting.get(TOASTS)) tellFailure(devices, pool.last_failure)
+      if (isNew && app.extensionManager.setting.get(TOASTS)) card.workersFailed(devices, String(pool.last_failure ?? ''))
     }
     session = state.session
     markTab(state.pools.some((pool) => pool.state === 'failed'))
   })
 }
 
-const toastId = (devices) => `parallel-dit ${devices}`
-
-function tellFailure(devices, text) {
-  toast('error', text, t('poolFailed'), { id: toastId(devices), styleClass: 'pdit-toast' }) // no life: it stays
+/* What nodes say while they run, and what ComfyUI tells of those that fail or whose values it refuses. */
+function hearPrompts() {
+  const nodes = () => allNodes(app.rootGraph ?? app.graph)
+  api.addEventListener('parallel_dit.text', ({ detail }) => showText(app, detail))
+  api.addEventListener('execution_start', () => {
+    clearTexts(nodes())
+    card.hide()
+  })
+  api.addEventListener('execution_interrupted', () => clearTexts(nodes()))
+  api.addEventListener('execution_error', ({ detail }) => {
+    clearTexts(nodes())
+    card.failed(detail)
+  })
+  const queue = api.queuePrompt
+  api.queuePrompt = async function (...all) {
+    try {
+      const answer = await queue.apply(this, all)
+      card.refused(answer)
+      return answer
+    } catch (error) {
+      card.refused(error?.response)
+      throw error
+    }
+  }
 }
 
 /* The tab's icon tells of a failure also when its toast was closed or came before this page. */
@@ -122,6 +170,13 @@ app.registerExtension({
       type: 'boolean',
       defaultValue: true,
       category: ['Parallel DiT', 'Nodes', 'Results']
+    },
+    {
+      id: FIRST_RUN,
+      name: 'Hide the first-run checklist',
+      type: 'boolean',
+      defaultValue: false,
+      category: ['Parallel DiT', 'First run', 'Over']
     }
   ],
   commands: [
@@ -157,7 +212,7 @@ app.registerExtension({
       titleKey: 'parallelDit.timelineTitle',
       ...tab(async (element) => {
         const { mountTimeline } = await import('./panel/timeline.mjs')
-        return mountTimeline(element, store, t, toast)
+        return mountTimeline(element, store, t, toast, graph)
       })
     }
   ],
@@ -173,9 +228,10 @@ app.registerExtension({
       tooltip: t('title'),
       label: t('title'),
       iconBadge: '',
-      ...tab((element) => mountSidebar(element, store, t, { run }))
+      ...tab((element) => mountSidebar(element, store, t, { run, first }))
     })
     tellFailures()
+    hearPrompts()
     await store.refresh()
   },
   nodeCreated(node) {

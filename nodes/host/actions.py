@@ -61,7 +61,9 @@ class Actions:
 
     async def _doctor(self) -> None:
         self._panel_state.doctor = {"state": "running"}
-        self._panel_state.doctor = await _examine()
+        began_s = time.monotonic()
+        found = await _examine()
+        self._panel_state.doctor = found | {"ended": round(time.time()), "took_s": round(time.monotonic() - began_s, 1)}
 
 
 def _release() -> None:

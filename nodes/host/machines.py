@@ -8,7 +8,7 @@ import os
 import secrets
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import comfy.model_management
@@ -16,40 +16,16 @@ import folder_paths
 
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.errors import PoolError
-from ...parallel_runtime.machines.connection import read_token, split_address
+from ...parallel_runtime.machines.connection import read_token
 from ...parallel_runtime.machines.machine import Machine
-from ...parallel_runtime.machines.server import JOIN, MachineServer
+from ...parallel_runtime.machines.server import JOIN, MachineServer, Offer
 from ...parallel_runtime.machines.versions import own_versions
-from ...parallel_runtime.plan import MAX_RANKS
-from .progress import NodeText, prompt_id
 from .version import comfyui_version
 
 FIRST_WAIT_S = 60.0
 AGAIN_WAIT_S = 8.0  # where as many had joined before: one that is well joins again within seconds
 TICK_S = 0.1
 TOKEN_BYTES = 32
-
-
-@dataclass(frozen=True)
-class Offer:
-    """An address of this machine, "HOST:PORT", and how many further machines to wait for."""
-
-    address: str
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Offer | None":
-        """Read `HOST:PORT` or `HOST:PORT, 2`; None for nothing. Raises `ValueError` on anything else."""
-        if not text.strip():
-            return None
-        address, _, count = (part.strip() for part in text.partition(","))
-        split_address(address)
-        if count and not (count.isascii() and count.isdigit() and 1 <= int(count) < MAX_RANKS):
-            raise ValueError(
-                f"machines={text!r} waits for {count!r} machines; write HOST:PORT, or HOST:PORT, N with N from 1 to "
-                f"{MAX_RANKS - 1}"
-            )
-        return cls(address, int(count or 1))
 
 
 class FurtherMachines:
@@ -60,28 +36,27 @@ class FurtherMachines:
         self._servers: dict[str, MachineServer] = {}
         self._most: dict[str, int] = {}  # how many were ever there at once
 
-    def devices_of(self, offer: Offer) -> tuple[Device, ...]:
-        """The devices of machines that are there; in a prompt, once as many have joined as are waited for, or after a
-        while. What is only asked in advance opens nothing and waits for nobody.
+    def devices_of(self, offer: Offer, *, say: Callable[[str], None] | None) -> tuple[Device, ...]:
+        """The devices of machines that are there, once as many have joined as are waited for, or after a while.
 
-        Raises `ValueError` for an address that is not this machine's, and ComfyUI's interrupt when the user cancels.
+        `say` is told meanwhile what is waited for; without it nothing is opened and nobody waited for. Raises
+        `ValueError` for an address that is not this machine's, and ComfyUI's interrupt when the user cancels.
         """
-        server = self._server(offer.address) if prompt_id() else self._servers.get(offer.address)
+        server = self._servers.get(offer.address) if say is None else self._server(offer.address)
         if server is None:
             return ()
-        if prompt_id():
-            self._wait(server, offer)
+        if say is not None:
+            self._wait(server, offer, say)
         devices = [Device.of_machine(text, machine.name) for machine in server.machines() for text in machine.devices]
         return tuple(devices)
 
-    def _wait(self, server: MachineServer, offer: Offer) -> None:
-        text = NodeText()
+    def _wait(self, server: MachineServer, offer: Offer, say: Callable[[str], None]) -> None:
         until = time.monotonic() + (AGAIN_WAIT_S if self._most[offer.address] >= offer.count else FIRST_WAIT_S)
         while len(server.machines()) < offer.count and time.monotonic() < until:
             comfy.model_management.throw_exception_if_processing_interrupted()
             there = f"{len(server.machines())} of {offer.count} further machines are there"
             refused = f"\nrefused: {server.refusals[-1]}" if server.refusals else ""
-            text.say(f"{there}; {JOIN.format(server.address)}\nthe token is in {token_file()}{refused}")
+            say(f"{there}; {JOIN.format(server.address)}\nthe token is in {token_file()}{refused}")
             time.sleep(TICK_S)
         self._most[offer.address] = max(self._most[offer.address], len(server.machines()))
 

@@ -9,20 +9,27 @@ evict them. What the workers hold is asked of the pool each time, which may have
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ...parallel_runtime.checkpoint import ModelSpec
 from ...parallel_runtime.devices import Device
+from ...parallel_runtime.machines.machine import Machine
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.deadlines import deadline_from
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.wire.replies import MeasureReply
-from .machines import MACHINES
 
 Devices: TypeAlias = tuple[Device, ...]
 Weights: TypeAlias = tuple[Devices, ModelSpec, tuple[int, bool, int, int]]  # the last is the `kind` of a plan's layout
 ALIVE = ("starting", "idle", "loading", "compiling", "busy")
+
+
+def _machines_of(devices: Devices) -> Sequence[Machine]:
+    """The further machines that have these devices."""
+    from .machines import MACHINES  # here: it needs ComfyUI, and tells on nodes what runs with pools
+
+    return MACHINES.named(devices)
 
 
 class PoolRegistry:
@@ -116,7 +123,7 @@ class PoolRegistry:
             self._pools[devices] = Pool(
                 devices,
                 deadline_s=deadline_from(os.environ),
-                machines=(lambda _: MACHINES.named(devices)) if further else None,
+                machines=(lambda _: _machines_of(devices)) if further else None,
             )
         return self._pools[devices]
 

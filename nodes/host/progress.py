@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Sequence
 
+import nodes as comfy_nodes
 from comfy_api.latest import get_executing_context, get_progress_state
 from server import PromptServer
 
@@ -13,6 +14,8 @@ from ...parallel_runtime.wire.replies import StepReply
 from .step_listener import StepListener
 
 INTERVAL_S = 0.2
+EVENT = "parallel_dit.text"
+PACKAGE = __package__.rpartition(".")[0]  # that of the node classes
 
 
 def prompt_id() -> str:
@@ -22,7 +25,11 @@ def prompt_id() -> str:
 
 
 class NodeText:
-    """Writes on the node that executes now; nowhere when none does."""
+    """Writes on the node that executes now; nowhere when none does.
+
+    Nodes of this pack have a box for it. ComfyUI's own text makes a node grow over the one below, and stays for the
+    nodes of others.
+    """
 
     def __init__(self) -> None:
         context = get_executing_context()
@@ -31,8 +38,13 @@ class NodeText:
 
     def say(self, text: str) -> None:
         """Show `text` in place of what was shown."""
-        if self._node_id is not None:
-            PromptServer.instance.send_progress_text(text, self._node_id)
+        server = PromptServer.instance
+        if self._node_id is None:
+            return
+        if _is_ours(self._node_id):
+            server.send_sync(EVENT, {"node_id": self._node_id, "text": text}, server.client_id)
+        else:
+            server.send_progress_text(text, self._node_id)
 
     def loading(self, name: str, loaded_bytes: int, total_bytes: int) -> None:
         """One report of the pool's `load`, counted over all ranks; shown at most every `INTERVAL_S`."""
@@ -40,6 +52,12 @@ class NodeText:
         if now_s >= self._next_s:
             self._next_s = now_s + INTERVAL_S
             self.say(f"Loading {name}: {loaded_bytes / 1e9:.2f} of {total_bytes / 1e9:.2f} GB")
+
+
+def _is_ours(node_id: str) -> bool:
+    """Whether a node of the prompt that executes is of this pack."""
+    class_type = get_progress_state().dynprompt.get_node(node_id)["class_type"]
+    return comfy_nodes.NODE_CLASS_MAPPINGS[class_type].__module__.startswith(f"{PACKAGE}.")
 
 
 class OncePerPrompt:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..checkpoint import ModelSpec
-from ..devices import Device
+from ..devices import Device, ranks_by_machine
+from ..machines.machine import Machine
 from ..models.family import OwnModel
 from ..models.registry import USUAL
 from ..plan import ParallelPlan
@@ -62,14 +63,17 @@ class Line:
         return cls(rate, max(0.0, quick - small / rate))
 
 
-def keep_calibration(devices: tuple[Device, ...]) -> dict[str, object]:
-    """Start ranks on the devices, calibrate, and keep the result for `plan` and automatic plans.
+def keep_calibration(devices: tuple[Device, ...], machines: Sequence[Machine] = ()) -> dict[str, object]:
+    """Start ranks on the devices and on those of further machines, calibrate, and keep the result for `plan` and
+    automatic plans.
 
     Returns what was measured, how long it took and where it is kept. Raises `ValueError` where that cannot be written.
     """
     store = CalibrationStore(calibration_path())
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder, Pool(devices, threads_per_rank=1) as pool:
+    devices += tuple(Device.of_machine(text, machine.name) for machine in machines for text in machine.devices)
+    further = (lambda _: machines) if machines else None
+    with tempfile.TemporaryDirectory() as folder, Pool(devices, threads_per_rank=1, machines=further) as pool:
         found = calibrate(pool, Path(folder))
     try:
         store.save(device_set(devices), found)
@@ -88,23 +92,30 @@ def describe_calibration(kept: Mapping) -> str:
     """What was measured, in two lines for people."""
     constants = kept["constants"]
     rates, link, software = constants["rates"], constants["link"], constants["software"]
+    between = ""
+    if constants["between"] is not None:
+        rate, latency = constants["between"]["bandwidth"], constants["between"]["latency_s"]
+        between = f"between machines {rate * 8 / 1e9:.3g} Gbit/s and {latency * 1e6:.0f} us, "
     return (
         f"calibrated {kept['devices']} in {kept['wall_s']:.1f} s: matrices {rates['matmul_flops'] / 1e12:.3g} TFLOP/s, "
         f"attention {rates['attention_flops'] / 1e12:.3g} TFLOP/s, memory {rates['memory_bandwidth'] / 1e9:.3g} GB/s, "
         f"link {link['bandwidth'] / 1e9:.3g} GB/s and {link['latency_s'] * 1e6:.0f} us, "
-        f"block {software['block_s'] * 1e3:.2f} ms\nkept in {kept['file']}; plan uses it from now on"
+        f"{between}block {software['block_s'] * 1e3:.2f} ms\nkept in {kept['file']}; plan uses it from now on"
     )
 
 
 def calibrate(pool: Pool, folder: Path) -> Calibration:
     """Measure, in a few seconds. `folder` takes two small models of random weights. Raises `PoolError`."""
-    ranks = len(pool.devices)
+    machines = ranks_by_machine(pool.devices)
     asynchronous = pool.devices[0].kind == "cuda"
-    probes = {span: pool.probe(plan) for span, plan in _spans(ranks).items()}
+    probes = {span: pool.probe(plan) for span, plan in _spans(machines[0]).items()}
     rates = _rates(pool, probes, asynchronous=asynchronous)
     link = _link(probes)
     software = replace(_software(pool, folder, rates, link), operation_s=_operation_s(probes[max(probes)]))
-    return Calibration(rates=rates, link=link, software=software, source="measured on these devices by doctor")
+    found = Calibration(rates=rates, link=link, software=software, source="measured on these devices by doctor")
+    if len(machines) == 1:
+        return found
+    return replace(found, between=_between(pool.probe(ParallelPlan(ulysses=sum(machines)))), machines=machines)
 
 
 def _spans(ranks: int) -> dict[int, ParallelPlan]:
@@ -155,13 +166,19 @@ def _link(probes: Probes) -> Link:
     return Link(name="measured", bandwidth=near.rate, latency_s=far.latency_s, contention=contention)
 
 
+def _between(ranks: Sequence[ProbeReply]) -> Link:
+    """The link between machines, while each rank sends to all others at once."""
+    line = Line.through(_slowest(rank.all_to_all for rank in ranks))
+    return Link(name="measured between machines", bandwidth=line.rate, latency_s=line.latency_s)
+
+
 def _operation_s(ranks: Sequence[ProbeReply]) -> float:
     return 1 / Line.through(_slowest(rank.operations for rank in ranks)).rate
 
 
 def _software(pool: Pool, folder: Path, rates: Rates, link: Link) -> Software:
     """The host's seconds, from models so small that they are nothing else, and the passes of larger ones."""
-    ranks = len(pool.devices)
+    ranks = ranks_by_machine(pool.devices)[0]
     usual = replace(EAGER if rates.asynchronous else ON_CPU, swap_calls=OWN_SWAP_CALLS)
     models = [USUAL.sample(heads=ranks, head_dim=HEAD_DIM, depth=a, depth_single=b) for a, b in DEPTHS]
     timed = _timer(pool, folder, models, Workload(width=64, height=64, text_tokens=16))

@@ -23,6 +23,9 @@ import torch.distributed as dist
 from ..checkpoint import ModelSpec
 from ..devices import Device, DeviceSelection, parse_devices
 from ..errors import PoolError
+from ..machines.connection import read_token
+from ..machines.server import MachineServer, Offer
+from ..machines.versions import own_versions
 from ..models.registry import USUAL, titles
 from ..plan import auto_plan
 from ..pool.nccl_files import present_files
@@ -49,6 +52,7 @@ from .terminal import SILENT, Paint, Progress, plain
 from .verify import FP32_TOLERANCE, PlanRunner
 from .workload import Workload, relative_error
 
+JOIN_S = 120.0
 REPORTED = (*PACKAGES, "diffusers")  # the reference model of parity; nothing else needs it
 
 
@@ -72,7 +76,7 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     can_run = all(check.ok for check in checks if check.needed)
     if arguments.calibrate and can_run:
         progress.phase("measuring the devices")
-    measured = {"calibration": keep_calibration(selection.devices)} if arguments.calibrate and can_run else {}
+    measured = {"calibration": _calibrated(arguments, selection)} if arguments.calibrate and can_run else {}
     return (
         file
         | measured
@@ -89,6 +93,17 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
             "checks": [asdict(check) for check in checks],
         }
     )
+
+
+def _calibrated(arguments: argparse.Namespace, selection: DeviceSelection) -> dict[str, object]:
+    """What was measured of the devices, with further machines where they are to join. Raises `ValueError`."""
+    offer = Offer.parse(arguments.machines)
+    if offer is None:
+        return keep_calibration(selection.devices)
+    if arguments.token_file is None:
+        raise ValueError(f"--machines {arguments.machines} needs --token-file FILE, the token of those that join")
+    with closing(MachineServer(offer.address, read_token(arguments.token_file), versions=own_versions(""))) as server:
+        return keep_calibration(selection.devices, server.wait_for(offer.count, JOIN_S))
 
 
 def describe(report: Mapping, paint: Paint = plain) -> str:

@@ -12,10 +12,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from ..devices import Device
+from ..devices import Device, ranks_by_machine
 from ..planner.hardware import Calibration
 from ..planner.known import COMPILED, known_calibration, known_link
 from ..planner.store import CalibrationStore, default_path
+
+UNMEASURED = "ethernet1"  # between machines, until `doctor --calibrate --machines` has measured
 
 
 def calibration_path() -> Path:
@@ -49,6 +51,9 @@ def constants(devices: Sequence[Device], *, link: str | None = None, compiled: b
     `link` and `compiled` take the place of what was measured of the link and of the host, from the table.
     """
     found = measured(devices)
+    machines = ranks_by_machine(devices)
+    if len(machines) > 1:
+        return found or _unmeasured(constants(devices[: machines[0]], link=link, compiled=compiled), machines)
     if devices[0].kind == "cpu":
         name, present = "cpu", len(devices)
     else:
@@ -58,9 +63,18 @@ def constants(devices: Sequence[Device], *, link: str | None = None, compiled: b
     return as_told(found, link=link, compiled=compiled)
 
 
+def _unmeasured(here: Calibration, machines: tuple[int, ...]) -> Calibration:
+    """Constants of one machine for several of its like, with a link between them that nobody has measured."""
+    source = f"{here.source}; the link between machines is taken for {UNMEASURED}, as it was not measured"
+    return replace(here, between=known_link(UNMEASURED), machines=machines, source=source)
+
+
 def measured(devices: Sequence[Device]) -> Calibration | None:
     """What `doctor --calibrate` measured of these devices, or of more of the same GPUs; None where it did not."""
     store = CalibrationStore(calibration_path())
+    if len(machines := ranks_by_machine(devices)) > 1:  # measured together or not at all
+        found = store.load(device_set(devices))
+        return None if found is None else replace(found, machines=machines)
     if devices[0].kind == "cpu":  # more ranks have fewer cores each, so no other number stands for these
         return store.load(device_set(devices))
     return store.load_for(_kind(devices), len(devices))

@@ -3,27 +3,27 @@
 import argparse
 from collections.abc import Sequence
 
-IMAGES, VIDEOS = "model.safetensors", "wan2.2_t2v.safetensors"
+IMAGE, VIDEO = "image_model.safetensors", "video_model.safetensors"
 EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
     "doctor": (
         ("", "can these GPUs work together?"),
-        (f"--model {IMAGES}", "which plans does this file take here, and how much memory?"),
+        (f"--model {IMAGE}", "which plans does this file take here, and how much memory?"),
         ("--calibrate", "measure the devices, so that plans are predicted from what they do"),
     ),
     "plan": (
         ("", "the best plan on the GPUs of this machine"),
         ("--kind RTX3090 --file-dtype fp8", "on two RTX 3090, with an fp8 file"),
         ("--kind H100 --devices 4 --width 2048 --height 2048 --cfg 4", "a large image with a negative prompt"),
-        (f"--model {VIDEOS} --frames 33 --comfyui ../..", "a video model"),
+        (f"--model {VIDEO} --frames 33 --comfyui ../..", "a video model"),
     ),
     "verify": (
-        (f"--model {IMAGES} --plan ulysses=2", "does a plan compute what one process does?"),
-        (f"--model {IMAGES} --plan ring=2 --negative-control", "does this check notice a wrong plan? It must fail"),
-        (f"--model {VIDEOS} --plan ulysses=2 --frames 33 --comfyui ../..", "a video model"),
+        (f"--model {IMAGE} --plan ulysses=2", "does a plan compute what one process does?"),
+        (f"--model {IMAGE} --plan ring=2 --negative-control", "does this check notice a wrong plan? It must fail"),
+        (f"--model {VIDEO} --plan ulysses=2 --frames 33 --comfyui ../..", "a video model"),
     ),
     "bench": (
-        (f"--model {IMAGES} --plan ulysses=2", "is a plan faster than one device?"),
-        (f"--model {IMAGES} --plan ulysses=2 --plan ring=2 --chart bench.png", "two plans, drawn"),
+        (f"--model {IMAGE} --plan ulysses=2", "is a plan faster than one device?"),
+        (f"--model {IMAGE} --plan ulysses=2 --plan ring=2 --chart bench.png", "two plans, drawn"),
     ),
     "join": (
         ("10.0.0.1:29400 --token-file token.txt", "offer all GPUs of this machine to the ComfyUI at 10.0.0.1"),
@@ -77,6 +77,13 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
         "--devices", help="test these: all, a count, cuda:0,cuda:1 or cpu:2 (default: all CUDA devices)"
     )
     parser.add_argument("--calibrate", action="store_true", help="measure the devices and keep it for plan")
+    parser.add_argument(
+        "--machines",
+        metavar="HOST:PORT",
+        default="",
+        help="with --calibrate: measure with a machine that joins here, or with N of them: HOST:PORT,N",
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="the secret of machines that join, mode 0600")
     parser.add_argument("--model", metavar="FILE", help="say what this file is and which plans it takes here, too")
     parser.add_argument("--comfyui", metavar="PATH", help="ComfyUI's folder (default: where the pack lies)")
 

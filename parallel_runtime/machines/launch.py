@@ -19,8 +19,7 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.launcher.api import DefaultLogsSpecs, LaunchConfig, elastic_launch
 
 from ..devices import Device
 from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment

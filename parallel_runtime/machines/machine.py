@@ -50,6 +50,7 @@ class Machine:
     ) -> None:
         self.name, self.devices = introduction.name, introduction.devices
         self.device_names, self.versions = introduction.device_names, introduction.versions
+        self.pid = introduction.pid
         self.address, self.here = address, here
         self.lost: Lost | None = None
         self._session, self._wake = session, wake

@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from ..errors import PoolError
 from ..plan import MAX_RANKS
 from ..wire.protocol import ProtocolError
-from .connection import ANSWER, REFUSAL, ServerChallenge, Session, TokenRefusedError, listen_address
+from .connection import ANSWER, REFUSAL, ServerChallenge, Session, TokenRefusedError, listen_address, split_address
 from .machine import Machine
 from .messages import FROM_MACHINE, Introduction, Refused, Versions, Welcome, from_frame, to_frame
 from .versions import difference
@@ -35,11 +36,33 @@ JOIN = "on each further machine run: python -m parallel_runtime join {} --token-
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Offer:
+    """An address of this machine, "HOST:PORT", and how many further machines to wait for."""
+
+    address: str
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Offer | None":
+        """Read `HOST:PORT` or `HOST:PORT, 2`; None for nothing. Raises `ValueError` on anything else."""
+        if not text.strip():
+            return None
+        address, _, count = (part.strip() for part in text.partition(","))
+        split_address(address)
+        if count and not (count.isascii() and count.isdigit() and 1 <= int(count) < MAX_RANKS):
+            raise ValueError(
+                f"machines={text!r} waits for {count!r} machines; write HOST:PORT, or HOST:PORT, N with N from 1 to "
+                f"{MAX_RANKS - 1}"
+            )
+        return cls(address, int(count or 1))
+
+
 class _Connection:
     """One accepted socket: a stranger's until `session`, of nobody known until `machine`."""
 
-    def __init__(self, sock: socket.socket, address: str, token: bytes) -> None:
-        self.sock, self.address = sock, address
+    def __init__(self, sock: socket.socket, host: str, port: int, token: bytes) -> None:
+        self.sock, self.host, self.address = sock, host, f"{host}:{port}"
         self.challenge = ServerChallenge(token)
         self.answer = bytearray()
         self.session: Session | None = None
@@ -137,7 +160,7 @@ class MachineServer:
         strangers = [each for each in self._connections if each.machine is None]
         if len(strangers) >= MAX_STRANGERS:
             self._drop(strangers[0], "")
-        connection = _Connection(sock, f"{host}:{port}", self._token)
+        connection = _Connection(sock, host, port, self._token)
         self._connections.append(connection)
         self._selector.register(sock, selectors.EVENT_READ, lambda _: self._guarded(connection, self._read))
         self._guarded(connection, lambda each: _send_whole(each.sock, each.challenge.greeting))
@@ -184,7 +207,7 @@ class MachineServer:
         """Take a machine that says who it is, or refuse it in words."""
         if not isinstance(message, Introduction):
             raise ProtocolError("it did not introduce itself first")
-        reason = difference(self._versions, message.versions)
+        reason = difference(self._versions, message.versions) or self._taken(connection, message)
         if not reason and len(self._machines) >= MAX_RANKS - 1:
             reason = f"{len(self._machines)} machines have joined, and a pool has at most {MAX_RANKS} ranks"
         if reason:
@@ -197,6 +220,17 @@ class MachineServer:
             self._machines += (connection.machine,)
             self._changed.notify_all()
         _log.info("%s has joined with %s", connection.machine, ", ".join(message.device_names))
+
+    def _taken(self, connection: _Connection, newcomer: Introduction) -> str:
+        """Why the name is another machine's. The same one that comes back before it was missed replaces itself."""
+        for other in tuple(self._connections):
+            if other.machine is None or other.machine.name != newcomer.name:
+                continue
+            is_itself = other.machine.pid == newcomer.pid and other.host == connection.host
+            if not is_itself and time.monotonic() - other.heard_s < self.silence_s / 2:
+                return f"a machine called {newcomer.name} has joined from {other.host}; give this one another --name"
+            self._drop(other, "it has joined again")
+        return ""
 
     def _tick(self, connection: _Connection) -> None:
         """Send what waits, show life, and give up whom nothing is heard of."""
@@ -215,8 +249,7 @@ class MachineServer:
             machine.sent(connection.sock.send(data))
 
     def _refuse(self, connection: _Connection, reason: str) -> None:
-        host = connection.address.rpartition(":")[0]
-        line = f"{host}: {reason}"
+        line = f"{connection.host}: {reason}"
         if line not in self.refusals:
             self.refusals.append(line)
             _log.warning("a machine was refused: %s", line)

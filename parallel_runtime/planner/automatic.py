@@ -77,7 +77,7 @@ def automatic_plan(
     allowed = WEIGHTS if weights == WEIGHTS[0] else (weights,)
     if calibration is None:
         return _unknown(model, work, everything, min(free), allowed)
-    choice = choose_plan(model, work, free, calibration, weights=allowed, ranks_by_machine=machines)
+    choice = choose_plan(model, work, free, calibration, weights=allowed)
     if choice.plan is None:
         plan = replace(everything, weights="offloaded" if len(allowed) > 1 else weights)
         return Decision(plan=plan, reasons=(*choice.reasons, _trying(plan)), work=work, model=model)

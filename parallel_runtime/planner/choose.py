@@ -70,13 +70,12 @@ def choose_plan(
     weights: Sequence[str] = WEIGHTS,
     held: Layout | None = None,
     num_ranks: int | None = None,
-    ranks_by_machine: Sequence[int] = (),
 ) -> Choice:
     """The best plan of `model` for `work` on `devices`, given as free bytes of each, in rank order.
 
     `stale` also weighs PipeFusion, whose result differs from one process's. `weights`: the kinds that are weighed;
     `held`: how they lie already, if only plans that they serve are to be weighed. `num_ranks`: of the pool, by default
-    one a device. `ranks_by_machine`, where they are several: how many each has; only plans that fit are weighed.
+    one a device. Of several machines only plans whose ulysses groups each lie in one are weighed.
     Raises `ValueError` without devices.
     """
     if not devices:
@@ -86,14 +85,14 @@ def choose_plan(
         for ranks in range(1, len(devices) + 1)
         for plan in useful_plans(ranks, model=model, work=work, stale=stale)
         if plan.weights in weights and (held is None or held.serves(plan.layout))
-        if not crossing(plan.ulysses, plan.ranks, ranks_by_machine)
+        if not crossing(plan.ulysses, plan.ranks, calibration.machines)
     )
     table = tuple(sorted(weighed, key=lambda row: (row.run_s, row.plan.ranks)))
     fitting = [row for row in table if row.fits]
     if not fitting:
         return Choice(chosen=None, reasons=_nothing_fits(table, devices), table=table)
     chosen = _best(fitting)
-    reasons = (*_reasons(chosen, table, devices), f"constants: {calibration.source}")
+    reasons = (*_reasons(chosen, table, devices, calibration), f"constants: {calibration.source}")
     return Choice(chosen=chosen, reasons=reasons, table=table)
 
 
@@ -150,7 +149,27 @@ def _best(rows: list[Prediction]) -> Prediction:
     return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.plan.ring))
 
 
-def _reasons(chosen: Prediction, table: Sequence[Prediction], devices: Sequence[int]) -> tuple[str, ...]:
+def _of_machines(chosen: Prediction, table: Sequence[Prediction], calibration: Calibration) -> list[str]:
+    """Whether further machines pay, and over which link."""
+    if calibration.between is None or len(calibration.machines) < 2:
+        return []
+    between, here = calibration.between, calibration.machines[0]
+    over = f"over {between.name}, {between.bandwidth * 8 / 1e9:.3g} Gbit/s"
+    both = chosen.plan.ranks > here
+    other = next((row for row in table if row.fits and (row.plan.ranks > here) != both), None)
+    if other is None:
+        return []
+    alone, together = (other, chosen) if both else (chosen, other)
+    verdict = "a further machine pays" if both else "a further machine does not pay"
+    return [
+        f"{verdict}: {_time(together.cost.step_s)} a step with {together.plan.name} {over}, "
+        f"{_time(alone.cost.step_s)} with {alone.plan.name} on this machine alone"
+    ]
+
+
+def _reasons(
+    chosen: Prediction, table: Sequence[Prediction], devices: Sequence[int], calibration: Calibration
+) -> tuple[str, ...]:
     cost, plan = chosen.cost, chosen.plan
     share = max(cost.compute_s, cost.communication_s, cost.launch_s) / cost.step_s
     reasons = [f"{plan.name}: {_time(cost.step_s)} a step, limited by {cost.bound} ({share:.0%} of the step)"]
@@ -167,6 +186,7 @@ def _reasons(chosen: Prediction, table: Sequence[Prediction], devices: Sequence[
     unused = len(devices) - plan.ranks
     if unused and plan.ranks > 1:
         reasons.append(f"{unused} of {len(devices)} devices stay unused: with them it would not be faster")
+    reasons += _of_machines(chosen, table, calibration)
     whole = [row.memory.total for row in table if row.plan.weights == "replicated"]
     if plan.weights != "replicated" and whole:
         reasons.append(

@@ -29,6 +29,7 @@ from .hardware import Calibration
 from .shapes import ModelShape, Work
 
 WARMUP_STEPS = 1
+RELAYED_MESSAGES = 4  # of a step, one after another: data and request there, results and reply back
 Parts = tuple[float, float, float]  # seconds of compute, communication and launch
 
 
@@ -70,6 +71,14 @@ def step_cost(shape: ModelShape, work: Work, plan: ParallelPlan, calibration: Ca
     )
 
 
+def relayed_s(plan: ParallelPlan, calibration: Calibration, num_bytes: float) -> float:
+    """Seconds for the tensors of a step, there and back, where ranks of further machines have a part in it."""
+    between = calibration.between
+    if between is None or plan.ranks <= calibration.machines[0]:
+        return 0.0
+    return num_bytes / between.bandwidth + RELAYED_MESSAGES * between.latency_s
+
+
 def rows_per_group(work: Work, plan: ParallelPlan) -> int:
     """Rows of the batch one batch group runs a step, the longest batch group's."""
     return -(-work.rows // plan.batch_groups)
@@ -105,7 +114,7 @@ class _CostModel:
 
     def piped(self) -> Parts:
         """A step once the pipeline is full: every stage runs its share of the blocks for each of the M = N patches."""
-        shape, plan, work, link = self.shape, self.plan, self.work, self.calibration.link
+        shape, plan, work = self.shape, self.plan, self.work
         stages = plan.pipefusion
         one = self.blocks(fraction=1 / stages)
         # N patches, each through the blocks of the fullest stage: N ceil(blocks / N) blocks instead of all.
@@ -113,6 +122,7 @@ class _CostModel:
         compute, communication, launch = (uneven * part for part in one)
         tokens = work.text_tokens + work.image_tokens / stages
         sent = self.rows * tokens / plan.parts * shape.hidden * work.element_bytes
+        link = self.calibration.link_of(stages * plan.parts, plan.ranks)
         hand_over = stages * (sent / link.bandwidth + link.latency_s)
         return compute, communication + max(0.0, hand_over - uneven * sum(one)), launch
 
@@ -120,28 +130,33 @@ class _CostModel:
         """Once a step: embedders and head, the result gathered over the sequence, the two batch groups of cfg put
         together."""
         shape, plan, work = self.shape, self.plan, self.work
-        rates, link = self.calibration.rates, self.calibration.link
+        rates, link_of = self.calibration.rates, self.calibration.link_of
         mine = self.rows * max(work.lengths(plan.parts))
         compute = 2 * mine * 2 * shape.channels * shape.hidden / rates.matmul_flops
         compute += shape.other_params * work.weight_bytes / rates.memory_bandwidth
         latent = self.rows * work.image_tokens * shape.channels * work.element_bytes
         communication = sum(
             latent * (parts - 1) / parts / link.bandwidth + link.latency_s
-            for parts in (plan.parts, plan.cfg)
+            for parts, link in (
+                (plan.parts, link_of(plan.parts, plan.ranks)),
+                (plan.cfg, link_of(plan.replica_ranks, plan.ranks)),
+            )
             if parts > 1
         )
+        communication += relayed_s(plan, self.calibration, 2 * work.rows * work.image_tokens * shape.channels * 4)
         return compute, communication, self.calibration.software.block_s
 
     def _exchange_s(self, fraction: float) -> float:
         """Seconds one block waits for tokens of other ranks."""
         plan, link = self.plan, self.calibration.link
+        around = self.calibration.link_of(plan.parts, plan.ranks)
         swapped, hop = self._bytes_a_block()
         waiting = 0.0
         if plan.ulysses > 1:
             waiting += fraction * swapped / link.all_to_all_bandwidth(plan.ulysses)
             waiting += self.calibration.software.swap_calls * link.latency_s
         if plan.ring > 1:
-            waiting += (plan.ring - 1) * (fraction * hop / link.bandwidth + link.latency_s)
+            waiting += (plan.ring - 1) * (fraction * hop / around.bandwidth + around.latency_s)
         return waiting
 
     def _bytes_a_block(self) -> tuple[float, float]:
@@ -162,7 +177,7 @@ class _CostModel:
 
     def _weights_s(self, weights: float) -> float:
         """Seconds to bring one block's weights to the device, where it does not hold them all."""
-        shards, link = self.plan.replica_ranks, self.calibration.link
+        shards, link = self.plan.replica_ranks, self.calibration.link_of(self.plan.replica_ranks, self.plan.ranks)
         seconds = 0.0
         if self.plan.weights == "offloaded":
             seconds += weights / shards / self.calibration.rates.host_bandwidth

@@ -28,7 +28,7 @@ from typing import Any
 
 from ..parallel.shard import split_lengths
 from ..plan import ParallelPlan
-from .cost import Cost, rows_per_group
+from .cost import Cost, relayed_s, rows_per_group
 from .hardware import Calibration, Rates
 from .memory import BLOCKS_AT_HAND, Memory, runtime_bytes
 from .shapes import Work
@@ -184,12 +184,13 @@ def counted_cost(model: CountedModel, work: Work, plan: ParallelPlan, calibratio
         waited = (plan.pipefusion - 1) * hand_over + plan.num_patches * max(0.0, hand_over - turn)
         parts = (compute * factor, communication * factor + waited, launch * factor)
     compute, communication, launch = parts
+    relayed = relayed_s(plan, calibration, 0.0)
     return Cost(
-        step_s=compute + communication + launch,
+        step_s=compute + communication + launch + relayed,
         compute_s=compute,
-        communication_s=communication,
+        communication_s=communication + relayed,
         launch_s=launch,
-        warmup_step_s=warmup_step_s,
+        warmup_step_s=warmup_step_s + relayed,
     )
 
 
@@ -205,9 +206,11 @@ def _pass_s(
     calls = 2 if work.guided and plan.cfg == 1 else 1  # prompt and negative read the weights one after another
     compute = rows * compute + calls * model.weight_bytes / rates.memory_bandwidth
     sending = amounts.swapped_bytes / link.all_to_all_bandwidth(plan.ulysses)
-    sending += ((plan.ring - 1) * amounts.hop_bytes + amounts.gathered_bytes) / link.bandwidth
-    messages = amounts.gathers + amounts.exchanges * ((plan.ulysses > 1) * software.swap_calls + plan.ring - 1)
-    communication = rows * sending + calls * messages * link.latency_s
+    around = calibration.link_of(plan.parts, plan.ranks)
+    sending += ((plan.ring - 1) * amounts.hop_bytes + amounts.gathered_bytes) / around.bandwidth
+    swaps, hops = (plan.ulysses > 1) * software.swap_calls * amounts.exchanges, (plan.ring - 1) * amounts.exchanges
+    waiting = swaps * link.latency_s + (amounts.gathers + hops) * around.latency_s
+    communication = rows * sending + calls * waiting
     communication += max(0.0, _weights_s(model, plan, calibration) - compute - communication)
     launch = calls * amounts.operations * software.operation_s
     if rates.asynchronous:
@@ -220,13 +223,14 @@ def _handed_s(model: CountedModel, work: Work, plan: ParallelPlan, calibration: 
     patch = replace(work, image_tokens=math.ceil(work.image_tokens / patches))
     handed = model.count("query_bytes", patch) / 2 / max(1.0, model.count("exchanges", patch)) / plan.parts
     calls = 2 if work.guided and plan.cfg == 1 else 1
-    return rows_per_group(work, plan) * handed / calibration.link.bandwidth + calls * calibration.link.latency_s
+    link = calibration.link_of(plan.pipefusion * plan.parts, plan.ranks)
+    return rows_per_group(work, plan) * handed / link.bandwidth + calls * link.latency_s
 
 
 def _weights_s(model: CountedModel, plan: ParallelPlan, calibration: Calibration) -> float:
     """Seconds to bring all blocks' weights to the device, where it does not hold them all."""
-    shards, link = plan.replica_ranks // plan.pipefusion, calibration.link
-    num_bytes = sum(model.block_bytes) / plan.pipefusion
+    shards, num_bytes = plan.replica_ranks // plan.pipefusion, sum(model.block_bytes) / plan.pipefusion
+    link = calibration.link_of(plan.replica_ranks, plan.ranks)
     seconds = 0.0
     if plan.weights == "offloaded":
         seconds += num_bytes / shards / calibration.rates.host_bandwidth

@@ -5,6 +5,8 @@ Owns what the constants mean. Their values come from `known.py`'s table, or from
 
 from dataclasses import dataclass
 
+from ..plan import crossing
+
 GIB = 2**30
 NARROW, WIDE = 16, 64  # sizes of heads with which attention is measured on a CPU
 
@@ -78,9 +80,19 @@ class Software:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """All constants of one set of devices. `source` says where they come from."""
+    """All constants of one set of devices. `source` says where they come from.
+
+    `machines`: how many consecutive ranks each of several machines has; `between`: how their ranks reach each other.
+    """
 
     rates: Rates
     link: Link
     software: Software
     source: str
+    between: Link | None = None
+    machines: tuple[int, ...] = ()
+
+    def link_of(self, run: int, num_ranks: int) -> Link:
+        """How ranks of one run of so many consecutive ones, of `num_ranks`, reach each other."""
+        crosses = self.between is not None and crossing(run, num_ranks, self.machines)
+        return self.between if crosses and self.between is not None else self.link

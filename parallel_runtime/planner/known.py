@@ -62,6 +62,9 @@ _LINKS = {
     "pcie3": Link(name="pcie3", bandwidth=15.75e9, latency_s=40e-6, contention=0.32),
     "pcie3-shared": Link(name="pcie3-shared", bandwidth=12.15e9, latency_s=40e-6, contention=2.45),
     "memory": Link(name="memory", bandwidth=2e9, latency_s=0.21e-3),
+    # between machines: what TCP leaves of the line, and what a message of a library takes on it
+    "ethernet1": Link(name="ethernet1", bandwidth=0.115e9, latency_s=0.2e-3),
+    "ethernet10": Link(name="ethernet10", bandwidth=1.1e9, latency_s=0.1e-3),
 }
 # The host's seconds are those of the engines in the published tables, not of ours.
 EAGER = Software(name="eager", passes=94.0, merge_passes=12.0, block_s=1.01e-03, exchange_s=1.55e-03, hop_s=1.94e-04)

@@ -62,7 +62,9 @@ class CalibrationStore:
 
     def save(self, device_set: str, calibration: Calibration) -> None:
         """Keep them. Raises `OSError` where the folder cannot be written."""
-        entries = {**self._entries(), device_set: asdict(calibration)}
+        entry = {name: value for name, value in asdict(calibration).items() if value is not None}
+        del entry["machines"]  # the devices' own to say
+        entries = {**self._entries(), device_set: entry}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{FILE}.")
         try:
@@ -93,6 +95,7 @@ def _calibration(entry: object) -> Calibration | None:
             link=Link(**_fields(Link, entry["link"])),
             software=Software(**_fields(Software, entry["software"])),
             source=str(entry["source"]),
+            between=Link(**_fields(Link, entry["between"])) if "between" in entry else None,
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -295,7 +295,7 @@ class Pool:
         """Amounts and seconds of matrices, attention, memory and exchanges over ulysses, by rank. Raises PoolError."""
         self._refuse_plan(plan)
         with self._lock.acquire(None) as check:
-            workers = self._ready(check, plan)
+            workers = self._ready(check)  # a plan that no model runs may be probed
             return workers.probe(workers.mesh(plan, check), check)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What pictures of charts show, from their pixels alone: how long each colour is in a rank's row, how high bars are.
+"""What pictures of charts show, from their pixels alone: how long each colour is in a rank's row, how long bars are.
 
 Owns the reading of pixels. Knows the colours and where the time begins; asks nothing of the code that drew.
 """
@@ -16,7 +16,7 @@ from playwright.sync_api import Locator
 
 TIME_LEFT, TIME_RIGHT = 86, 8  # pixels beside the time
 PARTS = {"compute": (0x4E, 0x79, 0xA7), "communication": (0xF2, 0x8E, 0x2B)}
-BARS = {"good": (0x59, 0xA1, 0x4F), "bad": (0xE1, 0x57, 0x59)}
+BARS = {"base": PARTS["compute"], "good": (0x59, 0xA1, 0x4F), "bad": (0xE1, 0x57, 0x59)}
 IDLE, IDLE_ALPHA = (0x9A, 0xA0, 0xA6), 0.35
 DRAWN = """async (canvas) => {
   const { width, height } = canvas
@@ -48,13 +48,13 @@ def lengths_by_row(picture: Image.Image) -> list[dict[str, int]]:
 
 
 def bars_of(picture: Image.Image) -> list[tuple[str, int]]:
-    """The bars from the left, each with its colour's name and how many pixels it is high in its middle."""
+    """The bars from the top, each with its colour's name and how many pixels it is long in its middle."""
     pixels = np.asarray(picture, dtype=int)
     coloured = {name: is_near(pixels, colour) for name, colour in BARS.items()}
     bars = []
-    for start, stop in runs(np.logical_or(*coloured.values()).any(0)):
-        heights = {name: int(there[:, (start + stop) // 2].sum()) for name, there in coloured.items()}
-        bars += [(name, height) for name, height in heights.items() if height]
+    for start, stop in runs(np.logical_or.reduce(list(coloured.values())).any(1)):
+        lengths = {name: int(there[(start + stop) // 2].sum()) for name, there in coloured.items()}
+        bars += [(name, length) for name, length in lengths.items() if length]
     return bars
 
 

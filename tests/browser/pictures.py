@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 
 from demo.graphs import TEXT_ENCODER, add_demo_model
 from host.server import PACK_ROOT, ComfyServer
@@ -34,7 +34,7 @@ RUNS = {
 # The first of them again, with the names that these had before.
 RENAMED = {"ParallelModelLoader": "ParallelFluxLoader", "ParallelSampler": "ParallelFluxSampler"}
 ALONE = ("ParallelFluxListSampler", "ParallelizeModel", "ReleaseParallelPool")
-SHOTS = ("failure-nodes2", "config-nodes2", "light-nodes2")
+SHOTS = ("failure-nodes2", "error-card-nodes2", "config-nodes2", "light-nodes2")
 PROMPT = "a rocket on blue, centre"
 SHOW = """(kind) => {
   if (!app.graph.nodes.some((node) => node.comfyClass === kind)) {
@@ -77,7 +77,9 @@ def main(words: list[str]) -> None:
             for nodes2 in (False, True):
                 context = browser.new_context(viewport={"width": 1600, "height": 950})
                 context.set_default_timeout(WAIT_MS)
-                of_run(ComfyPage(context.new_page(), server, tiny, nodes2=nodes2))
+                comfy = ComfyPage(context.new_page(), server, tiny, nodes2=nodes2)
+                of_run(comfy)
+            of_card(comfy)
             browser.close()
 
 
@@ -92,6 +94,20 @@ def of_run(comfy: ComfyPage) -> None:
     comfy.page.wait_for_timeout(3000)  # the picture fades in; nothing tells of its end
     picture = Image.open(io.BytesIO(comfy.page.screenshot(animations="disabled"))).convert("RGB")
     save(picture, f"run-{'nodes2' if comfy.nodes2 else 'classic'}")
+
+
+def of_card(comfy: ComfyPage) -> None:
+    """docs/images: the card to share of the run that the page was opened for, whose plan a benchmark has measured."""
+    comfy.load_example("flux_benchmark", steps=4, text=PROMPT, plans="ulysses=2", warmup=1, runs=3, stock=False)
+    comfy.run()
+    comfy.load_example(steps=20, text=PROMPT, seed=8)
+    comfy.run()
+    expect(comfy.timeline).to_contain_text("for 20 steps")
+    comfy.timeline.get_by_role("button", name="Share").click()
+    expect(comfy.page.get_by_test_id("pdit-share-canvas")).to_have_attribute("data-drawn", "with picture")
+    with comfy.page.expect_download() as found:
+        comfy.page.get_by_role("button", name="Save PNG").click()
+    save(Image.open(found.value.path()).convert("RGB"), "share-card")
 
 
 def of_nodes(comfy: ComfyPage) -> None:

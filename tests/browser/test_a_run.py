@@ -23,16 +23,14 @@ PICTURE = """async (node) => {
   const query = new URLSearchParams(app.nodeOutputs[node].images[0])
   const bitmap = await createImageBitmap(await (await fetch(app.api.apiURL(`/view?${query}`))).blob())
   return [bitmap.width, bitmap.height] }"""
+HEAD = 107  # pixels of a saved picture above its rows: title, three lines, legend
 FIVE = 5  # steps of one test alone, so that its headline is known
 LONG = 480  # steps of 384 x 384 pixels: seconds on any machine, ended long before
 STEP = re.compile(rf"step \d+ of {LONG}")
-IN_FULL_VIEW = """(toast) => {
-  const box = toast.getBoundingClientRect()
-  const card = document.querySelector('[data-testid=error-overlay]')?.getBoundingClientRect()
+IN_FULL_VIEW = """(card) => {
+  const box = card.getBoundingClientRect()
   const points = [[0.02, 0.1], [0.5, 0.5], [0.98, 0.9]].map(([x, y]) => [box.x + x * box.width, box.y + y * box.height])
-  const covers = card && box.x < card.right && card.x < box.right && box.y < card.bottom && card.y < box.bottom
-  const whole = Number(getComputedStyle(toast).opacity) === 1 && toast.getAnimations().length === 0
-  return card && whole && !covers && points.every(([x, y]) => toast.contains(document.elementFromPoint(x, y))) }"""
+  return points.every(([x, y]) => card.contains(document.elementFromPoint(x, y))) }"""
 
 
 def test_from_an_example_to_the_picture_its_figures_and_a_reload(comfy: ComfyPage) -> None:
@@ -99,7 +97,7 @@ def expect_files(comfy: ComfyPage) -> dict:
     ]
     picture = Image.open(io.BytesIO(saved(comfy, "PNG", ".png"))).convert("RGB")
     width, height = comfy.page.get_by_test_id("pdit-rows").evaluate("(canvas) => [canvas.width, canvas.height]")
-    rows = lengths_by_row(picture.crop((0, 0, width, height)))
+    rows = lengths_by_row(picture.crop((0, HEAD, width, HEAD + height)))
     edges = 2 * len(report["timings"]["step_s"])  # of each colour, between two pixels
     assert rows == [pytest.approx(lengths_of(rank, report["ranks"], width), abs=edges) for rank in report["ranks"]]
     return report
@@ -163,10 +161,12 @@ def test_a_worker_that_dies_is_told_with_the_remedy_in_full_view(comfy: ComfyPag
     expect(sidebar).to_contain_text(STEP)
     os.kill(worker_pids(comfy.server)[0], signal.SIGKILL)
     assert comfy.ended()[0] == "execution_error"
-    toast = comfy.page.locator(".p-toast-message", has_text="Parallel workers failed")
-    expect(toast).to_contain_text("rank 0")
-    expect(toast).to_contain_text("the next prompt starts fresh workers")
-    comfy.page.wait_for_function(IN_FULL_VIEW, arg=toast.element_handle())  # beside ComfyUI's own card of the node
+    card = comfy.page.get_by_test_id("pdit-error-card")
+    expect(card).to_contain_text("Parallel Sampler")
+    expect(card).to_contain_text("rank 0")
+    expect(card).to_contain_text("The next prompt starts fresh workers")
+    comfy.page.wait_for_function(IN_FULL_VIEW, arg=card.element_handle())
+    expect(comfy.page.get_by_test_id("error-overlay")).to_be_hidden()  # ComfyUI's own card of the node
     expect(sidebar.locator(".pdit-failure")).to_contain_text("rank 0")
     badge = comfy.page.locator(".parallel-dit-tab-button .sidebar-icon-badge")
     expect(badge).to_have_text("!")
@@ -174,7 +174,7 @@ def test_a_worker_that_dies_is_told_with_the_remedy_in_full_view(comfy: ComfyPag
     comfy.load_example()
     comfy.run()
     expect(sidebar.locator(".pdit-failure")).to_be_hidden()
-    expect(toast).to_have_count(0)
+    expect(card).to_have_count(0)
     expect(badge).to_have_count(0)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from faults.fuzz.fuzzer import Target, fuzz
 from faults.fuzz.marking import Edges, marked_module
-from faults.fuzz.targets import header, records, wire
+from faults.fuzz.targets import control, header, records, wire
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS = 20_000
@@ -27,6 +27,14 @@ def test_the_wires_decoder_survives_what_reaches_new_code():
 
 def test_requests_and_replies_survive_what_reaches_new_code():
     target = records()
+    found = fuzz(target, inputs=INPUTS, seed=1)
+    assert found.broken == []
+    assert found.accepted > 0
+    assert found.corpus > len(target.seeds) + 4, "nothing new was reached: the fuzzer is blind"
+
+
+def test_the_control_connection_survives_what_reaches_new_code():
+    target = control()
     found = fuzz(target, inputs=INPUTS, seed=1)
     assert found.broken == []
     assert found.accepted > 0
@@ -48,7 +56,7 @@ def test_all_survive_without_assertions_too():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "python -O" in done.stdout
-    assert done.stdout.count(f"{INPUTS} inputs") == 3
+    assert done.stdout.count(f"{INPUTS} inputs") == 4
 
 
 @pytest.mark.full

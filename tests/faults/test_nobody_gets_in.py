@@ -78,6 +78,10 @@ def test_a_machine_with_a_name_in_the_network_listens_on_loopback_alone(ours, tm
         assert "024DA8C0" in listening, "nothing would have been reachable, so the other half shows nothing"
 
 
+# Where ranks of several machines meet: a store on a socket that was bound to one address, in which nothing is pickled.
+AT_THE_STORE = tuple(f"parallel_runtime/{name}.py" for name in ("machines/launch", "machines/relay", "worker/start"))
+
+
 def forbidden(source):
     """What a source does that may run code out of bytes, a line each."""
     found = []
@@ -109,6 +113,9 @@ def sources():
 
 def test_no_source_of_the_pack_names_what_runs_code_out_of_bytes():
     found = {path: forbidden(source) for path, source in sources().items()}
+    for path in AT_THE_STORE:
+        assert any(line.endswith(" dist.TCPStore") for line in found[path])
+        found[path] = [line for line in found[path] if not line.endswith(" dist.TCPStore")]
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 

@@ -236,6 +236,8 @@ class Recorder:
             self._enter(data["node"], now)
         elif event.type == "execution_cached":
             self.result.cached += data["nodes"]
+        elif event.type == "parallel_dit.text":
+            self.result.texts.append((data["node_id"], data["text"]))
         elif event.type == "progress":
             self.result.progress.append(Progress(event.t_s, str(data.get("node")), data["value"], data["max"]))
         if self._on_event:

@@ -126,7 +126,7 @@ class ComfyServer:
         return self._process is not None and self._process.poll() is None
 
     def prepare(self) -> None:
-        """Makes the base directory: links to the packs and models, and settings that keep the first-run tour away."""
+        """Makes the base directory: links to the packs and models, and settings that keep first-run tours away."""
         nodes = self.base / "custom_nodes"
         for folder in (nodes, self.base / "user" / "default", self.output, self.base / "input", self.base / "temp"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ class ComfyServer:
             link(self.base / "models", self.models)
         settings = self.base / "user" / "default" / "comfy.settings.json"
         if not settings.exists():
-            settings.write_text(json.dumps({"Comfy.TutorialCompleted": True}))
+            settings.write_text(json.dumps({"Comfy.TutorialCompleted": True, "ParallelDiT.FirstRun.Over": True}))
 
     def start(self) -> None:
         """Starts the server and waits until it answers; raises ServerFailedError with the log when it does not."""

@@ -1,8 +1,7 @@
 """`python -m machines.cases`: several machines as network namespaces of this one. `make machines` runs it.
 
 Prints a line a case, and last `N cases, 0 wrong`. A kernel that refuses namespaces is a failure, unless the variable
-PARALLEL_DIT_NO_NAMESPACES declares that it does. `--only WORDS` runs the cases whose names hold one of the words;
-`--small` a few of each kind.
+PARALLEL_DIT_NO_NAMESPACES declares that it does. `--groups` and `--only` choose.
 """
 
 import argparse
@@ -14,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from machines.hosts import DECLARED, Hosts, NoNamespacesError, enter_namespaces
+from machines.hosts import DECLARED, NoNamespacesError, enter_namespaces
 
 Case = tuple[str, Callable[[], str]]
 
@@ -23,7 +22,7 @@ def main() -> int:
     """Run the cases; 1 when one is wrong."""
     parser = argparse.ArgumentParser(prog="machines.cases", description="Several machines in network namespaces.")
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="cases whose name holds one of these")
-    parser.add_argument("--small", action="store_true", help="a few of each kind")
+    parser.add_argument("--groups", nargs="+", metavar="NAME", help="of groups.py (default: all)")
     options = parser.parse_args()
     try:
         enter_namespaces()
@@ -31,15 +30,16 @@ def main() -> int:
         print(f"{error}; set {DECLARED}=1 where that is so")  # noqa: T201
         print("0 cases, 0 wrong" if os.environ.get(DECLARED) else "0 cases, 1 wrong")  # noqa: T201
         return 0 if os.environ.get(DECLARED) else 1
-    count = wrong = 0
-    with Hosts(3) as hosts, tempfile.TemporaryDirectory() as folder:
-        hosts.enter(1)  # before any thread is started
-        from machines.groups import groups
+    from machines.groups import groups  # here: it imports much, and this may be another process by now
 
-        for group in groups(hosts, Path(folder), small=options.small):
-            for name, problem, seconds in _run(group, options.only):
+    count = wrong = 0
+    with tempfile.TemporaryDirectory() as folder:
+        every = groups(Path(folder))
+        for group in options.groups or every:
+            for name, problem, seconds in _run(every[group](), options.only):
                 count, wrong = count + 1, wrong + bool(problem)
-                print(f"{'WRONG' if problem else 'ok'}  {name}  {seconds:.1f} s  {problem}".rstrip(), flush=True)  # noqa: T201
+                verdict = "WRONG" if problem else "ok"
+                print(f"{verdict}  {name}  {seconds:.1f} s  {problem}".rstrip(), flush=True)  # noqa: T201
     print(f"{count} cases, {wrong} wrong")  # noqa: T201
     return min(wrong, 1)
 

@@ -1,46 +1,68 @@
-"""The cases: plans, faults, and who can reach what, each group in a world of its own."""
+"""The cases, in groups of one world each: plans, what goes wrong while they run, and who can reach what."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 from machines.hosts import Hosts
-from machines.plans import Flux, plans
+from machines.plans import plans
 from machines.world import World
-from parallel_runtime.cli.verify import FP32_TOLERANCE
-from parallel_runtime.devices import Device
+from machines.worlds import FLUX, WAN, Model, flux_model, wan_model
+from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
+from .faults import faults
+from .reach import reach
+
 Case = tuple[str, Callable[[], str]]
-DEADLINE_S = 10.0
+Engine = tuple[str, Callable[[Path], AbstractContextManager[Model]], str]
+FLUX_ALONE: tuple[Engine, ...] = (("Flux", flux_model, FLUX),)
+ENGINES: tuple[Engine, ...] = (*FLUX_ALONE, ("Wan", wan_model, WAN))
+TOLERANCE = 1e-5
+WRONG = 1e-2  # at least, where the exchange is off
 
 
-def groups(hosts: Hosts, folder: Path, *, small: bool) -> Iterator[Iterator[Case]]:
-    """Each group is to be run to its end before the next is asked for."""
-    yield plans_over(hosts, folder, (4, 4), small=small)
-    yield plans_over(hosts, folder, (4, 2, 2), small=small)
+def groups(folder: Path) -> dict[str, Callable[[], Iterator[Case]]]:
+    """Each group by its name; one is to be run to its end before the next begins."""
+    return {
+        "small": lambda: plans_over(Hosts(2), folder, (1, 1), only=[ParallelPlan(ring=2)], engines=FLUX_ALONE),
+        "reach": lambda: reach(Hosts(3), folder),
+        "faults": lambda: faults(Hosts(3), folder),
+        "4+4": lambda: plans_over(Hosts(2), folder, (4, 4)),
+        "4+2+2": lambda: plans_over(Hosts(3), folder, (4, 2, 2)),
+        "20 ms": lambda: plans_over(Hosts(2, delay_s=0.02), folder, (1, 1)),
+    }
 
 
-def cpus(count: int) -> tuple[Device, ...]:
-    return tuple(Device("cpu", index) for index in range(count))
+def plans_over(
+    hosts: Hosts,
+    folder: Path,
+    ranks: tuple[int, ...],
+    *,
+    only: Sequence[ParallelPlan] = (),
+    engines: Sequence[Engine] = ENGINES,
+) -> Iterator[Case]:
+    """Every plan of both engines over machines of so many ranks, and a plan that is made wrong."""
+    with hosts, World(hosts, folder) as world:
+        for title, opened, name in engines:
+            with opened(world.models(1)) as model:
+                world.copy(name)
+                if not world.server.machines():
+                    for host, count in enumerate(ranks[1:], start=2):
+                        world.join(host, f"cpu:{count}")
+                named = f"{title} on {'+'.join(map(str, ranks))}"
+                devices = parse_devices(f"cpu:{ranks[0]}").devices
+                with closing(Pool(devices, threads_per_rank=1, machines=lambda _: world.server.machines())) as pool:
 
+                    def exact(plan: ParallelPlan, pool: Pool = pool, model=model) -> str:
+                        error = model.error(pool, plan)
+                        return "" if error <= TOLERANCE else f"relative error {error:.1e}, at most {TOLERANCE:.0e}"
 
-def plans_over(hosts: Hosts, folder: Path, ranks: tuple[int, ...], *, small: bool) -> Iterator[Case]:
-    """Every plan of Flux over machines of so many ranks, and a plan that is made wrong."""
-    named = "+".join(map(str, ranks))
-    with World(hosts, folder) as world:
-        model = Flux(world.models(1) / "sample.safetensors")
-        world.copy("sample.safetensors")
-        for host, count in enumerate(ranks[1:], start=2):
-            world.join(host, f"cpu:{count}")
-        with Pool(cpus(ranks[0]), threads_per_rank=1, machines=lambda _: world.server.machines()) as pool:
-            every = list(plans(ranks))
-            for plan in every[:: len(every) // 6] if small else every:
-                yield f"{named} {plan.name}", lambda plan=plan: model.problem(pool, plan)
-            control = ParallelPlan(ring=sum(ranks))
+                    def control(pool: Pool = pool, model=model) -> str:
+                        error = model.error(pool, ParallelPlan(ring=sum(ranks)), control=True)
+                        return "" if error > WRONG else f"without exchange the relative error is {error:.1e}"
 
-            def found() -> str:
-                error = model.error(pool, control, wrong=True)
-                return "" if error > 100 * FP32_TOLERANCE else f"the exchange is off and the error is {error:.1e}"
-
-            yield f"{named} negative control", found
+                    for plan in only or plans(ranks):
+                        yield f"{named}: {plan.name}", lambda plan=plan, exact=exact: exact(plan)
+                    yield f"{named}: without exchange", control

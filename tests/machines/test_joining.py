@@ -12,10 +12,11 @@ from dataclasses import replace
 import pytest
 
 from machines.member import OURS, ROOT, Member, marked, started, until
+from machines.strangers import besiege
 from parallel_runtime.errors import PoolError
 from parallel_runtime.machines.machine import Lost
 from parallel_runtime.machines.messages import GenerationEnded
-from parallel_runtime.machines.server import MachineServer
+from parallel_runtime.machines.server import MAX_STRANGERS, MachineServer
 from parallel_runtime.machines.versions import own_versions
 
 SILENCE_S = 2.0
@@ -157,6 +158,17 @@ def test_other_versions_are_refused_on_both_sides_by_name(server, token_file, tm
     assert server.machines() == ()
 
 
+def test_a_second_machine_of_a_name_is_refused_and_the_first_stays(server, token_file, tmp_path):
+    with Member(server.address, token_file, tmp_path / "log"):
+        (first,) = server.wait_for(1, 30)
+        with Member(server.address, token_file, tmp_path / "other log") as second:
+            second.process.wait(30)
+            assert "RefusedError: a machine called node has joined from 127.0.0.1; give this one another --name" in (
+                second.log
+            )
+        assert server.machines() == (first,)
+
+
 def test_builds_of_one_torch_and_a_machine_without_comfyui_are_taken(server, token_file, tmp_path):
     with Member(server.address, token_file, tmp_path / "log", versions={"torch": "2.9.0+cu130", "comfyui": ""}):
         assert len(server.wait_for(1, 30)) == 1
@@ -166,6 +178,22 @@ def test_builds_of_one_torch_and_a_machine_without_comfyui_are_taken(server, tok
 def test_it_listens_on_one_address_alone(address):
     with pytest.raises(ValueError, match="interface|HOST:PORT"):
         MachineServer(address, b"x" * 32, versions=OURS)
+
+
+def test_strangers_leave_the_server_alive_small_and_open_to_who_has_the_token():
+    """`make machines-fuzz` tries a million."""
+    assert besiege(3000, seed=1) == []
+
+
+def test_a_stranger_who_says_nothing_is_let_go_in_time_and_never_keeps_a_machine_out(server, token_file, tmp_path):
+    idle = [socket.create_connection((server.host, server.port)) for _ in range(3 * MAX_STRANGERS)]
+    try:
+        with Member(server.address, token_file, tmp_path / "log"):
+            server.wait_for(1, 30)
+        until(lambda: not [each for each in server._connections if each.machine is None], "strangers let go")
+    finally:
+        for sock in idle:
+            sock.close()
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from host.fetch import comfyui_path
 from machines.hosts import ROOT, Hosts
 from parallel_runtime.machines.connection import read_token
 from parallel_runtime.machines.machine import Machine
@@ -29,11 +30,11 @@ LISTEN = "0A"
 class Joined:
     """`python -m parallel_runtime join` on a host."""
 
-    def __init__(self, world: "World", host: int, devices: str, *, token_file: Path | None = None, more=()) -> None:
+    def __init__(self, world: "World", host: int, devices: str, *, token_file: Path | None = None, address="") -> None:
         self.host, self.name, self.log = host, f"host{host}", world.folder / f"join{host}.log"
-        command = [sys.executable, "-u", "-m", "parallel_runtime", "join", world.server.address]
+        command = [sys.executable, "-u", "-m", "parallel_runtime", "join", address or world.server.address]
         command += ["--token-file", str(token_file or world.token_file), "--devices", devices, "--name", self.name]
-        command += ["--models", str(world.models(host)), *more]
+        command += ["--models", str(world.models(host)), "--comfyui", str(comfyui_path())]
         with self.log.open("a") as out:
             self.process = subprocess.Popen(
                 [*world.hosts.inside(host), *command], stdout=out, stderr=out, cwd=ROOT, start_new_session=True

@@ -21,7 +21,7 @@ from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
 
 from .conftest import run_ranks
-from .pooled import call, write_wan
+from .pooled import TEXTS, call, write_wan
 
 pytestmark = pytest.mark.slow
 
@@ -69,14 +69,12 @@ def ranks() -> Pool:
 STEPS = (0.0, 0.1, 0.2, 1.0, 1.05, 1.1)  # of the latent: small moves, a large one, small ones again
 
 
-def run(
-    pool: Pool, spec: ModelSpec, plan: str, threshold: float, *, name: str = "", texts: tuple[int, ...] = (7, 12)
-) -> list[RunResult]:
-    """A step a latent, of a call for each text, by the plan."""
+def run(pool: Pool, spec: ModelSpec, plan: str, threshold: float, *, name: str = "") -> list[RunResult]:
+    """A step a latent, of two calls, by the plan."""
     found = []
     for step in STEPS:
         calls = []
-        for text in texts:
+        for text in TEXTS:
             made = call(step, text=text, batch=2)
             kept = {
                 "pipeline": {"run": f"{name} {plan} {threshold}", "key": f"text of {text}"},
@@ -124,13 +122,23 @@ def test_every_plan_skips_the_calls_that_one_rank_skips(ranks: Pool, wan: ModelS
     assert max(errors(got, one)) <= ERROR
 
 
+def rows_apart(pool: Pool, spec: ModelSpec, plan: str) -> list[RunResult]:
+    """A step a latent, of one call of two rows: the first stays as it is, the second moves."""
+    found, still = [], call(0, text=7, batch=2)
+    for step in STEPS:
+        moved = call(step, text=7, batch=2).tensors["t0"]
+        tensors = {**still.tensors, "t0": torch.stack([still.tensors["t0"][0], moved[1]])}
+        kept = {"pipeline": {"run": f"rows {plan}", "key": "both"}, "step_cache": THRESHOLD}
+        made = replace(still, tensors=tensors, options={**still.options, **kept})
+        found.append(pool.run(spec, ParallelPlan.parse(plan), [made]))
+    return found
+
+
 def test_rows_of_one_call_decide_together(ranks: Pool, wan: ModelSpec) -> None:
     """As prompt and negative that ComfyUI puts into one call, of which each batch group has one."""
-    one, two = (run(ranks, wan, plan, THRESHOLD, texts=(7,)) for plan in ("ulysses=1", "cfg=2"))
-    assert (
-        [each[0] for each in skipped(one)] == [left for left, _ in skipped(two)] == [right for _, right in skipped(two)]
-    )
-    assert 0 < sum(each[0] for each in skipped(one)) < len(STEPS)
+    one, two = (rows_apart(ranks, wan, plan) for plan in ("ulysses=1", "cfg=2"))
+    assert [each * 2 for each in skipped(one)] == skipped(two), "batch groups decided apart"
+    assert 0 < sum(each[0] for each in skipped(one)) < len(STEPS) - 1
     assert max(errors(two, one)) <= ERROR
 
 

@@ -185,4 +185,16 @@ MUTANTS = (
         "if cond.module_call is None:",
         ("test_self_proof.py::test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name",),
     ),
+    Mutant(
+        "each batch group decides by its own rows whether blocks are skipped",
+        "sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts).sum(0)",
+        "sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts)[group.index]",
+        ("test_step_cache.py::test_rows_of_one_call_decide_together",),
+    ),
+    Mutant(
+        "a step cache adds what blocks made, not what they added",
+        "return -leaf.float() if total is None else total.sub_(leaf)",
+        "return leaf.float() * 0 if total is None else total",
+        ("test_step_cache.py::test_a_call_that_skips_is_what_one_process_makes_of_kept_residuals",),
+    ),
 )

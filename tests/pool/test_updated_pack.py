@@ -39,7 +39,7 @@ NEW_VERSION = {"__init__.py": [f'VERSION = "{VERSION}"', 'VERSION = "77.7.7"']}
 UPDATES = {
     "the version alone": {},
     "another layout of messages": {"wire/protocol.py": ["\nVERSION = 1\n", "\nVERSION = 200\n"]},
-    "another command line": {"worker/start.py": ['"store", "threads"', '"store", "cores"']},
+    "another command line": {"worker/start.py": ['"lifeline", "threads"', '"lifeline", "cores"']},
     "other words in a message": {
         "worker/entry.py": ["Hello(pid=", "Hello(process="],
         "wire/replies.py": ["    pid: int\n", "    process: int\n"],

@@ -6,6 +6,22 @@ import { bytes, seconds, times } from './figures.mjs'
 const MOST_POINTS = 600
 const BAR = { compute: '#4e79a7', good: '#59a14f', bad: '#e15759', other: '#76b7b2', spare: '#bab0ac' }
 
+/* The values at the ends of bars that have texts. */
+const VALUES = {
+  id: 'values',
+  afterDatasetsDraw(chart) {
+    const { ctx, canvas } = chart
+    const texts = chart.data.datasets[0]?.texts
+    if (!texts) return
+    ctx.save()
+    ctx.fillStyle = themeColour(canvas, '--input-text', '#888')
+    ctx.font = '11px sans-serif'
+    ctx.textBaseline = 'middle'
+    chart.getDatasetMeta(0).data.forEach((bar, at) => ctx.fillText(texts[at], bar.x + 5, bar.y))
+    ctx.restore()
+  }
+}
+
 /** What draws and updates charts; `load` is called before anything else. */
 export class Charts {
   constructor() {
@@ -41,23 +57,36 @@ export class Charts {
     )
   }
 
-  /** How many times faster than one rank each case is. */
+  /** Whether `load` has ended. */
+  get loaded() {
+    return this._Chart !== undefined
+  }
+
+  /** What is printed at the end of a bar. */
+  barText(row) {
+    return `${row.name}: ${times(row.factor)}, ${seconds(row.median_s)}`
+  }
+
+  /** How many times as fast as the base each case is: bars from the left, with their values. */
   speedups(canvas, rows, t) {
-    const measured = rows.filter((row) => Number.isFinite(row.speedup))
     this._draw(
       canvas,
       'bar',
       {
-        labels: measured.map((row) => row.name),
+        labels: rows.map((row) => row.name),
         datasets: [
           {
             label: t('charts.speedup'),
-            data: measured.map((row) => row.speedup),
-            backgroundColor: measured.map((row) => (row.speedup >= 1 ? BAR.good : BAR.bad))
+            data: rows.map((row) => row.factor),
+            texts: rows.map((row) => `${times(row.factor)}  ${seconds(row.median_s)}`),
+            barThickness: 14,
+            backgroundColor: rows.map((row) =>
+              row.kind !== 'plan' ? BAR.compute : row.factor >= 1 ? BAR.good : BAR.bad
+            )
           }
         ]
       },
-      { y: { format: times, zero: true } }
+      { x: { format: (factor) => `${factor}×`, zero: true, room: '35%' }, y: {}, across: true }
     )
   }
 
@@ -96,14 +125,15 @@ export class Charts {
 
   _draw(canvas, type, data, axes) {
     const colour = themeColour(canvas, '--input-text', '#888')
-    const scale = ({ type: kind, title, format, zero } = {}) => ({
+    const scale = ({ type: kind, title, format, zero, room } = {}) => ({
       ...(kind ? { type: kind } : {}),
       beginAtZero: zero === true,
-      grace: zero ? '5%' : 0, // the highest bar stands clear of the frame
+      grace: room ?? (zero ? '5%' : 0), // the longest bar stands clear of the frame
       title: { display: title !== undefined, text: title, color: colour },
       ticks: {
         color: colour,
-        maxTicksLimit: 8,
+        maxTicksLimit: axes.across && !zero ? undefined : 8,
+        autoSkip: !axes.across,
         ...(kind ? { precision: 0 } : {}),
         font: { size: 10 },
         ...(format ? { callback: (value) => format(Number(value)) } : {})
@@ -115,6 +145,7 @@ export class Charts {
       maintainAspectRatio: false,
       animation: false,
       normalized: true,
+      indexAxis: axes.across ? 'y' : 'x',
       plugins: {
         legend: { display: data.datasets.length > 1, labels: { color: colour, boxWidth: 10, font: { size: 10 } } }
       },
@@ -126,7 +157,7 @@ export class Charts {
       old.update('none')
     } else {
       old?.destroy()
-      this._charts.set(canvas, new this._Chart(canvas, { type, data, options }))
+      this._charts.set(canvas, new this._Chart(canvas, { type, data, options, plugins: [VALUES] }))
     }
   }
 }

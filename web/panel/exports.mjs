@@ -57,24 +57,80 @@ export function jsonBlob(value) {
   return new Blob([JSON.stringify(value)], { type: 'application/json' })
 }
 
-/** One PNG of some canvases, one above the other, on a background. */
-export function pngOf(canvases, background) {
-  const drawn = canvases.filter((canvas) => canvas.width > 0 && canvas.height > 0 && canvas.offsetParent !== null)
+const HEAD = { title: 26, line: 17, legend: 20, caption: 16, edge: 10 } // heights, in the page's pixels
+
+/**
+ * One PNG of canvases as they are drawn, below each other, each under its caption: `parts` are [caption, canvas]. Above
+ * them the title, lines of text, and the legend, [text, colour] each.
+ */
+export function pngOf({ title, lines, legend, parts, background, text }) {
+  const scale = globalThis.devicePixelRatio || 1
+  const drawn = parts.filter(([, { width, height, offsetParent }]) => width > 0 && height > 0 && offsetParent !== null)
+  const told = lines.filter(Boolean)
+  const head = HEAD.edge + HEAD.title + told.length * HEAD.line + HEAD.legend
+  const heightOf = ([caption, canvas]) => (caption ? HEAD.caption : 0) + canvas.height / scale + HEAD.edge
   const sheet = document.createElement('canvas')
-  sheet.width = Math.max(1, ...drawn.map((canvas) => canvas.width))
-  sheet.height = Math.max(
-    1,
-    drawn.reduce((sum, canvas) => sum + canvas.height + 8, 0)
-  )
+  const width = Math.max(480, ...drawn.map(([, canvas]) => canvas.width / scale))
+  sheet.width = Math.round(width * scale)
+  sheet.height = Math.round(drawn.reduce((sum, part) => sum + heightOf(part), head + HEAD.edge) * scale)
   const brush = sheet.getContext('2d')
+  brush.scale(scale, scale)
   brush.fillStyle = background
   brush.fillRect(0, 0, sheet.width, sheet.height)
-  let y = 0
-  for (const canvas of drawn) {
-    brush.drawImage(canvas, 0, y)
-    y += canvas.height + 8
+  brush.textBaseline = 'middle'
+  const write = (words, font, x, y) => {
+    brush.fillStyle = text
+    brush.font = `${font} sans-serif`
+    brush.fillText(words, x, y, width - x - HEAD.edge)
+  }
+  let y = HEAD.edge
+  write(`Parallel DiT · ${title}`, '600 16px', HEAD.edge, y + HEAD.title / 2)
+  y += HEAD.title
+  for (const line of told) {
+    write(line, '12px', HEAD.edge, y + HEAD.line / 2)
+    y += HEAD.line
+  }
+  let x = HEAD.edge
+  for (const [words, colour] of legend) {
+    brush.fillStyle = colour
+    brush.fillRect(x, y + HEAD.legend / 2 - 5, 10, 10)
+    write(words, '12px', x + 15, y + HEAD.legend / 2)
+    x += 30 + brush.measureText(words).width
+  }
+  y += HEAD.legend
+  for (const part of drawn) {
+    const [caption, canvas] = part
+    if (caption) write(caption, '12px', HEAD.edge, y + HEAD.caption / 2)
+    brush.drawImage(
+      canvas,
+      0,
+      y + (caption ? HEAD.caption : 0),
+      canvas.width / scale,
+      canvas.height / scale
+    )
+    y += heightOf(part)
   }
   return new Promise((resolve) => sheet.toBlob(resolve, 'image/png'))
+}
+
+/** Put a picture into the clipboard. False where the browser refuses, as it does on pages that are not secure. */
+export async function copyPicture(blob) {
+  try {
+    await navigator.clipboard.write([new ClipboardItem({ 'image/png': blob })])
+    return true
+  } catch {
+    return false
+  }
+}
+
+/** Put a text into the clipboard. False where the browser refuses. */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text)
+    return true
+  } catch {
+    return false
+  }
 }
 
 /** Open Perfetto in a new tab and hand it the trace, from page to page: nothing is uploaded. False when blocked. */

@@ -42,3 +42,8 @@ export function percent(share) {
 export function times(factor) {
   return Number.isFinite(factor) ? `${factor.toFixed(2)}×` : '–'
 }
+
+/** 4.7e-7, 0; what was not measured is a dash. */
+export function relativeError(value) {
+  return Number.isFinite(value) ? (value === 0 ? '0' : value.toExponential(1)) : '–'
+}

@@ -4,6 +4,9 @@
 
 import { h, setAttribute, setText } from './dom.mjs'
 import { bytes, largest, median } from './figures.mjs'
+import { orderInputs } from './input_order.mjs'
+import { addLiveLine, showTextsOf } from './node_text.mjs'
+import { showTables } from './report_table.mjs'
 import { COLOURS } from './timeline_rows.mjs'
 import { readReport } from './report.mjs'
 import { headline } from './sidebar.mjs'
@@ -11,18 +14,33 @@ import { headline } from './sidebar.mjs'
 const SAMPLERS = ['ParallelSampler', 'ParallelFluxSampler', 'ParallelFluxListSampler']
 const MEASURED = new Set([...SAMPLERS, 'TimedVAEDecode', 'ParallelBenchmark'])
 const CONFIG = 'SPConfig'
+const SHOWS_REPORTS = 'ShowTimingReport'
 const LOADERS = new Set(['ParallelModelLoader', 'ParallelFluxLoader'])
 const OF_A_LOADER = ['unet_name', 'weight_dtype']
 const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'patches', 'warmup_steps'])
 const STAGES_ONLY = new Set(['patches', 'warmup_steps'])
 const ASK_AFTER_MS = 250
 const HEIGHT = 76
+const TABLES_HEIGHT = 180
 
 /** Give a node of ours what belongs on it; leave every other node alone. */
 export function prepareNode(node, services) {
   if (MEASURED.has(node.comfyClass)) addResult(node, services)
   else if (node.comfyClass === CONFIG) addPlan(node, services)
   else if (LOADERS.has(node.comfyClass)) afterChange(node, OF_A_LOADER, () => asking.forEach((ask) => ask()))
+  else if (node.comfyClass === SHOWS_REPORTS) addTables(node, services)
+}
+
+function addTables(node, { t }) {
+  const box = h('div', { class: 'pdit-node pdit-tables', 'data-testid': 'pdit-tables', tabindex: 0 })
+  box.append(h('p', { text: t('node.noRun') }))
+  const options = { serialize: false, hideOnZoom: false, getMinHeight: () => TABLES_HEIGHT }
+  node.addDOMWidget('parallel_dit_tables', 'parallel_dit_tables', box, options)
+  const before = node.onExecuted
+  node.onExecuted = function (output, ...rest) {
+    before?.call(this, output, ...rest)
+    if (Array.isArray(output?.parallel_dit)) showTables(box, output.parallel_dit, t)
+  }
 }
 
 function addResult(node, { t, showResults }) {
@@ -40,6 +58,7 @@ function addResult(node, { t, showResults }) {
     setText(text, `${headline(report, t)}${memoryText(report, t)}`)
     drawShare(share, report, t)
   }
+  addLiveLine(node, box)
 }
 
 function addBox(node, name, box) {
@@ -68,6 +87,8 @@ function drawShare(bar, report, t) {
 function addPlan(node, { store, t }) {
   const box = h('div', { class: 'pdit-node', 'data-testid': 'pdit-plan', role: 'status' })
   addBox(node, 'parallel_dit_plan', box)
+  orderInputs(node)
+  showTextsOf(node, (text) => setText(box, text))
   let timer = 0
   let asked = 0
   const ask = async () => {

@@ -153,8 +153,59 @@ function readSpeedups(report) {
       kind: each.kind,
       median_s: each.median_s,
       speedup: each.kind === 'one_rank' ? 1 : each.speedup,
-      spread_s: each.spread_s
+      spread_s: each.spread_s,
+      error: each.error,
+      plan: each.kind === 'plan' ? each.plan : undefined
     }))
+}
+
+/**
+ * A benchmark's cases as multiples of stock ComfyUI, the quickest of several, or of one rank where stock was not timed:
+ * { base, rows }, each row with its `factor`; without either, rows have none.
+ */
+export function againstBase(speedups) {
+  const stock = speedups.filter((row) => row.kind === 'one_process').sort((a, b) => a.median_s - b.median_s)[0]
+  const base = stock ?? speedups.find((row) => row.kind === 'one_rank')
+  const rows = speedups.map((row) =>
+    base && row.median_s > 0 ? Object.assign(row, { factor: base.median_s / row.median_s }) : row
+  )
+  return { base, rows }
+}
+
+/** File, size and steps of a report, as far as it says them: what a chart or a card is of. */
+export function describeWork({ raw }, t) {
+  const { width, height, frames, images, batch } = raw?.sizes ?? {}
+  const many = images ?? batch
+  const steps = raw?.sampling?.steps ?? raw?.steps
+  return [
+    raw?.model?.file,
+    Number.isFinite(width) && Number.isFinite(height) && `${width} × ${height}`,
+    frames > 1 && t('work.frames', { frames }),
+    many > 1 && t('work.images', { images: many }),
+    Number.isFinite(steps) && t(steps === 1 ? 'work.oneStep' : 'work.steps', { steps })
+  ]
+    .filter((each) => typeof each === 'string')
+    .join(' · ')
+}
+
+/** The plan, its devices, and the work of a report, in a line. */
+export function describeRun(report, t) {
+  const devices = report.ranks.map((rank) => rank.device).filter(Boolean)
+  const first = devices.length > 4 ? `${devices[0]} … ${devices.at(-1)}` : devices.join(', ')
+  const plan = [report.plan?.name, first].filter(Boolean)
+  return [plan.length === 2 ? t('node.plan', { plan: plan[0], devices: plan[1] }) : plan[0], describeWork(report, t)]
+    .filter(Boolean)
+    .join(' · ')
+}
+
+/** Whether two reports are of the same file and size. Nobody counts the tokens of a model of ComfyUI's modules. */
+export function sameWork(a, b) {
+  const workOf = ({ raw }) => {
+    const { image_tokens, width, height, frames } = raw?.sizes ?? {}
+    const sized = image_tokens !== undefined || width !== undefined
+    return sized && raw.model?.file ? [raw.model.file, image_tokens, width, height, frames].join() : undefined
+  }
+  return workOf(a) !== undefined && workOf(a) === workOf(b)
 }
 
 function fastest(report) {

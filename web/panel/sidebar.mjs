@@ -1,11 +1,13 @@
 /* The sidebar tab: pools, ranks, plan, last run, buttons, the doctor's findings. Updates in place, never rebuilds. */
 
 import { h, keyed, setAttribute, setText } from './dom.mjs'
+import { makeChecklist, updateChecklist } from './checklist.mjs'
+import { makeDoctor, updateDoctor } from './doctor.mjs'
 import { bytes, percent, seconds, times } from './figures.mjs'
 import { drawMesh, meshKeys } from './mesh.mjs'
 import { readReport } from './report.mjs'
 
-/** Put the panel into `element`. `actions.run(name)` does a button's work. Returns what takes it away. */
+/** Put the panel into `element`. `actions.run(name)` does a button's work, `actions.first` is the checklist's. Returns what takes it away. */
 export function mountSidebar(element, store, t, actions) {
   const part = (name, ...children) => h('section', { class: `pdit-${name}` }, ...children)
   const buttons = ['release', 'restart', 'doctor'].map((name) => actionButton(name, t, actions))
@@ -18,18 +20,20 @@ export function mountSidebar(element, store, t, actions) {
   const nothing = h('p', { class: 'pdit-quiet', 'data-testid': 'pdit-nothing' })
   const pools = h('div', { 'data-testid': 'pdit-pools' })
   const run = part('run', h('h3', { text: t('panel.lastRun') }), h('p', { 'data-testid': 'pdit-headline' }))
-  const doctor = part('doctor', h('h3', { text: t('panel.doctor') }), h('p', { class: 'pdit-quiet' }), h('ul', {}))
+  const doctor = makeDoctor(t)
+  const checklist = makeChecklist(t, actions.first)
   const root = h(
     'div',
     { class: 'pdit pdit-sidebar', 'data-testid': 'pdit-sidebar' },
     h('div', { class: 'pdit-buttons', role: 'toolbar', 'aria-label': t('panel.actions') }, ...buttons, timeline),
+    checklist,
     nothing,
     pools,
     run,
     doctor
   )
   element.replaceChildren(root)
-  const view = { root, buttons, nothing, pools, run, doctor, shown: null }
+  const view = { root, buttons, nothing, pools, run, doctor, checklist, shown: null }
   const end = store.subscribe(() => update(view, store, t))
   return () => {
     end()
@@ -77,6 +81,7 @@ function update(view, store, t) {
     (card, pool) => updatePool(card, pool, state, t)
   )
   updateRun(view, store, t)
+  updateChecklist(view.checklist, store, t)
   updateDoctor(view.doctor, state?.doctor ?? { state: 'never' }, t)
 }
 
@@ -204,29 +209,4 @@ export function headline(report, t, speedup = report.headline?.speedup) {
   if (report.plan?.name) parts.push(report.plan.name)
   if (report.older) parts.push(t('report.older'))
   return parts.join(' · ') || t('report.nothing')
-}
-
-function updateDoctor(section, doctor, t) {
-  const [, line, list] = section.children
-  const words = {
-    never: t('doctor.never'),
-    running: t('doctor.running'),
-    failed: doctor.message ?? '',
-    done: t(doctor.can_run ? 'doctor.good' : 'doctor.bad')
-  }
-  setText(line, words[doctor.state] ?? '')
-  const checks = doctor.state === 'done' && Array.isArray(doctor.checks) ? doctor.checks : []
-  const order = [...checks].sort((a, b) => Number(a.ok) - Number(b.ok))
-  keyed(
-    list,
-    order,
-    (check) => check.name,
-    () => h('li', {}, h('b', {}), h('span', {}), h('em', {})),
-    (row, check) => {
-      setAttribute(row, 'data-verdict', check.ok ? 'pass' : check.needed ? 'fail' : 'note')
-      setText(row.children[0], `${t(`doctor.${check.ok ? 'pass' : check.needed ? 'fail' : 'note'}`)} ${check.name}`)
-      setText(row.children[1], check.seen ?? '')
-      setText(row.children[2], check.ok ? '' : (check.remedy ?? ''))
-    }
-  )
 }

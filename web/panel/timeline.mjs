@@ -1,29 +1,34 @@
 /* The bottom-panel tab: which run, its timeline, the charts beside it, and what can be taken away as a file. */
 
+import { makeBenchmark, updateBenchmark } from './benchmark.mjs'
 import { Charts } from './charts.mjs'
 import { h, keyed, onThemeChange, setText, themeColour } from './dom.mjs'
 import { COLOURS, drawRows, rowsHeight, stepSpan, timeAt } from './timeline_rows.mjs'
 import { drawLinks } from './links.mjs'
 import { chromeTrace, download, jsonBlob, openInPerfetto, pngOf } from './exports.mjs'
-import { readReport } from './report.mjs'
+import { describeRun, readReport } from './report.mjs'
 import { headline } from './sidebar.mjs'
 
 const ZOOM = 1.6
 
-/** Put the tab into `element`; `toast(severity, text)` tells the user something. Returns what takes it away. */
-export function mountTimeline(element, store, t, toast) {
-  const view = new TimelineView(store, t, toast)
+/**
+ * Put the tab into `element`; `toast(severity, text)` tells the user something, `graph` is what it may do to the open
+ * workflow: `usePlan(plan)` sets SP Config, `pictureOf(report)` finds a run's picture. Returns what takes it away.
+ */
+export function mountTimeline(element, store, t, toast, graph = {}) {
+  const view = new TimelineView(store, t, toast, graph)
   element.replaceChildren(view.root)
   view.begin()
   return () => view.end()
 }
 
 class TimelineView {
-  constructor(store, t, toast) {
+  constructor(store, t, toast, graph) {
     Object.assign(this, {
       store,
       t,
       toast,
+      graph,
       charts: new Charts(),
       report: readReport(null),
       chosen: null,
@@ -85,7 +90,7 @@ class TimelineView {
         h('figcaption', { text: t(`charts.${name}`) }),
         h('div', {}, h('canvas', { role: 'img', 'aria-label': t(`charts.${name}`) }))
       )
-    this.figures = ['steps', 'speedups', 'memory'].map(chart)
+    this.figures = [chart('steps'), makeBenchmark(t, this.graph.usePlan), chart('memory')]
     this.matrix = h('table', {})
     const caption = t('charts.links')
     this.links = h(
@@ -114,6 +119,7 @@ class TimelineView {
       this.pick,
       ...this.zoom,
       h('span', { class: 'pdit-space' }),
+      button('share', () => this._share()),
       button('png', () => this._png()),
       button('json', () => this._json()),
       button('trace', () => this._trace()),
@@ -209,13 +215,8 @@ class TimelineView {
   _drawCharts() {
     const { report, t } = this
     const [steps, speedups, memory] = this.figures
-    const bars = report.speedups.length ? report.speedups : (this.benchmark?.speedups ?? [])
     this._chart(steps, report.steps.length > 0, (canvas) => this.charts.steps(canvas, report.steps, t))
-    this._chart(
-      speedups,
-      bars.some((row) => Number.isFinite(row.speedup)),
-      (canvas) => this.charts.speedups(canvas, bars, t)
-    )
+    updateBenchmark(speedups, report, this.benchmark, this.charts, t)
     const held = report.memory.some((row) =>
       Object.keys(row).some((name) => name.endsWith('_bytes') && name !== 'memory_bytes')
     )
@@ -294,9 +295,24 @@ class TimelineView {
   }
 
   async _png() {
-    const background = themeColour(this.root, '--comfy-menu-bg', '#222')
-    const canvases = [this.rows, ...this.figures.map((figure) => figure.querySelector('canvas'))]
-    download(`${this._name}.png`, await pngOf(canvases, background))
+    const { report, t, figures } = this
+    const parts = figures.map((figure) => [figure.firstChild.textContent, figure.querySelector('canvas')])
+    const picture = pngOf({
+      title: t('timelineTitle'),
+      lines: [describeRun(report, t), headline(report, t), t('timeline.order')],
+      legend: Object.entries(COLOURS).map(([name, colour]) => [t(`charts.${name}`), colour]),
+      parts: [['', this.rows], ...parts],
+      background: themeColour(this.root, '--comfy-menu-bg', '#222'),
+      text: themeColour(this.root, '--input-text', '#ddd')
+    })
+    download(`${this._name}.png`, await picture)
+  }
+
+  async _share() {
+    if (!this._hasReport()) return
+    const entry = this.store.state?.reports?.find((each) => String(each.number) === this.chosen)
+    const { openShareCard } = await import('./share_card.mjs')
+    await openShareCard({ ...this, speedup: entry?.summary?.speedup, name: this._name })
   }
 
   _json() {

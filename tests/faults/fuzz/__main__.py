@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from .fuzzer import fuzz
-from .targets import header, records, wire
+from .targets import control, header, records, wire
 
 
 def main() -> int:
@@ -20,7 +20,7 @@ def main() -> int:
     print(f"seed {options.seed}, {'assertions on' if __debug__ else 'python -O'}", flush=True)  # noqa: T201
     status = 0
     with tempfile.TemporaryDirectory() as folder:
-        for target in (wire(), records(), header(Path(folder))):
+        for target in (wire(), records(), control(), header(Path(folder))):
             found = fuzz(target, inputs=options.inputs, seed=options.seed)
             print(found.line(), flush=True)  # noqa: T201
             for data, what in found.broken:

@@ -107,6 +107,52 @@ def records() -> Target:
     return Target("requests and replies", edges, run, seeds, (*JSON_WORDS, *(f'"{name}":'.encode() for name in names)))
 
 
+def control() -> Target:
+    """What a machine with the token may say, and what ComfyUI's side says to it, whole frames and broken ones.
+
+    The first byte says whose words they are, and whether they come as a frame that is theirs or as they are.
+    """
+    edges = Edges()
+    connection = marked_module("parallel_runtime.machines.connection", edges)
+    said = marked_module("parallel_runtime.machines.messages", edges)
+    kinds = (said.FROM_MACHINE, said.FROM_SERVER)
+
+    def session(*, ours: bytes, theirs: bytes) -> object:
+        return connection.Session(b"token", bytes(32), bytes(32), ours=ours, theirs=theirs)
+
+    def run(data: bytes) -> bool:
+        first, text = data[:1] or b"\0", data[1:]
+        theirs, ours = session(ours=b"them", theirs=b"us"), session(ours=b"us", theirs=b"them")
+        if first[0] & 2:
+            code = connection.hmac.digest(theirs._our_key, connection.NUMBER.pack(0) + text, "sha256")
+            text = connection.HEAD.pack(len(text), code) + text
+        try:
+            messages = [said.from_frame(kinds[first[0] & 1], frame) for frame in ours.take(text)]
+            sent = b"".join(theirs.frame(said.to_frame(message)) for message in messages)
+        except ProtocolError as error:
+            if "\n" in str(error) or len(str(error)) > MAX_REFUSAL_CHARS:
+                raise AssertionError(f"a message of {len(str(error))} characters in several lines") from error
+            return False
+        back = session(ours=b"us", theirs=b"them").take(sent)
+        if [said.from_frame(kinds[first[0] & 1], frame) for frame in back] != messages:
+            raise AssertionError("another message came back")
+        return bool(messages)
+
+    identity = said.FileIdentity("flux/a.safetensors", 10, "ab", "cd")
+    start = said.StartGeneration(1, "10.0.0.1", 5000, 4, 2, ("cuda:0", "cuda:1"), 1, 60.0, environment={"A": "1"})
+    intro = said.Introduction("attic", ("cuda:0",), ("H100",), said.Versions("1", "2.9.0", nccl="2.27"), 77)
+    machine = (intro, said.GenerationEnded(1, -9, "words"), said.FoundFile(1, "/a", 3, 4), said.Beat())
+    server = (start, said.Welcome(20.0), said.Refused("why"), said.KillGeneration(1), said.FindFile(1, identity))
+    seeds = [
+        bytes([2 + side]) + json.dumps(said.to_frame(each)).encode()
+        for side in (0, 1)
+        for each in (machine, server)[side]
+    ]
+    names = sorted({field.name for kind in {**kinds[0], **kinds[1]}.values() for field in fields(kind)})
+    words = [f'"{name}"'.encode() for name in (*kinds[0], *kinds[1], *names, "kind", "body")]
+    return Target("control connection", edges, run, seeds, (*JSON_WORDS, *words))
+
+
 def header(folder: Path) -> Target:
     """`read_header` of a file in `folder`."""
     edges = Edges()

@@ -1,0 +1,25 @@
+"""Who hears of the steps of a sampling run. Owns the interface; what is made of it is the listener's (progress.py)."""
+
+from collections.abc import Sequence
+
+from ...parallel_runtime.proof import Proof
+from ...parallel_runtime.wire.replies import StepReply
+
+
+class StepListener:
+    """What hears of steps as they end; this one does nothing with them."""
+
+    def request(self, wall_s: float, ranks: Sequence[StepReply]) -> None:
+        """One exchange with the workers took `wall_s`; `ranks` are their replies, by rank."""
+
+    def compiling(self) -> None:
+        """The workers make graphs of the blocks; told again and again until they have."""
+
+    def proved(self, proof: Proof) -> None:
+        """What is known of the plan, for a kind of call that the run makes; told once for each."""
+
+    def resident_began(self) -> None:
+        """A loop inside the workers begins."""
+
+    def resident_step(self, num_ranks: int) -> None:
+        """A step of a loop inside the workers ends; they report at the end of the loop."""

@@ -1,0 +1,80 @@
+/* The graph in the editor as our cards need it: which node a message means, going there, bypassing it, setting a plan.
+
+   `app` is ComfyUI's, given by the caller. Nodes inside subgraphs have ids such as `12:5`. */
+
+const BYPASSED = 4 // LiteGraph's mode of a node that passes its inputs on
+const CONFIG = 'SPConfig'
+const LOADERS = new Set(['ParallelModelLoader', 'ParallelFluxLoader'])
+const DEGREES = ['ulysses', 'ring', 'data', 'cfg', 'pipefusion']
+
+/** The node of an execution's id, or undefined. */
+export function nodeById(app, id) {
+  let graph = app.rootGraph ?? app.graph
+  let node
+  for (const part of String(id).split(':')) {
+    node = graph?._nodes_by_id?.[part]
+    graph = node?.subgraph
+  }
+  return node
+}
+
+/** All nodes of the open workflow, those in subgraphs too. */
+export function allNodes(graph) {
+  return (graph?.nodes ?? []).flatMap((node) => [node, ...(node.subgraph ? allNodes(node.subgraph) : [])])
+}
+
+/** The folder that a node's class was loaded from, by which ours are known from those of others; '' of ComfyUI's. */
+export function packOf(node) {
+  const [kind, folder] = String(node?.constructor?.nodeData?.python_module ?? '').split('.')
+  return kind === 'custom_nodes' ? folder : ''
+}
+
+/** Show a node in the middle of the canvas, selected. */
+export function goTo(app, node) {
+  const { canvas } = app
+  if (node.graph && canvas.graph !== node.graph) {
+    if (canvas.openSubgraph && node.graph !== (app.rootGraph ?? app.graph)) canvas.openSubgraph(node.graph)
+    else canvas.setGraph(node.graph)
+  }
+  canvas.deselectAll?.()
+  canvas.selectNode?.(node)
+  canvas.centerOnNode(node)
+  canvas.setDirty(true, true)
+}
+
+/** Let a node pass its inputs on. */
+export function bypass(node) {
+  node.mode = BYPASSED
+  node.graph?.afterChange?.()
+  node.setDirtyCanvas?.(true, true)
+}
+
+/** Whether a node is bypassed or muted. */
+export function isOff(node) {
+  return node.mode === BYPASSED || node.mode === 2
+}
+
+/** Whether the open workflow has a loader of ours whose file is there. */
+export function hasFiles(app) {
+  return allNodes(app.rootGraph ?? app.graph).some((node) => {
+    const file = LOADERS.has(node.comfyClass) && node.widgets?.find((widget) => widget.name === 'unet_name')
+    const files = file && (typeof file.options?.values === 'function' ? file.options.values() : file.options?.values)
+    return Array.isArray(files) && files.includes(file.value)
+  })
+}
+
+/** Set SP Config's widgets to a report's plan; returns the node, or undefined where the workflow has none. */
+export function applyPlan(app, plan) {
+  const configs = allNodes(app.rootGraph ?? app.graph).filter((node) => node.comfyClass === CONFIG && !isOff(node))
+  const node = configs.find((each) => each.selected) ?? configs[0]
+  if (node === undefined) return undefined
+  const values = { mode: 'manual', weights: plan.weights }
+  for (const axis of DEGREES) values[axis] = plan.degrees?.[axis] ?? 1
+  for (const widget of node.widgets ?? []) {
+    if (values[widget.name] === undefined) continue
+    widget.value = values[widget.name]
+    widget.callback?.(widget.value)
+  }
+  node.setDirtyCanvas?.(true, true)
+  return node
+}

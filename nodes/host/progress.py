@@ -38,9 +38,9 @@ class NodeText:
 
     def say(self, text: str) -> None:
         """Show `text` in place of what was shown."""
-        server = PromptServer.instance
         if self._node_id is None:
             return
+        server = PromptServer.instance
         if _is_ours(self._node_id):
             server.send_sync(EVENT, {"node_id": self._node_id, "text": text}, server.client_id)
         else:

@@ -8,6 +8,7 @@ import { drawLinks } from './links.mjs'
 import { chromeTrace, download, jsonBlob, openInPerfetto, pngOf } from './exports.mjs'
 import { describeRun, readReport } from './report.mjs'
 import { headline } from './sidebar.mjs'
+import { inWords } from './words.mjs'
 
 const ZOOM = 1.6
 
@@ -190,7 +191,7 @@ class TimelineView {
     const timed = report.ranks.find((rank) => rank.begin)
     this.step.max = timed ? timed.begin.length : 0
     this.step.value = 0
-    const warnings = report.warnings?.length ? ` — ${report.warnings.map(this.t.said ?? String).join('; ')}` : ''
+    const warnings = report.warnings?.length ? ` — ${report.warnings.map((text) => inWords(this.t, text)).join('; ')}` : ''
     setText(this.note, (report.problem ? this.t(report.problem) : headline(report, this.t)) + warnings)
     this.rows.hidden = timed === undefined
     this.zoom.forEach((tool) => (tool.hidden = timed === undefined))

@@ -54,6 +54,9 @@ export function makeSaid(messages) {
   return (text) => (typeof text === 'string' ? text.split('\n').map(line).join('\n') : text)
 }
 
+/** A sentence of the server's in the user's language, where `t` knows any but English. */
+export const inWords = (t, text) => t.said?.(text) ?? text
+
 /** `t(key, values)`: the text of a dotted key, `{name}` replaced by `values.name`. A key without text stays as it is. */
 export function makeWords(translations, language) {
   const own = [translations?.[language], translations?.[language?.split('-')[0]], translations?.en]

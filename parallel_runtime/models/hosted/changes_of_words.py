@@ -8,17 +8,14 @@ from .call import TokenCall
 from .cuts import (
     Change,
     cut_frames,
-    cut_grid,
     cut_guide_mask,
     cut_index,
     cut_last,
-    cut_ranges,
     cut_tokens,
-    gather_grid,
     gather_tokens,
-    in_part_order,
     of_tensors,
 )
+from .places import cut_grid, cut_ranges, gather_grid, in_part_order
 
 
 def cutter(word: Word) -> Change:

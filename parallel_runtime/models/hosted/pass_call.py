@@ -20,8 +20,8 @@ from torch import Tensor
 from ...parallel.displaced_uneven import HeldRows
 from ..plans.words import Attention, Run
 from .call import TokenCall
-from .cuts import rows_of
 from .group import Kernel, TokenGroup
+from .places import rows_of
 
 GATHERED, BEFORE = "gathered.", "before."
 

@@ -34,7 +34,7 @@ Words for attention, of the queries and keys in an attention call:
     "x within w"      keys at most as many tokens away as the attention's module says in its attribute `w`; it makes a
                       mask of that itself, from its own tokens. Where `w` is None they are all of x
 
-Owns the text of words. Does not own what a word does to a tensor (models/hosted/cuts.py).
+Owns the text of words. Does not own what a word does to a tensor (models/hosted/cuts.py, places.py).
 """
 
 import re

@@ -102,7 +102,7 @@ FAULTS = (
     Fault("its power is cut", _power_off, _mend, LOST + "nothing was heard of it for 3 s", SILENT_S),
     Fault("a rank is killed", _signal(KILL, who="rank"), _nothing, "host2.*killed by SIGKILL", 2.0, stays=True),
     Fault("its launcher is killed", _signal(KILL, who="launcher"), _nothing, "machine host2", 3.0, stays=True),
-    Fault("a rank is stopped", _signal(STOP, who="rank"), _nothing, "", REQUEST_S, stays=True),
+    Fault("a rank is stopped", _signal(STOP, who="rank"), _nothing, "of machine host2", REQUEST_S, stays=True),
 )
 
 

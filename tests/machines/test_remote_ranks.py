@@ -72,6 +72,7 @@ def test_without_exchange_it_does_not(pool: Pool, flux: Model, plan: ParallelPla
     assert flux.error(pool, plan, control=True) > 1e-2
 
 
+@pytest.mark.full
 def test_a_step_of_comfyuis_own_module_equals_one_process(pool: Pool, folder: Path) -> None:
     with wan_model(folder) as wan:
         for plan in (ParallelPlan(ring=2), ParallelPlan(cfg=2, weights="sharded")):

@@ -133,7 +133,7 @@ def test_a_refusal_says_why_and_leads_to_the_node_that_can_be_bypassed(comfy: Co
     comfy.queue()
     assert comfy.ended()[0] == "execution_error"
     expect(card).to_contain_text("it compiles the transformer in this process, which a parallel MODEL cannot take")
-    expect(card).to_contain_text("Remove that node, or use Load Diffusion Model for this graph")
+    expect(card).to_contain_text("Remove that node, or set compiled=blocks in SP Config")
     expect(comfy.page.get_by_test_id("error-overlay")).to_be_hidden()  # ComfyUI's own, which does not say why
     comfy.shot("error-card")
     card.get_by_role("button", name="Go to node").click()

@@ -146,6 +146,10 @@ gpu: venv
 machines: venv
 	$(RUN) -m machines.cases $(MACHINES_FLAGS)
 
+# One machine and two, each plan, by link; writes benchmarks/machines.md
+machines-table: venv
+	$(RUN) -m benchmarks.machines $(MACHINES_FLAGS)
+
 # A million connections of strangers to where machines join: it lives, stays small, and lets who has the token in.
 machines-fuzz: venv
 	$(RUN) -m machines.strangers $(FUZZ_FLAGS)

@@ -12,7 +12,7 @@ import functools
 import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,7 +42,8 @@ PAGE = PACK_ROOT / "docs" / "quality.md"
 SHEET = PACK_ROOT / "docs" / "images" / "quality.jpg"
 KEPT = PACK_ROOT / "build" / "quality"
 SEED = 21
-SKIPPED = "skipped."
+SKIPPED, FIGURES = "skipped.", "figures."  # before the numbers of prompts
+SHOWN = 10  # prompts on the contact sheet
 BATCHED = ("img", "txt", "y", "timesteps")
 CPU = torch.device("cpu")
 
@@ -154,19 +155,69 @@ def transformer(*, fp8: bool) -> Path:
     return path if fp8 else MODELS / TRANSFORMER
 
 
-def drawn(case: Case, wanted: Mapping[int, Combination], *, batch: int) -> tuple[Tensor, float]:
-    """Latents (N, S, 64) of a case, and the share of steps that a cache skipped: those that are kept, and the others
-    drawn and kept, some prompts at a time."""
-    path = KEPT / f"{model_id()}-{re.sub(r'[^a-z0-9]+', '-', case.name)}.safetensors"
-    kept = load_file(path) if path.exists() else {}
-    missing = {number: each for number, each in wanted.items() if str(number) not in kept}
-    for found in draw(case, missing, batch=batch) if missing else ():
-        kept |= found
-        partial = path.with_suffix(".partial")
-        save_file(kept, partial)
-        partial.replace(path)
-    skipped = sum(int(kept.get(f"{SKIPPED}{number}", 0)) for number in wanted)
-    return torch.stack([kept[str(number)] for number in wanted]), skipped / len(wanted) / STEPS
+def drawn(case: Case, wanted: Mapping[int, Combination], *, batch: int | None) -> Kept:
+    """What is kept of a case, with latents (S, 64) of all these prompts: the missing are drawn and kept, `batch` at a
+    time; None draws none."""
+    kept = Kept(case.name)
+    missing = {number: each for number, each in wanted.items() if str(number) not in kept.tensors}
+    for found in draw(case, missing, batch=batch) if missing and batch else ():
+        kept.add(found)
+    return kept
+
+
+class Kept:
+    """What is kept under a name in build/quality: tensors by the numbers of prompts, some with a word before it."""
+
+    def __init__(self, name: str) -> None:
+        self._path = KEPT / f"{model_id()}-{re.sub(r'[^a-z0-9]+', '-', name)}.safetensors"
+        self.tensors: dict[str, Tensor] = load_file(self._path) if self._path.exists() else {}
+
+    def add(self, found: Mapping[str, Tensor]) -> None:
+        """Keep these too."""
+        self.tensors |= found
+        partial = self._path.with_suffix(".partial")
+        save_file(self.tensors, partial)
+        partial.replace(self._path)
+
+    def of(self, numbers: Iterable[int], word: str = "") -> dict[int, Tensor]:
+        """Those of these prompts that there are."""
+        return {number: self.tensors[f"{word}{number}"] for number in numbers if f"{word}{number}" in self.tensors}
+
+
+class Judges:
+    """The demo's networks that look at latents, and the reference's pictures, which are kept."""
+
+    def __init__(self) -> None:
+        loaded = [networks.load(MODELS / f"demo_{name}.safetensors", CPU) for name in ("autoencoder", "classifier")]
+        self._autoencoder, self._classifier = loaded
+        self._reference = Kept("pictures of the reference")
+
+    def pictures(self, latents: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Pictures (3, 128, 128) in 0..1 of latents (S, 64)."""
+        stacked = latents_of(torch.stack(list(latents.values())))
+        decoded = in_parts(self._autoencoder, "decode", stacked).clamp(0, 1)  # type: ignore[arg-type]
+        return dict(zip(latents, decoded.unbind(), strict=True))
+
+    def figures(self, kept: Kept, wanted: Mapping[int, Combination]) -> dict[int, Tensor]:
+        """(PSNR, SSIM, whether it shows its prompt) of each picture of a case; judged once."""
+        known = kept.of(wanted, FIGURES)
+        latents = {number: each for number, each in kept.of(wanted).items() if number not in known}
+        if latents:
+            pictures, reference = self.pictures(latents), self._references(latents)
+            stacked, right = torch.stack(list(pictures.values())), [wanted[number] for number in latents]
+            shown = agreement(self._classifier, stacked, right).all(1).float()  # type: ignore[arg-type]
+            found = torch.stack([psnr(stacked, reference), ssim(stacked, reference).float(), shown], 1)
+            kept.add(dict(zip((f"{FIGURES}{number}" for number in latents), found.unbind(), strict=True)))
+        return kept.of(wanted, FIGURES)
+
+    def _references(self, numbers: Iterable[int]) -> Tensor:
+        drawn, numbers = Kept(REFERENCE.name), list(numbers)
+        missing = {
+            number: each for number, each in drawn.of(numbers).items() if str(number) not in self._reference.tensors
+        }
+        if missing:
+            self._reference.add({str(number): each for number, each in self.pictures(missing).items()})
+        return torch.stack(list(self._reference.of(numbers).values()))
 
 
 def psnr(pictures: Tensor, reference: Tensor) -> Tensor:
@@ -191,27 +242,23 @@ def ssim(pictures: Tensor, reference: Tensor) -> Tensor:
     return whole.flatten(1).mean(1)
 
 
-def figures(pictures: Tensor, reference: Tensor, right: Tensor) -> str:
-    """The cells of a row."""
-    decibels = psnr(pictures, reference)
+def row_of(case: Case, kept: Kept, figures: Mapping[int, Tensor]) -> str:
+    """A row of the table; without a step cache its last cell is empty."""
+    decibels, similar, right = torch.stack(list(figures.values())).unbind(1)
     middle, worst = (f"{value:.1f}" if value < 1e3 else "equal" for value in (decibels.median(), decibels.min()))
-    similar = ssim(pictures, reference)
-    return f"{middle} | {worst} | {similar.mean():.4f} | {right.float().mean() * 100:.1f} % |"
+    skipped = kept.of(figures, SKIPPED)
+    share = f"{sum(map(int, skipped.values())) / len(figures) / STEPS * 100:.0f} %" if skipped else ""
+    cells = f"{len(figures)} | {middle} | {worst} | {similar.mean():.4f} | {right.mean() * 100:.1f} % | {share} |"
+    return f"| `{case.name}` | {cells}"
 
 
-def skipped_of(case: Case, share: float) -> str:
-    """The last cell of a row: steps that a cache skipped, empty without one."""
-    return "  |" if case.cache is None else f" {share * 100:.0f} % |"
-
-
-def sheet_of(drawn: dict[str, Tensor], count: int = 10) -> Image.Image:
-    """The first pictures of every case, a row each, its name before it."""
+def sheet_of(drawn: Mapping[str, Mapping[int, Tensor]]) -> Image.Image:
+    """Pictures of every case, the same prompts', a row each, its name before it."""
     label = 260
-    sheet = Image.new("RGB", (label + count * (THUMB + 4), len(drawn) * (THUMB + 4)), "white")
+    sheet = Image.new("RGB", (label + SHOWN * (THUMB + 4), len(drawn) * (THUMB + 4)), "white")
     for row, (name, pictures) in enumerate(drawn.items()):
         ImageDraw.Draw(sheet).text((4, row * (THUMB + 4) + 24), name, fill="black")
-        chosen = pictures[:: max(len(pictures) // count, 1)][:count]
-        for column, picture in enumerate(as_images(chosen)):
+        for column, picture in enumerate(as_images(torch.stack(list(pictures.values())))):
             small = picture.resize((THUMB, THUMB), Image.Resampling.LANCZOS)
             sheet.paste(small, (label + column * (THUMB + 4), row * (THUMB + 4) + 2))
     return sheet
@@ -223,31 +270,34 @@ def main(arguments: argparse.Namespace) -> list[str]:
     unseen = combinations()[1]
     order = torch.randperm(len(unseen), generator=numbers("prompts", SEED, 0, CPU)).tolist()
     wanted = {number: unseen[number] for number in sorted(order[: arguments.prompts])}
-    loaded = [networks.load(MODELS / f"demo_{name}.safetensors", CPU) for name in ("autoencoder", "classifier")]
-    autoencoder, classifier = loaded
-    shown: dict[str, Tensor] = {}
-    rows = []
+    judges, cases, rows = Judges(), dict[str, Kept](), []
     for case in (REFERENCE, *(each for each in CASES if not arguments.only or each.name in arguments.only)):
         started = time.monotonic()
-        latents, skipped = drawn(case, wanted, batch=arguments.batch)
-        pictures = shown[case.name] = in_parts(autoencoder, "decode", latents_of(latents)).clamp(0, 1)
-        right = agreement(classifier, pictures, tuple(wanted.values())).all(1)  # type: ignore[arg-type]
-        rows.append(f"| `{case.name}` | {figures(pictures, shown[REFERENCE.name], right)}{skipped_of(case, skipped)}")
-        show(f"{rows[-1]}  {time.monotonic() - started:.0f} s")
-        write(rows, shown, len(wanted), arguments.output)
+        kept = drawn(case, wanted, batch=None if arguments.kept else arguments.batch)
+        figures = judges.figures(kept, wanted)
+        if figures:
+            cases[case.name] = kept
+            rows.append(row_of(case, kept, figures))
+            show(f"{rows[-1]}  {time.monotonic() - started:.0f} s")
+            write(rows, arguments.output)
+    sheet = SHEET if arguments.output == PAGE else arguments.output.with_suffix(".jpg")
+    common = sorted(set.intersection(*(set(kept.of(wanted)) for kept in cases.values())))
+    chosen = common[:: max(len(common) // SHOWN, 1)][:SHOWN]
+    sheet_of({name: judges.pictures(kept.of(chosen)) for name, kept in cases.items()}).save(
+        sheet, quality=60, optimize=True
+    )
     return rows
 
 
-def write(rows: list[str], shown: dict[str, Tensor], count: int, page: Path) -> None:
-    """Puts the table between the page's marks, and the contact sheet beside it."""
+def write(rows: list[str], page: Path) -> None:
+    """Puts the table between the page's marks."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition("<!-- table -->")
-    head = f"{count} prompts; median and lowest PSNR in dB\n\n"
-    head += "| plan, dtype, step cache and its threshold | PSNR | lowest | SSIM | shows its prompt | steps skipped |"
-    table = "\n".join([head, "| --- | --- | --- | --- | --- | --- |", *rows])
+    names = "plan, dtype, step cache and its threshold", "prompts", "median PSNR, dB", "lowest", "SSIM"
+    head = f"| {' | '.join([*names, 'shows its prompt', 'steps skipped'])} |"
+    table = "\n".join([head, "| --- | --- | --- | --- | --- | --- | --- |", *rows])
     _, mark, after = rest.partition("<!-- end -->")
     page.write_text(f"{before}<!-- table -->\n{table}\n{mark}{after}", encoding="utf-8")
-    sheet_of(shown).save(SHEET if page == PAGE else page.with_suffix(".jpg"), quality=80)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -255,6 +305,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What plans and dtypes do to the demo's pictures.")
     parser.add_argument("--prompts", type=int, default=200, help="of the 200 that training never saw")
     parser.add_argument("--only", nargs="+", help="cases beside the reference, as the table names them (default: all)")
+    parser.add_argument("--kept", action="store_true", help="draw nothing: the table of what is kept already")
     parser.add_argument("--batch", type=int, default=20, help="prompts that are drawn at once")
     parser.add_argument("--output", type=Path, default=PAGE, help="a page with the marks that the table goes between")
     return parser.parse_args()

@@ -131,6 +131,10 @@ class ParallelChoice:
         log.info("SP Config: auto takes %s for this run: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
 
+    def advised(self, model: ModelShape, work: Work) -> Decision | None:
+        """What auto would take for `work` on these devices; None where it did, or knows nothing of them."""
+        return self._automatic(model, work) if self.plan is not None and self._can_weigh() else None
+
     def describe(self) -> list[str]:
         """The plan's name, what each device will do, and auto's reasons, a line each; `ValueError` for too few devices.
 

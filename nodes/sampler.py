@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from comfy_api.latest import io
 
 from .host.report_history import published
-from .host.sampling import sample, sampler_names, scheduler_names
+from .host.sampling import advice_of, sample, sampler_names, scheduler_names
 from .report import denoise_report
 from .sockets import CATEGORY, TimingSocket
 
@@ -78,9 +78,10 @@ def sampled_and_told(
     model: io.Model.Type, latent_image: dict, loop: str, settings: Mapping[str, object]
 ) -> io.NodeOutput:
     """One sampling run with KSampler's `settings`: the latent, and the report, which is the node's `ui` too."""
-    latent, record = sample(model, {"latent": latent_image, **settings}, in_workers=loop == LOOPS[0])
+    asked = {"latent": latent_image, **settings}
+    latent, record = sample(model, asked, in_workers=loop == LOOPS[0])
     report = denoise_report(record, settings)
-    return io.NodeOutput(latent, report, ui=published(report))
+    return io.NodeOutput(latent, report, ui=published(report, advice_of(model, asked)))
 
 
 def sampler_outputs() -> list[io.Output]:

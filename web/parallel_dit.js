@@ -5,12 +5,14 @@
 import { app } from '../../scripts/app.js'
 import { api } from '../../scripts/api.js'
 import { ErrorCard } from './panel/error_card.mjs'
+import { applySuggestion, measureOneDevice } from './panel/graph.mjs'
 import { allNodes, applyPlan, hasFiles } from './panel/workflow.mjs'
 import { clearTexts, showText } from './panel/node_text.mjs'
 import { prepareNode } from './panel/nodes.mjs'
 import { pictureOf } from './panel/picture.mjs'
 import { Store } from './panel/store.mjs'
 import { mountSidebar } from './panel/sidebar.mjs'
+import { mountStrip } from './panel/strip.mjs'
 import { makeSaid, makeWords } from './panel/words.mjs'
 
 const SIDEBAR = 'parallel-dit'
@@ -18,6 +20,7 @@ const SAID_IN = ['zh'] // languages that the server's sentences have
 const TIMELINE = 'parallel-dit.timeline'
 const TOASTS = 'ParallelDiT.Failures.Toasts'
 const RESULTS = 'ParallelDiT.Nodes.Results'
+const STRIP = 'ParallelDiT.Canvas.Strip'
 const FIRST_RUN = 'ParallelDiT.FirstRun.Over'
 
 const store = new Store((path, options) => api.fetchApi(path, options))
@@ -41,6 +44,22 @@ async function run(name) {
     await store.act(name)
   } catch (error) {
     toast('warn', String(error.message ?? error), t('node.refused'))
+  }
+}
+
+/* What the buttons of a run do; `entry` is the run's, as the state lists it. */
+const actions = {
+  run,
+  measure: (entry) => done(measureOneDevice(app, entry), 'graph.measuring'),
+  apply: (entry) => done(applySuggestion(app, entry), 'graph.applied')
+}
+
+async function done(work, text) {
+  try {
+    await work
+    toast('info', t(text))
+  } catch (error) {
+    toast('warn', t(String(error.message ?? error)), t('node.refused'))
   }
 }
 
@@ -91,7 +110,7 @@ function tellFailures() {
 /* What nodes say while they run, and what ComfyUI tells of those that fail or whose values it refuses. */
 function hearPrompts() {
   const nodes = () => allNodes(app.rootGraph ?? app.graph)
-  api.addEventListener('parallel_dit.text', ({ detail }) => showText(app, { ...detail, text: t.said(detail.text) }))
+  api.addEventListener('parallel_dit.text', ({ detail }) => showText(app, detail.node_id, t.said(detail.text)))
   api.addEventListener('execution_start', () => {
     clearTexts(nodes())
     card.hide()
@@ -172,6 +191,14 @@ app.registerExtension({
       category: ['Parallel DiT', 'Nodes', 'Results']
     },
     {
+      id: STRIP,
+      name: 'Show a strip over the canvas with what the workers do',
+      type: 'boolean',
+      defaultValue: true,
+      category: ['Parallel DiT', 'Canvas', 'Strip'],
+      onChange: () => store.tell()
+    },
+    {
       id: FIRST_RUN,
       name: 'Hide the first-run checklist',
       type: 'boolean',
@@ -212,7 +239,8 @@ app.registerExtension({
       titleKey: 'parallelDit.timelineTitle',
       ...tab(async (element) => {
         const { mountTimeline } = await import('./panel/timeline.mjs')
-        return mountTimeline(element, store, t, toast, graph)
+        const templates = () => app.extensionManager.command.execute('Comfy.BrowseTemplates')
+        return mountTimeline(element, store, t, { toast, templates, ...graph })
       })
     }
   ],
@@ -228,13 +256,19 @@ app.registerExtension({
       tooltip: t('title'),
       label: t('title'),
       iconBadge: '',
-      ...tab((element) => mountSidebar(element, store, t, { run, first }))
+      ...tab((element) => mountSidebar(element, store, t, { ...actions, first }))
     })
     tellFailures()
     hearPrompts()
+    mountStrip(store, t, {
+      place: () => document.querySelector('.graph-canvas-panel'),
+      shown: () => app.extensionManager.setting.get(STRIP) !== false,
+      open: () => app.extensionManager.sidebarTab.toggleSidebarTab(SIDEBAR)
+    })
     await store.refresh()
   },
   nodeCreated(node) {
-    prepareNode(node, { store, t, showResults: () => app.extensionManager.setting.get(RESULTS) !== false })
+    const showResults = () => app.extensionManager.setting.get(RESULTS) !== false
+    prepareNode(node, { store, t, actions, showResults })
   }
 })

@@ -79,6 +79,19 @@ class FurtherMachines:
             return f"waiting at {time.monotonic_ns()}"
         return " ".join(f"{machine.name}:{id(machine)}" for machine in machines)
 
+    def described(self) -> list[dict]:
+        """Who is there, for the panel: devices, versions, and the files that were asked for. Never waits."""
+        return [
+            {
+                "name": machine.name,
+                "devices": list(machine.device_names),
+                "versions": [f"torch {machine.versions.torch}", f"ComfyUI {machine.versions.comfyui or 'none'}"],
+                "files": [{"name": name, "problem": problem} for name, problem in machine.files.items()],
+            }
+            for server in tuple(self._servers.values())
+            for machine in server.machines()
+        ]
+
     def _server(self, address: str) -> MachineServer:
         with self._lock:
             if address not in self._servers:

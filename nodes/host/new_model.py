@@ -5,7 +5,8 @@ workload_from_guider.py's.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Protocol, TypeAlias
 
@@ -20,7 +21,10 @@ from ...parallel_runtime.models.registry import find_family
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.choose import AnyModel
+from ...parallel_runtime.planner.counted import CountedModel
 from ...parallel_runtime.planner.shapes import ModelShape, Work
+from ...parallel_runtime.report.build import plan_part
+from ...parallel_runtime.report.compare import suggestion
 from .cond_tasks import TOGETHER_KEY, calc_together
 from .device_memory import DeviceMemory, needed_memory
 from .flux_model import RemoteFlux
@@ -32,9 +36,10 @@ from .pooled_model import PooledModel
 from .pools import POOLS, Devices
 from .refusals import check_controlnets
 from .run_context import RUN_KEY, begun
-from .workload_from_guider import work_of_run
+from .workload_from_guider import work_of_run, work_of_settings
 
 REMEMBERED = 64  # decisions of a MODEL, by work
+PREDICTED_CLEARLY = 1.1  # times faster: what is predicted to be less may be none
 COUNTS = Counts()
 
 
@@ -53,6 +58,9 @@ class Chooser(Protocol):
 
     def plan_of_run(self, model: AnyModel, work: Work, held: ParallelPlan) -> Decision:
         """The plan of one run of `work`, which weights loaded for `held` serve. Asked only if `held` was weighed."""
+
+    def advised(self, model: ModelShape, work: Work) -> Decision | None:
+        """What would have been chosen for `work`; None where it was, or nothing is known of the devices."""
 
 
 Reader: TypeAlias = Callable[[str, str, Devices], Source | HostedSource]
@@ -128,7 +136,24 @@ def remote_patcher(
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled and isinstance(source, Source)
     patcher.step_cache = step_cache
+    if isinstance(source, Source):
+        weighed = replace(decision, work=source.work, model=source.shape)
+        patcher.advise = partial(_advised, chooser=chooser, weighed=weighed)
     return patcher
+
+
+def _advised(
+    patcher: RemotePatcher, settings: Mapping[str, object], *, chooser: Chooser, weighed: Decision
+) -> dict | None:
+    """The plan that is predicted to be clearly quicker at such a run, as `suggestion` has it; None where none is."""
+    work = work_of_settings(patcher, settings, weighed)
+    if work is None or weighed.model is None or isinstance(weighed.model, CountedModel):
+        return None
+    better = chooser.advised(weighed.model, work)
+    gain = None if better is None else better.gain_over(patcher.plan)
+    if better is None or gain is None or gain < PREDICTED_CLEARLY:
+        return None
+    return suggestion(plan_part(better.plan), factor=gain, by="predicted")
 
 
 def decide_for(source: Source | HostedSource, chooser: Chooser) -> Decision:

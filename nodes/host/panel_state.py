@@ -6,6 +6,7 @@ times a second: so nobody who changes a pool needs to know that there is a panel
 
 import asyncio
 import functools
+import time
 import uuid
 from collections.abc import Mapping
 
@@ -18,8 +19,9 @@ from ...parallel_runtime.devices import parse_devices
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.redact_paths import redact_paths
 from ...parallel_runtime.report.environment import describe_devices
+from .machines import MACHINES
 from .pools import POOLS, Devices
-from .report_history import HISTORY
+from .report_history import HISTORY, origin_of
 
 EVENT = "parallel_dit.state"
 INTERVAL_S = 0.25
@@ -37,14 +39,18 @@ class PanelState:
         self._revision = 0
         self._last: dict = {}
         self._sampling: dict[Devices, tuple[str, str]] = {}
+        self._pace = Pace()
 
     def state(self) -> dict:
         """Everything as of now. The revision grows with each change, so that an old answer never hides a newer one."""
-        run = _running_step()
+        run = _running_node()
+        if run is not None:
+            run |= self._pace.of(run)
         state = {
             "version": VERSION,
             "devices": _available(),
             "pools": [self._pool(pool, run) for pool in POOLS.all()],
+            "machines": MACHINES.described(),
             "run": run,
             "reports": HISTORY.entries(),
             "action": self.action,
@@ -83,7 +89,7 @@ class PanelState:
 
     def _is_sampling(self, pool: Pool, state: str, run: dict | None) -> bool:
         """Whether the step that runs is this pool's: it has been busy in that run, and may rest between two steps."""
-        if run is None:
+        if run is None or "steps" not in run:
             return False
         key = (run["prompt"], run["node"])
         if state in WORKING:
@@ -95,16 +101,45 @@ def _executing() -> bool:
     return bool(PromptServer.instance.prompt_queue.currently_running)
 
 
-def _running_step() -> dict | None:
-    """The step ComfyUI's progress bar is at, of the node that executes; None when there is none of several steps."""
+def _running_node() -> dict | None:
+    """The node that executes: its prompt, graph and class; of several steps, the one ComfyUI's progress bar is at."""
     if not _executing():
         return None  # a cancelled node stays marked as running
     registry = get_progress_state()
-    for node, progress in list(registry.nodes.items()):
-        if progress["state"] is NodeState.Running and progress["max"] > 1:
-            step, steps = int(progress["value"]), int(progress["max"])
-            return {"prompt": registry.prompt_id, "node": str(node), "step": step, "steps": steps}
-    return None
+    running = [each for each in list(registry.nodes.items()) if each[1]["state"] is NodeState.Running]
+    if not running:
+        return None
+    node, progress = max(running, key=lambda each: each[1]["max"] > 1)
+    run = {"prompt": registry.prompt_id, "node": str(node), **origin_of(registry.prompt_id)}
+    if registry.dynprompt.has_node(node):
+        run["class"] = registry.dynprompt.get_node(node)["class_type"]
+    if progress["max"] > 1:
+        run |= {"step": int(progress["value"]), "steps": int(progress["max"])}
+    return run
+
+
+class Pace:
+    """How long a step of the run takes, as seen from here: seconds from its first to its last step until now."""
+
+    def __init__(self) -> None:
+        self._key: tuple = ()
+        self._first = self._last = 0
+        self._first_s = self._last_s = 0.0
+
+    def of(self, run: Mapping) -> dict[str, float]:
+        """`step_s` and `left_s`, once two steps have ended. They change with a step, not with the time."""
+        if "step" not in run:
+            return {}
+        key, now_s = (run["prompt"], run["node"], run["steps"]), time.monotonic()
+        if key != self._key or run["step"] < self._last or self._first == 0:
+            self._key, self._first, self._first_s = key, run["step"], now_s
+            self._last, self._last_s = run["step"], now_s
+        elif run["step"] != self._last:
+            self._last, self._last_s = run["step"], now_s
+        if self._first == 0 or self._last == self._first:
+            return {}
+        step_s = (self._last_s - self._first_s) / (self._last - self._first)
+        return {"step_s": round(step_s, 4), "left_s": round(step_s * (run["steps"] - run["step"]), 2)}
 
 
 @functools.cache

@@ -40,6 +40,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         super().__init__(model, *where, **settings)
         self.decision = Decision(plan=model.pooled.plan)
         self.choose_again: Callable[[Work], Decision] | None = None
+        self.advise: Callable[[RemotePatcher, Mapping[str, object]], dict | None] | None = None
         self.recorder: Recorder | None = None
         self.side_branch = self.compiled = False
         self.step_cache = 0.0
@@ -58,7 +59,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """
         copy = super().clone(*args, **kwargs)
         copy.parent = self.parent or self
-        copy.decision, copy.choose_again = self.decision, self.choose_again
+        copy.decision, copy.choose_again, copy.advise = self.decision, self.choose_again, self.advise
         copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
         copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
         return copy
@@ -72,6 +73,10 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def decision_for(self, work: Work | None) -> Decision:
         """The plan of a run of `work`, chosen once for each work; the MODEL's own where there is nothing to choose."""
         return self.decision if self.choose_again is None or work is None else self.choose_again(work)
+
+    def advice(self, settings: Mapping[str, object]) -> dict | None:
+        """The plan that the planner would rather have for a run with KSampler's inputs; None where it has none."""
+        return None if self.advise is None else self.advise(self, settings)
 
     def told_of_proof(self) -> list[str]:
         """What is known of the MODEL's plan with this ComfyUI, a line; [] where our own blocks compute."""

@@ -77,6 +77,14 @@ def decision_of(model: ModelPatcher) -> Decision | None:
     return model.decision if isinstance(model, RemotePatcher) else None
 
 
+def advice_of(model: ModelPatcher, settings: Mapping[str, object]) -> dict | None:
+    """The plan that the planner would rather have for such a run of a MODEL of ours; None where it has none."""
+    try:
+        return model.advice(settings) if isinstance(model, RemotePatcher) else None
+    except ValueError:  # it has sampled: what cannot be weighed needs no advice
+        return None
+
+
 def sample(
     model: ModelPatcher, settings: Mapping[str, object], in_workers: bool = False
 ) -> tuple[dict, SamplingRecord]:

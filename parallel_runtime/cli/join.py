@@ -97,5 +97,5 @@ def _comfyui(told: str | None) -> str:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"join: {line}\n")
+    sys.stdout.write(f"join {time.strftime('%H:%M:%S')}: {line}\n")
     sys.stdout.flush()

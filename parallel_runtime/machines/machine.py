@@ -28,6 +28,7 @@ from .messages import (
 
 MAX_UNSENT_BYTES = 1 << 20
 MAX_ENDED = 64  # generations of which is known how they ended
+MAX_FILES = 8  # that are remembered
 FIND_S = 60.0
 LOOK_THERE = "look at what `join` prints there, and at the network between the machines"
 
@@ -53,6 +54,7 @@ class Machine:
         self.pid = introduction.pid
         self.address, self.here = address, here
         self.lost: Lost | None = None
+        self.files: dict[str, str] = {}  # by name, those that were asked for last: "" or the problem
         self._session, self._wake = session, wake
         self._unsent = bytearray()
         self._ended: OrderedDict[int, GenerationEnded] = OrderedDict()
@@ -103,6 +105,9 @@ class Machine:
                     self._changed.wait(left_s)
             finally:
                 del self._found[number]
+        self.files = {**self.files, identity.name: found.problem}
+        if len(self.files) > MAX_FILES:
+            self.files = dict(list(self.files.items())[1:])
         if found.problem:
             raise ValueError(f"{self}: {found.problem}")
         return found

@@ -19,7 +19,7 @@ from ..wire.output import Output
 from ..wire.protocol import Message, Op, decode, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import Hello, RankError
-from .link import BEAT, CONTROL, WAITS, FrameKind, Link, as_bytes
+from .link import BEAT, CLOCK, CONTROL, WAITS, FrameKind, Link, as_bytes
 from .results import WrittenResults
 
 SIGNS_S = 0.05  # how often signs of life are sent while a request runs
@@ -75,14 +75,15 @@ class RanksHere:
             with self._results_lock:
                 self._request = message.request
                 self._results = WrittenResults(message.tensors, self._segments)
-        rank.channel.send(replace(message, body=self._here(message.body)) if message.op is Op.LOAD else message)
+        rank.channel.send(replace(message, body=self._here(message.op, message.body)))
 
-    def _here(self, load: dict[str, Any]) -> dict[str, Any]:
-        """A LOAD whose ComfyUI is that of this machine."""
-        spec = load["spec"]
-        if not self._comfyui or not spec.get("comfyui"):
-            return load
-        return {**load, "spec": {**spec, "comfyui": {**spec["comfyui"], "path": self._comfyui}}}
+    def _here(self, op: Op, body: dict[str, Any]) -> dict[str, Any]:
+        """What is asked, of a model or a VAE with the ComfyUI of this machine."""
+        if op is Op.LOAD:
+            return {**body, "spec": self._here(Op.VAE, body["spec"])}
+        if op is Op.VAE and self._comfyui and body.get("comfyui"):
+            return {**body, "comfyui": {**body["comfyui"], "path": self._comfyui}}
+        return body
 
     def _attach(self, rank: RankHere, index: int, message: Message) -> None:
         said = from_body(Attach, message.body, message.op.name)
@@ -147,7 +148,7 @@ class RanksHere:
             self._beats[index] = beats
         if (now := bytes(signs)) != self._signs or any(sign & BEAT for sign in signs):
             self._signs = now
-            self._link.send(FrameKind.SIGNS, now)
+            self._link.send(FrameKind.SIGNS, CLOCK.pack(time.perf_counter()) + now)
 
     def _end(self, index: int) -> None:
         """A rank has closed its channel: say how it ended, unless it was asked to or has said why."""

@@ -14,30 +14,33 @@ the pool (wire/lifeline.py) or when every machine's launcher has ended.
 
 import argparse
 import json
+import math
 import os
 import select
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from ..wire import lifeline
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
-from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
+from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, decode, encode
 from ..wire.records import from_body, to_body
-from ..wire.replies import RankError
-from .link import BEAT, CONTROL, PATIENCE, RUN, WAITS, Frame, FrameKind, Link, as_bytes, join_relays
+from ..wire.replies import ChunkSpan, RankError
+from .link import BEAT, CLOCK, CONTROL, PATIENCE, RUN, WAITS, Frame, FrameKind, Link, as_bytes, join_relays
 from .results import is_input
 
 CONTROL_S = 0.003  # how often the control page is looked at while a request runs
 ANSWERED = frozenset((Op.READY, Op.DONE, Op.CANCELLED, Op.ERROR))
 OP_BYTE = 5  # of a message's header
+SPAN_MOMENTS = ChunkSpan._fields.index("asked_s")  # and what follows
 TEXT_CHARS = 300
 
 
@@ -60,6 +63,7 @@ class Towards:
         self._request = 0
         self._owing: set[int] = set()  # ranks that have been asked and have not answered
         self._words = (0, 0)
+        self._behind_s = math.inf
         self._stopped = False  # the pool has asked its ranks to end
 
     def down(self) -> None:
@@ -130,12 +134,21 @@ class Towards:
                     self._tell_lost(error)
                 return
             if frame.kind is FrameKind.PACKET:
-                packet = as_bytes(frame.data)
+                packet = self._in_our_time(as_bytes(frame.data))
                 self._channels[frame.index].send_packet(packet)
                 if packet[OP_BYTE] in ANSWERED:
                     self._owing.discard(frame.index)
             elif self._segments is not None:
-                take(frame, self._segments, first_rank=self.machine.first_rank)
+                behind_s = take(frame, self._segments, first_rank=self.machine.first_rank)
+                self._behind_s = min(self._behind_s, behind_s)
+
+    def _in_our_time(self, packet: bytes) -> bytes:
+        """A reply whose moments are on our monotonic clock: theirs is behind ours by what the quickest signs showed."""
+        if packet[OP_BYTE] != Op.DONE or math.isinf(self._behind_s):
+            return packet
+        message = decode(packet)
+        ran = message.body.get("ran")
+        return packet if not ran else encode(replace(message, body={**message.body, "ran": later(ran, self._behind_s)}))
 
     def _tell_lost(self, error: RuntimeError) -> None:
         """Say to the pool that nobody answers for this machine's ranks; the pool then ends them all."""
@@ -147,17 +160,38 @@ class Towards:
             self._channels[0].send(message)
 
 
-def take(frame: Frame, segments: SegmentTable, *, first_rank: int) -> None:
-    """Put what a machine sends into the shared segments: parts of results, or signs of life of its ranks."""
+def take(frame: Frame, segments: SegmentTable, *, first_rank: int) -> float:
+    """Put what a machine sends into the shared segments: parts of results, or signs of life of its ranks.
+
+    Returns how many seconds its clock is behind ours, with the way here; infinity where the frame has no time.
+    """
     if frame.kind is FrameKind.DATA:
         segments.span(frame.index, frame.offset, frame.data.numel()).copy_(frame.data)
     elif frame.kind is FrameKind.SIGNS:
-        for rank, sign in enumerate(as_bytes(frame.data), start=first_rank):
+        data = as_bytes(frame.data)
+        (there_s,) = CLOCK.unpack_from(data)
+        for rank, sign in enumerate(data[CLOCK.size :], start=first_rank):
             if sign & BEAT:
                 segments.beat(rank)
             segments.show_waiting(rank, bool(sign & WAITS))
+        return time.perf_counter() - there_s
     else:
         raise ProtocolError(f"a machine sent {frame.kind.name}, which is not its to send")
+    return math.inf
+
+
+def later(ran: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """What a rank ran, in JSON's values, so much later: fields of `RankStep` and `RankRun` that are moments."""
+    moved, began = dict(ran), ran.get("began_s")
+    if began is not None:
+        moved["began_s"] = [each + seconds for each in began] if isinstance(began, list) else began + seconds
+    if ran.get("timeline"):
+        spans = [
+            [*span[:SPAN_MOMENTS], *(each + seconds for each in span[SPAN_MOMENTS:])]
+            for span in ran["timeline"]["spans"]
+        ]
+        moved["timeline"] = {**ran["timeline"], "spans": spans}
+    return moved
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

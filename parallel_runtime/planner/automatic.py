@@ -10,11 +10,11 @@ constants are given, nothing is asked or started.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..devices import Device, ranks_by_machine
 from ..plan import WEIGHTS, ParallelPlan, auto_plan
-from .choose import HEADROOM, WORTHWHILE, AnyModel, Choice, choose_plan, needed
+from .choose import HEADROOM, WORTHWHILE, AnyModel, Choice, Prediction, choose_plan, needed
 from .hardware import GIB, Calibration
 from .known import known_rates
 from .shapes import Work, image_tokens
@@ -30,13 +30,19 @@ class Decision:
     """A plan, and why it was taken; a plan that the user wrote needs no reasons.
 
     `work` is what it was weighed for, None where nothing was weighed: then it is the plan for any other work too.
-    `model` is what was weighed then.
+    `model` is what was weighed then, `table` all plans that were, quickest first.
     """
 
     plan: ParallelPlan
     reasons: tuple[str, ...] = ()
     work: Work | None = None
     model: AnyModel | None = None
+    table: tuple[Prediction, ...] = field(default=(), compare=False, repr=False)
+
+    def gain_over(self, other: ParallelPlan) -> float | None:
+        """How many times faster than `other` this plan is predicted to be; None where one of them was not weighed."""
+        seconds = {row.plan: row.run_s for row in self.table}
+        return seconds[other] / seconds[self.plan] if {other, self.plan} <= seconds.keys() else None
 
     @property
     def chosen_for(self) -> str:
@@ -85,7 +91,8 @@ def automatic_plan(
     image = f"{PIXELS} x {PIXELS} pixels, {work.text_tokens} text tokens, cfg 1, one image"
     again = f"{AGAIN}; " if choice.plan.ranks > 1 else ""
     chosen_for = f"chosen for {image}; {again}{FORCING}"
-    return Decision(plan=choice.plan, reasons=(*choice.reasons, *kept, chosen_for), work=work, model=model)
+    reasons = (*choice.reasons, *kept, chosen_for)
+    return Decision(plan=choice.plan, reasons=reasons, work=work, model=model, table=choice.table)
 
 
 def plan_of_run(

@@ -54,9 +54,9 @@ class RankSet:
         """
         with ExitStack() as used:
             store = None
-            if machines:
-                self.remote = RemoteRanks(machines, settings)
-                settings = self.remote.meet(settings)
+            remote = RemoteRanks(machines, settings)
+            if remote.machines:
+                self.remote, settings = remote, remote.meet(settings)
             else:
                 store = os.memfd_create("parallel-dit-store", os.MFD_CLOEXEC)
                 used.callback(os.close, store)

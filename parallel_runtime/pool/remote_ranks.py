@@ -63,7 +63,7 @@ class RemoteRank:
 
     def end_text(self) -> str:
         """How the process ended that stands for it."""
-        return f"the process that passes on to other machines {self._relay.end_text()}"
+        return f"{self._relay.end_text()} (the process that passes on to other machines)"
 
     def kill(self) -> None:
         """Nothing: a machine ends its ranks together (RemoteRanks)."""
@@ -100,8 +100,6 @@ class RemoteRanks:
 
         Raises OSError.
         """
-        if not self.machines:
-            return settings
         host = self.machines[0].here
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)

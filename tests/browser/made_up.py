@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 GB = 10**9
 ONE = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 1, "ulysses": 1}
 SESSIONS = itertools.count(1)
+# What the server says of a run of uly2 that another, ring2, was quicker than.
+GAINED = {"plan": "uly2", "ranks": 2, "width": 256, "height": 256, "steps": 4, "step_s": 0.28, "comparable": True}
+GAINED |= {"shares": {"compute": 0.59, "communication": 0.35, "idle": 0.06}, "verdict": "fair"}
+GAINED |= {"speedup": {"factor": 1.5, "one_s": 0.42, "plan_s": 0.28, "plan": "uly2", "number": 2, "kind": "denoise"}}
+GAINED |= {"suggestion": {"plan": "ring2", "degrees": ONE | {"ring": 2}, "weights": "replicated", "factor": 1.25}}
 ONLY_OURS = """() => {
   if (window.onlyOurs) return
   window.onlyOurs = EventTarget.prototype.dispatchEvent  // which the page's api calls with what the server sends

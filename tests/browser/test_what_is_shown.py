@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from host.client import ComfyClient
@@ -14,7 +13,8 @@ from host.server import ComfyServer
 from .comfy_page import ComfyPage
 from .conftest import Tabs
 from .drawn import lengths_by_row, picture_of
-from .made_up import GB, MadeUp, a_pool, a_report
+from .made_up import GAINED, GB, MadeUp, a_pool, a_report
+from .test_cards import RAISE
 
 DIED = "rank 1: killed by signal 9; queue again to start fresh workers"
 MEMORY = {"allocated_bytes": 18 * GB}
@@ -24,6 +24,13 @@ def remembering(pool: dict[str, Any]) -> dict[str, Any]:
     """The same pool with the memory of its rank 0 alone."""
     pool["ranks"][0]["memory"] = MEMORY
     return pool
+
+
+def a_machine(*, problem: str = "") -> dict[str, Any]:
+    """One that has joined, and was asked for two files."""
+    files = [{"name": "flux.safetensors", "problem": ""}, {"name": "wan.safetensors", "problem": problem}]
+    versions = ["torch 2.9.0", "ComfyUI 0.30.0"]
+    return {"name": "attic", "devices": ["NVIDIA L4", "NVIDIA L4"], "versions": versions, "files": files}
 
 
 SHOWN = [
@@ -40,6 +47,11 @@ SHOWN = [
         ["step 7 of 20"],
     ),
     ({"pools": [a_pool(sampling=True, state="busy")], "run": None}, ["generation 1: busy"]),
+    (
+        {"machines": [a_machine()]},
+        ["Further machines", "attic: NVIDIA L4, NVIDIA L4", "torch 2.9.0", "✓ flux.safetensors"],
+    ),
+    ({"machines": [a_machine(problem="wan.safetensors is not in models")]}, ["✗ wan.safetensors is not in models"]),
     ({"doctor": {"state": "running"}, "action": "doctor"}, ["this takes up to a minute"]),
     ({"doctor": {"state": "failed", "message": "the doctor said nothing"}}, ["the doctor said nothing"]),
     (
@@ -113,34 +125,6 @@ def test_every_report_is_shown_plainly(made_up: MadeUp) -> None:
             canvas = made_up.comfy.page.get_by_test_id("pdit-rows")
             expect(canvas).to_have_attribute("data-drawn", f"{len(report['ranks'])}x{len(report['timings']['step_s'])}")
             assert len(lengths_by_row(picture_of(canvas))) == len(report["ranks"])
-
-
-VIDEO = {"width": 832, "height": 480}  # of a model whose tokens nobody counts
-
-
-@pytest.mark.parametrize(
-    ("size", "other"),
-    [({"image_tokens": 4096}, {"image_tokens": 1024}), (VIDEO | {"frames": 21}, VIDEO | {"frames": 11})],
-    ids=["tokens", "pixels and frames"],
-)
-def test_the_last_runs_speed_up_is_that_of_its_own_plan_model_and_size(
-    made_up: MadeUp, size: dict[str, int], other: dict[str, int]
-) -> None:
-    def measured(number: int, sizes: dict[str, int]) -> dict[str, Any]:
-        named = {"model": {"file": "a.safetensors"}, "sizes": sizes}
-        run = a_report(2, number, plan={"name": "uly2", "degrees": {"ulysses": 2}})
-        return made_up.report(number, run | named)
-
-    rows = [("one rank", "one_rank", {}), ("uly2", "plan", {"speedup": 1.75}), ("ring2", "plan", {"speedup": 1.9})]
-    cases = [{"name": name, "kind": kind, "median_s": 1.0, **more} for name, kind, more in rows]
-    benchmark = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": cases}
-    benchmark |= {"model": {"file": "a.safetensors"}, "sizes": size}
-    headline = made_up.comfy.open_sidebar().get_by_test_id("pdit-headline")
-    made_up.tell(reports=[measured(2, size), made_up.report(50, benchmark)])
-    expect(headline).to_contain_text("1.75× one rank")
-    made_up.tell(reports=[measured(3, other), made_up.report(50, benchmark)])
-    expect(headline).to_contain_text("for 3 steps")
-    expect(headline).not_to_contain_text("one rank")
 
 
 def test_the_link_matrix_shows_what_was_measured_and_says_what_was_not(made_up: MadeUp) -> None:
@@ -226,10 +210,11 @@ def test_sp_config_shows_what_its_mode_needs_and_marks_what_cannot_work(comfy: C
 
 
 def test_every_control_is_reached_by_the_keyboard(made_up: MadeUp) -> None:
-    made_up.tell(pools=[a_pool()], reports=[made_up.report(1, a_report(2, 3))])
+    lacking = {"summary": {"comparable": True, "ranks": 2}}  # has the button that measures one device
+    made_up.tell(pools=[a_pool()], reports=[made_up.report(1, a_report(2, 3)) | lacking])
     page, timeline = made_up.comfy.page, made_up.comfy.open_timeline()
     expect(page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", "2x3")
-    for panel, count in ((made_up.comfy.open_sidebar(), 4), (timeline, 13)):
+    for panel, count in ((made_up.comfy.open_sidebar(), 5), (timeline, 14)):
         controls = panel.locator("button, select, [tabindex], input:not([hidden])").filter(visible=True)
         names = [control.evaluate(NAME) for control in controls.all()]
         assert len(names) == count
@@ -250,7 +235,8 @@ def test_the_panel_can_be_read_in_both_themes(made_up: MadeUp) -> None:
     report = made_up.report(1, a_report(4, 6, plan={"name": "cfg2-ring2", "degrees": {"cfg": 2, "ring": 2}}))
     doctor = next(state["doctor"] for state, _ in SHOWN if "checks" in state.get("doctor", {}))
     panels = [made_up.comfy.open_sidebar(), made_up.comfy.open_timeline()]
-    made_up.tell(pools=[failed], reports=[report], doctor=doctor)
+    made_up.tell(pools=[failed], reports=[report | {"summary": GAINED}], doctor=doctor)
+    panels.append(made_up.comfy.page.get_by_test_id("pdit-strip"))
     expect(panels[1]).to_contain_text("for 6 steps")
     for palette in ("light", "dark"):
         made_up.comfy.palette(palette)
@@ -301,6 +287,8 @@ def test_the_panel_speaks_the_users_language(tabs: Tabs, comfy_server: ComfyServ
         expect(comfy.sidebar).to_contain_text("重启")
         comfy.load_example(ulysses=5)  # what the server says, too
         expect(comfy.page.get_by_test_id("pdit-plan")).to_contain_text("请让各并行度的乘积不超过 2")
+        comfy.page.evaluate(RAISE, ["ulysses=5 is not a whole number; use 1 or more", "SPConfig", ["SPConfig"]])
+        expect(comfy.page.get_by_test_id("pdit-error-card").locator(".pdit-reason")).to_contain_text("不是整数")
         comfy.open_timeline()
         expect(comfy.page.get_by_role("tab", name="GPU 时间线")).to_be_visible()
     finally:

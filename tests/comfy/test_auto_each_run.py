@@ -149,3 +149,21 @@ def test_a_plan_written_by_hand_runs_whatever_is_asked(client: ComfyClient, tiny
     ran = report_of(client.queue(graph))["plan"]
     assert ran["name"] == "ring2"
     assert not {"chosen_for", "reasons"} & set(ran)
+
+
+def test_a_plan_of_the_users_is_told_of_a_quicker_one_that_the_planner_knows(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    """In the panel's state, for LARGE as auto has it; for the plan that auto would take, and without constants, not."""
+    graph = stock_graph(tiny_models, seed=540, steps=3, width=272, height=256)
+    suggested = []
+    for graph_of, ulysses in ((known, 2), (known, 1), (dict, 1)):
+        graph["sampler"]["inputs"]["seed"] += 1
+        asked = graph_of(to_latent(parallel(graph, sampler="ParallelFluxSampler", mode="manual", ulysses=ulysses)))
+        asked["sampler"]["inputs"]["steps"] += len(suggested)  # no run is measured against another
+        client.queue(asked).require_success()
+        entry = [each for each in client.get("/parallel_dit/state")["reports"] if each["kind"] == "denoise"][-1]
+        suggested.append(entry["summary"].get("suggestion"))
+    assert [suggested[0], suggested[2]] == [None, None]
+    assert (suggested[1]["plan"], suggested[1]["by"]) == ("uly2", "predicted")
+    assert 1.1 < suggested[1]["factor"] < 2.1

@@ -6,6 +6,7 @@ import http.client
 import json
 import random
 import re
+import statistics
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -84,6 +85,36 @@ def test_the_state_tells_of_ranks_plan_memory_and_reports(
     assert report["kind"] == "denoise"
 
 
+def test_a_run_is_told_with_what_it_is_of_and_how_it_compares_with_one_device(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    graph = workflows.text_to_image(tiny_models, seed=911, steps=3, width=96)
+    for ulysses, sent in ((1, {"workflow": {"id": "mine"}}), (2, {"workflow": ["not one"]})):
+        asked = parallel(graph, mode="manual", ulysses=ulysses, sampler="ParallelFluxSampler")
+        client.queue(asked, extra_data={"extra_pnginfo": sent}).require_success()
+    alone, pair = [entry for entry in client.get(STATE)["reports"] if entry["kind"] == "denoise"][-2:]
+    assert (alone["node_id"], alone["graph"], "graph" in pair) == ("sampler", "mine", False)
+    steps = [client.get(f"/parallel_dit/reports/{each['number']}")["timings"]["step_s"] for each in (alone, pair)]
+    one_s, plan_s = map(statistics.median, steps)
+    figures = {"factor": pytest.approx(one_s / plan_s), "one_s": pytest.approx(one_s), "plan_s": pytest.approx(plan_s)}
+    figures |= {"plan": "uly2", "kind": "denoise"}
+    assert pair["summary"]["speedup"] == figures | {"number": alone["number"]}
+    assert alone["summary"]["speedup"] == figures | {"number": pair["number"]}
+    assert pair["summary"]["verdict"] in ("good", "fair", "poor")
+
+
+def test_one_device_is_remembered_when_its_report_is_not_kept_any_more(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    graph = workflows.text_to_image(tiny_models, seed=920, steps=1, width=64, height=64)
+    for number, ulysses in enumerate([1] + [2] * 7):
+        graph["sampler"]["inputs"]["seed"] = 920 + number
+        client.queue(parallel(graph, mode="manual", ulysses=ulysses, sampler="ParallelFluxSampler")).require_success()
+    kept = [entry for entry in client.get(STATE)["reports"] if entry["kind"] == "denoise"]
+    assert {entry["summary"]["ranks"] for entry in kept} == {2}
+    assert kept[-1]["summary"]["speedup"]["number"] < kept[0]["number"]
+
+
 def test_the_state_holds_no_path_and_no_process(
     client: ComfyClient, comfy_server: ComfyServer, tiny_models: TinyModels
 ) -> None:
@@ -117,9 +148,28 @@ def test_every_tab_is_told_of_changes_while_a_prompt_runs(client: ComfyClient, t
     graph = workflows.text_to_image(tiny_models, seed=905, steps=LONG)
     client.queue(parallel(graph, mode="manual", ulysses=2, sampler="ParallelFluxSampler"), on_event=on_event)
     assert [state["revision"] for state in told] == sorted({state["revision"] for state in told})
-    steps = [state["run"]["step"] for state in told if state["run"] is not None and state["run"]["steps"] == LONG]
+    steps = [state["run"]["step"] for state in told if (state["run"] or {}).get("steps") == LONG]
     assert steps, "no state of a step under way reached the tab"
     assert any(map(sampling, told)), told
+    runs = [state["run"] for state in told if (state["run"] or {}).get("node") == "sampler"]
+    assert {run["class"] for run in runs} == {"ParallelFluxSampler"}
+
+
+def test_the_time_that_is_left_follows_from_the_steps_that_were(client: ComfyClient, tiny_models: TinyModels) -> None:
+    told: list[dict] = []
+
+    def on_event(event: Event) -> None:
+        if event.type == "parallel_dit.state" and "left_s" in (event.data["run"] or {}):
+            told.append(event.data["run"])
+            if len(told) == 3:
+                client.interrupt()
+
+    graph = workflows.text_to_image(tiny_models, seed=912, steps=LONG)
+    client.queue(parallel(graph, mode="manual", ulysses=2, sampler="ParallelFluxSampler"), on_event=on_event)
+    assert len(told) >= 3
+    for run in told:
+        assert run["left_s"] == pytest.approx(run["step_s"] * (LONG - run["step"]), rel=0.05)
+        assert 0 < run["step_s"] < 60
 
 
 @pytest.mark.parametrize(

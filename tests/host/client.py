@@ -169,22 +169,29 @@ class ComfyClient:
             return str((await response.json())["name"])
 
     def queue(
-        self, workflow: Workflow, *, on_event: Callable[[Event], None] | None = None, timeout_s: float = 300.0
+        self,
+        workflow: Workflow,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+        timeout_s: float = 300.0,
+        extra_data: dict[str, Any] | None = None,
     ) -> PromptResult:
-        """Queues a workflow and waits for its end.
+        """Queues a workflow, with `extra_data` as an editor sends its graph, and waits for its end.
 
         `on_event` sees every message as it arrives and may call this client (to interrupt, for one). Raises
         PromptRefusedError when validation fails, ServerGoneError when the server ends, TimeoutError after `timeout_s`.
         """
-        return asyncio.run(asyncio.wait_for(self._queue(workflow, on_event), timeout_s))
+        return asyncio.run(asyncio.wait_for(self._queue(workflow, on_event, extra_data or {}), timeout_s))
 
-    async def _queue(self, workflow: Workflow, on_event: Callable[[Event], None] | None) -> PromptResult:
+    async def _queue(
+        self, workflow: Workflow, on_event: Callable[[Event], None] | None, extra_data: dict[str, Any]
+    ) -> PromptResult:
         client_id = uuid.uuid4().hex
         async with aiohttp.ClientSession() as session:
             address = f"{self.url}/ws?clientId={client_id}"
             async with session.ws_connect(address, max_msg_size=0) as socket:
                 start = time.monotonic()
-                body = {"prompt": workflow, "client_id": client_id}
+                body = {"prompt": workflow, "client_id": client_id, "extra_data": extra_data}
                 async with session.post(f"{self.url}/prompt", json=body) as response:
                     answer = await response.json()
                     if response.status != 200:

@@ -102,7 +102,7 @@ FAULTS = (
     Fault("its power is cut", _power_off, _mend, LOST + "nothing was heard of it for 3 s", SILENT_S),
     Fault("a rank is killed", _signal(KILL, who="rank"), _nothing, "host2.*killed by SIGKILL", 2.0, stays=True),
     Fault("its launcher is killed", _signal(KILL, who="launcher"), _nothing, "machine host2", 3.0, stays=True),
-    Fault("a rank is stopped", _signal(STOP, who="rank"), _nothing, "", REQUEST_S, stays=True),
+    Fault("a rank is stopped", _signal(STOP, who="rank"), _nothing, "of machine host2", REQUEST_S, stays=True),
 )
 
 
@@ -133,6 +133,7 @@ class Running:
     def while_it_runs(self, fault: Fault) -> str:
         """The fault in the middle of steps."""
         self.all_there()
+        self.pool.close()  # three failures within a minute would want a user to do this
         if problem := self.exact(ALL):
             return f"before: {problem}"
         acted: list[float] = []
@@ -223,6 +224,7 @@ def no_port(world: World) -> str:
 def slow(running: Running) -> str:
     """2 Mbit/s: right, late, and no error."""
     running.all_there()
+    running.pool.close()
     running.world.hosts.rate("2mbit")
     try:
         return running.exact(ALL)

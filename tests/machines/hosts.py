@@ -108,7 +108,7 @@ class Hosts:
 
     def _namespace(self) -> int:
         command = ["unshare", "--net", "sleep", "infinity"]
-        holder = subprocess.Popen(command, preexec_fn=_die_with_parent)
+        holder = subprocess.Popen(command, preexec_fn=die_with_parent)
         self._held.callback(holder.wait)
         self._held.callback(holder.kill)
         own, until = os.stat("/proc/self/ns/net").st_ino, time.monotonic() + 10
@@ -141,7 +141,7 @@ class Hosts:
         hub = subprocess.Popen(
             [*switch, sys.executable, "-m", "machines.hub", f"--delay={delay_s}", *ports],
             stdout=subprocess.PIPE,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
             env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
         )
         self._held.callback(hub.wait)
@@ -160,5 +160,6 @@ def _run(command: Sequence[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """For a child that is starting: it ends when this thread does, however."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,10 +15,20 @@ import pytest
 from machines.member import OURS, ROOT, Member, marked, started, until
 from machines.strangers import besiege
 from parallel_runtime.errors import PoolError
+from parallel_runtime.machines.connection import (
+    ANSWER,
+    HEAD,
+    MAX_FRAME_BYTES,
+    VERDICT,
+    MachineChallenge,
+    ServerChallenge,
+    TokenRefusedError,
+)
 from parallel_runtime.machines.machine import Lost
 from parallel_runtime.machines.messages import GenerationEnded
 from parallel_runtime.machines.server import MAX_STRANGERS, MachineServer
 from parallel_runtime.machines.versions import own_versions
+from parallel_runtime.wire.protocol import ProtocolError
 
 SILENCE_S = 2.0
 
@@ -180,6 +191,43 @@ def test_it_listens_on_one_address_alone(address):
         MachineServer(address, b"x" * 32, versions=OURS)
 
 
+@pytest.mark.parametrize("how", ["changed", "repeated", "left out", "of another session", "too long"])
+def test_a_message_that_somebody_changed_repeated_or_left_out_ends_the_connection(how):
+    token = b"0123456789abcdef"
+
+    def sessions():
+        server, machine = ServerChallenge(token), MachineChallenge(token)
+        verdict, theirs = server.session(machine.answer(server.greeting))
+        return theirs, machine.session(verdict)
+
+    server, machine = sessions()
+    first, second = (machine.frame({"kind": "Beat", "body": {"n": n}}) for n in (1, 2))
+    assert token not in first
+    assert server.take(first[:9]) == []
+    assert server.take(first[9:]) == [{"kind": "Beat", "body": {"n": 1}}]
+    bad = {
+        "changed": second[:-3] + b"7" + second[-2:],
+        "repeated": first,
+        "left out": machine.frame({"kind": "Beat", "body": {"n": 3}}),
+        "of another session": sessions()[1].frame({"kind": "Beat", "body": {"n": 2}}),
+        "too long": HEAD.pack(MAX_FRAME_BYTES + 1, bytes(32)),
+    }[how]
+    with pytest.raises(ProtocolError, match="bytes, at most" if how == "too long" else "was changed on its way"):
+        server.take(bad)
+
+
+def test_neither_side_believes_one_that_sends_its_own_proof_back():
+    """Who has no token might give each side's words to the other, or to itself."""
+    token = b"0123456789abcdef"
+    machine, server = MachineChallenge(token), ServerChallenge(token)
+    answer = machine.answer(server.greeting)
+    _, _, _, proof = ANSWER.unpack(answer)
+    with pytest.raises(TokenRefusedError, match="does not have our token"):
+        machine.session(VERDICT.pack(1, proof))
+    with pytest.raises(TokenRefusedError):
+        ServerChallenge(token).session(answer)  # of another connection
+
+
 def test_strangers_leave_the_server_alive_small_and_open_to_who_has_the_token():
     """`make machines-fuzz` tries a million."""
     assert besiege(3000, seed=1) == []
@@ -213,7 +261,7 @@ def test_the_command_joins_and_ends_when_it_is_told(tmp_path, token_file):
             process.terminate()
             lines = process.communicate()[0].splitlines()
             server.close()
-    assert lines[0] == f"join: real offers CPU, CPU to {server.address}"
+    assert re.fullmatch(rf"join [\d:]+: real offers CPU, CPU to {re.escape(server.address)}", lines[0])
     assert process.returncode == 128 + signal.SIGTERM
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from host.fetch import comfyui_path
-from machines.hosts import ROOT, Hosts
+from machines.hosts import ROOT, Hosts, die_with_parent
 from parallel_runtime.machines.connection import read_token
 from parallel_runtime.machines.machine import Machine
 from parallel_runtime.machines.server import MachineServer
@@ -37,7 +37,7 @@ class Joined:
         command += ["--models", str(world.models(host)), "--comfyui", str(comfyui_path())]
         with self.log.open("a") as out:
             self.process = subprocess.Popen(
-                [*world.hosts.inside(host), *command], stdout=out, stderr=out, cwd=ROOT, start_new_session=True
+                [*world.hosts.inside(host), *command], stdout=out, stderr=out, cwd=ROOT, preexec_fn=die_with_parent
             )
 
     def processes(self) -> list[psutil.Process]:

@@ -58,25 +58,25 @@ class Model:
 
 
 @contextmanager
-def flux_model(folder: Path) -> Iterator[Model]:
+def flux_model(folder: Path, workload: Workload = WORKLOAD) -> Iterator[Model]:
     """Blocks of ours: 12 heads, two double and two single blocks."""
     path = folder / FLUX
     if not path.is_file():
         write_sample(path, sample_config(heads=12, depth=2, depth_single=2))
     family = find_family(read_header(path))
     assert family is not None
-    trial = OwnTrial(family, str(path), "float32", WORKLOAD, [CFG], steps=1, on_cpu=True)
+    trial = OwnTrial(family, str(path), "float32", workload, [CFG], steps=1, on_cpu=True)
     with closing(trial):
         yield Model(trial)
 
 
 @contextmanager
-def wan_model(folder: Path) -> Iterator[Model]:
+def wan_model(folder: Path, workload: Workload = WORKLOAD) -> Iterator[Model]:
     """ComfyUI's own module: 5 heads, three blocks."""
     if not (folder / WAN).is_file():
         write_model_files(folder, [FILES[WAN]])
     path, device = str(folder / WAN), parse_devices("cpu:1").devices[0]
-    trial = HostedTrial(path, "float32", WORKLOAD, [ALL], steps=1, comfyui=str(comfyui_path()), device=device)
+    trial = HostedTrial(path, "float32", workload, [ALL], steps=1, comfyui=str(comfyui_path()), device=device)
     with closing(trial):
         yield Model(trial)
 

@@ -24,6 +24,18 @@ export function seconds(value) {
   return `${Math.round(value * 1e6)} µs`
 }
 
+/** Whole seconds, for what is only estimated: 4 s, 2 min 5 s. */
+export function roughly(value) {
+  return value < 59.5 ? `${Math.round(value)} s` : seconds(Math.max(60, Math.round(value)))
+}
+
+/** A time on an axis whose marks are `apart` seconds from each other: no two marks read alike. */
+export function axisTime(value, apart) {
+  const [unit, factor] = value + apart >= 0.1 ? ['s', 1] : value + apart >= 1e-4 ? ['ms', 1e3] : ['µs', 1e6]
+  const digits = Math.min(6, Math.max(0, Math.ceil(1 - Math.log10(apart * factor))))
+  return value === 0 ? '0 s' : `${(value * factor).toFixed(digits)} ${unit}`
+}
+
 /** 640 B, 41 kB, 512 MB, 23.6 GB; powers of ten, as reports and drivers have them. */
 export function bytes(value) {
   if (!Number.isFinite(value)) return '–'
@@ -35,7 +47,13 @@ export function bytes(value) {
 /** 3 %, 0.4 %. */
 export function percent(share) {
   if (!Number.isFinite(share)) return '–'
+  if (share === 0) return '0 %'
   return `${(share * 100).toFixed(share < 0.0095 ? 1 : 0)} %`
+}
+
+/** 1.5, 12: how many times, as it is said. */
+export function ratio(factor) {
+  return Number.isFinite(factor) ? factor.toFixed(factor >= 9.95 ? 0 : factor < 1.1 ? 2 : 1) : '–'
 }
 
 /** 1.86×. */

@@ -3,16 +3,24 @@
    By addDOMWidget alone, which both renderers draw. */
 
 import { h, setAttribute, setText } from './dom.mjs'
-import { bytes, largest, median } from './figures.mjs'
+import { bytes, largest, median, percent } from './figures.mjs'
+import { isOf } from './graph.mjs'
 import { orderInputs } from './input_order.mjs'
 import { addLiveLine, showTextsOf } from './node_text.mjs'
 import { showTables } from './report_table.mjs'
 import { COLOURS } from './timeline_rows.mjs'
 import { readReport } from './report.mjs'
-import { headline } from './sidebar.mjs'
+import { RUNS } from './store.mjs'
+import { headline, makeHero } from './sidebar.mjs'
+import { liveShare, liveText } from './told.mjs'
 
-const SAMPLERS = ['ParallelSampler', 'ParallelFluxSampler', 'ParallelFluxListSampler']
-const MEASURED = new Set([...SAMPLERS, 'TimedVAEDecode', 'ParallelBenchmark'])
+const MEASURED = {
+  ParallelSampler: RUNS,
+  ParallelFluxSampler: RUNS,
+  ParallelFluxListSampler: RUNS,
+  TimedVAEDecode: ['vae', 'vae_decode'],
+  ParallelBenchmark: ['benchmark']
+}
 const CONFIG = 'SPConfig'
 const SHOWS_REPORTS = 'ShowTimingReport'
 const LOADERS = new Set(['ParallelModelLoader', 'ParallelFluxLoader'])
@@ -21,11 +29,13 @@ const MANUAL_ONLY = new Set(['ulysses', 'ring', 'data', 'cfg', 'pipefusion', 'pa
 const STAGES_ONLY = new Set(['patches', 'warmup_steps'])
 const ASK_AFTER_MS = 250
 const HEIGHT = 76
+const MARGINS = 20 // of a widget, above and below together
+const SAMPLERS_HEIGHT = 112 // room for the figure and the verdict, so that nothing moves when they come
 const TABLES_HEIGHT = 180
 
 /** Give a node of ours what belongs on it; leave every other node alone. */
 export function prepareNode(node, services) {
-  if (MEASURED.has(node.comfyClass)) addResult(node, services)
+  if (node.comfyClass in MEASURED) addResult(node, services)
   else if (node.comfyClass === CONFIG) addPlan(node, services)
   else if (LOADERS.has(node.comfyClass)) afterChange(node, OF_A_LOADER, () => asking.forEach((ask) => ask()))
   else if (node.comfyClass === SHOWS_REPORTS) addTables(node, services)
@@ -43,44 +53,115 @@ function addTables(node, { t }) {
   }
 }
 
-function addResult(node, { t, showResults }) {
+function addResult(node, { store, t, actions, showResults }) {
   if (!showResults()) return
+  const kinds = MEASURED[node.comfyClass]
   const text = h('div', { text: t('node.noRun') })
   const share = h('div', { class: 'pdit-share' })
-  const box = h('div', { class: 'pdit-node', 'data-testid': 'pdit-result', role: 'status' }, text, share)
-  addBox(node, 'parallel_dit_result', box)
+  const hero = makeHero(t, actions, true)
+  const box = h('div', { class: 'pdit-node', 'data-testid': 'pdit-result', role: 'status' }, hero.root, text, share)
+  const height = kinds === RUNS ? SAMPLERS_HEIGHT : HEIGHT
+  box.style.minHeight = `${height - MARGINS}px` // the classic renderer's; Nodes 2.0 would have it grow and shrink
+  addBox(node, 'parallel_dit_result', box, height)
+  const view = { node, kinds, text, share, hero, box, report: null, number: null, told: null, live: null, t }
   const before = node.onExecuted
   node.onExecuted = function (output, ...rest) {
     before?.call(this, output, ...rest)
     const [raw] = output?.parallel_dit ?? []
     if (raw === undefined) return
-    const report = readReport(raw)
-    setText(text, `${headline(report, t)}${memoryText(report, t)}`)
-    drawShare(share, report, t)
+    view.told = readReport(raw)
+    update(view, store)
+  }
+  const end = store.subscribe(() => update(view, store))
+  const later = () => setTimeout(() => update(view, store)) // once it has its id and its graph
+  for (const name of ['onAdded', 'onConfigure']) {
+    const earlier = node[name]
+    node[name] = function (...all) {
+      later()
+      return earlier?.apply(this, all)
+    }
+  }
+  const removed = node.onRemoved
+  node.onRemoved = function (...all) {
+    end()
+    return removed?.apply(this, all)
   }
   addLiveLine(node, box)
 }
 
-function addBox(node, name, box) {
-  const options = { serialize: false, hideOnZoom: false, getMinHeight: () => HEIGHT, getMaxHeight: () => HEIGHT * 1.5 }
+/* The run in progress, else the last one of this node that the server remembers, else the one this page was told. */
+async function update(view, store) {
+  const { node, t } = view
+  const { run, reports } = store.state ?? {}
+  const mine = (each) => isOf(node, each.node_id, each.graph)
+  const entry = store.newestOf(view.kinds, mine)
+  const newest = reports?.findLast(mine)?.number // of a comparison alone, too
+  if (run && isOf(node, run.node, run.graph)) {
+    view.live ??= { newest }
+    return showLive(view, run)
+  }
+  if (view.live !== null) {
+    view.stopped = view.live.newest === newest
+    setText(view.box.firstChild, '') // what it said meanwhile
+  }
+  view.live = null
+  if (entry && entry.number !== view.number) {
+    const number = (view.number = entry.number)
+    view.stopped = false
+    const raw = await store.report(number).catch(() => undefined)
+    if (view.number !== number || view.live !== null) return
+    if (raw !== undefined) view.report = readReport(raw)
+  }
+  if (!entry) view.report = view.told
+  show(view, entry, t)
+}
+
+function showLive(view, run) {
+  const { box, text, share, hero, t } = view
+  view.drawn = undefined
+  setAttribute(box, 'data-live', 'true')
+  hero.show(undefined)
+  setText(text, liveText(run, t))
+  share.replaceChildren(h('i', { style: `flex:${liveShare(run)};background:${COLOURS.compute}` }))
+  share.append(h('i', { style: `flex:${1 - liveShare(run)}` }))
+}
+
+function show(view, entry, t) {
+  const { box, text, share, hero, report } = view
+  setAttribute(box, 'data-live', null)
+  hero.show(view.stopped ? undefined : entry)
+  const lines = view.stopped ? [t('node.stopped')] : []
+  if (report) lines.push(`${headline(report, t)}${memoryText(report, t)}`)
+  setText(text, lines.join('\n') || t('node.noRun'))
+  if (view.drawn === report) return
+  view.drawn = report
+  drawShare(share, report, t)
+}
+
+function addBox(node, name, box, height = HEIGHT) {
+  const options = { serialize: false, hideOnZoom: false, getMinHeight: () => height, getMaxHeight: () => height * 1.5 }
   return node.addDOMWidget(name, name, box, options)
 }
 
 function memoryText(report, t) {
   const held = report.memory.map((row) => row.allocated_bytes ?? row.resident_bytes).filter(Number.isFinite)
   if (held.length === 0) return ''
-  return `\n${t('figures.ranks', { ranks: held.length })} · ${bytes(largest(held))}`
+  const ranks = held.length === 1 ? t('figures.oneRank') : t('figures.ranks', { ranks: held.length })
+  return `\n${ranks} · ${bytes(largest(held))}`
 }
 
 /* How rank 0's time divides: the bar under the text. */
 function drawShare(bar, report, t) {
-  const rank = report.ranks.find((each) => each.begin)
+  const rank = report?.ranks.find((each) => each.begin)
   const parts = rank ? ['compute', 'communication', 'idle'].map((name) => [name, median(rank[name])]) : []
   const whole = parts.reduce((sum, [, value]) => sum + value, 0) // shares of 1 would leave a part of the bar empty
   bar.replaceChildren(
     ...parts
       .filter(([, value]) => value > 0)
-      .map(([name, value]) => h('i', { style: `flex:${(100 * value) / whole};background:${COLOURS[name]}`, title: t(`charts.${name}`) }))
+      .map(([name, value]) => {
+        const title = `${t(`charts.${name}`)} ${percent(value / whole)}`
+        return h('i', { style: `flex:${(100 * value) / whole};background:${COLOURS[name]}`, title })
+      })
   )
 }
 

@@ -4,10 +4,14 @@ import { h, keyed, setAttribute, setText } from './dom.mjs'
 import { makeChecklist, updateChecklist } from './checklist.mjs'
 import { makeDoctor, updateDoctor } from './doctor.mjs'
 import { bytes, percent, seconds, times } from './figures.mjs'
-import { drawMesh, meshKeys } from './mesh.mjs'
+import { makeMachines, updateMachines } from './machines.mjs'
+import { drawMesh, meshKeys, ranksOf } from './mesh.mjs'
 import { readReport } from './report.mjs'
+import { heroNote, heroText, lacksOneDevice, liveShare, liveText, planName, runName } from './told.mjs'
+import { suggestedName, suggestionText, verdictText } from './told.mjs'
 
-/** Put the panel into `element`. `actions.run(name)` does a button's work, `actions.first` is the checklist's. Returns what takes it away. */
+/** Put the panel into `element`. `actions.run(name)` does a button's work, `actions.measure(entry)` and
+    `actions.apply(entry)` those of a run; `actions.first` is the checklist's. Returns what takes it away. */
 export function mountSidebar(element, store, t, actions) {
   const part = (name, ...children) => h('section', { class: `pdit-${name}` }, ...children)
   const buttons = ['release', 'restart', 'doctor'].map((name) => actionButton(name, t, actions))
@@ -19,7 +23,9 @@ export function mountSidebar(element, store, t, actions) {
   })
   const nothing = h('p', { class: 'pdit-quiet', 'data-testid': 'pdit-nothing' })
   const pools = h('div', { 'data-testid': 'pdit-pools' })
-  const run = part('run', h('h3', { text: t('panel.lastRun') }), h('p', { 'data-testid': 'pdit-headline' }))
+  const machines = makeMachines(t)
+  const hero = makeHero(t, actions)
+  const run = part('run', h('h3', { text: t('panel.lastRun') }), hero.root, h('p', { 'data-testid': 'pdit-headline' }))
   const doctor = makeDoctor(t)
   const checklist = makeChecklist(t, actions.first)
   const root = h(
@@ -29,11 +35,12 @@ export function mountSidebar(element, store, t, actions) {
     checklist,
     nothing,
     pools,
+    machines,
     run,
     doctor
   )
   element.replaceChildren(root)
-  const view = { root, buttons, nothing, pools, run, doctor, checklist, shown: null }
+  const view = { root, buttons, nothing, pools, machines, run, hero, doctor, checklist, shown: null }
   const end = store.subscribe(() => update(view, store, t))
   return () => {
     end()
@@ -80,6 +87,7 @@ function update(view, store, t) {
     () => makePool(t),
     (card, pool) => updatePool(card, pool, state, t)
   )
+  updateMachines(view.machines, state?.machines ?? [], t)
   updateRun(view, store, t)
   updateChecklist(view.checklist, store, t)
   updateDoctor(view.doctor, state?.doctor ?? { state: 'never' }, t)
@@ -92,13 +100,14 @@ function makePool(t) {
     h('h3', {}),
     h('p', { class: 'pdit-failure', role: 'alert', hidden: '' }),
     h('p', { class: 'pdit-quiet' }),
+    h('p', { class: 'pdit-live', 'data-testid': 'pdit-live' }, h('span', {}), h('i', {})),
     h('div', { class: 'pdit-plan' }),
     h('ul', { class: 'pdit-ranks', 'aria-label': t('panel.ranks') })
   )
 }
 
 function updatePool(card, pool, state, t) {
-  const [title, failure, models, plan, ranks] = card.children
+  const [title, failure, models, live, plan, ranks] = card.children
   setText(title, t('panel.workers', { generation: pool.generation, state: stateText(pool, state, t) }))
   const failed = pool.state === 'failed' && typeof pool.last_failure === 'string' // else it is of workers of before
   failure.hidden = !failed
@@ -107,6 +116,9 @@ function updatePool(card, pool, state, t) {
     models,
     pool.models.map((model) => `${model.name} · ${model.dtype} · ${model.weights}`).join('\n') || t('panel.noModel')
   )
+  const run = runOf(pool, state)
+  setText(live.children[0], run ? liveText(run, t) : '')
+  live.children[1].style.width = `${(100 * liveShare(run)).toFixed(1)}%`
   const newest = pool.plans.at(-1)
   const drawn = JSON.stringify([newest, pool.ranks.length])
   if (plan.dataset.drawn !== drawn) {
@@ -138,11 +150,13 @@ function makeRank() {
 function updateRank(row, rank, pool, state, t) {
   const [chip, device, model, status, bar, memory] = row.children
   const failed = pool.state === 'failed' && (pool.failed_rank === rank.rank || pool.failed_rank === null)
+  const asleep = isAsleep(rank, pool)
+  const ended = pool.state === 'failed' && !failed
   setText(chip, String(rank.rank))
-  setAttribute(row, 'data-state', pool.sampling ? 'busy' : pool.state === 'failed' && !failed ? 'ended' : pool.state)
+  setAttribute(row, 'data-state', asleep ? 'asleep' : pool.sampling ? 'busy' : ended ? 'ended' : pool.state)
   setText(device, rank.device)
   setText(model, rank.model ?? '')
-  setText(status, pool.state === 'failed' && !failed ? t('states.ended') : stateText(pool, state, t))
+  setText(status, asleep ? t('states.asleep') : ended ? t('states.ended') : stateText(pool, state, t))
   const used = rank.memory?.allocated_bytes ?? rank.memory?.resident_bytes
   const share = Number.isFinite(used) && rank.memory_bytes > 0 ? Math.min(1, used / rank.memory_bytes) : null
   bar.style.visibility = share === null ? 'hidden' : ''
@@ -159,54 +173,94 @@ function updateRank(row, rank, pool, state, t) {
   )
 }
 
-function stateText(pool, state, t) {
-  const run = state?.run
-  if (pool.sampling && run) return t('states.step', { step: Math.min(run.step + 1, run.steps), steps: run.steps })
-  return t(`states.${pool.state}`)
+/** The run that a pool is in, or null. */
+export function runOf(pool, state) {
+  return pool.sampling && state?.run ? state.run : null
+}
+
+/** Whether a rank has nothing to do in the plan that the pool ran last. */
+export function isAsleep(rank, pool) {
+  const newest = pool.plans?.at(-1)
+  return ['idle', 'busy'].includes(pool.state) && newest !== undefined && rank.rank >= ranksOf(newest)
+}
+
+/** What a pool does, in a word; in a run, which step. */
+export function stateText(pool, state, t) {
+  const run = runOf(pool, state)
+  if (!Number.isFinite(run?.steps)) return t(`states.${pool.state}`)
+  const number = { step: Math.min(run.step + 1, run.steps), steps: run.steps }
+  return t(run.class === 'ParallelBenchmark' ? 'states.run' : 'states.step', number)
+}
+
+/** The figure of a run, its verdict, and what can be done about them; `show(entry)` with an entry of the state. */
+export function makeHero(t, actions, small = false) {
+  const button = (name) => h('button', { type: 'button', class: 'pdit-button', 'data-action': name })
+  const [measure, apply] = [button('measure'), button('apply')]
+  setText(measure, t('hero.measure'))
+  setAttribute(measure, 'title', t('hero.measureTip'))
+  const [figure, note, verdict] = ['hero', 'note', 'verdict'].map((name) =>
+    h('div', { class: `pdit-${name}`, 'data-testid': `pdit-${name}` })
+  )
+  const root = h('div', { class: 'pdit-figures' }, figure, ...(small ? [] : [note]), verdict)
+  let shown
+  measure.addEventListener('click', () => actions.measure(shown))
+  apply.addEventListener('click', () => actions.apply(shown))
+  const show = (entry) => {
+    shown = entry
+    const { summary } = entry ?? {}
+    const text = heroText(summary, t)
+    const lacks = lacksOneDevice(summary)
+    setText(figure, text)
+    setAttribute(figure, 'title', text ? heroNote(summary, t) : null)
+    figure.hidden = text === ''
+    setText(note, text ? heroNote(summary, t) : lacks ? t('hero.none') : '')
+    note.hidden = note.textContent === ''
+    const found = suggestionText(summary, t)
+    setText(verdict, [verdictText(summary, t), found].filter(Boolean).join(' '))
+    verdict.hidden = verdict.textContent === ''
+    setAttribute(verdict, 'data-verdict', summary?.verdict ?? null)
+    if (found) setText(apply, t('verdict.apply', { plan: suggestedName(summary.suggestion, t) }))
+    place(root, measure, lacks)
+    place(root, apply, found !== '')
+  }
+  return { root, show }
+}
+
+/* Have a button in the page only while it does something, so that keys meet no other. */
+function place(root, button, there) {
+  if (!there) button.remove()
+  else if (!button.isConnected || button.parentElement !== root) root.append(button)
 }
 
 async function updateRun(view, store, t) {
-  const line = view.run.children[1]
-  const entry = store.newest('denoise', 'denoise_list')
-  const benchmark = store.newest('benchmark')
-  const wanted = `${store.state?.session}:${entry?.number}:${benchmark?.number}`
+  const [title, , line] = view.run.children
+  const entry = store.newestRun()
+  const wanted = `${store.state?.session}:${entry?.number}`
+  setText(title, entry?.summary ? t('panel.lastRunOf', { run: runName(entry, t) }) : t('panel.lastRun'))
+  view.hero.show(entry)
   if (view.shown === wanted) return
   view.shown = wanted
   if (entry === undefined) return setText(line, t('panel.noRun'))
   try {
     const report = readReport(await store.report(entry.number))
-    const speedup = benchmark && speedupOf(report, readReport(await store.report(benchmark.number)))
-    if (view.shown === wanted) setText(line, headline(report, t, speedup))
+    if (view.shown === wanted) setText(line, headline(report, t))
   } catch (error) {
     if (view.shown === wanted) setText(line, String(error.message ?? error))
   }
 }
 
-/* What the last benchmark measured for this run's plan, model and size; of other ones it says nothing. */
-function speedupOf(run, benchmark) {
-  const same = (read) => read(run.raw) !== undefined && read(run.raw) === read(benchmark.raw)
-  if (!same((raw) => raw.model?.file) || !same(sizeOf)) return undefined
-  return benchmark.speedups.find((row) => row.kind === 'plan' && row.name === run.plan?.name)?.speedup
-}
-
-/* Nobody counts the tokens of a model that ComfyUI's modules compute: pixels and frames say as much. */
-function sizeOf(raw) {
-  const { image_tokens, width, height, frames } = raw.sizes ?? {}
-  return image_tokens === undefined && width === undefined ? undefined : [image_tokens, width, height, frames].join()
-}
-
 /** A run in one line: what was measured of it, and nothing else. */
-export function headline(report, t, speedup = report.headline?.speedup) {
+export function headline(report, t) {
   if (report.problem) return t(report.problem)
   const figures = report.headline ?? {}
   const parts = []
   if (Number.isFinite(figures.decode_s)) parts.push(t('figures.decode', { time: seconds(figures.decode_s) }))
   if (Number.isFinite(figures.step_s)) parts.push(t('figures.step', { time: seconds(figures.step_s) }))
-  if (Number.isFinite(speedup)) parts.push(t('figures.speedup', { factor: times(speedup) }))
+  if (Number.isFinite(figures.speedup)) parts.push(t('figures.speedup', { factor: times(figures.speedup) }))
   if (Number.isFinite(figures.skew)) parts.push(t('figures.skew', { share: percent(figures.skew) }))
   if (Number.isFinite(figures.denoise_s))
     parts.push(t('figures.total', { time: seconds(figures.denoise_s), steps: report.steps.length }))
-  if (report.plan?.name) parts.push(report.plan.name)
+  if (report.plan?.name) parts.push(planName({ plan: report.plan.name, ranks: report.plan.ranks }, t))
   if (report.older) parts.push(t('report.older'))
   return parts.join(' · ') || t('report.nothing')
 }

@@ -1,5 +1,7 @@
 /* The state the server told last, and who wants to know. Owns which of two answers is the newer; draws nothing. */
 
+export const RUNS = ['denoise', 'denoise_list'] // kinds of reports of sampling runs
+
 export class Store {
   /** `request(path, options)` is ComfyUI's fetchApi: it resolves to a Response. */
   constructor(request) {
@@ -24,7 +26,7 @@ export class Store {
       this.take(await this._json('/parallel_dit/state'))
     } catch (error) {
       this.problem = String(error.message ?? error)
-      this._tell()
+      this.tell()
     }
   }
 
@@ -36,7 +38,7 @@ export class Store {
     if (known !== null && known.session !== state.session) this._reports.clear() // another server: numbers begin anew
     this.state = this._inWords(state)
     this.problem = ''
-    this._tell()
+    this.tell()
   }
 
   /** A report by its number; asked for once. */
@@ -45,9 +47,26 @@ export class Store {
     return this._reports.get(number)
   }
 
+  /** A report by its number if it was asked for already. */
+  known(number) {
+    return this._reports.get(number)
+  }
+
   /** The newest entry of a kind, or undefined. */
   newest(...kinds) {
     return (this.state?.reports ?? []).filter((entry) => kinds.includes(entry.kind)).at(-1)
+  }
+
+  /** The newest sampling run that was not queued for a comparison alone, or undefined; of those that `wanted` takes. */
+  newestRun(wanted = () => true) {
+    const runs = (this.state?.reports ?? []).filter((entry) => RUNS.includes(entry.kind) && wanted(entry))
+    return runs.findLast((entry) => !entry.reference) ?? runs.at(-1)
+  }
+
+  /** The newest entry of some kinds that `wanted` takes, or undefined. */
+  newestOf(kinds, wanted) {
+    if (kinds === RUNS) return this.newestRun(wanted)
+    return (this.state?.reports ?? []).findLast((entry) => kinds.includes(entry.kind) && wanted(entry))
   }
 
   /** Do `release`, `restart` or `doctor`. Rejects with the server's own words when it refuses. */
@@ -83,7 +102,8 @@ export class Store {
     return body
   }
 
-  _tell() {
+  /** Have everybody look again, for a reason that is not in the state. */
+  tell() {
     this._listeners.forEach((listener) => listener(this))
   }
 }

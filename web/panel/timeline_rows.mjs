@@ -4,9 +4,10 @@
    steps of 64 ranks are drawn as quickly as ten. Within a step only the sums are known, not their order. */
 
 import { themeColour } from './dom.mjs'
-import { seconds } from './figures.mjs'
+import { axisTime } from './figures.mjs'
 
 export const COLOURS = { compute: '#4e79a7', communication: '#f28e2b', idle: '#9aa0a6' }
+export const PARTS = Object.keys(COLOURS)
 const LEFT = 86
 const BOTTOM = 20
 const TOP = 4
@@ -50,6 +51,37 @@ export function timeAt(canvas, ranks, [from_s, to_s], clientX) {
   return { at_s, step: timed ? Math.max(0, lastAtMost(timed.begin, at_s)) : 0 }
 }
 
+/** What is drawn at a place: { rank, step, step_s, name, from_s, length_s }, without a name between two steps; null
+    where no rank has a time. */
+export function partAt(canvas, ranks, span, { clientX, clientY }) {
+  const box = canvas.getBoundingClientRect()
+  const row = (box.height - TOP - BOTTOM) / Math.max(1, ranks.length)
+  const rank = ranks[Math.floor((clientY - box.top - TOP) / row)]
+  if (!rank?.begin?.length || clientX < box.left + LEFT) return null
+  const { at_s } = timeAt(canvas, [rank], span, clientX)
+  const step = lastAtMost(rank.begin, at_s)
+  if (step < 0) return null
+  return { rank, step, step_s: total(rank, step), ...partOf(rank, step, at_s) }
+}
+
+function partOf(rank, step, at_s) {
+  let from_s = rank.begin[step]
+  for (const name of PARTS) {
+    const length_s = rank[name][step]
+    if (at_s < from_s + length_s) return { name, from_s, length_s }
+    from_s += length_s
+  }
+  return {}
+}
+
+/** How the time of all ranks divides; undefined where it was not measured. */
+export function sharesOf(ranks) {
+  const timed = ranks.filter((rank) => rank.begin)
+  const sums = PARTS.map((name) => timed.reduce((sum, rank) => sum + rank[name].reduce((a, b) => a + b, 0), 0))
+  const whole = sums.reduce((a, b) => a + b, 0)
+  return whole > 0 ? Object.fromEntries(PARTS.map((name, index) => [name, sums[index] / whole])) : undefined
+}
+
 /** When a step begins and ends, over all ranks. */
 export function stepSpan(ranks, step) {
   const timed = ranks.filter((rank) => rank.begin && step < rank.begin.length)
@@ -70,13 +102,14 @@ function drawAxis({ brush, from_s, to_s, left, width, text }, height) {
   brush.font = '10px sans-serif'
   brush.textBaseline = 'alphabetic'
   const count = Math.max(2, Math.floor(width / 110))
+  const apart = (to_s - from_s) / count
   for (let tick = 0; tick <= count; tick++) {
     const x = left + (width * tick) / count
     brush.globalAlpha = 0.15
     brush.fillRect(x, 0, 1, height - BOTTOM)
     brush.globalAlpha = 0.8
     brush.textAlign = tick === 0 ? 'left' : tick === count ? 'right' : 'center'
-    brush.fillText(seconds(from_s + ((to_s - from_s) * tick) / count), x, height - 6)
+    brush.fillText(axisTime(from_s + tick * apart, apart), x, height - 6)
   }
   brush.textAlign = 'left'
   brush.globalAlpha = 1
@@ -91,7 +124,7 @@ function drawRank(frame, rank, y, height) {
   if (last - first + 1 > width / 2) return drawShares(frame, rank, [first, last], y, height)
   for (let step = first; step <= last; step++) {
     let at_s = rank.begin[step]
-    for (const name of ['compute', 'communication', 'idle']) {
+    for (const name of PARTS) {
       fill(frame, name, (at_s - from_s) * pixels_a_s, rank[name][step] * pixels_a_s, y, height)
       at_s += rank[name][step]
     }

@@ -67,7 +67,12 @@ export function hasFiles(app) {
 export function applyPlan(app, plan) {
   const configs = allNodes(app.rootGraph ?? app.graph).filter((node) => node.comfyClass === CONFIG && !isOff(node))
   const node = configs.find((each) => each.selected) ?? configs[0]
-  if (node === undefined) return undefined
+  if (node !== undefined) setPlan(node, plan)
+  return node
+}
+
+/** Set an SP Config's widgets to a report's plan. */
+export function setPlan(node, plan) {
   const values = { mode: 'manual', weights: plan.weights }
   for (const axis of DEGREES) values[axis] = plan.degrees?.[axis] ?? 1
   for (const widget of node.widgets ?? []) {
@@ -76,5 +81,4 @@ export function applyPlan(app, plan) {
     widget.callback?.(widget.value)
   }
   node.setDirtyCanvas?.(true, true)
-  return node
 }

@@ -1,0 +1,176 @@
+"""Which runs may be compared, and what comes of it: how much faster than one device, where the time went, what to try.
+
+Plain Python over reports of the one schema (schema.py). Owns no report: what is kept of one is its `Facts`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from ..plan import AXES
+
+PARTS = ("compute", "communication", "idle")
+GOOD, FAIR = 0.75, 0.5  # shares of the time that ranks compute, from which a run is called so
+WORTHWHILE = 1.05  # how much faster another plan must have been to be named
+MEASURED_ON = ("width", "height", "frames", "batch", "images", "image_tokens", "text_tokens")
+ASKED = ("steps", "sampler", "denoise")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a comparison needs of one plan's run: `work` says of what, `source` in which report's way it was timed.
+
+    `step_s`: seconds of a step; of a benchmark its runs' median by their steps.
+    """
+
+    number: int
+    source: str
+    work: tuple
+    plan: Mapping
+    step_s: float
+
+    @property
+    def alone(self) -> bool:
+        """Whether one device did it."""
+        return self.plan["ranks"] == 1
+
+    @property
+    def exact(self) -> bool:
+        """Whether its picture is that of one device; PipeFusion's is not quite."""
+        return self.plan["degrees"].get("pipefusion", 1) == 1
+
+
+def facts_of(report: Mapping, number: int) -> list[Facts]:
+    """The facts of a report under its number, one for each plan it has measured; [] where nothing can be compared."""
+    work, steps = work_of(report), report.get("sampling", {}).get("steps", 0)
+    if work is None:
+        return []
+    if report["kind"] == "benchmark":
+        timed = [(row["plan"], row["median_s"] / steps) for row in report["contenders"] if "plan" in row and steps]
+        source = f"benchmark {number}"
+    else:
+        timed = [(report["plan"], step_of(report))] if "plan" in report else []
+        source = "denoise"
+    return [
+        Facts(number=number, source=source, work=work, plan=plan, step_s=step_s)
+        for plan, step_s in timed
+        if math.isfinite(step_s) and step_s > 0
+    ]
+
+
+def work_of(report: Mapping) -> tuple | None:
+    """What was sampled and on which kind of device: equal where reports may be compared; None for one that never is."""
+    model, sizes, asked = (report.get(part, {}) for part in ("model", "sizes", "sampling"))
+    devices = report.get("devices", [])
+    if report.get("kind") not in ("denoise", "benchmark") or not model or not sizes or not devices or "images" in sizes:
+        return None
+    return (
+        model["file"],
+        model["dtype"],
+        devices[0].get("model", devices[0]["kind"]),
+        asked.get("cfg", 1.0) != 1.0,  # then a step asks twice
+        tuple((cache["name"], cache["threshold"]) for cache in report.get("step_caches", ())),
+        *(sizes.get(name) for name in MEASURED_ON),
+        *(asked.get(name) for name in ASKED),
+    )
+
+
+def step_of(report: Mapping) -> float:
+    """Median seconds of a step; NaN where no step was timed."""
+    steps = report.get("timings", {}).get("step_s") or [math.nan]
+    return median(steps)
+
+
+def summary(report: Mapping) -> dict:
+    """A report in a few words, for lists: its plan, size, steps, seconds, and where its ranks' time went."""
+    sizes, timings = report.get("sizes", {}), report.get("timings", {})
+    told = {name: sizes[name] for name in ("width", "height", "frames", "batch", "images") if name in sizes}
+    told |= {name: report["sampling"][name] for name in ("steps",) if name in report.get("sampling", {})}
+    told |= {"denoise_s": timings["denoise_s"]} if "denoise_s" in timings else {}
+    plan = report.get("plan")
+    if plan is not None:
+        told |= {"plan": plan["name"], "ranks": plan["ranks"]}
+    if math.isfinite(step_s := step_of(report)):
+        told["step_s"] = step_s
+    shares = shares_of(report.get("ranks", []))
+    if shares:
+        told["shares"] = shares
+        if plan is not None and plan["ranks"] > 1:
+            told["verdict"] = verdict(shares)
+    return told
+
+
+def shares_of(ranks: Iterable[Mapping]) -> dict[str, float]:
+    """How the ranks' time divides into computing, waiting for others, and idling; {} where it was not measured."""
+    sums = dict.fromkeys(PARTS, 0.0)
+    for rank in ranks:
+        if all(f"{part}_s" in rank for part in PARTS):
+            for part in PARTS:
+                sums[part] += sum(rank[f"{part}_s"])
+    whole = sum(sums.values())
+    return {part: round(seconds / whole, 4) for part, seconds in sums.items()} if whole > 0 else {}
+
+
+def verdict(shares: Mapping[str, float]) -> str:
+    """`good`, `fair` or `poor`, by the share of the time in which the ranks compute."""
+    return "good" if shares["compute"] >= GOOD else "fair" if shares["compute"] >= FAIR else "poor"
+
+
+def speedup(run: Facts, known: Iterable[Facts]) -> dict | None:
+    """How a run compares with the newest of the same work on one device; one on one device, with the newest on several.
+
+    `factor` is of the plan over one device, whichever of the two this run was; `number` is the other report's.
+    """
+    pairs = [(run, other) for other in _alike(run, known) if other.alone != run.alone and other.source == run.source]
+    pairs += [
+        (mine, other)
+        for mine in _alike(run, known)
+        if mine.source != run.source and mine.plan["name"] == run.plan["name"]
+        for other in _alike(run, known)
+        if other.source == mine.source and other.alone != mine.alone
+    ]
+    if not pairs:
+        return None
+    mine, other = max(pairs, key=lambda pair: pair[1].number)
+    alone, several = (mine, other) if mine.alone else (other, mine)
+    return {
+        "factor": alone.step_s / several.step_s,
+        "one_s": alone.step_s,
+        "plan_s": several.step_s,
+        "plan": several.plan["name"],
+        "number": other.number,
+        "kind": other.source.partition(" ")[0],
+    }
+
+
+def quicker(run: Facts, known: Iterable[Facts]) -> dict | None:
+    """The plan that was quickest at the same work, if it was clearly quicker than this run's: what to try."""
+    best: tuple[float, Facts] | None = None
+    for other in _alike(run, known):
+        if other.plan["name"] == run.plan["name"] or not other.exact:
+            continue
+        mine = _timed_alike(run, other, known)
+        if mine is not None and (best is None or mine.step_s / other.step_s > best[0]):
+            best = mine.step_s / other.step_s, other
+    if best is None or best[0] < WORTHWHILE:
+        return None
+    return suggestion(best[1].plan, factor=best[0], by="measured")
+
+
+def suggestion(plan: Mapping, *, factor: float, by: str) -> dict:
+    """A plan to try: its degrees and weights, and by how much it is faster as it was `measured` or `predicted`."""
+    degrees = {axis: plan["degrees"].get(axis, 1) for axis in AXES}
+    return {"plan": plan["name"], "degrees": degrees, "weights": plan["weights"], "factor": factor, "by": by}
+
+
+def _timed_alike(run: Facts, other: Facts, known: Iterable[Facts]) -> Facts | None:
+    """This run, or one of its plan that was timed in the same way as the other."""
+    if run.source == other.source:
+        return run
+    same = [each for each in _alike(run, known) if (each.source, each.plan["name"]) == (other.source, run.plan["name"])]
+    return same[0] if same else None
+
+
+def _alike(run: Facts, known: Iterable[Facts]) -> list[Facts]:
+    return [each for each in known if each.work == run.work]

@@ -1,0 +1,257 @@
+"""What a run gained, where its time went, what to try, what runs: the sampler, the sidebar, the strip, the timeline.
+
+What the server says is made up; test_a_run.py has the real run, held against one device and kept over a reload.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from playwright.sync_api import Locator, expect
+
+from .made_up import GAINED, GB, ONE, MadeUp, a_pool, a_report
+
+CONFIG = """() => Object.fromEntries(app.graph.nodes.find((node) => node.comfyClass === 'SPConfig')
+  .widgets.map((widget) => [widget.name, widget.value]))"""
+OF_THE_EDITOR = """() => { const node = app.graph.nodes.find((node) => node.comfyClass === 'ParallelSampler')
+  return { node_id: String(node.id), graph: app.graph.id } }"""
+
+
+def told(**summary: Any) -> dict[str, Any]:
+    """An entry of the state with this summary."""
+    return {"number": 3, "kind": "denoise", "summary": GAINED | summary}
+
+
+def speedup(one_s: float, plan_s: float, **more: Any) -> dict[str, Any]:
+    """A summary's part of that name."""
+    found = {"factor": one_s / plan_s if plan_s else 0, "one_s": one_s, "plan_s": plan_s, "plan": "uly2"}
+    return {"speedup": found | {"number": 2, "kind": "denoise"} | more}
+
+
+SAID = [
+    (speedup(0.42, 0.28), "1.5× faster: 0.28 s a step instead of 0.42 s", "than run #2 on one device"),
+    (speedup(0.28, 0.42), "1.5× slower: 0.42 s a step instead of 0.28 s", "than run #2 on one device"),
+    (speedup(0.28, 0.28), "As fast as one device: 0.28 s a step, 0.28 s on one", "than run #2"),
+    (speedup(0.42, 0.28, kind="benchmark"), "1.5× faster: 0.28 s", "as benchmark #2 measured it"),
+    (speedup(0.42, 0.28) | {"ranks": 1, "plan": "single"}, "With uly2 1.5× faster", "in run #2, on several devices"),
+    (speedup(0.42, 0.0), "", ""),
+    ({"speedup": {"factor": "much"}}, "", ""),
+]
+
+
+def test_the_figure_says_how_much_faster_or_slower_and_than_which_run(made_up: MadeUp) -> None:
+    made_up.report(3, a_report(2, 4))
+    sidebar, strip = made_up.comfy.open_sidebar(), made_up.comfy.page.get_by_test_id("pdit-strip")
+    for summary, figure, note in SAID:
+        made_up.tell(pools=[a_pool()], reports=[told(**summary)])
+        expect(sidebar.get_by_test_id("pdit-hero")).to_contain_text(figure)
+        expect(sidebar.get_by_test_id("pdit-note")).to_contain_text(note)
+        expect(strip).to_contain_text(figure or "idle")
+        expect(sidebar).not_to_contain_text(re.compile("undefined|null|NaN|Infinity"))
+    made_up.tell(pools=[a_pool(state="failed", last_failure="rank 1: gone")], reports=[told()])
+    expect(strip).to_have_text("failed")
+    expect(sidebar).to_contain_text("Last run: #3, uly2, 256 px, 0.28 s a step")
+    expect(sidebar).to_contain_text("59 % computing, 41 % waiting: fair. Try ring2: it was 1.3× faster here.")
+
+
+def test_what_is_suggested_can_be_applied_to_the_graph_that_it_is_of(made_up: MadeUp) -> None:
+    comfy = made_up.comfy
+    comfy.load_example(mode="auto")
+    memory = {"memory": {"allocated_bytes": GB}}
+    report = a_report(1, 3)
+    report["ranks"][0] |= memory
+    entry = made_up.report(3, report) | {"summary": GAINED} | comfy.page.evaluate(OF_THE_EDITOR)
+    made_up.tell(pools=[a_pool()], reports=[entry])
+    result = comfy.page.get_by_test_id("pdit-result").first
+    expect(result).to_contain_text("1.5× faster")
+    expect(result).to_contain_text("1 rank · 1.0 GB")
+    result.get_by_role("button", name="Use ring2").click()
+    expect(comfy.page.get_by_test_id("pdit-plan")).to_contain_text("ring2 on cpu:0, cpu:1")
+    values = comfy.page.evaluate(CONFIG)
+    assert {name: values[name] for name in ("mode", "ulysses", "ring")} == {"mode": "manual", "ulysses": 1, "ring": 2}
+    made_up.tell(pools=[a_pool()], reports=[entry | {"graph": "another"}])
+    expect(result).to_contain_text("not run yet")
+    comfy.open_sidebar().get_by_role("button", name="Use ring2").click()
+    expect(comfy.page.locator(".p-toast-message", has_text="another workflow")).to_be_visible()
+
+
+def test_the_mesh_and_the_rows_agree_and_nothing_moves_while_it_runs(made_up: MadeUp) -> None:
+    sidebar = made_up.comfy.open_sidebar()
+    reports = [made_up.report(3, a_report(2, 4)) | {"summary": GAINED}]
+    rows, places = sidebar.locator(".pdit-rank-row .pdit-state"), []
+    run = {
+        "node": "9",
+        "prompt": "p",
+        "class": "ParallelBenchmark",
+        "step": 2,
+        "steps": 12,
+        "step_s": 2.0,
+        "left_s": 20.0,
+    }
+    alone = a_pool(2, plan={}, sampling=True, state="busy")
+    states: list[tuple[dict[str, Any], dict[str, Any] | None, list[str], str]] = [
+        (a_pool(2, plan={}), None, ["idle", "not in this plan"], ""),
+        (alone, run, ["run 3 of 12", "not in this plan"], "run 3 of 12 · about 20 s left"),
+        (alone, {"node": "9", "prompt": "p"}, ["busy", "not in this plan"], "running …"),
+        (a_pool(2, sampling=True, state="busy"), run | {"class": "KSampler"}, ["step 3 of 12"] * 2, "step 3 of 12"),
+        (
+            a_pool(2, state="failed", last_failure="rank 1: gone", failed_rank=1),
+            None,
+            ["ended with the others", "failed"],
+            "",
+        ),
+    ]
+    for pool, now, texts, live in states:
+        made_up.tell(pools=[pool], run=now, reports=reports)
+        expect(rows).to_have_text(texts)
+        expect(sidebar.get_by_test_id("pdit-live")).to_contain_text(live)
+        places.append(
+            sidebar.locator(".pdit-run, .pdit-doctor").evaluate_all("(all) => all.map((each) => each.offsetTop)")
+        )
+    assert places[1] == places[0]
+    assert places[2] == places[0]
+
+
+def a_timeline(made_up: MadeUp, steps: int = 4, **changes: Any) -> Locator:
+    """The timeline of a run of two ranks: each step 0.3 s of compute, 0.1 s of communication, 0.1 s idle."""
+    made_up.tell(pools=[a_pool()], reports=[made_up.report(1, a_report(2, steps, **changes)) | {"summary": GAINED}])
+    timeline = made_up.comfy.open_timeline()
+    expect(made_up.comfy.page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", f"2x{steps}")
+    return timeline
+
+
+def test_the_timeline_says_shares_and_what_is_under_the_pointer(made_up: MadeUp) -> None:
+    timeline, page = a_timeline(made_up), made_up.comfy.page
+    expect(timeline.get_by_test_id("pdit-legend")).to_contain_text("compute 60 %communication 20 %idle 20 %")
+    expect(timeline).to_contain_text("their order is not")
+    expect(timeline).to_contain_text("59 % computing, 41 % waiting: fair.")
+    rows, field = page.get_by_test_id("pdit-rows"), timeline.get_by_label("Step to look at")
+    width = rows.bounding_box()["width"] - 94
+    second = {"x": 86 + width * 0.33, "y": 40}  # at 0.66 s: compute, in the second step of rank 1
+    rows.hover(position={"x": 86 + width * 0.475, "y": 12})  # at 0.95 s
+    expect(page.get_by_test_id("pdit-tip")).to_have_text("Step 2, rank 0 cuda:0: idle 0.10 s, 20 % of the step.")
+    rows.hover(position=second)
+    part = "Step 2, rank 1 cuda:1: compute 0.30 s, 60 % of the step."
+    expect(page.get_by_test_id("pdit-tip")).to_have_text(part)
+    rows.click(position=second)
+    expect(page.get_by_test_id("pdit-details")).to_have_text(part)
+    expect(field).to_have_value("2")
+    whole = rows.evaluate("(canvas) => canvas.toDataURL()")
+    page.mouse.wheel(0, 10)
+    expect(field).to_have_value("2")
+    assert rows.evaluate("(canvas) => canvas.toDataURL()") == whole, "the wheel alone scrolls"
+    page.keyboard.down("Control")
+    for _ in range(6):
+        page.mouse.wheel(0, -10)
+    page.keyboard.up("Control")
+    expect(field).to_have_value("2")
+    assert rows.evaluate("(canvas) => canvas.toDataURL()") != whole
+    rows.focus()
+    for _ in range(14):
+        page.keyboard.press("ArrowRight")
+    expect(field).to_have_value("3")
+    page.keyboard.press("0")
+    expect(field).to_have_value("0")
+    rows.dblclick(position=second)
+    expect(page.get_by_test_id("pdit-details")).to_contain_text("Step 2 took 0.50 s.")
+    expect(page.get_by_test_id("pdit-details")).to_contain_text("1 cuda:1: compute 0.30 s (60 %), communication")
+
+
+def test_two_runs_are_drawn_one_under_the_other_on_one_time(made_up: MadeUp) -> None:
+    def half(**times: Any) -> dict[str, Any]:
+        return {"model": {"file": "a"}, "sizes": {"width": 256}, "timings": times}
+
+    slow = made_up.report(1, a_report(1, 4, **half(step_s=[0.5] * 4)))
+    quick = a_report(2, 4, **half(step_s=[0.25] * 4))
+    decode = {"number": 2, "kind": "vae", "summary": {}}
+    video = {"plan": "uly2", "ranks": 2, "width": 832, "height": 480, "frames": 81, "step_s": 0.25}
+    made_up.tell(
+        pools=[a_pool()],
+        reports=[
+            slow | {"summary": {"plan": "single", "ranks": 1, "width": 256, "height": 256, "step_s": 0.5}},
+            decode,
+            made_up.report(3, quick) | {"summary": video},
+        ],
+    )
+    timeline, page = made_up.comfy.open_timeline(), made_up.comfy.page
+    run, beside = timeline.get_by_label("Run", exact=True), timeline.locator("select").nth(1)
+    names = ["#3, uly2, 832 × 480, 81 frames, 0.25 s a step", "#1, one device, 256 px, 0.50 s a step"]
+    assert run.locator("option").all_inner_texts() == names
+    assert beside.locator("option").all_inner_texts() == ["beside: none", *names]
+    other = page.get_by_test_id("pdit-rows-other")
+    expect(other).to_be_hidden()
+    beside.select_option("1")
+    expect(other).to_be_visible()
+    expect(timeline).to_contain_text("the run above is 2.0× faster")
+    expect(page.get_by_test_id("pdit-rows")).to_be_visible()
+    made_up.report(4, a_report(2, 4, model={"file": "b"}))
+    made_up.tell(pools=[a_pool()], reports=[slow, {"number": 4, "kind": "denoise", "summary": video}])
+    expect(timeline).to_contain_text("the two sampled different things")
+
+
+def test_a_timeline_without_a_run_offers_what_to_do(made_up: MadeUp) -> None:
+    timeline = made_up.comfy.open_timeline()
+    expect(timeline.get_by_test_id("pdit-empty")).to_contain_text("Run a graph with Parallel Sampler")
+    for name in ("PNG", "JSON", "Trace", "Perfetto"):
+        expect(timeline.get_by_role("button", name=name, exact=True)).to_be_disabled()
+    expect(timeline.get_by_role("button", name="Open …")).to_be_enabled()
+    timeline.get_by_role("button", name="Open a template").click()
+    expect(made_up.comfy.page.get_by_text("All Templates").first).to_be_visible()
+    made_up.comfy.page.keyboard.press("Escape")
+    a_timeline(made_up)
+    expect(timeline.get_by_test_id("pdit-empty")).to_have_count(0)
+    expect(timeline.get_by_role("button", name="JSON", exact=True)).to_be_enabled()
+
+
+SIZES = """(root) => {
+  const box = (selector) => root.querySelector(selector).getBoundingClientRect()
+  const table = root.querySelector('[data-chart=links]')
+  return { tools: box('[role=toolbar]').height, rows: box('.pdit-rows').width, whole: root.clientWidth,
+    cut: table.scrollWidth - table.clientWidth, sideways: root.scrollWidth - root.clientWidth } }"""
+
+
+def test_small_and_large_windows_have_room_for_the_rows(made_up: MadeUp) -> None:
+    page = made_up.comfy.page
+    try:
+        for width, height, lines in ((1024, 700, 2), (2560, 1440, 1)):
+            page.set_viewport_size({"width": width, "height": height})
+            made_up.comfy.open_sidebar()
+            plan = {"name": "uly2", "degrees": ONE | {"ulysses": 2}}
+            ranks = [rank | {"memory": {"allocated_bytes": GB}} for rank in a_report(2, 4)["ranks"]]
+            timeline = a_timeline(made_up, plan=plan, ranks=ranks)
+            expect(timeline.locator("[data-chart=links] tr")).to_have_count(3)
+            seen = timeline.evaluate(SIZES)
+            assert seen["tools"] <= 32 * lines, seen
+            assert seen["rows"] >= (0.9 if width == 1024 else 0.6) * seen["whole"], seen
+            assert seen["rows"] > 500, seen
+            assert max(seen["cut"], seen["sideways"]) <= 0, seen
+            made_up.comfy.shot(f"window-{width}")
+    finally:
+        page.set_viewport_size({"width": 1600, "height": 950})
+
+
+ODD = [
+    ("a clock that jumped", lambda report: report["ranks"][0].update(begin_s=[9.0, -3.0, 0.5, 1e9])),
+    ("thirty-two ranks", lambda report: report.update(ranks=a_report(32, 4)["ranks"])),
+    ("a rank without times", lambda report: report["ranks"][0].clear()),
+    ("no time at all", lambda report: [rank.update(compute_s=[0.0] * 4) for rank in report["ranks"]]),
+    ("an older version", lambda report: report.update(schema=1, call_s=[0.5] * 4)),
+]
+
+
+def test_odd_reports_answer_the_pointer_too(made_up: MadeUp) -> None:
+    page = made_up.comfy.page
+    timeline = made_up.comfy.open_timeline()
+    for number, (what, change) in enumerate(ODD, 1):
+        report = a_report(2, 4)
+        change(report)
+        made_up.tell(pools=[a_pool()], reports=[made_up.report(number, report)])
+        expect(timeline.get_by_test_id("pdit-timeline-note")).to_contain_text(
+            "older" if number == len(ODD) else "0.50 s a step"
+        )
+        rows = page.get_by_test_id("pdit-rows")
+        if rows.is_visible():
+            rows.dblclick(position={"x": 300, "y": 15})
+            rows.press("ArrowRight")
+        assert not re.search("undefined|NaN|Infinity", timeline.inner_text()), what

@@ -1,0 +1,141 @@
+"""Which runs are held against each other, and what is said of them: by the newest alike, never by one that is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.report.build import plan_part
+from parallel_runtime.report.compare import Facts, facts_of, quicker, shares_of, speedup, summary, verdict
+
+ALONE, PAIR, RINGS = ParallelPlan(), ParallelPlan(ulysses=2), ParallelPlan(ring=2)
+GPU = {"name": "cuda:0", "kind": "cuda", "model": "RTX 3090"}
+
+
+def run(plan: ParallelPlan, step_s: float, **changes: Any) -> dict[str, Any]:
+    """A report of a sampling run, as far as it is read here."""
+    report = {
+        "kind": "denoise",
+        "model": {"file": "a.safetensors", "dtype": "bfloat16"},
+        "devices": [GPU],
+        "plan": plan_part(plan),
+        "sizes": {"width": 512, "height": 512, "batch": 1},
+        "sampling": {"steps": 20, "sampler": "euler", "cfg": 1.0, "denoise": 1.0},
+        "timings": {"step_s": [step_s] * 20, "denoise_s": 20 * step_s},
+    }
+    return report | changes
+
+
+def benchmark(**run_s: float) -> dict[str, Any]:
+    """One of one rank and these plans, by the median of their runs; stock ComfyUI has no plan."""
+    plans = {"one": ALONE, "uly2": PAIR, "ring2": RINGS}
+    rows = [{"name": name, "plan": plan_part(plans[name]), "median_s": took} for name, took in run_s.items()]
+    return run(ALONE, 1.0) | {"kind": "benchmark", "contenders": [*rows, {"name": "ComfyUI", "median_s": 9.0}]}
+
+
+def known(*reports: dict[str, Any]) -> list[list[Facts]]:
+    """The facts of reports that came in this order, from number 1 on."""
+    return [facts_of(report, number) for number, report in enumerate(reports, 1)]
+
+
+def compared(*reports: dict[str, Any]) -> dict | None:
+    """How the last of these runs compares."""
+    facts = known(*reports)
+    return speedup(facts[-1][0], [each for found in facts for each in found])
+
+
+def test_a_run_is_held_against_the_newest_on_one_device() -> None:
+    found = compared(run(ALONE, 0.9), run(ALONE, 0.42), run(PAIR, 0.28))
+    expected = {"factor": pytest.approx(1.5), "one_s": 0.42, "plan_s": 0.28, "plan": "uly2", "number": 2}
+    assert found == expected | {"kind": "denoise"}
+
+
+def test_one_device_is_held_against_the_newest_on_several() -> None:
+    found = compared(run(PAIR, 0.28), run(RINGS, 0.21), run(ALONE, 0.42))
+    assert found is not None
+    assert (found["factor"], found["plan"], found["number"]) == (pytest.approx(2.0), "ring2", 2)
+
+
+UNLIKE = {
+    "file": {"model": {"file": "b.safetensors", "dtype": "bfloat16"}},
+    "dtype": {"model": {"file": "a.safetensors", "dtype": "float32"}},
+    "size": {"sizes": {"width": 512, "height": 768, "batch": 1}},
+    "batch": {"sizes": {"width": 512, "height": 512, "batch": 2}},
+    "frames": {"sizes": {"width": 512, "height": 512, "batch": 1, "frames": 21}},
+    "device": {"devices": [GPU | {"model": "H100"}]},
+    "steps": {"sampling": {"steps": 4, "sampler": "euler", "cfg": 1.0, "denoise": 1.0}},
+    "sampler": {"sampling": {"steps": 20, "sampler": "heun", "cfg": 1.0, "denoise": 1.0}},
+    "cfg above 1": {"sampling": {"steps": 20, "sampler": "euler", "cfg": 3.5, "denoise": 1.0}},
+    "a step cache": {
+        "step_caches": [{"name": "EasyCache", "threshold": 0.2, "skipped": 3, "of": 20, "counts": "steps"}]
+    },
+    "a list of images": {"sizes": {"width": 512, "height": 512, "batch": 1, "images": 4}},
+    "no step timed": {"timings": {"step_s": []}},
+    "a clock that stood still": {"timings": {"step_s": [0.0] * 20}},
+    "no MODEL of ours": {"model": {}},
+}
+
+
+@pytest.mark.parametrize("changes", UNLIKE.values(), ids=UNLIKE)
+def test_runs_that_differ_are_not_compared(changes: dict[str, Any]) -> None:
+    facts = known(run(ALONE, 0.42, **changes), run(PAIR, 0.28))
+    assert speedup(facts[1][0], [*facts[0], *facts[1]]) is None
+    alike = known(run(ALONE, 0.42), run(PAIR, 0.28))
+    assert speedup(alike[1][0], [*alike[0], *alike[1]]) is not None
+
+
+def test_a_benchmark_compares_its_own_cases_and_never_with_a_run() -> None:
+    found = compared(benchmark(one=10.0, uly2=5.0), run(PAIR, 0.28))
+    assert found == {
+        "factor": 2.0,
+        "one_s": 0.5,
+        "plan_s": 0.25,
+        "plan": "uly2",
+        "number": 1,
+        "kind": "benchmark",
+    }
+    assert compared(benchmark(uly2=5.0), run(PAIR, 0.28)) is None
+    newer = compared(benchmark(one=10.0, uly2=5.0), run(ALONE, 0.42), run(PAIR, 0.28))
+    assert newer is not None
+    assert newer["number"] == 2
+
+
+def test_the_plan_that_was_quickest_at_the_same_is_what_to_try() -> None:
+    def tried(*reports: dict[str, Any]) -> dict | None:
+        facts = known(*reports)
+        return quicker(facts[-1][0], [each for found in facts for each in found])
+
+    found = tried(run(RINGS, 0.25), run(ALONE, 0.26), run(PAIR, 0.5))
+    assert found == {
+        "plan": "ring2",
+        "degrees": {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 2, "ulysses": 1},
+        "weights": "replicated",
+        "factor": 2.0,
+        "by": "measured",
+    }
+    assert tried(run(RINGS, 0.49), run(PAIR, 0.5)) is None, "2 % is nothing"
+    assert tried(run(ParallelPlan(pipefusion=2), 0.1), run(PAIR, 0.5)) is None, "its picture is another"
+    assert tried(run(RINGS, 0.1, model=UNLIKE["file"]["model"]), run(PAIR, 0.5)) is None
+    by_benchmark = tried(benchmark(uly2=10.0, ring2=5.0), run(PAIR, 0.5))
+    assert by_benchmark is not None
+    assert (by_benchmark["plan"], by_benchmark["factor"]) == ("ring2", 2.0)
+    assert tried(benchmark(ring2=1.0), run(PAIR, 0.5)) is None, "the two were not timed alike"
+
+
+@pytest.mark.parametrize(("compute", "said"), [(0.84, "good"), (0.6, "fair"), (0.3, "poor")])
+def test_where_the_time_went_makes_the_verdict(compute: float, said: str) -> None:
+    rank = {"compute_s": [compute] * 2, "communication_s": [0.9 - compute] * 2, "idle_s": [0.1] * 2}
+    shares = shares_of([rank, {"rank": 1}])
+    assert shares == {"compute": compute, "communication": pytest.approx(0.9 - compute), "idle": 0.1}
+    assert verdict(shares) == said
+    told = summary(run(PAIR, 0.28) | {"ranks": [rank]})
+    assert (told["verdict"], told["step_s"], told["ranks"]) == (said, 0.28, 2)
+    assert "verdict" not in summary(run(ALONE, 0.28) | {"ranks": [rank]}), "one device waits for nobody"
+
+
+def test_a_report_of_a_decode_has_a_summary_and_nothing_to_compare() -> None:
+    report = {"kind": "vae", "sizes": {"width": 512, "height": 512, "images": 1}, "devices": [GPU], "vae": {}}
+    assert facts_of(report, 1) == []
+    assert summary(report) == {"width": 512, "height": 512, "images": 1}

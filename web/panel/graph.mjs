@@ -1,0 +1,59 @@
+/* What the panel does to the graph in the editor: the run again on one device, and another plan in SP Config.
+
+   `app` is ComfyUI's, given by parallel_dit.js. A refusal is an Error whose text is a key of the words. */
+
+import { nodeById, setPlan } from './workflow.mjs'
+
+const CONFIG = 'SPConfig'
+const ONE = { data: 1, cfg: 1, pipefusion: 1, ring: 1, ulysses: 1 }
+const END = 'parallel-dit-measure' // of the node that has the sampler run, in what is queued alone
+const SAMPLERS = ['ParallelSampler', 'ParallelFluxSampler']
+
+/** The id that a graph is known by on the server, of a node or of all. */
+export function graphId(graph) {
+  return (graph?.rootGraph ?? graph)?.id
+}
+
+/** Whether something of the server, by its `node` and `graph`, is of this node of the editor. */
+export function isOf(node, number, graph) {
+  return String(number).split(':').at(-1) === String(node.id) && graph === graphId(node.graph)
+}
+
+/** Queue what a run sampled once more, on one device: nothing behind its sampler, so that no picture is made. */
+export async function measureOneDevice(app, entry) {
+  const { output, workflow } = await promptOf(app, entry)
+  const kept = upTo(output, entry.node_id)
+  const config = kept[configOf(kept)].inputs
+  Object.assign(config, ONE, { mode: 'manual' }, config.weights === 'sharded' ? { weights: 'replicated' } : {})
+  kept[END] = { class_type: 'PreviewAny', inputs: { source: [entry.node_id, 1] }, _meta: { title: END } }
+  await app.api.queuePrompt(0, { output: kept, workflow })
+}
+
+/** Set the SP Config that a run had to the plan that is suggested for it. */
+export async function applySuggestion(app, entry) {
+  const { output } = await promptOf(app, entry)
+  setPlan(nodeById(app, configOf(upTo(output, entry.node_id))), entry.summary.suggestion)
+}
+
+/* What the editor would queue now, if the run is of this graph and its sampler is still there. */
+async function promptOf(app, entry) {
+  if (entry.graph !== graphId(app.graph)) throw new Error('graph.other')
+  const prompt = await app.graphToPrompt()
+  if (!SAMPLERS.includes(prompt.output[entry.node_id]?.class_type)) throw new Error('graph.gone')
+  return prompt
+}
+
+/* A node of a prompt with all that it depends on. */
+function upTo(prompt, id, kept = {}) {
+  if (kept[id] || !prompt[id]) return kept
+  kept[id] = structuredClone(prompt[id])
+  for (const value of Object.values(prompt[id].inputs ?? {}))
+    if (Array.isArray(value) && value.length === 2) upTo(prompt, String(value[0]), kept)
+  return kept
+}
+
+function configOf(prompt) {
+  const found = Object.keys(prompt).filter((id) => prompt[id].class_type === CONFIG)
+  if (found.length !== 1) throw new Error('graph.noConfig')
+  return found[0]
+}

@@ -63,9 +63,11 @@ def test_texts_stand_in_the_boxes_of_nodes_and_reports_in_tables(comfy: ComfyPag
     expect(comfy.page.get_by_test_id("pdit-result")).to_contain_text("uly2")
     assert comfy.page.evaluate(HEIGHTS) == before, "a node that grows covers the one below"
     assert comfy.page.evaluate(NO_TEXTS) == 0
-    told = comfy.page.get_by_text(re.compile("head group 1/2"))
+    told = comfy.page.get_by_text(re.compile("cpu:1: 1/2 of the attention heads"))
     expect(told).to_have_count(1)
-    assert "cpu:0: head group 0/2\ncpu:1: head group 1/2" in plan.inner_text(), "lines stay lines"
+    assert "cpu:0: 1/2 of the attention heads\ncpu:1: 1/2 of the attention heads" in plan.inner_text(), (
+        "lines stay lines"
+    )
     expect(plan.locator("code")).to_have_count(0)
     table = comfy.page.get_by_test_id("pdit-tables").locator("table")
     expect(table.locator("caption")).to_contain_text("128 × 128 · 1 step")
@@ -133,7 +135,7 @@ def test_a_refusal_says_why_and_leads_to_the_node_that_can_be_bypassed(comfy: Co
     comfy.queue()
     assert comfy.ended()[0] == "execution_error"
     expect(card).to_contain_text("it compiles the transformer in this process, which a parallel MODEL cannot take")
-    expect(card).to_contain_text("Remove that node, or use Load Diffusion Model for this graph")
+    expect(card).to_contain_text("Remove that node, or set compiled=blocks in SP Config")
     expect(comfy.page.get_by_test_id("error-overlay")).to_be_hidden()  # ComfyUI's own, which does not say why
     comfy.shot("error-card")
     card.get_by_role("button", name="Go to node").click()

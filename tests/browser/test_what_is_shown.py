@@ -14,6 +14,7 @@ from .comfy_page import ComfyPage
 from .conftest import Tabs
 from .drawn import lengths_by_row, picture_of
 from .made_up import GAINED, GB, MadeUp, a_pool, a_report
+from .test_cards import RAISE
 
 DIED = "rank 1: killed by signal 9; queue again to start fresh workers"
 MEMORY = {"allocated_bytes": 18 * GB}
@@ -286,6 +287,8 @@ def test_the_panel_speaks_the_users_language(tabs: Tabs, comfy_server: ComfyServ
         expect(comfy.sidebar).to_contain_text("重启")
         comfy.load_example(ulysses=5)  # what the server says, too
         expect(comfy.page.get_by_test_id("pdit-plan")).to_contain_text("请让各并行度的乘积不超过 2")
+        comfy.page.evaluate(RAISE, ["ulysses=5 is not a whole number; use 1 or more", "SPConfig", ["SPConfig"]])
+        expect(comfy.page.get_by_test_id("pdit-error-card").locator(".pdit-reason")).to_contain_text("不是整数")
         comfy.open_timeline()
         expect(comfy.page.get_by_role("tab", name="GPU 时间线")).to_be_visible()
     finally:

@@ -34,7 +34,7 @@ export function updateDoctor(section, doctor, t) {
   section.shown = JSON.stringify(doctor)
   section.found = doctor
   const [, line, list, passed, foot, text] = section.children
-  const findings = findingsOf(doctor)
+  const findings = findingsOf(doctor, t)
   const notable = findings.filter((each) => each.verdict !== 'pass')
   const well = findings.filter((each) => each.verdict === 'pass')
   setText(line, verdictOf(doctor, notable, t))
@@ -49,12 +49,12 @@ export function updateDoctor(section, doctor, t) {
 }
 
 /* What fails comes first, then what to know, warnings among it, then what is well. */
-function findingsOf(doctor) {
+function findingsOf(doctor, t) {
   if (doctor.state !== 'done') return []
   const warnings = Array.isArray(doctor.warnings) ? doctor.warnings : []
   const checks = Array.isArray(doctor.checks) ? doctor.checks : []
   const found = [
-    ...warnings.map((seen) => ({ name: '', seen: String(seen), verdict: 'note' })),
+    ...warnings.map((seen) => ({ name: '', seen: t.said(String(seen)), verdict: 'note' })),
     ...checks.map((check) => ({ ...check, verdict: check.ok ? 'pass' : check.needed ? 'fail' : 'note' }))
   ]
   return found.sort((a, b) => Number(b.verdict === 'fail') - Number(a.verdict === 'fail'))
@@ -90,7 +90,7 @@ function fill(list, findings, t) {
 
 /* As a text for a report of a fault: the versions and every finding. */
 function textOf(doctor, t) {
-  const findings = findingsOf(doctor)
+  const findings = findingsOf(doctor, t)
   const versions = Object.entries(doctor.versions ?? {}).map(([name, version]) => `${name} ${version}`)
   const lines = findings.map(({ verdict, name, seen, remedy }) => {
     const told = [seen, verdict === 'pass' ? '' : remedy].filter(Boolean).join('; ')

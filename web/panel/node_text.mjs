@@ -24,7 +24,7 @@ export function addLiveLine(node, box) {
 }
 
 /** Show a text that the server sent for a node; nowhere when the open workflow has no such node, or it no box. */
-export function showText(app, { node_id, text }) {
+export function showText(app, node_id, text) {
   const node = nodeById(app, node_id)
   const show = BOXES.get(node) ?? BOXES.get(configOf(node))
   show?.(text)

@@ -48,7 +48,7 @@ export async function openShareCard({ report, benchmark, speedup, graph, t, name
   if (!picture) setText(told, t('share.noPicture'))
 }
 
-/** What the card says of a run: { hero, lines, devices }, all of it measured. */
+/** What the card says of a run: { hero, lines, gained }, all of it measured; `gained`: no slower than one device. */
 export function factsOf({ report, benchmark, speedup, t }) {
   const { headline, plan } = report
   const alike = benchmark && (benchmark === report || sameWork(report, benchmark)) ? benchmark : report
@@ -66,6 +66,7 @@ export function factsOf({ report, benchmark, speedup, t }) {
   const elsewhere = row && speedup === undefined && alike !== report // in a benchmark: this run's own seconds too
   const told = elsewhere ? 'measured' : 'instead'
   return {
+    gained: !known || factor >= 1,
     hero: known ? t('share.speedup', { factor: times(factor) }) : step || t('title'),
     lines: [
       compared ? t(`share.${told}`, { time: seconds(step_s), one: seconds(one_s) }) : known ? step : '',
@@ -116,7 +117,7 @@ function draw(canvas, report, facts, picture, t) {
     drawPicture(brush, picture, EDGE, 92)
     left += PICTURE + 36
   }
-  write(facts.hero, '700 50px', left, 160, INK.accent)
+  write(facts.hero, '700 50px', left, 160, facts.gained ? INK.accent : INK.text)
   facts.lines.forEach((line, at) => write(line, at ? '22px' : '26px', left, 216 + at * 40, at ? INK.quiet : INK.text))
   drawTimeline(brush, report, t)
 }

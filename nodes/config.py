@@ -349,20 +349,19 @@ def typed(values: Mapping[str, object]) -> dict[str, Any]:
 
     Raises `ValueError` for a number that is none.
     """
-    inputs = SPConfig.define_schema().inputs
-    return {
-        each.id: _number(each.id, values[each.id])
-        if each.id in values and isinstance(each, io.Int.Input)
-        else values.get(each.id, each.default)
-        for each in inputs
-    }
-
-
-def _number(name: str, value: object) -> int:
-    try:
-        return int(value)  # type: ignore[call-overload]  # what is none is refused
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}={value!r} is not a whole number; use 1 or more") from error
+    given = {}
+    for each in SPConfig.define_schema().inputs:
+        value = values.get(each.id, each.default)
+        try:
+            if isinstance(each, io.Int.Input):
+                value = int(value)  # type: ignore[call-overload]  # what is none is refused
+            elif isinstance(each, io.Float.Input):
+                value = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            kind = "whole number; use 1 or more" if isinstance(each, io.Int.Input) else "number; use for example 0.1"
+            raise ValueError(f"{each.id}={value!r} is not a {kind}") from error
+        given[each.id] = value
+    return given
 
 
 def _refuse_file(choice: ParallelChoice, name: str) -> None:

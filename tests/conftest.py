@@ -44,6 +44,7 @@ SLOW_FOLDERS = {
     "faults",
     "gpu",
     "host",
+    "machines",
     "parity",
     "refusals",
     "saved_workflows",

@@ -16,6 +16,12 @@ FILES = (
     *("nodes/config.py", "nodes/roles.py", "nodes/list_sampler.py", "nodes/benchmark.py", "nodes/host/actions.py"),
     *("nodes/host/benchmark_cases.py", "nodes/host/block_patches.py", "nodes/host/convert_stock_model.py"),
     *("nodes/host/device_memory.py", "nodes/host/files.py", "nodes/host/flux_source.py", "nodes/host/hosted_source.py"),
+    *("nodes/report.py", "nodes/host/decoding.py", "nodes/host/flux_model.py", "nodes/host/hosted_model.py"),
+    *("nodes/host/in_worker_calls.py", "nodes/host/in_worker_sampling.py", "nodes/host/list_sampling.py"),
+    *("nodes/host/machines.py", "nodes/host/parallel_decode.py", "nodes/host/progress.py", "nodes/host/proving.py"),
+    *("nodes/host/sampling.py", "parallel_runtime/models/flux/config.py", "parallel_runtime/models/flux/inputs.py"),
+    *("parallel_runtime/models/hosted/build.py", "parallel_runtime/models/hosted/stage.py"),
+    "parallel_runtime/pool/pool.py",
     *("nodes/host/measures.py", "nodes/host/new_model.py", "nodes/host/patcher.py", "nodes/host/refusals.py"),
     *("nodes/host/weight_patches.py", "parallel_runtime/checkpoint.py", "parallel_runtime/cli/check.py"),
     *("parallel_runtime/cli/doctor.py", "parallel_runtime/cli/gpu_checks.py", "parallel_runtime/cli/machine_checks.py"),
@@ -30,7 +36,7 @@ OTHER_ARGUMENTS = {"tooltip", "description", "display_name", "pattern", "node_id
 # Calls whose texts are a log's, the command line's, or tooltips, which have a file of their own.
 NOT_SAID = {"debug", "info", "warning", "getLogger", "compile", "phase", "_degree"}
 # What is put together of single words, and the parts of a step that a plan is limited by.
-EXTRA = ("{1} sleeps", "compute", "communication", "launch")
+EXTRA = ("{1} sleeps", "compute", "communication", "launch", "proven")
 # Names that are the same in every language.
 SAME = {"cuda", "torch", "comfyui", "rocm", "nccl", "mig", "mps", "RTX 2000 Ada", "Parallelize Model", "side branch"}
 
@@ -109,4 +115,4 @@ def _is_docstring(node: ast.AST, field: str, child: ast.AST) -> bool:
 
 def _is_sentence(text: str) -> bool:
     words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\{\d+\}", " ", text))
-    return len(words) >= 2 and " " in text.strip() and re.search(r"[a-z]{2}", text) is not None
+    return len(words) >= 2 and "%s" not in text and " " in text.strip() and re.search(r"[a-z]{2}", text) is not None

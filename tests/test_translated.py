@@ -113,7 +113,7 @@ def test_what_the_server_sends_is_found_and_what_is_unknown_stays(node: str) -> 
 
 
 # Words of the panel that are the same in every language: names, marks, formats. Names of inputs are what errors quote.
-SAME_WORDS = {"Parallel DiT", "cfg", "PipeFusion", "ring", "ulysses", "PNG", "JSON", "Trace", "Perfetto"}
+SAME_WORDS = {"Parallel DiT", "cfg", "PipeFusion", "ring", "ulysses", "PNG", "JSON", "Trace", "Perfetto", "rank"}
 OF_A_USER = re.compile(r"""(['"`])((?:[A-Z][a-z]+|[A-Z]{2,}) [^'"`\n<>{}=]*?[a-z]{2,}[^'"`\n<>{}=]*)\1""")
 
 

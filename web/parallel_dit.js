@@ -110,9 +110,7 @@ function tellFailures() {
 /* What nodes say while they run, and what ComfyUI tells of those that fail or whose values it refuses. */
 function hearPrompts() {
   const nodes = () => allNodes(app.rootGraph ?? app.graph)
-  api.addEventListener('parallel_dit.text', ({ detail: { node_id, text } }) =>
-    showText(app, node_id, t.said(text))
-  )
+  api.addEventListener('parallel_dit.text', ({ detail }) => showText(app, detail.node_id, t.said(detail.text)))
   api.addEventListener('execution_start', () => {
     clearTexts(nodes())
     card.hide()

@@ -232,6 +232,8 @@ class _Member:
     def _start(self, start: StartGeneration) -> None:
         if start.generation in self._running:
             raise ProtocolError(f"it started generation {start.generation} twice")
+        if not set(start.devices) <= set(self._joining.introduction.devices):
+            raise ProtocolError(f"it wants ranks on {', '.join(start.devices)}, which this machine does not offer")
         self._say(f"starting {len(start.devices)} ranks of {start.world_size} on {', '.join(start.devices)}")
         address = self._connection.sock.getsockname()[0]
         launch = Launch(start, self._joining.introduction.name, address, self._joining.comfyui)

@@ -32,6 +32,7 @@ from .link import PATIENCE, RUN, Link, join_relays
 from .messages import BUNDLE_BYTES, Launch, StartGeneration
 from .ranks_here import RankHere, RanksHere
 
+ENGINES = "parallel_runtime.worker."  # nothing else is imported because ComfyUI's side names it
 MONITOR_S = 0.5  # how often torchrun's agent looks after its processes; what ends a generation does not wait for it
 KILL_AFTER_S = "1"  # how long its other processes get when one has failed
 
@@ -47,6 +48,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def settings_of(launch: Launch) -> RankSettings:
     """What each rank here is started with."""
     start = launch.start
+    if not start.engine.startswith(ENGINES):
+        raise ValueError(f"engine {start.engine!r} is none of this pack's; update this pack on both machines")
     devices = tuple(Device.of_machine(text, "") for text in start.devices)
     meeting = Meeting(
         address=f"{start.master_addr}:{start.master_port}",
@@ -118,7 +121,7 @@ def serve() -> None:
     """Start what standard input asks for, and pass on until all ranks have ended."""
     launch = from_body(Launch, json.loads(sys.stdin.buffer.read()), "Launch")
     settings = settings_of(launch)
-    environment = rank_environment(os.environ, settings) | (launch.start.environment or {})
+    environment = rank_environment(os.environ, settings)
     os.environ.clear()  # torchrun's agent hands its own on to ranks, and gloo reads it here
     os.environ.update(environment, TORCH_ELASTIC_SHUTDOWN_TIMEOUT=KILL_AFTER_S)
     ours = Start(launch.start, settings)

@@ -104,8 +104,7 @@ class StartGeneration:
 
     `generation` is the machine's number for it, `number` the pool's, which messages of the ranks bear. The launchers of
     all `machines`, ComfyUI's side as the first of them, meet at the store at `master_addr`:`master_port`; this one is
-    `machine`. `environment` is added to what the machine itself gives a rank. Whoever has not started after
-    `deadline_s` is ended.
+    `machine`. Whoever has not started after `deadline_s` is ended.
     """
 
     generation: int
@@ -121,7 +120,6 @@ class StartGeneration:
     number: int = 0
     machine: int = 1
     machines: int = 2
-    environment: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
 from ..wire.output import Output
-from ..wire.protocol import Message, Op, decode, encode
+from ..wire.protocol import Message, Op, ProtocolError, decode, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import Hello, RankError
 from .link import BEAT, CLOCK, CONTROL, WAITS, FrameKind, Link, as_bytes
@@ -81,7 +81,9 @@ class RanksHere:
         """What is asked, of a model or a VAE with the ComfyUI of this machine."""
         if op is Op.LOAD:
             return {**body, "spec": self._here(Op.VAE, body["spec"])}
-        if op is Op.VAE and self._comfyui and body.get("comfyui"):
+        if op is Op.VAE and body.get("comfyui"):
+            if not self._comfyui:  # a folder that ComfyUI's side names is never imported from here
+                raise ProtocolError("ComfyUI's modules are asked for, and this machine has no ComfyUI")
             return {**body, "comfyui": {**body["comfyui"], "path": self._comfyui}}
         return body
 

@@ -189,8 +189,16 @@ class RemoteRanks:
     def body_for(self, rank: object, op: Op, body: dict[str, Any]) -> dict[str, Any]:
         """What to ask of a rank: of one elsewhere, to load the copy of the file that its machine has.
 
-        Raises ValueError for a machine that has none, PoolError for one that does not say.
+        Raises ValueError for a machine that has none, or no ComfyUI where its modules compute, PoolError for one that
+        does not say.
         """
+        if op in (Op.LOAD, Op.VAE) and isinstance(rank, RemoteRank):
+            asked = body["spec"] if op is Op.LOAD else body
+            if asked.get("comfyui") and not rank.machine.versions.comfyui:
+                raise ValueError(
+                    f"{rank.machine} has no ComfyUI, whose own modules compute this model; start `join` there with "
+                    "--comfyui PATH"
+                )
         if op is not Op.LOAD or not isinstance(rank, RemoteRank) or rank.rank >= body["layout"]["ranks"]:
             return body
         spec = body["spec"]

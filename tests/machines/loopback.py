@@ -14,9 +14,18 @@ from pathlib import Path
 
 import psutil
 
+from host.fetch import comfyui_path
+from parallel_runtime import VERSION
 from parallel_runtime.machines.files import find
 from parallel_runtime.machines.machine import Lost
-from parallel_runtime.machines.messages import FileIdentity, FoundFile, GenerationEnded, Launch, StartGeneration
+from parallel_runtime.machines.messages import (
+    FileIdentity,
+    FoundFile,
+    GenerationEnded,
+    Launch,
+    StartGeneration,
+    Versions,
+)
 from parallel_runtime.wire.records import to_body
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,10 +35,13 @@ HERE = "127.0.0.1"
 class LoopbackMachine:
     """As `machines.machine.Machine`; `folders` are where it looks for files."""
 
-    def __init__(self, name: str, devices: tuple[str, ...], folders: tuple[str, ...], *, comfyui: str = "") -> None:
+    def __init__(
+        self, name: str, devices: tuple[str, ...], folders: tuple[str, ...], *, comfyui: str | None = None
+    ) -> None:
         self.name, self.devices, self.here, self.address = name, devices, HERE, HERE
         self.lost: Lost | None = None
-        self._folders, self._comfyui = folders, comfyui
+        self._folders, self._comfyui = folders, str(comfyui_path()) if comfyui is None else comfyui
+        self.versions = Versions(pack=VERSION, torch="", comfyui="any" if self._comfyui else "")
         self._running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
         self._ended: dict[int, GenerationEnded] = {}
 

@@ -77,6 +77,15 @@ def test_a_machine_joins_starts_and_ends_generations(server, token_file, tmp_pat
         assert member.process.poll() is None
 
 
+def test_devices_that_a_machine_does_not_offer_are_not_used(server, token_file, tmp_path):
+    with Member(server.address, token_file, tmp_path / "log") as member:
+        (machine,) = server.wait_for(1, 30)
+        machine.start(replace(started(6, "sleep"), devices=("cpu:0", "cpu:7")))
+        member.process.wait(30)
+        assert "ProtocolError: it wants ranks on cpu:0, cpu:7, which this machine does not offer" in member.log
+        assert marked(6) == []
+
+
 @pytest.mark.parametrize("what", ["orphans", "exit", "flood"])
 def test_whatever_a_launcher_does_none_of_its_processes_stays(server, token_file, tmp_path, what):
     with Member(server.address, token_file, tmp_path / "log"):

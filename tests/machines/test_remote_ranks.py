@@ -17,6 +17,7 @@ from machines.worlds import Model, flux_model, several_machines, wan_model
 from parallel_runtime.checkpoint import read_header
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import relative_error
+from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.models.flux.reference import ReferenceModel
@@ -71,11 +72,20 @@ def test_without_exchange_it_does_not(pool: Pool, flux: Model, plan: ParallelPla
     assert flux.error(pool, plan, control=True) > 1e-2
 
 
+@pytest.mark.full
 def test_a_step_of_comfyuis_own_module_equals_one_process(pool: Pool, folder: Path) -> None:
     with wan_model(folder) as wan:
         for plan in (ParallelPlan(ring=2), ParallelPlan(cfg=2, weights="sharded")):
             assert wan.error(pool, plan) <= TOLERANCE, plan
         assert wan.error(pool, ParallelPlan(ring=2), control=True) > 1e-2
+
+
+def test_a_machine_without_comfyui_is_named_and_given_nothing_of_ours_to_import(folder: Path) -> None:
+    devices = parse_devices("cpu:1").devices
+    bare = LoopbackMachine("bare", ("cpu:0",), (str(folder),), comfyui="")
+    with wan_model(folder) as wan, Pool(devices, threads_per_rank=1, machines=lambda _: [bare]) as pool:
+        with pytest.raises(ValueError, match=r"^machine bare .* has no ComfyUI, .*; start `join` there with --comfyui"):
+            wan.error(pool, ParallelPlan(ring=2))
 
 
 def test_a_whole_run_shows_every_step_and_equals_one_process(pool: Pool, flux: Model) -> None:

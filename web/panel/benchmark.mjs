@@ -2,6 +2,7 @@
 
 import { h, keyed, setText } from './dom.mjs'
 import { againstBase, describeWork, sameWork } from './report.mjs'
+import { inWords } from './words.mjs'
 
 const ROW_HEIGHT = 26
 const AXIS_HEIGHT = 34
@@ -25,7 +26,8 @@ export function updateBenchmark(figure, report, last, charts, t) {
   const [caption, , buttons] = figure.children
   const canvas = figure.querySelector('canvas')
   const source = report.speedups.length ? report : last && sameWork(report, last) ? last : undefined
-  const { base, rows } = againstBase(source?.speedups ?? [])
+  const cases = (source?.speedups ?? []).map((row) => ({ ...row, name: inWords(t, row.name) }))
+  const { base, rows } = againstBase(cases)
   const measured = rows.filter((row) => Number.isFinite(row.factor))
   figure.hidden = measured.length === 0
   if (figure.hidden) return charts.clear(canvas)

@@ -5,10 +5,11 @@
 
 import { h } from './dom.mjs'
 import { allNodes, bypass, goTo, isOff, nodeById, packOf } from './workflow.mjs'
+import { inWords } from './words.mjs'
 
 const NAMED = /\(node ([\d:]+)\)/ // how our sentences name a node of the workflow
 const REMOVE = /; remove (.*?)(?:, or |, and |$)/ // what they say is in the way
-const PARTS = /^(.*?)(?:(?:; |；)(.*))?$/s // what is wrong, and what to do
+const SENTENCE = /^(.*?)(?:; |；)(.+)$/ // a reason and its remedy
 const DISMISS = '[data-testid="error-overlay-dismiss"]'
 const OURS = 'SPConfig' // by whose class the pack's folder is known
 
@@ -58,7 +59,8 @@ export class ErrorCard {
     this.hide()
     const { t, app } = this
     const [sentence, ...details] = text.trim().split('\n')
-    const [, reason, remedy] = PARTS.exec(t.said(sentence))
+    const told = inWords(t, sentence)
+    const [, reason, remedy] = SENTENCE.exec(told) ?? [told, told, '']
     const named = this._named(sentence, node)
     const meant = named ?? node
     const helps = meant && REMOVE.test(sentence) && !isOff(meant) && (named || this._passesModel(meant))
@@ -77,7 +79,7 @@ export class ErrorCard {
       h('h3', { text: title }),
       h('p', { class: 'pdit-reason', text: reason }),
       remedy ? h('p', { text: remedy[0].toUpperCase() + remedy.slice(1) }) : null,
-      details.length ? h('p', { class: 'pdit-quiet', text: t.said(details.join('\n')) }) : null,
+      details.length ? h('p', { class: 'pdit-quiet', text: inWords(t, details.join('\n')) }) : null,
       this.told,
       h(
         'div',

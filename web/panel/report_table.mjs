@@ -3,6 +3,7 @@
 import { h } from './dom.mjs'
 import { bytes, largest, median, relativeError, seconds, times } from './figures.mjs'
 import { againstBase, describeWork, readReport } from './report.mjs'
+import { inWords } from './words.mjs'
 
 /** Fill `box` with a table for each report, of whatever version. */
 export function showTables(box, reports, t) {
@@ -14,7 +15,7 @@ function tablesOf(report, t) {
   const told = [
     report.fromCache && t('table.fromCache'),
     report.older && t('report.older'),
-    ...(report.warnings ?? []).map(t.said)
+    ...(report.warnings ?? []).map((text) => inWords(t, text))
   ].filter(Boolean)
   const caption = [t(`kinds.${report.kind}`), describeWork(report, t)].filter(Boolean).join(' · ')
   const body = report.speedups.length ? [casesTable(report, caption, t)] : [figuresTable(report, caption, t)]
@@ -23,7 +24,7 @@ function tablesOf(report, t) {
 }
 
 function casesTable(report, caption, t) {
-  const { base, rows } = againstBase(report.speedups)
+  const { base, rows } = againstBase(report.speedups.map((row) => ({ ...row, name: inWords(t, row.name) })))
   const best = largest(rows.map((row) => row.factor ?? 0))
   const withError = rows.some((row) => Number.isFinite(row.error))
   const head = [t('table.case'), t('table.time'), t('table.factor', { base: base?.name ?? '–' })]
@@ -53,8 +54,8 @@ function figuresTable(report, caption, t) {
     ['total', Number.isFinite(headline.denoise_s) && seconds(headline.denoise_s)],
     ['load', Number.isFinite(timings.load_s) && seconds(timings.load_s)],
     ['decode', Number.isFinite(headline.decode_s) && seconds(headline.decode_s)],
-    ['loop', typeof headline.loop === 'string' && headline.loop],
-    ['proof', typeof raw.proof?.verdict === 'string' && raw.proof.verdict]
+    ['loop', typeof headline.loop === 'string' && inWords(t, headline.loop)],
+    ['proof', typeof raw.proof?.verdict === 'string' && inWords(t, raw.proof.verdict)]
   ]
   const shown = rows.filter(([, value]) => value).map(([name, value]) => ({ cells: [t(`table.${name}`), value] }))
   return table(caption, [], shown)

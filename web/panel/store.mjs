@@ -87,6 +87,7 @@ export class Store {
     const check = (each) => ({ ...each, name: this.said(each.name), seen: this.said(each.seen), remedy: this.said(each.remedy) })
     const told = doctor && { ...doctor, message: this.said(doctor.message) }
     if (Array.isArray(doctor?.checks)) told.checks = doctor.checks.map(check)
+    if (Array.isArray(doctor?.warnings)) told.warnings = doctor.warnings.map(this.said)
     return {
       ...state,
       ...(told ? { doctor: told } : {}),

@@ -10,6 +10,7 @@ import { chromeTrace, download, jsonBlob, openInPerfetto, pngOf } from './export
 import { describeRun, readReport } from './report.mjs'
 import { headline } from './sidebar.mjs'
 import { heroText, planName, runName, suggestionText, verdictText } from './told.mjs'
+import { inWords } from './words.mjs'
 
 const ZOOM = 1.6
 const NARROW = 820 // pixels, below which all stands in one column
@@ -239,7 +240,7 @@ class TimelineView {
   _tellRun() {
     const { report, t } = this
     const summary = this._entry?.summary
-    const warnings = report.warnings?.length ? ` — ${report.warnings.map(t.said ?? String).join('; ')}` : ''
+    const warnings = report.warnings?.length ? ` — ${report.warnings.map((text) => inWords(t, text)).join('; ')}` : ''
     const hero = heroText(summary, t)
     const verdict = [verdictText(summary, t), suggestionText(summary, t)].filter(Boolean).join(' ')
     const told = report.problem ? t(report.problem) : [hero, headline(report, t), verdict].filter(Boolean).join(' · ')

@@ -18,13 +18,12 @@ export function makeSaid(messages) {
   })
   const exact = new Map(lines)
   const shapes = lines
-    .filter(([english]) => english.match(PLACE))
+    .filter(([english]) => english.match(PLACE) && /[a-z]/i.test(english.replace(PLACE, '')))
     .map(([english, other]) => {
       const [names, literals] = [[...english.matchAll(PLACE)].map(([, name]) => name), english.split(/\{\w+\}/)]
       const escaped = literals.map((literal) => literal.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'))
       return { names, other, known: literals.join('').length, pattern: new RegExp(`^${escaped.join('(.*?)')}$`) }
     })
-    .filter(({ known }) => known > 0)
     .sort((one, two) => two.known - one.known)
   const whole = (text) => {
     if (exact.has(text)) return exact.get(text)
@@ -54,6 +53,9 @@ export function makeSaid(messages) {
   }
   return (text) => (typeof text === 'string' ? text.split('\n').map(line).join('\n') : text)
 }
+
+/** A sentence of the server's in the user's language, where `t` knows any but English. */
+export const inWords = (t, text) => t.said?.(text) ?? text
 
 /** `t(key, values)`: the text of a dotted key, `{name}` replaced by `values.name`. A key without text stays as it is. */
 export function makeWords(translations, language) {

@@ -169,7 +169,7 @@ class Kept:
     """What is kept under a name in build/quality: tensors by the numbers of prompts, some with a word before it."""
 
     def __init__(self, name: str) -> None:
-        self._path = KEPT / f"{model_id()}-{re.sub(r'[^a-z0-9]+', '-', name)}.safetensors"
+        self._path = KEPT / f"{model_id()}-{re.sub(r'[^a-z0-9]+', '-', name.lower())}.safetensors"
         self.tensors: dict[str, Tensor] = load_file(self._path) if self._path.exists() else {}
 
     def add(self, found: Mapping[str, Tensor]) -> None:

@@ -40,7 +40,8 @@ def main() -> None:
             rows += list(measured(hosts, links, Path(folder), runs=options.runs))
     load = "/".join(f"{each:.0f}" for each in os.getloadavg())
     about = f"torch {__version__}, {platform.machine()}, {os.cpu_count()} CPUs, load {load}, {options.runs} runs each"
-    head = ("| model | link | plan | one machine | two machines | times as fast | exchanged a step |", "|" + " --- |" * 7)
+    columns = "| model | link | plan | one machine | two machines | times as fast | exchanged a step |"
+    head = (columns, "|" + " --- |" * 7)
     text = "\n".join((f"# Several machines\n\n{__doc__}\n{about}.\n", *head, *rows, ""))
     options.output.write_text(text, encoding="utf-8")
 

@@ -101,8 +101,8 @@ MUTANTS = (
     ),
     Mutant(
         "the saved picture has its charts one over the other",
-        "    brush.drawImage(canvas, 0, y)\n    y += canvas.height + 8\n",
-        "    brush.drawImage(canvas, 0, y)\n",
+        "    y += heightOf(part)\n",
+        "",
         (SAVED,),
     ),
     Mutant("bars begin above nought", "beginAtZero: zero === true,", "beginAtZero: false,", (BARS,)),

@@ -46,6 +46,7 @@ MUTANTS = (
         "    if not math.isfinite(value):\n        _refuse_number(text)\n    return value",
         "    return value",
         (FIELDS,),
+        file="protocol.py",
     ),
     Mutant(
         "a field that nobody knows is let through",

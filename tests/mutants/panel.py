@@ -8,7 +8,7 @@ AREAS = "test_panel_drawing.py::test_every_rank_has_a_row_and_each_colour_the_ar
 TRACE = "test_panel_drawing.py::test_the_exported_trace_has_a_track_a_rank_and_each_steps_seconds"
 NUMBERS = "test_panel_drawing.py::test_what_stands_for_many_numbers_is_theirs"
 SAVED = "test_a_run.py::test_the_timeline_looks_at_a_step_and_saves_what_it_shows[classic]"
-BARS = "test_benchmark_bars.py::test_bars_are_as_high_as_their_cases_are_quick"
+BARS = "test_benchmark_bars.py::test_bars_are_as_long_as_their_cases_are_quick"
 
 MUTANTS = (
     Mutant(
@@ -106,5 +106,5 @@ MUTANTS = (
         (SAVED,),
     ),
     Mutant("bars begin above nought", "beginAtZero: zero === true,", "beginAtZero: false,", (BARS,)),
-    Mutant("one rank is drawn as a loss", "row.speedup >= 1 ? BAR.good", "row.speedup > 1 ? BAR.good", (BARS,)),
+    Mutant("a plan that lost is drawn as a gain", "row.factor >= 1 ? BAR.good", "row.factor >= 0 ? BAR.good", (BARS,)),
 )

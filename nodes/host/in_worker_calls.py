@@ -19,8 +19,9 @@ import comfy.samplers
 import torch
 from comfy.patcher_extension import WrappersMP
 
-from ...parallel_runtime.models.hosted.calls import apply_call, rows_that_belong_together, takes_whole_batches
+from ...parallel_runtime.models.hosted.calls import rows_that_belong_together, takes_whole_batches
 from ...parallel_runtime.models.hosted.formats import coarse_inputs
+from ...parallel_runtime.models.hosted.other_calls import apply_call
 from ...parallel_runtime.models.plans import find_plan
 from ...parallel_runtime.models.plans.whole import find_whole
 from ...parallel_runtime.pool.calls import ModelCall, shape_of

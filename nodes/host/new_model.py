@@ -29,12 +29,12 @@ from .cond_tasks import TOGETHER_KEY, calc_together
 from .device_memory import DeviceMemory, needed_memory
 from .flux_model import RemoteFlux
 from .flux_source import Source, read_source
-from .hosted_model import remote_hosted
 from .hosted_source import HostedSource, read_hosted, refuse_unplanned, this_comfyui
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
 from .refusals import check_controlnets
+from .remote_hosted import remote_hosted
 from .run_context import RUN_KEY, begun
 from .workload_from_guider import work_of_run, work_of_settings
 

@@ -29,6 +29,7 @@ from .hosted_weights import HostedChanges, HostedWeights
 from .inputs import RequestInputs, call_tensors
 from .mesh import Mesh
 from .own_tokens import OwnTokens
+from .step_cache import skipping_blocks
 
 NewCall: TypeAlias = Callable[[str], TokenCall]
 # What a call may name beside the model's forward: ComfyUI asks it of the module before a run, and it needs weights.
@@ -46,16 +47,6 @@ class HostedModel:
     between: SharedModel | None = None  # the same for calls with patches of the blocks
     beat: Callable[[], None] | None = None
     skipping: CachedBlocks | None = None
-
-    def cached_blocks(self) -> CachedBlocks:
-        """The blocks as a step cache skips them, hooked when that is first asked for. To be called before `under`."""
-        if self.skipping is None:
-            for shared in (self.shared, self.between):
-                if shared is not None:  # its hooks go around those of the cache
-                    shared.remove()
-            self.shared = self.between = None
-            self.skipping = CachedBlocks(self.module, plan_for(type(self.module)))
-        return self.skipping
 
     @property
     def token_call(self) -> TokenCall | None:
@@ -228,7 +219,9 @@ class HostedForward:
         records = told.pop(OPTION, None)
         if records:
             told["patches"] = self.model.weights.beside.patches(records)
-        skipping = self._skipping(residuals, options, sequence=sequence, over=over, counts=write)
+        skipping: AbstractContextManager[None] = nullcontext()
+        if residuals is not None:
+            skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over, counts=write)
         module = self.model.under(sequence, self.beat, patched=bool(records), new_call=new_call)
         method = options.get("method")
         if method is not None and method not in METHODS:
@@ -262,7 +255,9 @@ class HostedForward:
         Returns (B, ...) fp32, on every rank that shares the tokens.
         """
         sequence = self._sequence(options)
-        skipping = self._skipping(residuals, options, sequence=sequence, over=over)
+        skipping: AbstractContextManager[None] = nullcontext()
+        if residuals is not None:
+            skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over)
         self.model.under(sequence, self.beat)
         self._forget()
         with self.model.calling(), self._scales(sequence, None), skipping:
@@ -282,37 +277,6 @@ class HostedForward:
             return nullcontext()
         sharing = [sequence] if over is None else [sequence, UnevenSequence(ring=Axis("ring"), ulysses=over)]
         return shared_scales([each for each in sharing if each.parts > 1])
-
-    def _skipping(
-        self,
-        residuals: Residuals | None,
-        options: Mapping[str, Any],
-        *,
-        sequence: UnevenSequence,
-        over: Axis | None,
-        counts: bool = True,
-    ) -> AbstractContextManager[None]:
-        """Around a call: its blocks but the first are skipped where that changed little, on all ranks of the call."""
-        if residuals is None:
-            return nullcontext()
-        cached, model = self.model.cached_blocks(), self.model
-        sharing = [sequence] if over is None else [sequence, UnevenSequence(ring=Axis("ring"), ulysses=over)]
-
-        def total(sums: torch.Tensor) -> torch.Tensor:
-            for group in sharing:
-                sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts).sum(0)
-            return sums
-
-        @contextmanager
-        def skipping() -> Iterator[None]:
-            threshold = float(options["step_cache"])
-            with cached.calling(residuals, threshold=threshold, total=total, call_of=lambda: model.token_call) as seen:
-                yield
-            if counts:
-                before = self.cached or CachedCalls(calls=0, skipped=0)
-                self.cached = CachedCalls(calls=before.calls + 1, skipped=before.skipped + seen.skips)
-
-        return skipping()
 
     def _sequence(self, options: Mapping[str, Any]) -> UnevenSequence:
         """Who shares the tokens. A proof asks for none, and for the negative control (pool/proving.py)."""

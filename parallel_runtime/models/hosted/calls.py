@@ -52,14 +52,6 @@ class HostedCall:
         return [part.reshape(shape) for part, shape in zip(flat.split(numbers, 1), self.shapes, strict=True)]
 
 
-def method_call(
-    title: str, name: str, args: Sequence[object], kwargs: Mapping[str, object], shape: torch.Size
-) -> HostedCall:
-    """A call of a method whose result has this shape."""
-    tensors, options = _sent(title, args, kwargs, method=name)
-    return HostedCall(tensors=tensors, options=options, out_shape=(1, shape.numel()), shapes=(tuple(shape),))
-
-
 def forward_call(
     transformer: torch.nn.Module,
     channels: int,
@@ -72,40 +64,20 @@ def forward_call(
 
     Raises `ValueError` for what cannot travel, naming where it stands in the call.
     """
-    x, kwargs = args[0], _without(kwargs, stay_here)
+    x, kwargs = args[0], without(kwargs, stay_here)
     xs = [x] if isinstance(x, torch.Tensor) else list(x)
     shapes = tuple(tuple(each.shape) for each in xs)
     if isinstance(x, torch.Tensor):
         shapes = ((x.shape[0], channels, *x.shape[2:]),)
     batch = shapes[0][0] // rows_that_belong_together(transformer, kwargs, shapes[0][0])
-    rows = list(_with_rows([*args, *kwargs.values(), *(kwargs.get("control") or {}).values()], shapes[0][0], batch))
+    rows = list(with_rows([*args, *kwargs.values(), *(kwargs.get("control") or {}).values()], shapes[0][0], batch))
     title = type(transformer).__name__
-    tensors, sent = _sent(title, args, kwargs, batched=rows)
+    tensors, sent = travelling(title, args, kwargs, batched=rows)
     numbers = sum(torch.Size(shape).numel() for shape in shapes) // batch
     return HostedCall(tensors=tensors, options=sent, out_shape=(batch, numbers), shapes=shapes)
 
 
-def apply_call(
-    title: str,
-    shape: torch.Size,
-    sides: Sequence[int],
-    kwargs: Mapping[str, Any],
-    *,
-    stay_here: Collection[str] = STAY_HERE,
-) -> HostedCall:
-    """A call of ComfyUI's `apply_model` for a latent of this `shape` (B, ...), without the latent and its sigma.
-
-    `sides`: of cfg, one or both, whose rows follow each other. Raises `ValueError` for what cannot travel, naming where
-    it stands in the call.
-    """
-    kwargs, rows = _without(kwargs, stay_here), shape[0] * len(sides)
-    tensors, sent = _sent(title, [], kwargs, batched=list(_with_rows(list(kwargs.values()), rows, rows)))
-    sent |= {"latent": list(shape[1:]), "sides": list(sides)}
-    out_shape = (shape[0], shape[1:].numel())
-    return HostedCall(tensors=tensors, options=sent, out_shape=out_shape, shapes=(tuple(shape),))
-
-
-def _without(kwargs: Mapping[str, Any], stay_here: Collection[str]) -> dict[str, Any]:
+def without(kwargs: Mapping[str, Any], stay_here: Collection[str]) -> dict[str, Any]:
     """A call's arguments without what stays behind, or is built anew where it is missing."""
     kept = dict(kwargs)
     options = kept.get("transformer_options") or {}
@@ -116,7 +88,7 @@ def _without(kwargs: Mapping[str, Any], stay_here: Collection[str]) -> dict[str,
     return kept
 
 
-def _sent(
+def travelling(
     title: str,
     args: Sequence[object],
     kwargs: Mapping[str, Any],
@@ -156,7 +128,7 @@ def _numbers(tensors: Sequence[torch.Tensor], some: Sequence[object]) -> list[in
     return [number for number, tensor in enumerate(tensors) if id(tensor) in wanted]
 
 
-def _with_rows(values: Sequence[object], rows: int, batch: int) -> Iterator[torch.Tensor]:
+def with_rows(values: Sequence[object], rows: int, batch: int) -> Iterator[torch.Tensor]:
     """Tensors with so many rows, each image's of the batch: those that ComfyUI hands over by themselves, in lists, and
     a ControlNet's.
 

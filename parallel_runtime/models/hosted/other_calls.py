@@ -1,0 +1,39 @@
+"""Calls that travel beside those of a transformer's forward: of its methods, and of ComfyUI's `apply_model`.
+
+Letters: `B` batch.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .calls import STAY_HERE, HostedCall, travelling, with_rows, without
+
+
+def method_call(
+    title: str, name: str, args: Sequence[object], kwargs: Mapping[str, object], shape: torch.Size
+) -> HostedCall:
+    """A call of a method whose result has this shape."""
+    tensors, options = travelling(title, args, kwargs, method=name)
+    return HostedCall(tensors=tensors, options=options, out_shape=(1, shape.numel()), shapes=(tuple(shape),))
+
+
+def apply_call(
+    title: str,
+    shape: torch.Size,
+    sides: Sequence[int],
+    kwargs: Mapping[str, Any],
+    *,
+    stay_here: Collection[str] = STAY_HERE,
+) -> HostedCall:
+    """A call of ComfyUI's `apply_model` for a latent of this `shape` (B, ...), without the latent and its sigma.
+
+    `sides`: of cfg, one or both, whose rows follow each other. Raises `ValueError` for what cannot travel, naming where
+    it stands in the call.
+    """
+    kwargs, rows = without(kwargs, stay_here), shape[0] * len(sides)
+    tensors, sent = travelling(title, [], kwargs, batched=list(with_rows(list(kwargs.values()), rows, rows)))
+    sent |= {"latent": list(shape[1:]), "sides": list(sides)}
+    out_shape = (shape[0], shape[1:].numel())
+    return HostedCall(tensors=tensors, options=sent, out_shape=out_shape, shapes=(tuple(shape),))

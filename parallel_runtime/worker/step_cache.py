@@ -1,0 +1,66 @@
+"""Calls of a hosted model whose blocks a step cache may skip: who decides together, and what is counted.
+
+Does not own how blocks are skipped (models/hosted/first_block.py) nor what is kept of a call (pipelined_step.py).
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..models.hosted.first_block import CachedBlocks, Residuals
+from ..models.plans import plan_for
+from ..parallel.collectives import Axis
+from ..parallel.uneven import UnevenSequence
+from ..wire.replies import CachedCalls
+
+if TYPE_CHECKING:
+    from .hosted import HostedForward, HostedModel
+
+
+def skipping_blocks(
+    forward: "HostedForward",
+    residuals: Residuals,
+    options: Mapping[str, Any],
+    *,
+    sequence: UnevenSequence,
+    over: Axis | None,
+    counts: bool = True,
+) -> AbstractContextManager[None]:
+    """Around a call: its blocks but the first are skipped where that changed little, on all ranks of the call.
+
+    Arguments as those of `HostedForward.call`; `counts`: the call counts for this rank. To be called before the
+    module is shared (`HostedModel.under`).
+    """
+    model, sharing = forward.model, [sequence]
+    if over is not None:
+        sharing.append(UnevenSequence(ring=Axis("ring"), ulysses=over))
+
+    def total(sums: torch.Tensor) -> torch.Tensor:
+        for group in sharing:
+            sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts).sum(0)
+        return sums
+
+    cached, threshold = cached_blocks(model), float(options["step_cache"])
+
+    @contextmanager
+    def skipping() -> Iterator[None]:
+        with cached.calling(residuals, threshold=threshold, total=total, call_of=lambda: model.token_call) as seen:
+            yield
+        if counts:
+            before = forward.cached or CachedCalls(calls=0, skipped=0)
+            forward.cached = CachedCalls(calls=before.calls + 1, skipped=before.skipped + seen.skips)
+
+    return skipping()
+
+
+def cached_blocks(model: "HostedModel") -> CachedBlocks:
+    """The blocks as a step cache skips them, hooked when that is first asked for."""
+    if model.skipping is None:
+        for shared in (model.shared, model.between):
+            if shared is not None:  # its hooks go around those of the cache
+                shared.remove()
+        model.shared = model.between = None
+        model.skipping = CachedBlocks(model.module, plan_for(type(model.module)))
+    return model.skipping

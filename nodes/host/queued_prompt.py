@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from comfy_api.latest import get_executing_context
 from server import PromptServer
 
+LOADERS = ("ParallelModelLoader", "ParallelFluxLoader")
 _PROMPT: ContextVar[Mapping[str, object]] = ContextVar("parallel_dit_queued_prompt")
 
 
@@ -31,10 +32,12 @@ def validated_inputs() -> dict[str, object]:
 
 
 def validated_readers() -> list[str]:
-    """The files that loaders read with the first output of the node that is validated now."""
+    """The files that loaders of this pack read with the first output of the node that is validated now."""
+    nodes = [node for node in _PROMPT.get({}).values() if isinstance(node, dict)]
+    loaders = [node for node in nodes if node.get("class_type") in LOADERS]
     return [
         inputs["unet_name"]
-        for inputs in map(_inputs_of, _PROMPT.get({}).values())
+        for inputs in map(_inputs_of, loaders)
         if inputs.get("sp_config") == [_node_id(), 0] and isinstance(inputs.get("unet_name"), str)
     ]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from host import workflows
-from host.client import ComfyClient, PromptResult, Workflow
+from host.client import ComfyClient, PromptRefusedError, PromptResult, Workflow
 from host.pack_workflows import parallel
 from host.tiny_models import TinyModels
 from parallel_runtime.report.schema import validate
@@ -109,7 +109,6 @@ def test_an_empty_list_times_the_models_own_plan(client: ComfyClient, tiny_model
     ("plans", "words"),
     [
         ("ulysses=4", "needs 4 ranks, this MODEL has 2; name more devices in SP Config"),
-        ("ulysses=2\nrings=2", "unknown plan key 'rings'"),
         ("ulysses=2,weights=sharded", "compare plans of the same weights"),
     ],
 )
@@ -120,6 +119,11 @@ def test_a_plan_that_cannot_run_is_refused_before_anything_runs(
     assert (result.status, result.error_node) == ("error", "ParallelBenchmark")
     assert words in result.error_message
     assert not result.progress
+
+
+def test_a_plan_that_is_none_is_refused_before_anything_is_queued(client: ComfyClient, tiny_models: TinyModels) -> None:
+    with pytest.raises(PromptRefusedError, match="unknown plan key 'rings'"):
+        client.queue(benchmark(tiny_models, plans="ulysses=2\nrings=2"))
 
 
 def test_a_model_without_workers_is_refused(client: ComfyClient, tiny_models: TinyModels) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from host import workflows
-from host.client import ComfyClient, Workflow
+from host.client import ComfyClient, PromptRefusedError, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
 from host.tiny_models import TinyModels
 
@@ -58,6 +58,5 @@ def test_more_stages_than_blocks_are_refused_before_anything_starts(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
     graph = to_latent(workflows.text_to_image(tiny_models, steps=STEPS))
-    result = client.queue(piped(graph, "KSampler", devices="cpu:8", pipefusion=8))
-    assert result.status == "error"
-    assert "pipefusion=8" in result.error["exception_message"].splitlines()[0]
+    with pytest.raises(PromptRefusedError, match="pipefusion=8 is more stages than the model's 4 blocks"):
+        client.queue(piped(graph, "KSampler", devices="cpu:8", pipefusion=8))

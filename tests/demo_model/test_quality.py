@@ -10,8 +10,7 @@ import torch
 from demo import networks
 from demo.evaluation import STEPS, in_parts
 from demo.graphs import MODELS, TRANSFORMER
-from demo.quality import CPU, REFERENCE, SEED, Case, draw, latents_of, psnr, ssim
-from demo.trainer import numbers
+from demo.quality import CPU, REFERENCE, Case, draw, latents_of, noise_of, psnr, ssim
 from demo.words import combinations, encode
 
 WANTED = combinations()[1][:2]
@@ -23,19 +22,27 @@ def autoencoder() -> networks.Autoencoder:
     return networks.load(MODELS / "demo_autoencoder.safetensors", CPU)
 
 
+def pictures(case: Case, batch: int, autoencoder: networks.Autoencoder) -> torch.Tensor:
+    """What a case draws of WANTED."""
+    found: dict[str, torch.Tensor] = {}
+    for each in draw(case, dict(enumerate(WANTED)), batch=batch):
+        found |= each
+    latents = torch.stack([found[str(number)] for number in range(len(WANTED))])
+    return in_parts(autoencoder, "decode", latents_of(latents)).clamp(0, 1)
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_the_reference_is_the_plain_network_and_no_exchange_is_seen(autoencoder: networks.Autoencoder) -> None:
-    noise = torch.randn(2, 64, 64, generator=numbers("quality", SEED, 0, CPU))
-    x = latents_of(noise)
+    x = latents_of(torch.stack([noise_of(number) for number in range(2)]))
     text, pooled = (torch.stack(part) for part in zip(*(encode(each.prompt()) for each in WANTED), strict=True))
     network = networks.load(MODELS / TRANSFORMER, CPU)
     for step in range(STEPS):
         x = x - network(x, torch.full((2,), 1 - step / STEPS), text, pooled) / STEPS
     plain = in_parts(autoencoder, "decode", x).clamp(0, 1)
-    drawn = draw(REFERENCE, WANTED, batch=1, autoencoder=autoencoder)
+    drawn = pictures(REFERENCE, 1, autoencoder)
     assert (drawn - plain).abs().max() < 1e-4
-    broken = draw(Case("ulysses=2", exchange=False), WANTED, batch=2, autoencoder=autoencoder)
+    broken = pictures(Case("ulysses=2", exchange=False), 2, autoencoder)
     assert psnr(broken, drawn).max() < 20
 
 

@@ -134,9 +134,9 @@ def test_what_cannot_be_tried_is_refused_in_one_line_before_anything_starts(
 ) -> None:
     assert main(["verify", "--model", str(not_ours), "--plan", "ulysses=2", "--devices", "cpu:2", *arguments]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1, said
+    (sentence,) = (line for line in said.splitlines() if not line.endswith(" ..."))  # what goes on is said before
     for word in words:
-        assert word in said
+        assert word in sentence
 
 
 @pytest.mark.slow
@@ -218,5 +218,6 @@ def test_the_doctor_refuses_a_file_that_it_cannot_look_at_in_one_line(
 ) -> None:
     assert main(["doctor", "--model", str(not_ours), "--devices", "cpu:2"]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "needs ComfyUI's own modules" in said, said
+    (sentence,) = (line for line in said.splitlines() if not line.endswith(" ..."))
+    assert "needs ComfyUI's own modules" in sentence
     assert main(["doctor", "--model", "/nowhere.safetensors", "--devices", "cpu:2"]) == 2

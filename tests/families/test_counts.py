@@ -171,9 +171,9 @@ def test_what_cannot_be_planned_is_refused_in_one_line(
         write_model_files(folder, [FILES[WAN]])
     assert main(["plan", "--model", str(folder / WAN), "--devices", "cpu:2", *arguments]) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1, said
+    (sentence,) = (line for line in said.splitlines() if not line.endswith(" ..."))  # what goes on is said before
     for word in words:
-        assert word in said
+        assert word in sentence
 
 
 def test_counts_that_lack_something_are_refused_by_the_files_name() -> None:

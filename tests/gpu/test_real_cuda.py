@@ -10,7 +10,7 @@ import os
 from gpu.real_cuda.sharing import share
 share("nccl")
 from parallel_runtime.devices import parse_devices
-from parallel_runtime.rank_environment import RankSettings, rank_environment
+from parallel_runtime.pool.process import RankSettings, rank_environment
 settings = RankSettings(devices=parse_devices("cuda:0,cuda:0", num_cuda=1).devices, threads=1, engine="a:B")
 assert settings.backend == "nccl", settings.backend
 print(rank_environment(os.environ, settings)["PYTHONPATH"])

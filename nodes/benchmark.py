@@ -69,7 +69,7 @@ class ParallelBenchmark(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, plans: str | None) -> bool | str:
+    def validate_inputs(cls, plans: str | None = None) -> bool | str:
         """Refuse plans that cannot be read before anything is queued."""
         try:
             read_plans(plans or "", ParallelPlan())

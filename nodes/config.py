@@ -265,7 +265,7 @@ class SPConfig(io.ComfyNode):
         return "" if offer is None else MACHINES.fingerprint(offer)
 
     @classmethod
-    def validate_inputs(cls, devices: str | None) -> bool | str:
+    def validate_inputs(cls, devices: str | None = None) -> bool | str:
         """Refuse before anything is queued what `execute` would refuse, and degrees that do not fit the chosen file.
 
         Values that other nodes give are not known here; then it is `execute` that refuses.
@@ -333,12 +333,12 @@ def why_refused(devices: str | None) -> str:
                 parse_devices(devices)
             return ""
         if Offer.parse(str(known.get("machines", ""))) is not None:  # nobody knows yet who will be there
-            known |= {"mode": "auto", "machines": ""}
+            known |= {"mode": "auto", "machines": "", "weights": WEIGHTS[0]}
         choice = choice_of(**typed(known))
         choice.describe()
         if choice.plan is not None:
-            for name in validated_readers():
-                _refuse_file(choice, name)
+            refusals = [_why_refused(choice, name) for name in validated_readers()]
+            return refusals[0] if refusals and all(refusals) else ""  # a loader that nothing needs is not run
     except ValueError as error:
         return str(error)
     return ""
@@ -364,15 +364,19 @@ def typed(values: Mapping[str, object]) -> dict[str, Any]:
     return given
 
 
-def _refuse_file(choice: ParallelChoice, name: str) -> None:
-    """Raise `ValueError` for degrees that a file of our own blocks cannot take; other files say so when they load."""
+def _why_refused(choice: ParallelChoice, name: str) -> str:
+    """Why a file of our own blocks cannot take the degrees, "" where it can; other files say so when they load."""
     try:
         header = read_header(diffusion_model_path(name))
         own = None if find_family(header) is None else read_own(header)
     except ValueError:  # the loader says it
-        return
-    if own is not None:
-        choice.plan_for(own.shape(name), usual_work())
+        return ""
+    try:
+        if own is not None:
+            choice.plan_for(own.shape(name), usual_work())
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _degree(name: str, tooltip: str, *, added: bool = False) -> io.Input:

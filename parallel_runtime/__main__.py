@@ -103,7 +103,8 @@ def _plain(value: object) -> object:
 
 
 def _print(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    if sys.stdout is not None:  # closed: the exit code alone is the answer
+        sys.stdout.write(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -32,12 +32,19 @@ def validated_inputs() -> dict[str, object]:
 
 
 def validated_readers() -> list[str]:
-    """The files that loaders of this pack read with the first output of the node that is validated now."""
-    nodes = [node for node in _PROMPT.get({}).values() if isinstance(node, dict)]
-    loaders = [node for node in nodes if node.get("class_type") in LOADERS]
+    """The files that loaders of this pack read with the first output of the node that is validated now.
+
+    Those that no node takes a MODEL of are left out: ComfyUI does not run them.
+    """
+    nodes = {name: node for name, node in _PROMPT.get({}).items() if isinstance(node, dict)}
+    links = [
+        value for node in nodes.values() for value in _inputs_of(node).values() if isinstance(value, list) and value
+    ]
+    taken = {str(link[0]) for link in links}
+    loaders = [_inputs_of(nodes[name]) for name in nodes if nodes[name].get("class_type") in LOADERS and name in taken]
     return [
         inputs["unet_name"]
-        for inputs in map(_inputs_of, loaders)
+        for inputs in loaders
         if inputs.get("sp_config") == [_node_id(), 0] and isinstance(inputs.get("unet_name"), str)
     ]
 

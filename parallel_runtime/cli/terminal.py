@@ -53,9 +53,9 @@ class Progress:
 SILENT = Progress()
 
 
-def is_terminal(stream: TextIO) -> bool:
-    """Whether somebody looks at this stream while it is written."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether somebody looks at this stream while it is written; None is one that was closed."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def plain(text: str, _: str) -> str:
@@ -63,7 +63,7 @@ def plain(text: str, _: str) -> str:
     return text
 
 
-def paint_for(stream: TextIO, environ: Mapping[str, str]) -> Paint:
+def paint_for(stream: TextIO | None, environ: Mapping[str, str]) -> Paint:
     """`paint(text, name)` with the colours of `CODES` where the stream is a terminal, else the text as it is."""
     if environ.get("NO_COLOR") or not is_terminal(stream):
         return plain

@@ -84,6 +84,10 @@ class Arena:
                 specs, _ = lay_out(extents, segment=self._further, start=0)
         return Placed(specs, self._fill(specs[: len(tensors)], tensors))
 
+    def forget(self) -> None:
+        """Count nothing as known: what was placed last was not asked for, and no other machine has it."""
+        self._contents = {}
+
     def _fill(self, specs: Sequence[TensorSpec], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Copy what is not there yet; the numbers of what is."""
         # Inputs and results of one request do not overlap, so what the last one's inputs left is whole wherever this

@@ -74,8 +74,7 @@ class HeldVae:
         """Have the VAE on every rank, in place of any other. Given up, no rank counts as having it; `free` is due."""
         if self._held is not None and self._held[0] == vae.key:
             return Held(self._held[1], 0.0)
-        began, self._held, handle = time.perf_counter(), None, next(self._handles)
-        self.partly_held = handle
+        began, handle = time.perf_counter(), next(self._handles)
         batches = list(_batches(vae.tensors))
         for number, names in enumerate(batches):
             request = HoldVae(
@@ -88,6 +87,7 @@ class HeldVae:
                 last=number == len(batches) - 1,
             )
             placed = self._arena.place({f"w{at}": vae.tensors[name] for at, name in enumerate(names)})
+            self._held, self.partly_held = None, handle  # from here on, as ranks let go of what they had
             self._ask(request, check, placed.specs, deadline_s=self._load_deadline_s)
         self._held, self.partly_held = (vae.key, handle), 0
         return Held(handle, time.perf_counter() - began)

@@ -268,16 +268,14 @@ class WorkerGroup:
                 self.memory = memory
             on_done(request)
 
-        check()
-        request = Request(
-            asked.op,
-            next(self._numbers),
-            self._deadline_s() if deadline_s is None else deadline_s,
-            asked.reply,
-            on_progress=on_progress,
-            on_done=done,
-        )
-        self.generation.ask(request, to_body(asked), tensors)
+        limit_s = self._deadline_s() if deadline_s is None else deadline_s
+        request = Request(asked.op, next(self._numbers), limit_s, asked.reply, on_progress=on_progress, on_done=done)
+        try:
+            check()
+            self.generation.ask(request, to_body(asked), tensors)
+        except BaseException:
+            self._arena.forget()
+            raise
         try:
             self.generation.wait(check)
         finally:

@@ -104,3 +104,28 @@ def test_memory_on_each_device_is_told_before_anything_is_loaded(client: ComfyCl
     result = client.queue(to_latent(parallel(workflows.text_to_image(tiny_models, width=64, height=64, steps=1))))
     told = [text for node, text in result.require_success().texts if node == "model"]
     assert any("memory: about 0." in text and "GB on each device" in text for text in told), told
+
+
+def test_a_loader_whose_model_nobody_takes_refuses_nothing(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = to_latent(parallel(workflows.text_to_image(tiny_models), devices="cpu:3", mode="manual", ring=3))
+    config = {"mode": "manual", "devices": "cpu:3", "ulysses": 3, "ring": 1}
+    graph["other config"] = {"class_type": "SPConfig", "inputs": config}
+    left = dict(graph["model"]["inputs"], sp_config=["other config", 0])
+    graph["left over"] = {"class_type": "ParallelModelLoader", "inputs": left}
+    graph["shown"] = {"class_type": "PreviewAny", "inputs": {"source": ["other config", 0]}}
+    client.queue(graph).require_success()
+
+
+def test_what_is_missing_is_told_by_comfyui(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = to_latent(parallel(workflows.text_to_image(tiny_models)))
+    del graph["config"]["inputs"]["devices"]
+    (error,) = refused(client, graph)["config"]["errors"]
+    assert error["type"] == "required_input_missing"
+
+
+def test_weights_are_not_held_against_the_devices_of_one_machine_where_others_may_join(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    config = {"devices": "cpu:1", "weights": "sharded", "machines": "127.0.0.1:9,x"}
+    nodes = refused(client, to_latent(parallel(workflows.text_to_image(tiny_models), **config)))
+    assert "waits for 'x' machines" in nodes["config"]["errors"][0]["details"]

@@ -67,6 +67,21 @@ def test_a_step_of_flux_over_two_machines_equals_one_process(pool: Pool, flux: M
     assert flux.error(pool, plan) <= TOLERANCE  # its text lies there from the step before
 
 
+def test_inputs_that_were_placed_and_not_sent_are_sent_with_the_next_request(pool: Pool, flux: Model) -> None:
+    plan, given = ParallelPlan(ring=2), flux.trial.calls[0]
+    runner = PlanRunner(pool, flux.spec, plan, options={})
+    other = {**given, "txt": given["txt"] * -1.5 + 0.3}
+    right = runner(other)
+    assert relative_error(runner(given), right) > 1e-2
+
+    def cancel() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        pool.run(flux.spec, plan, [runner._call(other, {})], check_cancelled=cancel)
+    assert relative_error(runner(other), right) <= TOLERANCE
+
+
 @pytest.mark.parametrize("plan", [ParallelPlan(ring=2), ParallelPlan(data=2)], ids=lambda plan: plan.name)
 def test_without_exchange_it_does_not(pool: Pool, flux: Model, plan: ParallelPlan) -> None:
     assert flux.error(pool, plan, control=True) > 1e-2

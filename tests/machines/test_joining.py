@@ -23,6 +23,7 @@ from parallel_runtime.machines.connection import (
     MachineChallenge,
     ServerChallenge,
     TokenRefusedError,
+    listen_address,
 )
 from parallel_runtime.machines.machine import Lost
 from parallel_runtime.machines.messages import GenerationEnded
@@ -194,10 +195,20 @@ def test_builds_of_one_torch_and_a_machine_without_comfyui_are_taken(server, tok
         assert len(server.wait_for(1, 30)) == 1
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "*:0", ":0", "localhost:0", "127.0.0.1", "224.0.0.1:0"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("0.0.0.0:0", "[::]:0", "[::ffff:0.0.0.0]:0", "[::ffff:224.0.0.1]:0", "*:0", ":0", "localhost:0"),
+        *("127.0.0.1", "224.0.0.1:0"),
+    ],
+)
 def test_it_listens_on_one_address_alone(address):
     with pytest.raises(ValueError, match="interface|HOST:PORT"):
         MachineServer(address, b"x" * 32, versions=OURS)
+
+
+def test_an_ipv4_address_that_is_written_as_ipv6_is_listened_on_as_what_it_is():
+    assert listen_address("[::ffff:127.0.0.1]:7861") == ("127.0.0.1", 7861)
 
 
 @pytest.mark.parametrize("how", ["changed", "repeated", "left out", "of another session", "too long"])

@@ -1,0 +1,61 @@
+"""What the pool tells further machines at a start, and what is left where a start comes to nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import cast
+
+import pytest
+
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.errors import PoolError
+from parallel_runtime.machines.machine import Lost, Machine
+from parallel_runtime.machines.messages import StartGeneration
+from parallel_runtime.pool.remote_ranks import RemoteRanks
+from parallel_runtime.rank_environment import RankSettings
+
+SETTINGS = RankSettings(
+    devices=parse_devices("cpu:1").devices, threads=1, engine="parallel_runtime.worker.engine", peer_access=False
+)
+
+
+class LostAtStart:
+    """As `Machine`; lost as soon as it is told to start something."""
+
+    name, here, devices = "shelf", "127.0.0.1", ("cpu:0", "cpu:1")
+
+    def __init__(self) -> None:
+        self.lost: Lost | None = None
+        self.told: list[StartGeneration] = []
+
+    def start(self, start: StartGeneration) -> None:
+        self.told.append(start)
+        self.lost = Lost("its cable was pulled")
+        raise PoolError("machine shelf is lost", remedy="mend it")
+
+    def kill(self, generation: int) -> None:
+        pass
+
+    def wait_ended(self, generation: int, deadline_s: float) -> bool:
+        return True
+
+
+def start_in_vain(machine: LostAtStart) -> None:
+    remote = RemoteRanks([cast(Machine, machine)], SETTINGS)
+    with pytest.raises(PoolError, match="machine shelf is lost"):
+        remote.start(remote.meet(SETTINGS), generation=1, deadline_s=5.0)
+    remote.kill()
+    assert remote.reap() == []
+
+
+def test_a_machine_that_is_lost_at_the_start_leaves_no_descriptor() -> None:
+    start_in_vain(LostAtStart())
+    gc.collect()
+    gc.disable()  # a descriptor that only the collector closes is one too many
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        start_in_vain(LostAtStart())
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()

@@ -59,7 +59,13 @@ def settings_of(launch: Launch) -> RankSettings:
     )
     if meeting.on_cuda and not on_own_cuda(devices):
         raise ValueError(f"ranks on {', '.join(start.devices)} cannot exchange by NCCL; name each GPU once")
-    return RankSettings(devices=devices, threads=start.threads, engine=start.engine, meeting=meeting)
+    return RankSettings(
+        devices=devices,
+        threads=start.threads,
+        engine=start.engine,
+        peer_access=start.peer_access,
+        meeting=meeting,
+    )
 
 
 class Start:

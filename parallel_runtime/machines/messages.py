@@ -113,7 +113,7 @@ class StartGeneration:
 
     `generation` is the machine's number for it, `number` the pool's, which messages of the ranks bear. The launchers of
     all `machines`, ComfyUI's side as the first of them, meet at the store at `master_addr`:`master_port`; this one is
-    `machine`. Whoever has not started after `deadline_s` is ended.
+    `machine`. Whoever has not started after `deadline_s` is ended. `peer_access` as in RankSettings.
     """
 
     generation: int
@@ -129,6 +129,7 @@ class StartGeneration:
     number: int = 0
     machine: int = 1
     machines: int = 2
+    peer_access: bool = True
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,7 @@ class RemoteRanks:
             engine=settings.engine,
             machine=place,
             machines=1 + len(self.machines),
+            peer_access=settings.peer_access,
         )
 
     def body_for(self, rank: object, op: Op, body: dict[str, Any]) -> dict[str, Any]:

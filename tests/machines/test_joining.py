@@ -29,6 +29,7 @@ from parallel_runtime.machines.machine import Lost
 from parallel_runtime.machines.messages import GenerationEnded
 from parallel_runtime.machines.server import MAX_STRANGERS, MachineServer
 from parallel_runtime.machines.versions import own_versions
+from parallel_runtime.wire.nccl_segments import segments_of
 from parallel_runtime.wire.protocol import ProtocolError
 
 SILENCE_S = 2.0
@@ -100,6 +101,23 @@ def test_whatever_a_launcher_does_none_of_its_processes_stays(server, token_file
             machine.kill(5)
             assert ended(machine, 5).code == -signal.SIGKILL
         assert (len(marked(4)), len(marked(5))) == (2, 0)
+
+
+def test_what_nccl_keeps_in_memory_for_killed_ranks_goes_with_them(server, token_file, tmp_path):
+    with Member(server.address, token_file, tmp_path / "log"):
+        (machine,) = server.wait_for(1, 30)
+        segments = {}
+        for generation in (4, 5):
+            machine.start(started(generation, "nccl"))
+            until(lambda: len(segments_of(marked(generation))) == 2, "two segments")  # noqa: B023
+            segments[generation] = segments_of(marked(generation))
+        machine.kill(4)
+        ended(machine, 4)
+        assert [path for path in segments[4] if path.exists()] == []
+        assert all(path.exists() for path in segments[5])
+        machine.kill(5)
+        ended(machine, 5)
+        assert [path for path in segments[5] if path.exists()] == []
 
 
 @pytest.mark.parametrize("how", ["killed", "terminated", "stopped", "the server closes", "the server is silent"])

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
+from parallel_runtime.machines.launch import settings_of
 from parallel_runtime.machines.machine import Lost, Machine
-from parallel_runtime.machines.messages import StartGeneration
+from parallel_runtime.machines.messages import Launch, StartGeneration
 from parallel_runtime.pool.remote_ranks import RemoteRanks
-from parallel_runtime.rank_environment import RankSettings
+from parallel_runtime.rank_environment import RankSettings, rank_environment
 
-SETTINGS = RankSettings(
-    devices=parse_devices("cpu:1").devices, threads=1, engine="parallel_runtime.worker.engine", peer_access=False
-)
+SETTINGS = RankSettings(devices=parse_devices("cpu:1").devices, threads=1, engine="parallel_runtime.worker.engine")
 
 
 class LostAtStart:
@@ -41,10 +41,10 @@ class LostAtStart:
         return True
 
 
-def start_in_vain(machine: LostAtStart) -> None:
-    remote = RemoteRanks([cast(Machine, machine)], SETTINGS)
+def start_in_vain(machine: LostAtStart, settings: RankSettings = SETTINGS) -> None:
+    remote = RemoteRanks([cast(Machine, machine)], settings)
     with pytest.raises(PoolError, match="machine shelf is lost"):
-        remote.start(remote.meet(SETTINGS), generation=1, deadline_s=5.0)
+        remote.start(remote.meet(settings), generation=1, deadline_s=5.0)
     remote.kill()
     assert remote.reap() == []
 
@@ -59,3 +59,12 @@ def test_a_machine_that_is_lost_at_the_start_leaves_no_descriptor() -> None:
         assert len(os.listdir("/proc/self/fd")) == before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("peer_access", [True, False])
+def test_ranks_elsewhere_copy_between_gpus_as_those_here(peer_access: bool) -> None:
+    machine, here = LostAtStart(), replace(SETTINGS, peer_access=peer_access)
+    start_in_vain(machine, here)
+    (told,) = machine.told
+    there = settings_of(Launch(told, "shelf", "127.0.0.1"))
+    assert (there.peer_access, "NCCL_P2P_DISABLE" in rank_environment({}, there)) == (peer_access, not peer_access)

@@ -219,9 +219,14 @@ class _Member:
                 raise ProtocolError(f"it said {type(message).__name__}, which nobody waits for")
 
     def _find(self, asked: FindFile) -> None:
-        from .files import find  # here: it imports torch, which takes seconds and memory
+        try:
+            from .files import find  # here: it imports torch, which takes seconds and memory
 
-        self._answers.put(find(asked.number, asked.identity, self._joining.models))
+            answer = find(asked.number, asked.identity, self._joining.models)
+        except Exception as error:  # noqa: BLE001  whatever it is, somebody waits for an answer
+            problem = f"the search for {asked.identity.name!r} failed: {type(error).__name__}: {error}"
+            answer = FoundFile(asked.number, problem=problem[:MAX_LINES_CHARS])
+        self._answers.put(answer)
         os.eventfd_write(self._answered, 1)
 
     def _answer(self) -> None:

@@ -26,7 +26,7 @@ from parallel_runtime.machines.connection import (
     listen_address,
 )
 from parallel_runtime.machines.machine import Lost
-from parallel_runtime.machines.messages import GenerationEnded
+from parallel_runtime.machines.messages import FileIdentity, GenerationEnded
 from parallel_runtime.machines.server import MAX_STRANGERS, MachineServer
 from parallel_runtime.machines.versions import own_versions
 from parallel_runtime.wire.nccl_segments import segments_of
@@ -101,6 +101,13 @@ def test_whatever_a_launcher_does_none_of_its_processes_stays(server, token_file
             machine.kill(5)
             assert ended(machine, 5).code == -signal.SIGKILL
         assert (len(marked(4)), len(marked(5))) == (2, 0)
+
+
+def test_a_search_that_goes_wrong_is_answered(server, token_file, tmp_path):
+    with Member(server.address, token_file, tmp_path / "log", models=[str(tmp_path)]):
+        (machine,) = server.wait_for(1, 30)
+        with pytest.raises(ValueError, match=r"the search for '\\ud800' failed: UnicodeEncodeError"):
+            machine.find_file(FileIdentity("\ud800", 1, "", ""), deadline_s=30)
 
 
 def test_what_nccl_keeps_in_memory_for_killed_ranks_goes_with_them(server, token_file, tmp_path):

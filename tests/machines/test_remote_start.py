@@ -11,7 +11,7 @@ import pytest
 
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
-from parallel_runtime.machines.launch import settings_of
+from parallel_runtime.machines.launch import Start, settings_of
 from parallel_runtime.machines.machine import Lost, Machine
 from parallel_runtime.machines.messages import Launch, StartGeneration
 from parallel_runtime.pool.remote_ranks import RemoteRanks
@@ -68,3 +68,17 @@ def test_ranks_elsewhere_copy_between_gpus_as_those_here(peer_access: bool) -> N
     (told,) = machine.told
     there = settings_of(Launch(told, "shelf", "127.0.0.1"))
     assert (there.peer_access, "NCCL_P2P_DISABLE" in rank_environment({}, there)) == (peer_access, not peer_access)
+
+
+@pytest.mark.parametrize(("asked", "cpus", "given"), [(8, 8, 4), (2, 8, 2), (8, 1, 1)])
+def test_ranks_have_no_more_threads_than_their_machine_has_cpus_for_them(
+    monkeypatch: pytest.MonkeyPatch, asked: int, cpus: int, given: int
+) -> None:
+    machine = LostAtStart()  # of two devices
+    start_in_vain(machine, replace(SETTINGS, threads=asked))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    settings = settings_of(Launch(machine.told[0], "shelf", "127.0.0.1"))
+    start = Start(machine.told[0], settings)
+    assert (settings.threads, [f"--threads={given}" in each for each in start._arguments]) == (given, [True] * 2)
+    for fd in (*start._lifelines, *start._theirs):
+        os.close(fd)

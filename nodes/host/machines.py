@@ -23,7 +23,7 @@ from ...parallel_runtime.machines.versions import own_versions
 from .version import comfyui_version
 
 FIRST_WAIT_S = 60.0
-AGAIN_WAIT_S = 8.0  # where as many had joined before: one that is well joins again within seconds
+AGAIN_WAIT_S = 8.0  # where as many had joined, or were waited for in vain: one that is well joins again within seconds
 TICK_S = 0.1
 TOKEN_BYTES = 32
 
@@ -33,8 +33,8 @@ class FurtherMachines:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._servers: dict[str, MachineServer] = {}
-        self._most: dict[str, int] = {}  # how many were ever there at once
+        self._servers: dict[str, MachineServer] = {}  # the one that was offered last is the last; replaced, not changed
+        self._most: dict[str, int] = {}  # how many were ever there at once, or waited for until the time was over
 
     def devices_of(self, offer: Offer, *, say: Callable[[str], None] | None) -> tuple[Device, ...]:
         """The devices of machines that are there, once as many have joined as are waited for, or after a while.
@@ -58,10 +58,13 @@ class FurtherMachines:
             refused = f"\nrefused: {server.refusals[-1]}" if server.refusals else ""
             say(f"{there}; {JOIN.format(server.address)}\nthe token is in {token_file()}{refused}")
             time.sleep(TICK_S)
-        self._most[offer.address] = max(self._most[offer.address], len(server.machines()))
+        self._most[offer.address] = max(self._most[offer.address], len(server.machines()), offer.count)
 
     def named(self, devices: tuple[Device, ...]) -> tuple[Machine, ...]:
-        """The machines that have these devices. Raises PoolError for one that is not there any more."""
+        """The machines that have these devices, those of the address that was offered last before others.
+
+        Raises PoolError for one that is not there any more.
+        """
         joined = {machine.name: machine for server in self._servers.values() for machine in server.machines()}
         names = dict.fromkeys(device.machine for device in devices if device.machine)
         if missing := [name for name in names if name not in joined]:
@@ -72,12 +75,13 @@ class FurtherMachines:
         return tuple(joined[name] for name in names)
 
     def fingerprint(self, offer: Offer) -> str:
-        """Changes with every machine that comes or goes, and for as long as one is waited for."""
+        """Changes with every machine that comes or goes, and for as long as one has yet to be waited for."""
         server = self._servers.get(offer.address)
         machines = () if server is None else server.machines()
-        if len(machines) < offer.count:
+        if len(machines) < offer.count and self._most.get(offer.address, 0) < offer.count:
             return f"waiting at {time.monotonic_ns()}"
-        return " ".join(f"{machine.name}:{id(machine)}" for machine in machines)
+        there = "".join(f" {machine.name}:{id(machine)}" for machine in machines)
+        return f"{len(machines)} of {offer.count}:{there}"
 
     def described(self) -> list[dict]:
         """Who is there, for the panel: devices, versions, and the files that were asked for. Never waits."""
@@ -94,16 +98,17 @@ class FurtherMachines:
 
     def _server(self, address: str) -> MachineServer:
         with self._lock:
-            if address not in self._servers:
+            server = self._servers.get(address)
+            if server is None:
                 token = read_token(token_file())
                 try:
-                    self._servers[address] = MachineServer(
-                        address, token, versions=own_versions(comfyui_version() or "")
-                    )
+                    server = MachineServer(address, token, versions=own_versions(comfyui_version() or ""))
                 except OSError as error:
                     raise ValueError(f"machines={address}: {error.strerror}") from error
                 self._most[address] = 0
-            return self._servers[address]
+            others = {key: other for key, other in self._servers.items() if key != address}
+            self._servers = {**others, address: server}
+            return server
 
 
 def token_file() -> Path:

@@ -87,6 +87,8 @@ def listen_address(text: str) -> tuple[str, int]:
             f"address {text!r} names no single interface; give this machine's own address in the private network, "
             "such as 192.168.1.10:7860"
         ) from None
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address  # [::ffff:0.0.0.0] means all interfaces, too
     if address.is_unspecified or address.is_multicast:
         raise ValueError(
             f"address {text!r} would listen on all interfaces; give this machine's one address in the private network"

@@ -1,6 +1,6 @@
 """A weights file on two machines: what makes it the same file, and where a machine looks for its own copy.
 
-Owns the identity and the search. Weights never travel: each machine reads its own copy.
+Owns the identity and the search. The model file never travels: each machine reads its own copy.
 """
 
 import hashlib

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import psutil
 
+from ..wire import nccl_segments
 from ..wire.protocol import ProtocolError
 from ..wire.records import to_body
 from .connection import GREETING, VERDICT, MachineChallenge, Session
@@ -218,9 +219,14 @@ class _Member:
                 raise ProtocolError(f"it said {type(message).__name__}, which nobody waits for")
 
     def _find(self, asked: FindFile) -> None:
-        from .files import find  # here: it imports torch, which takes seconds and memory
+        try:
+            from .files import find  # here: it imports torch, which takes seconds and memory
 
-        self._answers.put(find(asked.number, asked.identity, self._joining.models))
+            answer = find(asked.number, asked.identity, self._joining.models)
+        except Exception as error:  # noqa: BLE001  whatever it is, somebody waits for an answer
+            problem = f"the search for {asked.identity.name!r} failed: {type(error).__name__}: {error}"
+            answer = FoundFile(asked.number, problem=problem[:MAX_LINES_CHARS])
+        self._answers.put(answer)
         os.eventfd_write(self._answered, 1)
 
     def _answer(self) -> None:
@@ -313,20 +319,26 @@ class _Process:
     def end(self, *, others: set[int]) -> list[int]:
         """Kill the launcher, all that it started, and orphans; the processes that did not end within END_S.
 
-        `others` are the launchers of other generations, which live on with what they have started.
+        `others` are the launchers of other generations, which live on with what they have started. What NCCL has in
+        /dev/shm for those that are killed goes.
         """
         until = time.monotonic() + END_S
         mine = psutil.Process(self.pid).children(recursive=True)
+        # Looked for while they are mapped: NCCL removes none of a killed rank's.
+        segments = nccl_segments.segments_of(process.pid for process in mine)
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.code = self._process.wait()
         while left := [each for each in (*mine, *_orphans(others)) if each.is_running()]:
+            segments |= nccl_segments.segments_of(process.pid for process in left)
             for process in left:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             _, alive = psutil.wait_procs(left, timeout=max(0.0, until - time.monotonic()))
             if alive and time.monotonic() > until:
+                nccl_segments.remove(segments)
                 return [process.pid for process in alive]
+        nccl_segments.remove(segments)
         self.drain()
         return []
 

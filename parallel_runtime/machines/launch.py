@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def settings_of(launch: Launch) -> RankSettings:
-    """What each rank here is started with."""
+    """What each rank here is started with: at most as many threads as this machine has CPUs for it."""
     start = launch.start
     if not start.engine.startswith(ENGINES):
         raise ValueError(f"engine {start.engine!r} is none of this pack's; update this pack on both machines")
@@ -59,7 +59,13 @@ def settings_of(launch: Launch) -> RankSettings:
     )
     if meeting.on_cuda and not on_own_cuda(devices):
         raise ValueError(f"ranks on {', '.join(start.devices)} cannot exchange by NCCL; name each GPU once")
-    return RankSettings(devices=devices, threads=start.threads, engine=start.engine, meeting=meeting)
+    return RankSettings(
+        devices=devices,
+        threads=min(start.threads, max(1, len(os.sched_getaffinity(0)) // len(devices))),
+        engine=start.engine,
+        peer_access=start.peer_access,
+        meeting=meeting,
+    )
 
 
 class Start:
@@ -78,7 +84,7 @@ class Start:
             self._lifelines.append(lifeline_write)
             self._theirs += [os.dup(far_end.fileno()), lifeline_read, output_write]
             far_end.close()
-            numbers = {"rank": rank, "ranks": start.world_size, "generation": start.number, "threads": start.threads}
+            numbers = {"rank": rank, "ranks": start.world_size, "generation": start.number, "threads": settings.threads}
             words = {"device": device, "backend": start.backend, "engine": start.engine, "parent": os.getpid()}
             meet = f"{start.master_addr}:{start.master_port}"
             given = {**numbers, **words, "meet": meet}

@@ -4,8 +4,9 @@ Owns the records and which of them each side may send. Does not own how they tra
 (connection.py). All are JSON objects of at most `MAX_FRAME_BYTES`, read field by field by wire/records.py.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, TypeAlias
 
 from ..plan import MAX_RANKS
@@ -14,6 +15,8 @@ from ..wire.records import from_body, to_body
 
 MAX_LINES_CHARS = 4_000  # of a process's last output
 MAX_NAME_CHARS = 64
+MAX_DEVICE_NAME_CHARS = 128
+DEVICE = re.compile(r"(cpu|cuda):[0-9]{1,3}")
 BUNDLE_BYTES = 1 << 15  # of what the launcher hands its ranks
 
 
@@ -56,6 +59,12 @@ class Introduction:
             raise ProtocolError(f"{len(self.devices)} devices with {len(self.device_names)} names, 1 to {MAX_RANKS}")
         if not 1 <= len(self.name) <= MAX_NAME_CHARS or not self.name.isprintable():
             raise ProtocolError(f"a machine's name is 1 to {MAX_NAME_CHARS} printable characters")
+        if not all(map(DEVICE.fullmatch, self.devices)) or len(set(self.devices)) != len(self.devices):
+            raise ProtocolError("a machine's devices are cpu:N or cuda:N, each once")
+        if not all(len(each) <= MAX_DEVICE_NAME_CHARS and each.isprintable() for each in self.device_names):
+            raise ProtocolError(f"a device's name is at most {MAX_DEVICE_NAME_CHARS} printable characters")
+        if not all(len(each) <= MAX_NAME_CHARS and each.isprintable() for each in astuple(self.versions)):
+            raise ProtocolError(f"a version is at most {MAX_NAME_CHARS} printable characters")
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,7 @@ class StartGeneration:
 
     `generation` is the machine's number for it, `number` the pool's, which messages of the ranks bear. The launchers of
     all `machines`, ComfyUI's side as the first of them, meet at the store at `master_addr`:`master_port`; this one is
-    `machine`. Whoever has not started after `deadline_s` is ended.
+    `machine`. Whoever has not started after `deadline_s` is ended. `peer_access` as in RankSettings.
     """
 
     generation: int
@@ -120,6 +129,7 @@ class StartGeneration:
     number: int = 0
     machine: int = 1
     machines: int = 2
+    peer_access: bool = True
 
 
 @dataclass(frozen=True)

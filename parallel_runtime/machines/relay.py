@@ -139,7 +139,8 @@ class Towards:
                 if packet[OP_BYTE] in ANSWERED:
                     self._owing.discard(frame.index)
             elif self._segments is not None:
-                behind_s = take(frame, self._segments, first_rank=self.machine.first_rank)
+                first, ranks = self.machine.first_rank, len(self._channels)
+                behind_s = take(frame, self._segments, first_rank=first, num_ranks=ranks)
                 self._behind_s = min(self._behind_s, behind_s)
 
     def _in_our_time(self, packet: bytes) -> bytes:
@@ -160,8 +161,8 @@ class Towards:
             self._channels[0].send(message)
 
 
-def take(frame: Frame, segments: SegmentTable, *, first_rank: int) -> float:
-    """Put what a machine sends into the shared segments: parts of results, or signs of life of its ranks.
+def take(frame: Frame, segments: SegmentTable, *, first_rank: int, num_ranks: int) -> float:
+    """Put what a machine sends into the shared segments: parts of results, or signs of life of its `num_ranks` ranks.
 
     Returns how many seconds its clock is behind ours, with the way here; infinity where the frame has no time.
     """
@@ -170,7 +171,7 @@ def take(frame: Frame, segments: SegmentTable, *, first_rank: int) -> float:
     elif frame.kind is FrameKind.SIGNS:
         data = as_bytes(frame.data)
         (there_s,) = CLOCK.unpack_from(data)
-        for rank, sign in enumerate(data[CLOCK.size :], start=first_rank):
+        for rank, sign in enumerate(data[CLOCK.size : CLOCK.size + num_ranks], start=first_rank):
             if sign & BEAT:
                 segments.beat(rank)
             segments.show_waiting(rank, bool(sign & WAITS))

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ..wire.channel import SegmentTable
-from ..wire.protocol import Message, ProtocolError, TensorSpec
+from ..wire.protocol import Message, Op, ProtocolError, TensorSpec
 
+PREVIEW = "preview."
 RESULT = re.compile(r"(?:\d+\.)?out\d*|preview\.\d+")
 TRACE = re.compile(r"trace\.(\d+)")
 # Of each dtype that a result may have: an integer of its width, and the bits of a signalling NaN.
@@ -51,9 +52,12 @@ class WrittenResults:
     def new_parts(self, reply: Message) -> Iterator[tuple[TensorSpec, int, int]]:
         """Parts of results that were written since the last call, and the trace that a reply tells of.
 
-        Each is a tensor with the bytes from and to; a part holds nothing but what ranks of this machine wrote.
+        While a run goes on, only previews are looked at: what it results in is there at its end. Each part is a tensor
+        with the bytes from and to, and holds nothing but what ranks of this machine wrote.
         """
         for spec, room, known, unwritten in self._rooms:
+            if reply.op is Op.PROGRESS and not spec.name.startswith(PREVIEW):
+                continue
             now = room.clone()  # ranks go on writing
             changed = now != known
             if changed.any():
@@ -68,7 +72,8 @@ class WrittenResults:
 def _in_bytes(spec: TensorSpec, changed: torch.Tensor, written: torch.Tensor) -> Iterator[tuple[TensorSpec, int, int]]:
     """From the first to the last change of each run of written elements."""
     size = spec.num_bytes // written.numel()
-    steps = torch.diff(written.to(torch.int8), prepend=torch.zeros(1), append=torch.zeros(1)).nonzero().flatten()
+    none = torch.zeros(1, dtype=torch.int8)
+    steps = torch.diff(written.to(torch.int8), prepend=none, append=none).nonzero().flatten()
     for start, stop in steps.view(-1, 2).tolist():
         at = changed[start:stop].nonzero()
         if at.numel():

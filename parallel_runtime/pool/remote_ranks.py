@@ -154,9 +154,13 @@ class RemoteRanks:
                 zip(numbered, channels, strict=True), start=len(settings.devices)
             )
         ]
-        for place, (machine, each) in enumerate(zip(self.machines, relayed, strict=True), start=1):
-            self._started.append(machine)
-            machine.start(self._order(settings, meeting, machine, each.first_rank, place, generation, deadline_s))
+        with ExitStack() as undo:
+            for rank in ranks:
+                undo.callback(rank.reap)
+            for place, (machine, each) in enumerate(zip(self.machines, relayed, strict=True), start=1):
+                self._started.append(machine)
+                machine.start(self._order(settings, meeting, machine, each.first_rank, place, generation, deadline_s))
+            undo.pop_all()
         return ranks
 
     def _order(
@@ -184,6 +188,7 @@ class RemoteRanks:
             engine=settings.engine,
             machine=place,
             machines=1 + len(self.machines),
+            peer_access=settings.peer_access,
         )
 
     def body_for(self, rank: object, op: Op, body: dict[str, Any]) -> dict[str, Any]:

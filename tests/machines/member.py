@@ -98,6 +98,9 @@ def _launcher(arguments: dict[str, int]) -> None:
     mark = f"{MARK}-{start.generation}"
     program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     tie = "import sys; from parallel_runtime.wire import lifeline; lifeline.arm(*map(int, sys.argv[1:3])); "
+    if start.engine == "nccl":  # ranks with a segment as NCCL keeps one
+        segment = "f = open(f'/dev/shm/nccl-{os.getpid()}', 'w+b'); f.truncate(9); m = mmap.mmap(f.fileno(), 0)"
+        program = f"import mmap, os; {segment}; {program}"
     ours, _ = os.pipe()
     for _ in start.devices:  # in a session of its own and with a lifeline to us, as torchrun starts ranks of ours
         command = [sys.executable, "-c", tie + program, str(ours), str(os.getpid()), mark]

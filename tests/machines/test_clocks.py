@@ -38,19 +38,28 @@ def frame(kind: FrameKind, data: bytes, *, index: int = 0, offset: int = 0) -> F
 
 def test_signs_say_how_far_the_other_clock_is_behind_and_who_is_well(segments: SegmentTable) -> None:
     signs = CLOCK.pack(time.perf_counter() - 1000.0) + bytes((BEAT, WAITS))
-    assert take(frame(FrameKind.SIGNS, signs), segments, first_rank=2) == pytest.approx(1000.0, abs=0.5)
+    assert take(frame(FrameKind.SIGNS, signs), segments, first_rank=2, num_ranks=2) == pytest.approx(1000.0, abs=0.5)
     assert [segments.beats(rank) for rank in range(4)] == [0, 0, 1, 0]
     assert [segments.waits(rank) for rank in range(4)] == [False, False, False, True]
 
 
+def test_a_machine_signs_for_no_rank_but_its_own(segments: SegmentTable) -> None:
+    segments.credit = 7
+    take(frame(FrameKind.SIGNS, CLOCK.pack(0.0) + bytes([BEAT | WAITS]) * 64), segments, first_rank=1, num_ranks=2)
+    assert [segments.beats(rank) for rank in range(4)] == [0, 1, 1, 0]
+    assert [segments.waits(rank) for rank in range(4)] == [False, True, True, False]
+    assert segments.credit == 7
+
+
 def test_parts_of_results_go_where_they_belong_and_never_to_the_control_page(segments: SegmentTable) -> None:
-    assert math.isinf(take(frame(FrameKind.DATA, b"part", offset=CONTROL_BYTES + 3), segments, first_rank=1))
+    part = frame(FrameKind.DATA, b"part", offset=CONTROL_BYTES + 3)
+    assert math.isinf(take(part, segments, first_rank=1, num_ranks=1))
     assert bytes(segments.span(0, CONTROL_BYTES, 8).tolist()) == b"\0\0\0part\0"
     for offset in (0, CONTROL_BYTES - 1, (1 << 14) - 3):
         with pytest.raises(ProtocolError):
-            take(frame(FrameKind.DATA, b"part", offset=offset), segments, first_rank=1)
+            take(frame(FrameKind.DATA, b"part", offset=offset), segments, first_rank=1, num_ranks=1)
     with pytest.raises(ProtocolError, match="a machine sent CONTROL, which is not its to send"):
-        take(frame(FrameKind.CONTROL, b"words"), segments, first_rank=1)
+        take(frame(FrameKind.CONTROL, b"words"), segments, first_rank=1, num_ranks=1)
 
 
 def test_every_moment_of_a_reply_is_moved_and_no_duration() -> None:

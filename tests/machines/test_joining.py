@@ -23,11 +23,13 @@ from parallel_runtime.machines.connection import (
     MachineChallenge,
     ServerChallenge,
     TokenRefusedError,
+    listen_address,
 )
 from parallel_runtime.machines.machine import Lost
-from parallel_runtime.machines.messages import GenerationEnded
+from parallel_runtime.machines.messages import FileIdentity, GenerationEnded
 from parallel_runtime.machines.server import MAX_STRANGERS, MachineServer
 from parallel_runtime.machines.versions import own_versions
+from parallel_runtime.wire.nccl_segments import segments_of
 from parallel_runtime.wire.protocol import ProtocolError
 
 SILENCE_S = 2.0
@@ -99,6 +101,30 @@ def test_whatever_a_launcher_does_none_of_its_processes_stays(server, token_file
             machine.kill(5)
             assert ended(machine, 5).code == -signal.SIGKILL
         assert (len(marked(4)), len(marked(5))) == (2, 0)
+
+
+def test_a_search_that_goes_wrong_is_answered(server, token_file, tmp_path):
+    with Member(server.address, token_file, tmp_path / "log", models=[str(tmp_path)]):
+        (machine,) = server.wait_for(1, 30)
+        with pytest.raises(ValueError, match=r"the search for '\\ud800' failed: UnicodeEncodeError"):
+            machine.find_file(FileIdentity("\ud800", 1, "", ""), deadline_s=30)
+
+
+def test_what_nccl_keeps_in_memory_for_killed_ranks_goes_with_them(server, token_file, tmp_path):
+    with Member(server.address, token_file, tmp_path / "log"):
+        (machine,) = server.wait_for(1, 30)
+        segments = {}
+        for generation in (4, 5):
+            machine.start(started(generation, "nccl"))
+            until(lambda: len(segments_of(marked(generation))) == 2, "two segments")  # noqa: B023
+            segments[generation] = segments_of(marked(generation))
+        machine.kill(4)
+        ended(machine, 4)
+        assert [path for path in segments[4] if path.exists()] == []
+        assert all(path.exists() for path in segments[5])
+        machine.kill(5)
+        ended(machine, 5)
+        assert [path for path in segments[5] if path.exists()] == []
 
 
 @pytest.mark.parametrize("how", ["killed", "terminated", "stopped", "the server closes", "the server is silent"])
@@ -194,10 +220,20 @@ def test_builds_of_one_torch_and_a_machine_without_comfyui_are_taken(server, tok
         assert len(server.wait_for(1, 30)) == 1
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "*:0", ":0", "localhost:0", "127.0.0.1", "224.0.0.1:0"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("0.0.0.0:0", "[::]:0", "[::ffff:0.0.0.0]:0", "[::ffff:224.0.0.1]:0", "*:0", ":0", "localhost:0"),
+        *("127.0.0.1", "224.0.0.1:0"),
+    ],
+)
 def test_it_listens_on_one_address_alone(address):
     with pytest.raises(ValueError, match="interface|HOST:PORT"):
         MachineServer(address, b"x" * 32, versions=OURS)
+
+
+def test_an_ipv4_address_that_is_written_as_ipv6_is_listened_on_as_what_it_is():
+    assert listen_address("[::ffff:127.0.0.1]:7861") == ("127.0.0.1", 7861)
 
 
 @pytest.mark.parametrize("how", ["changed", "repeated", "left out", "of another session", "too long"])

@@ -48,6 +48,31 @@ def test_a_preview_that_is_written_again_is_sent_again_from_its_first_to_its_las
     assert list(written.new_parts(reply())) == [(spec, 4, 16)]
 
 
+def test_while_a_run_goes_on_only_previews_are_looked_at() -> None:
+    segments, preview = table(), out("preview.0", shape=(1, 8))
+    result = TensorSpec("out", "float32", (1, 8), 0, CONTROL_BYTES + 64)
+    written = WrittenResults([preview, result], segments)
+    segments.tensor(preview).fill_(1.0)
+    segments.tensor(result).fill_(1.0)
+    assert list(written.new_parts(Message(Op.PROGRESS, 1, 1, 1))) == [(preview, 0, 32)]
+    assert list(written.new_parts(reply())) == [(result, 0, 32)]
+
+
+def test_written_elements_are_compared_in_bytes_not_in_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, diff = [], torch.diff
+
+    def noted(*args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        found.append(diff(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(torch, "diff", noted)
+    segments, spec = table(), out()
+    written = WrittenResults([spec], segments)
+    segments.tensor(spec).fill_(1.0)
+    assert list(written.new_parts(reply())) == [(spec, 0, 256)]
+    assert [each.dtype for each in found] == [torch.int8]
+
+
 def test_a_trace_is_sent_as_far_as_its_rank_says() -> None:
     segments, spec = table(), TensorSpec("trace.1", "uint8", (256,), 0, CONTROL_BYTES)
     written = WrittenResults([spec], segments)

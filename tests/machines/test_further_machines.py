@@ -1,0 +1,82 @@
+"""How long prompts wait for machines, when SP Config runs again, and which machine of a name is meant."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from host.server import PACK_ROOT
+from parallel_runtime.machines.server import Offer
+
+PACK = "pack_that_waits"
+HERE, THERE = "127.0.0.1:1", "127.0.0.1:2"
+
+
+class Server:
+    """As `MachineServer`, with the machines that a test puts there."""
+
+    def __init__(self, address: str, *_: object, **__: object) -> None:
+        self.address, self.refusals = address, ()
+        self.there: tuple[Any, ...] = ()
+
+    def machines(self) -> tuple[Any, ...]:
+        return self.there
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """nodes/host/machines.py with nothing of ComfyUI but a folder, and waits of a moment."""
+    management = SimpleNamespace(throw_exception_if_processing_interrupted=lambda: None)
+    comfy = ModuleType("comfy")
+    comfy.model_management = management  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "comfy", comfy)
+    monkeypatch.setitem(sys.modules, "comfy.model_management", management)
+    monkeypatch.setitem(sys.modules, "folder_paths", SimpleNamespace(get_user_directory=lambda: str(tmp_path)))
+    spec = importlib.util.spec_from_file_location(PACK, PACK_ROOT / "__init__.py")
+    assert spec is not None and spec.loader is not None
+    root = sys.modules[PACK] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(root)
+    found = importlib.import_module(f"{PACK}.nodes.host.machines")
+    for name, value in {"MachineServer": Server, "FIRST_WAIT_S": 0.06, "AGAIN_WAIT_S": 0.02, "TICK_S": 0.01}.items():
+        monkeypatch.setattr(found, name, value)
+    yield found
+    for name in [name for name in sys.modules if name.split(".")[0] == PACK]:
+        del sys.modules[name]
+
+
+def shelf(device: str = "cpu:0") -> Any:
+    return SimpleNamespace(name="shelf", devices=(device,))
+
+
+def test_after_a_wait_in_vain_the_next_prompts_wait_briefly_and_nothing_runs_again(module: Any) -> None:
+    further, offer = module.FurtherMachines(), Offer(HERE, 1)
+    assert further.fingerprint(offer) != further.fingerprint(offer)
+    first: list[str] = []
+    assert further.devices_of(offer, say=first.append) == ()
+    nobody = further.fingerprint(offer)
+    assert further.fingerprint(offer) == nobody
+    again: list[str] = []
+    assert further.devices_of(offer, say=again.append) == ()
+    assert 0 < len(again) < len(first)
+    more = Offer(HERE, 2)
+    assert further.fingerprint(more) != further.fingerprint(more)  # two have not been waited for
+    further._servers[HERE].there = (shelf(),)
+    somebody = further.fingerprint(offer)
+    assert somebody == further.fingerprint(offer) != nobody
+
+
+def test_of_two_machines_of_a_name_the_one_at_the_address_that_was_offered_last_is_meant(module: Any) -> None:
+    further = module.FurtherMachines()
+    devices = {}
+    for address in (HERE, THERE, HERE):
+        further._server(address).there = (shelf(f"cpu:{address[-1]}"),)
+        devices[address] = further.devices_of(Offer(address, 1), say=lambda _: None)
+        (machine,) = further.named(devices[address])
+        assert machine is further._servers[address].there[0]

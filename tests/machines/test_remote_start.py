@@ -1,0 +1,84 @@
+"""What the pool tells further machines at a start, and what is left where a start comes to nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.errors import PoolError
+from parallel_runtime.machines.launch import Start, settings_of
+from parallel_runtime.machines.machine import Lost, Machine
+from parallel_runtime.machines.messages import Launch, StartGeneration
+from parallel_runtime.pool.remote_ranks import RemoteRanks
+from parallel_runtime.rank_environment import RankSettings, rank_environment
+
+SETTINGS = RankSettings(devices=parse_devices("cpu:1").devices, threads=1, engine="parallel_runtime.worker.engine")
+
+
+class LostAtStart:
+    """As `Machine`; lost as soon as it is told to start something."""
+
+    name, here, devices = "shelf", "127.0.0.1", ("cpu:0", "cpu:1")
+
+    def __init__(self) -> None:
+        self.lost: Lost | None = None
+        self.told: list[StartGeneration] = []
+
+    def start(self, start: StartGeneration) -> None:
+        self.told.append(start)
+        self.lost = Lost("its cable was pulled")
+        raise PoolError("machine shelf is lost", remedy="mend it")
+
+    def kill(self, generation: int) -> None:
+        pass
+
+    def wait_ended(self, generation: int, deadline_s: float) -> bool:
+        return True
+
+
+def start_in_vain(machine: LostAtStart, settings: RankSettings = SETTINGS) -> None:
+    remote = RemoteRanks([cast(Machine, machine)], settings)
+    with pytest.raises(PoolError, match="machine shelf is lost"):
+        remote.start(remote.meet(settings), generation=1, deadline_s=5.0)
+    remote.kill()
+    assert remote.reap() == []
+
+
+def test_a_machine_that_is_lost_at_the_start_leaves_no_descriptor() -> None:
+    start_in_vain(LostAtStart())
+    gc.collect()
+    gc.disable()  # a descriptor that only the collector closes is one too many
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        start_in_vain(LostAtStart())
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("peer_access", [True, False])
+def test_ranks_elsewhere_copy_between_gpus_as_those_here(peer_access: bool) -> None:
+    machine, here = LostAtStart(), replace(SETTINGS, peer_access=peer_access)
+    start_in_vain(machine, here)
+    (told,) = machine.told
+    there = settings_of(Launch(told, "shelf", "127.0.0.1"))
+    assert (there.peer_access, "NCCL_P2P_DISABLE" in rank_environment({}, there)) == (peer_access, not peer_access)
+
+
+@pytest.mark.parametrize(("asked", "cpus", "given"), [(8, 8, 4), (2, 8, 2), (8, 1, 1)])
+def test_ranks_have_no_more_threads_than_their_machine_has_cpus_for_them(
+    monkeypatch: pytest.MonkeyPatch, asked: int, cpus: int, given: int
+) -> None:
+    machine = LostAtStart()  # of two devices
+    start_in_vain(machine, replace(SETTINGS, threads=asked))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    settings = settings_of(Launch(machine.told[0], "shelf", "127.0.0.1"))
+    start = Start(machine.told[0], settings)
+    assert (settings.threads, [f"--threads={given}" in each for each in start._arguments]) == (given, [True] * 2)
+    for fd in (*start._lifelines, *start._theirs):
+        os.close(fd)

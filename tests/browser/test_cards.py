@@ -331,7 +331,7 @@ def test_a_card_to_share_shows_the_run_and_survives_what_happens_meanwhile(made_
     page, size = made_up.comfy.page, {"width": 64, "height": 64}
     with_picture(made_up)
     timeline = made_up.comfy.open_timeline()
-    reports = [made_up.report(1, of_a_benchmark(5, **size)), made_up.report(2, of_a_run(**size))]
+    reports = [made_up.report(1, of_a_benchmark(4, **size)), made_up.report(2, of_a_run(**size))]
     made_up.tell(pools=[a_pool()], reports=reports)
     expect(page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", "2x4")
     page.evaluate(NO_WEBGL)
@@ -344,7 +344,7 @@ def test_a_card_to_share_shows_the_run_and_survives_what_happens_meanwhile(made_
     for text in (
         "Parallel DiT",
         "1.60× as fast as one device",
-        "0.25 s a step, one device 0.40 s",
+        "0.31 s a step, one device 0.50 s",
         "uly2 · 2 × RTX 3090",
     ):
         assert text in written
@@ -385,14 +385,46 @@ def test_a_card_of_an_older_or_lone_report_shows_what_is_known(made_up: MadeUp) 
         card.get_by_role("button", name="Close").click()
 
 
+SAID_OF = """async ([run, benchmark]) => {
+  const link = [...document.styleSheets].map((each) => each.href).find((href) => href?.endsWith('panel/style.css'))
+  const { factsOf } = await import(new URL('share_card.mjs', link))
+  const { readReport } = await import(new URL('report.mjs', link))
+  const t = (key) => key
+  return factsOf({ report: readReport(run), benchmark: benchmark && readReport(benchmark), t }) }"""
+# What a benchmark says of the work that the run beside it did not do.
+OTHER_WORK: list[dict[str, Any]] = [
+    {"model": {"file": "a.safetensors", "dtype": "float32"}},
+    {"sizes": {"width": 64, "height": 64, "batch": 2}},
+    *({"sampling": {"steps": 4, "cfg": 1.0} | each} for each in (
+        {"steps": 5}, {"sampler": "heun"}, {"cfg": 3.5}, {"denoise": 0.5},
+    )),
+    {"step_caches": [{"name": "EasyCache", "threshold": 0.2, "skipped": 1, "of": 4, "counts": "steps"}]},
+]  # fmt: skip
+
+
+def test_a_card_claims_no_exactness_with_a_step_cache_nor_the_speed_of_other_work(made_up: MadeUp) -> None:
+    page, size = made_up.comfy.page, {"width": 64, "height": 64, "batch": 1}
+    run = of_a_run(**size) | {"model": {"file": "a.safetensors", "dtype": "bfloat16"}}
+    run |= {"sampling": {"steps": 4, "sampler": "euler", "cfg": 1.0, "denoise": 1.0}}
+    proven = run | {"proof": {"verdict": "proven", "error": 1e-7}}
+    cached = proven | OTHER_WORK[-1]
+    assert "share.proven" in page.evaluate(SAID_OF, [proven, None])["lines"]
+    assert page.evaluate(SAID_OF, [cached, None])["lines"][-1] == "share.cached"
+    assert page.evaluate(SAID_OF, [cached, of_a_benchmark(4, **size) | OTHER_WORK[-1]])["lines"][-1] == "share.cached"
+    alike = of_a_benchmark(4, **size)
+    assert page.evaluate(SAID_OF, [run, alike])["hero"] == "share.speedup"
+    for other in OTHER_WORK:
+        assert page.evaluate(SAID_OF, [run, alike | other])["hero"] == "share.step", other
+
+
 def test_a_benchmark_is_against_stock_comfyui_and_stays_with_its_own_size(made_up: MadeUp) -> None:
     comfy, small, large = made_up.comfy, {"width": 64, "height": 64}, {"width": 512, "height": 512}
     comfy.load_example(mode="auto", ring=7)
     timeline = comfy.open_timeline()
     bars = timeline.locator("[data-chart=speedups]")
-    benchmark = made_up.report(1, of_a_benchmark(5, **small))
+    benchmark = made_up.report(1, of_a_benchmark(4, **small))
     made_up.tell(reports=[benchmark, made_up.report(2, of_a_run(**small))])
-    expect(bars).to_contain_text("ComfyUI, one device = 1× · a.safetensors · 64 × 64 · 5 steps")
+    expect(bars).to_contain_text("ComfyUI, one device = 1× · a.safetensors · 64 × 64 · 4 steps")
     label = bars.locator("canvas").get_attribute("aria-label") or ""
     assert "ComfyUI, one device: 1.00×, 2.5 s" in label and "uly2: 2.00×, 1.3 s" in label and "ring2: 0.50×" in label
     made_up.tell(reports=[benchmark, made_up.report(3, of_a_run(**large))])

@@ -199,6 +199,8 @@ def test_bypassing_is_offered_where_it_helps_and_errors_of_others_are_left_to_co
     card.get_by_role("button", name="Close").click()
 
 
+OF_THE_SAMPLER = """() => ({ graph: app.graph.id, node_id: String(app.graph.nodes
+  .find((node) => node.comfyClass === 'ParallelSampler').id) })"""
 CHECKS = [
     {"name": "devices", "ok": False, "needed": False, "seen": "one GPU", "remedy": "look at nvidia-smi"},
     *({"name": f"check {n}", "ok": True, "needed": True, "seen": "well", "remedy": ""} for n in range(10)),
@@ -325,6 +327,17 @@ def of_a_run(**sizes: int) -> dict[str, Any]:
     run = a_report(2, 4, plan={"name": "uly2", "degrees": {"ulysses": 2}}, sizes=sizes, prompt_id=PROMPT)
     run |= {"model": {"file": "a.safetensors"}, "sampling": {"steps": 4}}
     return run | {"devices": [{"name": f"cuda:{n}", "model": "RTX 3090"} for n in range(2)]}
+
+
+def test_a_node_shows_the_run_of_a_server_that_began_to_count_anew(made_up: MadeUp) -> None:
+    made_up.comfy.load_example()
+    result = made_up.comfy.page.get_by_test_id("pdit-result").first
+    editor = made_up.comfy.page.evaluate(OF_THE_SAMPLER)
+    for session, step_s, told in (("first", 0.5, "0.50 s a step"), ("second", 0.25, "0.25 s a step")):
+        report = a_report(2, 3, timings={"step_s": [step_s] * 3})
+        state = {"session": f"made up {session}", "reports": [made_up.report(1, report) | editor]}
+        made_up.tell(pools=[a_pool()], **state)
+        expect(result).to_contain_text(told)
 
 
 def test_a_card_to_share_shows_the_run_and_survives_what_happens_meanwhile(made_up: MadeUp) -> None:

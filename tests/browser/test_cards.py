@@ -164,6 +164,27 @@ def test_values_that_cannot_work_are_told_on_the_card(comfy: ComfyPage) -> None:
     expect(comfy.page.get_by_test_id("error-overlay")).to_have_count(0)
 
 
+START = "(id) => { app.api.dispatchCustomEvent('execution_start', { prompt_id: id, timestamp: 0 }) }"
+QUEUE = "async () => (await app.api.queuePrompt(0, { output: {}, workflow: {} })).prompt_id"
+
+
+def test_what_a_prompt_was_refused_in_part_stays_while_it_runs(made_up: MadeUp) -> None:
+    page = made_up.comfy.page
+    card = page.get_by_test_id("pdit-error-card")
+    reasons: list[Any] = [{"type": "custom_validation_failed", "details": "too many"}]
+    refused = {"1": {"class_type": "SPConfig", "errors": reasons}}
+    answer = {"prompt_id": "p", "number": 1, "node_errors": refused}
+    page.route(re.compile("/prompt$"), lambda route: route.fulfill(json=answer))
+    assert page.evaluate(QUEUE) == "p"
+    page.evaluate(START, "p")
+    expect(card).to_contain_text("too many")
+    page.evaluate(START, "q")
+    expect(card).to_have_count(0)
+    reasons[0] = None  # nothing that can be told
+    assert page.evaluate(QUEUE) == "p"
+    expect(card).to_have_count(0)
+
+
 SLP = "the MODEL carries patches of its blocks (double_block 0), which a parallel MODEL cannot take; remove the node "
 SLP += "that adds them (SkipLayerGuidanceDiT, for one), or use Load Diffusion Model for this graph"
 # The sentence, on which node it was raised, what stands in the workflow: whether there is something to bypass.

@@ -128,6 +128,24 @@ def test_inputs_are_in_the_order_a_person_fills_and_are_saved_in_the_schemas(com
     assert [each["inputs"]["lora"] for each in queued.values()] == ["side branch"]
 
 
+OF_ANOTHER_PACK = """() => {
+  const node = LiteGraph.createNode('SPConfig')
+  const names = () => node.widgets.map((widget) => widget.name)
+  node.addWidget('text', 'theirs', 'x', () => {})
+  node.widgets.unshift(node.widgets.pop())
+  const before = names()
+  const saved = node.serialize().widgets_values
+  node.configure({ ...node.serialize(), widgets_values: saved })
+  return [before, names(), saved[0], node.widgets[0].value] }"""
+
+
+def test_an_input_that_another_pack_put_in_front_stays_there(made_up: MadeUp) -> None:
+    before, after, *values = made_up.comfy.page.evaluate(OF_ANOTHER_PACK)
+    assert before[:3] == ["theirs", "mode", "devices"]
+    assert after == before
+    assert values == ["x", "x"]
+
+
 def test_a_refusal_says_why_and_leads_to_the_node_that_can_be_bypassed(comfy: ComfyPage) -> None:
     card = comfy.page.get_by_test_id("pdit-error-card")
     comfy.load_example(steps=1, width=128, height=128)

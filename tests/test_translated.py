@@ -101,15 +101,28 @@ def node() -> str:
     return found
 
 
-def test_what_the_server_sends_is_found_and_what_is_unknown_stays(node: str) -> None:
+def said(node: str, texts: list[str]) -> list[str]:
+    """What a Chinese user reads of these, one after the other."""
     told = subprocess.run(
         [node, "--input-type=module", "-e", CODE, str(ROOT / "web" / "panel" / "words.mjs"), str(MESSAGES)],
-        input=json.dumps(list(SENT)),
+        input=json.dumps(texts),
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(told.stdout) == list(SENT.values())
+    return json.loads(told.stdout)
+
+
+def test_what_the_server_sends_is_found_and_what_is_unknown_stays(node: str) -> None:
+    assert said(node, list(SENT)) == list(SENT.values())
+
+
+def test_texts_stay_what_they_are_however_often_and_deep(node: str) -> None:
+    many = [f"said by nobody {number}" for number in range(250)]
+    texts = [*SENT, *many, *SENT, *SENT]
+    assert said(node, texts) == [*SENT.values(), *many, *SENT.values(), *SENT.values()]
+    known, chinese = "the whole model", "整个模型"
+    assert said(node, ["xy: " * 8 + known, "xy: " * 9 + known]) == ["xy：" * 8 + chinese, "xy: " * 9 + known]
 
 
 # Words of the panel that are the same in every language: names, marks, formats. Names of inputs are what errors quote.

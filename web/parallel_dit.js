@@ -111,23 +111,31 @@ function tellFailures() {
 function hearPrompts() {
   const nodes = () => allNodes(app.rootGraph ?? app.graph)
   api.addEventListener('parallel_dit.text', ({ detail }) => showText(app, detail.node_id, t.said(detail.text)))
-  api.addEventListener('execution_start', () => {
+  let partly // the prompt that was queued without what the card shown says of it
+  api.addEventListener('execution_start', ({ detail }) => {
     clearTexts(nodes())
-    card.hide()
+    if (partly === undefined || detail?.prompt_id !== partly) card.hide()
   })
   api.addEventListener('execution_interrupted', () => clearTexts(nodes()))
   api.addEventListener('execution_error', ({ detail }) => {
     clearTexts(nodes())
-    card.failed(detail)
+    if (card.failed(detail)) partly = undefined
   })
+  const tellRefused = (answer) => {
+    try {
+      if (card.refused(answer)) partly = answer.prompt_id
+    } catch (error) {
+      console.warn(error) // the prompt is queued all the same
+    }
+  }
   const queue = api.queuePrompt
   api.queuePrompt = async function (...all) {
     try {
       const answer = await queue.apply(this, all)
-      card.refused(answer)
+      tellRefused(answer)
       return answer
     } catch (error) {
-      card.refused(error?.response)
+      tellRefused(error?.response)
       throw error
     }
   }

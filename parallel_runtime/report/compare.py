@@ -15,6 +15,7 @@ GOOD, FAIR = 0.75, 0.5  # shares of the time that ranks compute, from which a ru
 WORTHWHILE = 1.05  # how much faster another plan must have been to be named
 MEASURED_ON = ("width", "height", "frames", "batch", "images", "image_tokens", "text_tokens")
 ASKED = ("steps", "sampler", "denoise")
+ENOUGH = 3  # timed steps from which the first, which also warms up, does not weigh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,24 +44,27 @@ class Facts:
 
 def facts_of(report: Mapping, number: int) -> list[Facts]:
     """The facts of a report under its number, one for each plan it has measured; [] where nothing can be compared."""
-    work, steps = work_of(report), report.get("sampling", {}).get("steps", 0)
-    if work is None:
-        return []
-    if report["kind"] == "benchmark":
-        timed = [(row["plan"], row["median_s"] / steps) for row in report["contenders"] if "plan" in row and steps]
+    steps = report.get("sampling", {}).get("steps", 0)
+    if report.get("kind") == "benchmark":
+        timed = [(row, row["median_s"] / steps) for row in report["contenders"] if "plan" in row and steps]
         source = f"benchmark {number}"
     else:
-        timed = [(report["plan"], step_of(report))] if "plan" in report else []
+        timed = [(report, _compared_step_of(report))] if "plan" in report else []
         source = "denoise"
     return [
-        Facts(number=number, source=source, work=work, plan=plan, step_s=step_s)
-        for plan, step_s in timed
-        if math.isfinite(step_s) and step_s > 0
+        Facts(number=number, source=source, work=work, plan=run["plan"], step_s=step_s)
+        for run, step_s in timed
+        if math.isfinite(step_s) and step_s > 0 and (work := work_of(report, run)) is not None
     ]
 
 
-def work_of(report: Mapping) -> tuple | None:
-    """What was sampled and on which kind of device: equal where reports may be compared; None for one that never is."""
+def work_of(report: Mapping, run: Mapping) -> tuple | None:
+    """What was sampled, how, and on which kind of device: equal where runs may be compared; None where none ever may.
+
+    `run` is the report itself or one of a benchmark's cases. Blocks count as compiled where the run made graphs or
+    says how many it has: of a later run that only uses them the report does not say so. Nor does it name LoRAs and
+    ControlNets: runs that differ in these alone count as the same.
+    """
     model, sizes, asked = (report.get(part, {}) for part in ("model", "sizes", "sampling"))
     devices = report.get("devices", [])
     if report.get("kind") not in ("denoise", "benchmark") or not model or not sizes or not devices or "images" in sizes:
@@ -70,16 +74,33 @@ def work_of(report: Mapping) -> tuple | None:
         model["dtype"],
         devices[0].get("model", devices[0]["kind"]),
         asked.get("cfg", 1.0) != 1.0,  # then a step asks twice
-        tuple((cache["name"], cache["threshold"]) for cache in report.get("step_caches", ())),
+        tuple(
+            (cache["name"], cache["threshold"], cache["skipped"] / max(cache["of"], 1))
+            for cache in report.get("step_caches", ())
+        ),
+        run.get("loop", {}).get("kind"),
+        run["plan"]["weights"] == "offloaded",
+        "graphs" in run or any("compile_s" in rank.get("regions", {}) for rank in run.get("ranks", ())),
         *(sizes.get(name) for name in MEASURED_ON),
         *(asked.get(name) for name in ASKED),
     )
 
 
 def step_of(report: Mapping) -> float:
-    """Median seconds of a step; NaN where no step was timed."""
-    steps = report.get("timings", {}).get("step_s") or [math.nan]
+    """Median seconds of a step, of runs with a step cache the mean, as it may have skipped the median; NaN for none."""
+    timings = report.get("timings", {})
+    steps = timings.get("step_s") or [math.nan]
+    if report.get("step_caches") and "denoise_s" in timings:
+        return timings["denoise_s"] / len(steps)
     return median(steps)
+
+
+def _compared_step_of(report: Mapping) -> float:
+    """Seconds of a step for comparisons: of a few without the first, and NaN of one alone, which is the first."""
+    later = report.get("timings", {}).get("step_s", [])[1:]
+    if len(later) + 1 < ENOUGH:
+        return median(later or [math.nan])
+    return step_of(report)
 
 
 def summary(report: Mapping) -> dict:

@@ -128,6 +128,24 @@ def test_inputs_are_in_the_order_a_person_fills_and_are_saved_in_the_schemas(com
     assert [each["inputs"]["lora"] for each in queued.values()] == ["side branch"]
 
 
+OF_ANOTHER_PACK = """() => {
+  const node = LiteGraph.createNode('SPConfig')
+  const names = () => node.widgets.map((widget) => widget.name)
+  node.addWidget('text', 'theirs', 'x', () => {})
+  node.widgets.unshift(node.widgets.pop())
+  const before = names()
+  const saved = node.serialize().widgets_values
+  node.configure({ ...node.serialize(), widgets_values: saved })
+  return [before, names(), saved[0], node.widgets[0].value] }"""
+
+
+def test_an_input_that_another_pack_put_in_front_stays_there(made_up: MadeUp) -> None:
+    before, after, *values = made_up.comfy.page.evaluate(OF_ANOTHER_PACK)
+    assert before[:3] == ["theirs", "mode", "devices"]
+    assert after == before
+    assert values == ["x", "x"]
+
+
 def test_a_refusal_says_why_and_leads_to_the_node_that_can_be_bypassed(comfy: ComfyPage) -> None:
     card = comfy.page.get_by_test_id("pdit-error-card")
     comfy.load_example(steps=1, width=128, height=128)
@@ -162,6 +180,27 @@ def test_values_that_cannot_work_are_told_on_the_card(comfy: ComfyPage) -> None:
     card.get_by_role("button", name="Close").click()
     expect(card).to_have_count(0)
     expect(comfy.page.get_by_test_id("error-overlay")).to_have_count(0)
+
+
+START = "(id) => { app.api.dispatchCustomEvent('execution_start', { prompt_id: id, timestamp: 0 }) }"
+QUEUE = "async () => (await app.api.queuePrompt(0, { output: {}, workflow: {} })).prompt_id"
+
+
+def test_what_a_prompt_was_refused_in_part_stays_while_it_runs(made_up: MadeUp) -> None:
+    page = made_up.comfy.page
+    card = page.get_by_test_id("pdit-error-card")
+    reasons: list[Any] = [{"type": "custom_validation_failed", "details": "too many"}]
+    refused = {"1": {"class_type": "SPConfig", "errors": reasons}}
+    answer = {"prompt_id": "p", "number": 1, "node_errors": refused}
+    page.route(re.compile("/prompt$"), lambda route: route.fulfill(json=answer))
+    assert page.evaluate(QUEUE) == "p"
+    page.evaluate(START, "p")
+    expect(card).to_contain_text("too many")
+    page.evaluate(START, "q")
+    expect(card).to_have_count(0)
+    reasons[0] = None  # nothing that can be told
+    assert page.evaluate(QUEUE) == "p"
+    expect(card).to_have_count(0)
 
 
 SLP = "the MODEL carries patches of its blocks (double_block 0), which a parallel MODEL cannot take; remove the node "
@@ -199,6 +238,8 @@ def test_bypassing_is_offered_where_it_helps_and_errors_of_others_are_left_to_co
     card.get_by_role("button", name="Close").click()
 
 
+OF_THE_SAMPLER = """() => ({ graph: app.graph.id, node_id: String(app.graph.nodes
+  .find((node) => node.comfyClass === 'ParallelSampler').id) })"""
 CHECKS = [
     {"name": "devices", "ok": False, "needed": False, "seen": "one GPU", "remedy": "look at nvidia-smi"},
     *({"name": f"check {n}", "ok": True, "needed": True, "seen": "well", "remedy": ""} for n in range(10)),
@@ -327,11 +368,22 @@ def of_a_run(**sizes: int) -> dict[str, Any]:
     return run | {"devices": [{"name": f"cuda:{n}", "model": "RTX 3090"} for n in range(2)]}
 
 
+def test_a_node_shows_the_run_of_a_server_that_began_to_count_anew(made_up: MadeUp) -> None:
+    made_up.comfy.load_example()
+    result = made_up.comfy.page.get_by_test_id("pdit-result").first
+    editor = made_up.comfy.page.evaluate(OF_THE_SAMPLER)
+    for session, step_s, told in (("first", 0.5, "0.50 s a step"), ("second", 0.25, "0.25 s a step")):
+        report = a_report(2, 3, timings={"step_s": [step_s] * 3})
+        state = {"session": f"made up {session}", "reports": [made_up.report(1, report) | editor]}
+        made_up.tell(pools=[a_pool()], **state)
+        expect(result).to_contain_text(told)
+
+
 def test_a_card_to_share_shows_the_run_and_survives_what_happens_meanwhile(made_up: MadeUp) -> None:
     page, size = made_up.comfy.page, {"width": 64, "height": 64}
     with_picture(made_up)
     timeline = made_up.comfy.open_timeline()
-    reports = [made_up.report(1, of_a_benchmark(5, **size)), made_up.report(2, of_a_run(**size))]
+    reports = [made_up.report(1, of_a_benchmark(4, **size)), made_up.report(2, of_a_run(**size))]
     made_up.tell(pools=[a_pool()], reports=reports)
     expect(page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", "2x4")
     page.evaluate(NO_WEBGL)
@@ -344,7 +396,7 @@ def test_a_card_to_share_shows_the_run_and_survives_what_happens_meanwhile(made_
     for text in (
         "Parallel DiT",
         "1.60× as fast as one device",
-        "0.25 s a step, one device 0.40 s",
+        "0.31 s a step, one device 0.50 s",
         "uly2 · 2 × RTX 3090",
     ):
         assert text in written
@@ -385,14 +437,46 @@ def test_a_card_of_an_older_or_lone_report_shows_what_is_known(made_up: MadeUp) 
         card.get_by_role("button", name="Close").click()
 
 
+SAID_OF = """async ([run, benchmark]) => {
+  const link = [...document.styleSheets].map((each) => each.href).find((href) => href?.endsWith('panel/style.css'))
+  const { factsOf } = await import(new URL('share_card.mjs', link))
+  const { readReport } = await import(new URL('report.mjs', link))
+  const t = (key) => key
+  return factsOf({ report: readReport(run), benchmark: benchmark && readReport(benchmark), t }) }"""
+# What a benchmark says of the work that the run beside it did not do.
+OTHER_WORK: list[dict[str, Any]] = [
+    {"model": {"file": "a.safetensors", "dtype": "float32"}},
+    {"sizes": {"width": 64, "height": 64, "batch": 2}},
+    *({"sampling": {"steps": 4, "cfg": 1.0} | each} for each in (
+        {"steps": 5}, {"sampler": "heun"}, {"cfg": 3.5}, {"denoise": 0.5},
+    )),
+    {"step_caches": [{"name": "EasyCache", "threshold": 0.2, "skipped": 1, "of": 4, "counts": "steps"}]},
+]  # fmt: skip
+
+
+def test_a_card_claims_no_exactness_with_a_step_cache_nor_the_speed_of_other_work(made_up: MadeUp) -> None:
+    page, size = made_up.comfy.page, {"width": 64, "height": 64, "batch": 1}
+    run = of_a_run(**size) | {"model": {"file": "a.safetensors", "dtype": "bfloat16"}}
+    run |= {"sampling": {"steps": 4, "sampler": "euler", "cfg": 1.0, "denoise": 1.0}}
+    proven = run | {"proof": {"verdict": "proven", "error": 1e-7}}
+    cached = proven | OTHER_WORK[-1]
+    assert "share.proven" in page.evaluate(SAID_OF, [proven, None])["lines"]
+    assert page.evaluate(SAID_OF, [cached, None])["lines"][-1] == "share.cached"
+    assert page.evaluate(SAID_OF, [cached, of_a_benchmark(4, **size) | OTHER_WORK[-1]])["lines"][-1] == "share.cached"
+    alike = of_a_benchmark(4, **size)
+    assert page.evaluate(SAID_OF, [run, alike])["hero"] == "share.speedup"
+    for other in OTHER_WORK:
+        assert page.evaluate(SAID_OF, [run, alike | other])["hero"] == "share.step", other
+
+
 def test_a_benchmark_is_against_stock_comfyui_and_stays_with_its_own_size(made_up: MadeUp) -> None:
     comfy, small, large = made_up.comfy, {"width": 64, "height": 64}, {"width": 512, "height": 512}
     comfy.load_example(mode="auto", ring=7)
     timeline = comfy.open_timeline()
     bars = timeline.locator("[data-chart=speedups]")
-    benchmark = made_up.report(1, of_a_benchmark(5, **small))
+    benchmark = made_up.report(1, of_a_benchmark(4, **small))
     made_up.tell(reports=[benchmark, made_up.report(2, of_a_run(**small))])
-    expect(bars).to_contain_text("ComfyUI, one device = 1× · a.safetensors · 64 × 64 · 5 steps")
+    expect(bars).to_contain_text("ComfyUI, one device = 1× · a.safetensors · 64 × 64 · 4 steps")
     label = bars.locator("canvas").get_attribute("aria-label") or ""
     assert "ComfyUI, one device: 1.00×, 2.5 s" in label and "uly2: 2.00×, 1.3 s" in label and "ring2: 0.50×" in label
     made_up.tell(reports=[benchmark, made_up.report(3, of_a_run(**large))])

@@ -14,7 +14,7 @@ ALONE, PAIR, RINGS = ParallelPlan(), ParallelPlan(ulysses=2), ParallelPlan(ring=
 GPU = {"name": "cuda:0", "kind": "cuda", "model": "RTX 3090"}
 
 
-def run(plan: ParallelPlan, step_s: float, **changes: Any) -> dict[str, Any]:
+def run(plan: ParallelPlan, step_s: float, /, **changes: Any) -> dict[str, Any]:
     """A report of a sampling run, as far as it is read here."""
     report = {
         "kind": "denoise",
@@ -71,8 +71,12 @@ UNLIKE = {
     "a step cache": {
         "step_caches": [{"name": "EasyCache", "threshold": 0.2, "skipped": 3, "of": 20, "counts": "steps"}]
     },
+    "weights in host memory": {"plan": plan_part(ParallelPlan(weights="offloaded"))},
+    "the loop": {"loop": {"kind": "resident"}},
+    "blocks that were compiled": {"ranks": [{"regions": {"compile_s": [3.0] + [0.0] * 19}}]},
     "a list of images": {"sizes": {"width": 512, "height": 512, "batch": 1, "images": 4}},
     "no step timed": {"timings": {"step_s": []}},
+    "one step timed": {"timings": {"step_s": [0.42]}},
     "a clock that stood still": {"timings": {"step_s": [0.0] * 20}},
     "no MODEL of ours": {"model": {}},
 }
@@ -84,6 +88,39 @@ def test_runs_that_differ_are_not_compared(changes: dict[str, Any]) -> None:
     assert speedup(facts[1][0], [*facts[0], *facts[1]]) is None
     alike = known(run(ALONE, 0.42), run(PAIR, 0.28))
     assert speedup(alike[1][0], [*alike[0], *alike[1]]) is not None
+
+
+def cached(skipped: int) -> dict[str, Any]:
+    """That a step cache skipped so many of 20 steps."""
+    cache = {"name": "EasyCache", "threshold": 0.2, "skipped": skipped, "of": 20, "counts": "steps"}
+    return {"step_caches": [cache]}
+
+
+def test_runs_with_a_step_cache_are_compared_by_all_their_time_where_as_much_was_skipped() -> None:
+    steps = [0.01] * 12 + [1.0] * 8  # the median step is a skipped one
+    alone = run(ALONE, 1.0, timings={"step_s": steps, "denoise_s": 9.0}, **cached(12))
+    pair = run(PAIR, 1.0, timings={"step_s": steps, "denoise_s": 6.0}, **cached(12))
+    found = compared(alone, pair)
+    assert found is not None
+    assert (found["one_s"], found["plan_s"], found["factor"]) == (0.45, 0.3, pytest.approx(1.5))
+    assert summary(pair)["step_s"] == 0.3
+    assert compared(alone, pair | cached(11)) is None
+
+
+def test_the_first_of_two_steps_does_not_count() -> None:
+    found = compared(run(ALONE, 1.0, timings={"step_s": [5.0, 0.6]}), run(PAIR, 1.0, timings={"step_s": [9.0, 0.4]}))
+    assert found is not None
+    assert (found["one_s"], found["plan_s"]) == (0.6, 0.4)
+    assert facts_of(run(PAIR, 1.0, timings={"step_s": [9.0]}), 1) == []
+
+
+def test_cases_of_a_benchmark_whose_loops_ran_elsewhere_are_not_compared() -> None:
+    report = benchmark(one=10.0, uly2=5.0)
+    for case, kind in zip(report["contenders"], ("host", "resident"), strict=False):
+        case["loop"] = {"kind": kind}
+    assert compared(report, run(PAIR, 0.28, loop={"kind": "resident"})) is None
+    report["contenders"][0]["loop"] = {"kind": "resident"}
+    assert compared(report, run(PAIR, 0.28, loop={"kind": "resident"})) is not None
 
 
 def test_a_benchmark_compares_its_own_cases_and_never_with_a_run() -> None:

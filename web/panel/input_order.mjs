@@ -18,15 +18,11 @@ const ORDER = [
   'step_cache'
 ]
 
-/** Draw a node's widgets in `ORDER`, those that it does not name behind; both renderers draw them as they lie there. */
+/** Draw a node's widgets in `ORDER`, those that it does not name where they are; both renderers draw them as they lie. */
 export function orderInputs(node) {
-  const schema = new Map((node.widgets ?? []).map((widget, at) => [widget.name, at]))
-  const place = (names) => (widget) => {
-    const at = names(widget.name)
-    return at === undefined || at < 0 ? Infinity : at
-  }
-  const saved = place((name) => schema.get(name))
-  const shown = place((name) => ORDER.indexOf(name))
+  const schema = (node.widgets ?? []).map((widget) => widget.name)
+  const saved = (widget) => schema.indexOf(widget.name)
+  const shown = (widget) => ORDER.indexOf(widget.name)
   arrange(node, shown)
   for (const name of ['configure', 'serialize']) {
     const method = node[name]
@@ -41,11 +37,11 @@ export function orderInputs(node) {
   }
 }
 
-/* In place, since the renderer watches this very array; a sort keeps equals as they are. */
+/* In place, since the renderer watches this very array. Ours take turns in the places that ours have. */
 function arrange(node, placeOf) {
-  const sorted = [...(node.widgets ?? [])].sort((a, b) => {
-    const [first, second] = [placeOf(a), placeOf(b)]
-    return first === second ? 0 : first - second
-  })
+  const isOurs = (widget) => ORDER.includes(widget.name)
+  const widgets = node.widgets ?? []
+  const ours = widgets.filter(isOurs).sort((a, b) => placeOf(a) - placeOf(b))
+  const sorted = widgets.map((widget) => (isOurs(widget) ? ours.shift() : widget))
   if (sorted.some((widget, at) => node.widgets[at] !== widget)) node.widgets.splice(0, sorted.length, ...sorted)
 }

@@ -63,7 +63,7 @@ function addResult(node, { store, t, actions, showResults }) {
   const height = kinds === RUNS ? SAMPLERS_HEIGHT : HEIGHT
   box.style.minHeight = `${height - MARGINS}px` // the classic renderer's; Nodes 2.0 would have it grow and shrink
   addBox(node, 'parallel_dit_result', box, height)
-  const view = { node, kinds, text, share, hero, box, report: null, number: null, told: null, live: null, t }
+  const view = { node, kinds, text, share, hero, box, report: null, key: null, told: null, live: null, t }
   const before = node.onExecuted
   node.onExecuted = function (output, ...rest) {
     before?.call(this, output, ...rest)
@@ -92,10 +92,11 @@ function addResult(node, { store, t, actions, showResults }) {
 /* The run in progress, else the last one of this node that the server remembers, else the one this page was told. */
 async function update(view, store) {
   const { node, t } = view
-  const { run, reports } = store.state ?? {}
+  const { run, reports, session } = store.state ?? {}
+  const keyOf = (each) => each && `${session}:${each.number}` // numbers begin anew when ComfyUI does
   const mine = (each) => isOf(node, each.node_id, each.graph)
   const entry = store.newestOf(view.kinds, mine)
-  const newest = reports?.findLast(mine)?.number // of a comparison alone, too
+  const newest = keyOf(reports?.findLast(mine)) // of a comparison alone, too
   if (run && isOf(node, run.node, run.graph)) {
     view.live ??= { newest }
     return showLive(view, run)
@@ -105,11 +106,11 @@ async function update(view, store) {
     setText(view.box.firstChild, '') // what it said meanwhile
   }
   view.live = null
-  if (entry && entry.number !== view.number) {
-    const number = (view.number = entry.number)
+  if (entry && keyOf(entry) !== view.key) {
+    const key = (view.key = keyOf(entry))
     view.stopped = false
-    const raw = await store.report(number).catch(() => undefined)
-    if (view.number !== number || view.live !== null) return
+    const raw = await store.report(entry.number).catch(() => undefined)
+    if (view.key !== key || view.live !== null) return
     if (raw !== undefined) view.report = readReport(raw)
   }
   if (!entry) view.report = view.told

@@ -198,14 +198,26 @@ export function describeRun(report, t) {
     .join(' · ')
 }
 
-/** Whether two reports are of the same file and size. Nobody counts the tokens of a model of ComfyUI's modules. */
+/**
+ * Whether two reports are of the same file and size, and agree in all else of the work that both say; one that tells of
+ * no step cache had none. Nobody counts the tokens of a model of ComfyUI's modules.
+ */
 export function sameWork(a, b) {
   const workOf = ({ raw }) => {
     const { image_tokens, width, height, frames } = raw?.sizes ?? {}
     const sized = image_tokens !== undefined || width !== undefined
     return sized && raw.model?.file ? [raw.model.file, image_tokens, width, height, frames].join() : undefined
   }
-  return workOf(a) !== undefined && workOf(a) === workOf(b)
+  if (workOf(a) === undefined || workOf(a) !== workOf(b)) return false
+  const others = detailsOf(b)
+  return detailsOf(a).every((mine, at) => mine === undefined || others[at] === undefined || mine === others[at])
+}
+
+function detailsOf({ raw: { model, sizes, sampling = {}, step_caches } }) {
+  const cfg = sampling?.cfg === undefined ? undefined : sampling.cfg !== 1 // then a step asks twice
+  const caches = list(step_caches).map((each) => [each?.name, each?.threshold, each?.skipped / each?.of])
+  const { steps, sampler, denoise } = sampling ?? {}
+  return [model.dtype, sizes.batch, steps, sampler, cfg, denoise, JSON.stringify(caches)]
 }
 
 function fastest(report) {

@@ -36,14 +36,20 @@ export class Store {
     const known = this.state
     if (known !== null && known.session === state.session && known.revision > state.revision) return
     if (known !== null && known.session !== state.session) this._reports.clear() // another server: numbers begin anew
+    const listed = new Set((state.reports ?? []).map((entry) => entry.number))
+    for (const number of this._reports.keys()) if (!listed.has(number)) this._reports.delete(number)
     this.state = this._inWords(state)
     this.problem = ''
     this.tell()
   }
 
-  /** A report by its number; asked for once. */
+  /** A report by its number; asked for once while the server lists it. */
   async report(number) {
-    if (!this._reports.has(number)) this._reports.set(number, await this._json(`/parallel_dit/reports/${number}`))
+    if (this._reports.has(number)) return this._reports.get(number)
+    const session = this.state?.session
+    const report = await this._json(`/parallel_dit/reports/${number}`)
+    if (session !== this.state?.session) return report
+    if (!this._reports.has(number)) this._reports.set(number, report) // of two that asked at once all get the first
     return this._reports.get(number)
   }
 

@@ -18,12 +18,14 @@ export function mountStrip(store, t, { place, shown, open }) {
     text,
     bar
   )
+  let timer = 0 // one at most
   const update = () => {
+    clearTimeout(timer)
     const { state } = store
     const pool = (state?.pools ?? []).filter((each) => each.state !== 'stopped').at(-1)
     if (!pool || !shown()) return strip.remove()
     const there = place()
-    if (!there) return setTimeout(update, AGAIN_MS)
+    if (!there) return (timer = setTimeout(update, AGAIN_MS))
     if (strip.parentElement !== there) there.append(strip)
     const run = runOf(pool, state)
     keyed(
@@ -40,5 +42,9 @@ export function mountStrip(store, t, { place, shown, open }) {
     setText(text, run ? liveText(run, t) : gained || stateText(pool, state, t))
     bar.firstChild.style.width = `${(100 * (run ? liveShare(run) : 0)).toFixed(1)}%`
   }
-  return store.subscribe(update)
+  const end = store.subscribe(update)
+  return () => {
+    clearTimeout(timer)
+    return end()
+  }
 }

@@ -5,6 +5,8 @@
 
 const OWN = 'parallelDit'
 const LONGEST = 1000 // characters of a line that is looked up
+const DEEPEST = 8 // prefixes before one another, as "a: b: c"
+const REMEMBERED = 200 // texts, since the server sends the same again and again
 const PLACE = /\{(\w+)\}/g
 
 /** `said(text)`: the server's `text` by `messages`, a sentence of the user's language to each of the server's.
@@ -41,17 +43,30 @@ export function makeSaid(messages) {
     const told = each.map(line)
     return told.some((one, place) => one !== each[place]) ? told.join(other) : undefined
   }
+  let depth = 0
   const prefixed = (text) => {
     const at = text.indexOf(': ')
-    if (at < 0) return undefined
-    const [rest, told] = [text.slice(at + 2), line(text.slice(at + 2))]
-    return told === rest ? undefined : `${line(text.slice(0, at))}：${told}`
+    if (at < 0 || depth >= DEEPEST) return undefined
+    depth += 1
+    const rest = text.slice(at + 2)
+    const told = line(rest)
+    const found = told === rest ? undefined : `${line(text.slice(0, at))}：${told}`
+    depth -= 1
+    return found
   }
   const line = (text) => {
     if (text.length > LONGEST || !/[a-z]{2}/.test(text)) return text
     return whole(text) ?? parts(text, '; ', '；') ?? prefixed(text) ?? parts(text, ', ', '，') ?? text
   }
-  return (text) => (typeof text === 'string' ? text.split('\n').map(line).join('\n') : text)
+  const remembered = new Map()
+  return (text) => {
+    if (typeof text !== 'string') return text
+    const told = remembered.get(text) ?? text.split('\n').map(line).join('\n')
+    remembered.delete(text) // it is the newest now
+    remembered.set(text, told)
+    if (remembered.size > REMEMBERED) remembered.delete(remembered.keys().next().value)
+    return told
+  }
 }
 
 /** A sentence of the server's in the user's language, where `t` knows any but English. */

@@ -106,7 +106,7 @@ def test_a_run_is_told_with_what_it_is_of_and_how_it_compares_with_one_device(
 def test_one_device_is_remembered_when_its_report_is_not_kept_any_more(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
-    graph = workflows.text_to_image(tiny_models, seed=920, steps=1, width=64, height=64)
+    graph = workflows.text_to_image(tiny_models, seed=920, steps=2, width=64, height=64)
     for number, ulysses in enumerate([1] + [2] * 7):
         graph["sampler"]["inputs"]["seed"] = 920 + number
         client.queue(parallel(graph, mode="manual", ulysses=ulysses, sampler="ParallelFluxSampler")).require_success()

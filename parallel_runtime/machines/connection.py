@@ -20,13 +20,12 @@ All codes are HMAC-SHA256 (RFC 2104). Nothing is encrypted.
 import hmac
 import ipaddress
 import json
-import math
 import os
 import stat
 import struct
-from typing import Any, NoReturn
+from typing import Any
 
-from ..wire.protocol import ProtocolError
+from ..wire.protocol import FROM_JSON, ProtocolError
 
 MAGIC, VERSION = b"PDiTjoin", 1
 GREETING = struct.Struct("<8sH32s")
@@ -190,17 +189,6 @@ class Session:
 
 def _parsed(text: bytes) -> Any:  # noqa: ANN401  JSON's value
     try:
-        return json.loads(text.decode("utf-8"), parse_constant=_refuse_number, parse_float=_finite)
+        return FROM_JSON.decode(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a frame is not JSON: {error}") from error
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        _refuse_number(text)
-    return value
-
-
-def _refuse_number(text: str) -> NoReturn:
-    raise ProtocolError(f"a frame holds {text[:32]}, which is no finite number")

@@ -232,7 +232,7 @@ def _unpack_entry(data: bytes, start: int) -> TensorSpec:
 
 def _parse_body(text: bytes) -> dict[str, Any]:
     try:
-        body = _FROM_JSON.decode(text.decode("utf-8"))
+        body = FROM_JSON.decode(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
@@ -251,6 +251,6 @@ def _refuse_number(text: str) -> NoReturn:
     raise ProtocolError(f"the body holds {text[:32]}, which is no finite number")
 
 
-# Made once: each message would make its own.
+# Made once: each message would make its own. The decoder takes finite numbers alone.
 _TO_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-_FROM_JSON = json.JSONDecoder(parse_constant=_refuse_number, parse_float=_finite_float)
+FROM_JSON = json.JSONDecoder(parse_constant=_refuse_number, parse_float=_finite_float)

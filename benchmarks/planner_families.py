@@ -210,21 +210,24 @@ def flops_alone(calibration: Calibration) -> Calibration:
 
 def page(kept: Mapping[str, Any]) -> str:
     """The text of planner_families.md."""
-    rows, calibrations, loads = read_rows(kept), read_calibrations(kept), kept["loads"]
-    turns, cores = kept["turns"], kept["cores"]
-    calibration = middle(calibrations)
-    planners = {
-        "calibrated": calibration,
-        "table, not calibrated": known_calibration("cpu"),
-        "FLOPs alone (control)": flops_alone(calibration),
-    }
+    rows, calibration = read_rows(kept), middle(read_calibrations(kept))
     groups = contests(rows)
-    families = len(kept["models"])
-    lines = [
+    lines = [*_introduction(kept), "", *_summary(rows, groups, calibration), "", *_reading(calibration), ""]
+    lines += [
+        "| model | tokens | plan | predicted s | on a core s | error | by the clock s | chosen |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        *(_line(row, groups, calibration, kept["models"][row.model.name]["variant"]) for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _introduction(kept: Mapping[str, Any]) -> list[str]:
+    loads, cores, count = kept["loads"], kept["cores"], len(kept["models"])
+    return [
         "# The planner beside measurements, family by family",
         "",
-        f"`make planner-families` writes this page. {families} models of ComfyUI's own classes, small files with",
-        f"random weights, fp32, on 1 and 2 CPU ranks of one thread, {cores} cores; medians of {turns} turns in",
+        f"`make planner-families` writes this page. {count} models of ComfyUI's own classes, small files with",
+        f"random weights, fp32, on 1 and 2 CPU ranks of one thread, {cores} cores; medians of {kept['turns']} turns in",
         "which all plans take part. Models are counted, not run, before they are predicted; constants are the medians",
         "of what `doctor --calibrate` measures, once before every third model.",
         "",
@@ -233,15 +236,25 @@ def page(kept: Mapping[str, Any]) -> str:
         "core in a step (`/proc/PID/task/*/schedstat`), which is what a step takes when nobody else wants the cores,",
         "up to what a rank waits for a message. Calibration's probes go by the same books.",
         "Seconds by the clock stand beside them.",
-        "",
+    ]
+
+
+def _summary(rows: list[Row], groups: Mapping[Any, list[Row]], calibration: Calibration) -> list[str]:
+    """The table of errors and right choices: the planner, and what it is held against."""
+    planners = {
+        "calibrated": calibration,
+        "table, not calibrated": known_calibration("cpu"),
+        "FLOPs alone (control)": flops_alone(calibration),
+    }
+    by_core = _figures(
+        "median relative time error, seconds on a core", planners, lambda c: f"{median_error(rows, c):.1%}"
+    )
+    by_clock = _figures("the same, by the clock", planners, lambda c: f"{median_error(rows, c, clock=True):.1%}")
+    lines = [
         "| figure | " + " | ".join(planners) + " | two ranks by heads | target |",
         "| --- " * (len(planners) + 3) + "|",
-        _figures(
-            "median relative time error, seconds on a core", planners, lambda each: f"{median_error(rows, each):.1%}"
-        )
-        + f" | | at most {MEDIAN_ERROR:.0%} |",
-        _figures("the same, by the clock", planners, lambda each: f"{median_error(rows, each, clock=True):.1%}")
-        + " | | |",
+        f"{by_core} | | at most {MEDIAN_ERROR:.0%} |",
+        f"{by_clock} | | |",
     ]
     for clock, how in ((False, "seconds on a core"), (True, "by the clock")):
         by_rule = sum(right(group, BY_HEADS, clock=clock) for group in groups.values())
@@ -253,8 +266,12 @@ def page(kept: Mapping[str, Any]) -> str:
 
         cells = _figures(f"best plan found, {how}", planners, share)
         lines.append(f"{cells} | {by_rule} of {len(groups)} | {target} |")
-    lines += [
-        "",
+    return lines
+
+
+def _reading(calibration: Calibration) -> list[str]:
+    """What counts as right, and the constants that the predictions are made of."""
+    return [
         f"A choice is right when its plan is the quickest measured, or within {EQUAL - 1:.0%} of it, which the planner",
         "takes for equal. Constants: "
         f"matrices {calibration.rates.matmul_flops / 1e9:.0f} GFLOP/s, attention "
@@ -262,21 +279,18 @@ def page(kept: Mapping[str, Any]) -> str:
         f"matrices {calibration.rates.elementwise_bandwidth / 1e9:.1f} GB/s,",
         f"link {calibration.link.bandwidth / 1e9:.2f} GB/s and {calibration.link.latency_s * 1e6:.0f} us, "
         f"{calibration.software.operation_s * 1e6:.1f} us an operation.",
-        "",
-        "| model | tokens | plan | predicted s | on a core s | error | by the clock s | chosen |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows:
-        guess = row.predicted(calibration)
-        group = groups.get(row.contest, [row])
-        mark = ("right" if right(group, row.plan) else "wrong") if row.plan == chosen(group, calibration) else ""
-        name = kept["models"][row.model.name]["variant"]
-        name += ", cfg" * row.work.guided + " (real calls)" * row.model.from_real_calls
-        lines.append(
-            f"| {name} | {row.work.image_tokens} | {row.plan.name} | {guess:.3f} | {row.core_s:.3f} | "
-            f"{guess / row.core_s - 1:+.0%} | {row.clock_s:.3f} | {mark} |"
-        )
-    return "\n".join(lines) + "\n"
+
+
+def _line(row: Row, groups: Mapping[Any, list[Row]], calibration: Calibration, name: str) -> str:
+    """A model under a plan, of the table of all."""
+    guess, group = row.predicted(calibration), groups.get(row.contest, [row])
+    mark = ("right" if right(group, row.plan) else "wrong") if row.plan == chosen(group, calibration) else ""
+    name += ", cfg" * row.work.guided + " (real calls)" * row.model.from_real_calls
+    return (
+        f"| {name} | {row.work.image_tokens} | {row.plan.name} | {guess:.3f} | {row.core_s:.3f} | "
+        f"{guess / row.core_s - 1:+.0%} | {row.clock_s:.3f} | {mark} |"
+    )
 
 
 def _figures(name: str, planners: Mapping[str, Calibration], figure: Callable[[Calibration], str]) -> str:

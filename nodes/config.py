@@ -1,199 +1,28 @@
-"""SP Config: what the user asks for, and the plan it becomes once a model is known.
+"""SP Config: the node, its inputs, and what is refused before anything is queued.
 
-Owns the node and what it hands on. Auto's rule is `parallel_runtime/planner/automatic.py`'s.
+Does not own what the inputs mean (choice.py).
 """
 
 import logging
-import math
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from collections.abc import Mapping
+from typing import Any
 
 from comfy_api.latest import io
 
 from ..parallel_runtime.checkpoint import read_header
-from ..parallel_runtime.cli.counting import Counted
-from ..parallel_runtime.compiling import why_not
-from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
+from ..parallel_runtime.devices import parse_devices
 from ..parallel_runtime.machines.server import Offer
-from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
-from ..parallel_runtime.models.registry import USUAL, find_family, read_own, titles
-from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
-from ..parallel_runtime.planner.automatic import Decision, usual_work
-from ..parallel_runtime.planner.choose import AnyModel
-from ..parallel_runtime.planner.shapes import ModelShape, Work
-from .automatic import are_known, decide, decide_again
+from ..parallel_runtime.models.registry import find_family, read_own
+from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS
+from ..parallel_runtime.planner.automatic import usual_work
+from .choice import COMPILED, LORA_MODES, ParallelChoice, choice_of
 from .host.files import diffusion_model_path
 from .host.machines import MACHINES
-from .host.progress import NodeText, prompt_id
+from .host.progress import NodeText
 from .host.queued_prompt import validated_inputs, validated_readers
-from .roles import roles
 from .sockets import CATEGORY, SpConfigSocket
 
 log = logging.getLogger(__name__)
-LORA_MODES = ("merged", "side branch")
-COMPILED = ("off", "blocks")
-
-
-class _Compiling(TypedDict, total=False):
-    """What `ParallelChoice` has of it."""
-
-    compiled: bool
-    remarks: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelChoice:
-    """What the user said: the devices as written and as found, and a plan, or None for an automatic one."""
-
-    devices_text: str
-    selection: DeviceSelection
-    plan: ParallelPlan | None = None
-    side_branch: bool = False  # LoRAs beside the weights instead of merged into them
-    weights: str = WEIGHTS[0]
-    compiled: bool = False  # the blocks run as graphs of torch's compiler
-    remarks: tuple[str, ...] = ()
-    step_cache: float = 0.0  # below this change of the first block's the others are skipped
-
-    def plan_for(self, model: ModelShape, work: Work) -> Decision:
-        """The plan to run `model` with, an automatic one chosen for `work`; its reasons go to the log.
-
-        Raises `ValueError` when the degrees fit neither the devices nor the heads.
-        """
-        decision = self._fitting(model, work)
-        plan = decision.plan
-        error = heads_error(plan.ulysses, model.heads) or stages_error(
-            plan.pipefusion, model.double_blocks + model.single_blocks
-        )
-        if error is not None:
-            raise ValueError(error)
-        if decision.reasons:
-            log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
-        return decision
-
-    def plan_for_any(
-        self, name: str, unshared: str, *, whole_batches: bool = False, count: Callable[[], Counted] | None = None
-    ) -> Decision:
-        """The plan to run a model that ComfyUI's own module computes, which `count` counts for the planner.
-
-        Automatic, it is the planner's where the devices' speed is known; else all devices share each image by heads.
-        `unshared`: why they cannot; then prompt and negative run at once, and images of a batch on what is left. With
-        `whole_batches` not even that: ranks can share the weights alone.
-        Raises `ValueError` for degrees that fit neither the devices nor such a model.
-        """
-        if self.plan is not None and self.plan.ranks <= len(self.selection.devices):
-            decision = Decision(plan=self.plan)
-        elif self.plan is not None and not self._may_shrink():
-            raise ValueError(self._too_few(self.plan))
-        else:
-            decision = self._automatic_for_any(unshared, whole_batches, count)
-        remarks = (f"blocks run uncompiled: only those of {titles()} are compiled",) if self.compiled else ()
-        return replace(decision, reasons=(*decision.reasons, *remarks))
-
-    def _automatic_for_any(self, unshared: str, whole_batches: bool, count: Callable[[], Counted] | None) -> Decision:
-        plan, reasons = self._plan_by_count(unshared, whole_batches)
-        devices = self.selection.devices
-        if count is None or len(devices) == 1 or not self._can_weigh():
-            return Decision(plan=plan, reasons=reasons)
-        try:
-            counted = count()
-        except ValueError as error:
-            return Decision(plan=plan, reasons=(*reasons, f"not weighed, as it could not be counted: {error}"))
-        work = replace(usual_work(element_bytes=counted.element_bytes), image_tokens=counted.image_tokens)
-        decision = self._automatic(counted.model, work, everything=plan)
-        if unshared:
-            decision = replace(decision, reasons=(unshared, *decision.reasons))
-        log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
-        return decision
-
-    def _plan_by_count(self, unshared: str, whole_batches: bool) -> tuple[ParallelPlan, tuple[str, ...]]:
-        """The automatic plan for as many devices as there are, and why."""
-        count = len(self.selection.devices)
-        if not unshared or count == 1:
-            inside = math.gcd(*ranks_by_machine(self.selection.devices))
-            return ParallelPlan(ulysses=inside, ring=count // inside, weights=self.weights), ()
-        if whole_batches and self.weights != "sharded":
-            alone = f"{unshared}; one device computes it (weights set to sharded lets others hold parts of it)"
-            return ParallelPlan(weights=self.weights), (alone,)
-        plan = ParallelPlan(cfg=2, data=count // 2, weights=self.weights)
-        if whole_batches:
-            return plan, (f"{unshared}; the devices share its weights alone",)
-        replicas = f"; images of a batch on {plan.data} replicas (data={plan.data})" if plan.data > 1 else ""
-        return plan, (f"{unshared}; prompt and negative at once (cfg=2), for a cfg scale above 1{replicas}",)
-
-    def plan_of_run(self, model: AnyModel, work: Work, held: ParallelPlan) -> Decision:
-        """The plan of a sampling run of `work`, of those that weights loaded for `held` serve; its reasons are logged.
-
-        Only for plans that were weighed, not for those that the user wrote.
-        """
-        decision = self._automatic(model, work, held)
-        log.info("SP Config: auto takes %s for this run: %s", decision.plan.name, "; ".join(decision.reasons))
-        return decision
-
-    def advised(self, model: ModelShape, work: Work) -> Decision | None:
-        """What auto would take for `work` on these devices; None where it did, or knows nothing of them."""
-        return self._automatic(model, work) if self.plan is not None and self._can_weigh() else None
-
-    def describe(self) -> list[str]:
-        """The plan's name, what each device will do, and auto's reasons, a line each; `ValueError` for too few devices.
-
-        An automatic plan is shown for the usual model in bf16.
-        """
-        return self.told(self._fitting(USUAL.usual, usual_work()))
-
-    def told(self, decision: Decision) -> list[str]:
-        """The decision in lines: the plan's name, what each device will do, and the reasons."""
-        return [decision.plan.name, *roles(decision.plan, self.selection.devices), *decision.reasons, *self.remarks]
-
-    def _fitting(self, model: ModelShape, work: Work) -> Decision:
-        """The plan, held against the devices: it may leave some out, but not ask for more."""
-        num_ranks = len(self.selection.devices)
-        if self.plan is None:
-            return self._automatic(model, work)
-        if self.plan.ranks <= num_ranks:
-            return Decision(plan=self.plan)
-        if not self._may_shrink():
-            raise ValueError(self._too_few(self.plan))
-        decision = self._automatic(model, work)
-        log.warning(
-            "%s needs %d ranks, %d found; running %s",
-            self.plan.describe(),
-            self.plan.ranks,
-            num_ranks,
-            decision.plan.name,
-        )
-        return decision
-
-    def _too_few(self, plan: ParallelPlan) -> str:
-        num_ranks = len(self.selection.devices)
-        return (
-            f"{plan.describe()} makes {plan.ranks} rank(s), devices={self.devices_text!r} names "
-            f"{num_ranks}; make the product of the degrees {num_ranks} or less, or name {plan.ranks} device(s)"
-        )
-
-    def _can_weigh(self) -> bool:
-        """Whether the speed of these devices is known."""
-        return are_known(self.selection.devices)
-
-    def _automatic(
-        self, model: AnyModel, work: Work, held: ParallelPlan | None = None, *, everything: ParallelPlan | None = None
-    ) -> Decision:
-        """The planner's plan on these devices, with weights that lie as `held` needs them once they are loaded.
-
-        `everything` as the planner takes it.
-        """
-        if held is not None:
-            return decide_again(model, work, self.selection.devices, held)
-        weights = self.weights
-        if len(self.selection.devices) == 1 and weights == "sharded" and self._may_shrink():
-            log.warning("weights=sharded needs two devices, one found; weights are chosen as for replicated")
-            weights = WEIGHTS[0]
-        return decide(model, work, self.selection.devices, weights, everything)
-
-    def _may_shrink(self) -> bool:
-        """`all`, and a count that had to shrink: a workflow saved for eight devices runs on one."""
-        return self.devices_text.strip().lower() == "all" or bool(self.selection.warnings)
 
 
 class SPConfig(io.ComfyNode):
@@ -284,43 +113,6 @@ class SPConfig(io.ComfyNode):
                 log.info("SP Config: %s", line)
         NodeText().say("\n".join(lines))
         return io.NodeOutput(choice, ui={"parallel_dit": [{"kind": "plan", "text": lines}]})
-
-
-def choice_of(
-    mode: str,
-    devices: str,
-    ulysses: int,
-    ring: int,
-    lora: str = LORA_MODES[0],
-    data: int = 1,
-    cfg: int = 1,
-    weights: str = WEIGHTS[0],
-    pipefusion: int = 1,
-    patches: int = 0,
-    warmup_steps: int = 1,
-    compiled: str = COMPILED[0],
-    step_cache: float = 0.0,
-    machines: str = "",
-) -> ParallelChoice:
-    """What SP Config's inputs mean on this machine. Raises `ValueError` for those that cannot be used."""
-    if (missing := missing_system()) is not None:
-        raise ValueError(f"{missing}; {STOCK_NODES}")
-    plan = None
-    if mode == "manual":
-        degrees = {"data": data, "cfg": cfg, "pipefusion": pipefusion, "ring": ring, "ulysses": ulysses}
-        pipeline = {"patches": patches, "warmup_steps": warmup_steps} if pipefusion > 1 else {}
-        plan = ParallelPlan(**degrees, **pipeline, weights=weights)
-        refuse_stages_with_cache(pipefusion, step_cache)
-    selection = with_machines(parse_devices(devices), machines)
-    return ParallelChoice(
-        devices_text=devices,
-        selection=selection,
-        plan=plan,
-        side_branch=lora == LORA_MODES[1],
-        weights=weights,
-        step_cache=step_cache,
-        **_compiling(compiled, selection),
-    )
 
 
 def why_refused(devices: str | None) -> str:
@@ -431,37 +223,3 @@ def _machines_input() -> io.Input:
         optional=True,
         tooltip="HOST:PORT, an address of this machine where others may join; a comma and how many to wait for.",
     )
-
-
-def with_machines(here: DeviceSelection, machines: str) -> DeviceSelection:
-    """The devices here and behind them those of further machines, waited for where they are asked for.
-
-    Machines whose devices would be more than a pool has ranks are left out, with a warning, as are those that did not
-    come. Raises `ValueError` for an address that cannot be offered.
-    """
-    offer = Offer.parse(machines)
-    if offer is None:
-        return here
-    further = MACHINES.devices_of(offer, say=NodeText().say if prompt_id() else None)
-    names = list(dict.fromkeys(device.machine for device in further))
-    devices, warnings = here.devices, list(here.warnings)
-    if len(names) < offer.count:
-        warnings.append(f"{len(names)} of {offer.count} further machines are there; running on what is there")
-    for name in names:
-        theirs = tuple(device for device in further if device.machine == name)
-        if len(devices) + len(theirs) > MAX_RANKS:
-            warnings.append(f"machine {name} is left out: its {len(theirs)} devices make more than {MAX_RANKS}")
-            continue
-        devices += theirs
-    return DeviceSelection(devices, tuple(warnings))
-
-
-def _compiling(asked: str, selection: DeviceSelection) -> _Compiling:
-    """Whether blocks are compiled, and why they are not where they were to be: the picture is the same without."""
-    if asked == COMPILED[0]:
-        return {}
-    reason = why_not([device.kind for device in selection.devices], os.environ)
-    if reason is None:
-        return {"compiled": True}
-    log.warning("SP Config: blocks run uncompiled: %s", reason)
-    return {"remarks": (f"blocks run uncompiled: {reason}",)}

@@ -3,7 +3,7 @@
 from comfy_api.latest import io
 
 from ..parallel_runtime.checkpoint import COMPUTE_DTYPES
-from .config import ParallelChoice
+from .choice import ParallelChoice
 from .host.files import diffusion_model_path, diffusion_models, file_identity
 from .host.new_model import remote_patcher
 from .host.pools import POOLS

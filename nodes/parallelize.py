@@ -4,7 +4,7 @@ import logging
 
 from comfy_api.latest import io
 
-from .config import ParallelChoice
+from .choice import ParallelChoice
 from .host.convert_stock_model import parallelized
 from .host.pools import POOLS
 from .host.progress import NodeText

@@ -5,7 +5,8 @@ from functools import lru_cache
 
 from ..parallel_runtime.models.registry import USUAL
 from ..parallel_runtime.planner.automatic import Decision, usual_work
-from .config import ParallelChoice, choice_of, typed
+from .choice import ParallelChoice, choice_of
+from .config import typed
 from .host.device_memory import DeviceMemory
 from .host.files import diffusion_model_path, file_identity
 from .host.hosted_source import HostedSource, refuse_unplanned

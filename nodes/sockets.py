@@ -1,6 +1,6 @@
 """The two sockets of our own: what travels on them is fixed here, because other packs' nodes may take them.
 
-`SP_CONFIG` carries a `config.ParallelChoice`. `TIMING` carries a report: a plain dict as `report` describes it.
+`SP_CONFIG` carries a `choice.ParallelChoice`. `TIMING` carries a report: a plain dict as `report` describes it.
 """
 
 from comfy_api.latest import io

@@ -2,7 +2,7 @@
 
 from comfy_api.latest import io
 
-from .config import ParallelChoice
+from .choice import ParallelChoice
 from .host.decoding import decode
 from .host.report_history import published
 from .report import decode_report

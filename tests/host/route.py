@@ -106,7 +106,7 @@ def sample(path: Path, engine: str) -> None:
     of_pack = pack()
     devices = of_pack("parallel_runtime.devices").parse_devices("cpu:2")
     plan = of_pack("parallel_runtime.plan").ParallelPlan(ulysses=2)
-    choice = of_pack("nodes.config").ParallelChoice(devices_text="cpu:2", selection=devices, plan=plan)
+    choice = of_pack("nodes.choice").ParallelChoice(devices_text="cpu:2", selection=devices, plan=plan)
     make = of_pack("nodes.host.new_model").remote_patcher
     model = make(str(path), "default", devices=devices.devices, chooser=choice, side_branch=False)
     latent = torch.zeros(LATENTS[engine])

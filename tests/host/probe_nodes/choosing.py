@@ -35,7 +35,7 @@ class LikeKnownGpus(io.ComfyNode):
 
 def _like_known_gpus(kind: type) -> type:
     """The pack's class of what SP Config hands on, with other devices and constants in the one look at the machine."""
-    runtime = kind.__module__.removesuffix(".nodes.config") + ".parallel_runtime"
+    runtime = kind.__module__.removesuffix(".nodes.choice") + ".parallel_runtime"
     automatic, known = (import_module(f"{runtime}.planner.{name}") for name in ("automatic", "known"))
     device = import_module(f"{runtime}.devices").Device
     table = known.known_calibration("H100")
@@ -79,7 +79,7 @@ class HostedModelLoader(io.ComfyNode):
 
     @classmethod
     def execute(cls, unet_name: str, weight_dtype: str, sp_config: Any) -> io.NodeOutput:
-        host = f"{type(sp_config).__module__.removesuffix('.config')}.host"
+        host = f"{type(sp_config).__module__.removesuffix('.choice')}.host"
         names = ("files", "new_model", "hosted_source")
         files, new_model, hosted_source = (import_module(f"{host}.{name}") for name in names)
         model = new_model.remote_patcher(

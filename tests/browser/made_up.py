@@ -32,6 +32,9 @@ ONLY_OURS = """() => {
   }
 }"""
 TELL = "(state) => app.api.dispatchCustomEvent('parallel_dit.state', state)"
+# As of a page that is not secure, which has none.
+NO_CLIPBOARD = "Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })"
+CLIPBOARD = "delete navigator.clipboard"
 
 
 def a_pool(numbers: int = 2, *, plan: dict[str, int] | None = None, **changes: Any) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""What stands on nodes: plans, results and tables in boxes of their own, SP Config's inputs in the order of use.
+
+Owns: that texts keep their lines and cover nothing, and that what is saved stays in the schema's order. Does not own
+the words, nor what is told beside the nodes (test_cards.py).
+"""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import expect
+
+from .comfy_page import ComfyPage
+from .made_up import MadeUp, a_pool, a_report
+
+TEXT_OF_COMFYUI = "$$node-text-preview"
+HEIGHT = "(node) => document.querySelector(`[data-node-id='${node.id}']`)?.offsetHeight ?? node.size[1]"
+HEIGHTS = f"""() => Object.fromEntries(app.graph.nodes
+  .filter((node) => ['SPConfig', 'ParallelModelLoader', 'ParallelBenchmark'].includes(node.comfyClass))
+  .map((node) => [node.comfyClass, ({HEIGHT})(node)]))"""
+NO_TEXTS = f"""() => app.graph.nodes.flatMap((node) => node.widgets ?? [])
+  .filter((widget) => widget.name === '{TEXT_OF_COMFYUI}').length"""
+SHOWN = """(kind) => {
+  const node = app.graph.nodes.find((each) => each.comfyClass === kind)
+  const element = document.querySelector(`[data-node-id='${node.id}']`)
+  if (!element)
+    return node.widgets.filter((w) => w.last_y !== undefined && !w.hidden && !w.element)
+      .sort((a, b) => a.last_y - b.last_y).map((w) => w.name)
+  const names = new Set(node.widgets.map((widget) => widget.name))
+  const labels = [...element.querySelectorAll('*')].filter((each) => !each.children.length && each.checkVisibility())
+    .filter((each) => names.has(each.textContent.trim()))
+  labels.sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top)
+  return [...new Set(labels.map((each) => each.textContent.trim()))] }"""
+FEW = {"steps": 1, "width": 128, "height": 128, "warmup": 0, "runs": 1, "stock": False}
+
+
+def test_texts_stand_in_the_boxes_of_nodes_and_reports_in_tables(comfy: ComfyPage) -> None:
+    comfy.load_example("flux_benchmark", plans="ulysses=2", **FEW)
+    plan = comfy.page.get_by_test_id("pdit-plan")
+    expect(plan).to_contain_text("uly2")
+    comfy.page.evaluate("new Promise(requestAnimationFrame)")
+    before = comfy.page.evaluate(HEIGHTS)
+    comfy.run()
+    expect(comfy.page.get_by_test_id("pdit-result")).to_contain_text("uly2")
+    assert comfy.page.evaluate(HEIGHTS) == before, "a node that grows covers the one below"
+    assert comfy.page.evaluate(NO_TEXTS) == 0
+    told = comfy.page.get_by_text(re.compile("cpu:1: 1/2 of the attention heads"))
+    expect(told).to_have_count(1)
+    assert "cpu:0: 1/2 of the attention heads\ncpu:1: 1/2 of the attention heads" in plan.inner_text(), (
+        "lines stay lines"
+    )
+    expect(plan.locator("code")).to_have_count(0)
+    table = comfy.page.get_by_test_id("pdit-tables").locator("table")
+    expect(table.locator("caption")).to_contain_text("128 × 128 · 1 step")
+    rows = [row.locator("th, td").all_inner_texts() for row in table.locator("tr").all()]
+    cases = comfy.newest_report("benchmark")["contenders"]
+    assert [row[0] for row in rows[1:3]] == [each["name"] for each in cases] == ["one rank", "uly2"]
+    assert rows[1][2] == "1.00×"
+    assert rows[2][2] == f"{cases[0]['median_s'] / cases[1]['median_s']:.2f}×"
+    comfy.shot("table")
+
+
+TOLD = """([kind, reports]) => app.graph.nodes.find((each) => each.comfyClass === kind)
+  .onExecuted({ parallel_dit: reports })"""
+
+
+def test_a_table_shows_reports_of_every_kind_and_age(comfy: ComfyPage) -> None:
+    comfy.load_example("flux_benchmark")
+    tables = comfy.page.get_by_test_id("pdit-tables")
+    older = {"schema": 1, "kind": "denoise", "steps": 2, "denoise_s": 1.0, "step_s": [0.5, 0.5]}
+    told = [
+        ([a_report(2, 3)], ["0.50 s", "1 cuda:1", "0.30 s"]),
+        ([older, a_report(32, 2)], ["report of an older version", "31 cuda:31"]),
+        ([a_report(2, 3, warnings=["rank 1 is slow"], from_cache=True)], ["rank 1 is slow", "cache"]),
+        ([{"schema": "parallel-dit/report/9"}, None, 7], ["of a version that this panel does not know"]),
+    ]
+    for reports, texts in told:
+        comfy.page.evaluate(TOLD, ["ShowTimingReport", reports])
+        for text in texts:
+            expect(tables).to_contain_text(text)
+        expect(tables).not_to_contain_text(re.compile("undefined|null|NaN"))
+
+
+ORDER = ["mode", "devices", "machines", "ulysses", "ring", "cfg", "data", "pipefusion", "patches", "warmup_steps"]
+ORDER += ["weights", "lora", "compiled", "step_cache"]
+# As saved: in the order of the schema.
+SAVED = ["manual", "cpu:4", 1, 2, "side branch", 1, 1, "sharded", 2, 3, 4, "blocks", 0.25, ""]
+VALUES = "() => Object.fromEntries(app.graph.nodes[0].widgets.map((widget) => [widget.name, widget.value]))"
+ADD = """async (values) => {
+  const node = LiteGraph.createNode('SPConfig')
+  app.graph.add(node)
+  const saved = app.graph.serialize()
+  saved.nodes[0].widgets_values = values
+  await app.loadGraphData(saved) }"""
+
+
+def test_inputs_are_in_the_order_a_person_fills_and_are_saved_in_the_schemas(comfy: ComfyPage) -> None:
+    comfy.page.evaluate(ADD, SAVED)
+    comfy.page.wait_for_function(
+        "([names, shown]) => eval(shown)('SPConfig').join() === names.join()", arg=[ORDER, SHOWN]
+    )
+    values = comfy.page.evaluate(VALUES)
+    assert [values[name] for name in ("lora", "data", "cfg", "weights", "compiled")] == [
+        "side branch", 1, 1, "sharded", "blocks",
+    ]  # fmt: skip
+    for saved in ("app.graph.serialize().nodes[0]", "app.graph.nodes[0].clone().serialize()"):
+        assert comfy.page.evaluate(f"{saved}.widgets_values.slice(0, 14)") == SAVED
+    queued = comfy.page.evaluate("app.graphToPrompt()")["output"]
+    assert [each["inputs"]["lora"] for each in queued.values()] == ["side branch"]
+
+
+OF_ANOTHER_PACK = """() => {
+  const node = LiteGraph.createNode('SPConfig')
+  const names = () => node.widgets.map((widget) => widget.name)
+  node.addWidget('text', 'theirs', 'x', () => {})
+  node.widgets.unshift(node.widgets.pop())
+  const before = names()
+  const saved = node.serialize().widgets_values
+  node.configure({ ...node.serialize(), widgets_values: saved })
+  return [before, names(), saved[0], node.widgets[0].value] }"""
+
+
+def test_an_input_that_another_pack_put_in_front_stays_there(made_up: MadeUp) -> None:
+    before, after, *values = made_up.comfy.page.evaluate(OF_ANOTHER_PACK)
+    assert before[:3] == ["theirs", "mode", "devices"]
+    assert after == before
+    assert values == ["x", "x"]
+
+
+OF_THE_SAMPLER = """() => ({ graph: app.graph.id, node_id: String(app.graph.nodes
+  .find((node) => node.comfyClass === 'ParallelSampler').id) })"""
+
+
+def test_a_node_shows_the_run_of_a_server_that_began_to_count_anew(made_up: MadeUp) -> None:
+    made_up.comfy.load_example()
+    result = made_up.comfy.page.get_by_test_id("pdit-result").first
+    editor = made_up.comfy.page.evaluate(OF_THE_SAMPLER)
+    for session, step_s, told in (("first", 0.5, "0.50 s a step"), ("second", 0.25, "0.25 s a step")):
+        report = a_report(2, 3, timings={"step_s": [step_s] * 3})
+        state = {"session": f"made up {session}", "reports": [made_up.report(1, report) | editor]}
+        made_up.tell(pools=[a_pool()], **state)
+        expect(result).to_contain_text(told)

@@ -1,0 +1,206 @@
+"""What of a run is given to others: the card to share, the timeline's picture; and the benchmark that both speak of.
+
+Owns: what is written and drawn there, and that nothing is claimed that was not measured on the same work.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import expect
+
+from .made_up import CLIPBOARD, NO_CLIPBOARD, MadeUp, a_pool, a_report
+
+PROMPT = "0" * 8
+DRAWN_TEXTS = """() => {
+  const write = CanvasRenderingContext2D.prototype.fillText
+  window.written = []
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...all) {
+    window.written.push(String(text))
+    return write.call(this, text, ...all)
+  }
+}"""
+NO_WEBGL = """() => {
+  const get = HTMLCanvasElement.prototype.getContext
+  HTMLCanvasElement.prototype.getContext = function (kind, ...all) {
+    return kind.startsWith('webgl') ? null : get.call(this, kind, ...all)
+  }
+}"""
+COPIED = """async () => {
+  const [item] = await navigator.clipboard.read()
+  const bitmap = await createImageBitmap(await item.getType('image/png'))
+  return [bitmap.width, bitmap.height] }"""
+
+
+def with_picture(made_up: MadeUp) -> None:
+    """The history of a prompt whose picture is red, with a chart that is no picture of the run."""
+    picture = io.BytesIO()
+    Image.new("RGB", (64, 64), (250, 10, 10)).save(picture, "PNG")
+    files = [{"filename": name, "subfolder": "", "type": "output"} for name in ("red.png", "chart.png")]
+    queued = {"1": {"class_type": "SaveImage"}, "2": {"class_type": "ShowTimingReport"}}
+    outputs = {"1": {"images": files[:1]}, "2": {"images": files[1:]}}
+
+    page = made_up.comfy.page
+    page.route(
+        re.compile(f"/history/{PROMPT}$"),
+        lambda r: r.fulfill(json={PROMPT: {"prompt": [0, PROMPT, queued], "outputs": outputs}}),
+    )
+    page.route(
+        re.compile(r"/view\?.*red\.png"),
+        lambda r: r.fulfill(body=picture.getvalue(), content_type="image/png"),
+    )
+
+
+def of_a_benchmark(number: int, **sizes: int) -> dict[str, Any]:
+    """One rank, stock ComfyUI and two plans, of these sizes."""
+    named = {"name": "uly2", "ranks": 2, "weights": "replicated", "degrees": {"ulysses": 2, "ring": 1}}
+    ring = named | {"name": "ring2", "degrees": {"ring": 2}}
+    cases = [
+        {"name": "one rank", "kind": "one_rank", "median_s": 2.0},
+        {"name": "ComfyUI, one device", "kind": "one_process", "median_s": 2.5, "speedup": 0.8},
+        {"name": "uly2", "kind": "plan", "plan": named, "median_s": 1.25, "speedup": 1.6, "error": 4.7e-7},
+        {"name": "ring2", "kind": "plan", "plan": ring, "median_s": 5.0, "speedup": 0.4, "error": 4.7e-7},
+    ]
+    benchmark = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": cases, "sizes": sizes}
+    return benchmark | {"model": {"file": "a.safetensors"}, "sampling": {"steps": number}}
+
+
+def of_a_run(**sizes: int) -> dict[str, Any]:
+    """Two ranks with the plan uly2, of these sizes."""
+    run = a_report(2, 4, plan={"name": "uly2", "degrees": {"ulysses": 2}}, sizes=sizes, prompt_id=PROMPT)
+    run |= {"model": {"file": "a.safetensors"}, "sampling": {"steps": 4}}
+    return run | {"devices": [{"name": f"cuda:{n}", "model": "RTX 3090"} for n in range(2)]}
+
+
+def test_a_card_to_share_shows_the_run_and_survives_what_happens_meanwhile(made_up: MadeUp) -> None:
+    page, size = made_up.comfy.page, {"width": 64, "height": 64}
+    with_picture(made_up)
+    timeline = made_up.comfy.open_timeline()
+    reports = [made_up.report(1, of_a_benchmark(4, **size)), made_up.report(2, of_a_run(**size))]
+    made_up.tell(pools=[a_pool()], reports=reports)
+    expect(page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", "2x4")
+    page.evaluate(NO_WEBGL)
+    page.evaluate(DRAWN_TEXTS)
+    timeline.get_by_role("button", name="Share").click()
+    canvas, told = page.get_by_test_id("pdit-share-canvas"), page.get_by_test_id("pdit-share-told")
+    made_up.tell(pools=[a_pool(state="failed", last_failure="rank 1: killed", failed_rank=1)], reports=reports)
+    expect(canvas).to_have_attribute("data-drawn", "with picture")
+    written = " | ".join(page.evaluate("window.written"))
+    for text in (
+        "Parallel DiT",
+        "1.60× as fast as one device",
+        "0.31 s a step, one device 0.50 s",
+        "uly2 · 2 × RTX 3090",
+    ):
+        assert text in written
+    for text in ("a.safetensors · 64 × 64 · 4 steps", "4.7e-7", "compute", "communication", "idle", "0  cuda:0"):
+        assert text in written
+    picture = Image.open(io.BytesIO(base64.b64decode(canvas.evaluate("(c) => c.toDataURL()").partition(",")[2])))
+    assert picture.size == (1200, 675)
+    assert picture.convert("RGB").getpixel((200, 250)) == (250, 10, 10), "the run's picture, not the chart"
+    made_up.comfy.shot("share-card", page.get_by_test_id("pdit-share-card"))
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy picture").click()
+    expect(told).to_have_text("The picture is in the clipboard.")
+    assert page.evaluate(COPIED) == [1200, 675]
+    page.evaluate(NO_CLIPBOARD)
+    page.get_by_role("button", name="Copy picture").click()
+    expect(told).to_contain_text("Save the picture instead")
+    expect(page.get_by_role("button", name="Save PNG")).to_be_focused()
+    with page.expect_download() as found:
+        page.keyboard.press("Enter")
+    assert Image.open(found.value.path()).size == (1200, 675)
+    page.evaluate(CLIPBOARD)
+    page.keyboard.press("Escape")
+    expect(page.get_by_test_id("pdit-share-card")).to_have_count(0)
+    expect(page.get_by_test_id("pdit-error-card")).to_contain_text("rank 1: killed")
+    page.get_by_test_id("pdit-error-card").get_by_role("button", name="Close").click()
+
+
+def test_a_card_of_an_older_or_lone_report_shows_what_is_known(made_up: MadeUp) -> None:
+    page, timeline = made_up.comfy.page, made_up.comfy.open_timeline()
+    card, canvas = page.get_by_test_id("pdit-share-card"), page.get_by_test_id("pdit-share-canvas")
+    older = {"schema": 1, "kind": "denoise", "steps": 2, "denoise_s": 1.0, "step_s": [0.5, 0.5], "plan_name": "ring2"}
+    for number, report in enumerate([older | {"plan": {"ring": 2}}, a_report(32, 10_000), of_a_benchmark(2)]):
+        made_up.tell(reports=[made_up.report(number + 1, report)])
+        expect(timeline).to_contain_text(["0.50 s a step", "for 10000 steps", "1.60×"][number])
+        timeline.get_by_role("button", name="Share").click()
+        expect(canvas).to_have_attribute("data-drawn", "without picture")
+        assert not re.search("undefined|null|NaN", canvas.get_attribute("aria-label") or "")
+        card.get_by_role("button", name="Close").click()
+
+
+SAID_OF = """async ([run, benchmark]) => {
+  const link = [...document.styleSheets].map((each) => each.href).find((href) => href?.endsWith('panel/style.css'))
+  const { factsOf } = await import(new URL('share_card.mjs', link))
+  const { readReport } = await import(new URL('report.mjs', link))
+  const t = (key) => key
+  return factsOf({ report: readReport(run), benchmark: benchmark && readReport(benchmark), t }) }"""
+# What a benchmark says of the work that the run beside it did not do.
+OTHER_WORK: list[dict[str, Any]] = [
+    {"model": {"file": "a.safetensors", "dtype": "float32"}},
+    {"sizes": {"width": 64, "height": 64, "batch": 2}},
+    *({"sampling": {"steps": 4, "cfg": 1.0} | each} for each in (
+        {"steps": 5}, {"sampler": "heun"}, {"cfg": 3.5}, {"denoise": 0.5},
+    )),
+    {"step_caches": [{"name": "EasyCache", "threshold": 0.2, "skipped": 1, "of": 4, "counts": "steps"}]},
+]  # fmt: skip
+
+
+def test_a_card_claims_no_exactness_with_a_step_cache_nor_the_speed_of_other_work(made_up: MadeUp) -> None:
+    page, size = made_up.comfy.page, {"width": 64, "height": 64, "batch": 1}
+    run = of_a_run(**size) | {"model": {"file": "a.safetensors", "dtype": "bfloat16"}}
+    run |= {"sampling": {"steps": 4, "sampler": "euler", "cfg": 1.0, "denoise": 1.0}}
+    proven = run | {"proof": {"verdict": "proven", "error": 1e-7}}
+    cached = proven | OTHER_WORK[-1]
+    assert "share.proven" in page.evaluate(SAID_OF, [proven, None])["lines"]
+    assert page.evaluate(SAID_OF, [cached, None])["lines"][-1] == "share.cached"
+    assert page.evaluate(SAID_OF, [cached, of_a_benchmark(4, **size) | OTHER_WORK[-1]])["lines"][-1] == "share.cached"
+    alike = of_a_benchmark(4, **size)
+    assert page.evaluate(SAID_OF, [run, alike])["hero"] == "share.speedup"
+    for other in OTHER_WORK:
+        assert page.evaluate(SAID_OF, [run, alike | other])["hero"] == "share.step", other
+
+
+def test_a_benchmark_is_against_stock_comfyui_and_stays_with_its_own_size(made_up: MadeUp) -> None:
+    comfy, small, large = made_up.comfy, {"width": 64, "height": 64}, {"width": 512, "height": 512}
+    comfy.load_example(mode="auto", ring=7)
+    timeline = comfy.open_timeline()
+    bars = timeline.locator("[data-chart=speedups]")
+    benchmark = made_up.report(1, of_a_benchmark(4, **small))
+    made_up.tell(reports=[benchmark, made_up.report(2, of_a_run(**small))])
+    expect(bars).to_contain_text("ComfyUI, one device = 1× · a.safetensors · 64 × 64 · 4 steps")
+    label = bars.locator("canvas").get_attribute("aria-label") or ""
+    assert "ComfyUI, one device: 1.00×, 2.5 s" in label and "uly2: 2.00×, 1.3 s" in label and "ring2: 0.50×" in label
+    made_up.tell(reports=[benchmark, made_up.report(3, of_a_run(**large))])
+    expect(bars).to_be_hidden()
+    made_up.tell(reports=[benchmark, made_up.report(4, of_a_run(**small))])
+    bars.get_by_role("button", name="Use uly2").click()
+    values = comfy.page.evaluate(f"Object.fromEntries({comfy.node('SPConfig')}.widgets.map((w) => [w.name, w.value]))")
+    assert [values[name] for name in ("mode", "ulysses", "ring", "data", "devices")] == ["manual", 2, 1, 1, "cpu:2"]
+    expect(comfy.page.locator(".p-toast-message", has_text="has the plan uly2 now")).to_be_visible()
+    comfy.page.evaluate("app.graph.clear()")
+    bars.get_by_role("button", name="Use uly2").click()
+    expect(comfy.page.locator(".p-toast-message", has_text="no SP Config")).to_be_visible()
+
+
+def test_the_picture_of_the_timeline_says_what_it_is_of(made_up: MadeUp) -> None:
+    page, timeline = made_up.comfy.page, made_up.comfy.open_timeline()
+    made_up.tell(reports=[made_up.report(1, of_a_run(width=64, height=64))])
+    expect(page.get_by_test_id("pdit-rows")).to_have_attribute("data-drawn", "2x4")
+    page.evaluate(DRAWN_TEXTS)
+    with page.expect_download():
+        timeline.get_by_role("button", name="PNG", exact=True).click()
+    written = page.evaluate("window.written")
+    for text in (
+        "Parallel DiT · GPU timeline",
+        "uly2 on cuda:0, cuda:1 · a.safetensors · 64 × 64 · 4 steps",
+        "compute",
+    ):
+        assert text in written
+    assert any("0.50 s a step" in text for text in written)
+    assert {"communication", "idle", "Seconds of each step"} <= set(written)

@@ -12,21 +12,18 @@ import json
 import os
 import socket
 import sys
-import threading
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
-import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import DefaultLogsSpecs, LaunchConfig, elastic_launch
 
 from ..devices import Device
 from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
-from ..wire import lifeline
 from ..wire.channel import Channel
 from ..wire.output import Output
 from ..wire.records import from_body
+from .fatal import run_process, thread
 from .joined import adopt_orphans
 from .link import PATIENCE, RUN, Link, join_relays
 from .messages import BUNDLE_BYTES, Launch, StartGeneration
@@ -132,7 +129,7 @@ def serve() -> None:
     os.environ.update(environment, TORCH_ELASTIC_SHUTDOWN_TIMEOUT=KILL_AFTER_S)
     ours = Start(launch.start, settings)
     ours.hand_out()
-    threading.Thread(target=_end_with, args=(lambda: _pass_on(launch, ours),), daemon=True).start()
+    thread(lambda: _pass_on(launch, ours))
     run_ranks(launch.start)
 
 
@@ -142,27 +139,15 @@ def _pass_on(launch: Launch, ours: Start) -> None:
     store = dist.TCPStore(start.master_addr, start.master_port, is_master=False, timeout=PATIENCE)
     link = Link(join_relays(store, place=start.machine, machines=start.machines), 0)
     here = RanksHere(ours.ranks, link, generation=start.number, comfyui=launch.comfyui)
-    threading.Thread(target=_end_with, args=(here.down,), daemon=True).start()
+    thread(here.down)
     here.up()
-
-
-def _end_with(run: Callable[[], None]) -> None:
-    """Run in a thread; whatever goes wrong there ends the process, which `join` sees."""
-    try:
-        run()
-    except BaseException:  # noqa: BLE001  printed, and the process ends
-        traceback.print_exc()
-        os._exit(1)
 
 
 def main() -> NoReturn:
     """Run one generation's ranks here."""
     options = parse(sys.argv[1:])
-    lifeline.arm(options.lifeline, options.parent)
     adopt_orphans()  # so that what torchrun's agent leaves is ours to end
-    torch.set_num_threads(1)
-    _end_with(serve)
-    os._exit(0)
+    run_process(serve, lifeline_fd=options.lifeline, parent_pid=options.parent)
 
 
 if __name__ == "__main__":

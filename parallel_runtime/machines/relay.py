@@ -18,22 +18,19 @@ import math
 import os
 import select
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 
-from ..wire import lifeline
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, decode, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import ChunkSpan, RankError
+from .fatal import run_process, thread
 from .link import BEAT, CLOCK, CONTROL, PATIENCE, RUN, WAITS, Frame, FrameKind, Link, as_bytes, join_relays
 from .results import is_input
 
@@ -67,7 +64,13 @@ class Towards:
         self._stopped = False  # the pool has asked its ranks to end
 
     def down(self) -> None:
-        """Pass on what the pool says, until it closes the channels."""
+        """Pass on what the pool says, until it closes the channels or the machine's launcher ends."""
+        try:
+            self._pass_down()
+        except RuntimeError as error:
+            self._tell_lost(error)
+
+    def _pass_down(self) -> None:
         waiting = {channel.fileno(): index for index, channel in enumerate(self._channels)}
         with select.epoll() as epoll:
             for fd in waiting:
@@ -130,8 +133,7 @@ class Towards:
             try:
                 frame = self.link.receive()
             except RuntimeError as error:
-                if not self._stopped:
-                    self._tell_lost(error)
+                self._tell_lost(error)
                 return
             if frame.kind is FrameKind.PACKET:
                 packet = self._in_our_time(as_bytes(frame.data))
@@ -152,7 +154,9 @@ class Towards:
         return packet if not ran else encode(replace(message, body={**message.body, "ran": later(ran, self._behind_s)}))
 
     def _tell_lost(self, error: RuntimeError) -> None:
-        """Say to the pool that nobody answers for this machine's ranks; the pool then ends them all."""
+        """Say to the pool that nobody answers for this machine's ranks, unless it has asked them to end."""
+        if self._stopped:
+            return
         said = RankError(
             kind=f"machine {self.machine.name} does not answer", text=str(error)[:TEXT_CHARS], traceback=""
         )
@@ -225,12 +229,9 @@ def serve(options: argparse.Namespace) -> None:
         for place, machine in enumerate(machines, start=1)
     ]
     for each in towards:
-        threading.Thread(target=_end_with, args=(each.down,), daemon=True).start()
-    ups = [threading.Thread(target=_end_with, args=(each.up,), daemon=True) for each in towards]
-    for thread in ups:
-        thread.start()
-    for thread in ups:
-        thread.join()
+        thread(each.down)
+    for up in [thread(each.up) for each in towards]:
+        up.join()
 
 
 def assign_ranks(store: dist.Store, place: int, first_rank: int, *, world_size: int) -> None:
@@ -239,22 +240,10 @@ def assign_ranks(store: dist.Store, place: int, first_rank: int, *, world_size: 
     dist.PrefixStore(RUN, store).set(key, json.dumps([first_rank, world_size, first_rank, world_size]))
 
 
-def _end_with(run: Callable[[], None]) -> None:
-    """Run in a thread; whatever goes wrong there ends the process, which the pool sees."""
-    try:
-        run()
-    except BaseException:  # noqa: BLE001  printed, and the process ends
-        traceback.print_exc()
-        os._exit(1)
-
-
 def main() -> NoReturn:
     """Pass on until there is nobody to pass on to."""
     options = parse(sys.argv[1:])
-    lifeline.arm(options.lifeline, options.parent)
-    torch.set_num_threads(1)
-    _end_with(lambda: serve(options))
-    os._exit(0)
+    run_process(lambda: serve(options), lifeline_fd=options.lifeline, parent_pid=options.parent)
 
 
 if __name__ == "__main__":

@@ -62,9 +62,14 @@ class Held(NamedTuple):
 
 
 class HeldVae:
-    """At most one VAE on `num_ranks` ranks. `handles` gives new numbers; `load_deadline_s`: of taking its weights."""
+    """At most one VAE on all ranks, of which there are `num_ranks()`.
 
-    def __init__(self, ask: Ask, arena: Arena, handles: Iterator[int], num_ranks: int, load_deadline_s: float) -> None:
+    `handles` gives new numbers; `load_deadline_s`: of taking its weights.
+    """
+
+    def __init__(
+        self, ask: Ask, arena: Arena, handles: Iterator[int], num_ranks: Callable[[], int], load_deadline_s: float
+    ) -> None:
         self._ask, self._arena, self._handles = ask, arena, handles
         self._num_ranks, self._load_deadline_s = num_ranks, load_deadline_s
         self._held: tuple[str, int] | None = None
@@ -122,7 +127,7 @@ class HeldVae:
         latents = {f"in{number}": tile.latent for number, tile in enumerate(tiles)}
         rooms = [Extent(f"out{number}", dtype_name(tile.dtype), tile.shape) for number, tile in enumerate(tiles)]
         placed = self._arena.place(latents, rooms)
-        request = DecodeTiles(vae=handle, method=method, tiles=shared_out(tiles, num_ranks=self._num_ranks), last=last)
+        request = DecodeTiles(vae=handle, method=method, tiles=shared_out(tiles, num_ranks=self._num_ranks()), last=last)
         answered = self._ask(
             request,
             check,

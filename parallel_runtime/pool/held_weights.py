@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from ..checkpoint import ModelSpec
-from ..plan import Layout
+from ..plan import MAX_RANKS, Layout
 from ..weight_patch import PatchBatch, WeightPatchSet, pack
 from ..wire.protocol import TensorSpec
 from ..wire.replies import Cancelled, LoadReply, MemoryReply, Progress
@@ -23,7 +23,10 @@ OnProgress = Callable[[int, int], None]
 
 
 class Ask(Protocol):
-    """Asks all ranks one thing and waits for their answers; raises PoolError when one fails."""
+    """Asks ranks one thing and waits for their answers; raises PoolError when one fails.
+
+    The first `num_ranks`, with all that are on a machine with one of them.
+    """
 
     def __call__(
         self,
@@ -31,6 +34,7 @@ class Ask(Protocol):
         check: Check,
         tensors: tuple[TensorSpec, ...] = (),
         *,
+        num_ranks: int = MAX_RANKS,
         deadline_s: float | None = None,
         on_progress: Callable[[Request[Answer]], None] = ...,
         on_done: Callable[[Request[Answer]], None] = ...,
@@ -61,7 +65,8 @@ class HeldWeights:
         self.version = 0
         self._ask, self._arena, self._mapped, self._handles = ask, arena, mapped, handles
         self._load_deadline_s, self._budget_bytes = load_deadline_s, budget_bytes
-        self.partly_held: list[int] = []  # models that some ranks may hold and others not: cancelled or evicted
+        # Models that some of so many ranks may hold and others not: cancelled or evicted.
+        self.partly_held: dict[int, int] = {}
 
     def load(
         self,
@@ -83,6 +88,7 @@ class HeldWeights:
             return held
         handle = next(self._handles) if held is None else held.handle
         first, began = 0 if held is None else held.layout.ranks, time.perf_counter()
+        layouts = {model.handle: model.layout for model in self.models}
         self._mapped[handle] = spec
 
         def report(request: Request[LoadReply]) -> None:
@@ -91,13 +97,13 @@ class HeldWeights:
 
         def keep(request: Request[LoadReply]) -> None:
             if any(isinstance(reply, Cancelled) for reply in request.replies.values()):
-                self._let_go(handle)
+                self._let_go(handle, layout)
             else:
                 result = LoadResult(request.ranked(), time.perf_counter() - began)
                 new = Model(spec, handle, layout, result)
                 self.models.use(new if held is None else held.grown_to(new))
             for evicted in {number for reply in request.replies.values() for number in reply.evicted}:
-                self._let_go(evicted)
+                self._let_go(evicted, layouts[evicted])
 
         load = Load(
             model=handle,
@@ -109,7 +115,9 @@ class HeldWeights:
             eviction_order=tuple(model.handle for model in self.models if model is not held),
         )
         self.version += 1
-        self._ask(load, check, deadline_s=self._load_deadline_s, on_progress=report, on_done=keep)
+        self._ask(
+            load, check, num_ranks=layout.ranks, deadline_s=self._load_deadline_s, on_progress=report, on_done=keep
+        )
         self.free_partly_held(check)  # a rank may have had to evict what its peers could keep
         model = self.models.find(spec, layout)
         if model is None:
@@ -121,7 +129,7 @@ class HeldWeights:
         for model in self.models.layouts_of(spec):
             if layout is None or model.layout.kind == layout.kind:
                 self.models.drop(model.handle)
-                self._free(model.handle, check)
+                self._free(model.handle, check, num_ranks=model.layout.ranks)
 
     def patch(self, model: Model, patches: WeightPatchSet, check: Check) -> None:
         """Make the model's weights pristine plus `patches`; nothing when they are that already.
@@ -135,7 +143,7 @@ class HeldWeights:
         self.version += 1
         if held is not None and patches.differs_in_strength_alone(held):
             strengths = SetStrengths(model=model.handle, strengths=tuple(patches.strengths))
-            request = self._ask(strengths, check)
+            request = self._ask(strengths, check, num_ranks=model.layout.ranks)
             if all(reply.changed for reply in request.ranked()):
                 model.patches = patches
                 return
@@ -148,26 +156,27 @@ class HeldWeights:
                 first=number == 0,
                 last=number == len(batches) - 1,
             )
-            self._ask(change, check, self._arena.place(batch.tensors).specs)
+            self._ask(change, check, self._arena.place(batch.tensors).specs, num_ranks=model.layout.ranks)
         model.patches = patches
 
     def free_partly_held(self, check: Check) -> None:
         """Free what only some ranks may hold still."""
         while self.partly_held:
-            self._free(self.partly_held[-1], check, on_done=self.partly_held.remove)
+            handle, num_ranks = next(reversed(self.partly_held.items()))
+            self._free(handle, check, num_ranks=num_ranks)
 
-    def _let_go(self, handle: int) -> None:
+    def _let_go(self, handle: int, layout: Layout) -> None:
         """Hold a model no more that some ranks may hold still; the next request frees it there."""
         self.models.drop(handle)
-        self.partly_held.append(handle)
+        self.partly_held[handle] = layout.ranks
 
-    def _free(self, handle: int, check: Check, *, on_done: Callable[[int], None] = lambda _: None) -> None:
+    def _free(self, handle: int, check: Check, *, num_ranks: int) -> None:
         def forget(_: Request[MemoryReply]) -> None:
             del self._mapped[handle]
-            on_done(handle)
+            self.partly_held.pop(handle, None)
 
         self.version += 1
-        self._ask(Unload(model=handle), check, on_done=forget)
+        self._ask(Unload(model=handle), check, num_ranks=num_ranks, on_done=forget)
 
 
 def _sum_of(progress: Mapping[int, Progress], *, num_ranks: int) -> tuple[int, int]:

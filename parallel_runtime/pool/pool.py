@@ -277,7 +277,7 @@ class Pool:
     def vae(self, ask: Callable[[HeldVae, Check], Answer], *, check_cancelled: Check | None = None) -> Answer:
         """What `ask(held, check)` finds of the VAE that ranks hold; starts the workers if need be. Raises PoolError."""
         with self._lock.acquire(check_cancelled) as check:
-            return ask(self._ready(check).vae, check)
+            return ask((self._settled(check) or self._ready(check)).vae, check)
 
     def measure_devices(self, check_cancelled: Check | None = None) -> list[MeasureReply]:
         """Each rank's device, measured by all ranks at once, in rank order. Raises PoolError."""
@@ -322,8 +322,9 @@ class Pool:
         Raises ValueError for a plan that the machines which are there cannot run.
         """
         workers = self._settled(check)
-        if workers is not None and plan is not None and plan.ranks > len(workers.generation.ranks):
-            workers = self._with_more_machines(workers, check)
+        if workers is not None and self._too_few(workers, plan, check):
+            self._generations.stop()
+            workers = None
         workers = workers or self._generations.start(check)
         while not workers.copies_are_sound:
             workers = self._generations.check_copies(workers, check)
@@ -331,13 +332,13 @@ class Pool:
             refuse_unfit_machines(plan, workers.generation.devices_by_machine)
         return workers
 
-    def _with_more_machines(self, workers: WorkerGroup, check: Check) -> WorkerGroup | None:
-        """The workers, or None once they have been ended because more machines have joined since they started."""
-        joined = () if self._machines is None else self._machines(check)
-        if all(machine in workers.generation.machines for machine in joined):
-            return workers
-        self._generations.stop()
-        return None
+    def _too_few(self, workers: WorkerGroup, plan: ParallelPlan | None, check: Check) -> bool:
+        """Whether a plan, or anything without one, needs a machine that was left out, or one that has joined since."""
+        if self._machines is None or not workers.serves(plan):
+            return self._machines is not None
+        if plan is None or plan.ranks <= len(workers.generation.ranks):
+            return False
+        return any(machine not in workers.generation.machines for machine in self._machines(check))
 
     def _settled(self, check: Check) -> WorkerGroup | None:
         """The living workers, once they owe nothing; None when there are none, or none any more."""

@@ -10,6 +10,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from typing import TypeAlias
 
 from ..machines.machine import Machine
 from ..rank_environment import RankSettings
@@ -20,6 +21,7 @@ from .process import RankProcess, spawn
 from .remote_ranks import RemoteRank, RemoteRanks
 from .watcher import Watcher
 
+AnyRank: TypeAlias = RankProcess | RemoteRank
 STOP_S = 2.0  # how long idle ranks get to end by themselves
 
 _log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ class RankSet:
     def __init__(self, number: int) -> None:
         self.number = number
         self.ended = False
-        self.ranks: list[RankProcess | RemoteRank] = []
+        self.ranks: list[AnyRank] = []
         self.remote: RemoteRanks | None = None
         self.segments: SegmentTable
         self.watcher: Watcher

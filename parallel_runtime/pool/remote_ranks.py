@@ -1,11 +1,12 @@
 """The ranks of a generation that run on further machines, as the pool sees them.
 
-Owns which machines have a part in a generation, where all ranks meet, and the process beside us that stands for the
-remote ranks (machines/relay.py). To the supervisor each of them is a channel like any other. Does not own how a machine
+Owns which machines have a part in a generation and in a request, where all ranks meet, and the process beside us that
+stands for the remote ranks (machines/relay.py). To the supervisor each of them is a channel like any other. Does not own how a machine
 joined (machines/server.py) nor what passes between the relay and a machine.
 """
 
 import json
+import logging
 import os
 import secrets
 import socket
@@ -29,6 +30,8 @@ from ..wire.records import to_body
 from .process import REAP_TIMEOUT_S, SEND_TIMEOUT_S, OwnedProcess, spawn_owned
 
 BACKLOG = 64
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,17 +86,34 @@ class RemoteRanks:
 
     def __init__(self, machines: Sequence[Machine], settings: RankSettings) -> None:
         self.machines: list[Machine] = []
-        num_ranks = len(settings.devices)
+        self._ends = [len(settings.devices)]  # by machine, ours first: the rank after its last one
         for machine in machines:
-            if machine.lost is None and num_ranks + len(machine.devices) <= MAX_RANKS:
+            if machine.lost is None and self._ends[-1] + len(machine.devices) <= MAX_RANKS:
                 self.machines.append(machine)
-                num_ranks += len(machine.devices)
+                self._ends.append(self._ends[-1] + len(machine.devices))
         self._number = secrets.randbits(31)  # several pools may use a machine, each counting its own generations
         self._relay: OwnedProcess | None = None
         self._listener: socket.socket | None = None
         self._started: list[Machine] = []
         self._files: dict[tuple[int, str, int, int], FoundFile] = {}
-        self.num_ranks = num_ranks
+        self.num_ranks = self._reachable = self._ends[-1]
+
+    def reach(self, num_ranks: int) -> int:
+        """How many ranks the machines have that any of the first `num_ranks` are on; none of one that was left out."""
+        return min(self._reachable, next((end for end in self._ends if end >= num_ranks), self.num_ranks))
+
+    def does_without(self, rank: int, cause: str, num_asked: int) -> bool:
+        """Whether that rank, which failed, is none of the `num_asked` that are asked.
+
+        Its machine, and those behind it, are left out until ranks start anew.
+        """
+        if rank < num_asked:
+            return False
+        place = sum(end <= rank for end in self._ends)
+        if self._ends[place - 1] < self._reachable:
+            self._reachable = self._ends[place - 1]
+            _log.warning("%s is not used by this plan, which goes on without it: %s", self.machines[place - 1], cause)
+        return True
 
     def meet(self, settings: RankSettings) -> RankSettings:
         """The settings with a place to meet on the address that machines know: its socket is open from now on.

@@ -1,8 +1,8 @@
 """One generation of ranks: asked, heard and watched.
 
-Owns asking all ranks at once, waiting for all answers, and ending all ranks when one fails. Does not own how processes
-start and end (rank_set.py), what a request means, which models are loaded, or when to start anew (generations.py), nor
-the wording of a failure (failure.py).
+Owns asking ranks at once, waiting for all their answers, and ending all ranks when one fails. Does not own how processes
+start and end (rank_set.py), what a request means, which models are loaded, when to start anew (generations.py), which
+machines a request does without (remote_ranks.py), nor the wording of a failure (failure.py).
 
 What a rank can do wrong, and how and when it is seen::
 
@@ -29,15 +29,14 @@ from typing import Any, Generic, TypeVar
 from ..checkpoint import ModelSpec
 from ..errors import PoolError
 from ..machines.machine import LOOK_THERE, Machine
+from ..plan import MAX_RANKS
 from ..rank_environment import RankSettings
 from ..wire.channel import Attach
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from .failure import FRESH, Failure, choose, explain, failure_of_error, other_version, pool_error, silence, system_error
-from .process import RankProcess
-from .rank_set import RankSet
-from .remote_ranks import RemoteRank
+from .rank_set import AnyRank, RankSet
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
 HELD_UP = 0.5  # of the deadline: a pause of ours, such as a frozen container's or a caller's, and silence starts anew
@@ -49,7 +48,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Request(Generic[Answer]):
-    """What all ranks were asked, and what came back so far, by rank. `on_progress` and `on_done` get the request.
+    """What ranks were asked, and what came back so far, by rank. `on_progress` and `on_done` get the request.
 
     `reply` is the kind of answer; a rank that was told to give the request up says `Cancelled` in its place.
     """
@@ -96,6 +95,7 @@ class Generation(RankSet):
         self._signs: list[Failure] = []  # what went wrong, in the order seen
         self._last_words: dict[int, Failure] = {}  # of ranks that are not listened to any more
         self._whole = True  # false while something has been sent to some ranks and not to all
+        self._asked = self.ranks  # those who owe answers to the request in flight, or had to answer the last one
         self._on_failure = on_failure
         try:
             self._start(
@@ -127,16 +127,23 @@ class Generation(RankSet):
         """Whether all ranks have started."""
         return self.in_flight is None or self.in_flight.reply is not Ready
 
+    def reach(self, num_ranks: int = MAX_RANKS) -> int:
+        """How many ranks are asked for what the first `num_ranks` are to do: those of every machine that has one."""
+        return len(self.ranks) if self.remote is None else self.remote.reach(num_ranks)
+
     def attach(self, segment: Attach, fd: int) -> None:
         """Hand all ranks a segment, and have them forget those that it replaces."""
-        self._send(self._packets(Op.ATTACH, 0, to_body(segment)), fds=(fd,))
+        self._send(self._packets(self.ranks[: self.reach()], Op.ATTACH, 0, to_body(segment)), fds=(fd,))
 
-    def ask(self, request: Request[Any], body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()) -> None:
-        """Send `request` to all ranks. Raises ProtocolError, before anything is sent, for what cannot travel."""
-        packets = self._packets(request.op, request.number, body, tensors)
-        self.in_flight = request
+    def ask(
+        self, request: Request[Any], body: dict[str, Any], tensors: tuple[TensorSpec, ...] = (), *, num_ranks: int
+    ) -> None:
+        """Send `request` to the first ranks. Raises ProtocolError, before anything is sent, for what cannot travel."""
+        asked = self.ranks[:num_ranks]
+        packets = self._packets(asked, request.op, request.number, body, tensors)
+        self.in_flight, self._asked = request, asked
         now = time.monotonic()
-        for rank in self.ranks:
+        for rank in asked:
             rank.last_heard_s = now
         self._send(packets)
 
@@ -152,7 +159,7 @@ class Generation(RankSet):
         if (request := self.in_flight) is None:
             return
         looked_s = time.monotonic()
-        while len(request.replies) < len(self.ranks):
+        while len(request.replies) < len(self._asked):
             self._take_in(max(0.0, looked_s + TICK_S - time.monotonic()))
             if request.has_news:
                 request.has_news = False
@@ -189,39 +196,28 @@ class Generation(RankSet):
         self._on_failure(error)
         return error
 
-    def _packets(self, op: Op, request: int, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()) -> list[bytes]:
+    def _packets(
+        self, ranks: list[AnyRank], op: Op, request: int, body: dict[str, Any], tensors: tuple[TensorSpec, ...] = ()
+    ) -> list[bytes]:
         """One message for each rank, encoded."""
         remote = self.remote
-        return [
-            encode(
-                Message(
-                    op,
-                    rank.rank,
-                    self.number,
-                    request,
-                    body if remote is None else remote.body_for(rank, op, body),
-                    tensors,
-                )
-            )
-            for rank in self.ranks
-        ]
+        bodies = [body if remote is None else remote.body_for(rank, op, body) for rank in ranks]
+        numbered = enumerate(bodies)  # ranks are asked from the first one on
+        return [encode(Message(op, rank, self.number, request, own, tensors)) for rank, own in numbered]
 
     def _send(self, packets: list[bytes], fds: tuple[int, ...] = ()) -> None:
         self._whole = False
-        for rank, packet in zip(self.ranks, packets, strict=True):
+        for rank, packet in zip(self.ranks, packets, strict=False):
             try:
                 rank.channel.send_packet(packet, fds)
             except OSError as error:
                 self._signs.append(Failure(rank.rank, f"takes no message: {error}", weak=True))
-                raise self._failed() from error
+                self._take_in(0.0)
         self._whole = True
 
     def _take_in(self, timeout_s: float) -> None:
         """Wait for something to happen and take it in. Raises PoolError when a rank has failed."""
         self._look(timeout_s)
-        if self.remote is not None:
-            ended = self.remote.ended_early(self.ranks)
-            self._signs += [Failure(rank, cause, remedy=f"{LOOK_THERE}; {FRESH}") for rank, cause in ended.items()]
         if self._signs:
             raise self._failed()
 
@@ -233,8 +229,12 @@ class Generation(RankSet):
         for rank in self.ranks:
             if rank.pidfd in ready:
                 self._judge_death(rank)
+        if (remote := self.remote) is not None:
+            ended, asked = remote.ended_early(self.ranks), len(self._asked)
+            self._signs += [Failure(rank, cause, remedy=f"{LOOK_THERE}; {FRESH}") for rank, cause in ended.items()]
+            self._signs = [sign for sign in self._signs if not remote.does_without(sign.rank, sign.cause, asked)]
 
-    def _hear(self, rank: RankProcess | RemoteRank) -> None:
+    def _hear(self, rank: AnyRank) -> None:
         """Take in one message. A rank that gives a sign of failure is not listened to any more."""
         sign = self._receive(rank)
         if sign is not None:
@@ -242,7 +242,7 @@ class Generation(RankSet):
             self._last_words[rank.rank] = sign
             self._signs.append(sign)
 
-    def _receive(self, rank: RankProcess | RemoteRank) -> Failure | None:
+    def _receive(self, rank: AnyRank) -> Failure | None:
         try:
             received = rank.channel.recv()
             if received is None:
@@ -255,7 +255,7 @@ class Generation(RankSet):
         except (ProtocolError, OSError) as error:
             return Failure(rank.rank, f"broke the protocol: {error}")
 
-    def _take(self, rank: RankProcess | RemoteRank, message: Message) -> Failure | None:
+    def _take(self, rank: AnyRank, message: Message) -> Failure | None:
         """Note what the rank says. Raises ProtocolError for what it may not say now."""
         if message.op is Op.ERROR:
             return failure_of_error(rank.rank, from_body(RankError, message.body, message.op.name))
@@ -288,7 +288,7 @@ class Generation(RankSet):
         else:
             raise _unasked(message)
 
-    def _judge_death(self, rank: RankProcess | RemoteRank) -> None:
+    def _judge_death(self, rank: AnyRank) -> None:
         """Note how a process ended, unless it has said why: its last messages come before its exit."""
         self._epoll.unregister(rank.pidfd)
         while rank.rank not in self._last_words and rank.channel.has_message():
@@ -298,22 +298,22 @@ class Generation(RankSet):
             self._signs.append(Failure(rank.rank, rank.end_text()))
 
     def _refuse_silence(self, request: Request[Any]) -> None:
-        """Raise PoolError when no rank has shown life for the request's deadline."""
+        """Raise PoolError when none of them has shown life for the request's deadline."""
         now = time.monotonic()
-        for rank in self.ranks:
+        for rank in self._asked:
             beats = self.segments.beats(rank.rank)
             if beats != rank.last_beats:
                 rank.last_beats, rank.last_heard_s = beats, now
-        if now - max(request.listened_s, *(rank.last_heard_s for rank in self.ranks)) > request.deadline_s:
+        if now - max(request.listened_s, *(rank.last_heard_s for rank in self._asked)) > request.deadline_s:
             self._signs.append(silence(self._silent(request), request.op.name, now=now, deadline_s=request.deadline_s))
             raise self._failed()
 
-    def _silent(self, request: Request[Any]) -> RankProcess | RemoteRank:
+    def _silent(self, request: Request[Any]) -> AnyRank:
         """Of the ranks that owe an answer, the one that the others most likely wait for.
 
         One that a signal holds is surely it; else one that does not wait itself; else the longest silent.
         """
-        owing = [rank for rank in self.ranks if rank.rank not in request.replies]
+        owing = [rank for rank in self._asked if rank.rank not in request.replies]
         return min(owing, key=lambda rank: (not rank.is_stopped(), self.segments.waits(rank.rank), rank.last_heard_s))
 
     def _failed(self) -> PoolError:

@@ -69,6 +69,7 @@ class WorkerGroup:
         self.copies_are_sound = not check_copies or len(generation.ranks) == 1  # else `damaged_copies` is to find it
         self._numbers, self._deadline_s = numbers, deadline_s
         self._handles = itertools.count(1)  # of models and meshes; none is used again
+        self._told_ranks = 0  # how many were asked with the tensors that lie in the arena
         self._stale = KvCacheTracker()
         self._arena = Arena(generation.segments, announce=generation.attach)
         self._ensured: dict[Hashable, Ensured] = {}
@@ -82,12 +83,20 @@ class WorkerGroup:
             budget_bytes=budget_bytes,
         )
         self.models = self._weights.models
-        self.vae = HeldVae(self._ask, self._arena, self._handles, len(generation.ranks), load_deadline_s)
+        self.vae = HeldVae(self._ask, self._arena, self._handles, generation.reach, load_deadline_s)
 
     @property
     def busy(self) -> bool:
         """Whether the ranks owe answers."""
         return self.generation.in_flight is not None
+
+    def serves(self, plan: ParallelPlan | None) -> bool:
+        """Whether no machine has been left out, or the plan runs without it: its groups are there."""
+        reach = self.generation.reach()
+        if reach == len(self.generation.ranks):
+            return True
+        held = [model.layout for model in self.models]
+        return plan is not None and plan.ranks <= reach and self.meshes.change_for(plan, held, new_handle=int) is None
 
     def settle(self, check: Check) -> None:
         """See that all ranks are well and owe nothing: take in what a request given up left behind, READY included."""
@@ -122,9 +131,9 @@ class WorkerGroup:
         self._weights.unload(spec, layout, check)
 
     def trim(self, ranks: Sequence[int], check: Check) -> None:
-        """Have all ranks keep nothing of runs that ended, and these give back what torch caches on their device."""
+        """Have the ranks of the last run keep nothing of it, and these give back what torch caches on their device."""
         self._stale.forget()
-        self._ask(Trim(ranks=tuple(ranks)), check)
+        self._ask(Trim(ranks=tuple(ranks)), check, num_ranks=self._told_ranks)
 
     def mesh(self, plan: ParallelPlan, check: Check) -> int:
         """The handle of the plan's process groups, made unless they are there. Those of plans used long ago may go."""
@@ -180,6 +189,8 @@ class WorkerGroup:
         """Calls of a model, each batch group running its pieces."""
         began = time.perf_counter()
         results = [*results_of(calls), *traces_of(calls, num_ranks=len(self.generation.ranks))]
+        if self.generation.reach(plan.ranks) > self._told_ranks:
+            self._arena.forget()  # further machines do not have what lies there
         placed = self._arena.place(inputs_of(calls), results)
         specs, model = placed.specs, ensured.model.handle
         keeps = plan.pipefusion > 1 or any(call.options.get("pipeline") for call in calls)
@@ -191,7 +202,7 @@ class WorkerGroup:
             repeated=placed.repeated,
             pipeline=self._stale.enter(calls, batch_groups, plan, model) if keeps else (),
         )
-        request = self._ask(step, check, specs, deadline_s=deadline_s)
+        request = self._ask(step, check, specs, num_ranks=plan.ranks, deadline_s=deadline_s)
         if keeps:
             self._stale.done()
         outs, rooms = specs[-len(results) :][: len(calls)], specs[-len(results) :][len(calls) :]
@@ -226,6 +237,7 @@ class WorkerGroup:
             run.request(plan, model=ensured.model.handle, mesh=ensured.mesh),
             check,
             specs,
+            num_ranks=plan.ranks,
             on_progress=lambda request: steps.take(request.progress),
         )
         steps.take(request.progress)
@@ -258,6 +270,7 @@ class WorkerGroup:
         check: Check,
         tensors: tuple[TensorSpec, ...] = (),
         *,
+        num_ranks: int = MAX_RANKS,
         deadline_s: float | None = None,
         on_progress: Callable[[Request[Answer]], None] = lambda _: None,
         on_done: Callable[[Request[Answer]], None] = lambda _: None,
@@ -265,14 +278,16 @@ class WorkerGroup:
         def done(request: Request[Answer]) -> None:
             memory = [reply.memory for reply in request.ranked() if isinstance(reply, MemoryReply)]
             if len(memory) == len(request.replies):
-                self.memory = memory
+                self.memory = [*memory, *self.memory[len(memory) :]]
             on_done(request)
 
         limit_s = self._deadline_s() if deadline_s is None else deadline_s
         request = Request(asked.op, next(self._numbers), limit_s, asked.reply, on_progress=on_progress, on_done=done)
         try:
             check()
-            self.generation.ask(request, to_body(asked), tensors)
+            reach = self.generation.reach(num_ranks)
+            self.generation.ask(request, to_body(asked), tensors, num_ranks=reach)
+            self._told_ranks = reach if tensors else self._told_ranks
         except BaseException:
             self._arena.forget()
             raise

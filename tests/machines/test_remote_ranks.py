@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
 TOLERANCE = 1e-5
+TWO = ParallelPlan(ring=2)
 MESSAGES_BYTES = 64 * 1024  # of a step, in blocks of 4 KiB
 pytestmark = pytest.mark.slow
 
@@ -177,3 +179,36 @@ def test_a_killed_rank_is_one_error_that_names_its_machine_and_the_next_request_
     ):
         pool.sample(flux.spec, ParallelPlan(ring=2), run, on_step=kill)
     assert flux.error(pool, ParallelPlan(ring=2)) <= TOLERANCE
+
+
+def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not_missed(
+    folder: Path, flux: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(FluxConfig.from_header(read_header(flux.spec.path)))
+    with several_machines(folder, [1, 1, 1]) as (pool, (_, unused)):
+        runner = PlanRunner(pool, flux.spec, TWO, options={})
+        runner(flux.trial.calls[0])
+        for pid in unused.pids():
+            os.kill(pid, signal.SIGSTOP)
+        written = unused.written_bytes(), relay_bytes()
+        given = {**flux.trial.calls[0], "img": flux.trial.calls[0]["img"] * 2}  # type: ignore[operator]
+        runner(given)
+        assert unused.written_bytes() == written[0]
+        # one machine's share of the step: with inputs for the other one, too, it would be twice the latent
+        assert relay_bytes() - written[1] < 1.5 * given["img"].nbytes + MESSAGES_BYTES  # type: ignore[attr-defined]
+        for pid in unused.pids():
+            os.kill(pid, signal.SIGCONT)
+        # the third rank has none of what the two were given last
+        assert flux.error(pool, ParallelPlan(ring=3)) <= TOLERANCE
+        assert (flux.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
+
+        def kill(step: int, _: torch.Tensor) -> None:
+            for pid in unused.pids():
+                os.kill(pid, signal.SIGKILL)
+
+        pool.sample(flux.spec, TWO, run, on_step=kill)
+        assert (flux.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
+        (said,) = [each.getMessage() for each in caplog.records if "goes on without it" in each.getMessage()]
+        assert re.match(r"machine host-3 \(127.0.0.1\) is not used by this plan, which goes on without it: .*SIGKILL", said)
+        assert flux.error(pool, ParallelPlan(ring=3)) <= TOLERANCE  # which starts ranks anew
+        assert pool.generation == 2

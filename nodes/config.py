@@ -19,7 +19,7 @@ from .choice import COMPILED, LORA_MODES, ParallelChoice, choice_of
 from .host.files import diffusion_model_path
 from .host.machines import MACHINES
 from .host.progress import NodeText
-from .host.queued_prompt import validated_inputs, validated_readers
+from .host.queued_prompt import running_values, validated_inputs, validated_readers
 from .sockets import CATEGORY, SpConfigSocket
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,8 @@ class SPConfig(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, machines: str = "", **_: object) -> str:
-        """Run again when a further machine has come or gone."""
+        """Run again when a further machine has come or gone. In every prompt: what none of its nodes names is closed."""
+        MACHINES.keep(running_values("SPConfig", "machines", absent=""))
         offer = Offer.parse(machines)
         return "" if offer is None else MACHINES.fingerprint(offer)
 

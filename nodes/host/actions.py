@@ -1,4 +1,4 @@
-"""What the panel's buttons do: release, restart, and the doctor. One at a time, in the background.
+"""What the panel's buttons do: release, restart, the doctor, no more machines. One at a time, in the background.
 
 Owns the order of things. Cancelling the running prompt is ComfyUI's own, ending and starting workers the pools'.
 """
@@ -16,6 +16,7 @@ from server import PromptServer
 
 from ...parallel_runtime.errors import PoolError
 from ...parallel_runtime.pool.status import first_line
+from .machines import MACHINES
 from .panel_state import PanelState
 from .pools import ALIVE, POOLS
 
@@ -33,18 +34,19 @@ class BusyError(RuntimeError):
 
 
 class Actions:
-    """The three, by name. Each returns as soon as it is under way; the board tells how it goes."""
+    """The four, by name. Each returns as soon as it is under way; the board tells how it goes."""
 
     def __init__(self, panel_state: PanelState) -> None:
         self._panel_state = panel_state
         self._task: asyncio.Task | None = None
 
     def begin(self, name: str) -> None:
-        """Start `release`, `restart` or `doctor`. Raises `BusyError` while one is under way."""
+        """Start one of routes.py's `ACTIONS`. Raises `BusyError` while one is under way."""
         if self._panel_state.action is not None:
             raise BusyError(f"{self._panel_state.action} is under way; wait until it has ended")
         self._panel_state.action = name
-        work = {"release": self._release, "restart": self._restart, "doctor": self._doctor}[name]
+        threads = {"release": _release, "restart": _restart, "stop_listening": _stop_listening}
+        work = self._doctor if name == "doctor" else lambda: asyncio.to_thread(threads[name])
         self._task = asyncio.get_running_loop().create_task(self._run(work))
 
     async def _run(self, work: Callable) -> None:
@@ -52,12 +54,6 @@ class Actions:
             await work()
         finally:
             self._panel_state.action = None
-
-    async def _release(self) -> None:
-        await asyncio.to_thread(_release)
-
-    async def _restart(self) -> None:
-        await asyncio.to_thread(_restart)
 
     async def _doctor(self) -> None:
         self._panel_state.doctor = {"state": "running"}
@@ -80,6 +76,12 @@ def _restart() -> None:
             pool.start()
         except PoolError as error:  # the pool remembers it, and the board shows it
             log.warning("restart: %s", first_line(error))
+
+
+def _stop_listening() -> None:
+    """Let further machines go, with their workers, and close the addresses where they join."""
+    _cancel_prompt()
+    MACHINES.keep(())
 
 
 def _cancel_prompt() -> None:

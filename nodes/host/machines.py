@@ -1,14 +1,15 @@
 """Further machines of this ComfyUI: the address where they may join, the token, and who is there.
 
-Owns one server an address, made when a node first offers it, and the token's file in ComfyUI's user folder. Nothing
-listens before. Does not own who is let in (machines/server.py) nor what their ranks do (pool/remote_ranks.py).
+Owns one server an address, made when a node first offers it and closed when a prompt has SP Configs and none of them
+names it, and the token's file in ComfyUI's user folder. Nothing else listens. Does not own who is let in (machines/server.py) nor what their ranks do (pool/remote_ranks.py).
 """
 
+import logging
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import comfy.model_management
@@ -20,12 +21,15 @@ from ...parallel_runtime.machines.connection import read_token
 from ...parallel_runtime.machines.machine import Machine
 from ...parallel_runtime.machines.server import JOIN, MachineServer, Offer
 from ...parallel_runtime.machines.versions import own_versions
+from .pools import POOLS
 from .version import comfyui_version
 
 FIRST_WAIT_S = 60.0
 AGAIN_WAIT_S = 8.0  # where as many had joined, or were waited for in vain: one that is well joins again within seconds
 TICK_S = 0.1
 TOKEN_BYTES = 32
+
+_log = logging.getLogger(__name__)
 
 
 class FurtherMachines:
@@ -74,6 +78,26 @@ class FurtherMachines:
             )
         return tuple(joined[name] for name in names)
 
+    def keep(self, asked: Iterable[object]) -> None:
+        """Close all addresses but those that are asked for: SP Config's texts; anything else is not known, and closes none.
+
+        The workers on the machines that joined there end first, with those beside them.
+        """
+        texts = list(asked)
+        if not all(isinstance(text, str) for text in texts):
+            return
+        kept = {offer.address for offer in map(Offer.parse, texts) if offer is not None}
+        with self._lock:
+            closing = {address: server for address, server in self._servers.items() if address not in kept}
+            self._servers = {address: server for address, server in self._servers.items() if address in kept}
+            for address in closing:
+                del self._most[address]  # machines need a while to join again
+        if closing:
+            POOLS.close_without({machine.name for server in self._servers.values() for machine in server.machines()})
+        for address, server in closing.items():
+            server.close()
+            _log.info("further machines may not join at %s any more", address)
+
     def fingerprint(self, offer: Offer) -> str:
         """Changes with every machine that comes or goes, and for as long as one has yet to be waited for."""
         server = self._servers.get(offer.address)
@@ -82,6 +106,10 @@ class FurtherMachines:
             return f"waiting at {time.monotonic_ns()}"
         there = "".join(f" {machine.name}:{id(machine)}" for machine in machines)
         return f"{len(machines)} of {offer.count}:{there}"
+
+    def offered(self) -> list[str]:
+        """The addresses where machines may join now. Never waits."""
+        return list(self._servers)
 
     def described(self) -> list[dict]:
         """Who is there, for the panel: devices, versions, and the files that were asked for. Never waits."""

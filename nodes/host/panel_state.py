@@ -51,6 +51,7 @@ class PanelState:
             "devices": _available(),
             "pools": [self._pool(pool, run) for pool in POOLS.all()],
             "machines": MACHINES.described(),
+            "offered": MACHINES.offered(),
             "run": run,
             "reports": HISTORY.entries(),
             "action": self.action,

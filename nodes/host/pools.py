@@ -9,7 +9,7 @@ evict them. What the workers hold is asked of the pool each time, which may have
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
 from ...parallel_runtime.checkpoint import ModelSpec
@@ -116,6 +116,13 @@ class PoolRegistry:
             self._loaded.clear()
             for devices in self._pools:
                 self._close(devices)
+
+    def close_without(self, machines: Collection[str]) -> None:
+        """End the workers of pools that have devices of further machines other than these."""
+        with self._lock:
+            for devices in self._pools:
+                if {device.machine for device in devices}.difference(machines, {""}):
+                    self._close(devices)
 
     def _pool(self, devices: Devices) -> Pool:
         if devices not in self._pools:

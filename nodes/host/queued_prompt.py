@@ -1,6 +1,6 @@
-"""The prompt that ComfyUI validates now, for nodes that refuse values before anything is queued.
+"""The prompt that ComfyUI validates now, for nodes that refuse values before anything is queued, and the one that runs.
 
-Owns what is known of that prompt while its request is answered. ComfyUI gives `validate_inputs` the inputs that it
+Owns what is known of the former while its request is answered. ComfyUI gives `validate_inputs` the inputs that it
 names, and repeats what it says once for each of them; so a node names one input, and finds the others here.
 """
 
@@ -28,7 +28,7 @@ def watch_prompts() -> None:
 def validated_inputs() -> dict[str, object]:
     """The inputs of the node that is validated now: values, and links as lists. Empty where that is not known."""
     inputs = _inputs_of(_PROMPT.get({}).get(_node_id()))
-    return {name: value.get("__value__", value) if isinstance(value, dict) else value for name, value in inputs.items()}
+    return {name: _value(given) for name, given in inputs.items()}
 
 
 def validated_readers() -> list[str]:
@@ -47,6 +47,17 @@ def validated_readers() -> list[str]:
         for inputs in loaders
         if inputs.get("sp_config") == [_node_id(), 0] and isinstance(inputs.get("unet_name"), str)
     ]
+
+
+def running_values(kind: str, name: str, *, absent: object) -> list[object]:
+    """An input of each node of a class in the prompt that runs now: values, links as lists, `absent` where it is not."""
+    prompts = [prompt for _, _, prompt, *_ in list(PromptServer.instance.prompt_queue.currently_running.values())]
+    nodes = [node for prompt in prompts for node in prompt.values() if node.get("class_type") == kind]
+    return [_value(_inputs_of(node).get(name, absent)) for node in nodes]
+
+
+def _value(given: object) -> object:
+    return given.get("__value__", given) if isinstance(given, dict) else given
 
 
 def _node_id() -> str:

@@ -3,7 +3,7 @@
     GET  /parallel_dit/state             everything the panel shows (panel_state.py)
     GET  /parallel_dit/reports/{number}  one of the reports that the state lists
     GET  /parallel_dit/plan?...          what SP Config with these values would do, with a file too; nothing is started
-    POST /parallel_dit/{action}          release, restart, doctor: no arguments; 202, or 409 while one is under way
+    POST /parallel_dit/{action}          release, restart, doctor, stop_listening: no arguments; 202, or 409 while one runs
 
 A page of another site gets 403, even where its name was made to resolve to this machine.
 """
@@ -26,7 +26,7 @@ from .report_history import HISTORY
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 PREFIX = "/parallel_dit"
 _HOST = re.compile(r"(\[[0-9a-f.]*:[0-9a-f:.]*\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
-ACTIONS = ("release", "restart", "doctor")
+ACTIONS = ("release", "restart", "doctor", "stop_listening")
 
 
 def add_routes(check_plan: Callable[[Mapping[str, str]], dict]) -> None:

@@ -1,4 +1,7 @@
-"""SP Config's `machines`: another machine joins while the node waits, and the image is the one of stock nodes."""
+"""SP Config's `machines`: another machine joins while the node waits, and the image is the one of stock nodes.
+
+The address is open while prompts ask for it: nothing listens after one that does not, nor after Stop listening.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from host import workflows
@@ -26,6 +31,22 @@ def free_port() -> int:
         probe.bind((HERE, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def listening(server: ComfyServer) -> set[str]:
+    """Where the server's process and those below it listen."""
+    pids = {process.pid for process in (own := psutil.Process(server.pid), *own.children(recursive=True))}
+    found = [each for each in psutil.net_connections("inet") if each.pid in pids and each.status == "LISTEN"]
+    return {f"{each.laddr.ip}:{each.laddr.port}" for each in found if each.type == socket.SOCK_STREAM}
+
+
+def stop_listening(client: ComfyClient) -> None:
+    """The panel's button, and its end."""
+    client.post("/parallel_dit/stop_listening", {})
+    until = time.monotonic() + 60
+    while client.get("/parallel_dit/state")["action"] is not None:
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 @contextmanager
@@ -48,7 +69,7 @@ def joining(address: str, token: Path, models: Path, log: Path) -> Iterator[subp
 
 
 @pytest.mark.full
-def test_an_image_over_two_machines_equals_stock_and_the_next_one_does_without_a_machine_that_has_gone(
+def test_an_image_over_two_machines_equals_stock_and_nothing_listens_once_no_prompt_asks_for_it(
     tiny_models: TinyModels, tmp_path: Path
 ) -> None:
     graph = workflows.text_to_image(tiny_models, steps=2)
@@ -61,11 +82,25 @@ def test_an_image_over_two_machines_equals_stock_and_the_next_one_does_without_a
         token.parent.mkdir(parents=True)
         token.write_text("0123456789abcdef" * 2)
         token.chmod(0o600)
+        before = listening(server)
         with joining(address, token, tiny_models.models, tmp_path / "log"):
             assert relative_error(latent_of(client, ours), stock) <= TOLERANCE, (tmp_path / "log").read_text()
             others = parallel(graph, mode="manual", devices="cpu:1", ring=2, machines=address, pipefusion=1)
             others["sampler"]["inputs"]["seed"] = 5
             client.queue(to_latent(others)).require_success()
             assert "starting 1 ranks of 2" in (tmp_path / "log").read_text()
+            assert listening(server) - before == {address}
+            here = parallel(graph, mode="manual", devices="cpu:1", ring=1)
+            assert relative_error(latent_of(client, here), stock) <= TOLERANCE
+            assert listening(server) == before
+            assert "it closed the connection" in (tmp_path / "log").read_text()
+            others["sampler"]["inputs"]["seed"] = 6
+            client.queue(to_latent(others)).require_success()  # which offers the address again
+            assert (tmp_path / "log").read_text().count("starting 1 ranks of 2") == 2
+            stop_listening(client)
+            assert listening(server) == before
+            others["sampler"]["inputs"]["seed"] = 7
+            client.queue(to_latent(others)).require_success()
+            assert (tmp_path / "log").read_text().count("starting 1 ranks of 2") == 3
         alone = parallel(graph, mode="manual", devices="cpu:1", ring=2, machines=address)
         assert relative_error(latent_of(client, alone), stock) <= TOLERANCE

@@ -1,4 +1,4 @@
-"""How long prompts wait for machines, when SP Config runs again, and which machine of a name is meant."""
+"""How long prompts wait for machines, when SP Config runs again, which machine is meant, and when nobody may join."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from host.server import PACK_ROOT
+from parallel_runtime.devices import Device
 from parallel_runtime.machines.server import Offer
 
 PACK = "pack_that_waits"
@@ -25,6 +26,10 @@ class Server:
     def __init__(self, address: str, *_: object, **__: object) -> None:
         self.address, self.refusals = address, ()
         self.there: tuple[Any, ...] = ()
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
     def machines(self) -> tuple[Any, ...]:
         return self.there
@@ -80,3 +85,23 @@ def test_of_two_machines_of_a_name_the_one_at_the_address_that_was_offered_last_
         devices[address] = further.devices_of(Offer(address, 1), say=lambda _: None)
         (machine,) = further.named(devices[address])
         assert machine is further._servers[address].there[0]
+
+
+def test_an_address_is_closed_with_its_workers_once_no_config_of_a_prompt_names_it(module: Any) -> None:
+    further = module.FurtherMachines()
+    ended: list[str] = []
+    for address in (HERE, THERE):
+        further._server(address).there = (SimpleNamespace(name=address, devices=("cpu:0",)),)
+        further._wait(further._servers[address], Offer(address, 1), lambda _: None)
+        pool = SimpleNamespace(state="idle", close=lambda address=address: ended.append(address))
+        module.POOLS._pools[(Device("cpu", 0, machine=address),)] = pool
+    module.POOLS._pools[(Device("cpu", 0),)] = SimpleNamespace(state="idle", close=lambda: ended.append("here"))
+    here, there = further._servers[HERE], further._servers[THERE]
+    further.keep([f"{HERE}, 2", THERE, ""])
+    further.keep([HERE, ["another node", 0]])  # which may say the other address
+    assert (further.offered(), ended) == ([HERE, THERE], [])
+    further.keep(["", HERE])
+    assert (further.offered(), ended, here.closed, there.closed) == ([HERE], [THERE], False, True)
+    assert THERE not in further._most  # the next prompt that names it waits as the first one did
+    further.keep([""])
+    assert (further.offered(), list(dict.fromkeys(ended)), here.closed) == ([], [THERE, HERE], True)

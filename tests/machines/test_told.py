@@ -11,4 +11,4 @@ def test_the_guide_says_which_weights_travel_unencrypted() -> None:
 
 
 def test_the_guide_says_how_long_an_address_stays_open() -> None:
-    assert "an address stays open until ComfyUI ends" in GUIDE
+    assert "to the next prompt with an SP Config that names another one or none, to **Stop listening**" in GUIDE

@@ -23,7 +23,7 @@ export function mountSidebar(element, store, t, actions) {
   })
   const nothing = h('p', { class: 'pdit-quiet', 'data-testid': 'pdit-nothing' })
   const pools = h('div', { 'data-testid': 'pdit-pools' })
-  const machines = makeMachines(t)
+  const machines = makeMachines(t, actions)
   const hero = makeHero(t, actions)
   const run = part('run', h('h3', { text: t('panel.lastRun') }), hero.root, h('p', { 'data-testid': 'pdit-headline' }))
   const doctor = makeDoctor(t)
@@ -87,7 +87,7 @@ function update(view, store, t) {
     () => makePool(t),
     (card, pool) => updatePool(card, pool, state, t)
   )
-  updateMachines(view.machines, state?.machines ?? [], t)
+  updateMachines(view.machines, state, t)
   updateRun(view, store, t)
   updateChecklist(view.checklist, store, t)
   updateDoctor(view.doctor, state?.doctor ?? { state: 'never' }, t)

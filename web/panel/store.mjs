@@ -75,7 +75,7 @@ export class Store {
     return (this.state?.reports ?? []).findLast((entry) => kinds.includes(entry.kind) && wanted(entry))
   }
 
-  /** Do `release`, `restart` or `doctor`. Rejects with the server's own words when it refuses. */
+  /** Do an action of routes.py. Rejects with the server's own words when it refuses. */
   async act(name) {
     this.take(await this._json(`/parallel_dit/${name}`, { method: 'POST' }))
   }

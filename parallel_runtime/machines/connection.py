@@ -21,6 +21,7 @@ import hmac
 import ipaddress
 import json
 import os
+import re
 import stat
 import struct
 from typing import Any
@@ -35,6 +36,7 @@ HEAD = struct.Struct("<I32s")
 NUMBER = struct.Struct("<Q")
 NONCE_BYTES = 32
 MAX_FRAME_BYTES = 64 * 1024
+LINK_LOCAL = re.compile(r"fe[89ab][0-9a-f]:|.*%", re.IGNORECASE)
 MIN_TOKEN_BYTES, MAX_TOKEN_BYTES = 16, 1024
 HOW_TO_MAKE = "(umask 077; openssl rand -hex 32 > FILE)"
 
@@ -64,8 +66,16 @@ def read_token(path: str | os.PathLike[str]) -> bytes:
     return token
 
 
+def join_address(host: str, port: int) -> str:
+    """`HOST:PORT`, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`, an IPv6 address in brackets. Raises ValueError."""
+    """Host and port of `HOST:PORT`, an IPv6 address in brackets. Raises ValueError, also for a link-local one.
+
+    Link-local addresses are each machine's own to complete (`%eth0`): what one calls so, no other can reach.
+    """
     host, colon, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -73,6 +83,11 @@ def split_address(text: str) -> tuple[str, int]:
         raise ValueError(f"address {text!r}: write an IPv6 address in brackets, [fd00::1]:7860")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
         raise ValueError(f"address {text!r} is not HOST:PORT; write for example 192.168.1.10:7860")
+    if LINK_LOCAL.match(host):
+        raise ValueError(
+            f"address {text!r} is link-local, which other machines cannot name alike; give both a private one, such as "
+            "fd00::1, by: ip address add fd00::1/64 dev eth0"
+        )
     return host, int(port)
 
 

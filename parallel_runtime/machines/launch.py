@@ -23,6 +23,7 @@ from ..rank_environment import Meeting, RankSettings, interface_of, on_own_cuda,
 from ..wire.channel import Channel
 from ..wire.output import Output
 from ..wire.records import from_body
+from .connection import join_address
 from .fatal import run_process, thread
 from .joined import adopt_orphans
 from .link import PATIENCE, RUN, Link, join_relays
@@ -49,7 +50,7 @@ def settings_of(launch: Launch) -> RankSettings:
         raise ValueError(f"engine {start.engine!r} is none of this pack's; update this pack on both machines")
     devices = tuple(Device.of_machine(text, "") for text in start.devices)
     meeting = Meeting(
-        address=f"{start.master_addr}:{start.master_port}",
+        address=join_address(start.master_addr, start.master_port),
         interface=interface_of(launch.address),
         ranks=start.world_size,
         on_cuda=start.backend == "nccl",
@@ -83,7 +84,7 @@ class Start:
             far_end.close()
             numbers = {"rank": rank, "ranks": start.world_size, "generation": start.number, "threads": settings.threads}
             words = {"device": device, "backend": start.backend, "engine": start.engine, "parent": os.getpid()}
-            meet = f"{start.master_addr}:{start.master_port}"
+            meet = join_address(start.master_addr, start.master_port)
             given = {**numbers, **words, "meet": meet}
             self._arguments.append([f"--{name}={value}" for name, value in given.items()])
 
@@ -110,7 +111,7 @@ def run_ranks(start: StartGeneration) -> None:
         nproc_per_node=len(start.devices),
         run_id=RUN,
         rdzv_backend="static",
-        rdzv_endpoint=f"{start.master_addr}:{start.master_port}",
+        rdzv_endpoint=join_address(start.master_addr, start.master_port),
         rdzv_configs={"rank": start.machine, "timeout": int(start.deadline_s) + 1},
         max_restarts=0,
         monitor_interval=MONITOR_S,

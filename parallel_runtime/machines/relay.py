@@ -30,6 +30,7 @@ from ..wire.channel import Attach, Channel, Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, decode, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import ChunkSpan, RankError
+from .connection import split_address
 from .fatal import run_process, thread
 from .link import BEAT, CLOCK, CONTROL, PATIENCE, RUN, WAITS, Frame, FrameKind, Link, as_bytes, join_relays
 from .results import is_input
@@ -212,10 +213,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def serve(options: argparse.Namespace) -> None:
     """Have the store, wait for all launchers, and pass on until the last of them has ended."""
     machines = [from_body(RelayedMachine, each, "machine") for each in json.loads(options.machines)]
-    host, _, port = options.meet.rpartition(":")
+    host, port = split_address(options.meet)
     store = dist.TCPStore(
-        host.strip("[]"),
-        int(port),
+        host,
+        port,
         is_master=True,
         wait_for_workers=False,
         timeout=PATIENCE,

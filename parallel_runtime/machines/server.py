@@ -20,7 +20,16 @@ from dataclasses import dataclass
 from ..errors import PoolError
 from ..plan import MAX_RANKS
 from ..wire.protocol import ProtocolError
-from .connection import ANSWER, REFUSAL, ServerChallenge, Session, TokenRefusedError, listen_address, split_address
+from .connection import (
+    ANSWER,
+    REFUSAL,
+    ServerChallenge,
+    Session,
+    TokenRefusedError,
+    join_address,
+    listen_address,
+    split_address,
+)
 from .machine import Machine
 from .messages import FROM_MACHINE, Introduction, Refused, Versions, Welcome, from_frame, to_frame
 from .versions import difference
@@ -62,7 +71,7 @@ class _Connection:
     """One accepted socket: a stranger's until `session`, of nobody known until `machine`."""
 
     def __init__(self, sock: socket.socket, host: str, port: int, token: bytes) -> None:
-        self.sock, self.host, self.address = sock, host, f"{host}:{port}"
+        self.sock, self.host, self.address = sock, host, join_address(host, port)
         self.challenge = ServerChallenge(token)
         self.answer = bytearray()
         self.session: Session | None = None
@@ -93,7 +102,7 @@ class MachineServer:
         self._listener.setblocking(False)
         bound = self._listener.getsockname()
         self.host, self.port = bound[0], bound[1]
-        self.address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        self.address = join_address(self.host, self.port)
         self._connections: list[_Connection] = []
         self._machines: tuple[Machine, ...] = ()
         self.refusals: deque[str] = deque(maxlen=MAX_REFUSALS)

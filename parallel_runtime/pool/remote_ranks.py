@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..devices import Device
+from ..machines.connection import join_address, split_address
 from ..machines.files import identify
 from ..machines.machine import Machine
 from ..machines.messages import FoundFile, StartGeneration
@@ -128,7 +129,7 @@ class RemoteRanks:
         port = self._listener.getsockname()[1]
         theirs = [[Device.of_machine(text, machine.name) for text in machine.devices] for machine in self.machines]
         meeting = Meeting(
-            address=f"{host}:{port}",
+            address=join_address(host, port),
             interface=interface_of(host),
             ranks=self.num_ranks,
             on_cuda=all(on_own_cuda(devices) for devices in (settings.devices, *theirs)),
@@ -193,12 +194,12 @@ class RemoteRanks:
         generation: int,
         deadline_s: float,
     ) -> StartGeneration:
-        host, _, port = meeting.address.rpartition(":")
+        host, port = split_address(meeting.address)
         return StartGeneration(
             generation=self._number,
             number=generation,
             master_addr=host,
-            master_port=int(port),
+            master_port=port,
             world_size=self.num_ranks,
             first_rank=first_rank,
             devices=machine.devices,

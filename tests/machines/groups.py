@@ -19,6 +19,7 @@ Case = tuple[str, Callable[[], str]]
 Engine = tuple[str, Callable[[Path], AbstractContextManager[Model]], str]
 FLUX_ALONE: tuple[Engine, ...] = (("Flux", flux_model, FLUX),)
 ENGINES: tuple[Engine, ...] = (*FLUX_ALONE, ("Wan", wan_model, WAN))
+SOME = [ParallelPlan(ring=2), ParallelPlan(cfg=2), ParallelPlan(pipefusion=2)]
 TOLERANCE = 1e-5
 WRONG = 1e-2  # at least, where the exchange is off
 
@@ -27,6 +28,7 @@ def groups(folder: Path) -> dict[str, Callable[[], Iterator[Case]]]:
     """Each group by its name; one is to be run to its end before the next begins."""
     return {
         "small": lambda: plans_over(Hosts(2), folder, (1, 1), only=[ParallelPlan(ring=2)], engines=FLUX_ALONE),
+        "IPv6": lambda: plans_over(Hosts(2, ipv6=True), folder, (1, 1), only=SOME, engines=FLUX_ALONE),
         "reach": lambda: reach(Hosts(3), folder),
         "faults": lambda: faults(Hosts(3), folder),
         "4+4": lambda: plans_over(Hosts(2), folder, (4, 4)),

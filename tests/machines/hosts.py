@@ -50,10 +50,13 @@ def enter_namespaces() -> None:
 
 
 class Hosts:
-    """`count` hosts; a context. `delay_s` is the way of every packet between two of them."""
+    """`count` hosts; a context. `delay_s` is the way of every packet between two of them.
 
-    def __init__(self, count: int, *, delay_s: float = 0.0) -> None:
-        self.count = count
+    With `ipv6` they have no IPv4 address but 127.0.0.1.
+    """
+
+    def __init__(self, count: int, *, delay_s: float = 0.0, ipv6: bool = False) -> None:
+        self.count, self._ipv6 = count, ipv6
         self._held = ExitStack()
         self._switch = self._namespace()
         self._pids = [self._namespace() for _ in range(count)]
@@ -74,7 +77,7 @@ class Hosts:
 
     def address(self, host: int) -> str:
         """Of host 1 and following."""
-        return f"10.77.0.{host}"
+        return f"fd77::{host}" if self._ipv6 else f"10.77.0.{host}"
 
     def inside(self, host: int) -> list[str]:
         """The command that runs another on that host."""
@@ -127,7 +130,8 @@ class Hosts:
             _run([*switch, "ip", "link", "add", f"port{host}", *end])
             _run([*switch, "ip", "link", "set", f"port{host}", "up"])
             _run([*inside, "ip", "link", "set", "lo", "up"])
-            _run([*inside, "ip", "address", "add", f"{self.address(host)}/24", "dev", "eth0"])
+            bits = ["64", "nodad"] if self._ipv6 else ["24"]  # nodad: the address serves at once
+            _run([*inside, "ip", "address", "add", f"{self.address(host)}/{bits[0]}", "dev", "eth0", *bits[1:]])
             _run([*inside, "ip", "link", "set", "eth0", "up"])
         ports = [f"port{host}" for host in range(1, self.count + 1)]
         if delay_s == 0:

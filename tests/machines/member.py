@@ -14,7 +14,7 @@ from pathlib import Path
 
 from parallel_runtime import VERSION
 from parallel_runtime.machines import joined
-from parallel_runtime.machines.connection import read_token
+from parallel_runtime.machines.connection import read_token, split_address
 from parallel_runtime.machines.messages import Introduction, Launch, StartGeneration, Versions
 from parallel_runtime.wire import lifeline
 from parallel_runtime.wire.records import from_body, to_body
@@ -28,8 +28,8 @@ class Member:
     """A process that joins `address`; a context, which ends it."""
 
     def __init__(self, address: str, token_file: Path, log: Path, *, name: str = "node", inside=(), **changes) -> None:
-        host, _, port = address.rpartition(":")
-        said = {"host": host, "port": int(port), "token_file": str(token_file), "name": name, **changes}
+        host, port = split_address(address)
+        said = {"host": host, "port": port, "token_file": str(token_file), "name": name, **changes}
         self._log = log
         with log.open("w") as out:
             self.process = subprocess.Popen(

@@ -79,6 +79,30 @@ def test_a_machine_joins_starts_and_ends_generations(server, token_file, tmp_pat
         assert member.process.poll() is None
 
 
+def test_a_machine_joins_over_ipv6_and_is_named_by_its_address_in_brackets(token_file, tmp_path):
+    server = MachineServer("[::1]:0", token_file.read_bytes(), versions=OURS, silence_s=SILENCE_S)
+    try:
+        assert server.address == f"[::1]:{server.port}"
+        with Member(server.address, token_file, tmp_path / "log", name="shelf"):
+            (machine,) = server.wait_for(1, 30)
+            assert re.fullmatch(r"machine shelf \(\[::1\]:\d+\)", str(machine))
+            running(machine, 1)
+            machine.kill(1)
+            ended(machine, 1)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("address", ["[fe80::1%eth0]:7861", "[fe80::1]:7861", "[FEbf::1]:7861", "[fd00::1%eth0]:7861"])
+def test_a_link_local_address_is_refused_with_the_remedy(address, token_file, tmp_path, capsys):
+    from parallel_runtime.__main__ import main
+
+    with pytest.raises(ValueError, match=r"is link-local, which .*; give both a private one, .*: ip address add fd00::1"):
+        MachineServer(address, b"x" * 32, versions=OURS)
+    assert main(["join", address, "--token-file", str(token_file), "--models", str(tmp_path)]) == 2
+    assert "is link-local" in capsys.readouterr().err
+
+
 def test_devices_that_a_machine_does_not_offer_are_not_used(server, token_file, tmp_path):
     with Member(server.address, token_file, tmp_path / "log") as member:
         (machine,) = server.wait_for(1, 30)

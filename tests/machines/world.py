@@ -17,7 +17,7 @@ import psutil
 
 from host.fetch import comfyui_path
 from machines.hosts import ROOT, Hosts, die_with_parent
-from parallel_runtime.machines.connection import read_token
+from parallel_runtime.machines.connection import join_address, read_token
 from parallel_runtime.machines.machine import Machine
 from parallel_runtime.machines.server import MachineServer
 from parallel_runtime.machines.versions import own_versions
@@ -79,7 +79,7 @@ class World:
 
     def listen(self, port: int = 0) -> MachineServer:
         """ComfyUI's side."""
-        address = f"{self.hosts.address(1)}:{port}"
+        address = join_address(self.hosts.address(1), port)
         return MachineServer(address, read_token(self.token_file), versions=own_versions(""), silence_s=SILENCE_S)
 
     def models(self, host: int) -> Path:

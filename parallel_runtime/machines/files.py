@@ -3,11 +3,13 @@
 Owns the identity and the search. The model file never travels: each machine reads its own copy.
 """
 
+import functools
 import hashlib
 import os
 import stat
 import struct
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from ..checkpoint import read_header
@@ -16,13 +18,17 @@ from .messages import FileIdentity, FoundFile
 LENGTH = struct.Struct("<Q")  # of the header of a safetensors file, first in it
 SAMPLES = 2048  # tensors that are looked into, evenly chosen where the file has more
 SAMPLE_BYTES = 1024  # from the middle of each
+CHUNK_BYTES = 16 << 20  # that a thread reads at a time
+MAX_THREADS = 8
+REMEMBERED = 64  # files whose content is known
 MAX_ENTRIES = 200_000  # files and folders of a search
 
 
 def identify(path: str | os.PathLike[str], name: str) -> FileIdentity:
     """The identity of a file: its size, its header, and a piece from the middle of each of its tensors.
 
-    Two files that differ in one number elsewhere are taken for one. Raises ValueError for what is no safetensors file.
+    Quick, to find a copy by; two files that differ in one number elsewhere are taken for one, so `content_sha256` is
+    compared, too. Raises ValueError for what is no safetensors file.
     """
     header = read_header(path)
     entries = sorted(header.tensors.values(), key=lambda entry: (entry.start, entry.end))
@@ -38,8 +44,40 @@ def identify(path: str | os.PathLike[str], name: str) -> FileIdentity:
     return FileIdentity(name, size, hashlib.sha256(text).hexdigest(), sample.hexdigest())
 
 
+def content_sha256(path: str | os.PathLike[str]) -> str:
+    """A hash of every byte, for the file as it is now: read once, in threads, and remembered while this process lives.
+
+    It is the SHA-256 of the SHA-256 of each 16 MiB. Raises OSError, ValueError for a file that changes meanwhile.
+    """
+    status = os.stat(path)
+    return _content_sha256(os.path.abspath(path), _version_of(status))
+
+
+def _version_of(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@functools.lru_cache(REMEMBERED)
+def _content_sha256(path: str, version: tuple[int, ...]) -> str:
+    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
+        digest_at = functools.partial(_digest_at, file.fileno())
+        digests = list(threads.map(digest_at, range(0, os.fstat(file.fileno()).st_size, CHUNK_BYTES)))
+        if _version_of(os.fstat(file.fileno())) != version:
+            raise ValueError(f"{path} changes while it is read; wait until it is complete, and queue again")
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _digest_at(fd: int, start: int) -> bytes:
+    digest = hashlib.sha256()
+    at = start
+    while at < start + CHUNK_BYTES and (data := os.pread(fd, min(1 << 20, start + CHUNK_BYTES - at), at)):
+        digest.update(data)
+        at += len(data)
+    return digest.digest()
+
+
 def find(number: int, identity: FileIdentity, folders: Sequence[str]) -> FoundFile:
-    """The file in one of the folders: under the name that ComfyUI lists, else wherever a file is called so.
+    """The file in one of the folders, with its content: under the name that ComfyUI lists, else wherever one is called so.
 
     Where there is none, or another, the answer says the path to put it to.
     """
@@ -51,11 +89,13 @@ def find(number: int, identity: FileIdentity, folders: Sequence[str]) -> FoundFi
         try:
             found = identify(path, identity.name)
             status = os.stat(path)
+            content = content_sha256(path) if found == identity else ""
         except (ValueError, OSError) as error:
             problems.append(str(error).partition("\n")[0])
             continue
-        if found == identity:
-            return FoundFile(number, path=path, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+        if content:
+            sizes = {"size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+            return FoundFile(number, path=path, **sizes, content_sha256=content)
         problems.append(f"{path} is another file than beside ComfyUI: {_difference(found, identity)}")
     place = os.path.join(folders[0], *parts) if folders else identity.name
     if problems:

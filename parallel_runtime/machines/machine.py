@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import PoolError
 from ..wire.protocol import ProtocolError
@@ -30,7 +30,14 @@ MAX_UNSENT_BYTES = 1 << 20
 MAX_ENDED = 64  # generations of which is known how they ended
 MAX_FILES = 8  # that are remembered
 FIND_S = 60.0
+FIND_RATE = 25e6  # bytes a second that a slow disk is read at
 LOOK_THERE = "look at what `join` prints there, and at the network between the machines"
+
+
+def other_weights(path: str, identity: FileIdentity) -> str:
+    """What is wrong with a copy that has the same name, size and header, and what to do."""
+    alike = f"of the same {identity.size_bytes} bytes and header, with other weights"
+    return f"{path} is another file than beside ComfyUI: {alike}; copy ComfyUI's file to {path}"
 
 
 @dataclass(frozen=True)
@@ -85,8 +92,23 @@ class Machine:
         with self._changed:
             return self._changed.wait_for(lambda: generation in self._ended or self.lost is not None, deadline_s)
 
-    def find_file(self, identity: FileIdentity, *, deadline_s: float = FIND_S) -> FoundFile:
-        """The machine's own copy of a file. Raises ValueError where it has none, PoolError when it is lost or late."""
+    def find_file(self, identity: FileIdentity, content: Callable[[], str]) -> FoundFile:
+        """The machine's own copy of a file; `content()` is the hash of ours (files.py).
+
+        It has a minute, and a second more for each 25 MB. Raises ValueError where it has none or another, PoolError when it
+        is lost or late.
+        """
+        found = self._search(identity, FIND_S + identity.size_bytes / FIND_RATE)
+        if not found.problem and found.content_sha256 != content():
+            found = replace(found, problem=other_weights(found.path, identity))
+        self.files = {**self.files, identity.name: found.problem}
+        if len(self.files) > MAX_FILES:
+            self.files = dict(list(self.files.items())[1:])
+        if found.problem:
+            raise ValueError(f"{self}: {found.problem}")
+        return found
+
+    def _search(self, identity: FileIdentity, deadline_s: float) -> FoundFile:
         number = next(self._numbers)
         with self._changed:
             self._found[number] = None
@@ -105,11 +127,6 @@ class Machine:
                     self._changed.wait(left_s)
             finally:
                 del self._found[number]
-        self.files = {**self.files, identity.name: found.problem}
-        if len(self.files) > MAX_FILES:
-            self.files = dict(list(self.files.items())[1:])
-        if found.problem:
-            raise ValueError(f"{self}: {found.problem}")
         return found
 
     def _tell(self, message: object) -> None:

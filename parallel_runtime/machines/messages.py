@@ -81,12 +81,16 @@ class GenerationEnded:
 
 @dataclass(frozen=True)
 class FoundFile:
-    """The answer to `FindFile`: the machine's own copy, or in `problem` what is wrong and where to put the file."""
+    """The answer to `FindFile`: the machine's own copy, or in `problem` what is wrong and where to put the file.
+
+    The identity found it; `content_sha256`, as files.py has it, says whether it is the same.
+    """
 
     number: int
     path: str = ""
     size_bytes: int = 0
     mtime_ns: int = 0
+    content_sha256: str = ""
     problem: str = ""
 
 

@@ -12,6 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 from ..devices import Device
 from ..machines.connection import join_address, split_address
-from ..machines.files import identify
+from ..machines.files import content_sha256, identify
 from ..machines.machine import Machine
 from ..machines.messages import FoundFile, StartGeneration
 from ..plan import MAX_RANKS
@@ -96,7 +97,7 @@ class RemoteRanks:
         self._relay: OwnedProcess | None = None
         self._listener: socket.socket | None = None
         self._started: list[Machine] = []
-        self._files: dict[tuple[int, str, int, int], FoundFile] = {}
+        self._files: dict[tuple[str, int, int], dict[str, FoundFile]] = {}  # by our file, then by machine
         self.num_ranks = self._reachable = self._ends[-1]
 
     def reach(self, num_ranks: int) -> int:
@@ -228,12 +229,21 @@ class RemoteRanks:
         if op is not Op.LOAD or not isinstance(rank, RemoteRank) or rank.rank >= body["layout"]["ranks"]:
             return body
         spec = body["spec"]
-        key = (id(rank.machine), spec["path"], spec["size_bytes"], spec["mtime_ns"])
-        if key not in self._files:
-            self._files[key] = rank.machine.find_file(identify(spec["path"], Path(spec["path"]).name))
-        found = self._files[key]
+        found = self._copies(spec, body["layout"]["ranks"])[rank.machine.name]
         own = {"path": found.path, "size_bytes": found.size_bytes, "mtime_ns": found.mtime_ns}
         return {**body, "spec": {**spec, **own}}
+
+    def _copies(self, spec: dict[str, Any], num_ranks: int) -> dict[str, FoundFile]:
+        """The file's copy of each machine that has one of so many ranks. All look at once, and we read ours meanwhile."""
+        copies = self._files.setdefault((spec["path"], spec["size_bytes"], spec["mtime_ns"]), {})
+        needed = [each for each, first in zip(self.machines, self._ends, strict=False) if first < num_ranks]
+        if asked := [each for each in needed if each.name not in copies]:
+            identity = identify(spec["path"], Path(spec["path"]).name)
+            with ThreadPoolExecutor(len(asked) + 1) as threads:
+                content = threads.submit(content_sha256, spec["path"])
+                found = threads.map(lambda machine: machine.find_file(identity, content.result), asked)
+                copies.update(zip((each.name for each in asked), found, strict=True))
+        return copies
 
     def ended_early(self, ranks: Iterable[object]) -> dict[int, str]:
         """Why, of machines that are lost or whose launcher has ended: by the first rank of each."""

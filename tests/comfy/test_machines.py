@@ -35,7 +35,8 @@ def free_port() -> int:
 
 def listening(server: ComfyServer) -> set[str]:
     """Where the server's process and those below it listen."""
-    pids = {process.pid for process in (own := psutil.Process(server.pid), *own.children(recursive=True))}
+    own = psutil.Process(server.pid)
+    pids = {process.pid for process in (own, *own.children(recursive=True))}
     found = [each for each in psutil.net_connections("inet") if each.pid in pids and each.status == "LISTEN"]
     return {f"{each.laddr.ip}:{each.laddr.port}" for each in found if each.type == socket.SOCK_STREAM}
 

@@ -21,6 +21,7 @@ import psutil
 from machines.hosts import ROOT, Hosts
 from machines.world import SILENCE_S, Joined, World, until
 from machines.worlds import FLUX, Model, flux_model
+from parallel_runtime.checkpoint import read_header
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.machines.server import MachineServer
@@ -39,7 +40,7 @@ LOST = r"machine host2 \(10\.77\.0\.2:\d+\) is lost: "
 
 @dataclass(frozen=True)
 class Fault:
-    """`act` on host 2, of which `join` is given; `undo` it. `error` is a pattern of the first line within `within_s`.
+    """`act` on a host of which `join` is given; `undo` it. Where that is host 2, `error` is a pattern of the first line within `within_s`.
 
     The machine is lost, unless `stays`.
     """
@@ -75,16 +76,16 @@ def _pids(joined: Joined, who: str) -> list[int]:
     return [joined.process.pid, *(each.pid for each in below)]
 
 
-def _cut(world: World, _: Joined) -> None:
-    world.hosts.cut(2)
+def _cut(world: World, joined: Joined) -> None:
+    world.hosts.cut(joined.host)
 
 
-def _mend(world: World, _: Joined) -> None:
-    world.hosts.mend(2)
+def _mend(world: World, joined: Joined) -> None:
+    world.hosts.mend(joined.host)
 
 
 def _power_off(world: World, joined: Joined) -> None:
-    world.hosts.cut(2)  # first: nobody hears of the end
+    _cut(world, joined)  # first: nobody hears of the end
     _signal(signal.SIGKILL, who="all")(world, joined)
 
 
@@ -170,6 +171,31 @@ class Running:
             return "the machine is not lost"
         return self.afterwards(fault)
 
+    def while_unused(self, fault: Fault) -> str:
+        """The fault on the machine that a plan leaves out, in the middle of steps: nobody waits for it or misses it."""
+        self.all_there()
+        self.pool.close()
+        unused = self.joined[int(self.world.server.machines()[-1].name[-1])]
+        if problem := self.exact(REST):
+            return f"before: {problem}"
+        generation, slowest_s = self.pool.generation, 0.0
+        fault.act(self.world, unused)
+        until_s = time.monotonic() + fault.within_s + SLACK_S
+        while time.monotonic() < until_s:
+            began_s = time.monotonic()
+            if problem := self.exact(REST):
+                return problem
+            slowest_s = max(slowest_s, time.monotonic() - began_s)
+        print(f"    the slowest step took {slowest_s:.1f} s")  # noqa: T201
+        problems = [f"a step took {slowest_s:.1f} s"] if slowest_s > REQUEST_S / 2 else []
+        if self.pool.generation != generation:
+            problems.append("ranks were started anew")
+        fault.undo(self.world, unused)
+        self.all_there()
+        if problem := self.exact(ALL):
+            problems.append(f"when it is back: {problem}")
+        return "; ".join(problems)
+
     def afterwards(self, fault: Fault) -> str:
         """Who is there goes on; the machine comes back and takes part; nothing is left meanwhile."""
         problems = []
@@ -209,6 +235,7 @@ def faults(hosts: Hosts, folder: Path) -> Iterator[Case]:
                 yield f"{fault.name} while it runs", lambda fault=fault: running.while_it_runs(fault)
                 if not fault.stays:
                     yield f"{fault.name} while idle", lambda fault=fault: running.while_idle(fault)
+                yield f"{fault.name} where a plan leaves it out", lambda fault=fault: running.while_unused(fault)
             yield "a slow cable", lambda: slow(running)
             yield from files(running)
         yield "no port is left", lambda: no_port(world)
@@ -257,6 +284,13 @@ def files(running: Running) -> Iterator[Case]:
     yield (
         "its copy of the file is another",
         lambda: refused(lambda: copy.write_bytes(other), rf"machine host2 .*, with other weights{end}"),
+    )
+    entry = max(read_header(copy).tensors.values(), key=lambda each: each.end - each.start)
+    one = bytearray(right)
+    one[entry.start + (entry.end - entry.start) // 4] ^= 1  # between the samples of its identity
+    yield (
+        "its copy of the file is another in one byte",
+        lambda: refused(lambda: copy.write_bytes(one), rf"machine host2 .*, with other weights; copy .* to {re.escape(str(copy))}"),
     )
 
 

@@ -19,6 +19,13 @@ Case = tuple[str, Callable[[], str]]
 Engine = tuple[str, Callable[[Path], AbstractContextManager[Model]], str]
 FLUX_ALONE: tuple[Engine, ...] = (("Flux", flux_model, FLUX),)
 ENGINES: tuple[Engine, ...] = (*FLUX_ALONE, ("Wan", wan_model, WAN))
+RATES = ("10gbit", "1gbit")
+FAR_S = 0.02
+EIGHT = [
+    *(ParallelPlan(ring=8), ParallelPlan(ring=2, ulysses=4, weights="sharded"), ParallelPlan(cfg=2, ring=2, ulysses=2)),
+    *(ParallelPlan(cfg=2, ulysses=4, weights="sharded"), ParallelPlan(data=2, cfg=2, ring=2)),
+    *(ParallelPlan(pipefusion=2, ulysses=4), ParallelPlan(cfg=2, pipefusion=2, ring=2, weights="sharded")),
+]
 SOME = [ParallelPlan(ring=2), ParallelPlan(cfg=2), ParallelPlan(pipefusion=2)]
 TOLERANCE = 1e-5
 WRONG = 1e-2  # at least, where the exchange is off
@@ -33,7 +40,13 @@ def groups(folder: Path) -> dict[str, Callable[[], Iterator[Case]]]:
         "faults": lambda: faults(Hosts(3), folder),
         "4+4": lambda: plans_over(Hosts(2), folder, (4, 4)),
         "4+2+2": lambda: plans_over(Hosts(3), folder, (4, 2, 2)),
-        "20 ms": lambda: plans_over(Hosts(2, delay_s=0.02), folder, (1, 1)),
+        "1+1, 20 ms": lambda: plans_over(Hosts(2, delay_s=FAR_S), folder, (1, 1)),
+        "2+2, slow": lambda: plans_over(Hosts(2), folder, (2, 2), rates=RATES),
+        "2+2, 20 ms": lambda: plans_over(Hosts(2, delay_s=FAR_S), folder, (2, 2)),
+        "2+1+1, slow": lambda: plans_over(Hosts(3), folder, (2, 1, 1), rates=RATES),
+        "2+1+1, 20 ms": lambda: plans_over(Hosts(3, delay_s=FAR_S), folder, (2, 1, 1)),
+        "4+4, slow": lambda: plans_over(Hosts(2), folder, (4, 4), only=EIGHT, rates=RATES),
+        "4+4, 20 ms": lambda: plans_over(Hosts(2, delay_s=FAR_S), folder, (4, 4), only=EIGHT),
     }
 
 
@@ -44,8 +57,9 @@ def plans_over(
     *,
     only: Sequence[ParallelPlan] = (),
     engines: Sequence[Engine] = ENGINES,
+    rates: Sequence[str | None] = (None,),
 ) -> Iterator[Case]:
-    """Every plan of both engines over machines of so many ranks, and a plan that is made wrong."""
+    """Every plan of both engines over machines of so many ranks, at each rate, and a plan that is made wrong."""
     with hosts, World(hosts, folder) as world:
         for title, opened, name in engines:
             with opened(world.models(1)) as model:
@@ -53,7 +67,7 @@ def plans_over(
                 if not world.server.machines():
                     for host, count in enumerate(ranks[1:], start=2):
                         world.join(host, f"cpu:{count}")
-                named = f"{title} on {'+'.join(map(str, ranks))}"
+                named = f"{title} on {'+'.join(map(str, ranks))}{hosts.link}"
                 devices = parse_devices(f"cpu:{ranks[0]}").devices
                 with closing(Pool(devices, threads_per_rank=1, machines=lambda _: world.server.machines())) as pool:
 
@@ -65,6 +79,10 @@ def plans_over(
                         error = model.error(pool, ParallelPlan(ring=sum(ranks)), control=True)
                         return "" if error > WRONG else f"without exchange the relative error is {error:.1e}"
 
-                    for plan in only or plans(ranks):
-                        yield f"{named}: {plan.name}", lambda plan=plan, exact=exact: exact(plan)
+                    for rate in rates:
+                        hosts.rate(rate)
+                        for plan in only or plans(ranks):
+                            name = f"{named}{f', {rate}/s' if rate else ''}: {plan.name}"
+                            yield name, lambda plan=plan, exact=exact: exact(plan)
+                    hosts.rate(None)
                     yield f"{named}: without exchange", control

@@ -57,6 +57,7 @@ class Hosts:
 
     def __init__(self, count: int, *, delay_s: float = 0.0, ipv6: bool = False) -> None:
         self.count, self._ipv6 = count, ipv6
+        self.link = f", {1000 * delay_s:g} ms" if delay_s else ""  # in a case's name
         self._held = ExitStack()
         self._switch = self._namespace()
         self._pids = [self._namespace() for _ in range(count)]

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -101,8 +102,9 @@ class LoopbackMachine:
             time.sleep(0.01)
         return self.ended(generation) is not None
 
-    def find_file(self, identity: FileIdentity) -> FoundFile:
+    def find_file(self, identity: FileIdentity, content: Callable[[], str]) -> FoundFile:
         found = find(1, identity, self._folders)
+        assert found.problem or found.content_sha256 == content()
         if found.problem:
             raise ValueError(f"{self}: {found.problem}")
         return found

@@ -25,9 +25,9 @@ def asked(pool: Any, act: Callable[[], object]) -> Counter[str]:
     generation = pool._generations.workers.generation
     ask = generation.ask
 
-    def noting(request: Any, *rest: Any) -> None:
+    def noting(request: Any, *rest: Any, **more: Any) -> None:
         found[request.op.name] += 1
-        ask(request, *rest)
+        ask(request, *rest, **more)
 
     generation.ask = noting
     try:

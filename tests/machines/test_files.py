@@ -1,0 +1,90 @@
+"""Whether a machine's copy of a file is the same: every byte counts, and reading them all is done once."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from parallel_runtime.machines import files
+from parallel_runtime.machines.connection import ServerChallenge, MachineChallenge
+from parallel_runtime.machines.files import CHUNK_BYTES, content_sha256, find, identify
+from parallel_runtime.machines.machine import Machine
+from parallel_runtime.machines.messages import Introduction, Versions
+
+SIZE = 2 * CHUNK_BYTES + 12_344  # of the one tensor
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    path = tmp_path / "flux.safetensors"
+    save_file({"weight": torch.arange(SIZE // 4, dtype=torch.int32)}, path)
+    return path
+
+
+def copied(path: Path, folder: str, *, byte: int | None = None) -> Path:
+    """A copy in a folder of its own, with one bit changed."""
+    data = bytearray(path.read_bytes())
+    if byte is not None:
+        data[byte] ^= 1
+    target = path.parent / folder / path.name
+    target.parent.mkdir()
+    target.write_bytes(data)
+    return target
+
+
+def machine_with(folder: Path) -> Machine:
+    """One that answers at once, as `join` does."""
+    server, joining = ServerChallenge(b"t" * 32), MachineChallenge(b"t" * 32)
+    _, session = server.session(joining.answer(server.greeting))
+    said = Introduction("shelf", ("cpu:0",), ("CPU",), Versions("1", "2"), 1)
+    machine = Machine(said, "10.0.0.2:1", session, here="10.0.0.1", wake=lambda: None)
+    tell = machine._tell
+
+    def answer(message: object) -> None:
+        tell(message)
+        machine.take(find(message.number, message.identity, [str(folder)]))  # type: ignore[attr-defined]
+
+    machine._tell = answer  # type: ignore[method-assign]
+    return machine
+
+
+def test_a_copy_that_differs_in_one_byte_anywhere_is_another_file(beside: Path) -> None:
+    identity, content = identify(beside, beside.name), content_sha256(beside)
+    same = copied(beside, "same")
+    assert machine_with(same.parent).find_file(identity, lambda: content).path == str(same)
+    end = beside.stat().st_size
+    for byte in (end - SIZE, end - SIZE + SIZE // 4, CHUNK_BYTES, end - 1):
+        other = copied(beside, f"byte {byte}", byte=byte)
+        assert identify(other, beside.name) == identity, "the samples see it, so this shows nothing"
+        machine = machine_with(other.parent)
+        with pytest.raises(ValueError, match="shelf.* is another file than beside ComfyUI: .*, with other weights; copy"):
+            machine.find_file(identity, lambda: content)
+        assert "with other weights" in machine.files[beside.name]
+
+
+def test_a_file_is_read_once_and_again_when_it_was_written(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    digest_at = files._digest_at
+    monkeypatch.setattr(files, "_digest_at", lambda fd, start: read.append(start) or digest_at(fd, start))
+    first = content_sha256(beside)
+    assert sorted(read) == [0, CHUNK_BYTES, 2 * CHUNK_BYTES]
+    assert (content_sha256(beside), len(read)) == (first, 3)
+    data = bytearray(beside.read_bytes())
+    data[-1] ^= 1
+    beside.write_bytes(data)
+    os.utime(beside, ns=(1, 1))
+    assert content_sha256(beside) != first
+
+
+def test_a_file_that_is_written_while_it_is_read_is_refused(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest_at = files._digest_at
+
+    def slow_copy(fd: int, start: int) -> bytes:
+        os.utime(beside, ns=(2, 2))
+        return digest_at(fd, start)
+
+    monkeypatch.setattr(files, "_digest_at", slow_copy)
+    with pytest.raises(ValueError, match="changes while it is read; wait until it is complete"):
+        content_sha256(beside)

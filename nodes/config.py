@@ -89,7 +89,7 @@ class SPConfig(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, machines: str = "", **_: object) -> str:
-        """Run again when a further machine has come or gone. In every prompt: what none of its nodes names is closed."""
+        """Run again when a further machine has come or gone. Every prompt closes what none of its nodes names."""
         MACHINES.keep(running_values("SPConfig", "machines", absent=""))
         offer = Offer.parse(machines)
         return "" if offer is None else MACHINES.fingerprint(offer)

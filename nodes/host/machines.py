@@ -1,7 +1,8 @@
 """Further machines of this ComfyUI: the address where they may join, the token, and who is there.
 
 Owns one server an address, made when a node first offers it and closed when a prompt has SP Configs and none of them
-names it, and the token's file in ComfyUI's user folder. Nothing else listens. Does not own who is let in (machines/server.py) nor what their ranks do (pool/remote_ranks.py).
+names it, and the token's file in ComfyUI's user folder. Nothing else listens. Does not own who is let in
+(machines/server.py) nor what their ranks do (pool/remote_ranks.py).
 """
 
 import logging
@@ -79,7 +80,7 @@ class FurtherMachines:
         return tuple(joined[name] for name in names)
 
     def keep(self, asked: Iterable[object]) -> None:
-        """Close all addresses but those that are asked for: SP Config's texts; anything else is not known, and closes none.
+        """Close all addresses but those that are asked for, by SP Config's texts; what is no text may name any of them.
 
         The workers on the machines that joined there end first, with those beside them.
         """

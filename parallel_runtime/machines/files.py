@@ -77,7 +77,7 @@ def _digest_at(fd: int, start: int) -> bytes:
 
 
 def find(number: int, identity: FileIdentity, folders: Sequence[str]) -> FoundFile:
-    """The file in one of the folders, with its content: under the name that ComfyUI lists, else wherever one is called so.
+    """The file in one of the folders: under the name that ComfyUI lists, else wherever a file is called so.
 
     Where there is none, or another, the answer says the path to put it to.
     """
@@ -94,8 +94,7 @@ def find(number: int, identity: FileIdentity, folders: Sequence[str]) -> FoundFi
             problems.append(str(error).partition("\n")[0])
             continue
         if content:
-            sizes = {"size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-            return FoundFile(number, path=path, **sizes, content_sha256=content)
+            return FoundFile(number, path, status.st_size, status.st_mtime_ns, content)
         problems.append(f"{path} is another file than beside ComfyUI: {_difference(found, identity)}")
     place = os.path.join(folders[0], *parts) if folders else identity.name
     if problems:

@@ -95,8 +95,8 @@ class Machine:
     def find_file(self, identity: FileIdentity, content: Callable[[], str]) -> FoundFile:
         """The machine's own copy of a file; `content()` is the hash of ours (files.py).
 
-        It has a minute, and a second more for each 25 MB. Raises ValueError where it has none or another, PoolError when it
-        is lost or late.
+        It has a minute, and a second more for each 25 MB. Raises ValueError where it has none or another, PoolError
+        when it is lost or late.
         """
         found = self._search(identity, FIND_S + identity.size_bytes / FIND_RATE)
         if not found.problem and found.content_sha256 != content():

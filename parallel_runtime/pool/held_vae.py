@@ -127,7 +127,9 @@ class HeldVae:
         latents = {f"in{number}": tile.latent for number, tile in enumerate(tiles)}
         rooms = [Extent(f"out{number}", dtype_name(tile.dtype), tile.shape) for number, tile in enumerate(tiles)]
         placed = self._arena.place(latents, rooms)
-        request = DecodeTiles(vae=handle, method=method, tiles=shared_out(tiles, num_ranks=self._num_ranks()), last=last)
+        request = DecodeTiles(
+            vae=handle, method=method, tiles=shared_out(tiles, num_ranks=self._num_ranks()), last=last
+        )
         answered = self._ask(
             request,
             check,

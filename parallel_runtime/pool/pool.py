@@ -32,6 +32,7 @@ from .held_vae import HeldVae
 from .held_weights import Check, OnProgress
 from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, refuse_unfit
 from .models import LoadResult
+from .other_machines import too_few
 from .process import available_cpus
 from .status import State, describe, first_line
 from .supervisor import Answer
@@ -322,7 +323,7 @@ class Pool:
         Raises ValueError for a plan that the machines which are there cannot run.
         """
         workers = self._settled(check)
-        if workers is not None and self._too_few(workers, plan, check):
+        if workers is not None and self._machines is not None and too_few(workers, plan, self._machines, check):
             self._generations.stop()
             workers = None
         workers = workers or self._generations.start(check)
@@ -331,14 +332,6 @@ class Pool:
         if plan is not None and self._machines is not None:
             refuse_unfit_machines(plan, workers.generation.devices_by_machine)
         return workers
-
-    def _too_few(self, workers: WorkerGroup, plan: ParallelPlan | None, check: Check) -> bool:
-        """Whether a plan, or anything without one, needs a machine that was left out, or one that has joined since."""
-        if self._machines is None or not workers.serves(plan):
-            return self._machines is not None
-        if plan is None or plan.ranks <= len(workers.generation.ranks):
-            return False
-        return any(machine not in workers.generation.machines for machine in self._machines(check))
 
     def _settled(self, check: Check) -> WorkerGroup | None:
         """The living workers, once they owe nothing; None when there are none, or none any more."""

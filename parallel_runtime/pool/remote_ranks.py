@@ -1,8 +1,8 @@
 """The ranks of a generation that run on further machines, as the pool sees them.
 
 Owns which machines have a part in a generation and in a request, where all ranks meet, and the process beside us that
-stands for the remote ranks (machines/relay.py). To the supervisor each of them is a channel like any other. Does not own how a machine
-joined (machines/server.py) nor what passes between the relay and a machine.
+stands for the remote ranks (machines/relay.py). To the supervisor each of them is a channel like any other. Does not
+own how a machine joined (machines/server.py) nor what passes between the relay and a machine.
 """
 
 import json
@@ -234,7 +234,7 @@ class RemoteRanks:
         return {**body, "spec": {**spec, **own}}
 
     def _copies(self, spec: dict[str, Any], num_ranks: int) -> dict[str, FoundFile]:
-        """The file's copy of each machine that has one of so many ranks. All look at once, and we read ours meanwhile."""
+        """The copy of each machine that has one of so many ranks. All look at once, and we read our file meanwhile."""
         copies = self._files.setdefault((spec["path"], spec["size_bytes"], spec["mtime_ns"]), {})
         needed = [each for each, first in zip(self.machines, self._ends, strict=False) if first < num_ranks]
         if asked := [each for each in needed if each.name not in copies]:

@@ -1,6 +1,6 @@
 """One generation of ranks: asked, heard and watched.
 
-Owns asking ranks at once, waiting for all their answers, and ending all ranks when one fails. Does not own how processes
+Owns asking ranks at once, waiting for their answers, and ending all ranks when one fails. Does not own how processes
 start and end (rank_set.py), what a request means, which models are loaded, when to start anew (generations.py), which
 machines a request does without (remote_ranks.py), nor the wording of a failure (failure.py).
 

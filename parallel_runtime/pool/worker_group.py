@@ -90,14 +90,6 @@ class WorkerGroup:
         """Whether the ranks owe answers."""
         return self.generation.in_flight is not None
 
-    def serves(self, plan: ParallelPlan | None) -> bool:
-        """Whether no machine has been left out, or the plan runs without it: its groups are there."""
-        reach = self.generation.reach()
-        if reach == len(self.generation.ranks):
-            return True
-        held = [model.layout for model in self.models]
-        return plan is not None and plan.ranks <= reach and self.meshes.change_for(plan, held, new_handle=int) is None
-
     def settle(self, check: Check) -> None:
         """See that all ranks are well and owe nothing: take in what a request given up left behind, READY included."""
         self.generation.wait(check)

@@ -40,9 +40,9 @@ LOST = r"machine host2 \(10\.77\.0\.2:\d+\) is lost: "
 
 @dataclass(frozen=True)
 class Fault:
-    """`act` on a host of which `join` is given; `undo` it. Where that is host 2, `error` is a pattern of the first line within `within_s`.
+    """`act` on a host of which `join` is given; `undo` it. The machine is lost, unless `stays`.
 
-    The machine is lost, unless `stays`.
+    Where it is host 2 and used, `error` is a pattern of the first line within `within_s`.
     """
 
     name: str
@@ -290,7 +290,9 @@ def files(running: Running) -> Iterator[Case]:
     one[entry.start + (entry.end - entry.start) // 4] ^= 1  # between the samples of its identity
     yield (
         "its copy of the file is another in one byte",
-        lambda: refused(lambda: copy.write_bytes(one), rf"machine host2 .*, with other weights; copy .* to {re.escape(str(copy))}"),
+        lambda: refused(
+            lambda: copy.write_bytes(one), rf"machine host2 .*, with other weights; copy .* to {re.escape(str(copy))}"
+        ),
     )
 
 

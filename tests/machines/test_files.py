@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from parallel_runtime.machines import files
-from parallel_runtime.machines.connection import ServerChallenge, MachineChallenge
+from parallel_runtime.machines.connection import MachineChallenge, ServerChallenge
 from parallel_runtime.machines.files import CHUNK_BYTES, content_sha256, find, identify
 from parallel_runtime.machines.machine import Machine
 from parallel_runtime.machines.messages import Introduction, Versions
@@ -59,7 +59,9 @@ def test_a_copy_that_differs_in_one_byte_anywhere_is_another_file(beside: Path) 
         other = copied(beside, f"byte {byte}", byte=byte)
         assert identify(other, beside.name) == identity, "the samples see it, so this shows nothing"
         machine = machine_with(other.parent)
-        with pytest.raises(ValueError, match="shelf.* is another file than beside ComfyUI: .*, with other weights; copy"):
+        with pytest.raises(
+            ValueError, match="shelf.* is another file than beside ComfyUI: .*, with other weights; copy"
+        ):
             machine.find_file(identity, lambda: content)
         assert "with other weights" in machine.files[beside.name]
 

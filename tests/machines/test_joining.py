@@ -97,7 +97,9 @@ def test_a_machine_joins_over_ipv6_and_is_named_by_its_address_in_brackets(token
 def test_a_link_local_address_is_refused_with_the_remedy(address, token_file, tmp_path, capsys):
     from parallel_runtime.__main__ import main
 
-    with pytest.raises(ValueError, match=r"is link-local, which .*; give both a private one, .*: ip address add fd00::1"):
+    with pytest.raises(
+        ValueError, match=r"is link-local, which .*; give both a private one, .*: ip address add fd00::1"
+    ):
         MachineServer(address, b"x" * 32, versions=OURS)
     assert main(["join", address, "--token-file", str(token_file), "--models", str(tmp_path)]) == 2
     assert "is link-local" in capsys.readouterr().err

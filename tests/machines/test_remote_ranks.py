@@ -209,6 +209,8 @@ def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not
         pool.sample(flux.spec, TWO, run, on_step=kill)
         assert (flux.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
         (said,) = [each.getMessage() for each in caplog.records if "goes on without it" in each.getMessage()]
-        assert re.match(r"machine host-3 \(127.0.0.1\) is not used by this plan, which goes on without it: .*SIGKILL", said)
+        assert re.match(
+            r"machine host-3 \(127.0.0.1\) is not used by this plan, which goes on without it: .*SIGKILL", said
+        )
         assert flux.error(pool, ParallelPlan(ring=3)) <= TOLERANCE  # which starts ranks anew
         assert pool.generation == 2

@@ -90,7 +90,7 @@ def test_an_image_over_two_machines_equals_stock_and_nothing_listens_once_no_pro
             others["sampler"]["inputs"]["seed"] = 5
             client.queue(to_latent(others)).require_success()
             assert "starting 1 ranks of 2" in (tmp_path / "log").read_text()
-            assert listening(server) - before == {address}
+            assert address in listening(server) - before  # with the store and gloo, while ranks live
             here = parallel(graph, mode="manual", devices="cpu:1", ring=1)
             assert relative_error(latent_of(client, here), stock) <= TOLERANCE
             assert listening(server) == before

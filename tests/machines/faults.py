@@ -32,7 +32,7 @@ from parallel_runtime.pool.pool import Pool
 Case = tuple[str, Callable[[], str]]
 REQUEST_S = 6.0  # the pool's patience with ranks that are silent
 SLACK_S = 4.0  # on a loaded machine
-HERE_S = 60.0
+HERE_S = 120.0
 ALL, REST = ParallelPlan(ring=3), ParallelPlan(ring=2)
 TOLERANCE = 1e-5
 LOST = r"machine host2 \(10\.77\.0\.2:\d+\) is lost: "

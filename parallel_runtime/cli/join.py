@@ -30,6 +30,8 @@ def run(arguments: argparse.Namespace) -> NoReturn:
     if (missing := missing_system()) is not None:
         raise ValueError(missing)
     joining = _joining(arguments)
+    from ..machines import files  # noqa: F401  imports torch, which later would keep `join` from answering for seconds
+
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that what runs is ended in order
     adopt_orphans()
     said, wait_s = "", FIRST_WAIT_S

@@ -220,7 +220,7 @@ class _Member:
 
     def _find(self, asked: FindFile) -> None:
         try:
-            from .files import find  # here: it imports torch, which takes seconds and memory
+            from .files import find  # here: it imports torch, which only the command has done already
 
             answer = find(asked.number, asked.identity, self._joining.models)
         except Exception as error:  # noqa: BLE001  whatever it is, somebody waits for an answer

@@ -34,9 +34,10 @@ def free_port() -> int:
 
 
 def listening(server: ComfyServer) -> set[str]:
-    """Where the server's process and those below it listen."""
+    """Where the server's process listens, and what it has for machines; its own ranks meet on loopback."""
     own = psutil.Process(server.pid)
-    pids = {process.pid for process in (own, *own.children(recursive=True))}
+    relays = [child for child in own.children() if "parallel_runtime.machines.relay" in child.cmdline()]
+    pids = {process.pid for process in (own, *relays)}
     found = [each for each in psutil.net_connections("inet") if each.pid in pids and each.status == "LISTEN"]
     return {f"{each.laddr.ip}:{each.laddr.port}" for each in found if each.type == socket.SOCK_STREAM}
 

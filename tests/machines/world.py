@@ -23,7 +23,7 @@ from parallel_runtime.machines.server import MachineServer
 from parallel_runtime.machines.versions import own_versions
 
 SILENCE_S = 3.0
-JOIN_S = 60.0
+JOIN_S = 240.0  # on a machine that does much else
 LISTEN = "0A"
 
 

@@ -52,6 +52,7 @@ SHOWN = [
         ["Further machines", "attic: NVIDIA L4, NVIDIA L4", "torch 2.9.0", "✓ flux.safetensors"],
     ),
     ({"machines": [a_machine(problem="wan.safetensors is not in models")]}, ["✗ wan.safetensors is not in models"]),
+    ({"offered": ["192.168.1.10:7861"]}, ["Further machines", "They may join at 192.168.1.10:7861", "Stop listening"]),
     ({"doctor": {"state": "running"}, "action": "doctor"}, ["this takes up to a minute"]),
     ({"doctor": {"state": "failed", "message": "the doctor said nothing"}}, ["the doctor said nothing"]),
     (

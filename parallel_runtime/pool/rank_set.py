@@ -17,7 +17,7 @@ from ..rank_environment import RankSettings
 from ..wire import nccl_segments
 from ..wire.channel import Attach, Segment, SegmentTable
 from ..wire.protocol import Message, Op
-from .process import RankProcess, spawn
+from .process import REAP_TIMEOUT_S, RankProcess, spawn
 from .remote_ranks import RemoteRank, RemoteRanks
 from .watcher import Watcher
 
@@ -107,6 +107,8 @@ class RankSet:
             if not rank.reap():
                 _log.warning("rank %d (process %d) does not end after SIGKILL", rank.rank, rank.pid)
         for machine in () if self.remote is None else self.remote.reap():
-            _log.warning("%s does not say that its ranks have ended", machine)
+            _log.warning(
+                "%s has not said in %g s that its ranks have ended; it starts no others before", machine, REAP_TIMEOUT_S
+            )
         nccl_segments.remove(segments)
         self._held.close()

@@ -32,7 +32,7 @@ from .held_vae import HeldVae
 from .held_weights import Check, OnProgress
 from .in_worker_sampling import InWorkerResult, InWorkerRun, StepDone, refuse_unfit
 from .models import LoadResult
-from .other_machines import too_few
+from .other_machines import refuse_without, too_few
 from .process import available_cpus
 from .status import State, describe, first_line
 from .supervisor import Answer
@@ -322,7 +322,10 @@ class Pool:
 
         Raises ValueError for a plan that the machines which are there cannot run.
         """
-        workers = self._settled(check)
+        before, workers = self._generations.failures.last, self._settled(check)
+        died = self._generations.failures.last
+        if plan is not None and self._machines is not None and died is not None and died is not before:
+            refuse_without(plan, self.devices, self._machines(check), died)
         if workers is not None and self._machines is not None and too_few(workers, plan, self._machines, check):
             self._generations.stop()
             workers = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -185,7 +186,8 @@ def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not
     folder: Path, flux: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = make_run(FluxConfig.from_header(read_header(flux.spec.path)))
-    with several_machines(folder, [1, 1, 1]) as (pool, (_, unused)):
+    with several_machines(folder, [1, 1, 1]) as (pool, machines):
+        used, unused = machines
         runner = PlanRunner(pool, flux.spec, TWO, options={})
         runner(flux.trial.calls[0])
         for pid in unused.pids():
@@ -214,3 +216,9 @@ def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not
         )
         assert flux.error(pool, ParallelPlan(ring=3)) <= TOLERANCE  # which starts ranks anew
         assert pool.generation == 2
+        for pid in used.pids():
+            os.kill(pid, signal.SIGKILL)
+        machines.clear()  # nobody is there for the next generation
+        time.sleep(2)
+        with pytest.raises(PoolError, match=r"of machine host-2 .*: killed by SIGKILL; the next prompt"):
+            flux.error(pool, TWO)

@@ -30,7 +30,7 @@ def build_vae(
     import_comfyui(comfyui, device)
     from comfy.sd import VAE
 
-    with _parameters_without_memory():
+    with parameters_without_memory():
         module: torch.nn.Module | None = VAE(
             sd=dict(tensors), device=device, dtype=dtype, metadata=dict(metadata)
         ).first_stage_model
@@ -44,7 +44,7 @@ def build_vae(
 
 
 @contextmanager
-def _parameters_without_memory() -> Iterator[None]:
+def parameters_without_memory() -> Iterator[None]:
     """Modules that are made meanwhile have their parameters on the meta device; their buffers are real.
 
     ComfyUI's loader copies weights into a module that has room for all of them: twice the size of MiniMax H3's 5 GB.

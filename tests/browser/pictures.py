@@ -123,6 +123,7 @@ def of_nodes(comfy: ComfyPage) -> None:
             of_node(comfy.page, kind)
     comfy.load_example(next(iter(RUNS)), steps=20)
     comfy.page.evaluate(RENAME, RENAMED)
+    comfy.widget("ParallelFluxSampler", "modulations", "keep")  # which the newer name has not
     comfy.run()
     for kind in RENAMED.values():
         of_node(comfy.page, kind)

@@ -86,8 +86,8 @@ PATCHED = ("patched", "of another pack")  # what ranks cannot take
 H3, H3_LAYERS = "minimax h3", 36
 
 
-def random_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Values of order 1 for each weight; none for an encoder, which nobody runs."""
+def random_weights(module: torch.nn.Module, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    """Values of order 1 for each weight; none for an encoder, which nobody runs. In its own dtype, or in `dtype`."""
     generator = torch.Generator().manual_seed(17)
     weights = {}
     for name, weight in module.state_dict().items():
@@ -97,7 +97,7 @@ def random_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
             values = torch.randn(weight.shape, generator=generator) / fan_in**0.5
         if weight.ndim == 1 or "gamma" in name:  # norms and biases; variances are positive
             values = values.abs() * 0.2 + (0.0 if name.endswith("bias") else 0.8)
-        weights[name] = values.to(weight.dtype)
+        weights[name] = values.to(dtype or weight.dtype)
     return weights
 
 
@@ -115,7 +115,7 @@ def h3(**sizes: int) -> Iterator[Callable[[], torch.nn.Module]]:
 def large_h3() -> VAE:
     """MiniMax H3's at its real size, 2.6 billion weights in bf16. Here its 36 blocks are the same; a rank has 36."""
     with h3(num_layers=1) as made:
-        weights = {name: each.bfloat16() for name, each in random_weights(made()).items()}
+        weights = random_weights(made(), torch.bfloat16)
     first = "decoder.transformer_blocks.0."
     block = {name.removeprefix(first): each for name, each in weights.items() if name.startswith(first)}
     for number in range(1, H3_LAYERS):
@@ -150,12 +150,13 @@ class SmallVAE(io.ComfyNode):
         return io.NodeOutput(vae, untiled)
 
 
-def small_vae(kind: str) -> VAE:
-    """One of `MODULES`."""
-    module = MODULES[kind]()
+def small_vae(kind: str, dtype: torch.dtype | None = None) -> VAE:
+    """One of `MODULES`, in ComfyUI's choice of dtype or in `dtype`."""
+    with torch.device("meta"):
+        module = MODULES[kind]()
     config = getattr(module, "config", None)
     metadata = None if config is None else {"config": json.dumps({"vae": config})}
-    return VAE(sd=random_weights(module), metadata=metadata)
+    return VAE(sd=random_weights(module, dtype), metadata=metadata, dtype=dtype)
 
 
 class RandomLatent(io.ComfyNode):

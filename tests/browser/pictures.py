@@ -41,7 +41,7 @@ SHOW = """(kind) => {
   }
   const node = app.graph.nodes.find((each) => each.comfyClass === kind)
   node.pos = [0, 0]
-  node.setSize([300, node.computeSize()[1] + (kind === 'SPConfig' ? 24 : 0)]) // all lines of its plan
+  node.setSize([300, node.computeSize()[1]])
   for (const other of app.graph.nodes) if (other !== node) other.pos = [4000, 4000]
   app.canvas.deselectAll?.()
   app.canvas.ds.scale = 1
@@ -50,7 +50,7 @@ SHOW = """(kind) => {
   return node.id }"""
 
 
-# The graph beside the sidebar and above the timeline; else the classic renderer leaves small text out.
+# The graph beside the sidebar and above the timeline.
 VIEW = """() => {
   app.canvas.ds.scale = 0.65
   app.canvas.ds.offset = [550, 160]
@@ -89,7 +89,8 @@ def of_run(comfy: ComfyPage) -> None:
     """docs/images: the page after a run of the demo's model over two ranks."""
     comfy.open()
     comfy.tidy()
-    comfy.setting("LiteGraph.Canvas.MinFontSizeForLOD", 0)
+    comfy.setting("LiteGraph.Canvas.MinFontSizeForLOD", 0)  # else the classic renderer leaves small text out
+    comfy.setting("Comfy.Minimap.Visible", False)  # it would hide the picture
     comfy.load_example(steps=20, seed=7 + comfy.nodes2)  # a run of one seed would be served from the cache
     comfy.open_sidebar()
     comfy.open_timeline()
@@ -102,7 +103,7 @@ def of_run(comfy: ComfyPage) -> None:
 
 def of_card(comfy: ComfyPage) -> None:
     """docs/images: the card to share of the run that the page was opened for, whose plan a benchmark has measured."""
-    comfy.load_example("flux_benchmark", steps=4, plans="ulysses=2", warmup=1, runs=3, stock=False)
+    comfy.load_example("flux_benchmark", steps=20, plans="ulysses=2", warmup=1, runs=3, stock=False)
     comfy.run()
     comfy.load_example(steps=20, seed=8)
     comfy.run()

@@ -145,8 +145,8 @@ def measured(
             pids = [os.getpid()]
             give_back_heap()
             if name in pools:
-                pids = pools[name].status()["pids"]
                 pools[name].vae(lambda held, check: held.hold(weights, check), check_cancelled=lambda: None)
+                pids = pools[name].status()["pids"]
                 pools[name].give_back(pools[name].devices)
             pictures[name], figure = watched(ways[name], pids)
             figures[name].append(figure)

@@ -59,7 +59,7 @@ DEMO = """([graph, files, small]) => {
     node.widgets_values = (node.widgets_values ?? []).map((value) => files[value] ?? value)
   }
   return app.loadGraphData(graph, true, true, 'example').then(() => {
-    for (const node of app.graph.nodes) for (const widget of node.widgets ?? [])
+    for (const node of app.graph.nodes) for (const widget of node.type === 'MarkdownNote' ? [] : node.widgets ?? [])
       if (widget.name in small) { widget.value = small[widget.name]; widget.callback?.(widget.value) }
   })
 }"""

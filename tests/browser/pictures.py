@@ -33,7 +33,7 @@ RUNS = {
 # The first of them again, with the names that these had before.
 RENAMED = {"ParallelModelLoader": "ParallelFluxLoader", "ParallelSampler": "ParallelFluxSampler"}
 ALONE = ("ParallelFluxListSampler", "ParallelizeModel", "ReleaseParallelPool")
-SHOTS = ("failure-nodes2", "error-card-nodes2", "config-nodes2", "light-nodes2")
+SHOTS = ("failure-nodes2", "error-card-nodes2", "config-nodes2")
 SHOW = """(kind) => {
   if (!app.graph.nodes.some((node) => node.comfyClass === kind)) {
     app.graph.clear()
@@ -96,9 +96,17 @@ def of_run(comfy: ComfyPage) -> None:
     comfy.open_timeline()
     comfy.page.evaluate(VIEW)
     comfy.run()
-    comfy.page.wait_for_timeout(3000)  # the picture fades in; nothing tells of its end
-    picture = Image.open(io.BytesIO(comfy.page.screenshot(animations="disabled"))).convert("RGB")
-    save(picture, f"run-{'nodes2' if comfy.nodes2 else 'classic'}")
+    save(seen(comfy.page), f"run-{'nodes2' if comfy.nodes2 else 'classic'}")
+    if comfy.nodes2:
+        comfy.palette("light")
+        save(seen(comfy.page), "light")
+        comfy.palette("dark")
+
+
+def seen(page: Page) -> Image.Image:
+    """The page as it is."""
+    page.wait_for_timeout(3000)  # the picture fades in; nothing tells of its end
+    return Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
 
 
 def of_card(comfy: ComfyPage) -> None:

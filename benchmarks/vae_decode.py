@@ -38,7 +38,7 @@ CASES = {
     "pictures: flux": ("flux", (1, 16, 2, 328)),
     "video: wan 2.1": ("wan 2.1", (1, 16, 2, 2, 680)),
     "wan 2.2 at its size": ("wan 2.2", (1, 48, 1, 1, 340)),
-    "minimax h3 at its size": ("minimax h3", (1, 24, 1, 8, 148)),
+    "minimax h3 at its size": ("minimax h3", (1, 24, 1, 6, 148)),
 }
 AT_THEIR_SIZE = ("wan 2.2", "minimax h3")
 PLAIN, TILED = "VAE Decode", "VAE Decode (Tiled)"

@@ -7,6 +7,7 @@ which is ComfyUI's own code in the process that asks.
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -49,9 +50,11 @@ def parameters_without_memory() -> Iterator[None]:
 
     ComfyUI's loader copies weights into a module that has room for all of them: twice the size of MiniMax H3's 5 GB.
     """
-    hook = register_module_parameter_registration_hook(
-        lambda module, name, parameter: torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
-    )
+
+    def without_memory(_: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> Any:  # noqa: ANN401 (torch: None)
+        return torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+    hook = register_module_parameter_registration_hook(without_memory)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*no-op", category=UserWarning)  # a copy to the meta device

@@ -29,6 +29,11 @@ class Painter:
     """Composes pictures from the glyphs' file on one device."""
 
     def __init__(self, glyphs: Path, device: torch.device) -> None:
+        """Raises `FileNotFoundError` when nobody has drawn the glyphs."""
+        if not glyphs.exists():
+            raise FileNotFoundError(
+                f"{glyphs} is missing; apt install fonts-noto-color-emoji, then python -m demo.glyphs {glyphs}"
+            )
         drawn = load_file(glyphs)["glyphs"].to(device).float() / 255
         self.glyphs = torch.cat((drawn[:, :3] * drawn[:, 3:], drawn[:, 3:]), 1)  # premultiplied
         self.colours = torch.tensor(list(COLOURS.values()), device=device) / 255

@@ -19,6 +19,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from demo.graphs import TEXT_ENCODER, add_demo_model
 from families.variants import SMALL, write_families
 from host.client import ComfyClient
 from host.forked_ranks import FOR_COMFYUI, fork_ranks, start_ranks
@@ -132,8 +133,9 @@ def models_dir(tiny_models: TinyModels) -> Path:
 
 @pytest.fixture(scope="session")
 def comfy_server(models_dir: Path) -> Iterator[ComfyServer]:
-    """One ComfyUI with the pack for the whole session. A test that may hurt it starts its own."""
-    with ComfyServer(models=models_dir) as server:
+    """One ComfyUI with the pack for the whole session, and the demo's model. A test that may hurt it starts its own."""
+    add_demo_model(models_dir)
+    with ComfyServer(models=models_dir, packs=(TEXT_ENCODER,)) as server:
         yield server
 
 

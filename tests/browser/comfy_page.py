@@ -17,11 +17,11 @@ from demo.graphs import AUTOENCODER, TRANSFORMER
 from demo.pictures import SIZE
 from host.client import ComfyClient
 from host.server import ComfyServer
-from host.tiny_models import TinyModels
 
 WAIT_MS = 60_000  # of anything that shall be seen: a loaded machine is slow, and who has it sooner goes on sooner
 RUN_MS = 180_000
 SHOTS = "PARALLEL_DIT_SCREENSHOTS"  # a folder to leave pictures in
+PROMPT = "a rocket on blue, centre"
 EXAMPLE = "/api/workflow_templates/parallel-dit/{}.json"
 QUEUE = """(ends) => {
   window.ended = null
@@ -52,18 +52,14 @@ PALETTE = """(name) => {
   probe.remove()
   return (red + green + blue > 382) === (name === 'dark') }"""
 ENDS = ("execution_success", "execution_error", "execution_interrupted")
-TINY = """([graph, files, small]) => {
+DEMO = """([graph, files, small]) => {
   for (const node of graph.nodes) {
-    if (small.text && node.type === 'DualCLIPLoader')
+    if (node.type === 'DualCLIPLoader')
       Object.assign(node, { type: 'DemoTextEncoderLoader', inputs: [], widgets_values: [] })
-    if (node.type === 'DualCLIPLoader') {
-      node.type = 'TinyDualCLIPLoader'
-      node.widgets_values = node.widgets_values.slice(0, 3)
-    }
     node.widgets_values = (node.widgets_values ?? []).map((value) => files[value] ?? value)
   }
   return app.loadGraphData(graph, true, true, 'example').then(() => {
-    for (const node of app.graph.nodes) for (const widget of node.widgets ?? [])
+    for (const node of app.graph.nodes) for (const widget of node.type === 'MarkdownNote' ? [] : node.widgets ?? [])
       if (widget.name in small) { widget.value = small[widget.name]; widget.callback?.(widget.value) }
   })
 }"""
@@ -72,8 +68,8 @@ TINY = """([graph, files, small]) => {
 class ComfyPage:
     """One tab. `errors` are the texts of everything that was thrown and not caught in it."""
 
-    def __init__(self, page: Page, server: ComfyServer, tiny: TinyModels, *, nodes2: bool) -> None:
-        self.page, self.server, self.tiny, self.nodes2 = page, server, tiny, nodes2
+    def __init__(self, page: Page, server: ComfyServer, *, nodes2: bool) -> None:
+        self.page, self.server, self.nodes2 = page, server, nodes2
         self.errors: list[str] = []
         self._seeds = itertools.count(time.time_ns() % 2**40)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -120,30 +116,14 @@ class ComfyPage:
         self.setting("Comfy.ColorPalette", name)
         self.page.wait_for_function(PALETTE, arg=name)
 
-    def load_example(self, name: str = "flux_parallel", **small: Any) -> None:
-        """An example as the template browser loads it, with the tiny files and these values of widgets.
-
-        With a `text` that the demo's model knows it is that model, whose pictures show something; its files are there.
-        """
+    def load_example(self, name: str = "flux_parallel", **values: Any) -> None:
+        """An example of Flux.1 as the template browser loads it, with the demo's model and these values of widgets."""
         graph = self.page.evaluate("(path) => fetch(path).then((answer) => answer.json())", EXAMPLE.format(name))
-        tiny = self.tiny
-        files = {
-            "flux1-dev.safetensors": tiny.dev,
-            "clip_l.safetensors": tiny.clip_l,
-            "t5xxl_fp16.safetensors": tiny.t5,
-            "ae.safetensors": tiny.vae,
-            "flux_lora.safetensors": tiny.lora_fused,
-            "flux1-dev-controlnet-union.safetensors": tiny.controlnet_union,
-            "flux1-fill-dev.safetensors": tiny.fill,
-            "flux1-dev-kontext_fp8_scaled.safetensors": tiny.dev,
-        }
-        if "text" in small:
-            files |= {"flux1-dev.safetensors": TRANSFORMER, "ae.safetensors": AUTOENCODER}
-            small = {"width": SIZE, "height": SIZE} | small
+        files = {"flux1-dev.safetensors": TRANSFORMER, "ae.safetensors": AUTOENCODER}
         seed = next(self._seeds)  # another one each time: what ComfyUI has in its cache says nothing of a run
-        small = {"width": 256, "height": 256, "steps": 3, "seed": seed} | small
-        small = {"mode": "manual", "ulysses": 2, "devices": "cpu:2"} | small
-        self.page.evaluate(TINY, [graph, files, small])
+        small = {"text": PROMPT, "width": SIZE, "height": SIZE, "steps": 3, "seed": seed}
+        small |= {"mode": "manual", "ulysses": 2, "devices": "cpu:2"}
+        self.page.evaluate(DEMO, [graph, files, small | values])
 
     def queue(self) -> None:
         """What the Run button does; its end is kept for `ended`."""

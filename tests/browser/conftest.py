@@ -15,7 +15,6 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from host.client import ComfyClient
 from host.server import ComfyServer
-from host.tiny_models import TinyModels
 
 from .comfy_page import WAIT_MS, ComfyPage
 from .made_up import MadeUp
@@ -74,14 +73,14 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 class Tabs:
     """The browser tabs that tests share, as to open ComfyUI takes longer than most tests. A failure closes all."""
 
-    def __init__(self, context: BrowserContext, server: ComfyServer, tiny: TinyModels) -> None:
-        self._context, self._server, self._tiny = context, server, tiny
+    def __init__(self, context: BrowserContext, server: ComfyServer) -> None:
+        self._context, self._server = context, server
         self._open: dict[str, ComfyPage] = {}
 
     def get(self, name: str, *, nodes2: bool = False, before: Callable[[Page], None] | None = None) -> ComfyPage:
         """The tab of a name as a test finds it: an empty graph, no panel, no toast. `before` is done to a new page."""
         if name not in self._open:
-            self._open[name] = ComfyPage(self._context.new_page(), self._server, self._tiny, nodes2=nodes2)
+            self._open[name] = ComfyPage(self._context.new_page(), self._server, nodes2=nodes2)
             if before is not None:
                 before(self._open[name].page)
             self._open[name].open()
@@ -106,9 +105,9 @@ class Tabs:
 
 
 @pytest.fixture(scope="package")
-def all_tabs(context: BrowserContext, comfy_server: ComfyServer, tiny_models: TinyModels) -> Tabs:
+def all_tabs(context: BrowserContext, comfy_server: ComfyServer) -> Tabs:
     """The tabs of this folder."""
-    return Tabs(context, comfy_server, tiny_models)
+    return Tabs(context, comfy_server)
 
 
 @pytest.fixture

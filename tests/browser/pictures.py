@@ -16,7 +16,6 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from demo.graphs import TEXT_ENCODER, add_demo_model
 from host.server import PACK_ROOT, ComfyServer
-from host.tiny_models import write_tiny_models
 
 from .comfy_page import WAIT_MS, ComfyPage
 from .conftest import FLAGS, chromium
@@ -34,8 +33,7 @@ RUNS = {
 # The first of them again, with the names that these had before.
 RENAMED = {"ParallelModelLoader": "ParallelFluxLoader", "ParallelSampler": "ParallelFluxSampler"}
 ALONE = ("ParallelFluxListSampler", "ParallelizeModel", "ReleaseParallelPool")
-SHOTS = ("failure-nodes2", "error-card-nodes2", "config-nodes2", "light-nodes2")
-PROMPT = "a rocket on blue, centre"
+SHOTS = ("failure-nodes2", "error-card-nodes2", "config-nodes2")
 SHOW = """(kind) => {
   if (!app.graph.nodes.some((node) => node.comfyClass === kind)) {
     app.graph.clear()
@@ -52,6 +50,11 @@ SHOW = """(kind) => {
   return node.id }"""
 
 
+# The graph beside the sidebar and above the timeline.
+VIEW = """() => {
+  app.canvas.ds.scale = 0.65
+  app.canvas.ds.offset = [550, 160]
+  app.canvas.setDirty(true, true) }"""
 RENAME = """async (names) => {
   const graph = app.graph.serialize()
   for (const node of graph.nodes) node.type = names[node.type] ?? node.type
@@ -63,21 +66,20 @@ def main(words: list[str]) -> None:
     if words[:1] == ["readme"]:
         return from_tests(Path(words[1]))
     with tempfile.TemporaryDirectory() as folder:
-        tiny = write_tiny_models(Path(folder))
-        add_demo_model(tiny.models)
-        server = ComfyServer(models=tiny.models, packs=(TEXT_ENCODER,), flags=("--preview-method", "none"))
+        add_demo_model(Path(folder))
+        server = ComfyServer(models=Path(folder), packs=(TEXT_ENCODER,), flags=("--preview-method", "none"))
         with server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), headless=True, args=FLAGS)
             context = browser.new_context(viewport={"width": 1600, "height": 1300}, device_scale_factor=SCALE)
             context.set_default_timeout(WAIT_MS)
-            comfy = ComfyPage(context.new_page(), server, tiny, nodes2=True)
+            comfy = ComfyPage(context.new_page(), server, nodes2=True)
             comfy.open()
             comfy.tidy()
             of_nodes(comfy)
             for nodes2 in (False, True):
                 context = browser.new_context(viewport={"width": 1600, "height": 950})
                 context.set_default_timeout(WAIT_MS)
-                comfy = ComfyPage(context.new_page(), server, tiny, nodes2=nodes2)
+                comfy = ComfyPage(context.new_page(), server, nodes2=nodes2)
                 of_run(comfy)
             of_card(comfy)
             browser.close()
@@ -87,20 +89,31 @@ def of_run(comfy: ComfyPage) -> None:
     """docs/images: the page after a run of the demo's model over two ranks."""
     comfy.open()
     comfy.tidy()
-    comfy.load_example(steps=20, text=PROMPT, seed=7 + comfy.nodes2)  # a run of one seed would be served from the cache
+    comfy.setting("LiteGraph.Canvas.MinFontSizeForLOD", 0)  # else the classic renderer leaves small text out
+    comfy.setting("Comfy.Minimap.Visible", False)  # it would hide the picture
+    comfy.load_example(steps=20, seed=7 + comfy.nodes2)  # a run of one seed would be served from the cache
     comfy.open_sidebar()
     comfy.open_timeline()
+    comfy.page.evaluate(VIEW)
     comfy.run()
-    comfy.page.wait_for_timeout(3000)  # the picture fades in; nothing tells of its end
-    picture = Image.open(io.BytesIO(comfy.page.screenshot(animations="disabled"))).convert("RGB")
-    save(picture, f"run-{'nodes2' if comfy.nodes2 else 'classic'}")
+    save(seen(comfy.page), f"run-{'nodes2' if comfy.nodes2 else 'classic'}")
+    if comfy.nodes2:
+        comfy.palette("light")
+        save(seen(comfy.page), "light")
+        comfy.palette("dark")
+
+
+def seen(page: Page) -> Image.Image:
+    """The page as it is."""
+    page.wait_for_timeout(3000)  # the picture fades in; nothing tells of its end
+    return Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
 
 
 def of_card(comfy: ComfyPage) -> None:
     """docs/images: the card to share of the run that the page was opened for, whose plan a benchmark has measured."""
-    comfy.load_example("flux_benchmark", steps=4, text=PROMPT, plans="ulysses=2", warmup=1, runs=3, stock=False)
+    comfy.load_example("flux_benchmark", steps=20, plans="ulysses=2", warmup=1, runs=3, stock=False)
     comfy.run()
-    comfy.load_example(steps=20, text=PROMPT, seed=8)
+    comfy.load_example(steps=20, seed=8)
     comfy.run()
     expect(comfy.timeline).to_contain_text("for 20 steps")
     comfy.timeline.get_by_role("button", name="Share").click()
@@ -113,12 +126,13 @@ def of_card(comfy: ComfyPage) -> None:
 def of_nodes(comfy: ComfyPage) -> None:
     """web/docs/images: every node as it looks, after a run where one of the examples has it."""
     for example, kinds in RUNS.items():
-        comfy.load_example(example, steps=8, plans="ulysses=2\nring=2", warmup=1, runs=2, stock=False)
+        comfy.load_example(example, steps=20, plans="ulysses=2\nring=2", warmup=1, runs=2, stock=False)
         comfy.run()
         for kind in kinds:
             of_node(comfy.page, kind)
-    comfy.load_example(next(iter(RUNS)), steps=8)
+    comfy.load_example(next(iter(RUNS)), steps=20)
     comfy.page.evaluate(RENAME, RENAMED)
+    comfy.widget("ParallelFluxSampler", "modulations", "keep")  # which the newer name has not
     comfy.run()
     for kind in RENAMED.values():
         of_node(comfy.page, kind)

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Locator, expect
 
+from demo.pictures import SIZE
 from host.client import ComfyClient
 from host.workers import worker_pids
 
@@ -26,8 +27,8 @@ PICTURE = """async (node) => {
   return [bitmap.width, bitmap.height] }"""
 HEAD = 107  # pixels of a saved picture above its rows: title, three lines, legend
 FIVE = 5  # steps of one test alone, so that its headline is known
-LONG = 480  # steps of 384 x 384 pixels: seconds on any machine, ended long before
-GAIN = re.compile(r"(faster|slower): .* a step instead of .* s|As fast as one device")
+LONG = 1200  # steps: seconds on any machine, ended long before
+GAIN = re.compile(r"(faster|slower): .* a step instead of .* m?s|As fast as one device")
 STEP = re.compile(rf"step \d+ of {LONG}")
 IN_FULL_VIEW = """(card) => {
   const box = card.getBoundingClientRect()
@@ -36,12 +37,12 @@ IN_FULL_VIEW = """(card) => {
 
 
 def test_from_an_example_to_the_picture_its_figures_and_a_reload(comfy: ComfyPage) -> None:
-    width = 272 if comfy.nodes2 else 288  # of which the server knows no run on one device yet
+    width = 144 if comfy.nodes2 else 160  # of which the server knows no run on one device yet
     comfy.load_example(width=width)
     comfy.open_sidebar()
     comfy.run()
     picture = comfy.page.evaluate(PICTURE, comfy.page.evaluate(f"{comfy.node('SaveImage')}.id"))
-    assert picture == [width, 256]
+    assert picture == [width, SIZE]
     headline = comfy.page.get_by_test_id("pdit-headline")
     expect(headline).to_contain_text(re.compile(r"\d (m?s|µs) a step .*uly2"))
     expect(comfy.sidebar).to_contain_text("cpu:1")
@@ -176,7 +177,7 @@ def expect_links(timeline: Locator) -> None:
 
 
 def test_cancel_ends_the_run_and_the_workers_rest(comfy: ComfyPage) -> None:
-    comfy.load_example(steps=LONG, width=384, height=384)
+    comfy.load_example(steps=LONG)
     sidebar = comfy.open_sidebar()
     comfy.queue()
     result, strip = comfy.page.get_by_test_id("pdit-result").first, comfy.page.get_by_test_id("pdit-strip")
@@ -192,7 +193,7 @@ def test_cancel_ends_the_run_and_the_workers_rest(comfy: ComfyPage) -> None:
 
 
 def test_a_worker_that_dies_is_told_with_the_remedy_in_full_view(comfy: ComfyPage) -> None:
-    comfy.load_example(steps=LONG, width=384, height=384)
+    comfy.load_example(steps=LONG)
     sidebar = comfy.open_sidebar()
     expect(sidebar).not_to_contain_text(STEP)  # of a run before, whose workers may end unseen
     comfy.queue()

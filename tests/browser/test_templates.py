@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from host.client import ComfyClient
+from host.tiny_models import TinyModels
 from saved_workflows.blueprints import BLUEPRINTS, inside
 from saved_workflows.templates import TEMPLATES
 from saved_workflows.test_blueprints import saved
@@ -76,8 +77,8 @@ def test_a_blueprint_is_among_the_nodes_and_stands_for_its_template(comfy: Comfy
         assert by_title(dropped["queued"]) == by_title(to_api(inside(saved(name)), info)), name
 
 
-def test_a_blueprint_runs_with_what_its_node_is_given(comfy: ComfyPage) -> None:
-    tiny, file = comfy.tiny, saved("flux_parallel")
+def test_a_blueprint_runs_with_what_its_node_is_given(comfy: ComfyPage, tiny_models: TinyModels) -> None:
+    tiny, file = tiny_models, saved("flux_parallel")
     replace_type(file, "DualCLIPLoader", "TinyDualCLIPLoader")
     given = {"width": 128, "height": 96, "steps": 2, "devices": "cpu:2", "prompt": "a lighthouse"}
     given |= {"unet_name": tiny.dev, "clip_name1": tiny.clip_l, "clip_name2": tiny.t5, "vae_name": tiny.vae}

@@ -7,6 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
+from demo.graphs import AUTOENCODER, TRANSFORMER
 from host.client import ComfyClient
 from host.server import ComfyServer
 
@@ -204,9 +205,9 @@ def test_sp_config_shows_what_its_mode_needs_and_marks_what_cannot_work(comfy: C
     expect(plan).to_contain_text("uly2 on cpu:0, cpu:1")
     expect(plan).to_contain_text(re.compile(r"about \d+ MB of .+ on each device"))
     assert not comfy.page.evaluate(f"{comfy.node('SPConfig')}.has_errors")
-    comfy.widget("ParallelModelLoader", "unet_name", comfy.tiny.vae)  # no file of that folder: the plan is of none
+    comfy.widget("ParallelModelLoader", "unet_name", AUTOENCODER)  # no file of that folder: the plan is of none
     expect(plan).to_have_attribute("data-verdict", "bad")
-    comfy.widget("ParallelModelLoader", "unet_name", comfy.tiny.dev)
+    comfy.widget("ParallelModelLoader", "unet_name", TRANSFORMER)
     expect(plan).not_to_have_attribute("data-verdict", "bad")
 
 

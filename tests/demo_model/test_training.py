@@ -81,3 +81,8 @@ def test_a_training_that_was_cut_goes_on_to_the_same_files(
 def test_without_the_font_drawing_glyphs_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="apt install fonts-noto-color-emoji"):
         write_glyphs(tmp_path / "glyphs.safetensors", tmp_path / "missing.ttf")
+
+
+def test_training_without_glyphs_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="apt install fonts-noto-color-emoji, then python -m demo.glyphs"):
+        main(options(tmp_path, tmp_path / "glyphs.safetensors"))

@@ -1,11 +1,16 @@
-"""Small VAEs of ComfyUI's own classes with random weights, latents for them, and how far two pictures are apart."""
+"""VAEs of ComfyUI's own classes with random weights, latents for them, and how far two pictures are apart.
+
+Small ones, but for classes that have one size: HunyuanVideo's, Wan 2.2's, MiniMax H3's.
+"""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,6 +24,7 @@ from comfy.sd import VAE
 from comfy_api.latest import io
 
 CATEGORY = "tests"
+PACK = ".nodes.host.parallel_decode"
 LEVELS = {"ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0, "resolution": 256}
 IMAGES = {"double_z": True, "in_channels": 3, "out_ch": 3, **LEVELS}
 ONE = ["res_x", {"num_layers": 1}]
@@ -77,10 +83,11 @@ MODULES: dict[str, Callable[[], torch.nn.Module]] = {
     "hunyuanvideo": hunyuan_video,
 }
 PATCHED = ("patched", "of another pack")  # what ranks cannot take
+H3, H3_LAYERS = "minimax h3", 36
 
 
-def random_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Values of order 1 for each weight; none for an encoder, which nobody runs."""
+def random_weights(module: torch.nn.Module, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    """Values of order 1 for each weight; none for an encoder, which nobody runs. In its own dtype, or in `dtype`."""
     generator = torch.Generator().manual_seed(17)
     weights = {}
     for name, weight in module.state_dict().items():
@@ -90,29 +97,66 @@ def random_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
             values = torch.randn(weight.shape, generator=generator) / fan_in**0.5
         if weight.ndim == 1 or "gamma" in name:  # norms and biases; variances are positive
             values = values.abs() * 0.2 + (0.0 if name.endswith("bias") else 0.8)
-        weights[name] = values.to(weight.dtype)
+        weights[name] = values.to(dtype or weight.dtype)
     return weights
 
 
+@contextmanager
+def h3(**sizes: int) -> Iterator[Callable[[], torch.nn.Module]]:
+    """MiniMax H3's, which meanwhile has a decoder of other sizes."""
+    kind = importlib.import_module("comfy.ldm.minimax.vae")  # older ComfyUIs have none
+    whole, kind.ViT3DDecoder = kind.ViT3DDecoder, partial(kind.ViT3DDecoder, **sizes)
+    try:
+        yield kind.MiniMaxH3VideoVAE
+    finally:
+        kind.ViT3DDecoder = whole
+
+
+def large_h3() -> VAE:
+    """MiniMax H3's at its real size, 2.6 billion weights in bf16. Here its 36 blocks are the same; a rank has 36."""
+    with h3(num_layers=1) as made:
+        weights = random_weights(made(), torch.bfloat16)
+    first = "decoder.transformer_blocks.0."
+    block = {name.removeprefix(first): each for name, each in weights.items() if name.startswith(first)}
+    for number in range(1, H3_LAYERS):
+        weights |= {first.replace("0", str(number)) + name: each for name, each in block.items()}
+    pack = next(name for name in sys.modules if name.endswith(PACK)).removesuffix(PACK)
+    with importlib.import_module(f"{pack}.parallel_runtime.models.hosted.vae").parameters_without_memory():
+        vae = VAE(sd=weights, dtype=torch.bfloat16)
+    vae.first_stage_model.load_state_dict(weights, assign=True)
+    return vae
+
+
 class SmallVAE(io.ComfyNode):
-    """A VAE that ComfyUI recognises by its weights, which are random."""
+    """A VAE that ComfyUI recognises by its weights, which are random, and the same without tiles of its own."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        inputs, outputs = [io.Combo.Input("kind", options=[*MODULES, *PATCHED])], [io.Vae.Output()]
+        inputs = [io.Combo.Input("kind", options=[*MODULES, *PATCHED, H3])]
+        outputs = [io.Vae.Output(), io.Vae.Output(display_name="untiled")]
         return io.Schema(node_id="SmallVAE", category=CATEGORY, inputs=inputs, outputs=outputs)
 
     @classmethod
     def execute(cls, kind: str) -> io.NodeOutput:
-        module = MODULES["wan 2.1" if kind in PATCHED else kind]()
-        weights = random_weights(module)
-        config = getattr(module, "config", None)
-        vae = VAE(sd=weights, metadata=None if config is None else {"config": json.dumps({"vae": config})})
+        vae = large_h3() if kind == H3 else small_vae("wan 2.1" if kind in PATCHED else kind)
         if kind == "patched":
             vae.patcher.add_object_patch("conv2", vae.first_stage_model.conv2)
         if kind == "of another pack":
             vae.__class__ = type("AnotherVAE", (VAE,), {})
-        return io.NodeOutput(vae)
+        untiled = copy.copy(vae)
+        if kind == H3:
+            untiled.first_stage_model = copy.copy(vae.first_stage_model)
+            untiled.first_stage_model.tiling = False
+        return io.NodeOutput(vae, untiled)
+
+
+def small_vae(kind: str, dtype: torch.dtype | None = None) -> VAE:
+    """One of `MODULES`, in ComfyUI's choice of dtype or in `dtype`."""
+    with torch.device("meta"):
+        module = MODULES[kind]()
+    config = getattr(module, "config", None)
+    metadata = None if config is None else {"config": json.dumps({"vae": config})}
+    return VAE(sd=random_weights(module, dtype), metadata=metadata, dtype=dtype)
 
 
 class RandomLatent(io.ComfyNode):
@@ -160,7 +204,7 @@ class TileHere(io.ComfyNode):
 
     @classmethod
     def execute(cls, samples: dict[str, Any], vae: Any = None) -> io.NodeOutput:
-        name = next(name for name in sys.modules if name.endswith("nodes.host.parallel_decode"))
+        name = next(name for name in sys.modules if name.endswith(PACK))
         pack, latent = sys.modules[name], samples["samples"]
         vae = vae or small_h3()
         tiles = pack.tiles_of(vae, latent)
@@ -175,10 +219,5 @@ class TileHere(io.ComfyNode):
 
 def small_h3() -> VAE:
     """MiniMax H3's, as ComfyUI makes it, with a small network for its tiles."""
-    kind = importlib.import_module("comfy.ldm.minimax.vae")  # older ComfyUIs have none
-    whole, kind.ViT3DDecoder = kind.ViT3DDecoder, partial(kind.ViT3DDecoder, num_layers=1, heads=2)
-    try:
-        vae = VAE(sd=random_weights(kind.MiniMaxH3VideoVAE()))
-    finally:
-        kind.ViT3DDecoder = whole
-    return vae
+    with h3(num_layers=1, heads=2) as made:
+        return VAE(sd=random_weights(made()))

@@ -30,6 +30,7 @@ from .device_memory import DeviceMemory, needed_memory
 from .flux_model import RemoteFlux
 from .flux_source import Source, read_source
 from .hosted_source import HostedSource, read_hosted, refuse_unplanned, this_comfyui
+from .live_times import LIVE
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
@@ -197,6 +198,7 @@ def with_context(
     _refuse_beside(patcher, vars(guider).values())
     work = work_of_run(guider, noise, sigmas, patcher.decision)
     run = patcher.new_run(patcher.decision_for(work))
+    LIVE.begins(run)
     with begun(guider.model_options, run):
         return executor(noise, latent, sampler, sigmas, *more, **named)
 

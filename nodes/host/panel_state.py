@@ -19,6 +19,7 @@ from ...parallel_runtime.devices import parse_devices
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.redact_paths import redact_paths
 from ...parallel_runtime.report.environment import describe_devices
+from .live_times import LIVE
 from .machines import MACHINES
 from .pools import POOLS, Devices
 from .report_history import HISTORY, origin_of
@@ -85,6 +86,10 @@ class PanelState:
         for rank, memory in zip(shown["ranks"], status["memory"], strict=False):
             rank["memory"] = memory
         shown["sampling"] = self._is_sampling(pool, status["state"], run)
+        if shown["sampling"]:
+            shares = LIVE.shares(pool.devices, status["spent"])
+            for rank, known in zip(shown["ranks"], shares, strict=True):
+                rank |= {} if known is None else {"shares": known}
         return shown
 
     def _is_sampling(self, pool: Pool, state: str, run: dict | None) -> bool:

@@ -47,10 +47,10 @@ def test_the_figure_says_how_much_faster_or_slower_and_than_which_run(made_up: M
         made_up.tell(pools=[a_pool()], reports=[told(**summary)])
         expect(sidebar.get_by_test_id("pdit-hero")).to_contain_text(figure)
         expect(sidebar.get_by_test_id("pdit-note")).to_contain_text(note)
-        expect(strip).to_contain_text(figure or "idle")
+        expect(strip).to_contain_text(figure or "2 GPUs ready")
         expect(sidebar).not_to_contain_text(re.compile("undefined|null|NaN|Infinity"))
     made_up.tell(pools=[a_pool(state="failed", last_failure="rank 1: gone")], reports=[told()])
-    expect(strip).to_have_text("failed")
+    expect(strip).to_have_text("2 GPUs: failed")
     expect(sidebar).to_contain_text("Last run: #3, uly2, 256 px, 0.28 s a step")
     expect(sidebar).to_contain_text("59 % computing, 41 % waiting: fair. Try ring2: it was 1.3× faster here.")
 
@@ -80,6 +80,7 @@ def test_the_mesh_and_the_rows_agree_and_nothing_moves_while_it_runs(made_up: Ma
     sidebar = made_up.comfy.open_sidebar()
     reports = [made_up.report(3, a_report(2, 4)) | {"summary": GAINED}]
     rows, places = sidebar.locator(".pdit-rank-row .pdit-state"), []
+    bars, computing = sidebar.locator(".pdit-live-share"), sidebar.locator(".pdit-live-text")
     run = {
         "node": "9",
         "prompt": "p",
@@ -89,12 +90,15 @@ def test_the_mesh_and_the_rows_agree_and_nothing_moves_while_it_runs(made_up: Ma
         "step_s": 2.0,
         "left_s": 20.0,
     }
-    alone = a_pool(2, plan={}, sampling=True, state="busy")
+    alone, pair = (a_pool(2, plan=plan, sampling=True, state="busy") for plan in ({}, None))
+    alone["ranks"][0]["shares"] = {"compute": 0.9, "communication": 0.0, "idle": 0.1}
+    for rank, compute in zip(pair["ranks"], (0.71, 0.64), strict=True):
+        rank["shares"] = {"compute": compute, "communication": 0.8 - compute, "idle": 0.2}
     states: list[tuple[dict[str, Any], dict[str, Any] | None, list[str], str]] = [
         (a_pool(2, plan={}), None, ["idle", "not in this plan"], ""),
         (alone, run, ["run 3 of 12", "not in this plan"], "run 3 of 12 · about 20 s left"),
         (alone, {"node": "9", "prompt": "p"}, ["busy", "not in this plan"], "running …"),
-        (a_pool(2, sampling=True, state="busy"), run | {"class": "KSampler"}, ["step 3 of 12"] * 2, "step 3 of 12"),
+        (pair, run | {"class": "KSampler"}, ["step 3 of 12"] * 2, "step 3 of 12"),
         (
             a_pool(2, state="failed", last_failure="rank 1: gone", failed_rank=1),
             None,
@@ -106,6 +110,13 @@ def test_the_mesh_and_the_rows_agree_and_nothing_moves_while_it_runs(made_up: Ma
         made_up.tell(pools=[pool], run=now, reports=reports)
         expect(rows).to_have_text(texts)
         expect(sidebar.get_by_test_id("pdit-live")).to_contain_text(live)
+        shares = [rank.get("shares") for rank in pool["ranks"]]
+        percents = [each and {part: f"{100 * share:.0f} %" for part, share in each.items()} for each in shares]
+        expect(computing).to_have_text([f"{each['compute']} computing" if each else "" for each in percents])
+        for bar, each in zip(bars.all(), percents, strict=True):
+            expect(bar).to_have_css("visibility", "visible" if each else "hidden")
+            if each:
+                expect(bar).to_have_attribute("title", ", ".join(" ".join(part) for part in each.items()))
         places.append(
             sidebar.locator(".pdit-run, .pdit-doctor").evaluate_all("(all) => all.map((each) => each.offsetTop)")
         )

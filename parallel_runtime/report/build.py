@@ -13,6 +13,7 @@ from ..devices import Device
 from ..plan import AXES, ParallelPlan
 from ..proof import Proof
 from ..wire.replies import WAITING, CachedCalls, RankRun, RankStep, SampleReply, StepReply
+from .compare import name_works
 from .environment import describe_devices, versions
 from .schema import PROOFS, SCHEMA, validate
 
@@ -60,6 +61,7 @@ def new_report(
         report["prompt_id"] = prompt_id
     report |= {name: part for name, part in parts.items() if part not in ({}, [], None, "")}
     validate(report)
+    name_works(report)
     if early := clocks_read_early(report):
         report["warnings"] = [*report.get("warnings", ()), *early]
     return report

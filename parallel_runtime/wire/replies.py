@@ -48,7 +48,7 @@ class TimeSpent:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a request is: bytes of a load, steps of a sampling run and, where it is timed, what the rank did in it."""
+    """How far a request is: bytes of a load, steps of a sampling run; of a timed one, what the rank did so far."""
 
     done: int
     total: int

@@ -194,9 +194,7 @@ def test_what_ranks_do_is_told_while_they_do_it_and_as_the_report_has_it(
     for rank, shares in zip(report["ranks"], known[-1], strict=True):
         seconds = {part: sum(rank[f"{part}_s"]) for part in ("compute", "communication", "idle")}
         whole = sum(seconds.values())
-        assert seconds["compute"] > 1.5 * seconds["communication"], (
-            "or the next line cannot tell them apart"
-        )
+        assert seconds["compute"] > 1.5 * seconds["communication"], "or the next line cannot tell them apart"
         assert shares == pytest.approx({part: spent / whole for part, spent in seconds.items()}, abs=0.15)
 
 

@@ -15,7 +15,7 @@ import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...parallel_runtime.checkpoint import read_header
-from ...parallel_runtime.cli.counting import Counted, Counts
+from ...parallel_runtime.cli.counting import Counted, Counts, usual_work_of
 from ...parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
 from ...parallel_runtime.models.registry import find_family
 from ...parallel_runtime.plan import ParallelPlan
@@ -172,8 +172,12 @@ def decide_for(source: Source | HostedSource, chooser: Chooser) -> Decision:
 
 def memory_for(source: Source | HostedSource, decision: Decision, devices: Devices) -> DeviceMemory:
     """What the plan of `decision` takes of each device, before anything is loaded."""
-    of_ours = isinstance(source, Source)
-    model, work = (source.shape, source.work) if of_ours else (decision.model, decision.work)
+    model: AnyModel | None = decision.model
+    work = decision.work
+    if isinstance(source, Source):
+        model, work = source.shape, source.work
+    elif model is None and (counted := COUNTS.known(source.spec.path, source.spec.dtype, this_comfyui())):
+        model, work = counted.model, usual_work_of(counted)
     return needed_memory(decision.plan, devices, source.sizes, model, work)
 
 

@@ -15,6 +15,7 @@ from comfy_execution.progress import NodeState
 from server import PromptServer
 
 from ...parallel_runtime import VERSION
+from ...parallel_runtime.cli.machine import calibration_identity
 from ...parallel_runtime.devices import parse_devices
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.redact_paths import redact_paths
@@ -41,6 +42,8 @@ class PanelState:
         self._last: dict = {}
         self._sampling: dict[Devices, tuple[str, str]] = {}
         self._pace = Pace()
+        self._calibration: tuple | None = None
+        self._calibrations = 0
 
     def state(self) -> dict:
         """Everything as of now. The revision grows with each change, so that an old answer never hides a newer one."""
@@ -56,12 +59,21 @@ class PanelState:
             "reports": HISTORY.entries(),
             "action": self.action,
             "doctor": self.doctor,
+            "calibrations": self._calibrated(),
         }
         state = _redact_paths(state)
         if state != self._last:
             self._last = state
             self._revision += 1
         return state | {"session": self.session, "revision": self._revision}
+
+    def _calibrated(self) -> int:
+        """How often the devices' calibrations were seen to change: plans that were told before may be others now."""
+        now = calibration_identity()
+        if now != self._calibration:
+            self._calibration = now
+            self._calibrations += 1
+        return self._calibrations
 
     async def watch(self) -> None:
         """Tell all tabs of each change, for ever."""

@@ -1,4 +1,4 @@
-"""Ten queued runs, looked at in two tabs: each figure belongs to its run, the panel answers meanwhile, nothing piles up."""
+"""Ten queued runs in two tabs: each figure is of its own run, the panel answers meanwhile, nothing piles up."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def settle(page: Page, client: ComfyClient) -> None:
 
 
 def expect_figures(comfy: ComfyPage, reports: list[dict[str, Any]]) -> None:
-    """Each run of the list has the steps, the seconds and the rows of its own report; the sidebar those of the newest."""
+    """Each run of the list has the steps and rows of its own report; the sidebar has those of the newest."""
     pick, rows = comfy.timeline.get_by_label("Run", exact=True), comfy.page.get_by_test_id("pdit-rows")
     names = [name for name in pick.locator("option").all_inner_texts() if "uly2" in name]
     assert [int(re.match(r"#(\d+),", name)[1]) for name in names] == [report["number"] for report in reports]

@@ -195,10 +195,17 @@ function addPlan(node, { store, t }) {
       changed()
     }
   }
+  let calibrations
+  const end = store.subscribe(({ state }) => {
+    const now = state && `${state.session}:${state.calibrations}` // measured devices change what auto takes
+    if (calibrations && now && now !== calibrations) changed()
+    calibrations = now ?? calibrations
+  })
   asking.add(changed)
   const removed = node.onRemoved
   node.onRemoved = function (...all) {
     asking.delete(changed)
+    end()
     clearTimeout(timer)
     removed?.apply(this, all)
   }

@@ -17,6 +17,8 @@ CONFIG = """() => Object.fromEntries(app.graph.nodes.find((node) => node.comfyCl
 OF_THE_EDITOR = """() => { const node = app.graph.nodes.find((node) => node.comfyClass === 'ParallelSampler')
   return { node_id: String(node.id), graph: app.graph.id } }"""
 
+SAY = "(data) => app.api.dispatchCustomEvent('parallel_dit.text', data)"
+
 
 def told(**summary: Any) -> dict[str, Any]:
     """An entry of the state with this summary."""
@@ -74,6 +76,34 @@ def test_what_is_suggested_can_be_applied_to_the_graph_that_it_is_of(made_up: Ma
     expect(result).to_contain_text("not run yet")
     comfy.open_sidebar().get_by_role("button", name="Use ring2").click()
     expect(comfy.page.locator(".p-toast-message", has_text="another workflow")).to_be_visible()
+
+
+def test_a_node_goes_on_to_the_next_queued_run_though_nobody_saw_the_first_one_end(made_up: MadeUp) -> None:
+    comfy, page = made_up.comfy, made_up.comfy.page
+    comfy.load_example()
+    editor, busy = page.evaluate(OF_THE_EDITOR), [a_pool(sampling=True, state="busy")]
+    run = {"node": editor["node_id"], "graph": editor["graph"], "class": "ParallelSampler"}
+    result = page.get_by_test_id("pdit-result").first
+    made_up.tell(pools=busy, run=run | {"prompt": "first", "step": 1, "steps": 5})
+    page.evaluate(SAY, {"node_id": editor["node_id"], "text": "step 2/5 · 0.40 s"})
+    expect(result).to_contain_text("step 2/5")
+    reports = [made_up.report(1, a_report(2, 5)) | editor]
+    made_up.tell(pools=busy, run=run | {"prompt": "second", "step": 0, "steps": 9}, reports=reports)
+    expect(result).to_contain_text("step 1 of 9")
+    expect(result).not_to_contain_text("2/5")
+    made_up.tell(pools=[a_pool()], reports=reports)  # the second was cancelled, and has no report
+    expect(result).to_contain_text("stopped before its end")
+
+
+def test_a_plan_is_asked_for_again_once_devices_were_measured(made_up: MadeUp) -> None:
+    comfy, plan = made_up.comfy, made_up.comfy.page.get_by_test_id("pdit-plan")
+    made_up.tell(pools=[a_pool()], calibrations=1)
+    comfy.load_example(mode="auto")
+    expect(plan).to_contain_text("uly2 on cpu:0, cpu:1")
+    other = {"plan": "ring2", "degrees": {"ring": 2}, "devices": ["cpu:0", "cpu:1"], "reasons": [], "warnings": []}
+    comfy.page.route(re.compile("/parallel_dit/plan"), lambda route: route.fulfill(json=other))
+    made_up.tell(pools=[a_pool()], calibrations=2)
+    expect(plan).to_contain_text("ring2 on cpu:0, cpu:1")
 
 
 def test_the_mesh_and_the_rows_agree_and_nothing_moves_while_it_runs(made_up: MadeUp) -> None:

@@ -63,12 +63,12 @@ WORK: dict[str, Any] = {
 
 def of_a_benchmark(number: int, **sizes: int) -> dict[str, Any]:
     """One rank, stock ComfyUI and two plans, of these sizes."""
-    named = {"name": "uly2", "ranks": 2, "weights": "replicated", "degrees": {"ulysses": 2, "ring": 1}}
-    ring = named | {"name": "ring2", "degrees": {"ring": 2}}
+    pair = {"name": "uly2", "ranks": 2, "weights": "replicated", "degrees": {"ulysses": 2, "ring": 1}}
+    ring = pair | {"name": "ring2", "degrees": {"ring": 2}}
     cases = [
         {"name": "one rank", "kind": "one_rank", "median_s": 2.0},
         {"name": "ComfyUI, one device", "kind": "one_process", "median_s": 2.5, "speedup": 0.8},
-        {"name": "uly2", "kind": "plan", "plan": named, "median_s": 1.25, "speedup": 1.6, "error": 4.7e-7},
+        {"name": "uly2", "kind": "plan", "plan": pair, "median_s": 1.25, "speedup": 1.6, "error": 4.7e-7},
         {"name": "ring2", "kind": "plan", "plan": ring, "median_s": 5.0, "speedup": 0.4, "error": 4.7e-7},
     ]
     benchmark = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": cases, "sizes": sizes}

@@ -183,7 +183,7 @@ def test_what_ranks_do_is_told_while_they_do_it_and_as_the_report_has_it(
             pools = [pool["ranks"] for pool in event.data["pools"] if pool["sampling"]]
             told.extend([rank.get("shares") for rank in ranks] for ranks in pools)
 
-    graph = workflows.text_to_image(tiny_models, seed=913, steps=60)
+    graph = workflows.text_to_image(tiny_models, seed=913, steps=40, width=256, height=256)
     graph["sampler"]["inputs"]["loop"] = loop
     client.queue(parallel(graph, mode="manual", ulysses=2, sampler="ParallelSampler"), on_event=on_event)
     known = [each for each in told if all(each)]

@@ -98,7 +98,10 @@ async function update(view, store) {
   const entry = store.newestOf(view.kinds, mine)
   const newest = keyOf(reports?.findLast(mine)) // of a comparison alone, too
   if (run && isOf(node, run.node, run.graph)) {
-    view.live ??= { newest }
+    if (view.live?.prompt !== run.prompt) {
+      view.live = { newest, prompt: run.prompt } // of queued runs the next may begin before the last is seen to end
+      setText(view.box.firstChild, '') // what the one before said
+    }
     return showLive(view, run)
   }
   if (view.live !== null) {

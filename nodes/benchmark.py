@@ -9,6 +9,7 @@ from comfy_api.latest import io
 from ..parallel_runtime.cli.workload import relative_error
 from ..parallel_runtime.plan import ParallelPlan
 from ..parallel_runtime.report.interleave import BenchmarkCase, Run, interleave, table
+from .host.applied import applied_to
 from .host.benchmark_cases import (
     SLOW_ATTENTION,
     RunsProgress,
@@ -110,6 +111,7 @@ class ParallelBenchmark(io.ComfyNode):
             ours.model.pooled,
             field.settings,
             field.last_requests,
+            applied=applied_to(ours, field.settings),
             contenders=rows,
             warmup=warmup,
             runs=runs,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
-from ..parallel_runtime.cli.counting import Counted
+from ..parallel_runtime.cli.counting import Counted, usual_work_of
 from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
 from ..parallel_runtime.machines.server import Offer
@@ -95,8 +95,7 @@ class ParallelChoice:
             counted = count()
         except ValueError as error:
             return Decision(plan=plan, reasons=(*reasons, f"not weighed, as it could not be counted: {error}"))
-        work = replace(usual_work(element_bytes=counted.element_bytes), image_tokens=counted.image_tokens)
-        decision = self._automatic(counted.model, work, everything=plan)
+        decision = self._automatic(counted.model, usual_work_of(counted), everything=plan)
         if unshared:
             decision = replace(decision, reasons=(unshared, *decision.reasons))
         log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from comfy_api.latest import io
 
+from .host.applied import applied_to
 from .host.list_sampling import sample_list
 from .host.report_history import published
 from .report import list_report
@@ -37,7 +38,7 @@ class ParallelFluxListSampler(io.ComfyNode):
             raise ValueError(f"model is a list of {len(model)}; connect one MODEL")
         runs = sampling_runs(lists)
         latents, record = sample_list(model[0], runs)
-        report = list_report(record, latents, runs)
+        report = list_report(record, latents, runs, applied_to(model, runs[0]))
         return io.NodeOutput(latents, report, ui=published(report))
 
 

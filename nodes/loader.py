@@ -3,6 +3,7 @@
 from comfy_api.latest import io
 
 from ..parallel_runtime.checkpoint import COMPUTE_DTYPES
+from ..parallel_runtime.cli.machine import calibration_identity
 from .choice import ParallelChoice
 from .host.files import diffusion_model_path, diffusion_models, file_identity
 from .host.new_model import remote_patcher
@@ -28,7 +29,7 @@ class ParallelModelLoader(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, unet_name: str, weight_dtype: str, sp_config: ParallelChoice | None) -> str:
-        """Load again when the file changed, or when workers were lost since. Linked inputs are not known here."""
+        """Load again when the file changed, workers were lost or devices measured since. Linked inputs are unknown."""
         return state_of(unet_name)
 
     @classmethod
@@ -81,8 +82,8 @@ def loader_inputs() -> list[io.Input]:
 
 
 def state_of(unet_name: str) -> str:
-    """What a loaded MODEL depends on beside its inputs: the file as it lies there, and the workers."""
-    return f"{file_identity(unet_name)} {POOLS.lost_generations()}"
+    """What a loaded MODEL depends on beside its inputs: the file as it lies there, the workers, the calibrations."""
+    return f"{file_identity(unet_name)} {POOLS.lost_generations()} {calibration_identity()}"
 
 
 def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.NodeOutput:

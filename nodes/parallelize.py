@@ -4,6 +4,7 @@ import logging
 
 from comfy_api.latest import io
 
+from ..parallel_runtime.cli.machine import calibration_identity
 from .choice import ParallelChoice
 from .host.convert_stock_model import parallelized
 from .host.pools import POOLS
@@ -35,8 +36,8 @@ class ParallelizeModel(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, model: io.Model.Type | None, sp_config: ParallelChoice | None) -> str:
-        """Run again when workers were lost. Linked inputs are not known here."""
-        return str(POOLS.lost_generations())
+        """Run again when workers were lost or devices were measured. Linked inputs are not known here."""
+        return f"{POOLS.lost_generations()} {calibration_identity()}"
 
     @classmethod
     def execute(cls, model: io.Model.Type, sp_config: ParallelChoice) -> io.NodeOutput:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
+from ..parallel_runtime.cli.machine import calibration_identity
 from ..parallel_runtime.models.registry import USUAL
 from ..parallel_runtime.planner.automatic import Decision, usual_work
 from .choice import ParallelChoice, choice_of
@@ -10,7 +11,7 @@ from .config import typed
 from .host.device_memory import DeviceMemory
 from .host.files import diffusion_model_path, file_identity
 from .host.hosted_source import HostedSource, refuse_unplanned
-from .host.new_model import decide_for, memory_for, read_any
+from .host.new_model import COUNTS, decide_for, memory_for, read_any
 
 
 def check_plan(values: Mapping[str, str]) -> dict:
@@ -30,7 +31,8 @@ def check_plan(values: Mapping[str, str]) -> dict:
 
 
 def _for_file(choice: ParallelChoice, name: str, weight_dtype: str) -> dict:
-    decision, memory = _known(choice, diffusion_model_path(name), weight_dtype, file_identity(name))
+    path, identity = diffusion_model_path(name), file_identity(name)
+    decision, memory = _known(choice, path, weight_dtype, identity, (calibration_identity(), COUNTS.files))
     told = {
         "device": memory.device_bytes,
         "host": memory.host_bytes,
@@ -42,9 +44,12 @@ def _for_file(choice: ParallelChoice, name: str, weight_dtype: str) -> dict:
 
 @lru_cache(64)
 def _known(
-    choice: ParallelChoice, path: str, weight_dtype: str, identity: tuple[int, int] | None
+    choice: ParallelChoice, path: str, weight_dtype: str, identity: object, measured: object
 ) -> tuple[Decision, DeviceMemory]:
-    """The plan for a file as it lies there, and its memory; a model of ComfyUI's modules is built without weights."""
+    """The plan for a file as it lies there, and its memory; a model of ComfyUI's modules is built without weights.
+
+    `identity` and `measured` are what the file, the calibrations and the counts are now: others ask anew.
+    """
     devices = choice.selection.devices
     source = read_any(path, weight_dtype, devices)
     decision = decide_for(source, choice)

@@ -33,8 +33,8 @@ ASKED = {"steps": "steps", "seed": "seed", "sampler_name": "sampler", "scheduler
 ASKED |= {"denoise": "denoise"}
 
 
-def denoise_report(record: SamplingRecord, settings: Mapping[str, object]) -> dict:
-    """The report of a sampling run with these settings."""
+def denoise_report(record: SamplingRecord, settings: Mapping[str, object], applied: Mapping[str, object]) -> dict:
+    """The report of a sampling run with these settings; `applied` to it as host/applied.py says."""
     spans = steps_of(record)
     ranks = _ranks(record.pooled, spans, began_s=record.began_s, took_s=record.denoise_s)
     for rank in ranks:
@@ -49,6 +49,7 @@ def denoise_report(record: SamplingRecord, settings: Mapping[str, object]) -> di
         "denoise",
         record.pooled,
         record.requests,
+        applied=applied,
         decision=record.decision,
         devices=[] if record.device is None else [_device(record.device)],
         warnings=unproven(record.proofs),
@@ -62,8 +63,13 @@ def denoise_report(record: SamplingRecord, settings: Mapping[str, object]) -> di
     )
 
 
-def list_report(record: ListRecord, latents: Sequence[dict], settings: Sequence[Mapping[str, object]]) -> dict:
-    """The report of a list of sampling runs with these settings that ended with `latents`."""
+def list_report(
+    record: ListRecord,
+    latents: Sequence[dict],
+    settings: Sequence[Mapping[str, object]],
+    applied: Mapping[str, object],
+) -> dict:
+    """The report of a list of sampling runs with these settings that ended with `latents`; `applied` to the first."""
     began_s = min((run.began_s for run in record.runs), default=0.0)
     spans = [Span(wall_s=request.wall_s, requests=[request.ranks]) for request in record.requests]
     ranks = _ranks(record.pooled, spans, began_s=began_s, took_s=record.denoise_s)
@@ -74,6 +80,7 @@ def list_report(record: ListRecord, latents: Sequence[dict], settings: Sequence[
         "denoise",
         record.pooled,
         record.requests,
+        applied=applied,
         decision=record.runs[-1].decision,
         warnings=unproven(proofs),
         sampling=_asked(settings[0]) | {"at_once": record.at_once},
@@ -127,6 +134,7 @@ def benchmark_report(
     settings: Mapping[str, object],
     requests: Sequence[Request],
     *,
+    applied: Mapping[str, object],
     warnings: Sequence[str],
     decodes: Sequence[DecodeRecord],
     sizes: Mapping[str, int],
@@ -140,6 +148,7 @@ def benchmark_report(
         "benchmark",
         pooled,
         requests,
+        applied=applied,
         warnings=warnings,
         sampling=_asked(settings),
         sizes=sizes,
@@ -201,6 +210,7 @@ def _report(
     pooled: PooledModel | None,
     requests: Sequence[Request],
     *,
+    applied: Mapping[str, object] | None = None,
     decision: Decision | None = None,
     devices: Sequence[Device] | None = None,
     warnings: Sequence[str] = (),
@@ -211,8 +221,12 @@ def _report(
         devices = pooled.devices
         ranks = pooled.plan.ranks if decision is None else decision.plan.ranks
         warnings = [*warnings, *unequal(devices, pooled.measured[:ranks])]
+        model = {"file": os.path.basename(pooled.spec.path), "dtype": pooled.spec.dtype}
+        more = dict(applied or {})
+        controls = more.pop("controls", [])
         parts |= {
-            "model": {"file": os.path.basename(pooled.spec.path), "dtype": pooled.spec.dtype},
+            "model": model | more,
+            "controls": controls,
             **({} if decision is None else {"plan": _plan(decision)}),
             "pool": {"generation": pooled.pool.generation},
         }

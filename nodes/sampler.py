@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from comfy_api.latest import io
 
+from .host.applied import applied_to
 from .host.report_history import published
 from .host.sampling import advice_of, sample, sampler_names, scheduler_names
 from .report import denoise_report
@@ -80,7 +81,7 @@ def sampled_and_told(
     """One sampling run with KSampler's `settings`: the latent, and the report, which is the node's `ui` too."""
     asked = {"latent": latent_image, **settings}
     latent, record = sample(model, asked, in_workers=loop == LOOPS[0])
-    report = denoise_report(record, settings)
+    report = denoise_report(record, settings, applied_to(model, settings))
     return io.NodeOutput(latent, report, ui=published(report, advice_of(model, asked)))
 
 

@@ -15,6 +15,8 @@ from ...parallel_runtime.planner.known import known_calibration
 from ...parallel_runtime.planner.shapes import Work
 from .pooled_model import WeightSizes
 
+UNCOUNTED = "; what a step computes is not in this figure"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMemory:
@@ -33,7 +35,8 @@ class DeviceMemory:
         """The line on a node."""
         what = "weights: about" if self.weights_alone else "memory: about"
         host = f", and {self.host_bytes / 1e9:.1f} GB of host memory" if self.host_bytes else ""
-        return f"{what} {self.device_bytes / 1e9:.1f} of {self.total_bytes / 1e9:.1f} GB on each device{host}"
+        more = UNCOUNTED if self.weights_alone else ""
+        return f"{what} {self.device_bytes / 1e9:.1f} of {self.total_bytes / 1e9:.1f} GB on each device{host}{more}"
 
 
 def needed_memory(

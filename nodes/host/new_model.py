@@ -15,7 +15,7 @@ import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...parallel_runtime.checkpoint import read_header
-from ...parallel_runtime.cli.counting import Counted, Counts
+from ...parallel_runtime.cli.counting import Counted, Counts, usual_work_of
 from ...parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
 from ...parallel_runtime.models.registry import find_family
 from ...parallel_runtime.plan import ParallelPlan
@@ -30,6 +30,7 @@ from .device_memory import DeviceMemory, needed_memory
 from .flux_model import RemoteFlux
 from .flux_source import Source, read_source
 from .hosted_source import HostedSource, read_hosted, refuse_unplanned, this_comfyui
+from .live_times import LIVE
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
@@ -171,8 +172,12 @@ def decide_for(source: Source | HostedSource, chooser: Chooser) -> Decision:
 
 def memory_for(source: Source | HostedSource, decision: Decision, devices: Devices) -> DeviceMemory:
     """What the plan of `decision` takes of each device, before anything is loaded."""
-    of_ours = isinstance(source, Source)
-    model, work = (source.shape, source.work) if of_ours else (decision.model, decision.work)
+    model: AnyModel | None = decision.model
+    work = decision.work
+    if isinstance(source, Source):
+        model, work = source.shape, source.work
+    elif model is None and (counted := COUNTS.known(source.spec.path, source.spec.dtype, this_comfyui())):
+        model, work = counted.model, usual_work_of(counted)
     return needed_memory(decision.plan, devices, source.sizes, model, work)
 
 
@@ -197,6 +202,7 @@ def with_context(
     _refuse_beside(patcher, vars(guider).values())
     work = work_of_run(guider, noise, sigmas, patcher.decision)
     run = patcher.new_run(patcher.decision_for(work))
+    LIVE.begins(run)
     with begun(guider.model_options, run):
         return executor(noise, latent, sampler, sigmas, *more, **named)
 

@@ -15,10 +15,12 @@ from comfy_execution.progress import NodeState
 from server import PromptServer
 
 from ...parallel_runtime import VERSION
+from ...parallel_runtime.cli.machine import calibration_identity
 from ...parallel_runtime.devices import parse_devices
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.redact_paths import redact_paths
 from ...parallel_runtime.report.environment import describe_devices
+from .live_times import LIVE
 from .machines import MACHINES
 from .pools import POOLS, Devices
 from .report_history import HISTORY, origin_of
@@ -40,6 +42,8 @@ class PanelState:
         self._last: dict = {}
         self._sampling: dict[Devices, tuple[str, str]] = {}
         self._pace = Pace()
+        self._calibration: tuple | None = None
+        self._calibrations = 0
 
     def state(self) -> dict:
         """Everything as of now. The revision grows with each change, so that an old answer never hides a newer one."""
@@ -56,12 +60,21 @@ class PanelState:
             "reports": HISTORY.entries(),
             "action": self.action,
             "doctor": self.doctor,
+            "calibrations": self._calibrated(),
         }
         state = _redact_paths(state)
         if state != self._last:
             self._last = state
             self._revision += 1
         return state | {"session": self.session, "revision": self._revision}
+
+    def _calibrated(self) -> int:
+        """How often the devices' calibrations were seen to change: plans that were told before may be others now."""
+        now = calibration_identity()
+        if now != self._calibration:
+            self._calibration = now
+            self._calibrations += 1
+        return self._calibrations
 
     async def watch(self) -> None:
         """Tell all tabs of each change, for ever."""
@@ -86,6 +99,10 @@ class PanelState:
         for rank, memory in zip(shown["ranks"], status["memory"], strict=False):
             rank["memory"] = memory
         shown["sampling"] = self._is_sampling(pool, status["state"], run)
+        if shown["sampling"]:
+            shares = LIVE.shares(pool.devices, status["spent"])
+            for rank, known in zip(shown["ranks"], shares, strict=True):
+                rank |= {} if known is None else {"shares": known}
         return shown
 
     def _is_sampling(self, pool: Pool, state: str, run: dict | None) -> bool:

@@ -4,10 +4,13 @@ Owns the asking, and that a file is counted once in a process's life. What is co
 """
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from ..checkpoint import ComfyUI
+from ..planner.automatic import usual_work
 from ..planner.counted import CountedModel
+from ..planner.shapes import Work
 from .comfyui_process import ComfyUIProcess
 
 USUAL_SIZE = {"width": 1024, "height": 1024, "text_tokens": 512, "batch": 1, "seed": 0, "frames": None}
@@ -40,8 +43,7 @@ class Counts:
         Takes seconds; a model whose forward reads values is computed in small calls, which takes longer. Raises
         `ValueError` for a file that ComfyUI does not know or that cannot be counted.
         """
-        found, asked = os.stat(path), {**USUAL_SIZE, **size}
-        key = (path, found.st_size, found.st_mtime_ns, dtype, comfyui, tuple(sorted(asked.items())))
+        key, asked = _key(path, dtype, comfyui, size), {**USUAL_SIZE, **size}
         if key not in self._known:
             try:
                 self._known[key] = _count(path, dtype, comfyui, asked)
@@ -51,6 +53,26 @@ class Counts:
         if isinstance(known, ValueError):
             raise known
         return known
+
+    @property
+    def files(self) -> int:
+        """How many were counted, at whatever size."""
+        return len(self._known)
+
+    def known(self, path: str, dtype: str, comfyui: ComfyUI) -> Counted | None:
+        """The counts at the usual size if the file was counted already; None where it was not, or cannot be."""
+        known = self._known.get(_key(path, dtype, comfyui, {}))
+        return None if isinstance(known, ValueError) else known
+
+
+def usual_work_of(counted: Counted) -> Work:
+    """The work that a plan is chosen for before anybody knows the picture."""
+    return replace(usual_work(element_bytes=counted.element_bytes), image_tokens=counted.image_tokens)
+
+
+def _key(path: str, dtype: str, comfyui: ComfyUI, size: Mapping[str, object]) -> Key:
+    found = os.stat(path)
+    return path, found.st_size, found.st_mtime_ns, dtype, comfyui, tuple(sorted({**USUAL_SIZE, **size}.items()))
 
 
 def _count(path: str, dtype: str, comfyui: ComfyUI, size: dict[str, object]) -> Counted:

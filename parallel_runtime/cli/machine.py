@@ -25,6 +25,16 @@ def calibration_path() -> Path:
     return default_path(os.environ, Path.home())
 
 
+def calibration_identity() -> tuple[str, int, int, int] | None:
+    """The file of calibrations as it is now, another after each `doctor --calibrate`; None without one."""
+    path = calibration_path()
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return str(path), found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def device_set(devices: Sequence[Device]) -> str:
     """The name under which these devices' calibration is kept: what they are and how many, and torch's version."""
     return f"{len(devices)} x {_kind(devices)}"

@@ -40,11 +40,21 @@ def describe(
         ],
         "meshes": [plan.name for plan in plans],
         "plans": [plan.to_dict() for plan in plans],
+        "spent": _spent(workers),
         "memory": [] if workers is None else [memory.known() for memory in workers.memory],
         "peer_access": peer_access,
         "last_failure": None if failure is None else first_line(failure),
         "failed_rank": None if failure is None else failure.rank,
     }
+
+
+def _spent(workers: WorkerGroup | None) -> list[dict[str, float] | None]:
+    """What each rank did so far in the run in the workers that is under way, as far as they say so; [] without one."""
+    request = None if workers is None else workers.generation.in_flight
+    if workers is None or request is None:
+        return []
+    said = [request.progress.get(rank.rank) for rank in workers.generation.ranks]
+    return [None if each is None or each.spent is None else dict(vars(each.spent)) for each in said]
 
 
 def first_line(error: PoolError) -> str:

@@ -12,12 +12,12 @@ from datetime import datetime, timezone
 from ..devices import Device
 from ..plan import AXES, ParallelPlan
 from ..proof import Proof
-from ..wire.replies import CachedCalls, RankRun, RankStep, SampleReply, StepReply
+from ..wire.replies import WAITING, CachedCalls, RankRun, RankStep, SampleReply, StepReply
+from .compare import name_works
 from .environment import describe_devices, versions
 from .schema import PROOFS, SCHEMA, validate
 
 COUNTS = ("collectives", "sent_bytes", "weight_bytes")
-WAITING = ("communication_s", "weights_s")  # the regions in which a rank waits for others
 CLOCKS_AGREE, CLOCKS_AGREE_S = 1.001, 0.0001  # a device's clock drifts from the machine's, and numbers are rounded
 
 
@@ -61,6 +61,7 @@ def new_report(
         report["prompt_id"] = prompt_id
     report |= {name: part for name, part in parts.items() if part not in ({}, [], None, "")}
     validate(report)
+    name_works(report)
     if early := clocks_read_early(report):
         report["warnings"] = [*report.get("warnings", ()), *early]
     return report

@@ -3,6 +3,8 @@
 Plain Python over reports of the one schema (schema.py). Owns no report: what is kept of one is its `Facts`.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ GOOD, FAIR = 0.75, 0.5  # shares of the time that ranks compute, from which a ru
 WORTHWHILE = 1.05  # how much faster another plan must have been to be named
 MEASURED_ON = ("width", "height", "frames", "batch", "images", "image_tokens", "text_tokens")
 ASKED = ("steps", "sampler", "denoise")
+WORK_CHARS = 12
 ENOUGH = 3  # timed steps from which the first, which also warms up, does not weigh
 
 
@@ -27,7 +30,7 @@ class Facts:
 
     number: int
     source: str
-    work: tuple
+    work: str
     plan: Mapping
     step_s: float
 
@@ -52,9 +55,9 @@ def facts_of(report: Mapping, number: int) -> list[Facts]:
         timed = [(report, _compared_step_of(report))] if "plan" in report else []
         source = "denoise"
     return [
-        Facts(number=number, source=source, work=work, plan=run["plan"], step_s=step_s)
+        Facts(number=number, source=source, work=run["work"], plan=run["plan"], step_s=step_s)
         for run, step_s in timed
-        if math.isfinite(step_s) and step_s > 0 and (work := work_of(report, run)) is not None
+        if math.isfinite(step_s) and step_s > 0 and "work" in run
     ]
 
 
@@ -62,16 +65,20 @@ def work_of(report: Mapping, run: Mapping) -> tuple | None:
     """What was sampled, how, and on which kind of device: equal where runs may be compared; None where none ever may.
 
     `run` is the report itself or one of a benchmark's cases. Blocks count as compiled where the run made graphs or
-    says how many it has: of a later run that only uses them the report does not say so. Nor does it name LoRAs and
-    ControlNets: runs that differ in these alone count as the same.
+    says how many it has: of a later run that only uses them the report does not say so. Which LoRAs and ControlNets
+    there are counts, not their strengths, which change nothing of what is computed.
     """
     model, sizes, asked = (report.get(part, {}) for part in ("model", "sizes", "sampling"))
+    patches = model.get("patches", {})
     devices = report.get("devices", [])
     if report.get("kind") not in ("denoise", "benchmark") or not model or not sizes or not devices or "images" in sizes:
         return None
     return (
         model["file"],
         model["dtype"],
+        patches.get("name"),
+        patches.get("side_branch", False),
+        tuple((each["kind"], each["name"], each["start"], each["end"]) for each in report.get("controls", ())),
         devices[0].get("model", devices[0]["kind"]),
         asked.get("cfg", 1.0) != 1.0,  # then a step asks twice
         tuple(
@@ -84,6 +91,18 @@ def work_of(report: Mapping, run: Mapping) -> tuple | None:
         *(sizes.get(name) for name in MEASURED_ON),
         *(asked.get(name) for name in ASKED),
     )
+
+
+def name_works(report: dict) -> None:
+    """Write `work` into a report and into a benchmark's cases with a plan: equal where runs may be compared.
+
+    It is absent where none ever may. So whoever has two reports, of any process, needs no rule of his own.
+    """
+    runs = report["contenders"] if report["kind"] == "benchmark" else [report]
+    for run in runs:
+        work = work_of(report, run) if "plan" in run else None
+        if work is not None:
+            run["work"] = hashlib.sha256(json.dumps(work).encode()).hexdigest()[:WORK_CHARS]
 
 
 def step_of(report: Mapping) -> float:

@@ -101,6 +101,11 @@ def _run_id(value: object) -> str:
     return "" if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32}", value) else "32 hexadecimal digits"
 
 
+def _digest(value: object) -> str:
+    good = isinstance(value, str) and re.fullmatch(r"[0-9a-f]{12}", value)
+    return "" if good else "12 hexadecimal digits"
+
+
 def _one_of(*values: str) -> Check:
     return lambda value: "" if value in values else f"one of {', '.join(values)}"
 
@@ -148,7 +153,21 @@ RANK = {
     "utilisation": Field(_share),
 }
 LOOP = {"kind": _needed(_one_of(*LOOPS)), "reason": Field(_text)}
+PATCHES = {
+    "name": _needed(_digest),
+    "weights": _needed(_count),
+    "strengths": Field(_number, required=True, many=True),
+    "side_branch": _needed(_flag),
+}
+CONTROL = {
+    "kind": _needed(_name),
+    "name": _needed(_digest),
+    "strength": _needed(_number),
+    "start": _needed(_share),
+    "end": _needed(_share),
+}
 CASE = {
+    "work": Field(_digest),
     "name": _needed(_text),
     "kind": _needed(_one_of(*CONTENDERS)),
     "engine": _needed(_name),
@@ -198,7 +217,9 @@ REPORT = {
         required=True,
         many=True,
     ),
-    "model": _object({"file": _needed(_name), "dtype": _needed(_name)}),
+    "work": Field(_digest),
+    "model": _object({"file": _needed(_name), "dtype": _needed(_name), "patches": _object(PATCHES)}),
+    "controls": _object(CONTROL, many=True),
     "plan": _object(PLAN),
     "proof": _object(
         {"verdict": _needed(_one_of(*PROOFS)), "reason": Field(_text)}

@@ -34,12 +34,25 @@ class RankError:
     traceback: str
 
 
+WAITING = ("communication_s", "weights_s")  # the regions in which a rank waits for others
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSpent:
+    """Seconds of a rank since the first step of a run began: it computed, waited for other ranks, and had no work."""
+
+    compute_s: float
+    communication_s: float
+    idle_s: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a request is: bytes of a load, steps of a sampling run."""
+    """How far a request is: bytes of a load, steps of a sampling run; of a timed one, what the rank did so far."""
 
     done: int
     total: int
+    spent: TimeSpent | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,13 @@ from ..errors import RequestCancelledError
 from ..sampler_recurrence import SamplerRecurrence
 from ..timing import Pace, RegionTimer
 from ..wire.channel import SegmentTable
-from ..wire.replies import RankRun, StageTimeline
+from ..wire.replies import RankRun, StageTimeline, TimeSpent
 from ..wire.requests import GroupWork
 from .forward import Forward
 from .host_copies import HostCopies
 from .inputs import call_tensors
 from .latent import LatentRows
+from .live_times import LiveTimes
 from .prepared import Prepared, prepare
 
 CREDIT_WAIT_S = 0.0001
@@ -105,11 +106,12 @@ class InWorkerLoop:
     ) -> None:
         self._recurrence, self._calls, self._timer, self._pace, self._copies = recurrence, calls, timer, pace, copies
         self._leaves: list[Leave] = []  # of each step, and of calls after the last one
+        self._live = LiveTimes(timer.device) if timer.on else None
 
-    def run(self, gate: Gate, *, step_done: Callable[[int], None]) -> None:
+    def run(self, gate: Gate, *, step_done: Callable[[int, TimeSpent | None], None]) -> None:
         """Run to the end; the result and the previews go to the request's tensors, this rank's rows of them.
 
-        Raises `RequestCancelledError`.
+        `step_done(step, spent)` is told what the rank did so far, if it is timed. Raises `RequestCancelledError`.
         """
         self._timer.mark()
         self._calls.prepare()
@@ -133,7 +135,12 @@ class InWorkerLoop:
         self._pace.collect()
         self._copies.collect()
 
-    def _run_calls(self, gate: Gate, step_done: Callable[[int], None]) -> None:
+    def _run_calls(self, gate: Gate, step_done: Callable[[int, TimeSpent | None], None]) -> None:
+        def told(step: int) -> None:
+            step_done(step, None if self._live is None else self._live.spent())
+
+        if self._live is not None:
+            self._live.begin()
         starts, ends = step_starts(self._recurrence), {end: step for step, end in enumerate(self._recurrence.step_ends)}
         for call in range(self._recurrence.num_calls):
             if call in starts:
@@ -143,8 +150,11 @@ class InWorkerLoop:
             if call in ends:
                 # Not waited for: a stage of a pipeline is asked for its next step while the device is at this one.
                 self._timer.mark()
+                if self._live is not None:
+                    leave = self._leaves[-1]
+                    self._live.step(self._timer.regions, leave_s=leave.at_s, waited_s=leave.waited_s)
                 self._timer.lap()
-                self._copies.then(partial(step_done, ends[call]))
+                self._copies.then(partial(told, ends[call]))
 
     def report(self, **work: Any) -> RankRun:  # noqa: ANN401  the fields of RankWork
         """The run's times beside what it ran and sent. Waits for the device."""

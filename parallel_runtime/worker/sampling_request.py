@@ -47,7 +47,7 @@ def run_sample(
     forward.weights.begin(calls.passes)
     try:
         steps = len(recurrence.step_ends)
-        loop.run(gate, step_done=lambda step: progress(Progress(done=step + 1, total=steps)))
+        loop.run(gate, step_done=lambda step, spent: progress(Progress(done=step + 1, total=steps, spent=spent)))
     finally:
         forward.weights.end()
     return loop

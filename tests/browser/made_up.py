@@ -5,12 +5,15 @@ Owns: their shapes, and that no word of the real server's workers reaches that p
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from playwright.sync_api import Page, Route
+
+from parallel_runtime.report.compare import name_works
 
 if TYPE_CHECKING:
     from .conftest import Tabs
@@ -56,6 +59,13 @@ def a_report(numbers: int, steps: int, **changes: Any) -> dict[str, Any]:
     }
     report["ranks"] = [{"rank": rank, "device": f"cuda:{rank}", **times} for rank in range(numbers)]
     return report | changes
+
+
+def named(report: dict[str, Any]) -> dict[str, Any]:
+    """The same report with its work, as the server names it by the one rule of what may be compared."""
+    report = copy.deepcopy(report)
+    name_works(report)
+    return report
 
 
 class MadeUp:

@@ -17,6 +17,8 @@ CONFIG = """() => Object.fromEntries(app.graph.nodes.find((node) => node.comfyCl
 OF_THE_EDITOR = """() => { const node = app.graph.nodes.find((node) => node.comfyClass === 'ParallelSampler')
   return { node_id: String(node.id), graph: app.graph.id } }"""
 
+SAY = "(data) => app.api.dispatchCustomEvent('parallel_dit.text', data)"
+
 
 def told(**summary: Any) -> dict[str, Any]:
     """An entry of the state with this summary."""
@@ -47,10 +49,10 @@ def test_the_figure_says_how_much_faster_or_slower_and_than_which_run(made_up: M
         made_up.tell(pools=[a_pool()], reports=[told(**summary)])
         expect(sidebar.get_by_test_id("pdit-hero")).to_contain_text(figure)
         expect(sidebar.get_by_test_id("pdit-note")).to_contain_text(note)
-        expect(strip).to_contain_text(figure or "idle")
+        expect(strip).to_contain_text(figure or "2 GPUs ready")
         expect(sidebar).not_to_contain_text(re.compile("undefined|null|NaN|Infinity"))
     made_up.tell(pools=[a_pool(state="failed", last_failure="rank 1: gone")], reports=[told()])
-    expect(strip).to_have_text("failed")
+    expect(strip).to_have_text("2 GPUs: failed")
     expect(sidebar).to_contain_text("Last run: #3, uly2, 256 px, 0.28 s a step")
     expect(sidebar).to_contain_text("59 % computing, 41 % waiting: fair. Try ring2: it was 1.3× faster here.")
 
@@ -76,10 +78,39 @@ def test_what_is_suggested_can_be_applied_to_the_graph_that_it_is_of(made_up: Ma
     expect(comfy.page.locator(".p-toast-message", has_text="another workflow")).to_be_visible()
 
 
+def test_a_node_goes_on_to_the_next_queued_run_though_nobody_saw_the_first_one_end(made_up: MadeUp) -> None:
+    comfy, page = made_up.comfy, made_up.comfy.page
+    comfy.load_example()
+    editor, busy = page.evaluate(OF_THE_EDITOR), [a_pool(sampling=True, state="busy")]
+    run = {"node": editor["node_id"], "graph": editor["graph"], "class": "ParallelSampler"}
+    result = page.get_by_test_id("pdit-result").first
+    made_up.tell(pools=busy, run=run | {"prompt": "first", "step": 1, "steps": 5})
+    page.evaluate(SAY, {"node_id": editor["node_id"], "text": "step 2/5 · 0.40 s"})
+    expect(result).to_contain_text("step 2/5")
+    reports = [made_up.report(1, a_report(2, 5)) | editor]
+    made_up.tell(pools=busy, run=run | {"prompt": "second", "step": 0, "steps": 9}, reports=reports)
+    expect(result).to_contain_text("step 1 of 9")
+    expect(result).not_to_contain_text("2/5")
+    made_up.tell(pools=[a_pool()], reports=reports)  # the second was cancelled, and has no report
+    expect(result).to_contain_text("stopped before its end")
+
+
+def test_a_plan_is_asked_for_again_once_devices_were_measured(made_up: MadeUp) -> None:
+    comfy, plan = made_up.comfy, made_up.comfy.page.get_by_test_id("pdit-plan")
+    made_up.tell(pools=[a_pool()], calibrations=1)
+    comfy.load_example(mode="auto")
+    expect(plan).to_contain_text("uly2 on cpu:0, cpu:1")
+    other = {"plan": "ring2", "degrees": {"ring": 2}, "devices": ["cpu:0", "cpu:1"], "reasons": [], "warnings": []}
+    comfy.page.route(re.compile("/parallel_dit/plan"), lambda route: route.fulfill(json=other))
+    made_up.tell(pools=[a_pool()], calibrations=2)
+    expect(plan).to_contain_text("ring2 on cpu:0, cpu:1")
+
+
 def test_the_mesh_and_the_rows_agree_and_nothing_moves_while_it_runs(made_up: MadeUp) -> None:
     sidebar = made_up.comfy.open_sidebar()
     reports = [made_up.report(3, a_report(2, 4)) | {"summary": GAINED}]
     rows, places = sidebar.locator(".pdit-rank-row .pdit-state"), []
+    bars, computing = sidebar.locator(".pdit-live-share"), sidebar.locator(".pdit-live-text")
     run = {
         "node": "9",
         "prompt": "p",
@@ -89,12 +120,15 @@ def test_the_mesh_and_the_rows_agree_and_nothing_moves_while_it_runs(made_up: Ma
         "step_s": 2.0,
         "left_s": 20.0,
     }
-    alone = a_pool(2, plan={}, sampling=True, state="busy")
+    alone, pair = (a_pool(2, plan=plan, sampling=True, state="busy") for plan in ({}, None))
+    alone["ranks"][0]["shares"] = {"compute": 0.9, "communication": 0.0, "idle": 0.1}
+    for rank, compute in zip(pair["ranks"], (0.71, 0.64), strict=True):
+        rank["shares"] = {"compute": compute, "communication": 0.8 - compute, "idle": 0.2}
     states: list[tuple[dict[str, Any], dict[str, Any] | None, list[str], str]] = [
         (a_pool(2, plan={}), None, ["idle", "not in this plan"], ""),
         (alone, run, ["run 3 of 12", "not in this plan"], "run 3 of 12 · about 20 s left"),
         (alone, {"node": "9", "prompt": "p"}, ["busy", "not in this plan"], "running …"),
-        (a_pool(2, sampling=True, state="busy"), run | {"class": "KSampler"}, ["step 3 of 12"] * 2, "step 3 of 12"),
+        (pair, run | {"class": "KSampler"}, ["step 3 of 12"] * 2, "step 3 of 12"),
         (
             a_pool(2, state="failed", last_failure="rank 1: gone", failed_rank=1),
             None,
@@ -106,6 +140,13 @@ def test_the_mesh_and_the_rows_agree_and_nothing_moves_while_it_runs(made_up: Ma
         made_up.tell(pools=[pool], run=now, reports=reports)
         expect(rows).to_have_text(texts)
         expect(sidebar.get_by_test_id("pdit-live")).to_contain_text(live)
+        shares = [rank.get("shares") for rank in pool["ranks"]]
+        percents = [each and {part: f"{100 * share:.0f} %" for part, share in each.items()} for each in shares]
+        expect(computing).to_have_text([f"{each['compute']} computing" if each else "" for each in percents])
+        for bar, each in zip(bars.all(), percents, strict=True):
+            expect(bar).to_have_css("visibility", "visible" if each else "hidden")
+            if each:
+                expect(bar).to_have_attribute("title", ", ".join(" ".join(part) for part in each.items()))
         places.append(
             sidebar.locator(".pdit-run, .pdit-doctor").evaluate_all("(all) => all.map((each) => each.offsetTop)")
         )
@@ -160,7 +201,7 @@ def test_the_timeline_says_shares_and_what_is_under_the_pointer(made_up: MadeUp)
 
 def test_two_runs_are_drawn_one_under_the_other_on_one_time(made_up: MadeUp) -> None:
     def half(**times: Any) -> dict[str, Any]:
-        return {"model": {"file": "a"}, "sizes": {"width": 256}, "timings": times}
+        return {"work": "0123456789ab", "timings": times}
 
     slow = made_up.report(1, a_report(1, 4, **half(step_s=[0.5] * 4)))
     quick = a_report(2, 4, **half(step_s=[0.25] * 4))
@@ -185,9 +226,10 @@ def test_two_runs_are_drawn_one_under_the_other_on_one_time(made_up: MadeUp) -> 
     expect(other).to_be_visible()
     expect(timeline).to_contain_text("the run above is 2.0× faster")
     expect(page.get_by_test_id("pdit-rows")).to_be_visible()
-    made_up.report(4, a_report(2, 4, model={"file": "b"}))
-    made_up.tell(pools=[a_pool()], reports=[slow, {"number": 4, "kind": "denoise", "summary": video}])
-    expect(timeline).to_contain_text("the two sampled different things")
+    for number, work, said in ((4, "another", "the two sampled different things"), (5, None, "cannot be compared")):
+        made_up.report(number, a_report(2, 4, work=work))
+        made_up.tell(pools=[a_pool()], reports=[slow, {"number": number, "kind": "denoise", "summary": video}])
+        expect(timeline).to_contain_text(said)
 
 
 def test_a_timeline_without_a_run_offers_what_to_do(made_up: MadeUp) -> None:

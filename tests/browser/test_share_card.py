@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import expect
 
-from .made_up import CLIPBOARD, NO_CLIPBOARD, MadeUp, a_pool, a_report
+from .made_up import CLIPBOARD, NO_CLIPBOARD, MadeUp, a_pool, a_report, named
 
 PROMPT = "0" * 8
 DRAWN_TEXTS = """() => {
@@ -55,25 +55,30 @@ def with_picture(made_up: MadeUp) -> None:
     )
 
 
+WORK: dict[str, Any] = {
+    "model": {"file": "a.safetensors", "dtype": "bfloat16"},
+    "devices": [{"name": f"cuda:{n}", "kind": "cuda", "model": "RTX 3090"} for n in range(2)],
+}
+
+
 def of_a_benchmark(number: int, **sizes: int) -> dict[str, Any]:
     """One rank, stock ComfyUI and two plans, of these sizes."""
-    named = {"name": "uly2", "ranks": 2, "weights": "replicated", "degrees": {"ulysses": 2, "ring": 1}}
-    ring = named | {"name": "ring2", "degrees": {"ring": 2}}
+    pair = {"name": "uly2", "ranks": 2, "weights": "replicated", "degrees": {"ulysses": 2, "ring": 1}}
+    ring = pair | {"name": "ring2", "degrees": {"ring": 2}}
     cases = [
         {"name": "one rank", "kind": "one_rank", "median_s": 2.0},
         {"name": "ComfyUI, one device", "kind": "one_process", "median_s": 2.5, "speedup": 0.8},
-        {"name": "uly2", "kind": "plan", "plan": named, "median_s": 1.25, "speedup": 1.6, "error": 4.7e-7},
+        {"name": "uly2", "kind": "plan", "plan": pair, "median_s": 1.25, "speedup": 1.6, "error": 4.7e-7},
         {"name": "ring2", "kind": "plan", "plan": ring, "median_s": 5.0, "speedup": 0.4, "error": 4.7e-7},
     ]
     benchmark = {"schema": "parallel-dit/report/1", "kind": "benchmark", "contenders": cases, "sizes": sizes}
-    return benchmark | {"model": {"file": "a.safetensors"}, "sampling": {"steps": number}}
+    return named(benchmark | WORK | {"sampling": {"steps": number}})
 
 
 def of_a_run(**sizes: int) -> dict[str, Any]:
     """Two ranks with the plan uly2, of these sizes."""
-    run = a_report(2, 4, plan={"name": "uly2", "degrees": {"ulysses": 2}}, sizes=sizes, prompt_id=PROMPT)
-    run |= {"model": {"file": "a.safetensors"}, "sampling": {"steps": 4}}
-    return run | {"devices": [{"name": f"cuda:{n}", "model": "RTX 3090"} for n in range(2)]}
+    plan = {"name": "uly2", "weights": "replicated", "degrees": {"ulysses": 2}}
+    return named(a_report(2, 4, plan=plan, sizes=sizes, prompt_id=PROMPT, sampling={"steps": 4}, **WORK))
 
 
 def test_a_card_to_share_shows_the_run_and_survives_what_happens_meanwhile(made_up: MadeUp) -> None:
@@ -141,29 +146,30 @@ SAID_OF = """async ([run, benchmark]) => {
   const t = (key) => key
   return factsOf({ report: readReport(run), benchmark: benchmark && readReport(benchmark), t }) }"""
 # What a benchmark says of the work that the run beside it did not do.
+ASKED = {"steps": 4, "sampler": "euler", "cfg": 1.0, "denoise": 1.0}
+LORA = {"name": "0123456789ab", "weights": 8, "strengths": [0.8], "side_branch": False}
 OTHER_WORK: list[dict[str, Any]] = [
     {"model": {"file": "a.safetensors", "dtype": "float32"}},
+    {"model": WORK["model"] | {"patches": LORA}},
     {"sizes": {"width": 64, "height": 64, "batch": 2}},
-    *({"sampling": {"steps": 4, "cfg": 1.0} | each} for each in (
-        {"steps": 5}, {"sampler": "heun"}, {"cfg": 3.5}, {"denoise": 0.5},
-    )),
+    *({"sampling": ASKED | each} for each in ({"steps": 5}, {"sampler": "heun"}, {"cfg": 3.5}, {"denoise": 0.5})),
     {"step_caches": [{"name": "EasyCache", "threshold": 0.2, "skipped": 1, "of": 4, "counts": "steps"}]},
-]  # fmt: skip
+]
 
 
 def test_a_card_claims_no_exactness_with_a_step_cache_nor_the_speed_of_other_work(made_up: MadeUp) -> None:
     page, size = made_up.comfy.page, {"width": 64, "height": 64, "batch": 1}
-    run = of_a_run(**size) | {"model": {"file": "a.safetensors", "dtype": "bfloat16"}}
-    run |= {"sampling": {"steps": 4, "sampler": "euler", "cfg": 1.0, "denoise": 1.0}}
+    asked = {"sampling": ASKED}
+    run = named(of_a_run(**size) | asked)
     proven = run | {"proof": {"verdict": "proven", "error": 1e-7}}
     cached = proven | OTHER_WORK[-1]
     assert "share.proven" in page.evaluate(SAID_OF, [proven, None])["lines"]
     assert page.evaluate(SAID_OF, [cached, None])["lines"][-1] == "share.cached"
     assert page.evaluate(SAID_OF, [cached, of_a_benchmark(4, **size) | OTHER_WORK[-1]])["lines"][-1] == "share.cached"
-    alike = of_a_benchmark(4, **size)
+    alike = named(of_a_benchmark(4, **size) | asked)
     assert page.evaluate(SAID_OF, [run, alike])["hero"] == "share.speedup"
     for other in OTHER_WORK:
-        assert page.evaluate(SAID_OF, [run, alike | other])["hero"] == "share.step", other
+        assert page.evaluate(SAID_OF, [run, named(alike | other)])["hero"] == "share.step", other
 
 
 def test_a_benchmark_is_against_stock_comfyui_and_stays_with_its_own_size(made_up: MadeUp) -> None:

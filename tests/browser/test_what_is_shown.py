@@ -27,6 +27,20 @@ def remembering(pool: dict[str, Any]) -> dict[str, Any]:
     return pool
 
 
+def on_cpus(pool: dict[str, Any], machine: str = "") -> dict[str, Any]:
+    """The same pool on a processor, of a further machine where one is named."""
+    for rank in pool["ranks"]:
+        rank |= {"device": f"cpu:{rank['rank']}{f' on {machine}' if machine else ''}", "kind": "cpu"}
+    return pool
+
+
+def partly_on(pool: dict[str, Any], machine: str) -> dict[str, Any]:
+    """The same pool with all ranks but the first on a further machine."""
+    for number, rank in enumerate(pool["ranks"][1:]):
+        rank["device"] = f"cuda:{number} on {machine}"
+    return pool
+
+
 def a_machine(*, problem: str = "") -> dict[str, Any]:
     """One that has joined, and was asked for two files."""
     files = [{"name": "flux.safetensors", "problem": ""}, {"name": "wan.safetensors", "problem": problem}]
@@ -37,17 +51,20 @@ def a_machine(*, problem: str = "") -> dict[str, Any]:
 SHOWN = [
     ({"pools": []}, ["No workers yet"]),
     ({"pools": [a_pool(state="stopped")]}, ["No workers yet"]),
-    ({"pools": [a_pool(state="starting", plans=[])]}, ["generation 1: starting"]),
+    ({"pools": [a_pool(state="starting", plans=[])]}, ["2 GPUs: starting"]),
     ({"pools": [a_pool(state="failed", last_failure=DIED, failed_rank=1)]}, [DIED, "ended with the others"]),
-    ({"pools": [a_pool(state="failed", last_failure=None, failed_rank=None)]}, ["generation 1: failed"]),
+    ({"pools": [a_pool(state="failed", last_failure=None, failed_rank=None)]}, ["2 GPUs: failed"]),
     ({"pools": [a_pool(64)]}, ["cuda:63"]),
+    ({"pools": [on_cpus(a_pool(2))]}, ["2 CPU ranks ready"]),
+    ({"pools": [on_cpus(a_pool(1), "attic")]}, ["1 CPU rank on attic ready"]),
+    ({"pools": [partly_on(a_pool(3), "attic")]}, ["1 GPU, 2 GPUs on attic ready"]),
     ({"pools": [remembering(a_pool(2))]}, ["18.0 GB / 24.0 GB", "memory not reported"]),
-    ({"pools": [a_pool(2), a_pool(1, generation=3)]}, ["generation 1: idle", "generation 3: idle"]),
+    ({"pools": [a_pool(2), a_pool(1, generation=3)]}, ["2 GPUs ready", "1 GPU ready"]),
     (
         {"pools": [a_pool(sampling=True, state="busy")], "run": {"step": 6, "steps": 20, "node": "3", "prompt": "p"}},
         ["step 7 of 20"],
     ),
-    ({"pools": [a_pool(sampling=True, state="busy")], "run": None}, ["generation 1: busy"]),
+    ({"pools": [a_pool(sampling=True, state="busy")], "run": None}, ["2 GPUs: busy"]),
     (
         {"machines": [a_machine()]},
         ["Further machines", "attic: NVIDIA L4, NVIDIA L4", "torch 2.9.0", "✓ flux.safetensors"],
@@ -83,11 +100,12 @@ def test_every_state_is_shown_plainly(made_up: MadeUp) -> None:
 
 def test_an_older_state_never_replaces_a_newer_one(made_up: MadeUp) -> None:
     sidebar = made_up.comfy.open_sidebar()
-    made_up.hear({"pools": [a_pool(generation=5)], "revision": 50})
+    fifth = a_pool(generation=5)
+    made_up.hear({"pools": [fifth], "revision": 50})
     made_up.hear({"pools": [a_pool(generation=4)], "revision": 40})
-    made_up.hear({"pools": [a_pool(generation=5), a_pool(1)], "revision": 51})  # heard after the other two
+    made_up.hear({"pools": [fifth, a_pool(1)], "revision": 51})  # heard after the other two
     expect(sidebar.locator(".pdit-pool")).to_have_count(2)
-    expect(sidebar).to_contain_text("generation 5")
+    expect(sidebar.locator(".pdit-pool h3").first).to_have_attribute("title", re.compile("Set 5 of workers"))
 
 
 def test_a_failure_is_told_once_and_its_card_goes_with_it(made_up: MadeUp) -> None:

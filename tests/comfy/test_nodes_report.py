@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,39 @@ def test_only_ranks_that_had_to_load_say_how_long(client: ComfyClient, tiny_mode
     report = report_of(client.queue(warm), "sampler")
     assert report["plan"]["name"] == "ring2"
     assert not any("load_s" in rank for rank in report["ranks"])
+
+
+def test_loras_and_controlnets_are_told_by_what_they_hold_and_make_it_other_work(
+    client: ComfyClient, tiny_models: TinyModels, hint: str
+) -> None:
+    def measured(change: Callable[[Workflow], Workflow], **plan: Any) -> dict[str, Any]:
+        graph = change(workflows.text_to_image(tiny_models, seed=96, steps=1))
+        return report_of(client.queue(parallel(graph, sampler="ParallelSampler", **plan)), "sampler")
+
+    def lora(name: str, strength: float) -> Callable[[Workflow], Workflow]:
+        return lambda graph: workflows.with_lora(graph, name, strength=strength)
+
+    def control(strength: float) -> Callable[[Workflow], Workflow]:
+        return lambda graph: workflows.with_controlnet(
+            graph, tiny_models, tiny_models.controlnet_union, hint, strength=strength
+        )
+
+    plain, one = measured(lambda graph: graph), measured(lora(tiny_models.lora_fused, 0.8))
+    weaker = measured(lora(tiny_models.lora_fused, 0.3), mode="manual", ring=2)
+    other = measured(lora(tiny_models.lora_diffusers, 0.8))
+    patches = one["model"]["patches"]
+    assert (patches["strengths"], patches["side_branch"]) == ([0.8], False)
+    assert patches["weights"] > 1
+    assert weaker["model"]["patches"] == patches | {"strengths": [0.3]}
+    assert other["model"]["patches"]["name"] != patches["name"]
+    assert "patches" not in plain["model"] and "controls" not in plain
+    assert weaker["work"] == one["work"]
+    guided, soft = measured(control(0.7)), measured(control(0.4))
+    (told,) = guided["controls"]
+    assert (told["kind"], told["strength"], told["start"], told["end"]) == ("ControlNet", 0.7, 0.0, 1.0)
+    assert soft["controls"] == [told | {"strength": 0.4}]
+    assert soft["work"] == guided["work"]
+    assert len({report["work"] for report in (plain, one, other, guided)}) == 4
 
 
 def test_what_was_not_measured_is_absent(client: ComfyClient, tiny_models: TinyModels) -> None:

@@ -172,6 +172,32 @@ def test_the_time_that_is_left_follows_from_the_steps_that_were(client: ComfyCli
         assert 0 < run["step_s"] < 60
 
 
+@pytest.mark.parametrize("loop", ["auto", "host"])
+def test_what_ranks_do_is_told_while_they_do_it_and_as_the_report_has_it(
+    loop: str, client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    told: list[list[dict | None]] = []
+
+    def on_event(event: Event) -> None:
+        if event.type == "parallel_dit.state":
+            pools = [pool["ranks"] for pool in event.data["pools"] if pool["sampling"]]
+            told.extend([rank.get("shares") for rank in ranks] for ranks in pools)
+
+    graph = workflows.text_to_image(tiny_models, seed=913, steps=40, width=256, height=256)
+    graph["sampler"]["inputs"]["loop"] = loop
+    client.queue(parallel(graph, mode="manual", ulysses=2, sampler="ParallelSampler"), on_event=on_event)
+    known = [each for each in told if all(each)]
+    assert known, told
+    entry = client.get(STATE)["reports"][-1]
+    report = client.get(f"/parallel_dit/reports/{entry['number']}")
+    assert report["loop"]["kind"] == {"auto": "resident", "host": "host"}[loop]
+    for rank, shares in zip(report["ranks"], known[-1], strict=True):
+        seconds = {part: sum(rank[f"{part}_s"]) for part in ("compute", "communication", "idle")}
+        whole = sum(seconds.values())
+        assert seconds["compute"] > 1.5 * seconds["communication"], "or the next line cannot tell them apart"
+        assert shares == pytest.approx({part: spent / whole for part, spent in seconds.items()}, abs=0.15)
+
+
 @pytest.mark.parametrize(
     ("headers", "what"),
     [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -26,8 +27,12 @@ FLOPS, LATENCY_S = 1e9, 0.1  # ranks so slow that sharing pays, and exchanges th
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyClient]:
-    folder = tmp_path_factory.mktemp("calibrated")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("calibrated")
+
+
+def calibrate(folder: Path, devices: str) -> None:
+    """As `doctor --calibrate` does, with constants that are told."""
     table = known_calibration("cpu")
     told = replace(
         table,
@@ -35,7 +40,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyClient]:
         link=replace(known_link("memory"), latency_s=LATENCY_S, bandwidth=1e12),
         source="told by a test",
     )
-    CalibrationStore(folder / FOLDER / FILE).save(device_set(parse_devices("cpu:2").devices), told)
+    CalibrationStore(folder / FOLDER / FILE).save(device_set(parse_devices(devices).devices), told)
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[ComfyClient]:
+    calibrate(folder, "cpu:2")
     models = write_families(folder / "models", only=[WAN.name])
     with ComfyServer(models=models, environment={"XDG_CACHE_HOME": str(folder)}) as server:
         yield ComfyClient(server.url)
@@ -67,7 +77,38 @@ def test_each_run_gets_the_plan_of_what_it_samples_and_the_latent_is_stock_comfy
     assert relative_error(saved_latent(client, result), latent_of(client, graph)) <= TOLERANCE
 
 
-def test_ranks_that_nobody_calibrated_share_every_picture(client: ComfyClient) -> None:
-    result = client.queue(automatic(of_size(WAN.graph(steps=2), 32, 32), devices="cpu:3"))
+def test_ranks_that_nobody_calibrated_share_every_picture_until_somebody_does(
+    client: ComfyClient, folder: Path
+) -> None:
+    graph = automatic(of_size(WAN.graph(steps=2), 32, 32), devices="cpu:3")
+    asked = {"mode": "auto", "devices": "cpu:3", "unet_name": WAN.file}
+    result = client.queue(graph)
     assert any("uly3" in text for _, text in result.texts), result.texts
     assert not any("chosen for" in text for _, text in result.texts)
+    assert client.get("/parallel_dit/plan", **asked)["plan"] == "uly3"
+    before = client.get("/parallel_dit/state")["calibrations"]
+    calibrate(folder, "cpu:3")
+    result = client.queue(graph)
+    assert any("single, chosen for" in text for _, text in result.texts), result.texts
+    now = client.get("/parallel_dit/plan", **asked)
+    assert any("chosen for" in reason for reason in now["reasons"]), now
+    assert client.get("/parallel_dit/state")["calibrations"] == before + 1
+
+
+def test_what_a_step_takes_is_in_the_figure_once_the_file_was_counted_and_before_it_says_that_it_is_not(
+    client: ComfyClient,
+) -> None:
+    file = {"unet_name": WAN.file, "weight_dtype": "bfloat16"}
+    by_hand = {"mode": "manual", "devices": "cpu:2", "ulysses": "1", "ring": "2"}
+    before = client.get("/parallel_dit/plan", **by_hand, **file)["memory"]
+    graph = to_latent(parallel(of_size(WAN.graph(steps=1), 32, 32), mode="manual", ring=2, weight_dtype="bfloat16"))
+    told = [text.splitlines() for node, text in client.queue(graph).require_success().texts if node == "model"]
+    (line,) = {line for lines in told for line in lines if "GB on each device" in line}
+    assert line.startswith("weights: about 0.")
+    assert line.endswith("; what a step computes is not in this figure")
+    weighed = automatic(of_size(WAN.graph(steps=1), 32, 32))  # auto on devices that it knows has the file counted
+    weighed["model"]["inputs"]["weight_dtype"] = "bfloat16"
+    client.queue(weighed).require_success()
+    after = client.get("/parallel_dit/plan", **by_hand, **file)["memory"]
+    assert (before["weights_alone"], after["weights_alone"]) == (True, False)
+    assert after["device"] > before["device"]

@@ -103,6 +103,7 @@ REPLIES = [
     replies.Ready(),
     replies.RankError(kind="ValueError", text="no", traceback="Traceback"),
     replies.Progress(done=1, total=2),
+    replies.Progress(done=1, total=2, spent=replies.TimeSpent(compute_s=0.3, communication_s=0.1, idle_s=0.0)),
     replies.Compiling(begins=True),
     replies.Cancelled(evicted=(3,)),
     replies.EmptyReply(),

@@ -8,7 +8,7 @@ import pytest
 
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.report.build import plan_part
-from parallel_runtime.report.compare import Facts, facts_of, quicker, shares_of, speedup, summary, verdict
+from parallel_runtime.report.compare import Facts, facts_of, name_works, quicker, shares_of, speedup, summary, verdict
 
 ALONE, PAIR, RINGS = ParallelPlan(), ParallelPlan(ulysses=2), ParallelPlan(ring=2)
 GPU = {"name": "cuda:0", "kind": "cuda", "model": "RTX 3090"}
@@ -28,6 +28,12 @@ def run(plan: ParallelPlan, step_s: float, /, **changes: Any) -> dict[str, Any]:
     return report | changes
 
 
+def named(report: dict[str, Any]) -> dict[str, Any]:
+    """The same with its work, as a new report has it."""
+    name_works(report)
+    return report
+
+
 def benchmark(**run_s: float) -> dict[str, Any]:
     """One of one rank and these plans, by the median of their runs; stock ComfyUI has no plan."""
     plans = {"one": ALONE, "uly2": PAIR, "ring2": RINGS}
@@ -37,7 +43,7 @@ def benchmark(**run_s: float) -> dict[str, Any]:
 
 def known(*reports: dict[str, Any]) -> list[list[Facts]]:
     """The facts of reports that came in this order, from number 1 on."""
-    return [facts_of(report, number) for number, report in enumerate(reports, 1)]
+    return [facts_of(named(report), number) for number, report in enumerate(reports, 1)]
 
 
 def compared(*reports: dict[str, Any]) -> dict | None:
@@ -58,7 +64,12 @@ def test_one_device_is_held_against_the_newest_on_several() -> None:
     assert (found["factor"], found["plan"], found["number"]) == (pytest.approx(2.0), "ring2", 2)
 
 
+LORA = {"name": "0123456789ab", "weights": 8, "strengths": [0.8], "side_branch": False}
+CONTROL = {"kind": "ControlNet", "name": "0123456789ab", "strength": 0.7, "start": 0.0, "end": 1.0}
+PATCHED = {"file": "a.safetensors", "dtype": "bfloat16", "patches": LORA}
 UNLIKE = {
+    "a LoRA": {"model": PATCHED},
+    "a ControlNet": {"controls": [CONTROL]},
     "file": {"model": {"file": "b.safetensors", "dtype": "bfloat16"}},
     "dtype": {"model": {"file": "a.safetensors", "dtype": "float32"}},
     "size": {"sizes": {"width": 512, "height": 768, "batch": 1}},
@@ -88,6 +99,15 @@ def test_runs_that_differ_are_not_compared(changes: dict[str, Any]) -> None:
     assert speedup(facts[1][0], [*facts[0], *facts[1]]) is None
     alike = known(run(ALONE, 0.42), run(PAIR, 0.28))
     assert speedup(alike[1][0], [*alike[0], *alike[1]]) is not None
+
+
+def test_the_same_lora_and_controlnet_at_other_strengths_are_the_same_work() -> None:
+    weaker = {"model": PATCHED | {"patches": LORA | {"strengths": [0.1]}}, "controls": [CONTROL | {"strength": 0.1}]}
+    assert compared(run(ALONE, 0.42, model=PATCHED, controls=[CONTROL]), run(PAIR, 0.28, **weaker)) is not None
+    late = {"model": PATCHED, "controls": [CONTROL | {"end": 0.5}]}
+    assert compared(run(ALONE, 0.42, model=PATCHED, controls=[CONTROL]), run(PAIR, 0.28, **late)) is None
+    beside = {"model": PATCHED | {"patches": LORA | {"side_branch": True}}}
+    assert compared(run(ALONE, 0.42, model=PATCHED), run(PAIR, 0.28, **beside)) is None
 
 
 def cached(skipped: int) -> dict[str, Any]:

@@ -98,7 +98,10 @@ async function update(view, store) {
   const entry = store.newestOf(view.kinds, mine)
   const newest = keyOf(reports?.findLast(mine)) // of a comparison alone, too
   if (run && isOf(node, run.node, run.graph)) {
-    view.live ??= { newest }
+    if (view.live?.prompt !== run.prompt) {
+      view.live = { newest, prompt: run.prompt } // of queued runs the next may begin before the last is seen to end
+      setText(view.box.firstChild, '') // what the one before said
+    }
     return showLive(view, run)
   }
   if (view.live !== null) {
@@ -195,10 +198,17 @@ function addPlan(node, { store, t }) {
       changed()
     }
   }
+  let calibrations
+  const end = store.subscribe(({ state }) => {
+    const now = state && `${state.session}:${state.calibrations}` // measured devices change what auto takes
+    if (calibrations && now && now !== calibrations) changed()
+    calibrations = now ?? calibrations
+  })
   asking.add(changed)
   const removed = node.onRemoved
   node.onRemoved = function (...all) {
     asking.delete(changed)
+    end()
     clearTimeout(timer)
     removed?.apply(this, all)
   }

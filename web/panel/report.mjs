@@ -198,26 +198,15 @@ export function describeRun(report, t) {
     .join(' · ')
 }
 
-/**
- * Whether two reports are of the same file and size, and agree in all else of the work that both say; one that tells of
- * no step cache had none. Nobody counts the tokens of a model of ComfyUI's modules.
- */
+/** Whether two reports, or a case of each, sampled the same: undefined where one does not say what it sampled. */
 export function sameWork(a, b) {
-  const workOf = ({ raw }) => {
-    const { image_tokens, width, height, frames } = raw?.sizes ?? {}
-    const sized = image_tokens !== undefined || width !== undefined
-    return sized && raw.model?.file ? [raw.model.file, image_tokens, width, height, frames].join() : undefined
-  }
-  if (workOf(a) === undefined || workOf(a) !== workOf(b)) return false
-  const others = detailsOf(b)
-  return detailsOf(a).every((mine, at) => mine === undefined || others[at] === undefined || mine === others[at])
+  const [works, others] = [worksOf(a), worksOf(b)]
+  return works.length && others.length ? works.some((work) => others.includes(work)) : undefined
 }
 
-function detailsOf({ raw: { model, sizes, sampling = {}, step_caches } }) {
-  const cfg = sampling?.cfg === undefined ? undefined : sampling.cfg !== 1 // then a step asks twice
-  const caches = list(step_caches).map((each) => [each?.name, each?.threshold, each?.skipped / each?.of])
-  const { steps, sampler, denoise } = sampling ?? {}
-  return [model.dtype, sizes.batch, steps, sampler, cfg, denoise, JSON.stringify(caches)]
+/* What the server named so: the rule by which runs compare is its own (parallel_runtime/report/compare.py). */
+function worksOf({ raw }) {
+  return [raw, ...list(raw?.contenders)].map((each) => each?.work).filter((work) => typeof work === 'string')
 }
 
 function fastest(report) {

@@ -7,6 +7,7 @@ import { bytes, percent, seconds, times } from './figures.mjs'
 import { makeMachines, updateMachines } from './machines.mjs'
 import { drawMesh, meshKeys, ranksOf } from './mesh.mjs'
 import { readReport } from './report.mjs'
+import { COLOURS, PARTS } from './timeline_rows.mjs'
 import { heroNote, heroText, lacksOneDevice, liveShare, liveText, planName, runName } from './told.mjs'
 import { suggestedName, suggestionText, verdictText } from './told.mjs'
 
@@ -108,7 +109,8 @@ function makePool(t) {
 
 function updatePool(card, pool, state, t) {
   const [title, failure, models, live, plan, ranks] = card.children
-  setText(title, t('panel.workers', { generation: pool.generation, state: stateText(pool, state, t) }))
+  setText(title, poolText(pool, state, t))
+  setAttribute(title, 'title', t('panel.generation', { generation: pool.generation }))
   const failed = pool.state === 'failed' && typeof pool.last_failure === 'string' // else it is of workers of before
   failure.hidden = !failed
   setText(failure, failed ? pool.last_failure : '')
@@ -143,12 +145,25 @@ function makeRank() {
     h('span', { class: 'pdit-model' }),
     h('span', { class: 'pdit-state' }),
     h('div', { class: 'pdit-bar', role: 'meter', 'aria-valuemin': 0, 'aria-valuemax': 100 }, h('div', {})),
-    h('span', { class: 'pdit-memory' })
+    h('span', { class: 'pdit-memory' }),
+    h('div', { class: 'pdit-live-share', role: 'img' }, ...PARTS.map((part) => h('i', { style: `background:${COLOURS[part]}` }))),
+    h('span', { class: 'pdit-live-text' })
   )
 }
 
+/* Where the rank's time goes in the run that is under way. It has its place at all times, so that nothing moves. */
+function updateLiveShare(bar, text, shares, t) {
+  const known = PARTS.every((part) => Number.isFinite(shares?.[part]))
+  bar.style.visibility = known ? '' : 'hidden'
+  PARTS.forEach((part, place) => (bar.children[place].style.flexGrow = known ? 100 * shares[part] : 0))
+  const told = known ? PARTS.map((part) => `${t(`charts.${part}`)} ${percent(shares[part])}`).join(', ') : null
+  setAttribute(bar, 'aria-label', told)
+  setAttribute(bar, 'title', told)
+  setText(text, known ? t('live.computing', { share: percent(shares.compute) }) : '')
+}
+
 function updateRank(row, rank, pool, state, t) {
-  const [chip, device, model, status, bar, memory] = row.children
+  const [chip, device, model, status, bar, memory, shareBar, shareText] = row.children
   const failed = pool.state === 'failed' && (pool.failed_rank === rank.rank || pool.failed_rank === null)
   const asleep = isAsleep(rank, pool)
   const ended = pool.state === 'failed' && !failed
@@ -171,6 +186,7 @@ function updateRank(row, rank, pool, state, t) {
         ? `${bytes(used)} / ${bytes(rank.memory_bytes)}`
         : bytes(used)
   )
+  updateLiveShare(shareBar, shareText, pool.sampling ? rank.shares : undefined, t)
 }
 
 /** The run that a pool is in, or null. */
@@ -182,6 +198,25 @@ export function runOf(pool, state) {
 export function isAsleep(rank, pool) {
   const newest = pool.plans?.at(-1)
   return ['idle', 'busy'].includes(pool.state) && newest !== undefined && rank.rank >= ranksOf(newest)
+}
+
+/** Which devices a pool has and what they do: `2 GPUs ready`, `1 GPU, 2 GPUs on attic: step 3 of 20`. */
+export function poolText(pool, state, t) {
+  const groups = new Map() // by machine and kind, in rank order
+  for (const { device, kind } of pool.ranks) {
+    const machine = / on (.+)$/.exec(device)?.[1] ?? ''
+    const key = JSON.stringify([machine, kind])
+    groups.set(key, (groups.get(key) ?? 0) + 1)
+  }
+  const named = [...groups].map(([key, count]) => {
+    const [machine, kind] = JSON.parse(key)
+    const word = { cuda: 'gpu', cpu: 'cpuRank' }[kind] ?? 'device'
+    const devices = t(`devices.${count === 1 ? 'one' : 'many'}.${word}`, { count })
+    return machine ? t('devices.on', { devices, machine }) : devices
+  })
+  const devices = named.join(t('devices.comma'))
+  if (pool.state === 'idle' && !runOf(pool, state)) return t('panel.ready', { devices })
+  return t('panel.workers', { devices, state: stateText(pool, state, t) })
 }
 
 /** What a pool does, in a word; in a run, which step. */

@@ -2,7 +2,7 @@
 
 import { h, keyed, setAttribute, setText } from './dom.mjs'
 import { heroText, liveShare, liveText } from './told.mjs'
-import { isAsleep, runOf, stateText } from './sidebar.mjs'
+import { isAsleep, poolText, runOf } from './sidebar.mjs'
 
 const AGAIN_MS = 500 // until ComfyUI has made the place
 
@@ -39,7 +39,7 @@ export function mountStrip(store, t, { place, shown, open }) {
       }
     )
     const gained = pool.state === 'idle' && heroText(store.newestRun()?.summary, t)
-    setText(text, run ? liveText(run, t) : gained || stateText(pool, state, t))
+    setText(text, run ? liveText(run, t) : gained || poolText(pool, state, t))
     bar.firstChild.style.width = `${(100 * (run ? liveShare(run) : 0)).toFixed(1)}%`
   }
   const end = store.subscribe(update)

@@ -7,7 +7,7 @@ import { percent, ratio, seconds } from './figures.mjs'
 import { COLOURS, PARTS, drawRows, partAt, rowsHeight, sharesOf, stepSpan, timeAt } from './timeline_rows.mjs'
 import { drawLinks } from './links.mjs'
 import { chromeTrace, download, jsonBlob, openInPerfetto, pngOf } from './exports.mjs'
-import { describeRun, readReport } from './report.mjs'
+import { describeRun, readReport, sameWork } from './report.mjs'
 import { headline } from './sidebar.mjs'
 import { heroText, planName, runName, suggestionText, verdictText } from './told.mjs'
 import { inWords } from './words.mjs'
@@ -15,7 +15,6 @@ import { inWords } from './words.mjs'
 const ZOOM = 1.6
 const NARROW = 820 // pixels, below which all stands in one column
 const TOLD_RANKS = 8 // of a step's, in its details
-const SAMPLED = ['width', 'height', 'frames', 'batch', 'image_tokens'] // what runs must have in common to compare
 
 /**
  * Put the tab into `element`. `services.toast(severity, text)` tells the user something, `services.templates()` opens
@@ -261,10 +260,9 @@ class TimelineView {
   /* How the two runs compare, if they sampled the same. */
   _compared() {
     const [a, b] = [this.report, this.other]
-    const sampled = ({ raw }) =>
-      JSON.stringify([raw.model?.file, raw.sampling?.steps, ...SAMPLED.map((name) => raw.sizes?.[name])])
     const factor = b.headline?.step_s / a.headline?.step_s
-    if (sampled(a) !== sampled(b) || !(factor > 0) || !Number.isFinite(factor)) return this.t('timeline.unlike')
+    const same = factor > 0 && Number.isFinite(factor) ? sameWork(a, b) : undefined
+    if (!same) return this.t(same === false ? 'timeline.unlike' : 'timeline.unknown')
     const key = factor >= 1 ? 'timeline.firstFaster' : 'timeline.secondFaster'
     return this.t(key, { factor: ratio(Math.max(factor, 1 / factor)) })
   }

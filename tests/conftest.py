@@ -76,8 +76,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-# What a rank is started with is what these are about, so each rank is an interpreter of its own there.
+# What a rank or a ComfyUI is started with is what these are about, so each is an interpreter of its own there.
 STARTING_FILES = {
+    "test_packed_archive.py",
+    "test_stock_comfyui.py",
     "test_cancelling.py",
     "test_nobody_gets_in.py",
     "test_requests.py",
@@ -89,7 +91,7 @@ STARTING_FILES = {
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fork ranks, which saves 2 s of a core for each, but where their start is tested."""
+    """Fork ranks, which saves 2 s of a core for each, and ComfyUIs, 7 s, but where their start is tested."""
     start_ranks() if item.path.name in STARTING_FILES else fork_ranks(FOR_COMFYUI)
 
 

@@ -141,7 +141,9 @@ def _program(command: Sequence[str]) -> int | None:
 
 def _can_be_forked(command: object, asked: Mapping[str, Any]) -> bool:
     """Whether it is a program of PROGRAMS, of this interpreter and of this copy of the pack, and nothing is odd."""
-    if not isinstance(command, list) or command[0] != sys.executable or (place := _program(command)) is None:
+    if not isinstance(command, list) or not all(isinstance(part, str) for part in command):
+        return False
+    if command[:1] != [sys.executable] or (place := _program(command)) is None:
         return False
     if command[place] in OURS:  # a copy of the pack has its own modules
         return Path(asked.get("cwd") or "").resolve() == ROOT

@@ -46,7 +46,7 @@ from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.flux.adapter import FluxAdapter
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.inputs import check_plan
+from parallel_runtime.models.flux.family import FluxModel
 from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.parallel.pipefusion import PatchedSequence
 from parallel_runtime.plan import ParallelPlan
@@ -183,7 +183,7 @@ def main() -> None:
             write_sample(path, sample_config(depth=2, depth_single=4))
         spec, config = ModelSpec.of(path), FluxConfig.from_header(read_header(path))
         for plan in (*plans, *others):
-            check_plan(config, plan)
+            FluxModel(config).check_plan(plan)
         run = euler_run(config, workload, steps=arguments.steps)
         drawn = []
         with Pool(devices) as pool:

@@ -60,9 +60,10 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
                 raise refuse_in("the node that adds it", f"the conditioning asks for {what}")
         given = ForwardArguments(**known | {"zero_timestep": known["zero_timestep"] or ()})
         tensors, options = step_tensors(given, self.config)
-        out = run.step(
+        out = run.call(
             tensors,
-            out_channels=self.out_channels,
+            out_shape=(*tensors["img"].shape[:2], self.out_channels),
+            out_dtype=tensors["img"].dtype,
             options=options,
             place=place_of(transformer_options),
             check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,

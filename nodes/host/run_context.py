@@ -104,64 +104,40 @@ class RunContext:
         """The plan that runs."""
         return self.decision.plan
 
-    def step(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        *,
-        out_channels: int,
-        options: Mapping[str, object],
-        check_cancelled: Callable[[], None],
-        place: str | None = None,
-    ) -> torch.Tensor:
-        """One call of the transformer; `tensors` as `conditioning.step_tensors` makes them. In a task, others go first.
-
-        `place` tells the call from the others of its step. Returns (B, S_img, out_channels) on the CPU, in the dtype
-        of `tensors["img"]`. Raises `PoolError` when a worker fails, `ValueError` for shapes the model cannot take, and
-        whatever `check_cancelled` raises.
-        """
-        img = tensors["img"]
-        batch, image_tokens, _ = img.shape
-        call = ModelCall(
-            tensors=tensors,
-            out_shape=(batch, image_tokens, out_channels),
-            out_dtype=img.dtype,
-            options={**options, **self._pipeline(place), **self.engine_options()},
-        )
-        if self.captured is not None:
-            self.captured.append(call)
-            return img.new_zeros(call.out_shape)
-        return self._hand_over(call, check_cancelled)
-
     def call(
         self,
         tensors: Mapping[str, torch.Tensor],
         *,
-        out_shape: tuple[int, int],
+        out_shape: tuple[int, ...],
+        out_dtype: torch.dtype = torch.float32,
         options: Mapping[str, object],
         check_cancelled: Callable[[], None],
         place: str | None = None,
     ) -> torch.Tensor:
-        """One call of a model that ComfyUI's own module computes in the workers; see `worker/hosted.py`.
+        """One call of the transformer; in a task, others go first.
 
-        `place` as `step` takes it. Returns (B, numbers) fp32 on the CPU, all outputs side by side. Raises as `step`,
-        and `ValueError` for a plan that was found to compute something else.
+        `tensors` and `options` are what the engine takes; the output is (B, S_img, channels) of blocks of ours, and of
+        ComfyUI's own module (B, numbers), all outputs side by side (`worker/hosted.py`).
+        `place` tells the call from the others of its step. Returns the output on the CPU. Raises `PoolError` when a
+        worker fails, `ValueError` for shapes that the model cannot take and for a plan that was found to compute
+        something else, and whatever `check_cancelled` raises.
         """
         call = ModelCall(
             tensors=tensors,
             out_shape=out_shape,
-            out_dtype=torch.float32,
+            out_dtype=out_dtype,
             options={**options, **self._pipeline(place), **self.engine_options()},
         )
         if self.captured is not None:
             self.captured.append(call)
-            return torch.zeros(out_shape)
+            return torch.zeros(out_shape, dtype=out_dtype)
         self.check(call, check_cancelled)
         return self._hand_over(call, check_cancelled)
 
     def check(self, call: ModelCall, check_cancelled: Callable[[], None]) -> None:
         """Have it known that the plan computes such a call of ComfyUI's own module as one device does.
 
-        Raises `ValueError` for a plan that was found to compute something else, and as `step`.
+        Raises `ValueError` for a plan that was found to compute something else, and as `call`.
         """
         if self.prover is None:
             return
@@ -190,7 +166,7 @@ class RunContext:
         return out
 
     def sample(self, run: InWorkerRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> torch.Tensor:
-        """The whole run in the workers; its latent (B, S, C) fp32 on the CPU. Raises as `step`."""
+        """The whole run in the workers; its latent (B, S, C) fp32 on the CPU. Raises as `call`."""
 
         def told(step: int, denoised: torch.Tensor) -> None:
             self.listener.resident_step(self.plan.ranks)

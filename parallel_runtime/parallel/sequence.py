@@ -40,7 +40,7 @@ Complete = Callable[[torch.Tensor | None], PendingOutput]
 
 
 class SequenceAttention:
-    """`attend` over tokens that are spread over `ring` x `ulysses` ranks, ulysses the inner axis.
+    """Attention over tokens that are spread over `ring` x `ulysses` ranks, ulysses the inner axis.
 
     `whole` is the axis of all of them; without it, that of the two which is alone.
     """
@@ -59,27 +59,12 @@ class SequenceAttention:
         """The same, but for exchanging heads and hopping however few the tokens are."""
         return SequenceAttention(ring=self.ring, ulysses=self.ulysses, whole=self.whole, gather_bytes=NEVER)
 
-    def attend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        lengths: tuple[int, ...],
-        mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attention of this rank's queries over everybody's keys.
-
-        q, k, v (B, S, H, D) of this rank; `lengths` the S of every part, in part order; `mask` (B or 1, all tokens, all
-        tokens), added to the scores, with the tokens in part order too. Returns (B, S, H, D).
-        """
-        return self.start(q, k, v, lengths=lengths)(mask).wait().flatten(2, -2)
-
     def start(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Complete:
         """Send what other ranks need first, and return: it travels while this rank does something else.
 
-        The arguments are those of `attend`. The returned function takes its mask, attends, and begins to send the
-        output to where it belongs.
+        q, k, v (B, S, H, D) of this rank; `lengths` the S of every part, in part order. The returned function takes a
+        mask (B or 1, all tokens, all tokens), added to the scores, with the tokens in part order too; it attends, and
+        begins to send the output (B, S, H, D), H in one dim or two, to where it belongs.
         """
         row_bytes = k.element_size() * k.shape[0] * k.shape[2] * k.shape[3]
         if self.parts > 1 and gathers(sum(lengths), row_bytes=row_bytes, limit=self.gather_bytes):
@@ -172,18 +157,6 @@ class SequenceAttention:
 
 class LocalAttention:
     """The negative control: every rank attends to its own tokens only. Wrong on purpose for more than one rank."""
-
-    def attend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        lengths: tuple[int, ...],
-        mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """As `SequenceAttention.attend`, without any exchange and without the mask."""
-        return attention(q, k, v)
 
     def start(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lengths: tuple[int, ...]) -> Complete:
         """As `SequenceAttention.start`, without any exchange and without the mask."""

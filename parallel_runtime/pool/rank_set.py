@@ -40,6 +40,17 @@ class RankSet:
         self._epoll: select.epoll
         self._held = ExitStack()
 
+    @property
+    def machines(self) -> list[Machine]:
+        """The further machines that have a part in it, in the order of their ranks."""
+        return [] if self.remote is None else self.remote.machines
+
+    @property
+    def devices_by_machine(self) -> tuple[int, ...]:
+        """How many ranks each machine has, ours first."""
+        further = [len(machine.devices) for machine in self.machines]
+        return (len(self.ranks) - sum(further), *further)
+
     def _start(
         self,
         settings: RankSettings,

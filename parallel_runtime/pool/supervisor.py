@@ -112,17 +112,6 @@ class Generation(RankSet):
             raise self.fail(system_error("a rank cannot be started", error)) from error
 
     @property
-    def machines(self) -> list[Machine]:
-        """The further machines that have a part in it, in the order of their ranks."""
-        return [] if self.remote is None else self.remote.machines
-
-    @property
-    def devices_by_machine(self) -> tuple[int, ...]:
-        """How many ranks each machine has, ours first."""
-        further = [len(machine.devices) for machine in self.machines]
-        return (len(self.ranks) - sum(further), *further)
-
-    @property
     def ready(self) -> bool:
         """Whether all ranks have started."""
         return self.in_flight is None or self.in_flight.reply is not Ready

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from host.fetch import comfyui_path
 from host.tiny_models import write_flux
 from parallel_runtime.models.flux.adapter import timestep_embedding
-from parallel_runtime.models.flux.inputs import cast_inputs
+from parallel_runtime.models.flux.family import FluxModel
+from parallel_runtime.models.flux.sample import sample_config
 
 SCRIPT = Path(__file__).resolve().parents[1] / "host" / "trace_rounding.py"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,7 +47,7 @@ def test_a_step_is_sent_as_comfyui_rounds_it(sent: dict[str, dict[str, torch.Ten
     given = {name: sent["float32"][name] for name in ours}
     rows = ours["timesteps"].shape[0]
     given |= {name: given[name][:rows] for name in given if name not in ("mask", "img_ids", "txt_ids")}
-    for name, expected in cast_inputs(given, DTYPES[dtype]).items():
+    for name, expected in FluxModel(sample_config()).cast_inputs(given, DTYPES[dtype]).items():
         assert ours[name].dtype == expected.dtype == (DTYPES[dtype] if name in ROUNDED else torch.float32), name
         assert torch.equal(ours[name], expected), name
         if name in ROUNDED and dtype != "float32":

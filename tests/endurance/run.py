@@ -64,7 +64,7 @@ def held(server: ComfyServer) -> Held:
         worker_mib=max(rank.memory_full_info().uss for rank in ranks) / MIB,
         threads=sum(process.num_threads() for process in everybody),
         descriptors=sum(process.num_fds() for process in everybody),
-        processes=len(host.children(recursive=True)),
+        processes=sum("host.forked_ranks" not in child.cmdline() for child in host.children(recursive=True)),
     )
 
 

@@ -1,10 +1,11 @@
-"""Ranks that are forked from a process which has imported torch: to import it costs each rank 2 s of a core.
+"""Ranks, test hosts and scripts that are forked from a process which has imported what they import first.
 
-`fork_ranks()` has this process start the ranks of its pools so from then on, where the system allows it; everything
-else that it starts, it starts as before. A forked rank runs the command line that the pool wrote, as a fresh
-interpreter would: its descriptors, environment, folder, session and command line are its own, and it is a child of the
-process that asked, not of the one that it was forked from. Tests of how ranks start and end do without. A forked rank
-takes the sizes that a file tells (told_sizes.py).
+To import torch costs each rank 2 s of a core, and a ComfyUI with what its ranks are forked from 10 s. `fork_ranks()`
+has this process start what PROGRAMS names so from then on, where the system allows it; everything else that it starts,
+it starts as before. What is forked runs its command line as a fresh interpreter would: its descriptors, environment,
+folder, session and command line are its own, and it is a child of the process that asked, not of the one that it was
+forked from. Tests of how these start and end do without. A forked rank takes the sizes that a file tells
+(told_sizes.py). Beside a forked ComfyUI stands a process that forks its ranks, which costs no import either.
 
 `python -m host.forked_ranks FD` is the process that forks; it ends when the other end of its socket FD closes.
 """
@@ -12,6 +13,7 @@ takes the sizes that a file tells (told_sizes.py).
 from __future__ import annotations
 
 import array
+import atexit
 import ctypes
 import gc
 import importlib
@@ -20,34 +22,47 @@ import json
 import os
 import platform
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 ENTRY = "parallel_runtime.worker.entry"
+COMFYUI = "main.py"
+# Modules that are run with -m, and scripts by their names.
+OURS = {ENTRY, "parallel_runtime.models.hosted.reference", "parallel_runtime.machines.relay"}
+PROGRAMS = OURS | {
+    *(COMFYUI, "host.route", "trace_rounding.py", "trace_samplers.py", "comfy_classes.py"),
+    *(f"models.{name}" for name in ("ranks", "pipeline_ranks", "step_cache_ranks", "quantised_ranks", "supported")),
+}
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 CLONE_PARENT, SIGCHLD, SYS_CLONE = 0x8000, 17, 56
 THREAD_BYTES = 2048  # of glibc's record of a thread, in which it keeps the thread's number
 MOST_BYTES, MOST_FDS = 1 << 16, 64
 ROOM = 2048  # for a rank's command line
-# A variable that names modules to import as well before ranks are forked, and those that ComfyUI's modules import: of
-# the 4 s that a rank would take for them, 3 s are these.
+# A variable that names modules to import as well before anything is forked, and those that ComfyUI's modules import: of
+# the 4 s that a rank would take for them, 3 s are these, and of the 7 s of a ComfyUI 5.
 MORE = "FORK_RANKS_WITH"
-FOR_COMFYUI = {MORE: "torch._dynamo transformers torchvision scipy.integrate einops comfy_kitchen"}
+FOR_COMFYUI = {
+    MORE: "torch._dynamo transformers torchvision torchaudio scipy.integrate scipy.signal einops comfy_kitchen "
+    "spandrel kornia av aiohttp.web sqlalchemy.orm alembic.command pydantic_settings psutil"
+}
+FORKS = "FORKS_RANKS"  # a variable of a forked ComfyUI: its number, and the socket of what forks its ranks
+THREADS = "OMP_NUM_THREADS"  # read when torch is imported
 HERE = sys.platform == "linux" and platform.machine() == "x86_64"
 
 enabled = False
 
 
 class _Forking:
-    """The process that forks, started when the first rank is."""
+    """The process that forks, started when the first is to be forked."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
@@ -55,33 +70,35 @@ class _Forking:
         self._lock = threading.Lock()
         self.environment: Mapping[str, str] = {}  # of the process that forks, beside this one's
 
-    def fork(self, command: list[str], settings: dict[str, Any]) -> int:
-        """The process id of a rank with that command line."""
-        fds = [settings["stdout"], *settings["pass_fds"]]
-        order = {"command": command, "env": settings["env"], "cwd": str(settings["cwd"]), "fds": fds}
+    def fork(self, order: dict[str, Any], fds: Sequence[int]) -> int:
+        """The process id of what was forked by that order, with these descriptors."""
         with self._lock:
             there = self._ready()
             there.sendmsg([json.dumps(order).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
             answer = there.recv(64)
         if not answer:
-            raise OSError("the process that forks ranks has ended")
+            raise OSError("the process that forks has ended")
         return int(answer)
 
     def _ready(self) -> socket.socket:
         if self._socket is None or self._pid != os.getpid():
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            environment = {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"}
-            environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{TESTS}"
-            PLAIN_POPEN(
-                [sys.executable, "-u", "-m", "host.forked_ranks", str(theirs.fileno()), "-" * ROOM],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                cwd=ROOT,
-                env=environment,
-            )
-            theirs.close()
-            self._socket, self._pid = ours, os.getpid()
+            pid, _, fd = os.environ.get(FORKS, "").partition(" ")
+            self._socket = socket.socket(fileno=int(fd)) if pid == str(os.getpid()) else self._start()
+            self._pid = os.getpid()
         return self._socket
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**os.environ, **self.environment, THREADS: "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"}
+        PLAIN_POPEN(
+            [sys.executable, "-u", "-m", "host.forked_ranks", str(theirs.fileno()), "-" * ROOM],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            cwd=ROOT,
+            env=environment,
+        )
+        theirs.close()
+        return ours
 
 
 PLAIN_POPEN = subprocess.Popen
@@ -89,24 +106,58 @@ FORKING = _Forking()
 
 
 class Popen(PLAIN_POPEN):  # type: ignore[misc,type-arg]
-    """`subprocess.Popen`; a rank's command line is forked while `enabled`."""
+    """`subprocess.Popen`; what PROGRAMS names is forked while `enabled`."""
 
     def __init__(self, args: Any, *more: Any, **settings: Any) -> None:
-        ours = isinstance(args, list) and ENTRY in args and Path(settings.get("cwd") or "").resolve() == ROOT
-        if not (enabled and ours):  # a copy of the pack has its own modules
-            super().__init__(args, *more, **settings)
+        self._asked = settings
+        super().__init__(args, *more, **settings)
+
+    def _execute_child(self, args: Any, *more: Any) -> None:
+        if not (enabled and _can_be_forked(args, self._asked)):
+            super()._execute_child(args, *more)  # type: ignore[misc]
             return
-        self.args, self.returncode = args, None
-        self.stdin = self.stdout = self.stderr = None
-        self.encoding = self.errors = self.text_mode = None
-        self._waitpid_lock = threading.Lock()
-        self._child_created = False
-        self.pid = FORKING.fork(args, settings)
+        # In the order of the standard library: descriptors of pipes, -1 where there is none.
+        read_in, write_in, read_out, write_out, read_error, write_error = more[9:15]
+        given = (read_in, write_out, write_error)
+        fds = [number if fd == -1 else fd for number, fd in enumerate(given)] + sorted(self._asked.get("pass_fds", ()))
+        order = {
+            "command": args,
+            "env": dict(os.environ if self._asked.get("env") is None else self._asked["env"]),
+            "cwd": str(self._asked.get("cwd") or os.getcwd()),
+            "numbers": [0, 1, 2, *fds[3:]],
+            "new_session": bool(self._asked.get("start_new_session")),
+        }
+        self.pid = FORKING.fork(order, fds)
         self._child_created = True
+        self._close_pipe_fds(read_in, write_in, read_out, write_out, read_error, write_error)  # type: ignore[attr-defined]
+
+
+def _program(command: Sequence[str]) -> int | None:
+    """Where a command line of Python names its module or script; None for one with options of Python's."""
+    first = 2 if command[1:2] == ["-u"] else 1
+    first += command[first : first + 1] == ["-m"]
+    return first if first < len(command) and not command[first].startswith("-") else None
+
+
+def _can_be_forked(command: object, asked: Mapping[str, Any]) -> bool:
+    """Whether it is a program of PROGRAMS, of this interpreter and of this copy of the pack, and nothing is odd."""
+    if not isinstance(command, list) or not all(isinstance(part, str) for part in command):
+        return False
+    if command[:1] != [sys.executable] or (place := _program(command)) is None:
+        return False
+    if command[place] in OURS:  # a copy of the pack has its own modules
+        return Path(asked.get("cwd") or "").resolve() == ROOT
+    if Path(command[place]).name not in PROGRAMS or asked.get("preexec_fn") is not None:
+        return False
+    environment = os.environ if asked.get("env") is None else asked["env"]
+    paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    others = any(Path(path).resolve() not in (ROOT, TESTS) for path in paths)  # whose modules stand in place of some
+    on_gpus = Path(command[place]).name == COMFYUI and "--cpu" not in command  # it sets variables before torch
+    return not others and not on_gpus and environment.get(THREADS) == "1"
 
 
 def fork_ranks(environment: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Have this process fork the ranks of its pools, unless START_EACH_RANK is in its environment.
+    """Have this process fork the ranks of its pools, and test hosts, unless START_EACH_RANK is in its environment.
 
     `environment`: further variables of the process that forks them, such as FOR_COMFYUI.
     """
@@ -117,28 +168,28 @@ def fork_ranks(environment: Mapping[str, str] = MappingProxyType({})) -> None:
 
 
 def start_ranks() -> None:
-    """Have this process start its ranks again as the pool does."""
+    """Have this process start them again as everybody does."""
     global enabled  # noqa: PLW0603
     enabled = False
 
 
 def serve(fd: int) -> None:
-    """Import what every rank imports, then fork one for each order until nobody can send one."""
+    """Import what most import, then fork one for each order until nobody can send one."""
     import torch.distributed
 
     import parallel_runtime.worker.engine  # noqa: F401
 
-    from .told_sizes import tell_sizes_when_imported
-
     for name in os.environ.get(MORE, "").split():
         importlib.import_module(name)
     torch.set_num_threads(1)
-    tell_sizes_when_imported()
     gc.collect()
-    gc.freeze()  # or a collection in a rank copies every page
-    orders = socket.socket(fileno=fd)
+    gc.freeze()  # or a collection in what is forked copies every page
+    fork_each(socket.socket(fileno=fd), _command_line())
+
+
+def fork_each(orders: socket.socket, room: tuple[int, int]) -> None:
+    """Fork one for each order until nobody can send one. `room` is where this process's command line lies."""
     number = _thread_number()
-    room = _command_line()
     while True:
         data, fds, _, _ = socket.recv_fds(orders, MOST_BYTES, MOST_FDS)
         if not data:
@@ -147,7 +198,7 @@ def serve(fd: int) -> None:
         if pid == 0:
             number.value = os.getpid()  # as fork() of the C library would, which knows no CLONE_PARENT
             ctypes.pythonapi.PyOS_AfterFork_Child()
-            _become_rank(json.loads(data), fds, room)
+            _become(json.loads(data), fds, room)
         for each in fds:
             os.close(each)
         orders.send(str(pid).encode())
@@ -172,27 +223,82 @@ def _command_line() -> tuple[int, int]:
     return int(fields[45]), int(fields[46])
 
 
-def _become_rank(order: dict[str, Any], fds: list[int], room: tuple[int, int]) -> NoReturn:
-    """Run the module that the command line names as a fresh interpreter would, as far as a rank can tell."""
+def _become(order: dict[str, Any], fds: list[int], room: tuple[int, int]) -> NoReturn:
+    """Run the program that the command line names as a fresh interpreter would, as far as it can tell."""
+    code = 1
     try:
-        os.setsid()
-        _place(fds, [1, *order["fds"][1:]])
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(1, 2)
-        for below, above in itertools.pairwise((*sorted({0, 1, 2, *order["fds"][1:]}), 1 << 16)):
+        if order["new_session"]:
+            os.setsid()
+        _place(fds, order["numbers"])
+        for below, above in itertools.pairwise((*sorted(order["numbers"]), 1 << 16)):
             os.closerange(below + 1, above)
         os.environ.clear()
         os.environ.update(order["env"])
         os.chdir(order["cwd"])
-        line = b"\0".join(part.encode() for part in order["command"])[: room[1] - room[0] - 1]
-        ctypes.memmove(room[0], line.ljust(room[1] - room[0], b"\0"), room[1] - room[0])
-        sys.path[:] = [*order["env"]["PYTHONPATH"].split(os.pathsep), *(path for path in sys.path if _is_library(path))]
-        name = order["command"].index("-m") + 1
-        sys.argv = list(order["command"][name:])
-        runpy.run_module(order["command"][name], run_name="__main__", alter_sys=True)
-    finally:  # a rank leaves the process itself
+        place = _program(order["command"])
+        assert place is not None
+        _write_command_line(order["command"], room)
+        name, is_module = order["command"][place], order["command"][place - 1] == "-m"
+        if name == ENTRY:
+            from .told_sizes import tell_sizes_when_imported
+
+            tell_sizes_when_imported()
+        if Path(name).name == COMFYUI:
+            _fork_ranks_beside(room)
+        sys.dont_write_bytecode = bool(order["env"].get("PYTHONDONTWRITEBYTECODE"))
+        paths = filter(None, order["env"].get("PYTHONPATH", "").split(os.pathsep))
+        first = order["cwd"] if is_module else str(Path(name).resolve().parent)
+        sys.path[:] = [first, *paths, *(path for path in sys.path if _is_library(path))]
+        sys.argv = list(order["command"][place:])
+        code = _run(name, is_module=is_module)
+    except BaseException:  # noqa: BLE001  the end of the process, whatever it was
         traceback.print_exc()
-        os._exit(1)
+    finally:
+        os._exit(code)
+
+
+def _run(name: str, *, is_module: bool) -> int:
+    """Run it to its end, and all that waits for the end of an interpreter; returns the exit status."""
+    code = 0
+    try:
+        if is_module:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(name, run_name="__main__")
+    except SystemExit as leaving:
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)  # noqa: T201  as an interpreter does
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        code = 128 + signal.SIGINT
+    except BaseException:  # noqa: BLE001  as an interpreter does
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _fork_ranks_beside(room: tuple[int, int]) -> None:
+    """Fork, before there are threads, what forks this ComfyUI's ranks, and say in its environment how to ask it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        try:
+            ours.close()
+            _write_command_line([sys.executable, "-m", "host.forked_ranks"], room)
+            fork_each(theirs, room)
+        finally:
+            os._exit(0)
+    theirs.close()
+    os.environ[FORKS] = f"{os.getpid()} {ours.detach()}"
+
+
+def _write_command_line(command: Sequence[str], room: tuple[int, int]) -> None:
+    line = b"\0".join(part.encode() for part in command)[: room[1] - room[0] - 1]
+    ctypes.memmove(room[0], line.ljust(room[1] - room[0], b"\0"), room[1] - room[0])
 
 
 def _place(fds: list[int], numbers: list[int]) -> None:

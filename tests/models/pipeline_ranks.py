@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .ranks import call, fork_ranks, start_comfyui
+from .ranks import call, run_some
 
 PATCHES = 3
 FEW = "Flux.1, 3 tokens of text and 3 of image"  # a token a patch, so none for each of two ranks
@@ -41,24 +40,5 @@ def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, A
             (folder / f"{ranks}-{kind}.json").write_text(json.dumps(rows))
 
 
-def main(comfyui: str, folder: Path, numbers: list[int], names: list[str]) -> int:
-    """Everything. Returns 0 when all ranks ended well."""
-    torch.set_num_threads(1)
-    start_comfyui(comfyui)
-    from parallel_runtime.models.plans import find_plan
-
-    from .cases import CASES
-
-    cases = {}
-    with torch.inference_mode():
-        for name in names or CASES:
-            model, inputs = CASES[name]()
-            plan = find_plan(type(model))
-            if plan is not None and not plan.one_stage:
-                cases[name] = (model, inputs)
-    well = [fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, cases=cases)) for ranks in numbers]
-    return 0 if all(well) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), [int(each) for each in sys.argv[3].split(",")], sys.argv[4:]))
+    sys.exit(run_some(sys.argv[1:], lambda plan: not plan.one_stage, rank_main))

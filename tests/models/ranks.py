@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -128,6 +128,35 @@ def fork_ranks(ranks: int, folder: Path, one: Callable[[int], None]) -> bool:
                 os._exit(code)
         children.append(child)
     return all([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 for child in children])
+
+
+RankMain = Callable[..., None]  # of a rank, with `ranks`, `folder` and `cases`: a model and its inputs, by name
+
+
+def run_some(arguments: Sequence[str], takes: Callable[[Any], bool], one: RankMain) -> int:
+    """Run `one` in ranks, for the cases whose plan `takes` says yes to: COMFYUI FOLDER RANKS,... [NAME ...].
+
+    Returns 0 when all ranks ended well.
+    """
+    comfyui, folder, numbers, *names = arguments
+    torch.set_num_threads(1)
+    start_comfyui(comfyui)
+    from parallel_runtime.models.plans import find_plan
+
+    from .cases import CASES
+
+    cases = {}
+    with torch.inference_mode():
+        for name in names or CASES:
+            model, inputs = CASES[name]()
+            plan = find_plan(type(model))
+            if plan is not None and takes(plan):
+                cases[name] = (model, inputs)
+    well = [
+        fork_ranks(ranks, Path(folder), partial(one, ranks=ranks, folder=Path(folder), cases=cases))
+        for ranks in map(int, numbers.split(","))
+    ]
+    return 0 if all(well) else 1
 
 
 def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:

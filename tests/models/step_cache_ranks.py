@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .ranks import call, fork_ranks, start_comfyui
+from .ranks import call, run_some
 
 STEPS = (0.0, 0.2, 0.25)  # how far the latent of each call is from the first one's
 
@@ -151,24 +151,5 @@ def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, A
     (folder / f"{ranks}-{rank}.json").write_text(json.dumps(rows))
 
 
-def main(comfyui: str, folder: Path, numbers: list[int], names: list[str]) -> int:
-    """Everything. Returns 0 when all ranks ended well."""
-    torch.set_num_threads(1)
-    start_comfyui(comfyui)
-    from parallel_runtime.models.plans import find_plan
-
-    from .cases import CASES
-
-    cases = {}
-    with torch.inference_mode():
-        for name in names or CASES:
-            model, inputs = CASES[name]()
-            plan = find_plan(type(model))
-            if plan is not None and not plan.unchained and not plan.whole:
-                cases[name] = (model, inputs)
-    well = [fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, cases=cases)) for ranks in numbers]
-    return 0 if all(well) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), [int(each) for each in sys.argv[3].split(",")], sys.argv[4:]))
+    sys.exit(run_some(sys.argv[1:], lambda plan: not plan.unchained and not plan.whole, rank_main))

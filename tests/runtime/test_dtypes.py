@@ -16,7 +16,7 @@ from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.verify import PlanRunner, control_options
 from parallel_runtime.cli.workload import Workload, relative_error, worst
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.inputs import cast_inputs
+from parallel_runtime.models.flux.family import FluxModel
 from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
@@ -79,7 +79,7 @@ def test_every_plan_is_as_near_to_fp32_as_one_process_and_without_its_exchange_n
     config = FluxConfig.from_header(read_header(spec.path))
     found: dict[Workload, tuple[list[dict[str, torch.Tensor]], Reference]] = {}
     for workload in (WORKLOAD, PAIR):
-        calls = [cast_inputs(call, dtype) for call in workload.calls(config, 2)]
+        calls = [FluxModel(config).cast_inputs(call, dtype) for call in workload.calls(config, 2)]
         found[workload] = calls, Reference.of(spec.path, dtype, calls)
         assert found[workload][1].one_process < ONE_PROCESS
     for plan in PLANS:

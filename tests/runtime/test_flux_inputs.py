@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from parallel_runtime.cli.workload import Workload
-from parallel_runtime.models.flux.inputs import check_plan, check_step
+from parallel_runtime.models.flux.family import FluxModel
+from parallel_runtime.models.flux.inputs import check_step
 from parallel_runtime.models.flux.sample import sample_config
 from parallel_runtime.plan import ParallelPlan
 
@@ -73,6 +74,6 @@ def test_good_steps_pass_with_all_that_is_optional() -> None:
 
 
 def test_a_plan_is_held_against_the_heads() -> None:
-    check_plan(CONFIG, ParallelPlan(ulysses=8))
+    FluxModel(CONFIG).check_plan(ParallelPlan(ulysses=8))
     with pytest.raises(ValueError, match="ulysses=7 does not divide 24 heads"):
-        check_plan(CONFIG, ParallelPlan(ulysses=7))
+        FluxModel(CONFIG).check_plan(ParallelPlan(ulysses=7))

@@ -9,7 +9,7 @@ from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import RequestCancelledError
 from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.inputs import check_plan
+from parallel_runtime.models.flux.family import FluxModel
 from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.in_worker_sampling import InWorkerRun
@@ -193,4 +193,4 @@ def test_runs_that_do_not_fit_the_stages_are_refused(
     with pytest.raises(ValueError, match="patches=73 is more than the image's 72 tokens"):
         eight_ranks.sample(deep, ParallelPlan(pipefusion=2, patches=73), run)
     with pytest.raises(ValueError, match="pipefusion=5 is more stages than the model's 4 blocks"):
-        check_plan(deep_config, ParallelPlan(pipefusion=5))
+        FluxModel(deep_config).check_plan(ParallelPlan(pipefusion=5))

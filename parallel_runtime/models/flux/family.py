@@ -1,6 +1,7 @@
 """What the rest of the runtime asks of Flux.1: of the family, and of one of its files (models/family.py).
 
-Owns the shape that the planner counts with. The sizes, the arithmetic and the checks are this folder's other files'.
+Owns the shape that the planner counts with, and which of a step's tensors ComfyUI rounds. The sizes, the arithmetic and
+the checks of a step are this folder's other files'.
 """
 
 import math
@@ -13,16 +14,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...checkpoint import CheckpointHeader
-from ...plan import ParallelPlan
+from ...plan import ParallelPlan, heads_error, stages_error
 from ...planner.shapes import ModelShape
 from .adapter import FluxAdapter
 from .config import FluxConfig, file_names, file_scales, is_flux, is_in_a_format_of_comfyui
-from .inputs import cast_inputs, check_plan
 from .sample import sample_config, write_sample
 
 if TYPE_CHECKING:
     from .reference import ReferenceModel
 
+# ComfyUI rounds neither the timestep nor what its model makes itself, nor a ControlNet's residuals.
+AS_GIVEN = frozenset({"timesteps", "img_ids", "txt_ids", "control_in", "control_out"})
 FLUX_DEV = ModelShape(
     name="flux1-dev",
     double_blocks=19,
@@ -74,11 +76,21 @@ class FluxModel:
 
     def check_plan(self, plan: ParallelPlan) -> None:
         """Raise `ValueError` when the plan cannot split this model."""
-        check_plan(self.config, plan)
+        heads, blocks = self.config.num_heads, self.config.depth + self.config.depth_single
+        reason = heads_error(plan.ulysses, heads) or stages_error(plan.pipefusion, blocks)
+        if reason is not None:
+            raise ValueError(reason)
 
     def cast_inputs(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """A step's tensors as ComfyUI rounds them for a model that computes in `dtype`."""
-        return cast_inputs(tensors, dtype)
+        """A step's tensors as ComfyUI rounds them for a model that computes in `dtype`.
+
+        Those are the latent with what is concatenated to it, the text, y, the guidance and a mask of numbers. Source:
+        ComfyUI, `BaseModel._apply_model`.
+        """
+        return {
+            name: tensor.to(dtype) if tensor.is_floating_point() and name.partition(".")[0] not in AS_GIVEN else tensor
+            for name, tensor in tensors.items()
+        }
 
     def write_sample(self, path: str | os.PathLike[str]) -> None:
         """Write a file of these sizes, of random weights."""

@@ -1,8 +1,7 @@
 """What one step of Flux.1 is given: made of the arguments of ComfyUI's forward, and checked before any rank sees it.
 
-Owns the names, dtypes and shapes of a step's tensors, what is refused about them, and which of them ComfyUI rounds to
-the compute dtype before a model sees them. Making them rounds nothing: ComfyUI has rounded these arguments as it does
-for its own model, and each keeps the dtype that it came in.
+Owns the names, dtypes and shapes of a step's tensors, and what is refused about them. Making them rounds nothing:
+ComfyUI has rounded these arguments as it does for its own model, and each keeps the dtype that it came in.
 Letters: `B` batch, `S_img` and `S_txt` image and text tokens, `C` channels.
 """
 
@@ -12,11 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...plan import ParallelPlan, heads_error, stages_error
 from .config import TIME_FACTOR, FluxConfig
 
-# ComfyUI rounds neither the timestep nor what its model makes itself, nor a ControlNet's residuals.
-AS_GIVEN = frozenset({"timesteps", "img_ids", "txt_ids", "control_in", "control_out"})
 RESIDUAL_SIDES = {"input": "control_in", "output": "control_out"}
 
 
@@ -33,15 +29,14 @@ class ForwardArguments:
     guidance: torch.Tensor | None
     control: Mapping[str, Sequence[torch.Tensor | None]] | None
     mask: torch.Tensor | None = None
-    zero_timestep: Sequence[
-        tuple[int, int]
-    ] = ()  # runs of image rows at timestep zero, whose timesteps follow the batch's
+    # Runs of image rows at timestep zero, whose timesteps follow the batch's.
+    zero_timestep: Sequence[tuple[int, int]] = ()
 
 
 def step_tensors(
     given: ForwardArguments, config: FluxConfig
 ) -> tuple[dict[str, torch.Tensor], dict[str, list[int | None]]]:
-    """The tensors and options of one call (`RunContext.step`).
+    """The tensors and options of one call (`RunContext.call`).
 
     img (B, S_img, C), txt (B, S_txt, context), y (B, vec), guidance (B,), timesteps (B,) fp32, img_ids (S_img, 3) and
     txt_ids (S_txt, 3) fp32, where there are any a mask (B or 1, S_txt + S_img, the same) and zero_timestep_rows
@@ -106,27 +101,6 @@ def _distinct(residuals: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tens
             distinct.append(residual)
         uses.append(numbers[id(residual)])
     return distinct, uses
-
-
-def check_plan(config: FluxConfig, plan: ParallelPlan) -> None:
-    """Raise `ValueError` when the plan cannot split this model."""
-    reason = heads_error(plan.ulysses, config.num_heads) or stages_error(
-        plan.pipefusion, config.depth + config.depth_single
-    )
-    if reason is not None:
-        raise ValueError(reason)
-
-
-def cast_inputs(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """A step's tensors as ComfyUI hands them to a model that computes in `dtype`.
-
-    For callers without ComfyUI. Rounds the latent with what is concatenated to it, the text, y, the guidance and a mask
-    of numbers. Source: ComfyUI, `BaseModel._apply_model`.
-    """
-    return {
-        name: tensor.to(dtype) if tensor.is_floating_point() and name.partition(".")[0] not in AS_GIVEN else tensor
-        for name, tensor in tensors.items()
-    }
 
 
 def check_step(config: FluxConfig, tensors: Mapping[str, torch.Tensor]) -> None:

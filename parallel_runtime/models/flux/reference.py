@@ -2,7 +2,7 @@
 their own.
 
 Shares no code with the engine, on purpose: not the names, not the config, not the loader. It takes a step's inputs as
-they are after ComfyUI's rounding (`inputs.cast_inputs`), so a half-precision one differs from fp32 by its
+they are after ComfyUI's rounding (`FluxModel.cast_inputs`), so a half-precision one differs from fp32 by its
 arithmetic alone. The one thing done differently from stock diffusers is documented at `_KeepTimes`.
 """
 

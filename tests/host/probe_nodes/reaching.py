@@ -101,12 +101,8 @@ class WithoutExchange:
     def __init__(self, run: Any, option: str) -> None:
         self.run, self.model, self.option = run, run.model, option
 
-    def step(self, tensors: Any, *, options: dict[str, Any], **rest: Any) -> torch.Tensor:
-        """A call of Flux.1's own engine."""
-        return self.run.step(tensors, options={**options, self.option: True}, **rest)
-
     def call(self, tensors: Any, *, options: dict[str, Any], **rest: Any) -> torch.Tensor:
-        """A call of a model that ComfyUI's own module computes."""
+        """A call of the model."""
         return self.run.call(tensors, options={**options, self.option: True}, **rest)
 
 

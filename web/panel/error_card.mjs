@@ -89,6 +89,10 @@ export class ErrorCard {
         button('close', () => this._close())
       )
     )
+    this.root.addEventListener('keydown', (event) => {
+      event.stopPropagation() // keys of the canvas below
+      if (event.key === 'Escape') this._close()
+    })
     this.about = about
     document.body.append(this.root)
   }

@@ -44,7 +44,7 @@ def expect_bars(timeline: Locator, cases: Sequence[Mapping[str, Any]]) -> None:
 
 def test_bars_are_as_long_as_their_cases_are_quick(made_up: MadeUp) -> None:
     factors, kinds = (
-        {"one rank": 1.0, "stock": 0.26, "uly2": 1.42, "ring2": 0.2},
+        {"one rank": 1.0, "ComfyUI, 2 threads": 0.26, "uly2": 1.42, "ring2": 0.2},
         ("one_rank", "one_process", "plan", "plan"),
     )
     cases = [

@@ -25,6 +25,7 @@ const FIRST_RUN = 'ParallelDiT.FirstRun.Over'
 
 const store = new Store((path, options) => api.fetchApi(path, options))
 let words = makeWords(null, 'en')
+let english = {} // what nodes are called there, as templates have it
 const t = (key, values) => words(key, values)
 t.said = (text) => store.said(text) // a sentence of the server's, in the user's language
 const card = new ErrorCard(app, t)
@@ -152,6 +153,7 @@ async function learnWords() {
   const translations = response.ok ? await response.json() : null
   const language = app.extensionManager.setting.get('Comfy.Locale') ?? 'en'
   words = makeWords(translations, language)
+  english = translations?.en?.nodeDefs ?? {}
   const [known] = language.split('-')
   if (!SAID_IN.includes(known)) return
   const messages = await fetch(new URL(`./panel/messages.${known}.json`, import.meta.url))
@@ -278,5 +280,9 @@ app.registerExtension({
   nodeCreated(node) {
     const showResults = () => app.extensionManager.setting.get(RESULTS) !== false
     prepareNode(node, { store, t, actions, showResults })
+  },
+  loadedGraphNode(node) {
+    const { display_name } = english[node.comfyClass] ?? {}
+    if (node.title === display_name) node.title = node.constructor.title // a name that nobody gave it
   }
 })

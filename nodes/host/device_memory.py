@@ -33,10 +33,10 @@ class DeviceMemory:
     @property
     def text(self) -> str:
         """The line on a node."""
-        what = "weights: about" if self.weights_alone else "memory: about"
         host = f", and {self.host_bytes / 1e9:.1f} GB of host memory" if self.host_bytes else ""
         more = UNCOUNTED if self.weights_alone else ""
-        return f"{what} {self.device_bytes / 1e9:.1f} of {self.total_bytes / 1e9:.1f} GB on each device{host}{more}"
+        share = f"{self.device_bytes / 1e9:.1f} of {self.total_bytes / 1e9:.1f} GB on each device{host}{more}"
+        return f"weights: about {share}" if self.weights_alone else f"memory: about {share}"
 
 
 def needed_memory(

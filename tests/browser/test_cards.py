@@ -116,11 +116,16 @@ def test_bypassing_is_offered_where_it_helps_and_errors_of_others_are_left_to_co
     page.evaluate(FOREIGN)
     expect(page.get_by_test_id("error-overlay")).to_be_visible()
     expect(card).to_have_count(0)
+    page.evaluate("document.activeElement.blur()")
     for text, kind, there, helps in REFUSALS:
         page.evaluate(RAISE, [text, kind, there])
         expect(card.get_by_role("button", name="Go to node")).to_be_visible()
         expect(card.get_by_role("button", name="Bypass node")).to_have_count(int(helps))
-    card.get_by_role("button", name="Close").click()
+    expect(card.get_by_role("button", name="Go to node")).to_be_focused()  # nothing was typed into
+    page.keyboard.press("Tab")
+    expect(card.get_by_role("button", name="Close")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(card).to_have_count(0)
 
 
 CHECKS = [
@@ -136,7 +141,7 @@ def test_the_doctor_says_what_to_know_first_and_folds_what_is_well(made_up: Made
     made_up.tell(doctor=NOTED)
     expect(doctor).to_contain_text("It can run here. To know (2):")
     expect(doctor).not_to_contain_text("Everything needed is there")
-    expect(doctor.locator("li:visible")).to_contain_text(["cuda:9 was left out", "one GPU"])
+    expect(doctor.locator("li:visible")).to_contain_text(["! warningcuda:9 was left out", "! devicesone GPU"])
     expect(doctor.locator("li:visible")).to_have_count(2)
     expect(doctor).to_contain_text(re.compile(r"at .*\d:\d\d.*, took 12"))
     doctor.get_by_text("10 checks passed").click()

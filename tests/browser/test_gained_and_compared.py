@@ -253,6 +253,33 @@ SIZES = """(root) => {
     cut: table.scrollWidth - table.clientWidth, sideways: root.scrollWidth - root.clientWidth } }"""
 
 
+# Where ComfyUI's own figures of the canvas, in its lower left corner, end.
+FIGURES_END = """async () => {
+  const write = CanvasRenderingContext2D.prototype.fillText
+  let end = 0
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, ...all) {
+    const own = this.canvas === app.canvas.canvas && /^(T|I|N|V|FPS): ?/.test(text)
+    const at = own && this.canvas.getBoundingClientRect().left + this.getTransform().e / devicePixelRatio
+    if (own) end = Math.max(end, at + x + this.measureText(text).width)
+    return write.call(this, text, x, ...all)
+  }
+  app.canvas.setDirty(true, true)
+  for (let frame = 0; frame < 20 && !end; frame++) await new Promise(requestAnimationFrame)
+  CanvasRenderingContext2D.prototype.fillText = write
+  return end }"""
+
+
+def test_the_strip_covers_no_figures_of_comfyui(made_up: MadeUp) -> None:
+    strip = made_up.comfy.page.get_by_test_id("pdit-strip")
+    made_up.tell(pools=[a_pool()])
+    left = "(strip) => strip.getBoundingClientRect().left"
+    strip.wait_for()
+    assert 50 < made_up.comfy.page.evaluate(FIGURES_END) < strip.evaluate(left)
+    made_up.comfy.open_sidebar()
+    panel = "document.querySelector('.graph-canvas-panel').getBoundingClientRect().left"
+    assert strip.evaluate(left) - made_up.comfy.page.evaluate(panel) < 20, "the sidebar covers the figures"
+
+
 def test_small_and_large_windows_have_room_for_the_rows(made_up: MadeUp) -> None:
     page = made_up.comfy.page
     try:

@@ -39,6 +39,7 @@ def test_texts_stand_in_the_boxes_of_nodes_and_reports_in_tables(comfy: ComfyPag
     plan = comfy.page.get_by_test_id("pdit-plan")
     expect(plan).to_contain_text("uly2")
     comfy.page.evaluate("new Promise(requestAnimationFrame)")
+    assert plan.evaluate("(box) => box.scrollHeight - box.clientHeight") <= 0, "the last of four lines is cut"
     before = comfy.page.evaluate(HEIGHTS)
     comfy.run()
     expect(comfy.page.get_by_test_id("pdit-result")).to_contain_text("uly2")

@@ -184,6 +184,19 @@ def test_what_stands_for_many_numbers_is_theirs(panel: Page) -> None:
     ]
 
 
+def test_the_marks_of_an_axis_are_round_and_fill_it(panel: Page) -> None:
+    for given, apart, marks in (
+        ([0, 0.93, 8], 0.2, [0, 0.2, 0.4, 0.6, 0.8]),
+        ([0.5, 1.3, 4], 0.2, [0.6, 0.8, 1.0, 1.2]),
+        ([0, 2, 4], 0.5, [0, 0.5, 1, 1.5, 2]),
+        ([1234.5, 1234.5004, 2], 0.0002, [1234.5, 1234.5002, 1234.5004]),
+        ([0, 1e-6, 3], 5e-7, [0, 5e-7, 1e-6]),
+    ):
+        found = panel.evaluate(CALL, ["figures.mjs", "axisMarks", *given])
+        assert found["apart"] == pytest.approx(apart)
+        assert found["marks"] == pytest.approx(marks, abs=apart / 1000)
+
+
 def test_only_a_newer_state_of_the_same_server_is_taken(panel: Page) -> None:
     heard = panel.evaluate(HEARD, [["a", 5], ["a", 4], ["a", 6], ["b", 1], ["b", 2]])
     assert heard == [["a", 5], ["a", 5], ["a", 6], ["b", 1], ["b", 2]]

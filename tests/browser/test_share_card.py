@@ -21,6 +21,10 @@ DRAWN_TEXTS = """() => {
   window.written = []
   CanvasRenderingContext2D.prototype.fillText = function (text, ...all) {
     window.written.push(String(text))
+    if (this.canvas.style.position === 'fixed') {  // where the card's timeline is drawn
+      const pixels = parseFloat(/([\\d.]+)px/.exec(this.font)[1]) * this.getTransform().a
+      window.smallest = Math.min(window.smallest ?? pixels, pixels)
+    }
     return write.call(this, text, ...all)
   }
 }"""
@@ -104,6 +108,7 @@ def test_a_card_to_share_shows_the_run_and_survives_what_happens_meanwhile(made_
         assert text in written
     for text in ("a.safetensors · 64 × 64 · 4 steps", "4.7e-7", "compute", "communication", "idle", "0  cuda:0"):
         assert text in written
+    assert page.evaluate("window.smallest") >= 15, "too small on a picture of 1200 pixels"
     picture = Image.open(io.BytesIO(base64.b64decode(canvas.evaluate("(c) => c.toDataURL()").partition(",")[2])))
     assert picture.size == (1200, 675)
     assert picture.convert("RGB").getpixel((200, 250)) == (250, 10, 10), "the run's picture, not the chart"
@@ -130,12 +135,19 @@ def test_a_card_of_an_older_or_lone_report_shows_what_is_known(made_up: MadeUp) 
     page, timeline = made_up.comfy.page, made_up.comfy.open_timeline()
     card, canvas = page.get_by_test_id("pdit-share-card"), page.get_by_test_id("pdit-share-canvas")
     older = {"schema": 1, "kind": "denoise", "steps": 2, "denoise_s": 1.0, "step_s": [0.5, 0.5], "plan_name": "ring2"}
-    for number, report in enumerate([older | {"plan": {"ring": 2}}, a_report(32, 10_000), of_a_benchmark(2)]):
+    video = a_report(2, 4, sizes={"width": 832, "height": 480, "frames": 81}, sampling={"steps": 4})
+    for number, (report, said, on_card) in enumerate([
+        (older | {"plan": {"ring": 2}}, "0.50 s a step", "ring2"),
+        (a_report(32, 10_000), "for 10000 steps", "1 × cuda:31"),
+        (of_a_benchmark(2), "1.60×", "1.60×"),
+        (video, "for 4 steps", "832 × 480 · 81 frames · 4 steps"),
+    ]):  # fmt: skip
         made_up.tell(reports=[made_up.report(number + 1, report)])
-        expect(timeline).to_contain_text(["0.50 s a step", "for 10000 steps", "1.60×"][number])
+        expect(timeline).to_contain_text(said)
         timeline.get_by_role("button", name="Share").click()
         expect(canvas).to_have_attribute("data-drawn", "without picture")
-        assert not re.search("undefined|null|NaN", canvas.get_attribute("aria-label") or "")
+        label = canvas.get_attribute("aria-label") or ""
+        assert on_card in label and not re.search("undefined|null|NaN", label)
         card.get_by_role("button", name="Close").click()
 
 

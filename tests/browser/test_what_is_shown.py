@@ -131,6 +131,9 @@ REPORTS = [
     (a_report(2, 3, ranks=[{"rank": 0, "device": "cpu:0", "busy_s": "soon"}]), "0.50 s a step"),
     (a_report(2, 3, timings=[], ranks={"rank": 0}), "nothing to draw"),
     (a_report(2, 3, ranks=[None, 7, []], devices=None, plan="ring", warnings=[1]), "0.50 s a step"),
+    (a_report(1, 4), "for 4 steps"),
+    (a_report(8, 4, plan={"name": "cfg2-uly4", "degrees": {"cfg": 2, "ulysses": 4}}), "for 4 steps"),
+    (a_report(32, 10_000), "for 10000 steps"),
     (a_report(64, 500), "for 500 steps"),
     (a_report(2, 10_000), "for 10000 steps"),
 ]
@@ -254,15 +257,17 @@ def test_the_panel_can_be_read_in_both_themes(made_up: MadeUp) -> None:
     failed = a_pool(4, plan={"cfg": 2, "ring": 2}, state="failed", last_failure=DIED, failed_rank=1)
     report = made_up.report(1, a_report(4, 6, plan={"name": "cfg2-ring2", "degrees": {"cfg": 2, "ring": 2}}))
     doctor = next(state["doctor"] for state, _ in SHOWN if "checks" in state.get("doctor", {}))
+    made_up.comfy.setting("ParallelDiT.FirstRun.Over", False)
     panels = [made_up.comfy.open_sidebar(), made_up.comfy.open_timeline()]
     made_up.tell(pools=[failed], reports=[report | {"summary": GAINED}], doctor=doctor)
-    panels.append(made_up.comfy.page.get_by_test_id("pdit-strip"))
+    panels += [made_up.comfy.page.get_by_test_id(name) for name in ("pdit-strip", "pdit-error-card")]
     expect(panels[1]).to_contain_text("for 6 steps")
     for palette in ("light", "dark"):
         made_up.comfy.palette(palette)
         made_up.comfy.shot(f"panel-{palette}")
         for panel in panels:
             assert panel.evaluate(UNREADABLE) == [], palette
+    made_up.comfy.setting("ParallelDiT.FirstRun.Over", True)
 
 
 def test_what_is_on_the_nodes_can_be_read_in_both_themes(comfy: ComfyPage) -> None:
@@ -306,6 +311,8 @@ def test_the_panel_speaks_the_users_language(tabs: Tabs, comfy_server: ComfyServ
         comfy.page.locator(".parallel-dit-tab-button").click()
         expect(comfy.sidebar).to_contain_text("重启")
         comfy.load_example(ulysses=5)  # what the server says, too
+        titles = comfy.page.evaluate("app.graph.nodes.map((node) => node.title)")
+        assert {"并行配置", "并行模型加载器", "并行采样器"} <= set(titles), titles
         expect(comfy.page.get_by_test_id("pdit-plan")).to_contain_text("请让各并行度的乘积不超过 2")
         comfy.page.evaluate(RAISE, ["ulysses=5 is not a whole number; use 1 or more", "SPConfig", ["SPConfig"]])
         expect(comfy.page.get_by_test_id("pdit-error-card").locator(".pdit-reason")).to_contain_text("不是整数")

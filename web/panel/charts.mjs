@@ -1,10 +1,11 @@
 /* The charts beside the timeline, by Chart.js, which is loaded when the first of them is drawn. */
 
 import { themeColour } from './dom.mjs'
-import { bytes, seconds, times } from './figures.mjs'
+import { bytes, largest, seconds, times } from './figures.mjs'
 
 const MOST_POINTS = 600
 const BAR = { compute: '#4e79a7', good: '#59a14f', bad: '#e15759', other: '#76b7b2', spare: '#bab0ac' }
+const [TEXT_GAP, DIGIT] = [5, 6.5] // pixels before a bar's text, and of each of its characters
 
 /* The values at the ends of bars that have texts. */
 const VALUES = {
@@ -17,7 +18,7 @@ const VALUES = {
     ctx.fillStyle = themeColour(canvas, '--input-text', '#888')
     ctx.font = '11px sans-serif'
     ctx.textBaseline = 'middle'
-    chart.getDatasetMeta(0).data.forEach((bar, at) => ctx.fillText(texts[at], bar.x + 5, bar.y))
+    chart.getDatasetMeta(0).data.forEach((bar, at) => ctx.fillText(texts[at], bar.x + TEXT_GAP, bar.y))
     ctx.restore()
   }
 }
@@ -86,7 +87,7 @@ export class Charts {
           }
         ]
       },
-      { x: { format: (factor) => `${factor}×`, zero: true, room: '35%' }, y: {}, across: true }
+      { x: { format: (factor) => `${factor}×`, zero: true }, y: {}, across: true }
     )
   }
 
@@ -125,10 +126,11 @@ export class Charts {
 
   _draw(canvas, type, data, axes) {
     const colour = themeColour(canvas, '--input-text', '#888')
-    const scale = ({ type: kind, title, format, zero, room } = {}) => ({
+    const texts = data.datasets[0]?.texts ?? []
+    const scale = ({ type: kind, title, format, zero } = {}) => ({
       ...(kind ? { type: kind } : {}),
       beginAtZero: zero === true,
-      grace: room ?? (zero ? '5%' : 0), // the longest bar stands clear of the frame
+      grace: zero ? '5%' : 0, // the longest bar stands clear of the frame
       title: { display: title !== undefined, text: title, color: colour },
       ticks: {
         color: colour,
@@ -146,6 +148,7 @@ export class Charts {
       animation: false,
       normalized: true,
       indexAxis: axes.across ? 'y' : 'x',
+      layout: { padding: { right: texts.length && TEXT_GAP + largest(texts.map((text) => text.length)) * DIGIT } },
       plugins: {
         legend: { display: data.datasets.length > 1, labels: { color: colour, boxWidth: 10, font: { size: 10 } } }
       },

@@ -81,7 +81,7 @@ function fill(list, findings, t) {
     () => h('li', {}, h('b', {}), h('span', {}), h('em', {})),
     (row, each) => {
       setAttribute(row, 'data-verdict', each.verdict)
-      setText(row.children[0], `${t(`doctor.${each.verdict}`)} ${each.name}`.trim())
+      setText(row.children[0], `${t(`doctor.${each.verdict}`)} ${each.name || t('doctor.warning')}`)
       setText(row.children[1], each.seen ?? '')
       setText(row.children[2], each.verdict === 'pass' ? '' : (each.remedy ?? ''))
     }

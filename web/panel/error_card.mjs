@@ -89,8 +89,11 @@ export class ErrorCard {
         button('close', () => this._close())
       )
     )
+    this.root.addEventListener('keydown', (event) => event.key === 'Escape' && this._close())
     this.about = about
-    document.body.append(this.root)
+    const { activeElement: focused, body } = document
+    body.append(this.root)
+    if (focused === body || focused === app.canvas?.canvas) this.root.querySelector('button').focus()
   }
 
   /* ComfyUI's own card of the same error lies below ours, hidden; it goes too. */

@@ -29,6 +29,15 @@ export function roughly(value) {
   return value < 59.5 ? `${Math.round(value)} s` : seconds(Math.max(60, Math.round(value)))
 }
 
+/** Round places between two on an axis, at most `count` steps of 1, 2 or 5 times a power of ten `apart`. */
+export function axisMarks(from, to, count) {
+  const least = (to - from) / count
+  const power = 10 ** Math.floor(Math.log10(least))
+  const apart = power * [1, 2, 5, 10].find((step) => step * power >= least * (1 - 1e-9))
+  const [first, last] = [Math.ceil(from / apart - 1e-9), Math.floor(to / apart + 1e-9)]
+  return { apart, marks: Array.from({ length: last - first + 1 }, (_, at) => (first + at) * apart) }
+}
+
 /** A time on an axis whose marks are `apart` seconds from each other: no two marks read alike. */
 export function axisTime(value, apart) {
   const [unit, factor] = value + apart >= 0.1 ? ['s', 1] : value + apart >= 1e-4 ? ['ms', 1e3] : ['µs', 1e6]

@@ -30,6 +30,7 @@ const STAGES_ONLY = new Set(['patches', 'warmup_steps'])
 const ASK_AFTER_MS = 250
 const HEIGHT = 76
 const MARGINS = 20 // of a widget, above and below together
+const PLANS_HEIGHT = 88 // four lines: the plan, its memory, two devices
 const SAMPLERS_HEIGHT = 112 // room for the figure and the verdict, so that nothing moves when they come
 const TABLES_HEIGHT = 180
 
@@ -61,7 +62,6 @@ function addResult(node, { store, t, actions, showResults }) {
   const hero = makeHero(t, actions, true)
   const box = h('div', { class: 'pdit-node', 'data-testid': 'pdit-result', role: 'status' }, hero.root, text, share)
   const height = kinds === RUNS ? SAMPLERS_HEIGHT : HEIGHT
-  box.style.minHeight = `${height - MARGINS}px` // the classic renderer's; Nodes 2.0 would have it grow and shrink
   addBox(node, 'parallel_dit_result', box, height)
   const view = { node, kinds, text, share, hero, box, report: null, key: null, told: null, live: null, t }
   const before = node.onExecuted
@@ -142,7 +142,8 @@ function show(view, entry, t) {
   drawShare(share, report, t)
 }
 
-function addBox(node, name, box, height = HEIGHT) {
+function addBox(node, name, box, height) {
+  box.style.minHeight = `${height - MARGINS}px` // the classic renderer's; Nodes 2.0 would have it grow and shrink
   const options = { serialize: false, hideOnZoom: false, getMinHeight: () => height, getMaxHeight: () => height * 1.5 }
   return node.addDOMWidget(name, name, box, options)
 }
@@ -171,7 +172,7 @@ function drawShare(bar, report, t) {
 
 function addPlan(node, { store, t }) {
   const box = h('div', { class: 'pdit-node', 'data-testid': 'pdit-plan', role: 'status' })
-  addBox(node, 'parallel_dit_plan', box)
+  addBox(node, 'parallel_dit_plan', box, PLANS_HEIGHT)
   orderInputs(node)
   showTextsOf(node, (text) => setText(box, text))
   let timer = 0

@@ -10,7 +10,8 @@ import { COLOURS, drawRows, rowsHeight } from './timeline_rows.mjs'
 
 const [WIDTH, HEIGHT, EDGE] = [1200, 675, 40]
 const INK = { ground: '#14171d', panel: '#1d222b', text: '#e8ebf0', quiet: '#a3adbd', accent: '#7fd08a' }
-const MOST_TIMELINE = 170 // pixels, of however many ranks
+const MOST_TIMELINE = 186 // pixels, of however many ranks
+const LARGER = 1.6 // so much larger is the card's timeline than the tab's: it is read as a small picture
 const PICTURE = 330
 
 /**
@@ -131,14 +132,15 @@ function drawPicture(brush, picture, x, y) {
   brush.drawImage(picture, x + (PICTURE - width) / 2, y + (PICTURE - height) / 2, width, height)
 }
 
-/* The very rows of the tab, drawn on a canvas of this size out of sight, since they are as wide as theirs. */
+/* The very rows of the tab, drawn larger on a canvas out of sight, since they are as wide as theirs. */
 function drawTimeline(brush, report, t) {
   if (!report.ranks.some((rank) => rank.begin)) return
-  const [width, height] = [WIDTH - 2 * EDGE, Math.min(MOST_TIMELINE, rowsHeight(report.ranks.length))]
-  const place = `position:fixed;left:-9999px;width:${width}px;height:${height}px;--input-text:${INK.quiet}`
+  const [width, height] = [WIDTH - 2 * EDGE, Math.min(MOST_TIMELINE, rowsHeight(report.ranks.length) * LARGER)]
+  const size = `width:${width / LARGER}px;height:${height / LARGER}px`
+  const place = `position:fixed;left:-9999px;${size};--input-text:${INK.quiet}`
   const rows = h('canvas', { style: place })
   document.body.append(rows)
-  drawRows(rows, report.ranks, [0, Math.max(report.end_s, 1e-6)])
+  drawRows(rows, report.ranks, [0, Math.max(report.end_s, 1e-6)], LARGER)
   const top = HEIGHT - 54 - height
   brush.drawImage(rows, EDGE, top, width, height)
   rows.remove()

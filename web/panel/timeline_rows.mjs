@@ -4,7 +4,7 @@
    steps of 64 ranks are drawn as quickly as ten. Within a step only the sums are known, not their order. */
 
 import { themeColour } from './dom.mjs'
-import { axisTime } from './figures.mjs'
+import { axisMarks, axisTime } from './figures.mjs'
 
 export const COLOURS = { compute: '#4e79a7', communication: '#f28e2b', idle: '#9aa0a6' }
 export const PARTS = Object.keys(COLOURS)
@@ -17,11 +17,10 @@ export function rowsHeight(numRanks) {
   return TOP + BOTTOM + Math.max(1, numRanks) * Math.max(5, Math.min(26, 420 / Math.max(1, numRanks)))
 }
 
-/** Draw the ranks of a report between two times, in seconds. */
-export function drawRows(canvas, ranks, [from_s, to_s]) {
+/** Draw the ranks of a report between two times, in seconds; `scale`: pixels of the picture for one of the page. */
+export function drawRows(canvas, ranks, [from_s, to_s], scale = globalThis.devicePixelRatio || 1) {
   const width = canvas.clientWidth || 600
   const height = canvas.clientHeight || rowsHeight(ranks.length)
-  const scale = globalThis.devicePixelRatio || 1
   canvas.width = Math.round(width * scale)
   canvas.height = Math.round(height * scale)
   const brush = canvas.getContext('2d')
@@ -101,15 +100,14 @@ function drawAxis({ brush, from_s, to_s, left, width, text }, height) {
   brush.globalAlpha = 0.7
   brush.font = '10px sans-serif'
   brush.textBaseline = 'alphabetic'
-  const count = Math.max(2, Math.floor(width / 110))
-  const apart = (to_s - from_s) / count
-  for (let tick = 0; tick <= count; tick++) {
-    const x = left + (width * tick) / count
+  const { apart, marks } = axisMarks(from_s, to_s, Math.max(2, Math.floor(width / 110)))
+  for (const mark of marks) {
+    const x = left + (width * (mark - from_s)) / (to_s - from_s)
     brush.globalAlpha = 0.15
     brush.fillRect(x, 0, 1, height - BOTTOM)
     brush.globalAlpha = 0.8
-    brush.textAlign = tick === 0 ? 'left' : tick === count ? 'right' : 'center'
-    brush.fillText(axisTime(from_s + tick * apart, apart), x, height - 6)
+    brush.textAlign = x < left + 20 ? 'left' : x > left + width - 20 ? 'right' : 'center'
+    brush.fillText(axisTime(mark, apart), x, height - 6)
   }
   brush.textAlign = 'left'
   brush.globalAlpha = 1

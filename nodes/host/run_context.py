@@ -19,7 +19,7 @@ import torch
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.pool.calls import ModelCall
-from ...parallel_runtime.pool.in_worker_sampling import InWorkerRun, StepDone
+from ...parallel_runtime.pool.in_worker_sampling import InWorkerResult, InWorkerRun, StepDone
 from ...parallel_runtime.proof import Proof
 from ...parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 from ...parallel_runtime.wire.replies import SampleReply, StepReply
@@ -189,8 +189,8 @@ class RunContext:
             (out,) = hand_over([Handed(self._together(), lambda calls: self._send(calls, check_cancelled), call)])
         return out
 
-    def sample(self, run: InWorkerRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> torch.Tensor:
-        """The whole run in the workers; its latent (B, S, C) fp32 on the CPU. Raises as `step`."""
+    def sample(self, run: InWorkerRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> InWorkerResult:
+        """The whole run in the workers; its latent (B, S, C) fp32 lies on the CPU. Raises as `step`."""
 
         def told(step: int, denoised: torch.Tensor) -> None:
             self.listener.resident_step(self.plan.ranks)
@@ -208,7 +208,7 @@ class RunContext:
         )
         calls = list(run.conds) * run.recurrence.num_calls
         self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
-        return result.out
+        return result
 
     def engine_options(self) -> dict[str, object]:
         """What every call asks of the engine."""

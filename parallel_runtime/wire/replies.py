@@ -175,6 +175,7 @@ class RankRun(RankWork):
 
     `began_s` is when each step began; `regions` has a list for each, an entry a step, and `prepare_regions` what was
     before the first. A run of very many steps goes without `began_s` and `regions`, as a message has room for no more.
+    `skipped_calls` are those that EasyCache or LazyCache stood for; None without one.
     """
 
     step_s: tuple[float, ...]
@@ -185,6 +186,7 @@ class RankRun(RankWork):
     regions: dict[str, tuple[float, ...]] | None = None
     prepare_regions: dict[str, float] | None = None
     timeline: StageTimeline | None = None
+    skipped_calls: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,8 @@ class ParallelChoice:
             counted = count()
         except ValueError as error:
             return Decision(plan=plan, reasons=(*reasons, f"not weighed, as it could not be counted: {error}"))
-        work = replace(usual_work(element_bytes=counted.element_bytes), image_tokens=counted.image_tokens)
+        usual = usual_work(element_bytes=counted.element_bytes)
+        work = replace(usual, image_tokens=counted.image_tokens, step_cache=self.step_cache > 0)
         decision = self._automatic(counted.model, work, everything=plan)
         if unshared:
             decision = replace(decision, reasons=(unshared, *decision.reasons))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 COMPUTE, NOTE, MAY_SKIP = "-", "n", "m"  # of a call: nothing; keep what comes out; skip it if that may be
+COMPARED = 64  # of so many numbers one is, in ComfyUI
 LOOKED_AT = "cache.looked_at"  # among a request's tensors: (1, S, C), true where a number is compared
 Total = Callable[[Tensor], Tensor]  # sums of this rank to those of all ranks that share the run
 
@@ -49,6 +50,12 @@ class StockCache:
     def asks(self, call: int) -> bool:
         """Whether it depends on numbers if a call is computed."""
         return self.calls[call] == MAY_SKIP and bool(self.calls[:call].strip(COMPUTE))
+
+
+def kept_bytes(numbers: int) -> int:
+    """What `CachedRows` keeps of latents of so many numbers, sides included, in fp32: what was added to each, and each
+    64th of what went in and came out."""
+    return 4 * (numbers + 2 * -(-numbers // COMPARED))
 
 
 class CachedRows:

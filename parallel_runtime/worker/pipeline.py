@@ -262,9 +262,12 @@ class PipelinedCalls:
     def _sure(self, call: int) -> bool:
         """Whether what this stage receives in a call is sure to be sent; asked of this call and the next.
 
-        X is, with the call before. Hidden states are when every rank will run the call, as far as is known now.
+        X is, with the call before; where that is skipped, once it has leave. Hidden states are when every rank will run the call, as far as is known now.
         """
-        return self._stage.first or call not in self._starts or self._gate.open(self._starts[call])
+        if self._stage.first and not self._skips.get(call - 1):
+            return True
+        run = call - 1 if self._stage.first else call
+        return run not in self._starts or self._gate.open(self._starts[run])
 
     def _chunks(self, call: int) -> list[range]:
         """What of the image goes through the stages at once in a call: all of it in a step of the warm-up."""

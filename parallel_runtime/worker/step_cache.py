@@ -45,7 +45,10 @@ def skipping_blocks(
             yield
         if counts:
             before = forward.cached or CachedCalls(calls=0, skipped=0)
-            forward.cached = CachedCalls(calls=before.calls + 1, skipped=before.skipped + seen.skips)
+            kept_bytes = max(before.kept_bytes, residuals.nbytes)
+            forward.cached = CachedCalls(
+                calls=before.calls + 1, skipped=before.skipped + seen.skips, kept_bytes=kept_bytes
+            )
 
     return skipping()
 

@@ -117,10 +117,19 @@ def with_run_without_exchange(argument: Any, option: str) -> Any:
     return {**argument, RUN_KEY: WithoutExchange(argument[RUN_KEY], option)}
 
 
+CACHE_WAYS: dict[str, Callable[[Any], Any]] = {
+    "threshold": lambda cache: cache.threshold / 4,
+    "first": lambda cache: 1 - cache.first,
+    "overwrites": lambda cache: not cache.overwrites,
+}
+
+
 def wrong_loop(run: Any, way: str) -> Any:
-    """A sampling run like `run` whose loop in the workers is wrong on purpose, in one of two ways.
+    """A sampling run like `run` whose loop in the workers is wrong on purpose, in one of several ways.
 
     `local_attention`: ranks attend to their own tokens alone. `one_side`: both sides of cfg are the positive one.
+    Others are of a step cache: `threshold`: a quarter of it; `first`: the other side decides; `overwrites`: what a
+    skipped call leaves in the latent is the other way round.
     """
 
     class WrongLoop(type(run)):
@@ -131,7 +140,11 @@ def wrong_loop(run: Any, way: str) -> Any:
             conds = [dataclasses.replace(each, options={**each.options, way: True}) for each in run.conds]
             if way == "one_side":
                 conds = [run.conds[0]] * len(conds)
-            return super().sample(dataclasses.replace(run, conds=tuple(conds)), **rest)
+            cache = run.cache
+            if way in CACHE_WAYS:
+                conds, changed = run.conds, CACHE_WAYS[way](cache)
+                cache = dataclasses.replace(cache, **{way: changed})
+            return super().sample(dataclasses.replace(run, conds=tuple(conds), cache=cache), **rest)
 
     return WrongLoop(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
 
@@ -141,7 +154,7 @@ class SwitchLoopWrong(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        ways = io.Combo.Input("way", options=["local_attention", "one_side"])
+        ways = io.Combo.Input("way", options=["local_attention", "one_side", *CACHE_WAYS])
         inputs, outputs = [io.Model.Input("model"), ways], [io.Model.Output()]
         return io.Schema(node_id="SwitchLoopWrong", category=CATEGORY, inputs=inputs, outputs=outputs)
 

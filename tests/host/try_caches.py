@@ -20,7 +20,6 @@ WRAPPERS = {
 # Other versions of ComfyUI's functions, by what their source has in place of a part of it.
 CHANGED = {
     "the estimate is not summed up": (".cumulative_change_rate += approx", ".cumulative_change_rate = approx"),
-    "it compares with the last call, skipped or not": ("if easycache.has_x_prev_subsampled():", "if True:"),
     "what goes in is left alone": ("result = easycache.apply_cache_diff(x, uuids)", "result = easycache.apply_cache_diff(x.clone(), uuids)"),
     "the rate is halved": ("output_change / input_change", "output_change / input_change / 2"),
 }  # fmt: skip

@@ -212,27 +212,25 @@ def count_call(module: torch.nn.Module, plan: Plan | None, parts: int, call: Cal
     return dict(counter.counts)
 
 
-def blocks_to_skip(module: torch.nn.Module, plan: Plan | None) -> CachedBlocks | None:
-    """The blocks that a step cache would skip, hooked; None where it cannot."""
+def residual_bytes(module: torch.nn.Module, plan: Plan | None, calls: Sequence[Callable[[], object]]) -> list[Counts]:
+    """What a step cache keeps of each call, by its name among the counts; nothing where it can skip no block."""
     try:
         refuse_step_cache(module, 1.0)
     except ValueError:
-        return None
-    return None if plan is None else CachedBlocks(module, plan)
-
-
-def residual_bytes(blocks: CachedBlocks | None, call: Callable[[], object]) -> Counts:
-    """What a step cache keeps of `call`, by its name among the counts."""
-    if blocks is None:
-        return {}
-    kept = Residuals()
+        plan = None
+    if plan is None:
+        return [{} for _ in calls]
+    blocks, found = CachedBlocks(module, plan), list[Counts]()
 
     def unknown(_: Tensor) -> Tensor:  # nothing is kept yet, so the call is computed
         return torch.tensor([0.0, 0.0, 1.0])
 
-    with torch.no_grad(), blocks.calling(kept, threshold=0.0, total=unknown, call_of=lambda: None):
-        call()
-    return {RESIDUAL_BYTES: float(kept.nbytes)}
+    for call in calls:
+        kept = Residuals()
+        with torch.no_grad(), blocks.calling(kept, threshold=0.0, total=unknown, call_of=lambda: None):
+            call()
+        found.append({RESIDUAL_BYTES: float(kept.nbytes)})
+    return found
 
 
 @dataclass(frozen=True)
@@ -273,14 +271,16 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
     plan, real = find_plan(type(module)), device.type != "meta"
     points = REAL_POINTS if real else POINTS
     widths = find_widths(model, points[0].size(frames), device)
-    alone, shared, numbers, blocks = [], [], [], blocks_to_skip(module, plan)
+    alone, shared, numbers, calls = [], [], [], []
     for point in points:
         shapes = latent_shapes(model, point.size(frames))
-        call = call_of(model, point.size(frames), shapes, widths, device)
+        calls.append(call_of(model, point.size(frames), shapes, widths, device))
         numbers.append(float(sum(math.prod(shape) for shape in shapes)))
-        alone.append(count_call(module, plan, 1, call))
-        shared.append(alone[-1] if plan is None else count_call(module, plan, RANKS, call))
-        alone[-1] = alone[-1] | residual_bytes(blocks, call)
+    kept = residual_bytes(module, plan, calls)  # first: its functions go with those that are taken off
+    for call, bytes_of_call in zip(calls, kept, strict=True):
+        counts = count_call(module, plan, 1, call)
+        shared.append(counts if plan is None else count_call(module, plan, RANKS, call))
+        alone.append(counts | bytes_of_call)
     per_number = _slope(numbers, [each.get("tokens", 0.0) for each in alone]) or 1 / (4 * shapes[0][1])
     tokens = [(number * per_number, float(point.text_tokens)) for number, point in zip(numbers, points, strict=True)]
     whole: dict[str, Polynomial] = {}

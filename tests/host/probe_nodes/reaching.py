@@ -6,6 +6,7 @@ Owns: what such nodes do to a MODEL. The calls are ComfyUI's own.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import comfy.ops
@@ -119,7 +120,6 @@ def with_run_without_exchange(argument: Any, option: str) -> Any:
 
 CACHE_WAYS: dict[str, Callable[[Any], Any]] = {
     "threshold": lambda cache: cache.threshold / 4,
-    "first": lambda cache: 1 - cache.first,
     "overwrites": lambda cache: not cache.overwrites,
 }
 
@@ -128,8 +128,8 @@ def wrong_loop(run: Any, way: str) -> Any:
     """A sampling run like `run` whose loop in the workers is wrong on purpose, in one of several ways.
 
     `local_attention`: ranks attend to their own tokens alone. `one_side`: both sides of cfg are the positive one.
-    Others are of a step cache: `threshold`: a quarter of it; `first`: the other side decides; `overwrites`: what a
-    skipped call leaves in the latent is the other way round.
+    Others are of a step cache: `threshold`: a quarter of it; `overwrites`: whether a skipped call leaves its result in
+    the latent, the other way round.
     """
 
     class WrongLoop(type(run)):

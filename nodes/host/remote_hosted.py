@@ -16,8 +16,8 @@ from ...parallel_runtime.weight_patch import BESIDE, WeightPatchSet
 from ...parallel_runtime.worker.hosted import METHODS
 from .hosted_model import RemoteForward, RemoteMethod
 from .hosted_source import HostedSource
-from .meta import META
 from .kept_memory import kept_by_caches
+from .meta import META
 from .pooled_model import PooledModel
 from .proving import Prover
 from .run_context import RunContext, run_inside

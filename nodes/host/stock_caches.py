@@ -193,7 +193,9 @@ def _try(kind: type, decides: Callable[..., Any], factor: int, offload: bool) ->
     holder: Any = kind(TRIED_THRESHOLD, 0.0, 1.0, factor, offload, output_channels=channels)
     holder.start_t, holder.end_t = 2.0, -1.0
     sides = [1, 0] if easy else [0]
-    cache = StockCache(easy=easy, threshold=TRIED_THRESHOLD, calls=MAY_SKIP * TRIED_CALLS, first=sides[0], together=easy)
+    cache = StockCache(
+        easy=easy, threshold=TRIED_THRESHOLD, calls=MAY_SKIP * TRIED_CALLS, first=sides[0], together=easy
+    )
     rows = CachedRows(cache, _looked_at(holder, TRIED, easy=easy)[0].flatten(1), sides=sides)
     decision = Decision(cache, lambda sums: sums)
     made = torch.Generator().manual_seed(1)
@@ -225,6 +227,6 @@ def _try(kind: type, decides: Callable[..., Any], factor: int, offload: bool) ->
             rows.note(call, x.flatten(2), [out.flatten(2) for out in outs])
         skipped.append(skips)
     runs = [skips for skips, _ in itertools.groupby(skipped)]
-    if len(runs) < 4 or len(in_place) != 1 or holder.total_steps_skipped != decision.skipped:  # noqa: PLR2004
+    if len(runs) < 4 or len(in_place) != 1 or holder.total_steps_skipped != decision.skipped:
         return None
     return in_place.pop()

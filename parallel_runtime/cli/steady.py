@@ -3,7 +3,8 @@
 Plans whose weights lie otherwise do not share the ranks' memory: before such a plan's run the weights of the last one
 are freed, its own are loaded, and one run goes by to warm up. A pipeline is timed after the warm-up steps of a
 sampling run of its own, which lead to the timed step as Euler steps do: with keys a step old, as it works, and not as
-it begins; so is a plan with a step cache, after a step that it skips nothing of. Owns what comes before a timed run. Does not own the clock.
+it begins. One with a step cache is timed after a step that is computed whole. Owns what comes before a timed run. Does
+not own the clock.
 """
 
 import uuid

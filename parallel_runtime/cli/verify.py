@@ -12,8 +12,8 @@ which is a few thousandths off in bf16, while a plan that is wrong is off by far
 Layers of int8, and of other formats that a device multiplies in, round what they are given, and a last digit decides
 between two steps: then the plan may be as far away as that moves an output (models/hosted/formats.py).
 
-With `--step-cache` the calls run once more with a first-block cache, by the plan and by one rank: both must skip the same
-blocks and say the same, and how far that is from the exact result is shown beside it.
+With `--step-cache` the calls run once more with a first-block cache, by the plan and by one rank: both must skip the
+same calls and agree, and how far that is from the exact result is shown beside it (cached.py).
 
 A pipeline is held to that while every step is warm-up. After its warm-up it attends to keys a step old, on purpose:
 that difference is shown beside it, and nobody's tolerance.
@@ -32,9 +32,9 @@ from ..models.registry import read_own
 from ..plan import ParallelPlan
 from ..pool.calls import ModelCall
 from ..pool.pool import Pool
-from ..report.build import cached_calls
 from ..weight_patch import PRISTINE
-from ..wire.replies import CachedCalls, RankStep, StepReply
+from ..wire.replies import RankStep, StepReply
+from .cached import Cached, describe_cached
 from .open_trial import open_trial
 from .terminal import SILENT, Paint, Progress, plain
 from .trial import Inputs, Results, Trial
@@ -81,6 +81,12 @@ class PlanRunner:
         """What each of the plan's ranks ran and sent in the last request."""
         return [reply.ran for reply in self.replies if reply.ran is not None]
 
+    def beside(self, plan: ParallelPlan, options: Mapping[str, object], *, sampling_run: str) -> "PlanRunner":
+        """One of the same model in the same workers, whose calls are of a sampling run."""
+        other = PlanRunner(self.pool, self.spec, plan, options=options)
+        other.sampling_run = sampling_run
+        return other
+
     def _options_of(self, call: int) -> dict[str, object]:
         if self.sampling_run is None:
             return dict(self.options)
@@ -92,14 +98,7 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     pipeline = {"patches": arguments.patches, "warmup_steps": arguments.warmup}
     plan = chosen_plan(arguments.plan, arguments.weights, **pipeline)
     workload = workload_of(arguments)
-    if arguments.steps < 1:
-        raise ValueError(f"--steps={arguments.steps} is below 1; use at least one step")
-    if plan.pipefusion > 1 and plan.warmup_steps > arguments.steps:
-        raise ValueError(f"warmup_steps={plan.warmup_steps} is more than --steps={arguments.steps}; use at most that")
-    if arguments.step_cache is not None and arguments.steps == 1:
-        raise ValueError("--step-cache skips what a step before it computed; use --steps 2 or more")
-    if arguments.step_cache is not None and plan.data > 1:
-        raise ValueError(f"--step-cache: replicas of data={plan.data} decide apart, one rank for all; leave data out")
+    _refuse_steps(arguments, plan)
     options = control_options(plan, workload) if arguments.negative_control else {}
     selection = choose_devices(arguments.devices, plan)
     with closing(open_trial(arguments, workload, [plan], selection.devices, progress)) as trial:
@@ -113,10 +112,7 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
             runner = PlanRunner(pool, trial.spec, plan, options=options)
             results = trial.results(runner.run, dtype := getattr(torch, loaded.dtype))
             stale = _stale(runner, trial, dtype) if plan.pipefusion > 1 else None
-            cached = None
-            if arguments.step_cache is not None:
-                progress.phase(f"computing {plan.name} and one rank with a step cache")
-                cached = Cached(runner, trial, dtype, arguments.step_cache)
+            cached = Cached.of(runner, trial, dtype, arguments.step_cache, progress)
         progress.phase(f"computing the same by {trial.reference_model} in one process")
         references = trial.references(torch.float32, dtype)
         tolerance, one_process = _tolerance(trial, dtype, references)
@@ -142,64 +138,21 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     return report if one_process is None else report | {"one_process_rel_err": one_process}
 
 
+def _refuse_steps(arguments: argparse.Namespace, plan: ParallelPlan) -> None:
+    if arguments.steps < 1:
+        raise ValueError(f"--steps={arguments.steps} is below 1; use at least one step")
+    if plan.pipefusion > 1 and plan.warmup_steps > arguments.steps:
+        raise ValueError(f"warmup_steps={plan.warmup_steps} is more than --steps={arguments.steps}; use at most that")
+    if arguments.step_cache is not None and arguments.steps == 1:
+        raise ValueError("--step-cache skips what a step before it computed; use --steps 2 or more")
+    if arguments.step_cache is not None and plan.data > 1:
+        raise ValueError(f"--step-cache: replicas of data={plan.data} decide apart, one rank for all; leave data out")
+
+
 def _stale(runner: PlanRunner, trial: Trial, dtype: torch.dtype) -> Results:
     """The calls once more as one sampling run, of whose steps only the first are warm-up."""
     runner.sampling_run = "verify"
     return trial.results(runner.run, dtype)
-
-
-class Cached:
-    """The calls once more as one sampling run with a first-block cache: by a plan, and by one rank."""
-
-    def __init__(self, runner: PlanRunner, trial: Trial, dtype: torch.dtype, threshold: float) -> None:
-        """Raises PoolError when a rank fails."""
-        self._threshold, self._seen = threshold, list[CachedCalls]()
-        self._mine = self._results(runner, trial, dtype, options=runner.options)
-        self._skipped, self._seen = self._seen, []
-        if runner.plan.layout.kind != ParallelPlan().layout.kind:
-            runner.pool.unload(runner.spec)
-        one = PlanRunner(runner.pool, runner.spec, ParallelPlan(), options={"compiled": False})
-        self._one_rank = self._results(one, trial, dtype, options=one.options)
-
-    def _results(
-        self, runner: PlanRunner, trial: Trial, dtype: torch.dtype, *, options: Mapping[str, object]
-    ) -> Results:
-        again = PlanRunner(
-            runner.pool, runner.spec, runner.plan, options={**options, "step_cache": self._threshold}
-        )
-        again.sampling_run = f"step cache of {runner.plan.name}"
-
-        def run(inputs: Sequence[Inputs]) -> Results:
-            outs = again.run(inputs)
-            self._seen.append(cached_calls(again.replies))
-            return outs
-
-        return trial.results(run, dtype)
-
-    @property
-    def _error(self) -> float:
-        return worst([relative_error(*pair) for pair in zip(self._mine, self._one_rank, strict=True)])
-
-    def _share(self, seen: Sequence[CachedCalls]) -> list[float]:
-        """By step, which share of the calls was skipped: batch groups that have a part of one count it each."""
-        return [each.skipped / max(1, each.calls) for each in seen]
-
-    def agrees(self, tolerance: float) -> bool:
-        """Whether the plan skips what one rank skips, and says the same."""
-        return self._error <= tolerance and self._share(self._skipped) == self._share(self._seen)
-
-    def report(self, references: Results) -> dict:
-        """What was skipped, by the plan and by one rank, and how far they are from each other and from `references`."""
-        mine, one = ([sum(getattr(each, name) for each in seen) for name in ("skipped", "calls")] for seen in (self._skipped, self._seen))
-        return {
-            "threshold": self._threshold,
-            "skipped": mine[0],
-            "of": mine[1],
-            "one_rank_skipped": one[0],
-            "one_rank_of": one[1],
-            "one_rank_rel_err": self._error,
-            "difference": worst([relative_error(*pair) for pair in zip(self._mine, references, strict=True)]),
-        }
 
 
 def _plan_report(plan: ParallelPlan, ranks: Sequence[RankStep]) -> dict:
@@ -311,12 +264,7 @@ def describe(report: Mapping, paint: Paint = plain) -> str:
             f"{report['patches']} patches: {report['stale_difference']:.2e} from one process, as PipeFusion is"
         )
     if "step_cache" in report:
-        told = report["step_cache"]
-        lines.append(
-            f"  with a step cache at {told['threshold']:g}: {told['skipped']} of {told['of']} calls skipped (one rank: "
-            f"{told['one_rank_skipped']} of {told['one_rank_of']}), {told['one_rank_rel_err']:.2e} from one rank with it, "
-            f"{told['difference']:.2e} from the exact result"
-        )
+        lines.append(f"  {describe_cached(report['step_cache'])}")
     lines += [_describe_rank(report, rank) for rank in range(len(report["per_rank"]))]
     answer = paint(f"{report['name']}: {verdict}{control}", "good" if well else "bad")
     lines[0] = lines[0].replace(f"{report['name']}: {verdict}{control}", answer, 1)

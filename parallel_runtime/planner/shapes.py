@@ -66,8 +66,8 @@ class ModelShape:
 class Work:
     """One image (or video, or batch) to denoise. `guided` is a cfg scale above 1: every row runs twice a step.
 
-    `element_bytes` is of activations, `weight_bytes` of one weight as it lies in memory. `step_cache`: what blocks added
-    is kept from call to call.
+    `element_bytes` is of activations, `weight_bytes` of one weight as it lies in memory. `step_cache`: what blocks
+    added is kept from call to call.
     """
 
     image_tokens: int

@@ -99,11 +99,13 @@ class InWorkerRun:
         wanted = (1, *self.shape[1:])
         if tuple(self.looked_at.shape) != wanted or self.looked_at.dtype != torch.bool:
             raise ValueError(
-                f"looked_at is {self.looked_at.dtype} of shape {tuple(self.looked_at.shape)}; give bool of shape {wanted}"
+                f"looked_at is {self.looked_at.dtype} of shape {tuple(self.looked_at.shape)}; "
+                f"give bool of shape {wanted}"
             )
         if len(self.cache.calls) != self.recurrence.num_calls:
             raise ValueError(
-                f"a step cache for {len(self.cache.calls)} calls, the run makes {self.recurrence.num_calls}; make them fit"
+                f"a step cache for {len(self.cache.calls)} calls, the run makes {self.recurrence.num_calls}; "
+                "make them fit"
             )
 
     def _inpaint_tensors(self) -> dict[str, torch.Tensor]:

@@ -95,10 +95,13 @@ class LatentRows:
 
     def skip(self, call: int) -> None:
         """Take what the cache has in place of what the model would say; collective as `leave`, of EasyCache."""
-        assert self.cached is not None  # the cache has said so
+        if self.cached is None:
+            raise RuntimeError("a run without a cache skips no call")
         again = self.cached.again(self.seen)
-        self._end(call, self._guided(call, again, overwritten=self.cached.cache.overwrites)
-                  if self.cached.cache.easy else again[0])
+        self._end(
+            call,
+            self._guided(call, again, overwritten=self.cached.cache.overwrites) if self.cached.cache.easy else again[0],
+        )
 
     def _guided(self, call: int, outputs: Sequence[torch.Tensor], *, overwritten: bool = False) -> torch.Tensor:
         """The denoised latent. `overwritten`: each side's output stands in its latent's place too."""
@@ -107,7 +110,9 @@ class LatentRows:
         if not outputs:
             return self._x  # of a batch group without work, which keeps in step with the others
         reading = self._reading(call)
-        kept = [each if reading.skip == 1.0 else each * reading.skip for each in (outputs if overwritten else [self._x])]
+        kept = [
+            each if reading.skip == 1.0 else each * reading.skip for each in (outputs if overwritten else [self._x])
+        ]
         sides = [
             torch.add(kept[number % len(kept)], output, alpha=reading.weight) for number, output in enumerate(outputs)
         ]
@@ -137,7 +142,10 @@ class LatentRows:
         looked_at = self._shard.take(self._tensors[LOOKED_AT], stream="image", dim=1)[0].to(self._timer.device)
         counts = self._first
         if not cache.easy:  # both sides of cfg have the denoised latent
-            counts, sides = counts and bool(self._share.conds) and not (self._share.exchange and self._cfg_axis.index), (0,)
+            counts, sides = (
+                counts and bool(self._share.conds) and not (self._share.exchange and self._cfg_axis.index),
+                (0,),
+            )
         return CachedRows(cache, looked_at, sides=sides, counts=counts)
 
     @property

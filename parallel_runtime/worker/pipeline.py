@@ -228,7 +228,8 @@ class PipelinedCalls:
 
     def _decided(self, call: int) -> bool:
         """On the last stage, whether a call is skipped, which the first is told."""
-        assert self.skipped is not None  # the last stage of a run with a cache
+        if self.skipped is None:
+            raise RuntimeError("only the last stage of a run with a cache decides")
         for rows in self._rows:
             rows.enter(call)
         skips = self.skipped.skips(call)
@@ -262,7 +263,8 @@ class PipelinedCalls:
     def _sure(self, call: int) -> bool:
         """Whether what this stage receives in a call is sure to be sent; asked of this call and the next.
 
-        X is, with the call before; where that is skipped, once it has leave. Hidden states are when every rank will run the call, as far as is known now.
+        X is, with the call before; where that is skipped, once it has leave. Hidden states are when every rank will run
+        the call, as far as is known now.
         """
         if self._stage.first and not self._skips.get(call - 1):
             return True

@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "host" / "try_caches.py"
 
 
 def test_a_cache_is_known_by_a_made_up_run_and_another_version_of_it_is_not() -> None:
-    """EasyCache's result of a skipped call overwrites what went in; a version that leaves that alone is known as such."""
+    """EasyCache's result of a skipped call overwrites what went in; a version that leaves it alone is known as such."""
     command = [sys.executable, str(SCRIPT), str(comfyui_path())]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert result.returncode == 0, result.stderr[-4000:]

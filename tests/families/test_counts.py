@@ -87,7 +87,7 @@ def test_bytes_are_those_that_real_ranks_send(plan: str, folder: Path, command: 
 
 @pytest.mark.slow
 def test_a_step_cache_keeps_on_real_ranks_what_was_counted_of_it(folder: Path) -> None:
-    """What Wan's first block added, and what its others did, in fp32: and it is in the estimate of a plan that has one."""
+    """What Wan's first block added, and what its others did, in fp32; it is in the estimate of a plan that has one."""
     found = counted(folder, WAN, **SIZE)
     spec = ModelSpec.of(folder / WAN, "float32", adapter=HOSTED, comfyui=find_comfyui(str(comfyui_path())))
     asked = call(0, text=TEXT, batch=2, size=(3, 36, 44))

@@ -98,13 +98,14 @@ def test_a_cache_that_is_another_in_the_ranks_is_seen(way: str, hosted_client: C
 
 # Two calls a step, noise of each step, blocks that are shared out and ranks that idle, stages of both sides, pictures
 # beside the latent, a latent that is scaled for the model, one of two parts.
+SHARDED = {"cfg": 2, "weights": "sharded"}
 FURTHER: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "heun": (FLUX, "EasyCache", {"cfg": 2}, {"sampler_name": "heun"}),
     "heun in stages": (FLUX, "EasyCache", {"pipefusion": 2, "warmup_steps": 8}, {"sampler_name": "heun"}),
     "ancestral": (FLUX, "LazyCache", {"ring": 2}, {"sampler_name": "euler_ancestral"}),
-    "sharded": (FLUX, "EasyCache", {"ring": 2, "cfg": 2, "weights": "sharded"}, {}),
-    "idle stages": (FLUX, "EasyCache", {"pipefusion": 2, "cfg": 2, "warmup_steps": 8, "weights": "sharded"}, {"cfg": 1.0}),
-    "idle": (WAN, "EasyCache", {"ulysses": 2, "cfg": 2, "weights": "sharded"}, {"cfg": 1.0}),
+    "sharded": (FLUX, "EasyCache", {"ring": 2, **SHARDED}, {}),
+    "idle stages": (FLUX, "EasyCache", {"pipefusion": 2, "warmup_steps": 8, **SHARDED}, {"cfg": 1.0}),
+    "idle": (WAN, "EasyCache", {"ulysses": 2, **SHARDED}, {"cfg": 1.0}),
     "a picture": ("wan 2.1 i2v", "EasyCache", {"ulysses": 2}, {}),
     "scaled": ("sdxl koala", "EasyCache", {"cfg": 2}, {}),
     "scaled, around cfg": ("sdxl koala", "LazyCache", {"cfg": 2}, {}),

@@ -29,7 +29,13 @@ TOLERANCE = 1e-5  # fp32 sums in another order, as many calls of the model after
 STEPS = 10
 CALLS = {"EasyCache": "--mmmmmmm-", "LazyCache": "nnmmmmmmm-"}
 STALE = "pipefusion=2,patches=2,warmup_steps=2"
-PLANS = ("ulysses=2", "ring=3", "cfg=2", "cfg=2,ring=2,weights=sharded", "pipefusion=2,ring=2,patches=3,warmup_steps=10")
+PLANS = (
+    "ulysses=2",
+    "ring=3",
+    "cfg=2",
+    "cfg=2,ring=2,weights=sharded",
+    "pipefusion=2,ring=2,patches=3,warmup_steps=10",
+)
 PLANS += ("cfg=3,pipefusion=2,patches=2,warmup_steps=10",)
 
 
@@ -48,9 +54,7 @@ def cached_run(config: FluxConfig, name: str, *, threshold: float = 0.5, mask: b
     )
     looked_at = torch.rand(1, *plain.shape[1:], generator=torch.Generator().manual_seed(5)) < 0.1
     recurrence = SamplerRecurrence(states=tuple(states), step_ends=tuple(range(STEPS)))
-    return replace(
-        plain, recurrence=recurrence, given={0: plain.given[0]}, cfg=1.5, cache=cache, looked_at=looked_at
-    )
+    return replace(plain, recurrence=recurrence, given={0: plain.given[0]}, cfg=1.5, cache=cache, looked_at=looked_at)
 
 
 def one_process(model: Callable[[Mapping], torch.Tensor], run: InWorkerRun) -> tuple[torch.Tensor, int]:
@@ -116,13 +120,17 @@ def test_stages_with_old_keys_skip_too_and_a_cancelled_run_leaves_nothing_in_fli
         """What a caller raises to cancel."""
 
     def check() -> None:
-        if len(seen) > stop:
+        if len(seen) > after[-1]:
             raise Stopped
 
-    for stop in range(1, 6):
+    after = [0]
+    for steps in range(1, 6):
+        after.append(steps)
         seen.clear()
         with pytest.raises(Stopped):
-            eight_ranks.sample(sample, plan, run, on_step=lambda step, _: (seen.append(step), check()), check_cancelled=check)
+            eight_ranks.sample(
+                sample, plan, run, on_step=lambda step, _: (seen.append(step), check()), check_cancelled=check
+            )
     whole = eight_ranks.sample(sample, plan, run)
     expected, skipped = one_process(reference_model, run)
     assert abs(whole.skipped_calls - skipped) <= 1  # its latents are others

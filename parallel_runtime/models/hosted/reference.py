@@ -25,8 +25,8 @@ from .build import Built, build, recognise
 from .calls import from_tree, takes_whole_batches
 from .comfyui import import_comfyui
 from .count import count_model
-from .first_block import refuse_step_cache
 from .dtypes import compute_dtype
+from .first_block import refuse_step_cache
 from .formats import coarse_inputs
 from .hook_points import find_hook_points
 from .random_calls import Recorded, Size, flat, latent_shapes, make_calls

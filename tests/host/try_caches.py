@@ -20,7 +20,7 @@ WRAPPERS = {
 # Other versions of ComfyUI's functions, by what their source has in place of a part of it.
 CHANGED = {
     "the estimate is not summed up": (".cumulative_change_rate += approx", ".cumulative_change_rate = approx"),
-    "what goes in is left alone": ("result = easycache.apply_cache_diff(x, ", "result = easycache.apply_cache_diff(x.clone(), "),
+    "what goes in is left alone": (".apply_cache_diff(x, uuids)", ".apply_cache_diff(x.clone(), uuids)"),
     "the rate is halved": ("output_change / input_change", "output_change / input_change / 2"),
 }  # fmt: skip
 

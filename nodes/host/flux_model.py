@@ -99,9 +99,8 @@ class RemoteFlux(comfy.model_base.Flux):
         Counted for one rank even where none shares it. Of sharded weights, the blocks that become whole count too.
         """
         run = run_inside(self.pooled) or self.diffusion_model.outside_runs
-        plan = run.plan
-        rows = -(-input_shape[0] // plan.batch_groups)
+        rows = -(-input_shape[0] // run.plan.batch_groups)
         whole = super().memory_required([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
-        ranks = max(1, self.pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
-        kept = kept_by_caches(run, [rows, *input_shape[1:]])
-        return ranks * (whole / plan.parts + self.pooled.visiting_bytes(plan) + kept)
+        ranks = max(1, self.pooled.ranks_on(comfy.model_management.get_torch_device(), run.plan))
+        kept = self.pooled.visiting_bytes(run.plan) + kept_by_caches(run, [rows, *input_shape[1:]])
+        return ranks * (whole / run.plan.parts + kept)

@@ -79,8 +79,7 @@ class RunContext:
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
     shapes of the last calls that it was asked about. `wrapped`: a node's function is around the model's calls, and may
-    make several of a step's one, for tiles of a picture: no call can be told from the others. `stock_cache`: with
-    EasyCache or LazyCache.
+    make several of one, as of tiles: none can be told from the others. `stock_cache`: with EasyCache or LazyCache.
     """
 
     model: PooledModel

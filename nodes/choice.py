@@ -95,7 +95,8 @@ class ParallelChoice:
             counted = count()
         except ValueError as error:
             return Decision(plan=plan, reasons=(*reasons, f"not weighed, as it could not be counted: {error}"))
-        decision = self._automatic(counted.model, usual_work_of(counted), everything=plan)
+        work = replace(usual_work_of(counted), step_cache=self.step_cache > 0)
+        decision = self._automatic(counted.model, work, everything=plan)
         if unshared:
             decision = replace(decision, reasons=(unshared, *decision.reasons))
         log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))

@@ -16,6 +16,7 @@ from ...parallel_runtime.models.flux.inputs import ForwardArguments, step_tensor
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weight_patch import WeightPatchSet
 from .flux_source import Source
+from .kept_memory import kept_by_caches
 from .meta import META
 from .pooled_model import PooledModel
 from .refusals import INSIDE_BLOCKS, check_transformer_options, refuse_in
@@ -98,8 +99,9 @@ class RemoteFlux(comfy.model_base.Flux):
 
         Counted for one rank even where none shares it. Of sharded weights, the blocks that become whole count too.
         """
-        plan = (run_inside(self.pooled) or self.diffusion_model.outside_runs).plan
-        rows = -(-input_shape[0] // plan.batch_groups)
+        run = run_inside(self.pooled) or self.diffusion_model.outside_runs
+        rows = -(-input_shape[0] // run.plan.batch_groups)
         whole = super().memory_required([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
-        ranks = max(1, self.pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
-        return ranks * (whole / plan.parts + self.pooled.visiting_bytes(plan))
+        ranks = max(1, self.pooled.ranks_on(comfy.model_management.get_torch_device(), run.plan))
+        kept = self.pooled.visiting_bytes(run.plan) + kept_by_caches(run, [rows, *input_shape[1:]])
+        return ranks * (whole / run.plan.parts + kept)

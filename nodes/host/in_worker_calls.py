@@ -28,6 +28,7 @@ from ...parallel_runtime.pool.calls import ModelCall, shape_of
 from ...parallel_runtime.pool.in_worker_sampling import shares
 from .host_loop import HostLoopError
 from .hosted_model import KEPT
+from .order import of_step_cache
 from .refusals import INSIDE_BLOCKS
 from .run_context import options_of_run, run_of
 from .workload_from_guider import PATCH, asks_negative
@@ -102,7 +103,7 @@ class TokenForm:
         rows, width = tokens.shape[1:]
         found = []
         for name in cond_names(guider, model_options):
-            (call,) = _captured(guider, [name], model_options, x, sigma)
+            (call,) = captured(guider, [name], model_options, x, sigma)
             img = call.tensors["img"]
             same_times = torch.equal(call.tensors["timesteps"].to(times.device), times)
             if not same_times or not torch.equal(img[:, :rows, :width], tokens.to(img)):
@@ -168,7 +169,8 @@ class WholeForm:
             return executor(latent, sigmas, c_concat, c_crossattn, control, transformer_options, **conds)
 
         asked = [[name] for name in names] if run.plan.cfg > 1 else [list(names)]
-        inner = [call for each in asked for call in _captured(guider, each, model_options, x, sigma, apply_model)]
+        around = {WrappersMP.APPLY_MODEL: apply_model}
+        inner = [call for each in asked for call in captured(guider, each, model_options, x, sigma, around)]
         groups = shares(run.plan, images=len(x), num_conds=len(names))
         images = [share.stop - share.start for share in groups if share.conds]
         self._refuse_parted(guider, images, rows=len(x) * len(names), whole=len(seen) == 1 and len(images) == 1)
@@ -212,30 +214,36 @@ class WholeForm:
         )
 
 
-def _captured(
+def captured(
     guider: comfy.samplers.CFGGuider,
     names: Sequence[str],
     model_options: dict,
     x: torch.Tensor,
     sigma: torch.Tensor,
-    apply_model: Callable[..., torch.Tensor] | None = None,
+    around: Mapping[str, Callable[..., Any]] | None = None,
 ) -> list[ModelCall]:
     """The transformer's calls for some conditionings of a run, in a stock step that is answered with zeros.
 
-    `apply_model` is put around ComfyUI's, as a wrapper. Raises `HostLoopError` for more than one call of each.
+    `around` are wrappers by their kind; those of step caches are left out, since they would take the zeros for outputs.
+    Raises `HostLoopError` for more than one call of each.
     """
     calls: list[ModelCall] = []
     looking = replace(run_of(model_options), captured=calls)
     options = options_of_run(model_options, looking)
-    if apply_model is not None:
-        inside = options["transformer_options"]
-        wrapped = {WrappersMP.APPLY_MODEL: {CAPTURE_KEY: [apply_model]}}
-        inside["wrappers"] = {**inside.get("wrappers", {}), **wrapped}
+    inside = options["transformer_options"]
+    wrappers = {kind: _without_caches(by_key) for kind, by_key in inside.get("wrappers", {}).items()}
+    for kind, wrapper in (around or {}).items():
+        wrappers[kind] = {**wrappers.get(kind, {}), CAPTURE_KEY: [wrapper]}
+    inside["wrappers"] = wrappers
     conds = [guider.conds[each] if each in names else None for each in SIDES]  # the place says which side it is
     comfy.samplers.calc_cond_batch(guider.inner_model, conds, x, sigma, options)
     if not 1 <= len(calls) <= len(names):
         raise HostLoopError(f"the {' and '.join(names)} conditioning makes {len(calls)} calls of the model")
     return calls
+
+
+def _without_caches(by_key: Mapping[str, list[Callable]]) -> dict[str, list[Callable]]:
+    return {key: [each for each in found if not of_step_cache(each)] for key, found in by_key.items()}
 
 
 def cond_names(guider: comfy.samplers.CFGGuider, model_options: dict) -> tuple[str, ...]:

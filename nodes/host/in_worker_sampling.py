@@ -25,6 +25,7 @@ from .in_worker_calls import Form, TokenForm, WholeForm, cond_names
 from .model_sampling import with_predictions
 from .progress import NodeText
 from .run_context import RunContext, run_of
+from .stock_caches import cache_keys, cache_of_run
 from .trace_recurrence import SamplerRun, given_tensors, trace
 
 log = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         tell_idle(context, len(names) * x.shape[0])
         _refuse_much_noise(len(recurrence.given) * x.numel() * 4)
         given = given_tensors(run, recurrence, x)
+        cached = cache_of_run(guider, model_options, x, sigmas[:1], recurrence)
 
         def step_done(step: int, rows: torch.Tensor) -> None:
             denoised = form.latent(rows, x.shape).to(x.device)
@@ -140,12 +142,16 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
                 cfg=float(guider.cfg),
                 given={number: form.rows(tensor).float() for number, tensor in given.items()},
                 inpaint=inpaint and Inpaint(**{name: form.rows(part).float() for name, part in inpaint.items()}),
+                cache=cached and cached.cache,
+                looked_at=cached and form.rows(cached.looked_at).bool(),
             ),
             on_step=step_done,
             check_cancelled=check_cancelled,
         )
         sigmas.copy_(sigmas_left)
-        return form.latent(result, x.shape).to(device=x.device, dtype=x.dtype)
+        if cached is not None:
+            cached.holder.total_steps_skipped = result.skipped_calls
+        return form.latent(result.out, x.shape).to(device=x.device, dtype=x.dtype)
 
 
 def _refuse(guider: comfy.samplers.CFGGuider, model_options: dict, reason: str | None) -> None:
@@ -177,8 +183,10 @@ def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> Non
         if model_options.get(name):
             raise HostLoopError(reason)
     wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
-    inside = [key for kind, by_key in wrappers.items() if kind not in OUTSIDE for key, found in by_key.items() if found]
-    inside = [key for key in dict.fromkeys(inside) if key != TOGETHER_KEY]  # ours, for the host's loop
+    inside = {kind: by_key for kind, by_key in wrappers.items() if kind not in OUTSIDE}
+    known = {TOGETHER_KEY, *cache_keys(model_options, inside)}  # the first is ours, for the host's loop
+    others = dict.fromkeys(key for by_key in inside.values() for key, found in by_key.items() if found)
+    inside = [key for key in others if key not in known]
     if inside:
         raise HostLoopError(f"a node wraps the model's calls ({', '.join(map(str, inside))})")
 

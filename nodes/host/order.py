@@ -45,6 +45,11 @@ def skipped_by_stock(model_options: Mapping[str, Any], *, steps: int) -> StepCac
     return StepCache(holder.name, holder.reuse_threshold, holder.total_steps_skipped, steps)
 
 
+def of_step_cache(function: Callable | type) -> bool:
+    """Whether ComfyUI brings it for EasyCache or LazyCache."""
+    return _is_of(function, STEP_CACHES)
+
+
 def why_calls_keep_order(
     callbacks: Mapping[str, Mapping[str, list]], conds: Iterable[dict], model_options: Mapping[str, Any]
 ) -> str | None:

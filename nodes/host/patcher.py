@@ -101,6 +101,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             step_cache=self.step_cache,
             prover=self.model.prover,
             wrapped="model_function_wrapper" in self.model_options,
+            stock_cache="easycache" in self.model_options["transformer_options"],
         )
 
     # What ComfyUI's memory manager asks

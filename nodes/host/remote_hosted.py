@@ -16,6 +16,7 @@ from ...parallel_runtime.weight_patch import BESIDE, WeightPatchSet
 from ...parallel_runtime.worker.hosted import METHODS
 from .hosted_model import RemoteForward, RemoteMethod
 from .hosted_source import HostedSource
+from .kept_memory import kept_by_caches
 from .meta import META
 from .pooled_model import PooledModel
 from .proving import Prover
@@ -50,7 +51,8 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
         parts = 1 if any(patch.kind == BESIDE for patch in run.patches.patches) else plan.parts
         whole = stock_memory([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
         ranks = max(1, pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
-        return ranks * (whole / parts + pooled.visiting_bytes(plan))
+        kept = kept_by_caches(run, [rows, *input_shape[1:]])
+        return ranks * (whole / parts + pooled.visiting_bytes(plan) + kept)
 
     model.memory_required = memory_required
     model.take_shapes = MetaShapes(transformer)

@@ -19,7 +19,7 @@ import torch
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.pool.calls import ModelCall
-from ...parallel_runtime.pool.in_worker_sampling import InWorkerRun, StepDone
+from ...parallel_runtime.pool.in_worker_sampling import InWorkerResult, InWorkerRun, StepDone
 from ...parallel_runtime.proof import Proof
 from ...parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 from ...parallel_runtime.wire.replies import SampleReply, StepReply
@@ -79,7 +79,7 @@ class RunContext:
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
     shapes of the last calls that it was asked about. `wrapped`: a node's function is around the model's calls, and may
-    make several of a step's one, for tiles of a picture: no call can be told from the others.
+    make several of one, as of tiles: none can be told from the others. `stock_cache`: with EasyCache or LazyCache.
     """
 
     model: PooledModel
@@ -94,6 +94,7 @@ class RunContext:
     proofs: list[Proof] = field(default_factory=list)
     checked: deque[object] = field(default_factory=lambda: deque(maxlen=CHECKED_CALLS))
     wrapped: bool = False
+    stock_cache: bool = False
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RunContext":
@@ -165,8 +166,8 @@ class RunContext:
             (out,) = hand_over([Handed(self._together(), lambda calls: self._send(calls, check_cancelled), call)])
         return out
 
-    def sample(self, run: InWorkerRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> torch.Tensor:
-        """The whole run in the workers; its latent (B, S, C) fp32 on the CPU. Raises as `call`."""
+    def sample(self, run: InWorkerRun, *, on_step: StepDone, check_cancelled: Callable[[], None]) -> InWorkerResult:
+        """The whole run in the workers; its latent (B, S, C) fp32 lies on the CPU. Raises as `call`."""
 
         def told(step: int, denoised: torch.Tensor) -> None:
             self.listener.resident_step(self.plan.ranks)
@@ -184,7 +185,7 @@ class RunContext:
         )
         calls = list(run.conds) * run.recurrence.num_calls
         self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
-        return result.out
+        return result
 
     def engine_options(self) -> dict[str, object]:
         """What every call asks of the engine."""

@@ -55,6 +55,8 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
             cases = [race.one_rank(), *race.processes(plans, loaded.dtype), *map(race.plan, plans)]
             if arguments.compile:
                 cases += map(race.compiled, dict.fromkeys((ParallelPlan(), *plans)))
+            if arguments.step_cache is not None:
+                cases += [race.skipped(plan, arguments.step_cache) for plan in dict.fromkeys((ParallelPlan(), *plans))]
             rounds = arguments.warmup + arguments.runs
             progress.phase(f"timing {len(cases)} cases in turn, {rounds} runs of each")
             done = itertools.count()
@@ -129,6 +131,10 @@ class Race:
         """The engine under a plan with its blocks compiled."""
         return self._ours(plan, f"{called(plan)}, compiled", "plan", compiled=True)
 
+    def skipped(self, plan: ParallelPlan, threshold: float) -> BenchmarkCase:
+        """The engine under a plan whose step cache skips the step: it follows one of the same latent."""
+        return self._ours(plan, f"{called(plan)}, skipped step", "plan", step_cache=threshold)
+
     def graphs(self, name: str) -> dict:
         """What the graphs of a case took, which has none unless it is compiled."""
         runner = self.with_graphs.get(name)
@@ -165,8 +171,9 @@ class Race:
             threads=threads,
         )
 
-    def _ours(self, plan: ParallelPlan, name: str, kind: str, *, compiled: bool = False) -> BenchmarkCase:
-        runner = SteadyPlan(self.places, plan, self.trial.calls, options={"timed": True, "compiled": compiled})
+    def _ours(self, plan: ParallelPlan, name: str, kind: str, **more: object) -> BenchmarkCase:
+        compiled = bool(more.get("compiled"))
+        runner = SteadyPlan(self.places, plan, self.trial.calls, options={"timed": True, "compiled": False, **more})
         if compiled:
             self.with_graphs[name] = runner
 

@@ -35,6 +35,7 @@ class HostedTrial:
         steps: int,
         comfyui: str | None,
         device: Device,
+        step_cache: float = 0.0,
     ) -> None:
         read_header(path)
         self._workload, self._steps = workload, steps
@@ -46,6 +47,7 @@ class HostedTrial:
             shared = {
                 "split": any(plan.parts > 1 for plan in plans),
                 "stages": max(plan.pipefusion for plan in plans),
+                "step_cache": step_cache,
             }
             opened = self._process.ask("open", path=os.path.abspath(path), dtype=dtype, **shared)
             self.title: str = opened["model"]

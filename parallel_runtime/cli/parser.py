@@ -20,10 +20,12 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         (f"--model {IMAGE} --plan ulysses=2", "does a plan compute what one process does?"),
         (f"--model {IMAGE} --plan ring=2 --negative-control", "does this check notice a wrong plan? It must fail"),
         (f"--model {VIDEO} --plan ulysses=2 --frames 33 --comfyui ../..", "a video model"),
+        (f"--model {VIDEO} --plan ulysses=2 --steps 6 --step-cache 0.1", "with a first-block cache, beside one rank's"),
     ),
     "bench": (
         (f"--model {IMAGE} --plan ulysses=2", "is a plan faster than one device?"),
         (f"--model {IMAGE} --plan ulysses=2 --plan ring=2 --chart bench.png", "two plans, drawn"),
+        (f"--model {VIDEO} --plan ulysses=2 --step-cache 0.1", "and a step that a first-block cache skips"),
     ),
     "join": (
         ("10.0.0.1:29400 --token-file token.txt", "offer all GPUs of this machine to the ComfyUI at 10.0.0.1"),
@@ -173,5 +175,12 @@ def _add_workload(parser: argparse.ArgumentParser, *, plans: str = "store") -> N
     )
     parser.add_argument("--dtype", default="default", help="float32, bfloat16, float16 (default: the file's)")
     parser.add_argument("--threads-per-rank", type=int, default=1, help="CPU threads of each rank (default 1)")
+    skips = "time a skipped step of every plan too" if plans == "append" else "run the steps with one too"
+    parser.add_argument(
+        "--step-cache",
+        type=float,
+        metavar="THRESHOLD",
+        help=f"first-block cache, as SP Config's step_cache, above 0: {skips}; not for Flux.1",
+    )
     beside = "time every plan with compiled blocks too" if plans == "append" else "compile the blocks"
     parser.add_argument("--compile", action="store_true", help=f"{beside}; needs g++, or Triton for GPUs")

@@ -12,6 +12,9 @@ which is a few thousandths off in bf16, while a plan that is wrong is off by far
 Layers of int8, and of other formats that a device multiplies in, round what they are given, and a last digit decides
 between two steps: then the plan may be as far away as that moves an output (models/hosted/formats.py).
 
+With `--step-cache` the calls run once more with a first-block cache, by the plan and by one rank: both must skip the
+same calls and agree, and how far that is from the exact result is shown beside it (cached.py).
+
 A pipeline is held to that while every step is warm-up. After its warm-up it attends to keys a step old, on purpose:
 that difference is shown beside it, and nobody's tolerance.
 """
@@ -31,6 +34,7 @@ from ..pool.calls import ModelCall
 from ..pool.pool import Pool
 from ..weight_patch import PRISTINE
 from ..wire.replies import RankStep, StepReply
+from .cached import Cached, describe_cached
 from .open_trial import open_trial
 from .terminal import SILENT, Paint, Progress, plain
 from .trial import Inputs, Results, Trial
@@ -77,6 +81,12 @@ class PlanRunner:
         """What each of the plan's ranks ran and sent in the last request."""
         return [reply.ran for reply in self.replies if reply.ran is not None]
 
+    def beside(self, plan: ParallelPlan, options: Mapping[str, object], *, sampling_run: str) -> "PlanRunner":
+        """One of the same model in the same workers, whose calls are of a sampling run."""
+        other = PlanRunner(self.pool, self.spec, plan, options=options)
+        other.sampling_run = sampling_run
+        return other
+
     def _options_of(self, call: int) -> dict[str, object]:
         if self.sampling_run is None:
             return dict(self.options)
@@ -88,10 +98,7 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     pipeline = {"patches": arguments.patches, "warmup_steps": arguments.warmup}
     plan = chosen_plan(arguments.plan, arguments.weights, **pipeline)
     workload = workload_of(arguments)
-    if arguments.steps < 1:
-        raise ValueError(f"--steps={arguments.steps} is below 1; use at least one step")
-    if plan.pipefusion > 1 and plan.warmup_steps > arguments.steps:
-        raise ValueError(f"warmup_steps={plan.warmup_steps} is more than --steps={arguments.steps}; use at most that")
+    _refuse_steps(arguments, plan)
     options = control_options(plan, workload) if arguments.negative_control else {}
     selection = choose_devices(arguments.devices, plan)
     with closing(open_trial(arguments, workload, [plan], selection.devices, progress)) as trial:
@@ -105,6 +112,7 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
             runner = PlanRunner(pool, trial.spec, plan, options=options)
             results = trial.results(runner.run, dtype := getattr(torch, loaded.dtype))
             stale = _stale(runner, trial, dtype) if plan.pipefusion > 1 else None
+            cached = Cached.of(runner, trial, dtype, arguments.step_cache, progress)
         progress.phase(f"computing the same by {trial.reference_model} in one process")
         references = trial.references(torch.float32, dtype)
         tolerance, one_process = _tolerance(trial, dtype, references)
@@ -119,12 +127,26 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
     }
     report |= _plan_report(plan, runner.ranks) | _errors(trial, plan, results, references, runner.ranks)
     report["within_tolerance"] = report["max_rel_err"] <= tolerance
+    if cached is not None:
+        report["step_cache"] = cached.report(references)
+        report["within_tolerance"] = report["within_tolerance"] and cached.agrees(tolerance)
     if arguments.compile:
         report["graphs_by_rank"] = [rank.compiled.graphs for rank in runner.ranks if rank.compiled is not None]
     if stale is not None:
         report |= {"warmup_steps": plan.warmup_steps, "patches": plan.num_patches}
         report["stale_difference"] = worst([relative_error(*pair) for pair in zip(stale, references, strict=True)])
     return report if one_process is None else report | {"one_process_rel_err": one_process}
+
+
+def _refuse_steps(arguments: argparse.Namespace, plan: ParallelPlan) -> None:
+    if arguments.steps < 1:
+        raise ValueError(f"--steps={arguments.steps} is below 1; use at least one step")
+    if plan.pipefusion > 1 and plan.warmup_steps > arguments.steps:
+        raise ValueError(f"warmup_steps={plan.warmup_steps} is more than --steps={arguments.steps}; use at most that")
+    if arguments.step_cache is not None and arguments.steps == 1:
+        raise ValueError("--step-cache skips what a step before it computed; use --steps 2 or more")
+    if arguments.step_cache is not None and plan.data > 1:
+        raise ValueError(f"--step-cache: replicas of data={plan.data} decide apart, one rank for all; leave data out")
 
 
 def _stale(runner: PlanRunner, trial: Trial, dtype: torch.dtype) -> Results:
@@ -241,6 +263,8 @@ def describe(report: Mapping, paint: Paint = plain) -> str:
             f"  after {report['warmup_steps']} step(s) of warm-up, {stale} with keys a step old, in "
             f"{report['patches']} patches: {report['stale_difference']:.2e} from one process, as PipeFusion is"
         )
+    if "step_cache" in report:
+        lines.append(f"  {describe_cached(report['step_cache'])}")
     lines += [_describe_rank(report, rank) for rank in range(len(report["per_rank"]))]
     answer = paint(f"{report['name']}: {verdict}{control}", "good" if well else "bad")
     lines[0] = lines[0].replace(f"{report['name']}: {verdict}{control}", answer, 1)

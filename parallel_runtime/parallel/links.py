@@ -82,16 +82,16 @@ class Outbox:
 
 
 class Inbox:
-    """Receives over a link what is `expected`, in that order.
+    """Receives over a link what is `expected`, in that order; None for what nobody knows yet, to be asked for again.
 
     `may_post(call)`: whether that call is sure to be run, so that its message is sure to come.
     """
 
     def __init__(
-        self, link: Link, *, expected: Iterator[Expected], may_post: Callable[[int], bool], device: torch.device
+        self, link: Link, *, expected: Iterator[Expected | None], may_post: Callable[[int], bool], device: torch.device
     ) -> None:
         self._link, self._expected, self._may_post, self._device = link, expected, may_post, device
-        self._next = next(expected, None)
+        self._next: Expected | None = None
         self._posted: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
         self._worked_on = 0
 
@@ -109,8 +109,13 @@ class Inbox:
     def worked_on(self) -> None:
         """Say that the work on the message taken last is queued and its result sent. Posts what may now be received."""
         self._worked_on += 1
-        while self._next is not None and self._next.after <= self._worked_on and self._may_post(self._next.call):
+        while (due := self._due()) is not None and due.after <= self._worked_on and self._may_post(due.call):
             self._post()
+
+    def _due(self) -> Expected | None:
+        if self._next is None:
+            self._next = next(self._expected, None)
+        return self._next
 
     def _finish_oldest(self) -> torch.Tensor:
         work, tensor = self._posted.popleft()
@@ -120,10 +125,11 @@ class Inbox:
         return tensor
 
     def _post(self) -> None:
-        if self._next is None:
+        due = self._due()
+        if due is None:
             raise RuntimeError("no further message is expected")
         device = torch.device("cpu") if self._link.staged else self._device
-        tensor = torch.empty(self._next.shape, dtype=self._next.dtype, device=device)
-        self._next = next(self._expected, None)
+        tensor = torch.empty(due.shape, dtype=due.dtype, device=device)
+        self._next = None
         work = dist.irecv(tensor, self._link.peer, group=self._link.group) if tensor.numel() else None
         self._posted.append((work, tensor))

@@ -242,6 +242,11 @@ def _weights_s(model: CountedModel, plan: ParallelPlan, calibration: Calibration
     return seconds
 
 
+def kept_by_step_cache(model: CountedModel, work: Work, plan: ParallelPlan) -> float:
+    """Bytes a row on one rank between calls; 0 without a step cache."""
+    return model.count("residual_bytes", work, plan.parts) if work.step_cache else 0.0
+
+
 def counted_memory(
     model: CountedModel, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None
 ) -> Memory:
@@ -256,9 +261,10 @@ def counted_memory(
     buffers = rows * model.count("key_bytes", work) / plan.pipefusion / plan.parts if plan.pipefusion > 1 else 0.0
     exchanges = max(1.0, model.count("exchanges", work))
     an_exchange = (model.count("query_bytes", work) + 2 * model.count("key_bytes", work)) / exchanges / plan.parts
+    held = model.count("held_bytes", work, plan.parts) + kept_by_step_cache(model, work, plan)
     return Memory(
         weights=round(weights),
-        activations=round(rows * model.count("held_bytes", work, plan.parts)),
+        activations=round(rows * held),
         buffers=round(buffers + (2 * rows * an_exchange if plan.parts > 1 else 0.0)),
         runtime=runtime_bytes(plan, rates, num_ranks or plan.ranks),
         host_bytes=round(host),

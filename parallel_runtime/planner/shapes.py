@@ -66,7 +66,8 @@ class ModelShape:
 class Work:
     """One image (or video, or batch) to denoise. `guided` is a cfg scale above 1: every row runs twice a step.
 
-    `element_bytes` is of activations, `weight_bytes` of one weight as it lies in memory.
+    `element_bytes` is of activations, `weight_bytes` of one weight as it lies in memory. `step_cache`: what blocks
+    added is kept from call to call.
     """
 
     image_tokens: int
@@ -76,6 +77,7 @@ class Work:
     steps: int = 20
     element_bytes: int = 2
     weight_bytes: int = 2
+    step_cache: bool = False
 
     def __post_init__(self) -> None:
         lowest = {"image_tokens": 1, "text_tokens": 0, "batch": 1, "steps": 1, "element_bytes": 1, "weight_bytes": 1}

@@ -15,6 +15,7 @@ import torch
 from ..parallel.shard import split_lengths
 from ..plan import ParallelPlan
 from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, SamplerRecurrence
+from ..stock_caches import LOOKED_AT, StockCache
 from ..wire.protocol import MAX_TENSORS, MAX_TEXT_BYTES
 from ..wire.records import to_body
 from ..wire.replies import Progress, RankRun, SampleReply
@@ -47,7 +48,8 @@ class InWorkerRun:
     shape in its option `latent`, and a latent travels as (B, 1, numbers).
     `given`: the recurrence's tensors, (B, S, C) fp32. `timeline` has the ranks of a pipeline note when which patch came
     and went; their reports have it. Modulations of all calls that would take a rank more than `modulation_bytes` are
-    computed call by call: about 2 MB a call, image and conditioning in bf16 on a model 3072 wide.
+    computed call by call: about 2 MB a call, image and conditioning in bf16 on a model 3072 wide. `cache` is ComfyUI's
+    EasyCache or LazyCache; `looked_at`, a bool of shape (1, S, C), says which numbers of a latent it compares.
     Raises `ValueError` for what does not belong together, and for a recurrence that is too long to send.
     """
 
@@ -58,6 +60,8 @@ class InWorkerRun:
     inpaint: Inpaint | None = None
     modulation_bytes: int = MODULATION_BYTES
     timeline: bool = False
+    cache: StockCache | None = None
+    looked_at: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.conds) <= NUM_SIDES:
@@ -71,6 +75,7 @@ class InWorkerRun:
             )
         refuse_long(self.recurrence)
         self._refuse_shapes()
+        self._refuse_cache()
 
     def _refuse_shapes(self) -> None:
         if len(self.shape) != 3 or 0 in self.shape:
@@ -86,6 +91,23 @@ class InWorkerRun:
         if img[0] != images or img[1] < tokens or img[2] < channels:
             raise ValueError(f"the conditionings see images of shape {img}, the latent is {self.shape}; make them fit")
 
+    def _refuse_cache(self) -> None:
+        if (self.cache is None) != (self.looked_at is None):
+            raise ValueError("a step cache of ComfyUI's and what it looks at belong together; give both, or none")
+        if self.cache is None or self.looked_at is None:
+            return
+        wanted = (1, *self.shape[1:])
+        if tuple(self.looked_at.shape) != wanted or self.looked_at.dtype != torch.bool:
+            raise ValueError(
+                f"looked_at is {self.looked_at.dtype} of shape {tuple(self.looked_at.shape)}; "
+                f"give bool of shape {wanted}"
+            )
+        if len(self.cache.calls) != self.recurrence.num_calls:
+            raise ValueError(
+                f"a step cache for {len(self.cache.calls)} calls, the run makes {self.recurrence.num_calls}; "
+                "make them fit"
+            )
+
     def _inpaint_tensors(self) -> dict[str, torch.Tensor]:
         if self.inpaint is None:
             return {}
@@ -100,6 +122,7 @@ class InWorkerRun:
         """All that travels, by name."""
         found = inputs_of(self.conds)
         found |= {f"given.{number}": tensor for number, tensor in self.given.items()}
+        found |= {} if self.looked_at is None else {LOOKED_AT: self.looked_at}
         return found | self._inpaint_tensors()
 
     def results(self) -> list[Extent]:
@@ -118,6 +141,7 @@ class InWorkerRun:
             calls=tuple(dict(cond.options) for cond in self.conds),
             modulation_bytes=self.modulation_bytes,
             timeline=self.timeline,
+            cache=self.cache,
         )
 
 
@@ -168,6 +192,11 @@ class InWorkerResult:
     def ran(self) -> list[RankRun]:
         """What each rank of the plan ran."""
         return [reply.ran for reply in self.ranks if reply.ran is not None]
+
+    @property
+    def skipped_calls(self) -> int:
+        """Calls of the model that a cache of ComfyUI's stood for."""
+        return max((ran.skipped_calls or 0 for ran in self.ran), default=0)
 
 
 def shares(plan: ParallelPlan, *, images: int, num_conds: int) -> tuple[GroupWork, ...]:

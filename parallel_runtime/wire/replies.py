@@ -126,10 +126,14 @@ class CompiledBlocks:
 
 @dataclass(frozen=True, kw_only=True)
 class CachedCalls:
-    """Calls that a step cache was asked about, and how many of them skipped their blocks but the first."""
+    """Calls that a step cache was asked about, and how many of them skipped their blocks but the first.
+
+    `kept_bytes`: what it keeps on this rank of the call of which it keeps most.
+    """
 
     calls: int
     skipped: int
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +192,7 @@ class RankRun(RankWork):
 
     `began_s` is when each step began; `regions` has a list for each, an entry a step, and `prepare_regions` what was
     before the first. A run of very many steps goes without `began_s` and `regions`, as a message has room for no more.
+    `skipped_calls` are those that EasyCache or LazyCache stood for; None without one.
     """
 
     step_s: tuple[float, ...]
@@ -198,6 +203,7 @@ class RankRun(RankWork):
     regions: dict[str, tuple[float, ...]] | None = None
     prepare_regions: dict[str, float] | None = None
     timeline: StageTimeline | None = None
+    skipped_calls: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

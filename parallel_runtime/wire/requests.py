@@ -11,6 +11,7 @@ from ..checkpoint import ModelSpec
 from ..exchange_groups import ExchangeGroup
 from ..plan import BatchSlice, Layout, ParallelPlan
 from ..sampler_recurrence import SamplerRecurrence
+from ..stock_caches import StockCache
 from .protocol import Op
 from .replies import (
     CheckReply,
@@ -160,6 +161,7 @@ class Sample:
     calls: tuple[Options, ...]
     modulation_bytes: int
     timeline: bool
+    cache: StockCache | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

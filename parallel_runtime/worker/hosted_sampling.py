@@ -24,6 +24,7 @@ from .hosted import HostedForward
 from .inputs import call_tensors
 from .latent import LatentRows
 from .mesh import Mesh
+from .stock_cache import SkippedCalls
 
 
 class CallSampling(torch.nn.Module):
@@ -64,8 +65,10 @@ class HostedCalls:
         mesh: Mesh,
         rows: LatentRows,
         options: Sequence[Mapping[str, Any]],
+        skipped: SkippedCalls | None = None,
     ) -> None:
-        """`options` of the conditionings."""
+        """`options` of the conditionings; `skipped`: calls that a cache of ComfyUI's may stand for."""
+        self.skipped = skipped
         self._forward, self._recurrence, self._rows, self._options = forward, recurrence, rows, options
         self._tensors, self._share = tensors, batch_groups[mesh.batch_group]
         working = [batch_groups[each] for each in mesh.replica_groups if batch_groups[each].conds]
@@ -93,10 +96,10 @@ class HostedCalls:
 
     def run(self, call: int) -> None:
         x = self._rows.enter(call)
-        if self._shown is not self._share:
-            x = x.new_zeros((self._shown.stop - self._shown.start, *x.shape[1:]))
-        outputs = [output for cond in self._shown.conds for output in self._outputs(cond, call, x)]
-        self._rows.leave(call, outputs if self._share.conds else [])
+        if self.skipped is not None and self.skipped.skips(call):
+            self._rows.skip(call)
+        else:
+            self._compute(call, x)
         self._rows.preview(call)
 
     def finish(self) -> None:
@@ -107,6 +110,12 @@ class HostedCalls:
 
     def close(self) -> None:
         """Nothing: a call ends with all of its exchanges done."""
+
+    def _compute(self, call: int, x: torch.Tensor) -> None:
+        if self._shown is not self._share:
+            x = x.new_zeros((self._shown.stop - self._shown.start, *x.shape[1:]))
+        outputs = [output for cond in self._shown.conds for output in self._outputs(cond, call, x)]
+        self._rows.leave(call, outputs if self._share.conds else [])
 
     def _taken(self, cond: int) -> list[torch.Tensor]:
         """A conditioning's tensors on this rank's device; of those with a row an image, the rows of its images."""

@@ -27,6 +27,7 @@ from .inputs import call_tensors
 from .latent import LatentRows
 from .live_times import LiveTimes
 from .prepared import Prepared, prepare
+from .stock_cache import SkippedCalls
 
 CREDIT_WAIT_S = 0.0001
 MOST_TIMED_STEPS = 400
@@ -75,7 +76,9 @@ class Gate:
 
 
 class Calls(Protocol):
-    """How the calls of a run are made on this rank."""
+    """How the calls of a run are made on this rank. `skipped`: those that a cache of ComfyUI's may stand for."""
+
+    skipped: SkippedCalls | None
 
     def prepare(self) -> None:
         """Compute all that can be known before the first call."""
@@ -172,6 +175,7 @@ class InWorkerLoop:
             regions=_by_name(steps) if fit and self._timer.on else None,
             prepare_regions=prepared if self._timer.on else None,
             timeline=self._calls.timeline(),
+            skipped_calls=None if self._calls.skipped is None else self._calls.skipped.count,
             **work,
         )
 
@@ -190,12 +194,13 @@ class WholeCalls:
         options: Sequence[Mapping],
         passes_a_call: int,
         modulation_bytes: int,
+        skipped: SkippedCalls | None = None,
     ) -> None:
         """`options` of the conditionings; `passes_a_call`: those of the busiest batch group that shares our weights.
 
-        `modulation_bytes`: as `prepare`'s `most_bytes`.
+        `modulation_bytes`: as `prepare`'s `most_bytes`. `skipped`: calls that a cache of ComfyUI's may stand for.
         """
-        self._modulation_bytes = modulation_bytes
+        self._modulation_bytes, self.skipped = modulation_bytes, skipped
         self._forward, self._recurrence, self._share, self._tensors = forward, recurrence, share, tensors
         self._rows, self._options, self._passes_a_call = rows, options, passes_a_call
         self._shards = {cond: forward.shard(call_tensors(tensors, cond)) for cond in share.conds}
@@ -220,10 +225,13 @@ class WholeCalls:
 
     def run(self, call: int) -> None:
         x = self._rows.enter(call)
-        found = [self._velocity(cond, call, x) for cond in self._share.conds]
-        for _ in range(self._passes_a_call - len(found)):
-            self._forward.weights.join_gathers(self._forward.beat)
-        self._rows.leave(call, found)
+        if self.skipped is not None and self.skipped.skips(call):
+            self._rows.skip(call)
+        else:
+            found = [self._velocity(cond, call, x) for cond in self._share.conds]
+            for _ in range(self._passes_a_call - len(found)):
+                self._forward.weights.join_gathers(self._forward.beat)
+            self._rows.leave(call, found)
         self._rows.preview(call)
 
     def finish(self) -> None:

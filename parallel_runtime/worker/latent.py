@@ -14,6 +14,7 @@ import torch
 from ..parallel.collectives import Axis
 from ..parallel.shard import SequenceShard
 from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, Prediction, SamplerRecurrence, Trajectory
+from ..stock_caches import LOOKED_AT, CachedRows, StockCache
 from ..timing import RegionTimer
 from ..wire.requests import GroupWork
 from .host_copies import HostCopies
@@ -24,7 +25,8 @@ INPAINT = ("mask", "noise", "latent")
 class LatentRows:
     """The rows of `shard` of a batch group's `share`. `tensors` are the request's, whole; results are written to them.
 
-    `first`: whether this rank writes them, where several have the same rows.
+    `first`: whether this rank writes them, where several have the same rows. `cache`: what may stand for the model in
+    some calls, which makes outputs of these `sides` of cfg here.
     """
 
     def __init__(
@@ -39,6 +41,8 @@ class LatentRows:
         cfg: float,
         cfg_axis: Axis,
         first: bool = True,
+        cache: StockCache | None = None,
+        sides: Sequence[int] = (),
     ) -> None:
         self._copies, self._first = copies, first
         self._recurrence, self._share, self._tensors, self._shard = recurrence, share, tensors, shard
@@ -46,7 +50,8 @@ class LatentRows:
         self._trajectory = Trajectory(recurrence)
         self._inpaint: dict[str, torch.Tensor] = {}
         self._preview_of = {end: f"preview.{step % PREVIEW_SLOTS}" for step, end in enumerate(recurrence.step_ends)}
-        self._x = self._denoised = torch.empty(0)
+        self._x = self._seen = self._denoised = torch.empty(0)
+        self.cached = None if cache is None else self._cached(cache, sides)
 
     def take_in(self) -> None:
         """Have on the device what every call needs of the request, and memory for previews; before the first."""
@@ -65,23 +70,57 @@ class LatentRows:
             x = x * mask + (noise * reading.kept_noise + latent * reading.kept_latent) * (1.0 - mask)
         self._x = x
         scale = self._reading(call).scale
-        return x if scale == 1.0 else x * scale
+        self._seen = x if scale == 1.0 else x * scale
+        return self._seen
+
+    @property
+    def entered(self) -> torch.Tensor:
+        """What `enter` returned last."""
+        return self._seen
+
+    @property
+    def seen(self) -> torch.Tensor:
+        """What the cache compares in the call that was entered, (B, S, C) fp32."""
+        return self._seen if self.cached is not None and self.cached.cache.easy else self._x
 
     def leave(self, call: int, outputs: Sequence[torch.Tensor]) -> None:
         """Take the model's outputs (B, S, C) for this batch group's conditionings, in fp32.
 
         Collective over the cfg axis where its batch groups share the sides.
         """
+        out = self._guided(call, outputs)
+        if self.cached is not None:
+            self.cached.note(call, self.seen, outputs if self.cached.cache.easy else [out])
+        self._end(call, out)
+
+    def skip(self, call: int) -> None:
+        """Take what the cache has in place of what the model would say; collective as `leave`, of EasyCache."""
+        if self.cached is None:
+            raise RuntimeError("a run without a cache skips no call")
+        again = self.cached.again(self.seen)
+        self._end(
+            call,
+            self._guided(call, again, overwritten=self.cached.cache.overwrites) if self.cached.cache.easy else again[0],
+        )
+
+    def _guided(self, call: int, outputs: Sequence[torch.Tensor], *, overwritten: bool = False) -> torch.Tensor:
+        """The denoised latent. `overwritten`: each side's output stands in its latent's place too."""
         if self._share.exchange:
             outputs = self._exchanged(outputs)
-        out = self._x  # of a batch group without work, which keeps in step with the others
-        if outputs:
-            reading = self._reading(call)
-            kept = self._x if reading.skip == 1.0 else self._x * reading.skip
-            sides = [torch.add(kept, output, alpha=reading.weight) for output in outputs]
-            out = sides[0] if len(sides) == 1 else sides[1] + (sides[0] - sides[1]) * self._cfg
-            if self._inpaint:
-                out = out * self._inpaint["mask"] + self._inpaint["latent"] * (1.0 - self._inpaint["mask"])
+        if not outputs:
+            return self._x  # of a batch group without work, which keeps in step with the others
+        reading = self._reading(call)
+        kept = [
+            each if reading.skip == 1.0 else each * reading.skip for each in (outputs if overwritten else [self._x])
+        ]
+        sides = [
+            torch.add(kept[number % len(kept)], output, alpha=reading.weight) for number, output in enumerate(outputs)
+        ]
+        return sides[0] if len(sides) == 1 else sides[1] + (sides[0] - sides[1]) * self._cfg
+
+    def _end(self, call: int, out: torch.Tensor) -> None:
+        if self._inpaint and self._share.conds:
+            out = out * self._inpaint["mask"] + self._inpaint["latent"] * (1.0 - self._inpaint["mask"])
         self._trajectory.leave(call, out)
         self._denoised = out
 
@@ -98,6 +137,16 @@ class LatentRows:
         if self._writes:
             with self._timer.region("gather"):
                 self._mine(self._tensors["out"]).copy_(rows)
+
+    def _cached(self, cache: StockCache, sides: Sequence[int]) -> CachedRows:
+        looked_at = self._shard.take(self._tensors[LOOKED_AT], stream="image", dim=1)[0].to(self._timer.device)
+        counts = self._first
+        if not cache.easy:  # both sides of cfg have the denoised latent
+            counts, sides = (
+                counts and bool(self._share.conds) and not (self._share.exchange and self._cfg_axis.index),
+                (0,),
+            )
+        return CachedRows(cache, looked_at, sides=sides, counts=counts)
 
     @property
     def _writes(self) -> bool:

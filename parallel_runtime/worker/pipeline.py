@@ -13,7 +13,8 @@ stage waits between steps. Ranks with the same place inside their stages talk to
 X travels whether or not the next step has leave to start: ranks see leave come at different moments, and of a send that
 waits for a receive, or the other way round, neither may depend on that (parallel/links.py). Hidden states travel in
 steps that have leave, which all ranks make alike. So a cancelled run has no message but X under way, which both ends
-take in. Owns the schedule. What a stage does with a chunk is stage.py's.
+take in. Where a cache of ComfyUI's may skip a call, the last stage says so ahead of X, once it has all of it, and each
+stage tells the next: stages then wait between steps. Owns the schedule. What a stage does with a chunk is stage.py's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ import torch
 from ..models.base import Tokens
 from ..parallel.links import Expected, Inbox, Outbox
 from ..sampler_recurrence import SamplerRecurrence
+from ..stock_caches import COMPUTE, StockCache
 from ..wire.replies import StageTimeline
 from ..wire.requests import GroupWork
 from .forward import Forward
@@ -34,7 +36,10 @@ from .latent import LatentRows
 from .mesh import Mesh
 from .prepared import Prepared, prepare
 from .stage import ChunkInputs, CondState, PartRows, Stage
+from .stock_cache import SkippedCalls
 from .timeline import Timeline
+
+SKIPS_AHEAD = 2  # messages in flight that say of a call whether it is skipped
 
 
 class PipelinedCalls:
@@ -55,10 +60,12 @@ class PipelinedCalls:
         passes_a_chunk: int,
         modulation_bytes: int,
         timeline: bool = False,
+        cache: StockCache | None = None,
     ) -> None:
         """`options` of the conditionings; `passes_a_chunk`: those of the busiest batch group that shares our weights.
 
         `modulation_bytes`: as `prepare`'s `most_bytes`. `timeline`: whether to note when which chunk came and went.
+        `cache`: what may stand for the model in some calls.
         """
         self._modulation_bytes = modulation_bytes
         self._forward, self._recurrence, self._share, self._tensors = forward, recurrence, share, tensors
@@ -73,7 +80,8 @@ class PipelinedCalls:
         self._image = stage.sequence(sides[0], longest_text=longest)  # of its text nothing is used
         patches = [self._image.shard(stage.part, patch) for patch in self._image.whole]
         self._latent_rows = [len(shard.take(tensors["given.0"][0], stream="image", dim=0)) for shard in patches]
-        self._outbox = Outbox(mesh.next_stage, depth=self._image.num_patches * max(1, len(share.conds)))
+        self._cache, self._skips, self._ran = cache, dict[int, bool](), 0
+        self._outbox = Outbox(mesh.next_stage, depth=self._image.num_patches * max(1, len(share.conds)) + SKIPS_AHEAD)
         self._inbox = Inbox(mesh.previous_stage, expected=self._messages(), may_post=self._sure, device=forward.device)
         self._rows = [
             LatentRows(
@@ -85,9 +93,13 @@ class PipelinedCalls:
                 copies=copies,
                 cfg=cfg,
                 cfg_axis=mesh.axes["cfg"],
+                cache=cache,
+                sides=share.conds,
             )
             for shard in (patches if stage.last else ())
         ]
+        decides = cache is not None and stage.last
+        self.skipped = SkippedCalls(cache, self._rows, mesh=mesh, device=forward.device) if decides else None
         self._timeline = Timeline(forward.device, on=timeline)
 
     @property
@@ -117,6 +129,13 @@ class PipelinedCalls:
     def run(self, call: int) -> None:
         if self._stage.last and call == 0:
             self._enter(0, self._image.whole)
+        self._ran = call + 1
+        if self._asks(call) and self._told(call):
+            if self._stage.last:
+                for rows in self._rows:
+                    rows.skip(call)
+                self._go_on(call, self._image.whole)
+            return
         for chunk in self._chunks(call):
             self._run_chunk(call, chunk)
 
@@ -129,6 +148,8 @@ class PipelinedCalls:
 
     def close(self) -> None:
         """As `Calls.close`: what was sent has been received, X of a call that nobody makes included."""
+        if self._stage.first and self._ran < self._recurrence.num_calls and self._asks(self._ran):
+            self._hear(self._ran)  # X comes with it
         self._inbox.drain()
         self._outbox.drain()
         del self._inbox  # it refers back to this: a circle keeps all keys and values until Python collects it
@@ -178,6 +199,10 @@ class PipelinedCalls:
             start = self._image.image_rows(self._stage.part, range(patch, patch + 1)).start - before
             mine = [rows[:, start : start + self._latent_rows[patch]].float() for rows in velocities]
             self._rows[patch].leave(call, mine)
+        self._go_on(call, chunk)
+
+    def _go_on(self, call: int, chunk: range) -> None:
+        """From a chunk whose rows have left a call to the next call."""
         if call + 1 < self._recurrence.num_calls:
             self._enter(call + 1, chunk)
         for patch in chunk:  # last: other ranks wait for what is sent
@@ -185,49 +210,113 @@ class PipelinedCalls:
 
     def _enter(self, call: int, done: range) -> None:
         """Send X of a call, for those of its chunks whose patches are all done with the call before."""
+        waits = self._waits(call)
+        if waits:
+            if done.stop < self._image.num_patches:
+                return
+            done = self._image.whole
+            if self._decided(call):
+                return
+        elif self.skipped is not None:
+            self.skipped.skips(call)  # none; but what is kept for later calls
         for chunk in self._chunks(call):
             if done.start <= chunk.start and chunk.stop <= done.stop:
-                x = torch.cat([self._rows[patch].enter(call) for patch in chunk], 1)
+                rows = [self._rows[patch] for patch in chunk]
+                x = torch.cat([each.entered if waits else each.enter(call) for each in rows], 1)
                 if self._share.conds:
                     self._outbox.send(x)
+
+    def _decided(self, call: int) -> bool:
+        """On the last stage, whether a call is skipped, which the first is told."""
+        if self.skipped is None:
+            raise RuntimeError("only the last stage of a run with a cache decides")
+        for rows in self._rows:
+            rows.enter(call)
+        skips = self.skipped.skips(call)
+        if self._asks(call):
+            self._skips[call] = skips
+            self._tell(call)
+        return skips
+
+    def _told(self, call: int) -> bool:
+        """Whether a call is skipped, as the last stage decided; the stage after is told."""
+        if not self._stage.last:
+            self._hear(call)
+            if self._stage.index + 2 < self._stage.size:
+                self._tell(call)
+        return self._skips[call]
+
+    def _tell(self, call: int) -> None:
+        self._outbox.send(torch.full((1,), float(self._skips[call]), device=self._forward.device))
+
+    def _hear(self, call: int) -> None:
+        self._skips[call] = bool(self._inbox.take())
+        self._inbox.worked_on()
+
+    def _asks(self, call: int) -> bool:
+        return self._cache is not None and self._cache.asks(call)
+
+    def _waits(self, call: int) -> bool:
+        """Whether all of the call before must be done before anything of a call begins."""
+        return self._cache is not None and self._cache.calls[call] != COMPUTE
 
     def _sure(self, call: int) -> bool:
         """Whether what this stage receives in a call is sure to be sent; asked of this call and the next.
 
-        X is, with the call before. Hidden states are when every rank will run the call, as far as is known now.
+        X is, with the call before; where that is skipped, once it has leave. Hidden states are when every rank will run
+        the call, as far as is known now.
         """
-        return self._stage.first or call not in self._starts or self._gate.open(self._starts[call])
+        if self._stage.first and not self._skips.get(call - 1):
+            return True
+        run = call - 1 if self._stage.first else call
+        return run not in self._starts or self._gate.open(self._starts[run])
 
     def _chunks(self, call: int) -> list[range]:
         """What of the image goes through the stages at once in a call: all of it in a step of the warm-up."""
         step = sum(end < call for end in self._recurrence.step_ends)
+        step -= sum(skips for skipped, skips in self._skips.items() if skipped < call and skipped in self._starts)
         return self._image.chunks(warm=step < self._warmup_steps)
 
-    def _messages(self) -> Iterator[Expected]:
+    def _messages(self) -> Iterator[Expected | None]:
         """What this stage receives: X of a chunk at the first, else a chunk of a conditioning's hidden states."""
         if self._stage.first:
             yield from self._latents()
             return
         images, number = self._share.stop - self._share.start, 0
         for call in range(self._recurrence.num_calls):
+            if self._asks(call):
+                if not self._stage.last:
+                    yield Expected(call, (1,), torch.float32, after=number)
+                    number += 1
+                while call not in self._skips:
+                    yield None
+                if self._skips[call]:
+                    continue
             for chunk in self._chunks(call):
                 for cond in self._share.conds:
                     shape = self._stage.hidden_shape(self._sequences[cond], chunk, images=images)
                     yield Expected(call, shape, self._forward.weights.dtype, after=number)
                     number += 1
 
-    def _latents(self) -> Iterator[Expected]:
+    def _latents(self) -> Iterator[Expected | None]:
         """X of each chunk, which the last stage makes once the same rows are through the stages in the call before.
 
         All of those that depend on nothing but chunks queued here are received ahead: the last stage's send, too, is
         in flight until it is received.
         """
-        if not self._share.conds:
-            return
         images, channels = self._share.stop - self._share.start, self._tensors["given.0"].shape[2]
         before: list[tuple[range, int]] = []  # chunks of the call before, and how many chunks are queued with each
         number = 0
         for call in range(self._recurrence.num_calls):
+            if self._asks(call):
+                yield Expected(call, (1,), torch.float32, after=number)
+                number += 1
+                while call not in self._skips:
+                    yield None
+            if self._waits(call):
+                before = [(self._image.whole, number)]
+            if self._skips.get(call) or not self._share.conds:
+                continue
             chunks = self._chunks(call)
             for chunk in chunks:
                 rows = sum(self._latent_rows[chunk.start : chunk.stop])

@@ -22,6 +22,7 @@ from .inputs import call_tensors
 from .latent import LatentRows
 from .mesh import Mesh
 from .pipeline import PipelinedCalls
+from .stock_cache import SkippedCalls
 
 
 def run_sample(
@@ -80,10 +81,20 @@ def _calls(
             passes_a_chunk=passes,
             modulation_bytes=modulation_bytes,
             timeline=request.timeline,
+            cache=request.cache,
         )
     shard = forward.shard(call_tensors(tensors, 0))
     rows = LatentRows(
-        recurrence, share, tensors, shard, timer=forward.timer, copies=copies, cfg=cfg, cfg_axis=mesh.axes["cfg"]
+        recurrence,
+        share,
+        tensors,
+        shard,
+        timer=forward.timer,
+        copies=copies,
+        cfg=cfg,
+        cfg_axis=mesh.axes["cfg"],
+        cache=request.cache,
+        sides=share.conds,
     )
     return WholeCalls(
         forward,
@@ -94,6 +105,7 @@ def _calls(
         options=options,
         passes_a_call=passes,
         modulation_bytes=modulation_bytes,
+        skipped=_skipped(request, rows, mesh=mesh, device=forward.device),
     )
 
 
@@ -112,5 +124,20 @@ def _hosted_calls(
         cfg=request.cfg,
         cfg_axis=mesh.axes["cfg"],
         first=forward.sequence.index == 0,
+        cache=request.cache,
+        sides=sorted(side for cond in share.conds for side in request.calls[cond]["sides"]),
     )
-    return HostedCalls(forward, recurrence, request.batch_groups, tensors, mesh=mesh, rows=rows, options=request.calls)
+    return HostedCalls(
+        forward,
+        recurrence,
+        request.batch_groups,
+        tensors,
+        mesh=mesh,
+        rows=rows,
+        options=request.calls,
+        skipped=_skipped(request, rows, mesh=mesh, device=forward.timer.device),
+    )
+
+
+def _skipped(request: Sample, rows: LatentRows, *, mesh: Mesh, device: torch.device) -> SkippedCalls | None:
+    return None if request.cache is None else SkippedCalls(request.cache, [rows], mesh=mesh, device=device)

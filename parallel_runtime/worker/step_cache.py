@@ -3,13 +3,13 @@
 Does not own how blocks are skipped (models/hosted/first_block.py) nor what is kept of a call (pipelined_step.py).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..models.hosted.first_block import CachedBlocks, Residuals
+from ..models.hosted.first_block import CachedBlocks, Residuals, Total
 from ..models.plans import plan_for
 from ..parallel.collectives import Axis
 from ..parallel.uneven import UnevenSequence
@@ -37,12 +37,7 @@ def skipping_blocks(
     if over is not None:
         sharing.append(UnevenSequence(ring=Axis("ring"), ulysses=over))
 
-    def total(sums: torch.Tensor) -> torch.Tensor:
-        for group in sharing:
-            sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts).sum(0)
-        return sums
-
-    cached, threshold = cached_blocks(model), float(options["step_cache"])
+    cached, threshold, total = cached_blocks(model), float(options["step_cache"]), total_over(sharing)
 
     @contextmanager
     def skipping() -> Iterator[None]:
@@ -50,9 +45,23 @@ def skipping_blocks(
             yield
         if counts:
             before = forward.cached or CachedCalls(calls=0, skipped=0)
-            forward.cached = CachedCalls(calls=before.calls + 1, skipped=before.skipped + seen.skips)
+            kept_bytes = max(before.kept_bytes, residuals.nbytes)
+            forward.cached = CachedCalls(
+                calls=before.calls + 1, skipped=before.skipped + seen.skips, kept_bytes=kept_bytes
+            )
 
     return skipping()
+
+
+def total_over(sharing: Sequence[UnevenSequence]) -> Total:
+    """What sums up numbers, on the device, over all ranks of these groups."""
+
+    def total(sums: torch.Tensor) -> torch.Tensor:
+        for group in sharing:
+            sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts).sum(0)
+        return sums
+
+    return total
 
 
 def cached_blocks(model: "HostedModel") -> CachedBlocks:

@@ -14,14 +14,18 @@ from pathlib import Path
 import pytest
 
 from host.fetch import comfyui_path
+from models.pooled import call
 from parallel_runtime.__main__ import main
+from parallel_runtime.checkpoint import HOSTED, ModelSpec
 from parallel_runtime.cli.comfyui_process import find_comfyui
 from parallel_runtime.cli.counting import Counted, Counts
+from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import useful_plans
-from parallel_runtime.planner.counted import CountedModel, amounts_of, counted_cost, counted_memory
+from parallel_runtime.planner.counted import CountedModel, amounts_of, counted_cost, counted_memory, kept_by_step_cache
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.shapes import Work
+from parallel_runtime.pool.pool import Pool
 
 from .files import ModelFile, write_model_files
 from .variants import FILES
@@ -79,6 +83,26 @@ def test_bytes_are_those_that_real_ranks_send(plan: str, folder: Path, command: 
     expected = (parsed.ring - 1) * amounts.hop_bytes + amounts.gathered_bytes
     assert json.loads(done.stdout)["bytes_per_step"] == pytest.approx([expected] * parsed.ranks, rel=1e-6)
     assert expected != pytest.approx((parsed.ring - 1) * amounts.hop_bytes, rel=1e-3)  # what is gathered is seen
+
+
+@pytest.mark.slow
+def test_a_step_cache_keeps_on_real_ranks_what_was_counted_of_it(folder: Path) -> None:
+    """What Wan's first block added, and what its others did, in fp32; it is in the estimate of a plan that has one."""
+    found = counted(folder, WAN, **SIZE)
+    spec = ModelSpec.of(folder / WAN, "float32", adapter=HOSTED, comfyui=find_comfyui(str(comfyui_path())))
+    asked = call(0, text=TEXT, batch=2, size=(3, 36, 44))
+    kept = {"pipeline": {"run": "kept", "key": "one"}, "step_cache": 0.1}
+    asked = replace(asked, options={**asked.options, **kept})
+    work = work_of(found, batch=2, step_cache=True)
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
+        for plan in (ParallelPlan(), ParallelPlan(ulysses=2)):
+            ran = pool.run(spec, plan, [asked]).ran[0].cached
+            estimated = 2 * kept_by_step_cache(found.model, work, plan)
+            assert ran.kept_bytes == pytest.approx(estimated, rel=1e-6), plan
+            assert ran.kept_bytes == 2 * 2 * 4 * WIDTH * work.image_tokens / plan.parts
+            without = counted_memory(found.model, replace(work, step_cache=False), plan, CPU.rates)
+            told = counted_memory(found.model, work, plan, CPU.rates)
+            assert told.activations - without.activations == pytest.approx(ran.kept_bytes, abs=1)
 
 
 @pytest.mark.slow

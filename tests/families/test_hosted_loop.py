@@ -206,8 +206,8 @@ def post_cfg(graph: Workflow) -> Workflow:
 
 
 def skipping(graph: Workflow) -> Workflow:
-    """With a wrapper that skips steps."""
-    inputs = {"reuse_threshold": 0.2, "start_percent": 0.15, "end_percent": 0.95, "verbose": False}
+    """With a wrapper that skips steps and logs each."""
+    inputs = {"reuse_threshold": 0.2, "start_percent": 0.15, "end_percent": 0.95, "verbose": True}
     return between(graph, "cache", "EasyCache", **inputs)
 
 
@@ -227,7 +227,7 @@ def cfg_plus_plus(graph: Workflow) -> Workflow:
 STAYS = {
     "two prompts on one side": (controlled, "the positive conditioning has 2 parts"),
     "another cfg function": (post_cfg, "a node replaces the cfg function"),
-    "a step cache": (skipping, "a node wraps the model's calls (easycache)"),
+    "a step cache that logs": (skipping, "a node wraps the model's calls (easycache)"),
     "some steps only": (partly, "a conditioning is for some steps only"),
     "cfg++": (cfg_plus_plus, "the sampler cannot be written as numbers"),
 }

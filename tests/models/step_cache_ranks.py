@@ -122,7 +122,11 @@ def compare(model: nn.Module, inputs: dict[str, Any], group: Any) -> dict[str, f
     kept = Residuals()
     _, cold = run(first, math.inf, kept)
     out, warm = run(second, math.inf, kept)
+    held: list[int] = []
+    last = list(model.get_submodule(list(names)[-1]).children())[-1]
+    looking = last.register_forward_pre_hook(lambda *_: held.append(kept.nbytes))
     whole, again = run(third, 0.0, kept)
+    looking.remove()
     assert (cold.skips, warm.skips, again.skips) == (False, True, False)
     _, alone = run(second, 0.0, kept, lambda sums: sums)
     return {
@@ -131,6 +135,8 @@ def compare(model: nn.Module, inputs: dict[str, Any], group: Any) -> dict[str, f
         "visible": error(out, call(model, second) if shared is None else run(second, 0.0, Residuals())[0]),
         "change": warm.change,
         "alone": alone.change,
+        "held": max(held),
+        "kept": kept.nbytes,
     }
 
 

@@ -6,12 +6,15 @@ Owns the bounds, and which classes are refused one. How a cache and its simulati
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.devices import parse_devices
@@ -24,6 +27,7 @@ from .conftest import run_ranks
 from .pooled import TEXTS, call, write_wan
 
 pytestmark = pytest.mark.slow
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 ERROR = 1e-5  # fp32 sums in another order
 VISIBLE = 1e-4  # what skipping must move
@@ -45,6 +49,8 @@ def test_a_call_that_skips_is_what_one_process_makes_of_kept_residuals(names: tu
         assert not wrong, wrong
         unseen = {name: row for name, row in rows.items() if not row["visible"] > VISIBLE}
         assert not unseen, unseen
+        held = {name: row for name, row in rows.items() if row["held"] or not row["kept"]}
+        assert not held, "what was kept must go before the call that replaces it is computed"
     for name, row in one.items():
         changes = {rows[name]["change"] for rows in two}
         assert len(changes) == 1, f"{name}: ranks found different changes {changes}"
@@ -157,3 +163,49 @@ def test_a_pipeline_takes_none() -> None:
     ):
         refuse_stages_with_cache(2, 0.1)
     refuse_stages_with_cache(2, 0.0)
+
+
+SIZE = ("--width", "128", "--height", "96", "--frames", "5", "--text-tokens", "9", "--dtype", "float32", "--json")
+
+
+def tried(command: Command, kind: str, spec: ModelSpec, *more: str) -> subprocess.CompletedProcess[str]:
+    """`verify` or `bench` of the Wan with a step cache."""
+    return command(kind, "--model", spec.path, "--comfyui", str(comfyui_path()), *SIZE, "--step-cache", *more)
+
+
+def test_verify_holds_a_plans_cache_to_one_ranks(wan: ModelSpec, command: Command) -> None:
+    done = tried(command, "verify", wan, "0.5", "--plan", "ulysses=2", "--steps", "6")
+    report = json.loads(done.stdout)
+    told = report["step_cache"]
+    assert done.returncode == 0 and report["within_tolerance"], done.stdout
+    assert 0 < told["skipped"] == told["one_rank_skipped"] < told["of"] == told["one_rank_of"] == 6
+    assert told["one_rank_rel_err"] <= ERROR and told["difference"] > VISIBLE
+    wrong = tried(command, "verify", wan, "0.5", "--plan", "ulysses=2", "--steps", "6", "--negative-control")
+    assert wrong.returncode == 1
+    assert json.loads(wrong.stdout)["step_cache"]["one_rank_rel_err"] > VISIBLE
+
+
+def test_bench_times_a_step_that_is_skipped(wan: ModelSpec, command: Command) -> None:
+    done = tried(command, "bench", wan, "0.1", "--plan", "ulysses=2", "--warmup", "0", "--runs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["name"]: row for row in json.loads(done.stdout)["contenders"]}
+    skipped = {name for name in rows if name.endswith(", skipped step")}
+    assert skipped == {"single, skipped step", "ulysses=2, skipped step"}
+    assert all(rows[name]["error"] <= ERROR for name in skipped)  # the same latent, so the same output
+    sent = {name: rows[name]["ranks"][0]["traffic"] for name in ("ulysses=2", "ulysses=2, skipped step")}
+    assert len({str(each) for each in sent.values()}) == 2
+
+
+REFUSED = {
+    "one step": ("verify", "0.1", "use --steps 2 or more", ()),
+    "stages": ("bench", "0.1", "--step-cache needs all blocks on one rank", ("--plan", "pipefusion=2")),
+    "replicas": ("verify", "0.1", "replicas of data=2 decide apart", ("--plan", "data=2", "--steps", "2")),
+    "a threshold of nothing": ("bench", "0", "--step-cache=0 is not above 0; use for example 0.1", ()),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_step_cache_that_cannot_be_is_refused(name: str, wan: ModelSpec, command: Command) -> None:
+    kind, threshold, words, more = REFUSED[name]
+    done = tried(command, kind, wan, threshold, *(more or ("--plan", "ulysses=2")))
+    assert done.returncode == 2 and words in done.stdout + done.stderr, done.stdout + done.stderr

@@ -29,11 +29,13 @@ from ...parallel.uneven import AttentionFunction, UnevenSequence
 from ..plans import find_plan
 from ..plans.plan import Plan
 from .attention import installed
+from .first_block import CachedBlocks, Residuals, refuse_step_cache
 from .hooks import SharedModel
 from .random_calls import Size, call_of, find_widths, latent_shapes
 from .stage import staged_blocks
 
 RANKS = 2  # that share the tokens in the second count
+RESIDUAL_BYTES = "residual_bytes"  # what a step cache keeps, which all tokens' ranks share out
 MODULE, ATTENDED, EXCHANGE = "module", "attended", "exchange"  # where an operation belongs
 Counts = dict[str, float]
 
@@ -210,6 +212,27 @@ def count_call(module: torch.nn.Module, plan: Plan | None, parts: int, call: Cal
     return dict(counter.counts)
 
 
+def residual_bytes(module: torch.nn.Module, plan: Plan | None, calls: Sequence[Callable[[], object]]) -> list[Counts]:
+    """What a step cache keeps of each call, by its name among the counts; nothing where it can skip no block."""
+    try:
+        refuse_step_cache(module, 1.0)
+    except ValueError:
+        plan = None
+    if plan is None:
+        return [{} for _ in calls]
+    blocks, found = CachedBlocks(module, plan), list[Counts]()
+
+    def unknown(_: Tensor) -> Tensor:  # nothing is kept yet, so the call is computed
+        return torch.tensor([0.0, 0.0, 1.0])
+
+    for call in calls:
+        kept = Residuals()
+        with torch.no_grad(), blocks.calling(kept, threshold=0.0, total=unknown, call_of=lambda: None):
+            call()
+        found.append({RESIDUAL_BYTES: float(kept.nbytes)})
+    return found
+
+
 @dataclass(frozen=True)
 class Point:
     """A call that is counted: a picture of so many pixels a side, and tokens of text."""
@@ -248,13 +271,16 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
     plan, real = find_plan(type(module)), device.type != "meta"
     points = REAL_POINTS if real else POINTS
     widths = find_widths(model, points[0].size(frames), device)
-    alone, shared, numbers = [], [], []
+    alone, shared, numbers, calls = [], [], [], []
     for point in points:
         shapes = latent_shapes(model, point.size(frames))
-        call = call_of(model, point.size(frames), shapes, widths, device)
+        calls.append(call_of(model, point.size(frames), shapes, widths, device))
         numbers.append(float(sum(math.prod(shape) for shape in shapes)))
-        alone.append(count_call(module, plan, 1, call))
-        shared.append(alone[-1] if plan is None else count_call(module, plan, RANKS, call))
+    kept = residual_bytes(module, plan, calls)  # first: its functions go with those that are taken off
+    for call, bytes_of_call in zip(calls, kept, strict=True):
+        counts = count_call(module, plan, 1, call)
+        shared.append(counts if plan is None else count_call(module, plan, RANKS, call))
+        alone.append(counts | bytes_of_call)
     per_number = _slope(numbers, [each.get("tokens", 0.0) for each in alone]) or 1 / (4 * shapes[0][1])
     tokens = [(number * per_number, float(point.text_tokens)) for number, point in zip(numbers, points, strict=True)]
     whole: dict[str, Polynomial] = {}
@@ -264,7 +290,9 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
         if name == "held_bytes":  # the most at once is no polynomial, and grows with the tokens
             whole[name], split[name] = _held(sum(tokens[2]), ones[2], twos[2])
             continue
-        if name in SHARED and plan is not None:
+        if name == RESIDUAL_BYTES:
+            split[name] = _fit(tokens, ones, real=real)
+        elif name in SHARED and plan is not None:
             whole[name] = _fit(tokens, [2 * two - one for one, two in zip(ones, twos, strict=True)], real=real)
             split[name] = _fit(tokens, [2 * (one - two) for one, two in zip(ones, twos, strict=True)], real=real)
         else:

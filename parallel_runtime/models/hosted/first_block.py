@@ -68,6 +68,12 @@ class Residuals:
     first: list[Tensor] | None = None
     others: dict[str, list[Tensor | None]] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        others = [each for added in self.others.values() for each in added if each is not None]
+        return sum(each.nbytes for each in [*(self.first or ()), *others])
+
 
 @dataclass
 class Seen:
@@ -178,6 +184,8 @@ class CachedBlocks:
         seen.change = difference / whole if whole and not unknown else math.inf
         seen.skips = seen.change < seen.threshold
         seen.new.first = added
+        if not seen.skips:  # before the new ones stand: they take as much
+            seen.residuals.first, seen.residuals.others = None, {}
 
 
 def _words_of(plan: Plan, blocks: str) -> Iterator[Word | None]:

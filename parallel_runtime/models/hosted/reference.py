@@ -26,6 +26,7 @@ from .calls import from_tree, takes_whole_batches
 from .comfyui import import_comfyui
 from .count import count_model
 from .dtypes import compute_dtype
+from .first_block import refuse_step_cache
 from .formats import coarse_inputs
 from .hook_points import find_hook_points
 from .random_calls import Recorded, Size, flat, latent_shapes, make_calls
@@ -51,10 +52,10 @@ class Reference:
         function = attention.optimized_attention
         return {"attention": (function.stock if isinstance(function, AttentionSwitch) else function).__name__}
 
-    def open(self, path: str, dtype: str, split: bool, stages: int) -> dict[str, Any]:
+    def open(self, path: str, dtype: str, split: bool, stages: int, step_cache: float = 0.0) -> dict[str, Any]:
         """Build the model; its name, the dtype that it computes in, how coarsely its layers round what they are given.
 
-        `split`: ranks are to share its tokens; `stages`: so many its blocks.
+        `split`: ranks are to share its tokens; `stages`: so many its blocks; `step_cache`: its threshold, 0 for none.
 
         Raises `ValueError` for a file that is none of ComfyUI's, and for a class whose tokens cannot be shared.
         """
@@ -64,6 +65,7 @@ class Reference:
         self._build(self.dtype)
         if stages > 1:
             refuse_stages(self._opened.module, stages)
+        refuse_step_cache(self._opened.module, step_cache)
         if split or stages > 1:
             find_hook_points(self._opened.module, plan_for(type(self._opened.module)))
         return {

@@ -6,6 +6,7 @@ Owns: what such nodes do to a MODEL. The calls are ComfyUI's own.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import comfy.ops
@@ -113,10 +114,18 @@ def with_run_without_exchange(argument: Any, option: str) -> Any:
     return {**argument, RUN_KEY: WithoutExchange(argument[RUN_KEY], option)}
 
 
+CACHE_WAYS: dict[str, Callable[[Any], Any]] = {
+    "threshold": lambda cache: cache.threshold / 4,
+    "overwrites": lambda cache: not cache.overwrites,
+}
+
+
 def wrong_loop(run: Any, way: str) -> Any:
-    """A sampling run like `run` whose loop in the workers is wrong on purpose, in one of two ways.
+    """A sampling run like `run` whose loop in the workers is wrong on purpose, in one of several ways.
 
     `local_attention`: ranks attend to their own tokens alone. `one_side`: both sides of cfg are the positive one.
+    Others are of a step cache: `threshold`: a quarter of it; `overwrites`: whether a skipped call leaves its result in
+    the latent, the other way round.
     """
 
     class WrongLoop(type(run)):
@@ -127,7 +136,11 @@ def wrong_loop(run: Any, way: str) -> Any:
             conds = [dataclasses.replace(each, options={**each.options, way: True}) for each in run.conds]
             if way == "one_side":
                 conds = [run.conds[0]] * len(conds)
-            return super().sample(dataclasses.replace(run, conds=tuple(conds)), **rest)
+            cache = run.cache
+            if way in CACHE_WAYS:
+                conds, changed = run.conds, CACHE_WAYS[way](cache)
+                cache = dataclasses.replace(cache, **{way: changed})
+            return super().sample(dataclasses.replace(run, conds=tuple(conds), cache=cache), **rest)
 
     return WrongLoop(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
 
@@ -137,7 +150,7 @@ class SwitchLoopWrong(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        ways = io.Combo.Input("way", options=["local_attention", "one_side"])
+        ways = io.Combo.Input("way", options=["local_attention", "one_side", *CACHE_WAYS])
         inputs, outputs = [io.Model.Input("model"), ways], [io.Model.Output()]
         return io.Schema(node_id="SwitchLoopWrong", category=CATEGORY, inputs=inputs, outputs=outputs)
 

@@ -105,13 +105,13 @@ async function update(view, store) {
     return showLive(view, run)
   }
   if (view.live !== null) {
-    view.stopped = view.live.newest === newest
+    view.stoppedAt = view.live.newest === newest ? (newest ?? '') : undefined
     setText(view.box.firstChild, '') // what it said meanwhile
   }
   view.live = null
+  view.stopped = view.stoppedAt === (newest ?? '') // until a newer report is there
   if (entry && keyOf(entry) !== view.key) {
     const key = (view.key = keyOf(entry))
-    view.stopped = false
     const raw = await store.report(entry.number).catch(() => undefined)
     if (view.key !== key || view.live !== null) return
     if (raw !== undefined) view.report = readReport(raw)

@@ -5,7 +5,6 @@ Small ones, but for classes that have one size: HunyuanVideo's, Wan 2.2's, MiniM
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import sys
@@ -128,26 +127,21 @@ def large_h3() -> VAE:
 
 
 class SmallVAE(io.ComfyNode):
-    """A VAE that ComfyUI recognises by its weights, which are random, and the same without tiles of its own."""
+    """A VAE that ComfyUI recognises by its weights, which are random."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        inputs = [io.Combo.Input("kind", options=[*MODULES, *PATCHED, H3])]
-        outputs = [io.Vae.Output(), io.Vae.Output(display_name="untiled")]
+        inputs, outputs = [io.Combo.Input("kind", options=[*MODULES, *PATCHED])], [io.Vae.Output()]
         return io.Schema(node_id="SmallVAE", category=CATEGORY, inputs=inputs, outputs=outputs)
 
     @classmethod
     def execute(cls, kind: str) -> io.NodeOutput:
-        vae = large_h3() if kind == H3 else small_vae("wan 2.1" if kind in PATCHED else kind)
+        vae = small_vae("wan 2.1" if kind in PATCHED else kind)
         if kind == "patched":
             vae.patcher.add_object_patch("conv2", vae.first_stage_model.conv2)
         if kind == "of another pack":
             vae.__class__ = type("AnotherVAE", (VAE,), {})
-        untiled = copy.copy(vae)
-        if kind == H3:
-            untiled.first_stage_model = copy.copy(vae.first_stage_model)
-            untiled.first_stage_model.tiling = False
-        return io.NodeOutput(vae, untiled)
+        return io.NodeOutput(vae)
 
 
 def small_vae(kind: str, dtype: torch.dtype | None = None) -> VAE:

@@ -62,7 +62,8 @@ class Cached:
     def _error(self) -> float:
         return worst([relative_error(*pair) for pair in zip(self._mine, self._one_rank, strict=True)])
 
-    def _share(self, seen: Sequence[CachedCalls]) -> list[float]:
+    @staticmethod
+    def _share(seen: Sequence[CachedCalls]) -> list[float]:
         """By step, which share of the calls was skipped: batch groups that have a part of one count it each."""
         return [each.skipped / max(1, each.calls) for each in seen]
 
@@ -74,7 +75,7 @@ class Cached:
         """What was skipped, by the plan and by one rank, and how far they are from each other and from `references`."""
         mine, one = (
             [sum(getattr(each, name) for each in seen) for name in ("skipped", "calls")]
-            for seen in (self._skipped, self._seen)
+            for seen in (self._seen, self._seen_alone)
         )
         return {
             "threshold": self._threshold,

@@ -98,8 +98,9 @@ class PipelinedCalls:
             )
             for shard in (patches if stage.last else ())
         ]
-        decides = cache is not None and stage.last
-        self.skipped = SkippedCalls(cache, self._rows, mesh=mesh, device=forward.device) if decides else None
+        self.skipped: SkippedCalls | None = None
+        if cache is not None and stage.last:
+            self.skipped = SkippedCalls(cache, self._rows, mesh=mesh, device=forward.device)
         self._timeline = Timeline(forward.device, on=timeline)
 
     @property

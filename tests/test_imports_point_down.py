@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/exchange_groups",
         "runtime/weight_patch",
         "runtime/sampler_recurrence",
+        "runtime/stock_caches",
         "runtime/proof",
         "runtime/timing",
     ),

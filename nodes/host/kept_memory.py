@@ -1,6 +1,6 @@
 """What step caches keep between the calls of a run, for ComfyUI's question how much memory a run takes.
 
-Does not own what else it takes (flux_model.py, remote_hosted.py).
+Does not own what else it takes, which the models say (remote_hosted.py and its like).
 """
 
 import math

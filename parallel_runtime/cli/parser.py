@@ -180,7 +180,7 @@ def _add_workload(parser: argparse.ArgumentParser, *, plans: str = "store") -> N
         "--step-cache",
         type=float,
         metavar="THRESHOLD",
-        help=f"first-block cache, as SP Config's step_cache, above 0: {skips}; not for Flux.1",
+        help=f"first-block cache, as SP Config's step_cache, above 0: {skips}; not where blocks of this pack compute",
     )
     beside = "time every plan with compiled blocks too" if plans == "append" else "compile the blocks"
     parser.add_argument("--compile", action="store_true", help=f"{beside}; needs g++, or Triton for GPUs")

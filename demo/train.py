@@ -221,6 +221,13 @@ def main(options: argparse.Namespace) -> dict:
         torch.set_flush_denormal(True)
     else:
         torch.set_float32_matmul_precision("high")
+    try:
+        return _train(options)
+    finally:
+        torch.set_flush_denormal(False)  # of whoever else uses this thread
+
+
+def _train(options: argparse.Namespace) -> dict:
     training = Training(options)
     autoencoder = training.autoencoder()
     classifier = training.classifier(autoencoder)

@@ -89,8 +89,8 @@ class SPConfig(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, machines: str = "", **_: object) -> str:
-        """Run again when a further machine has come or gone. Every prompt closes what none of its nodes names."""
-        MACHINES.keep(running_values("SPConfig", "machines", absent=""))
+        """Run again when a further machine has come or gone."""
+        close_unasked()
         offer = Offer.parse(machines)
         return "" if offer is None else MACHINES.fingerprint(offer)
 
@@ -105,6 +105,7 @@ class SPConfig(io.ComfyNode):
     @classmethod
     def execute(cls, mode: str, devices: str, ulysses: int, ring: int, **added: str | float) -> io.NodeOutput:
         """Check the devices and the degrees here, so that the error is drawn on this node."""
+        close_unasked()
         choice = choice_of(mode, devices, ulysses, ring, **added)
         for warning in choice.selection.warnings:
             log.warning("SP Config: %s", warning)
@@ -114,6 +115,14 @@ class SPConfig(io.ComfyNode):
                 log.info("SP Config: %s", line)
         NodeText().say("\n".join(lines))
         return io.NodeOutput(choice, ui={"parallel_dit": [{"kind": "plan", "text": lines}]})
+
+
+def close_unasked() -> None:
+    """Close the addresses of further machines that no SP Config of the running prompt names.
+
+    Both fingerprint and run ask: ComfyUI asks for the one only where it caches, for the other only where it has not.
+    """
+    MACHINES.keep(running_values("SPConfig", "machines", absent=""))
 
 
 def why_refused(devices: str | None) -> str:

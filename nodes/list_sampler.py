@@ -38,7 +38,7 @@ class ParallelFluxListSampler(io.ComfyNode):
             raise ValueError(f"model is a list of {len(model)}; connect one MODEL")
         runs = sampling_runs(lists)
         latents, record = sample_list(model[0], runs)
-        report = list_report(record, latents, runs, applied_to(model, runs[0]))
+        report = list_report(record, latents, runs, applied_to(model[0], runs[0]))
         return io.NodeOutput(latents, report, ui=published(report))
 
 

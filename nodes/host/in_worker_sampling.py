@@ -122,6 +122,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         conds = form.conds(guider, model_options, x, sigmas[:1])
         if len({seen_shape(cond.call) for cond in conds}) > 1:
             raise HostLoopError("one conditioning has other reference images than the other")
+        cached = cache_of_run(guider, model_options, x, sigmas[:1], recurrence)
         check_cancelled = comfy.model_management.throw_exception_if_processing_interrupted
         for cond in conds:
             if cond.module_call is not None:
@@ -129,7 +130,6 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         tell_idle(context, len(names) * x.shape[0])
         _refuse_much_noise(len(recurrence.given) * x.numel() * 4)
         given = given_tensors(run, recurrence, x)
-        cached = cache_of_run(guider, model_options, x, sigmas[:1], recurrence)
 
         def step_done(step: int, rows: torch.Tensor) -> None:
             denoised = form.latent(rows, x.shape).to(x.device)
@@ -184,11 +184,12 @@ def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> Non
             raise HostLoopError(reason)
     wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
     inside = {kind: by_key for kind, by_key in wrappers.items() if kind not in OUTSIDE}
-    known = {TOGETHER_KEY, *cache_keys(model_options, inside)}  # the first is ours, for the host's loop
-    others = dict.fromkeys(key for by_key in inside.values() for key, found in by_key.items() if found)
-    inside = [key for key in others if key not in known]
-    if inside:
-        raise HostLoopError(f"a node wraps the model's calls ({', '.join(map(str, inside))})")
+    known = cache_keys(model_options, inside)
+    wrapped = [(kind, key) for kind, by_key in inside.items() for key, found in by_key.items() if found]
+    wrapped = [each for each in wrapped if each not in known and each[1] != TOGETHER_KEY]  # the latter is ours
+    others = dict.fromkeys(key for _, key in wrapped)
+    if others:
+        raise HostLoopError(f"a node wraps the model's calls ({', '.join(map(str, others))})")
 
 
 def _refuse_model(guider: comfy.samplers.CFGGuider) -> None:

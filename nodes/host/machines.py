@@ -88,16 +88,16 @@ class FurtherMachines:
         if not all(isinstance(text, str) for text in texts):
             return
         kept = {offer.address for offer in map(Offer.parse, texts) if offer is not None}
-        with self._lock:
+        with self._lock:  # to the end: who offers the address again waits until it is closed
             closing = {address: server for address, server in self._servers.items() if address not in kept}
-            self._servers = {address: server for address, server in self._servers.items() if address in kept}
-            for address in closing:
+            staying = {address: server for address, server in self._servers.items() if address in kept}
+            if closing:
+                POOLS.close_without({machine.name for server in staying.values() for machine in server.machines()})
+            for address, server in closing.items():
+                server.close()
                 del self._most[address]  # machines need a while to join again
-        if closing:
-            POOLS.close_without({machine.name for server in self._servers.values() for machine in server.machines()})
-        for address, server in closing.items():
-            server.close()
-            _log.info("further machines may not join at %s any more", address)
+                _log.info("further machines may not join at %s any more", address)
+            self._servers = staying
 
     def fingerprint(self, offer: Offer) -> str:
         """Changes with every machine that comes or goes, and for as long as one has yet to be waited for."""

@@ -54,8 +54,15 @@ class Seen:
     is_latent: bool
 
 
-def cache_keys(model_options: Mapping[str, Any], inside: Mapping[str, Mapping[str, list]]) -> list[str]:
-    """The keys of wrappers `inside` a run, by kind and key, that are those of a known cache; none for another."""
+def cache_keys(model_options: Mapping[str, Any], inside: Mapping[str, Mapping[str, list]]) -> list[tuple[str, str]]:
+    """Kind and key of the wrappers `inside` a run that are a known cache's alone; none for another cache."""
+    try:
+        return _cache_keys(model_options, inside)
+    except OTHERWISE:
+        return []
+
+
+def _cache_keys(model_options: Mapping[str, Any], inside: Mapping[str, Mapping[str, list]]) -> list[tuple[str, str]]:
     holder = model_options.get("transformer_options", {}).get("easycache")
     kinds = KINDS.get(type(holder).__name__, ())
     found = {
@@ -69,7 +76,8 @@ def cache_keys(model_options: Mapping[str, Any], inside: Mapping[str, Mapping[st
         return []
     ((_, decides),) = found[kinds[-1]]
     known = _tried(type(holder), decides, holder.subsample_factor, holder.offload_cache_diff)
-    return [key for each in found.values() for key, _ in each] if known is not None else []
+    keys = [(kind, key) for kind, each in found.items() for key, _ in each]
+    return [(kind, key) for kind, key in keys if known is not None and len(inside[kind][key]) == 1]
 
 
 def cache_of_run(
@@ -93,7 +101,9 @@ def cache_of_run(
         return None
     easy, plan = type(holder).__name__ == EASY, run_of(model_options).plan
     if plan.data > 1 and len(x) > 1:
-        raise HostLoopError(f"{holder.name} compares all images, and data={plan.data} keeps them apart")
+        raise HostLoopError(
+            f"{holder.name} compares all images, and data={plan.data} keeps them apart; use cfg or ulysses"
+        )
     if x.shape[1] != holder.output_channels and x.ndim > 3:
         raise HostLoopError(f"{holder.name} compares {holder.output_channels} of the latent's {x.shape[1]} channels")
     told: dict[str, Any] = {"dtype": "float32"}

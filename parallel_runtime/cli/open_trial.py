@@ -55,7 +55,9 @@ def _refuse_step_cache(threshold: float | None, plans: Sequence[ParallelPlan], *
     if threshold is None:
         return
     if not 0.0 < threshold < math.inf:
-        raise ValueError(f"--step-cache={threshold:g} is not above 0; use for example 0.1, or leave --step-cache out")
+        raise ValueError(
+            f"--step-cache={threshold:g} is no number above 0; use for example 0.1, or leave --step-cache out"
+        )
     if of_ours is not None:
         raise ValueError(f"--step-cache: blocks of this pack compute {of_ours}, and keep no step cache; leave it out")
     for plan in plans:

@@ -54,7 +54,7 @@ def content_sha256(path: str | os.PathLike[str]) -> str:
 
 
 def _version_of(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @functools.lru_cache(REMEMBERED)

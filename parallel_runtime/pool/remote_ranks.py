@@ -239,10 +239,13 @@ class RemoteRanks:
         needed = [each for each, first in zip(self.machines, self._ends, strict=False) if first < num_ranks]
         if asked := [each for each in needed if each.name not in copies]:
             identity = identify(spec["path"], Path(spec["path"]).name)
-            with ThreadPoolExecutor(len(asked) + 1) as threads:
+            threads = ThreadPoolExecutor(len(asked) + 1)
+            try:
                 content = threads.submit(content_sha256, spec["path"])
                 found = threads.map(lambda machine: machine.find_file(identity, content.result), asked)
                 copies.update(zip((each.name for each in asked), found, strict=True))
+            finally:
+                threads.shutdown(wait=False)  # an error is said before our own file is read to its end
         return copies
 
     def ended_early(self, ranks: Iterable[object]) -> dict[int, str]:

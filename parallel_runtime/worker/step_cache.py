@@ -54,11 +54,14 @@ def skipping_blocks(
 
 
 def total_over(sharing: Sequence[UnevenSequence]) -> Total:
-    """What sums up numbers, on the device, over all ranks of these groups."""
+    """What sums up numbers over all ranks of these groups, in the order of ranks and on the CPU.
+
+    Devices of two kinds may add in another order, and ranks that decide apart wait for each other for ever.
+    """
 
     def total(sums: torch.Tensor) -> torch.Tensor:
         for group in sharing:
-            sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts).sum(0)
+            sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts).cpu().sum(0).to(sums.device)
         return sums
 
     return total

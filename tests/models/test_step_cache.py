@@ -200,7 +200,7 @@ REFUSED = {
     "one step": ("verify", "0.1", "use --steps 2 or more", ()),
     "stages": ("bench", "0.1", "--step-cache needs all blocks on one rank", ("--plan", "pipefusion=2")),
     "replicas": ("verify", "0.1", "replicas of data=2 decide apart", ("--plan", "data=2", "--steps", "2")),
-    "a threshold of nothing": ("bench", "0", "--step-cache=0 is not above 0; use for example 0.1", ()),
+    "a threshold of nothing": ("bench", "0", "--step-cache=0 is no number above 0; use for example 0.1", ()),
 }
 
 

@@ -166,8 +166,8 @@ MUTANTS = (
     ),
     Mutant(
         "the latent goes to the model unscaled",
-        "return x if scale == 1.0 else x * scale",
-        "return x",
+        "self._seen = x if scale == 1.0 else x * scale",
+        "self._seen = x",
         (
             "test_in_worker_sampling.py::test_a_model_sampling_that_is_no_flow_is_read_by_its_numbers",
             f"{SAMPLED}[sdxl koala]",
@@ -187,7 +187,7 @@ MUTANTS = (
     ),
     Mutant(
         "each batch group decides by its own rows whether blocks are skipped",
-        "sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts).sum(0)",
+        "sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts).cpu().sum(0)",
         "sums = group.gather(sums[None], dim=0, lengths=[1] * group.parts)[group.index]",
         ("test_step_cache.py::test_rows_of_one_call_decide_together",),
     ),

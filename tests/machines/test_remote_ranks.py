@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -25,6 +25,7 @@ from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.pool.worker_group import WorkerGroup
 
 TOLERANCE = 1e-5
 TWO = ParallelPlan(ring=2)
@@ -222,3 +223,24 @@ def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not
         time.sleep(2)
         with pytest.raises(PoolError, match=r"of machine host-2 .*: killed by SIGKILL; the next prompt"):
             flux.error(pool, TWO)
+
+
+def test_a_machine_lost_between_the_requests_of_a_new_plan_is_named(
+    folder: Path, flux: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with several_machines(folder, [1, 1, 1]) as (pool, (_, unused)):
+        made = WorkerGroup.mesh
+
+        def mesh(workers: WorkerGroup, plan: ParallelPlan, check: Callable[[], None]) -> int:
+            monkeypatch.undo()
+            for pid in unused.pids():
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(2)
+            workers.trim((), check)  # a request that does without it
+            return made(workers, plan, check)
+
+        monkeypatch.setattr(WorkerGroup, "mesh", mesh)
+        began_s = time.monotonic()
+        with pytest.raises(PoolError, match=r"rank 2 .*machine host-3 .* (has ended its ranks|is lost)"):
+            flux.error(pool, TWO)
+        assert time.monotonic() - began_s < 60, "its request would have waited for two minutes"

@@ -139,8 +139,7 @@ class WorkerGroup:
                 self.meshes.apply(change)
                 self._ensured = {use: each for use, each in self._ensured.items() if each.mesh not in dropped}
 
-            made = MakeMesh(mesh=change.handle, plan=plan, dropped=dropped, freed=change.freed)
-            self._ask(made, check, on_done=note, everyone=True)
+            self._ask(MakeMesh(mesh=change.handle, plan=plan, dropped=dropped, freed=change.freed), check, on_done=note)
         handle = self.meshes.use(plan)
         if handle is None:
             raise RuntimeError(f"the mesh of {plan.describe()} was made and is not there")
@@ -264,7 +263,6 @@ class WorkerGroup:
         tensors: tuple[TensorSpec, ...] = (),
         *,
         num_ranks: int = MAX_RANKS,
-        everyone: bool = False,  # ranks of machines that were left out as well: groups are made by all ranks together
         deadline_s: float | None = None,
         on_progress: Callable[[Request[Answer]], None] = lambda _: None,
         on_done: Callable[[Request[Answer]], None] = lambda _: None,
@@ -279,7 +277,7 @@ class WorkerGroup:
         request = Request(asked.op, next(self._numbers), limit_s, asked.reply, on_progress=on_progress, on_done=done)
         try:
             check()
-            reach = len(self.generation.ranks) if everyone else self.generation.reach(num_ranks)
+            reach = self.generation.reach(num_ranks)
             self.generation.ask(request, to_body(asked), tensors, num_ranks=reach)
             self._told_ranks = reach if tensors else self._told_ranks
         except BaseException:

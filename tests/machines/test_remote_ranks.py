@@ -225,7 +225,7 @@ def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not
             flux.error(pool, TWO)
 
 
-def test_a_machine_lost_between_the_requests_of_a_new_plan_is_named(
+def test_a_machine_lost_between_the_requests_of_a_new_plan_is_not_missed(
     folder: Path, flux: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with several_machines(folder, [1, 1, 1]) as (pool, (_, unused)):
@@ -240,7 +240,4 @@ def test_a_machine_lost_between_the_requests_of_a_new_plan_is_named(
             return made(workers, plan, check)
 
         monkeypatch.setattr(WorkerGroup, "mesh", mesh)
-        began_s = time.monotonic()
-        with pytest.raises(PoolError, match=r"rank 2 .*machine host-3 .* (has ended its ranks|is lost)"):
-            flux.error(pool, TWO)
-        assert time.monotonic() - began_s < 60, "its request would have waited for two minutes"
+        assert (flux.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)

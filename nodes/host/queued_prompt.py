@@ -50,8 +50,14 @@ def validated_readers() -> list[str]:
 
 
 def running_values(kind: str, name: str, *, absent: object) -> list[object]:
-    """An input of each node of a class in the prompt that runs: values, links as lists, `absent` where it has none."""
-    prompts = [prompt for _, _, prompt, *_ in list(PromptServer.instance.prompt_queue.currently_running.values())]
+    """An input of each node of a class in the prompt that runs: values, links as lists, `absent` where it has none.
+
+    One None without a server: nodes are run by a script then, and nobody knows which there are.
+    """
+    server = getattr(PromptServer, "instance", None)
+    if server is None:
+        return [None]
+    prompts = [prompt for _, _, prompt, *_ in list(server.prompt_queue.currently_running.values())]
     nodes = [node for prompt in prompts for node in prompt.values() if node.get("class_type") == kind]
     return [_value(_inputs_of(node).get(name, absent)) for node in nodes]
 

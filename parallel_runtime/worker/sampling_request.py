@@ -1,8 +1,7 @@
 """One request for a whole sampling run, on one rank.
 
 Owns the choice between calls that run whole, a stage of a pipeline and ComfyUI's own model, and what the weights are
-told. The loop over
-steps is in_worker_sampling.py's.
+told. The loop over steps is in_worker_sampling.py's.
 """
 
 from collections.abc import Callable, Mapping

@@ -22,7 +22,7 @@ from ..parallel_runtime.report.build import (
 from ..parallel_runtime.report.environment import utilisation
 from .host.decoding import DecodeRecord
 from .host.list_sampling import ListRecord
-from .host.measures import unequal
+from .host.measures import exact_ring, unequal
 from .host.pooled_model import PooledModel
 from .host.progress import prompt_id
 from .host.run_context import Request
@@ -219,8 +219,12 @@ def _report(
     """A report of `kind` with what a MODEL of ours adds to it, where it was asked anything; `decision`: what it ran."""
     if pooled is not None:
         devices = pooled.devices
-        ranks = pooled.plan.ranks if decision is None else decision.plan.ranks
-        warnings = [*warnings, *unequal(devices, pooled.measured[:ranks])]
+        plan = pooled.plan if decision is None else decision.plan
+        warnings = [
+            *warnings,
+            *unequal(devices, pooled.measured[: plan.ranks]),
+            *exact_ring(pooled.rounding_attention, plan.ring),
+        ]
         model = {"file": os.path.basename(pooled.spec.path), "dtype": pooled.spec.dtype}
         more = dict(applied or {})
         controls = more.pop("controls", [])

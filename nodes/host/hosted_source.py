@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import comfy.cli_args
 import comfy.model_base
 import torch
+from comfy.ldm.modules import attention
 
 from ...parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
@@ -33,6 +34,8 @@ FLAGS = (
     *("use_flash_attention", "disable_xformers", "force_upcast_attention", "dont_upcast_attention", "deterministic"),
     *("force_fp32", "force_fp16", "supports_fp8_compute", "force_channels_last"),
 )
+# In the name of an attention function of ComfyUI's that computes in int8 or fp8.
+ROUNDING = ("sage", "attention3", "int8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,8 @@ class HostedSource:
     """A file as ComfyUI recognised it: its own description, identity, bytes of weights, heads where it says them.
 
     `model` is ComfyUI's on the meta device; `unshared` says why no ranks can share its tokens, "" where they can;
-    `whole_batches`: all rows of a call, both sides of cfg among them, are one rank's.
+    `whole_batches`: all rows of a call, both sides of cfg among them, are one rank's; `rounding_attention` as in
+    `PooledModel`.
     """
 
     recognised: Recognised
@@ -50,6 +54,7 @@ class HostedSource:
     spec: ModelSpec
     sizes: WeightSizes
     num_heads: int
+    rounding_attention: str
 
 
 def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, checkpoint: bool = False) -> HostedSource:
@@ -78,6 +83,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
         spec=ModelSpec.of(path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint),
         sizes=_sizes(recognised.weights, model.diffusion_model),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
+        rounding_attention=rounding_attention(recognised.weights),
     )
 
 
@@ -123,6 +129,22 @@ def why_unshared(kind: type) -> str:
     if find_plan(kind) is not None:
         return ""
     return f"ranks cannot share an image of {kind.__name__}: {why_without(kind)}"
+
+
+def rounding_attention(weights: Mapping[str, torch.Tensor]) -> str:
+    """The attention kernel that rounds more than exact ones and by which ComfyUI computes a file here; "" for none.
+
+    A file may ask for one itself: the config of a `ComfyAttention` among its tensors, which has a function where this
+    machine has the kernel.
+    """
+    function = attention.optimized_attention
+    config = next((tensor for name, tensor in weights.items() if name.endswith("comfy_attention.config")), None)
+    if config is not None and (kind := getattr(attention, "ComfyAttention", None)) is not None:
+        asked = kind()
+        asked.load_state_dict({"config": config})
+        function = asked.function or function
+    name = function.__name__.removeprefix("attention_")
+    return name if any(word in name for word in ROUNDING) else ""
 
 
 def this_comfyui() -> ComfyUI:

@@ -116,6 +116,7 @@ def remote_patcher(
         sizes=source.sizes,
         num_heads=source.num_heads,
         shares_tokens=isinstance(source, Source) or not source.unshared,
+        rounding_attention="" if isinstance(source, Source) else source.rounding_attention,
     )
 
     def make() -> RemotePatcher:

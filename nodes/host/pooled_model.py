@@ -36,7 +36,8 @@ class WeightSizes:
 class PooledModel:
     """A handle on weights in a pool. Cheap: starts and loads nothing.
 
-    `plan` is one that the weights serve as they lie; `shares_tokens`, whether ranks can share an image of the model.
+    `plan` is one that the weights serve as they lie; `shares_tokens`, whether ranks can share an image of the model;
+    `rounding_attention` names the inexact attention kernel by which ComfyUI computes it here, "" for an exact one.
     """
 
     devices: Devices
@@ -45,6 +46,7 @@ class PooledModel:
     sizes: WeightSizes
     num_heads: int
     shares_tokens: bool = True
+    rounding_attention: str = ""
 
     @cached_property
     def pool(self) -> Pool:

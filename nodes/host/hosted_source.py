@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import comfy.cli_args
 import comfy.model_base
 import torch
 
@@ -24,15 +23,9 @@ from ...parallel_runtime.models.plans.whole import find_whole
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.weights.block_shards import blocks_of
 from ...parallel_runtime.weights.mapped_file import MappedFile
+from .like_host import options_for_ranks
 from .meta import META, MetaOperations
 from .pooled_model import WeightSizes
-
-# Options of ComfyUI's command line that change what a module computes, and with which attention function.
-FLAGS = (
-    *("use_split_cross_attention", "use_quad_cross_attention", "use_pytorch_cross_attention", "use_sage_attention"),
-    *("use_flash_attention", "disable_xformers", "force_upcast_attention", "dont_upcast_attention", "deterministic"),
-    *("force_fp32", "force_fp16", "supports_fp8_compute", "force_channels_last"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +119,8 @@ def why_unshared(kind: type) -> str:
 
 
 def this_comfyui() -> ComfyUI:
-    """The ComfyUI that this process runs, and the options by which its modules compute."""
-    arguments = vars(comfy.cli_args.args)
-    options = [f"--{name.replace('_', '-')}" for name in FLAGS if arguments.get(name)]
-    fast = arguments.get("fast")
-    if fast:
-        options += ["--fast", *sorted(each.value for each in fast)]
-    return ComfyUI(os.path.dirname(os.path.dirname(os.path.abspath(comfy.model_base.__file__))), tuple(options))
+    """The ComfyUI that this process runs, and the options that its ranks get, as they are now."""
+    return ComfyUI(os.path.dirname(os.path.dirname(os.path.abspath(comfy.model_base.__file__))), options_for_ranks())
 
 
 def _sizes(weights: Mapping[str, torch.Tensor], transformer: torch.nn.Module) -> WeightSizes:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ..checkpoint import ComfyUI
+from ..torch_flags import read_flags
 from ..wire.replies import MemoryReply
 from ..wire.requests import Unload
 from ..wire.vae_messages import DecodeReply, DecodeTiles, HoldVae
@@ -90,6 +91,7 @@ class HeldVae:
                 names=tuple(names),
                 first=number == 0,
                 last=number == len(batches) - 1,
+                flags=read_flags(),
             )
             placed = self._arena.place({f"w{at}": vae.tensors[name] for at, name in enumerate(names)})
             self._held, self.partly_held = None, handle  # from here on, as ranks let go of what they had

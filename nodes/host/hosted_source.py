@@ -21,6 +21,7 @@ from ...parallel_runtime.models.hosted.stage import refuse_stages
 from ...parallel_runtime.models.plans import PLANS, Plan, find_plan, not_sampled, plan_for, why_without
 from ...parallel_runtime.models.plans.whole import find_whole
 from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.torch_flags import read_flags
 from ...parallel_runtime.weights.block_shards import blocks_of
 from ...parallel_runtime.weights.mapped_file import MappedFile
 from .like_host import options_for_ranks
@@ -68,7 +69,9 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
         model=model,
         unshared=why_unshared(type(model.diffusion_model)),
         whole_batches=takes_whole_batches(type(model.diffusion_model)),
-        spec=ModelSpec.of(path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint),
+        spec=ModelSpec.of(
+            path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint, flags=read_flags()
+        ),
         sizes=_sizes(recognised.weights, model.diffusion_model),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
     )

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from ..checkpoint import ModelSpec
 from ..plan import MAX_RANKS, Layout
-from ..torch_flags import read_flags
 from ..weight_patch import PatchBatch, WeightPatchSet, pack
 from ..wire.protocol import TensorSpec
 from ..wire.replies import Cancelled, LoadReply, MemoryReply, Progress
@@ -114,7 +113,6 @@ class HeldWeights:
             mesh=mesh,
             budget_bytes=self._budget_bytes,
             eviction_order=tuple(model.handle for model in self.models if model is not held),
-            flags=read_flags(),
         )
         self.version += 1
         self._ask(

@@ -4,7 +4,7 @@ Both ends import these, so neither can name a field that the other lacks. Owns t
 message (records.py), where tensors lie (channel.py), the replies (replies.py), nor what a rank does (worker/).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, get_args
 
 from ..checkpoint import ModelSpec
@@ -45,7 +45,6 @@ class Load:
     """Have a model on ranks `first_rank` to `layout.ranks`; those before hold theirs already.
 
     `mesh` has the ranks that put sharded weights together. Ranks without room first free models in `eviction_order`.
-    `flags` are torch's switches in the process that asks (torch_flags.py).
     """
 
     op: ClassVar = Op.LOAD
@@ -57,7 +56,6 @@ class Load:
     mesh: int | None
     budget_bytes: int | None
     eviction_order: tuple[int, ...]
-    flags: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

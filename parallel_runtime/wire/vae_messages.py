@@ -22,7 +22,7 @@ class HoldVae:
     """One message of a VAE's weights, tensors `w0` on by `names`; with the last, ComfyUI's class is built of them all.
 
     A rank holds one VAE: the first message lets another go. `metadata` is what ComfyUI's class is told beside them;
-    `flags` as `Load`'s.
+    `flags` as `ModelSpec`'s.
     """
 
     op: ClassVar = Op.VAE

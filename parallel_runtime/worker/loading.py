@@ -125,7 +125,7 @@ class LoadedModels(dict[int, LoadedModel | HostedModel]):
             self.give_back()
             return Cancelled(evicted=tuple(evicted))
         self[request.model] = opened.model
-        set_flags(request.flags)  # after ComfyUI's import, which sets some
+        set_flags(request.spec.flags)  # after ComfyUI's import, which sets some
         wait_for(self._device)
         return LoadReply(
             load_s=time.perf_counter() - began,

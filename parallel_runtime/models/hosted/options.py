@@ -96,7 +96,7 @@ def apply_options(
         try:
             action = _action(parser, name)
             setattr(args, action.dest, _restored(json.loads(text), action) if has_value else _presence(action))
-        except (LookupError, ValueError):
+        except (LookupError, TypeError, ValueError):
             left_out.append(name)
     for name in (*ALWAYS, *(("--cpu",) if cpu else ())):
         if name in parser._option_string_actions:
@@ -114,9 +114,8 @@ def _by_dest(parser: argparse.ArgumentParser) -> Mapping[str, Sequence[argparse.
 
 
 def _same(value: object, default: object) -> bool:
-    """Whether a value says what the default says. ComfyUI makes an empty set of a list that was not given."""
-    empty = isinstance(value, list | tuple | set | frozenset) and not value
-    return (empty and not default) or (type(value) is type(default) and value == default)
+    """Whether a value says what the default says. ComfyUI makes an empty set where nothing was given."""
+    return (value == set() and not default) or (type(value) is type(default) and value == default)
 
 
 def _text(actions: Sequence[argparse.Action], value: object) -> str:

@@ -1,6 +1,6 @@
 """What the parent asks of its ranks of a VAE, and what they answer; requests.py has these among its own."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from ..checkpoint import ComfyUI
@@ -34,7 +34,7 @@ class HoldVae:
     names: tuple[str, ...]
     first: bool
     last: bool
-    flags: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,22 @@
+"""The real engine; after each load a rank writes beside the model's file what told_states.py finds in it.
+
+A rank finds this module through `python_path`.
+"""
+
+import json
+from pathlib import Path
+
+from told_states import states, values
+
+from parallel_runtime.wire.protocol import Op
+from parallel_runtime.worker.engine import Engine
+
+
+class Telling(Engine):
+    """Writes FILE.json: the values of options, and the states."""
+
+    def handle(self, message, **listeners):
+        reply = super().handle(message, **listeners)
+        if message.op is Op.LOAD:
+            Path(f"{message.body.spec.path}.json").write_text(json.dumps([values(), states()]), encoding="utf-8")
+        return reply

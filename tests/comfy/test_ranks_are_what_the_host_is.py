@@ -32,8 +32,8 @@ with open(os.environ["TELL"], "w") as file:
     json.dump([told_states.options().told, told_states.values(), told_states.states()], file)
 NODE_CLASS_MAPPINGS = {{}}
 """
-# What needs packages that no machine without their GPU has: ComfyUI ends where it is asked for and they are missing.
-NOT_INSTALLED = {"--use-sage-attention", "--use-flash-attention"}
+# What needs a GPU's packages: ComfyUI ends where it is asked for and they are missing.
+NOT_INSTALLED = {"--use-sage-attention", "--use-flash-attention", "--use-ck-attention"}
 # The host's, given to every run: they stay there.
 OF_THE_HOST = ["--cpu", "--reserve-vram", "1.5", "--preview-method", "auto", "--disable-api-nodes", "--cache-none"]
 KEPT = {name.removeprefix("--").replace("-", "_") for name in REASONS}

@@ -97,7 +97,7 @@ class MemoryReply:
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What a rank has of ComfyUI: options that its command line does not know, and packages that change a result."""
+    """Packages of a rank that change a result, and options of ComfyUI that its own command line does not know."""
 
     left_out: tuple[str, ...] = ()
     packages: tuple[Package, ...] = ()
@@ -108,7 +108,7 @@ class LoadReply(MemoryReply):
     """The model is there. A rank that the layout leaves out, or that had it, says 0 bytes and no dtype.
 
     `dtype` is what the rank computes in, without "torch."; `load_s` is None where nothing was loaded; `evicted` are the
-    models that had to go; `imported` is None where blocks of ours compute it.
+    models that had to go; `imported` is None where nothing was loaded.
     """
 
     parameter_bytes: int = 0

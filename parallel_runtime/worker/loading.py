@@ -132,7 +132,7 @@ class LoadedModels(dict[int, LoadedModel | HostedModel]):
             parameter_bytes=opened.model.weights.parameter_bytes,
             dtype=str(opened.model.weights.dtype).removeprefix("torch."),
             evicted=tuple(evicted),
-            imported=what_was_imported() if request.spec.adapter == HOSTED else None,
+            imported=what_was_imported(),
             memory=self._memory(),
         )
 

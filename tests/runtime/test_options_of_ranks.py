@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import enum
 import json
+from pathlib import Path
 
 import pytest
 
@@ -150,3 +151,9 @@ def test_each_option_stands_once_on_the_list() -> None:
     names = [name for names in KEPT.values() for name in names]
     assert len(names) == len(set(names))
     assert set(ALWAYS) <= set(names), "a rank must not be told what it has anyway"
+
+
+def test_the_page_has_the_list() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+    for reason, names in KEPT.items():
+        assert f"| {reason} | {', '.join(f'`{name}`' for name in names)} |\n" in page, reason

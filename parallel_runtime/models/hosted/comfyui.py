@@ -53,6 +53,5 @@ def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: boo
 
 
 def what_was_imported() -> Imported:
-    """What a rank tells of its ComfyUI. Raises IndexError before `import_comfyui`."""
-    ((_, left_out),) = _IMPORTED
-    return Imported(left_out=left_out, packages=imported_packages())
+    """What a rank tells of itself; it may have needed nothing of ComfyUI's so far."""
+    return Imported(left_out=_IMPORTED[0][1] if _IMPORTED else (), packages=imported_packages())

@@ -40,15 +40,18 @@ def options_part(*, hosted: bool) -> dict[str, list[str]]:
 
 def unlike_host(devices: Sequence[Device], replies: Iterable[LoadReply]) -> list[str]:
     """Warnings about packages of ranks that are not those of this process. Options they left out are logged, once."""
-    found: dict[str, list[str]] = {}
+    left_out: dict[str, list[Device]] = {}
+    unlike: dict[str, list[Device]] = {}
     for device, reply in zip(devices, replies, strict=False):
         if reply.imported is None:
             continue
-        if left_out := reply.imported.left_out:
-            _warn(f"{device} runs without {_listed(left_out)}: its ComfyUI knows no such option or value")
+        for name in reply.imported.left_out:
+            left_out.setdefault(name, []).append(device)
         for text in differences(reply.imported.packages, elsewhere=bool(device.machine)):
-            found.setdefault(text, []).append(str(device))
-    warnings = [f"{', '.join(where)}: {text}" for text, where in found.items()]
+            unlike.setdefault(text, []).append(device)
+    for name, where in left_out.items():
+        _warn(f"{_listed(where)}: workers run without {name}: their ComfyUI knows no such option, or no such value")
+    warnings = [f"{_listed(where)}: {text}" for text, where in unlike.items()]
     for text in warnings:
         _warn(text)
     return warnings
@@ -60,5 +63,5 @@ def _warn(text: str) -> None:
     log.warning("%s", text)
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(set(names)))
+def _listed(each: Iterable[object]) -> str:
+    return ", ".join(map(str, each))

@@ -19,15 +19,18 @@ from families.variants import write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.models.hosted.options import ALWAYS, REASONS
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
+from parallel_runtime.torch_flags import read_flags
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).resolve().parents[2]
 TELL = f"""
-import json, os, sys
+import json, os, sys, torch
 sys.path += [{str(ROOT)!r}, {str(HERE)!r}]
 import told_states
+torch.backends.cudnn.benchmark = True  # as packs do; main.py sets it too, and on a GPU alone
 with open(os.environ["TELL"], "w") as file:
     json.dump([told_states.options().told, told_states.values(), told_states.states()], file)
 NODE_CLASS_MAPPINGS = {{}}
@@ -36,6 +39,7 @@ NODE_CLASS_MAPPINGS = {{}}
 NOT_INSTALLED = {"--use-sage-attention", "--use-flash-attention", "--use-ck-attention"}
 # The host's, given to every run: they stay there.
 OF_THE_HOST = ["--cpu", "--reserve-vram", "1.5", "--preview-method", "auto", "--disable-api-nodes", "--cache-none"]
+DEVICES = parse_devices("cpu:1").devices
 KEPT = {name.removeprefix("--").replace("-", "_") for name in REASONS}
 
 
@@ -78,7 +82,22 @@ def test_a_rank_that_is_told_nothing_differs(each_option: dict[str, Any], tmp_pa
     _, values, states = host(words, tmp_path)
     their_values, their_states = rank((), {}, tmp_path)
     assert {"fast", "deterministic"} <= {name for name in their_values if their_values[name] != values[name]}
-    assert {"attention", "flags"} <= {name for name in states if states[name] != their_states[name]}
+    assert {"attention", "flags", "fp8"} <= {name for name in states if states[name] != their_states[name]}
+
+
+def test_torchs_switches_reach_a_rank_whose_blocks_are_ours(tmp_path: Path) -> None:
+    path = tmp_path / "flux.safetensors"
+    write_sample(path, sample_config(heads=4, depth=1, depth_single=1), seed=1)
+    usual = read_flags()
+    wanted = {**usual, "torch.backends.cudnn.benchmark": True, "torch.deterministic_algorithms": "warn"}
+    told = []
+    for flags in (usual, wanted):
+        with Pool(
+            DEVICES, threads_per_rank=1, engine="telling_engine:TellingSwitches", python_path=(str(HERE),)
+        ) as pool:
+            pool.load(ModelSpec.of(path, flags=flags), ParallelPlan())
+        told.append(json.loads(Path(f"{path}.json").read_text()))
+    assert told == [usual, wanted]
 
 
 def runs_of(each_option: dict[str, Any]) -> list[list[str]]:
@@ -118,8 +137,7 @@ def rank(told: tuple[str, ...], flags: dict[str, Any], folder: Path) -> tuple[di
     path = write_families(folder, only=[QWEN.name]) / "diffusion_models" / QWEN.file
     comfyui = ComfyUI(str(comfyui_path()), told)
     spec = ModelSpec.of(path, "float32", adapter=HOSTED, comfyui=comfyui, flags=flags)
-    devices = parse_devices("cpu:1").devices
-    with Pool(devices, threads_per_rank=1, engine="telling_engine:Telling", python_path=(str(HERE),)) as pool:
+    with Pool(DEVICES, threads_per_rank=1, engine="telling_engine:Telling", python_path=(str(HERE),)) as pool:
         pool.load(spec, ParallelPlan())
     values, states = json.loads(Path(f"{path}.json").read_text())
     return values, states

@@ -21,6 +21,7 @@ from ..parallel_runtime.report.build import (
 )
 from ..parallel_runtime.report.environment import utilisation
 from .host.decoding import DecodeRecord
+from .host.like_host import options_part
 from .host.list_sampling import ListRecord
 from .host.measures import exact_ring, unequal
 from .host.pooled_model import PooledModel
@@ -222,6 +223,7 @@ def _report(
         plan = pooled.plan if decision is None else decision.plan
         warnings = [
             *warnings,
+            *pooled.unlike_host,
             *unequal(devices, pooled.measured[: plan.ranks]),
             *exact_ring(pooled.rounding_attention, plan.ring),
         ]
@@ -233,6 +235,7 @@ def _report(
             "controls": controls,
             **({} if decision is None else {"plan": _plan(decision)}),
             "pool": {"generation": pooled.pool.generation},
+            "options": options_part(hosted=pooled.spec.comfyui is not None),
         }
         if requests:
             _, image_tokens, text_tokens = max(requests[-1].calls, key=lambda call: call[1:])

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import comfy.cli_args
 import comfy.model_base
 import torch
 from comfy.ldm.modules import attention
@@ -23,17 +22,13 @@ from ...parallel_runtime.models.hosted.stage import refuse_stages
 from ...parallel_runtime.models.plans import PLANS, Plan, find_plan, not_sampled, plan_for, why_without
 from ...parallel_runtime.models.plans.whole import find_whole
 from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.torch_flags import read_flags
 from ...parallel_runtime.weights.block_shards import blocks_of
 from ...parallel_runtime.weights.mapped_file import MappedFile
+from .like_host import options_for_ranks
 from .meta import META, MetaOperations
 from .pooled_model import WeightSizes
 
-# Options of ComfyUI's command line that change what a module computes, and with which attention function.
-FLAGS = (
-    *("use_split_cross_attention", "use_quad_cross_attention", "use_pytorch_cross_attention", "use_sage_attention"),
-    *("use_flash_attention", "disable_xformers", "force_upcast_attention", "dont_upcast_attention", "deterministic"),
-    *("force_fp32", "force_fp16", "supports_fp8_compute", "force_channels_last"),
-)
 # In the name of an attention function of ComfyUI's that computes in int8 or fp8.
 ROUNDING = ("sage", "attention3", "int8")
 
@@ -80,7 +75,9 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
         model=model,
         unshared=why_unshared(type(model.diffusion_model)),
         whole_batches=takes_whole_batches(type(model.diffusion_model)),
-        spec=ModelSpec.of(path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint),
+        spec=ModelSpec.of(
+            path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint, flags=read_flags()
+        ),
         sizes=_sizes(recognised.weights, model.diffusion_model),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
         rounding_attention=rounding_attention(recognised.weights),
@@ -148,13 +145,8 @@ def rounding_attention(weights: Mapping[str, torch.Tensor]) -> str:
 
 
 def this_comfyui() -> ComfyUI:
-    """The ComfyUI that this process runs, and the options by which its modules compute."""
-    arguments = vars(comfy.cli_args.args)
-    options = [f"--{name.replace('_', '-')}" for name in FLAGS if arguments.get(name)]
-    fast = arguments.get("fast")
-    if fast:
-        options += ["--fast", *sorted(each.value for each in fast)]
-    return ComfyUI(os.path.dirname(os.path.dirname(os.path.abspath(comfy.model_base.__file__))), tuple(options))
+    """The ComfyUI that this process runs, and the options that its ranks get, as they are now."""
+    return ComfyUI(os.path.dirname(os.path.dirname(os.path.abspath(comfy.model_base.__file__))), options_for_ranks())
 
 
 def _sizes(weights: Mapping[str, torch.Tensor], transformer: torch.nn.Module) -> WeightSizes:

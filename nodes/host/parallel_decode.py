@@ -24,6 +24,7 @@ from comfy.sd import VAE
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.pool.held_vae import Tile, VaeWeights
 from ...parallel_runtime.pool.pool import Pool
+from ...parallel_runtime.torch_flags import read_flags
 from ...parallel_runtime.wire.protocol import DTYPE_BYTES
 from ...parallel_runtime.wire.vae_messages import DecodeReply
 from .hosted_source import this_comfyui
@@ -265,7 +266,14 @@ def weights_of(vae: VAE) -> VaeWeights:
     if not known and not _alike(module, _again(vae, tensors, metadata)):
         raise CannotShareError(f"ComfyUI builds something else from the weights of this {kind}")
     key = _KEYS.setdefault(module, uuid.uuid4().hex)
-    return VaeWeights(key=key, comfyui=this_comfyui(), dtype=vae.vae_dtype, tensors=tensors, metadata=metadata)
+    return VaeWeights(
+        key=key,
+        comfyui=this_comfyui(),
+        dtype=vae.vae_dtype,
+        tensors=tensors,
+        metadata=metadata,
+        flags=read_flags(),
+    )
 
 
 def _again(vae: VAE, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> torch.nn.Module | None:

@@ -19,6 +19,7 @@ from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.pool.status import first_line
 from ...parallel_runtime.weight_patch import WeightPatchSet
 from ...parallel_runtime.wire.replies import MeasureReply
+from .like_host import unlike_host
 from .pools import POOLS, Devices, Weights
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,11 @@ class PooledModel:
     def measured(self) -> list[MeasureReply]:
         """What the present set of workers measured of its devices, by rank; [] when it has not."""
         return POOLS.measured(self.devices)
+
+    @property
+    def unlike_host(self) -> list[str]:
+        """Warnings about what the present set of workers imported otherwise than this process."""
+        return POOLS.unlike(self.devices)
 
     @property
     def weights(self) -> Weights:
@@ -108,6 +114,8 @@ class PooledModel:
                 POOLS.measured(self.devices, partial(Pool.measure_devices, check_cancelled=check_cancelled))
             result = pool.load(self.spec, plan, progress=progress, check_cancelled=check_cancelled)
             rank_load_s.update(result.rank_load_s)
+            if warnings := unlike_host(self.devices, result.ranks):
+                POOLS.note_unlike(self.devices, warnings)
 
         if not self.holds(plan):
             self.spec.refuse_changed()

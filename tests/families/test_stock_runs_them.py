@@ -16,6 +16,7 @@ import torch
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import relative_error, saved_latent
 from host.server import ComfyServer
+from host.tally import by_stock
 
 from .comfy_classes import detected
 from .variants import BY_NAME, FAMILIES, FILES, SMALL, Variant, write_families
@@ -39,8 +40,9 @@ def latents(hosted_server: ComfyServer, family_models: Path) -> Callable[..., La
             write_families(family_models, only=[variant.name])
             graph = variant.graph(**settings)
             edit(graph)
-            result = client.queue(graph)
-            kept[key] = [saved_latent(client, result, node=name) for name in variant.latents]
+            with by_stock():
+                result = client.queue(graph)
+                kept[key] = [saved_latent(client, result, node=name) for name in variant.latents]
         return kept[key]
 
     return run

@@ -1,10 +1,10 @@
 """Runs what depends on ComfyUI on any ComfyUI, in an environment of its own: `make test-host COMFYUI_PATH=DIR`.
 
-    python -m host.on_comfyui COMFYUI [--only modules families] [--with comfyui-frontend-package] [PYTEST OPTIONS]
+    python -m host.on_comfyui [--only modules families] [--with comfyui-frontend-package] [OPTIONS OF PYTEST]
 
-COMFYUI is a folder, or `oldest` for the oldest that the pack names, which is fetched. The last lines are a table: by
-kind and family, how many are equal, wrong, refused, and what stock ComfyUI itself cannot do there. The exit status is 0
-only when nothing is wrong.
+COMFYUI_PATH is its folder, or `oldest` for the oldest that the pack names, which is fetched. The last lines are a
+table: by kind and family, how many tests found what they should, how many are wrong or refused, and what stock ComfyUI
+itself cannot do there. The exit status is 0 only when nothing is wrong.
 
 Owns: the parts and the tests of each. Does not own: the environment (layered.py), the table (tally.py), the tests.
 """
@@ -18,31 +18,28 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .fetch import OLDEST_SDIST, check_comfyui, comfyui_path, fetched
+from .fetch import OLDEST_SDIST, comfyui_path, fetched
 from .layered import environment_for
 from .tally import PARTS, TESTS
 
 OLDEST = "oldest"
 
 
-def comfyui_of(named: str) -> Path:
-    """The folder of a ComfyUI that is named: a path, `oldest`, or "" for that of the tests."""
-    if named == OLDEST:
-        return fetched(OLDEST_SDIST)
-    return check_comfyui(Path(named).expanduser(), source="COMFYUI_PATH") if named else comfyui_path()
+def chosen_comfyui() -> Path:
+    """The folder of the ComfyUI to test with."""
+    return fetched(OLDEST_SDIST) if os.environ.get("COMFYUI_PATH") == OLDEST else comfyui_path()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("comfyui", nargs="?", default="", help="a folder, or `oldest` (default: that of the tests)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="the parts to run")
     parser.add_argument("--with", nargs="+", default=[], dest="more", metavar="PACKAGE", help="instead of the tree's")
     chosen, options = parser.parse_known_args(arguments)
-    comfyui = comfyui_of(chosen.comfyui)
+    comfyui = chosen_comfyui()
     python = environment_for(comfyui, chosen.more)
     tests = [str(TESTS / PARTS[part]) for part in chosen.only]
-    command = [str(python), "-m", "pytest", "-p", "host.tally", "-q", "--tb=short", *options, *tests]
+    command = [str(python), "-m", "pytest", "-p", "host.tally", "-q", "-rN", "--tb=short", *options, *tests]
     environment = {**os.environ, "COMFYUI_PATH": str(comfyui), "PYTHONPATH": str(TESTS)}
     return subprocess.run(command, cwd=TESTS.parent, env=environment, check=False).returncode
 

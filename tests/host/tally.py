@@ -1,7 +1,7 @@
 """What tests found on one ComfyUI, as a table: a row for each kind and family; a pytest plugin (`-p host.tally`).
 
-Owns: the words for what can become of a test, the row that a test belongs to, the table, the exit status, and what of the
-full tier is run. Does not own: the folders that are run (on_comfyui.py), nor what tests hold.
+Owns: the words for what can become of a test, the row that a test belongs to, the table, the exit status, and what of
+the full tier is run. Does not own: the folders that are run (on_comfyui.py), nor what tests hold.
 
 A test that needs stock ComfyUI to do something first raises StockFailsError where it does not; RefusedError is for what
 the pack refuses by name. To any other run of the tests both are failures.
@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,15 @@ class StockFailsError(RuntimeError):
 
 class RefusedError(RuntimeError):
     """The pack refuses by name what a test asks for; the text is what the user reads."""
+
+
+@contextmanager
+def by_stock() -> Iterator[None]:
+    """What runs inside is stock ComfyUI's: raises StockFailsError for a prompt that is refused or does not succeed."""
+    try:
+        yield
+    except (PromptRefusedError, RuntimeError) as error:
+        raise StockFailsError(str(error)) from error
 
 
 def stock_lacks(refused: PromptRefusedError) -> bool:
@@ -123,7 +133,7 @@ class Tally:
         self.said: dict[str, str] = {}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]):  # noqa: ANN201
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]):
         """Write into a report what became of its test."""
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
@@ -150,17 +160,20 @@ class Tally:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """0 with nothing wrong, whatever stock cannot do; 1 else. An interruption, or no test at all, stays what it is."""
+        """0 with nothing wrong, whatever stock cannot do; 1 else. An interruption, or no test, stays what it is."""
         if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             session.exitstatus = int(any(column == WRONG for _, column in self.found.values()))
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write what is not equal, and the table."""
-        for column in (STOCK_FAILS, WRONG):
-            tests = [test for test, (_, found) in self.found.items() if found == column]
-            for test in tests:
-                terminalreporter.write_line(f"{column}: {test.partition('tests/')[2]}: {self.said[test]}")
-        terminalreporter.write_line(table(self.found.values()))
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Write what is not equal, and the table, as the last lines of the run."""
+        if not self.found:
+            return  # of a process of pytest-xdist, or nothing was run
+        out = config.get_terminal_writer()
+        for column in (REFUSED, STOCK_FAILS, WRONG):
+            for test, (row, found) in self.found.items():
+                if found == column and self.said[test]:
+                    out.line(f"{column}: {row}: {test.rpartition('::')[2]}: {self.said[test]}")
+        out.line(table(self.found.values()))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,9 +1,12 @@
 """Runs every case whole and shared, in ranks over gloo: `python -m models.ranks COMFYUI FOLDER RANKS...`.
 
-ComfyUI is imported once and every case is run whole once; then each number of ranks is forked from there. Writes
-FOLDER/RANKS.json, a row for each case: relative error, that of the negative control, or why it failed;
-FOLDER/left_out.json, cases that ComfyUI itself cannot run, and those whose class has no plan; FOLDER/checks-RANKS-RANK.json, what each check of checks.py found on a rank; and FOLDER/classes.json, what ComfyUI's list
-of models has (supported.py). A case that fails ends no other: the ranks are forked anew for those after it.
+ComfyUI is imported once and every case is run whole once; then each number of ranks is forked from there. A case that
+fails ends no other: the ranks are forked anew for those after it. Writes into FOLDER:
+
+- RANKS.json, a row for each case: relative error, that of the negative control, or why it failed;
+- left_out.json, cases that ComfyUI itself cannot run, and those whose class has no plan;
+- checks-RANKS-RANK.json, what each check of checks.py found on a rank;
+- classes.json, what ComfyUI's list of models has (supported.py).
 """
 
 from __future__ import annotations
@@ -108,7 +111,7 @@ def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, A
 
 
 def run_cases(ranks: int, folder: Path, cases: dict[str, tuple[Any, Any, Any]], *, checks: bool) -> bool:
-    """Run all cases in forked ranks; after one that fails, those behind it in new ranks. Whether the last ended well."""
+    """Run all cases in forked ranks; after one that fails, the next ones in new ranks. Whether the last ended well."""
     path, left = folder / f"{ranks}.json", dict(cases)
     while True:
         for marker in folder.glob("failed-*"):
@@ -185,9 +188,9 @@ def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
     """Everything. Returns 0 when all ranks ended well."""
     torch.set_num_threads(1)
     start_comfyui(comfyui)
-    from .cases import CASES
-
     from parallel_runtime.models.plans import plan_for
+
+    from .cases import CASES
 
     cases: dict[str, tuple[Any, Any, Any]] = {}
     left_out: dict[str, dict[str, str]] = {"stock fails": {}, "refused": {}}

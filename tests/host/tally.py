@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from .client import PromptRefusedError
+from .outcomes import RefusedError, StockFailsError
 
 EQUAL, WRONG, REFUSED, STOCK_FAILS = "equal", "wrong", "refused", "stock fails"
 COLUMNS = (EQUAL, WRONG, REFUSED, STOCK_FAILS)
@@ -37,14 +38,6 @@ BY_FOLDER = {folder: part for part, folder in PARTS.items()}
 UNKNOWN_NODE = re.compile(r"'([^']+)' not found|node (\S+) does not exist")
 FOUND = "found on this ComfyUI"
 OURS = frozenset(json.loads((TESTS / "comfy" / "released_nodes.json").read_text(encoding="utf-8")))
-
-
-class StockFailsError(RuntimeError):
-    """Stock ComfyUI itself does not do what a test needs; the text says what it said."""
-
-
-class RefusedError(RuntimeError):
-    """The pack refuses by name what a test asks for; the text is what the user reads."""
 
 
 @contextmanager

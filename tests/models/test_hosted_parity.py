@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from host.tally import RefusedError, StockFailsError
+from host.outcomes import RefusedError, StockFailsError
 
 from .cases import CASES
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from host.outcomes import StockFailsError
+
 from .conftest import run_ranks
 from .quantised_ranks import CASES, LAYOUTS, ON_A_GPU, SOME
 
@@ -41,6 +43,9 @@ def all_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judge(folder: Path, ranks: int, case: str, layout: str) -> None:
+    left_out = json.loads((folder / "left_out.json").read_text())
+    if case in left_out:
+        raise StockFailsError(left_out[case])
     row = json.loads((folder / f"{ranks}.json").read_text())[f"{case} | {layout}"]
     bound = ROUNDED if case.startswith(ROUND_INPUTS) or case.endswith(ON_A_GPU) else ERROR
     assert max(row["plain"], row["LoRA"], row.get("cfg", 0.0)) <= bound, row

@@ -17,8 +17,8 @@ from PIL import Image
 
 from host import layouts
 from host.client import ComfyClient, PromptRefusedError, PromptResult, Workflow
+from host.outcomes import RefusedError, StockFailsError
 from host.pack_workflows import LOADER, TOLERANCE, relative_error, saved_latent
-from host.tally import RefusedError, StockFailsError
 from host.tiny_models import TinyModels, write_layout
 
 from .edits import INSTANTX, PICTURES

@@ -78,7 +78,7 @@ def install(python: Path, *arguments: str) -> None:
         raise RuntimeError(f"pip could not install what this ComfyUI requires: {result.stderr.strip()[-2000:]}")
 
 
-def make(folder: Path, wanted: Sequence[str], constraints: str, more: Sequence[str]) -> None:
+def make(folder: Path, wanted: Sequence[str], constraints: str, more: Sequence[str]) -> Path:
     """Makes the environment and installs what the one below does not have in the version that is wanted."""
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
@@ -93,3 +93,4 @@ def make(folder: Path, wanted: Sequence[str], constraints: str, more: Sequence[s
         if more:
             install(python, "-c", str(held), "--upgrade", *more)
     (folder / DONE).touch()
+    return python

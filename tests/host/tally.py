@@ -69,7 +69,7 @@ def row_of(item: pytest.Item) -> str:
     """The row that a test belongs to: its part; of a case, with the case's family or kind."""
     from parity.graphs import BY_NAME as GRAPHS
 
-    path = item.path.relative_to(TESTS)
+    path = item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else Path(item.path.name)
     part = BY_FOLDER.get(path.parts[0], path.parts[0])
     given = item.callspec.params if hasattr(item, "callspec") else {}
     subject = given.get("case", given.get("variant"))

@@ -76,4 +76,6 @@ def test_every_rank_finds_nothing_wrong_with_scales_and_refusals(results: Path) 
     for rank in range(2):
         found = json.loads((results / f"checks-2-{rank}.json").read_text())
         wrong = {name: text for name, text in found.items() if text}
+        if wrong and all(StockFailsError.__name__ in text for text in wrong.values()):
+            raise StockFailsError(", ".join(wrong))  # of a format that this ComfyUI does not have
         assert found and not wrong, f"rank {rank}: {wrong}"

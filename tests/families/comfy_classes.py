@@ -64,6 +64,10 @@ def _shapes(classes: dict[str, Any]) -> dict[str, Shapes]:
             model = built(**arguments, device="meta")
         except RuntimeError:  # a class that reads a value of what it makes
             model = built(**arguments, device="cpu")
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            continue
         found[name] = {key: list(value.shape) for key, value in model.state_dict().items()}
     return found
 

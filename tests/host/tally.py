@@ -9,7 +9,6 @@ the pack refuses by name. To any other run of the tests both are failures.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from .client import PromptRefusedError
-from .outcomes import RefusedError, StockFailsError
+from .outcomes import OURS, RefusedError, StockFailsError
 
 EQUAL, WRONG, REFUSED, STOCK_FAILS = "equal", "wrong", "refused", "stock fails"
 COLUMNS = (EQUAL, WRONG, REFUSED, STOCK_FAILS)
@@ -37,7 +36,6 @@ PARTS = {
 BY_FOLDER = {folder: part for part, folder in PARTS.items()}
 UNKNOWN_NODE = re.compile(r"'([^']+)' not found|node (\S+) does not exist")
 FOUND = "found on this ComfyUI"
-OURS = frozenset(json.loads((TESTS / "comfy" / "released_nodes.json").read_text(encoding="utf-8")))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from host.client import Workflow
+from host.outcomes import OURS, StockFailsError
 
 CHOICE = "COMFY_DYNAMICCOMBO_V3"  # a COMBO whose options may bring inputs of their own
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", CHOICE)
@@ -20,12 +21,17 @@ Titled = dict[str, tuple[str, dict[str, Any]]]
 
 
 def to_api(saved: dict[str, Any], object_info: dict[str, Any]) -> Workflow:
-    """The graph the editor would queue, node ids as text. Raises ValueError when the file holds what is not owned."""
+    """The graph the editor would queue, node ids as text.
+
+    Raises ValueError when the file holds what is not owned, StockFailsError for a node that this ComfyUI does not have.
+    """
     sources = {link: (str(node), slot) for link, node, slot, *_ in saved["links"]}
     graph: Workflow = {}
     for node in saved["nodes"]:
         if node["type"] == NOTE:
             continue
+        if node["type"] not in {*object_info, *OURS}:
+            raise StockFailsError(f"this ComfyUI has no node {node['type']}")
         if node["mode"] != ACTIVE or node["type"] not in object_info:
             raise ValueError(f"node {node['id']} ({node['type']}) is muted, bypassed or unknown")
         values = widget_values(node, object_info[node["type"]])
@@ -39,7 +45,10 @@ def widget_values(node: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
     """The node's values by input name. The file has them by place alone, so the order of inputs decides."""
     left = list(node.get("widgets_values", []))
     values = dict(take_values(left, info["input"], info["input_order"]))
-    if left:
+    drawn = [each["name"] for each in node.get("inputs", ()) if "widget" in each]
+    known = [name for group in info["input_order"].values() for name in group]
+    absent = [name for name in drawn if name not in known]  # where the file is from a newer ComfyUI than this
+    if len(left) > len(absent):
         raise ValueError(f"node {node['id']} ({node['type']}) has {len(left)} values for no input: {left}")
     return values
 

@@ -23,6 +23,7 @@ from .layered import environment_for
 from .tally import PARTS, TESTS
 
 OLDEST = "oldest"
+PACKAGES = ("torch", "comfy-kitchen", "comfy-aimdo", "comfyui-frontend-package")
 
 
 def chosen_comfyui() -> Path:
@@ -30,14 +31,31 @@ def chosen_comfyui() -> Path:
     return fetched(OLDEST_SDIST) if os.environ.get("COMFYUI_PATH") == OLDEST else comfyui_path()
 
 
+def versions(python: Path) -> list[str]:
+    """What an environment has of the packages that ComfyUI's versions differ by."""
+    code = f"from importlib.metadata import version\nfor name in {PACKAGES}: print(name, version(name))"
+    return subprocess.check_output([str(python), "-c", code], text=True).splitlines()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="the parts to run")
-    parser.add_argument("--with", nargs="+", default=[], dest="more", metavar="PACKAGE", help="instead of the tree's")
+    parser.add_argument(
+        "--with",
+        nargs="+",
+        default=[],
+        dest="more",
+        metavar="PACKAGE",
+        help="its newest release, or NAME==VERSION, instead of what ComfyUI asks for; kept in build/hosts",
+    )
     chosen, options = parser.parse_known_args(arguments)
-    comfyui = chosen_comfyui()
-    python = environment_for(comfyui, chosen.more)
+    try:
+        comfyui = chosen_comfyui()
+        python = environment_for(comfyui, chosen.more)
+    except RuntimeError as error:  # HostNotFoundError among them
+        raise SystemExit(str(error)) from error
+    print(f"{comfyui} with {python}: {', '.join(versions(python))}", flush=True)  # noqa: T201
     tests = [str(TESTS / PARTS[part]) for part in chosen.only]
     command = [str(python), "-m", "pytest", "-p", "host.tally", "-q", "-rN", "--tb=short", *options, *tests]
     environment = {**os.environ, "COMFYUI_PATH": str(comfyui), "PYTHONPATH": str(TESTS)}

@@ -127,5 +127,6 @@ def test_whatever_a_graph_is_given_shows_in_its_latents(variant: Variant, latent
 def test_every_file_is_detected_as_its_class_with_exactly_its_tensors(names: list[str], family_models: Path) -> None:
     folder = write_families(family_models, only=names) / "diffusion_models"
     files = {str(folder / BY_NAME[name].file): FILES[BY_NAME[name].file] for name in names}
+    files = {path: file for path, file in files.items() if Path(path).exists()}  # of classes that this ComfyUI has
     for path, found in detected(list(files)).items():
         assert found == {"class": files[path].class_path, "missing": [], "unexpected": []}

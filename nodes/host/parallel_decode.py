@@ -199,8 +199,7 @@ def tiled(
     """VAE Decode (Tiled) with its defaults, where `function` makes the pixels of each tile."""
     stand_in = copy.copy(vae)
     if tiles_by_itself(vae):
-        stand_in.first_stage_model = copy.copy(vae.first_stage_model)
-        vars(stand_in.first_stage_model)[OWN_TILES] = function
+        stand_in.first_stage_model = _own_tiles(vae.first_stage_model, function, output=output)
     else:
         stand_in.first_stage_model = _Tiles(function)
     stand_in.device, stand_in.output_device = CPU, output
@@ -215,6 +214,22 @@ def tiled(
     }
     (image,) = comfy_nodes.VAEDecodeTiled().decode(stand_in, {"samples": samples}, **defaults)
     return image
+
+
+def _own_tiles(
+    module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor], *, output: torch.device
+) -> torch.nn.Module:
+    """A module that tiles by itself; `function` makes the pixels of each tile, and its pictures are on `output`."""
+    own = copy.copy(module)
+    vars(own)[OWN_TILES] = function
+    if hasattr(own, "decode_output_shape"):  # since ComfyUI 0.33 it writes into a buffer; its own is on the CPU
+
+        def decode(latent: torch.Tensor) -> torch.Tensor:
+            pictures = torch.empty(own.decode_output_shape(latent.shape), dtype=torch.float32, device=output)
+            return type(own).decode(own, latent, output_buffer=pictures)
+
+        vars(own)["decode"] = decode
+    return own
 
 
 def _pixels_of(vae: VAE, latent: torch.Tensor) -> tuple[int, ...]:

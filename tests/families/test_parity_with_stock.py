@@ -82,9 +82,8 @@ def file(case: Case, family_models: Path) -> None:
 def test_our_loader_equals_the_stock_loader_and_without_exchange_it_does_not(
     case: Case, plan: str, bench: Bench
 ) -> None:
-    row, control = bench.compare(case, plan), bench.control(case, plan)
-    assert row.problems == ()
-    assert row.calls > 0
+    assert bench.compare(case, plan).require_equal().calls > 0
+    control = bench.control(case, plan)
     assert seen(control), control
 
 
@@ -92,7 +91,7 @@ def test_our_loader_equals_the_stock_loader_and_without_exchange_it_does_not(
 @pytest.mark.usefixtures("file")
 @pytest.mark.parametrize(("case", "plan"), named(REST))
 def test_our_loader_equals_the_stock_loader(case: Case, plan: str, bench: Bench) -> None:
-    assert bench.compare(case, plan).problems == ()
+    bench.compare(case, plan).require_equal()
 
 
 @pytest.mark.full

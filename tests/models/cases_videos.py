@@ -34,8 +34,9 @@ def _() -> Case:
 
 @case("MiniMax H3, first and last keyframe")
 def _() -> Case:
-    frames = [{"resolved_frame_index": 0}, {"resolved_frame_index": 8}]
     latents = [noise(1, 24, 1, 10, 14), noise(1, 24, 1, 10, 14) * 0.5]
+    # newer ComfyUIs lay tokens out by the latent that a keyframe has
+    frames = [{"resolved_frame_index": at, "latent": each} for at, each in zip((0, 8), latents, strict=True)]
     return h3(), clip(keyframes=frames, cond_video_latents=latents, frame_count=9)
 
 

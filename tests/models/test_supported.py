@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from families.class_list import DOCUMENT, section, with_section, with_share, written
+from families.class_list import DOCUMENT, TITLE, section, with_section, with_share, written
 from families.usage import KINDS, templates
 from host.fetch import comfyui_path
 from parallel_runtime.models.hosted.build import READ_DTYPES
@@ -28,6 +28,13 @@ def said(results: Path) -> Found:
     return json.loads((results / "classes.json").read_text())
 
 
+def is_there(path: str) -> bool:
+    """Whether the ComfyUI under test has a class, by its dotted path: older ones lack some."""
+    module, _, name = path.rpartition(".")
+    file = comfyui_path() / f"{module.replace('.', '/')}.py"
+    return file.is_file() and re.search(rf"^class {name}\b", file.read_text(encoding="utf-8"), re.M) is not None
+
+
 def test_each_class_of_the_list_has_a_plan_or_a_reason_to_have_none(said: Found) -> None:
     unknown = {name: each["path"] for name, each in said["classes"].items() if each["path"] not in {*PLANS, *WITHOUT}}
     assert not unknown, "add a plan, or a reason to models/plans/without.py"
@@ -36,9 +43,10 @@ def test_each_class_of_the_list_has_a_plan_or_a_reason_to_have_none(said: Found)
 
 def test_every_plan_is_shown_by_a_case_and_no_reason_is_of_a_class_that_is_not_there(said: Found) -> None:
     paths = {each["path"] for each in said["classes"].values()}
-    assert set(WITHOUT) <= paths
+    assert {path for path in WITHOUT if is_there(path)} <= paths
     shown = [PLANS.get(path) for path in said["cases"].values()]
-    assert not [path for path, plan in PLANS.items() if plan not in shown], "add a case to cases_*.py"
+    missing = [path for path, plan in PLANS.items() if plan not in shown and is_there(path)]
+    assert not missing, "add a case to cases_*.py"
 
 
 def test_a_class_without_a_plan_says_its_own_reason(said: Found) -> None:
@@ -47,7 +55,7 @@ def test_a_class_without_a_plan_says_its_own_reason(said: Found) -> None:
         reason, instead = WITHOUT[path]
         assert sentence.startswith(path.rpartition(".")[2])
         assert sentence.endswith(f": {reason}; {instead}")
-    assert set(refused) == set(WITHOUT)
+    assert set(refused) == {path for path in WITHOUT if is_there(path)}
 
 
 READS = re.compile(r"\b(weight|bias|parameters\(\)\))\.dtype")
@@ -63,13 +71,15 @@ def test_classes_that_read_the_dtype_of_a_weight_are_known(said: Found) -> None:
         if any(READS.search(text) for text in texts):
             reading.add(path)
     # in whose module the class for pixel space reads one
-    assert reading - {"comfy.ldm.lumina.model.NextDiT"} == set(READ_DTYPES)
+    assert reading - {"comfy.ldm.lumina.model.NextDiT"} <= set(READ_DTYPES)
 
 
 def test_each_used_template_is_of_a_class_of_the_list_or_says_why_not(said: Found) -> None:
     paths = {each["path"] for each in said["classes"].values()}
     rows = templates()
-    assert {row.loaded_as for row in rows if f"comfy.ldm.{row.loaded_as}" not in paths} == {"later", "none"}
+    absent = {row.loaded_as for row in rows if f"comfy.ldm.{row.loaded_as}" not in paths}
+    assert {path for path in absent if is_there(f"comfy.ldm.{path}")} == set()
+    assert {"later", "none"} <= absent
     assert {row.name for row in rows if row.least and _newer(row.least, "0.30.0")} == {
         row.name for row in rows if row.loaded_as == "later"
     }
@@ -85,8 +95,10 @@ def _newer(version: str, than: str) -> bool:
 
 def test_the_page_has_the_section_that_the_code_writes(said: Found) -> None:
     text, page = section(said), DOCUMENT.read_text(encoding="utf-8")
-    assert written(page) == text, "make models-list"
-    assert with_section(with_section(page, text + "more\n\n"), text) == page
+    own = written(page)
+    if own.startswith(f"{TITLE} {said['version']}\n"):  # the page is about one ComfyUI
+        assert own == text, "make models-list"
+    assert with_section(with_section(page, text + "more\n\n"), own) == page
     assert with_share(page) == page, "make models-list"
     assert "SDXL" in text
     assert "shared, a plan of" in text

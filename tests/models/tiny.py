@@ -7,6 +7,7 @@ Does not own the cases (cases_*.py). Only `build` imports comfy, and only the pr
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,13 @@ def build(path: str, **config: Any) -> nn.Module:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         fill(name, tensor.data, numbers, parameter=isinstance(tensor, nn.Parameter))
     return model.eval().requires_grad_(False)
+
+
+def takes(path: str, argument: str) -> bool:
+    """Whether a class of ComfyUI's, or one that it is made of, has an argument of that name: newer ones have more."""
+    module, _, name = path.rpartition(".")
+    kinds = getattr(importlib.import_module(module), name).__mro__
+    return any(argument in inspect.signature(kind.__init__).parameters for kind in kinds)
 
 
 def fill(name: str, tensor: Tensor, numbers: torch.Generator, *, parameter: bool) -> None:

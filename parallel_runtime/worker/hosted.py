@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..models.entries import hook_entries
 from ..models.hosted.block_patches import OPTION
 from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import from_tree
@@ -100,8 +101,8 @@ class HostedModel:
         if self.weights.stages > 1:
             _ = self.staged
         if self.beat is None:
-            for block in self.weights.blocks.values():
-                block.register_forward_hook(self._block_done)
+            for path, block in self.weights.blocks.items():
+                hook_entries(block, self.weights.methods_of(path), after=self._block_done)
         self.beat = beat
         cut = sequence.parts > 1 or new_call is not None
         if cut and patched and self.between is None:
@@ -113,7 +114,7 @@ class HostedModel:
                 shared.active, shared.group, shared.new_call = serves and cut, sequence, new_call
         return module
 
-    def _block_done(self, *_: object) -> None:
+    def _block_done(self) -> None:
         if self.beat is not None:
             self.beat()
 

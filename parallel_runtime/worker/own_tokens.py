@@ -3,6 +3,8 @@
 What asks for it is a call's option `local_attention`.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from ..parallel.displaced_uneven import DisplacedUneven
@@ -17,6 +19,12 @@ class OwnTokens(UnevenSequence):
     ) -> torch.Tensor:
         """As `UnevenSequence.attend`, without any exchange and without the mask."""
         return kernel(q, k, v, q.shape[1], None)
+
+    def whole_keys(
+        self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `UnevenSequence.whole_keys`, without any exchange."""
+        return k, v
 
 
 class OwnTokensHeld(DisplacedUneven):

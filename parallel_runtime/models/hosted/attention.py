@@ -53,12 +53,17 @@ class AttentionSwitch:
         if not skip_reshape:
             width = q.shape[-1] // heads
             q, k, v = _by_heads(q, width), _by_heads(k, width), _by_heads(v, width)
-        queries, keys = self._lengths(call, attention, q.shape[2], k.shape[2])
+        if attention.frames:
+            queries, keys = call.frame_lengths(q.shape[2]), call.frame_lengths(k.shape[2])
+        else:
+            queries, keys = self._lengths(call, attention, q.shape[2], k.shape[2])
         call.tokens = max(call.tokens, sum(keys))
         held = k.shape[2]
         if call.uncut:
             k, v = (call.counted(attention.keys, tensor, 2) for tensor in (k, v))
-        if isinstance(mask, GuideMask):
+        if attention.again:
+            out = call.attend_again(self._kernel(attn_precision, options), q, k, v, keys)
+        elif isinstance(mask, GuideMask):
             out = self._guided(call, attention, q, k, v, mask, queries, keys, attn_precision, options)
         else:
             if mask is not None and attention.window is not None:
@@ -70,6 +75,14 @@ class AttentionSwitch:
                 attention, kernel, q, k, v, query_lengths=queries, key_lengths=keys, mask=mask, scale=scale
             )
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+    def for_device(self, stock: Callable[..., Callable[..., Tensor]]) -> Callable[..., Callable[..., Tensor]]:
+        """As ComfyUI's function that chooses attention for a device, `stock`; in a shared call, this."""
+
+        def choose(*args: Any, **options: Any) -> Callable[..., Tensor]:  # noqa: ANN401
+            return stock(*args, **options) if self.call is None or self.call.attention is None else self
+
+        return choose
 
     def _guided(
         self,
@@ -154,6 +167,7 @@ def install() -> AttentionSwitch:
     switch = AttentionSwitch(stock)
     for name in NAMES:
         setattr(module, name, switch)
+    module.optimized_attention_for_device = switch.for_device(module.optimized_attention_for_device)
     return switch
 
 

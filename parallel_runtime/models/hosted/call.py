@@ -7,6 +7,7 @@ first rank.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,9 +15,37 @@ from torch import Tensor
 
 from ...parallel.shard import split_lengths
 from ..plans.words import FIRST, GRID, UNPLANNED, Attention
-from .group import TokenGroup
+from .group import Kernel, TokenGroup
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each rank in an attention call
+
+
+@dataclass
+class KeptKeys:
+    """Keys and values of all ranks in the first attention of a module's run; behind them, room for those of a later one.
+
+    `lengths`: tokens of each rank among those of the first; `total`: of all of them.
+    """
+
+    lengths: Sequence[int]
+    total: int
+    keys: Tensor  # (B, H, total + room, D)
+    values: Tensor
+
+    def followed_by(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the first, and behind them these."""
+        wanted = self.total + keys.shape[2]
+        if self.keys.shape[2] < wanted:
+            self.keys, self.values = (self._longer(each, wanted) for each in (self.keys, self.values))
+        found = self.keys[:, :, :wanted], self.values[:, :, :wanted]
+        for each, more in zip(found, (keys, values), strict=True):
+            each[:, :, self.total :] = more
+        return found
+
+    def _longer(self, kept: Tensor, wanted: int) -> Tensor:
+        longer = kept.new_empty((*kept.shape[:2], wanted, kept.shape[3]))
+        longer[:, :, : self.total] = kept[:, :, : self.total]
+        return longer
 
 
 class TokenCall:
@@ -33,6 +62,7 @@ class TokenCall:
         self.attention: Attention | None = None  # of the module that runs; None outside of blocks
         # by the id of an Attention: to hash one takes longer
         self.lengths_of: dict[int, tuple[Lengths, tuple[int, int]]] = {}
+        self.kept: KeptKeys | None = None  # of the module that runs, if its word is "again"
         self.tokens = 0  # keys of the largest attention call so far
 
     def introduce(self, stream: str, total: int) -> tuple[int, ...]:
@@ -71,6 +101,17 @@ class TokenCall:
         """Tokens of the whole stream."""
         lengths = self.streams[stream]
         return lengths[0] if stream in self.uncut else sum(lengths)
+
+    def frame_lengths(self, tokens: int) -> tuple[int, ...]:
+        """Tokens of each rank in as many frames of the grid as these of this rank are. Raises ValueError for parts."""
+        rows, shorter = self.streams[GRID], min(self.grid[1:])
+        frames, more = divmod(tokens, rows[self.index] * shorter)
+        if more:
+            raise ValueError(
+                f"{self.name}: attention over {tokens} tokens of this rank, {rows[self.index] * shorter} of each frame, "
+                "is not over whole frames; use a ComfyUI that the plan was made for"
+            )
+        return tuple(frames * each * shorter for each in rows)
 
     def lengths(self, streams: Sequence[str]) -> tuple[int, ...]:
         """Tokens of each rank in these streams together."""
@@ -115,6 +156,22 @@ class TokenCall:
     def attend(self, attention: Attention, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401  as TokenGroup's
         """As `TokenGroup.attend`; `attention` is the plan's word for it."""
         return self.group.attend(*args, **kwargs)
+
+    def attend_again(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, key_lengths: Sequence[int]) -> Tensor:
+        """This rank's queries, with all heads, over the keys of all ranks, of which those of the first call are kept.
+
+        q, k and v (B, H, S, D); the keys of the module's first call in this run come first in `k` and `v`.
+        """
+        kept = self.kept
+        if kept is None:
+            keys, values = self.group.whole_keys(k, v, lengths=key_lengths)
+            self.kept = KeptKeys(key_lengths, keys.shape[2], keys, values)
+        else:
+            mine = kept.lengths[self.index]
+            lengths = [now - first for now, first in zip(key_lengths, kept.lengths, strict=True)]
+            more = self.group.whole_keys(k[:, :, mine:], v[:, :, mine:], lengths=lengths)
+            keys, values = kept.followed_by(*more)
+        return kernel(q, keys, values, q.shape[1], None)
 
     def gather(self, stream: str, tensor: Tensor, *, dim: int) -> Tensor:
         """Everybody's rows of a stream, whole along `dim`; contiguous, since modules take views of what they made."""

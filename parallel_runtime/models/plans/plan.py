@@ -17,7 +17,8 @@ Handed = str | tuple[str, ...]  # one argument by its name, several as a tuple o
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How one class is shared. Paths are names of modules in the class: "blocks.*" is each of the list, "blocks.0" the
-    first, "blocks.-1" the last; "" is the class itself.
+    first, "blocks.-1" the last; "" is the class itself. A path names its module's `forward`, or with a colon another
+    method: "blocks.*:forward_gen". Blocks with such methods in `cut` are called by these, and by no `forward`.
 
     `attention`: a module list of blocks -> what attention in them is over, or the same for modules inside a block, by
     their name in the block. `cut`: path -> argument of the module's forward ("#0": by position; "**a": in its
@@ -26,6 +27,7 @@ class Plan:
     tables, of which the first that the model has modules for holds. `whole`: as `cut`, for modules that need all
     tokens: arguments become whole, the output this rank's again. `control`: list in the argument `control` -> stream.
     `unless`: path -> attribute of a module; a model in which it is set is not what the plan is for, and refused.
+    `each_call`: the module that the class calls several times in one call, with other lengths; each is shared by itself.
 
     For PipeFusion, whose stages have some of the blocks each: `hands`: list of blocks -> the arguments that a block
     makes for the next one, in the order of its outputs; left out where it is the one argument that the first block's
@@ -38,6 +40,7 @@ class Plan:
     whole: Mapping[str, Words] = field(default_factory=dict)
     control: Mapping[str, str] = field(default_factory=dict)
     unless: Mapping[str, str] = field(default_factory=dict)
+    each_call: str = ""
     hands: Mapping[str, Handed] = field(default_factory=dict)
     unstaged: str = ""
 
@@ -99,6 +102,11 @@ class Plan:
     def gathers(self) -> tuple[Words, ...]:
         """The tables of `gather`, one or several."""
         return self.gather if isinstance(self.gather, tuple) else (self.gather,)
+
+    def methods_of(self, blocks: str) -> tuple[str, ...]:
+        """The methods by which the class calls the blocks of a list."""
+        named = [path.partition(":")[2] for path in self.cut if path.startswith(f"{blocks}.") and ":" in path]
+        return tuple(dict.fromkeys(named)) or ("forward",)
 
     def attention_of(self, blocks: str) -> dict[str, Attention]:
         """Module in a block -> what its attention is over; "" is the block itself."""

@@ -31,6 +31,9 @@ Words for attention, of the queries and keys in an attention call:
     "local"           keys are whole on every rank (cross attention): nothing is exchanged
     "vid+index:txt"   of txt only the first tokens, as many as the last "index:txt" said
     "txt+img|img"     the first of them in which there are as many queries and keys as in the call
+    "frames"          queries and keys are whole frames of the grid, as many as the call has
+    "frames again"    the same, of a module that attends several times in a run: the keys of its first call come first in
+                      all later ones, and are sent once
     "x within w"      keys at most as many tokens away as the attention's module says in its attribute `w`; it makes a
                       mask of that itself, from its own tokens. Where `w` is None they are all of x
 
@@ -144,6 +147,7 @@ class Attention:
     """The streams of an attention call's queries and keys. `local`: keys are whole.
 
     `within`: the module's attribute that says how many tokens away keys may be; `window`: what it says.
+    `frames`: they are any number of whole frames of the grid; `again`: later calls begin with the first one's keys.
     `otherwise`: what it is over where a call's lengths are not those of these streams.
     """
 
@@ -152,6 +156,8 @@ class Attention:
     local: bool = False
     within: str = ""
     window: int | None = None
+    frames: bool = False
+    again: bool = False
     otherwise: Union["Attention", None] = None
 
 
@@ -206,6 +212,8 @@ def parse_attention(text: str) -> Attention:
     """What `text` says of an attention call. Raises ValueError, with the text, for what it cannot be."""
     if text == "local":
         return Attention(local=True)
+    if text in ("frames", "frames again"):
+        return Attention((GRID,), (GRID,), frames=True, again=text != "frames")
     windowed = WITHIN.fullmatch(text)
     if windowed:
         return Attention((windowed[1],), (windowed[1],), within=windowed[2])
@@ -214,7 +222,8 @@ def parse_attention(text: str) -> Attention:
     names = [name for side in sides for name in side]
     if len(sides) > 2 or "local" in others or not all(map(ATTENDED.fullmatch, names)):
         raise ValueError(
-            f"{text!r} says nothing of attention; use 'txt+img', 'vid<-aud', 'local', 'x within w' or 'txt+img|img'"
+            f"{text!r} says nothing of attention; use 'txt+img', 'vid<-aud', 'local', 'frames', 'x within w' or "
+            "'txt+img|img'"
         )
     otherwise = parse_attention("|".join(others)) if others else None
     return Attention(tuple(sides[0]), tuple(sides[-1]), otherwise=otherwise)

@@ -22,7 +22,7 @@ Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each ra
 
 @dataclass
 class KeptKeys:
-    """Keys and values of all ranks in the first attention of a module's run; behind them, room for those of a later one.
+    """Keys and values of all ranks in the first attention of a module's run, and room for those of a later one behind.
 
     `lengths`: tokens of each rank among those of the first; `total`: of all of them.
     """
@@ -108,8 +108,8 @@ class TokenCall:
         frames, more = divmod(tokens, rows[self.index] * shorter)
         if more:
             raise ValueError(
-                f"{self.name}: attention over {tokens} tokens of this rank, {rows[self.index] * shorter} of each frame, "
-                "is not over whole frames; use a ComfyUI that the plan was made for"
+                f"{self.name}: attention over {tokens} tokens of this rank is not over whole frames, of which it has "
+                f"{rows[self.index] * shorter} each; use a ComfyUI that the plan was made for"
             )
         return tuple(frames * each * shorter for each in rows)
 

@@ -201,8 +201,9 @@ class _Places:
         )
 
     def _missing(self, path: str) -> ValueError:
+        kind = "method" if ":" in path else "module"
         return ValueError(
-            f"{self.title} of this ComfyUI has no {'method' if ':' in path else 'module'} {path!r}, which the plan names; "
+            f"{self.title} of this ComfyUI has no {kind} {path!r}, which the plan names; "
             "use a ComfyUI that the plan was made for"
         )
 

@@ -47,7 +47,11 @@ PLANS = {
     # rows of all frames to a rank, since each frame attends by itself: to the video, and to its own frame of the pose
     "comfy.ldm.wan.model_animate2.WanAnimate2Model": Plan(
         attention={
-            "blocks": {"self_attn:forward_pose": "frames", "self_attn:forward_gen": "frames again", "cross_attn": "local"}
+            "blocks": {
+                "self_attn:forward_pose": "frames",
+                "self_attn:forward_gen": "frames again",
+                "cross_attn": "local",
+            }
         },
         cut={
             "patch_embedding": {"return": "grid@2"},

@@ -32,8 +32,8 @@ Words for attention, of the queries and keys in an attention call:
     "vid+index:txt"   of txt only the first tokens, as many as the last "index:txt" said
     "txt+img|img"     the first of them in which there are as many queries and keys as in the call
     "frames"          queries and keys are whole frames of the grid, as many as the call has
-    "frames again"    the same, of a module that attends several times in a run: the keys of its first call come first in
-                      all later ones, and are sent once
+    "frames again"    the same, in a module that attends several times in a run: the keys of its first call come first
+                      in all later ones, and are sent once
     "x within w"      keys at most as many tokens away as the attention's module says in its attribute `w`; it makes a
                       mask of that itself, from its own tokens. Where `w` is None they are all of x
 

@@ -11,6 +11,7 @@ import torch
 
 from ..checkpoint import ModelSpec, read_header
 from ..errors import RequestCancelledError
+from ..models.entries import entries_of
 from ..models.hosted.block_patches import Beside
 from ..models.hosted.build import build, recognise
 from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
@@ -97,7 +98,7 @@ class HostedWeights:
     def methods_of(self, path: str) -> tuple[str, ...]:
         """The methods by which the module calls the block at a path."""
         plan = find_plan(type(self.module))
-        return ("forward",) if plan is None else plan.methods_of(path.rpartition(".")[0])
+        return entries_of(self.blocks[path]) if plan is None else plan.methods_of(path.rpartition(".")[0])
 
     @property
     def in_order(self) -> bool:

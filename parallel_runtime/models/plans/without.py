@@ -20,6 +20,10 @@ WITHOUT: dict[str, tuple[str, str]] = {
         "its attention goes over windows of the video, which each block cuts anew, and both sides of cfg are one call",
         ROWS_TOGETHER,
     ),
+    "comfy.ldm.trellis2.model.Trellis2": (
+        "its tokens are the voxels of a shape, in objects of its own, and both sides of cfg are one call",
+        "use sharded weights, which need none",
+    ),
     "comfy.ldm.rt_detr.rtdetr_v4.RTv4": ("it detects objects and no sampler calls it", NOT_SAMPLED),
     "comfy.ldm.sam3.detector.SAM3Model": ("it finds masks and no sampler calls it", NOT_SAMPLED),
     "comfy.ldm.depth_anything_3.model.DepthAnything3Net": ("it estimates depth and no sampler calls it", NOT_SAMPLED),

@@ -40,13 +40,15 @@ class HostedSource:
     """A file as ComfyUI recognised it: its own description, identity, bytes of weights, heads where it says them.
 
     `model` is ComfyUI's on the meta device; `unshared` says why no ranks can share its tokens, "" where they can;
-    `whole_batches`: all rows of a call, both sides of cfg among them, are one rank's.
+    `whole_batches`: all rows of a call, both sides of cfg among them, are one rank's; `keeps_state`: the class keeps
+    something from call to call of a run.
     """
 
     recognised: Recognised
     model: comfy.model_base.BaseModel
     unshared: str
     whole_batches: bool
+    keeps_state: bool
     spec: ModelSpec
     sizes: WeightSizes
     num_heads: int
@@ -70,11 +72,13 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     name = str(dtype).removeprefix("torch.")
     unet_config = recognised.config.unet_config
     model = recognised.model(META)
+    shared_by = find_plan(type(model.diffusion_model))
     return HostedSource(
         recognised=recognised,
         model=model,
         unshared=why_unshared(type(model.diffusion_model)),
         whole_batches=takes_whole_batches(type(model.diffusion_model)),
+        keeps_state=shared_by is not None and shared_by.keeps is not None,
         spec=ModelSpec.of(path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint),
         sizes=_sizes(recognised.weights, model.diffusion_model),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),

@@ -116,6 +116,7 @@ def remote_patcher(
         sizes=source.sizes,
         num_heads=source.num_heads,
         shares_tokens=isinstance(source, Source) or not source.unshared,
+        keeps_state=isinstance(source, HostedSource) and source.keeps_state,
     )
 
     def make() -> RemotePatcher:

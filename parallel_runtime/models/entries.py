@@ -44,8 +44,8 @@ def hook_entries(
 def _between(enter: Around, inner: Callable[..., Any], leave: Around) -> Callable[..., Any]:
     @wraps(inner)
     def method(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        enter()
         try:
+            enter()
             return inner(*args, **kwargs)
         finally:
             leave()

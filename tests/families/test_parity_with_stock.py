@@ -15,10 +15,11 @@ from host.server import ComfyServer
 from models.cases import CASES
 from parity.runner import Bench, compared, seen
 
+from . import qwen21
 from .cases import CFG, CONTROL_PLAN, PLANS, Case, cases
 from .matrix import summary
 from .plan_lines import plan_lines
-from .variants import BY_NAME, FAMILIES, FILES, SMALL, write_families
+from .variants import BY_NAME, FAMILIES, FILES, NEWER, SMALL, write_families
 
 # A plan for each family, so that every plan that exchanges tokens is there, with one prompt and with both.
 SUBSET = (
@@ -56,6 +57,8 @@ AS_MODULES = {
     "HiDream-O1": ["HiDream-O1", "HiDream-O1, two references"],
     "Hunyuan3D": ["Hunyuan3D 2", "Hunyuan3D 2.1, experts, long skips"],
 }
+if qwen21 in NEWER:
+    AS_MODULES[qwen21.FAMILY] = ["Qwen-Image 2.1", "Qwen-Image 2.1, 2 references in the text"]
 REST = [
     (case, plan) for case in cases(FAMILIES) for plan in case.plans() if plan in PLANS and (case, plan) not in SUBSET
 ]

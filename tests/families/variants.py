@@ -16,11 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import cross, flux, hunyuan, krea, ltx, lumina, minimax, more_images, qwen, sd3, told, unet, wan
+from host.fetch import comfyui_says
+
+from . import cross, flux, hunyuan, krea, ltx, lumina, minimax, more_images, qwen, qwen21, sd3, told, unet, wan
 from .files import ModelFile, write_model_files
 from .variant import Variant
 
-MODULES = (wan, qwen, minimax, ltx, flux, hunyuan, lumina, krea, sd3, cross, more_images, told)
+NEWER = (qwen21,) if comfyui_says("comfy.model_base", "class QwenImage21(") else ()
+MODULES = (wan, qwen, *NEWER, minimax, ltx, flux, hunyuan, lumina, krea, sd3, cross, more_images, told)
 FAMILIES: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in module.VARIANTS)
 UNETS: tuple[Variant, ...] = unet.VARIANTS  # of which no plan shares the tokens
 FILES: dict[str, ModelFile] = {file.name: file for module in (*MODULES, unet) for file in module.FILES}

@@ -33,6 +33,7 @@ UNSTAGED = {  # the class's name -> a word of the reason
     "HiDreamImageTransformer2DModel": "other text",
     "HiDreamO1Transformer": "attend to themselves alone",
     "NextDiTPixelSpace": "dec_net",
+    "QwenImage21Transformer2DModel": "keys of all tokens",
 }
 
 

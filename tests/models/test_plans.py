@@ -87,7 +87,7 @@ def test_a_word_of_attention_is_parsed(text: str, attention: Attention) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "vid<-", "a<-b<-c", "-txt+img", "txt@2", "Local", "?", "img|local", "a+b within w", "x within"]
+    "text", ["", "vid<-", "a<-b<-c", "-txt+img", "txt@2", "Local", "?", "img|local|txt", "a+b within w", "x within"]
 )
 def test_a_word_of_attention_that_is_none_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="says nothing of attention") as error:

@@ -28,7 +28,7 @@ class AttentionSwitch:
 
     def __init__(self, stock: Callable[..., Tensor], container: type | None = None) -> None:
         self.stock = stock
-        self.container: type | tuple[()] = container or ()  # ComfyUI's AttentionTensorContainer, where it has one
+        self.container: Any = container or ()  # ComfyUI's AttentionTensorContainer, where it has one
         self.call: TokenCall | None = None
 
     def __call__(
@@ -93,7 +93,7 @@ class AttentionSwitch:
     def peek(self, given: Any) -> Tensor:  # noqa: ANN401  a tensor, or a container of one
         """The tensor, which stays in its container. By the container's class: a tensor has a `take` of its own."""
         if not isinstance(given, self.container):
-            return given  # type: ignore[no-any-return]
+            return given
         tensor: Tensor | None = given.tensor
         if tensor is None:
             raise ValueError(
@@ -105,7 +105,7 @@ class AttentionSwitch:
     def take(self, given: Any) -> Tensor:  # noqa: ANN401
         """The tensor, out of its container."""
         tensor = self.peek(given)
-        return tensor if tensor is given else given.take()  # type: ignore[no-any-return]
+        return tensor if tensor is given else given.take()
 
     def _guided(
         self,

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from ...parallel.shard import split_lengths
-from ..plans.words import FIRST, GRID, UNPLANNED, Attention
+from ..plans.words import FIRST, GRID, KEPT, UNPLANNED, Attention
 from .group import Kernel, TokenGroup
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each rank in an attention call
 
 
 @dataclass
-class KeptKeys:
+class FirstKeys:
     """Keys and values of all ranks in the first attention of a module's run, and room for those of a later one behind.
 
     `lengths`: tokens of each rank among those of the first; `total`: of all of them.
@@ -62,7 +62,7 @@ class TokenCall:
         self.attention: Attention | None = None  # of the module that runs; None outside of blocks
         # by the id of an Attention: to hash one takes longer
         self.lengths_of: dict[int, tuple[Lengths, tuple[int, int]]] = {}
-        self.kept: KeptKeys | None = None  # of the module that runs, if its word is "again"
+        self.first_keys: FirstKeys | None = None  # of the module that runs, if its word is "again"
         self.tokens = 0  # keys of the largest attention call so far
 
     def introduce(self, stream: str, total: int) -> tuple[int, ...]:
@@ -77,9 +77,12 @@ class TokenCall:
         return lengths
 
     def introduce_whole(self, stream: str, total: int) -> int:
-        """A stream that is new and of which every rank has all tokens; returns how many."""
+        """A stream of which every rank has all tokens, and has `total` from here on; returns how many."""
         self.uncut.add(stream)
-        self.streams[stream] = (total,) * self.parts
+        lengths = (total,) * self.parts
+        if self.streams.get(stream, lengths) != lengths:
+            self.lengths_of.clear()
+        self.streams[stream] = lengths
         return total
 
     def introduce_first(self, stream: str, total: int) -> tuple[int, ...]:
@@ -133,10 +136,30 @@ class TokenCall:
         return known
 
     def chosen(self, attention: Attention, found: tuple[int, int]) -> Attention:
-        """Of alternatives the first in which this rank has so many queries and keys; the last where there is none."""
-        while attention.otherwise is not None and self.attended(attention)[1] != found:
+        """Of alternatives the first in which this rank has so many queries and keys; the last where there is none.
+
+        Keys of the alternative "local" are among the tokens that every rank has; the first stands for more of them.
+        """
+        first = attention
+        while attention.otherwise is not None and not self._fits(attention, found):
             attention = attention.otherwise
+        if attention.local and found[1] > sum(self.total(stream) for stream in self.uncut if ":" not in stream):
+            return first
         return attention
+
+    def _fits(self, attention: Attention, found: tuple[int, int]) -> bool:
+        """Whether this rank has so many queries and keys by the plan. Of a stream whose keys were kept they say how
+        many there are."""
+        kept = next((stream for stream in attention.keys if stream.startswith(KEPT)), None)
+        others = {*attention.queries, *attention.keys} - {kept}
+        if not others <= self.streams.keys():
+            return False
+        if kept is not None:
+            more = found[1] - sum(self._tokens(stream)[self.index] for stream in attention.keys if stream != kept)
+            if more <= 0:
+                return False
+            self.introduce_whole(kept, more)
+        return self.attended(attention)[1] == found
 
     def has_all_keys(self, attention: Attention) -> bool:
         """Whether every rank has all keys of this attention."""
@@ -162,10 +185,10 @@ class TokenCall:
 
         q, k and v (B, H, S, D); the keys of the module's first call in this run come first in `k` and `v`.
         """
-        kept = self.kept
+        kept = self.first_keys
         if kept is None:
             keys, values = self.group.whole_keys(k, v, lengths=key_lengths)
-            self.kept = KeptKeys(key_lengths, keys.shape[2], keys, values)
+            self.first_keys = FirstKeys(key_lengths, keys.shape[2], keys, values)
         else:
             mine = kept.lengths[self.index]
             lengths = [now - first for now, first in zip(key_lengths, kept.lengths, strict=True)]

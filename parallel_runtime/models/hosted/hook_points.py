@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ..plans.plan import Plan, Words
-from ..plans.words import UNPLANNED, Attention, Word, introduced_by, parse
+from ..plans.words import UNPLANNED, Attention, Every, Word, introduced_by, parse
 from .changes_of_words import cutter, gatherer
 from .cuts import Change
 
@@ -63,6 +63,12 @@ class _Places:
     def fill(self, plan: Plan) -> list[HookPoint]:
         for pattern, name in plan.unless.items():
             self._refuse_where_set(pattern, name)
+        for name in () if plan.keeps is None else (plan.keeps.reset, plan.keeps.decide):
+            if not callable(getattr(self.modules[""], name, None)):
+                raise ValueError(
+                    f"{self.title} of this ComfyUI has no method {name!r}, which the plan names; "
+                    "use a ComfyUI that the plan was made for"
+                )
         for blocks in plan.attention:
             self._attention(blocks, plan.attention_of(blocks), plan.methods_of(blocks))
         table = next((each for each in plan.gathers if all(self._find(path) for path in each)), plan.gathers[0])
@@ -132,7 +138,8 @@ class _Places:
                     point.results.append(cutter(word))
                 else:
                     several = path not in gathered and sum(word in other.values() for other in said.values()) > 1
-                    key = keys.setdefault(word, len(keys)) if several else None
+                    # a number tells nothing of where it comes from, and may be another in the next block
+                    key = keys.setdefault(word, len(keys)) if several and not isinstance(word, Every) else None
                     point.arguments.append(Argument(_bare(name), self._position(path, name), cutter(word), key))
 
     def _whole(self, path: str, words: Words) -> None:

@@ -120,13 +120,13 @@ class SharedModel:
             if call is None:
                 return inner(*args, **kwargs)
             if attention is not None:
-                call.attention, call.kept = attention, None
+                call.attention, call.first_keys = attention, None
             args = _change_arguments(call, title, arguments, args, kwargs)
             if call.control is not None:
                 self._cut_control(call)
             out = inner(*args, **kwargs)
             if attention is not None:
-                call.attention, call.kept = around, None
+                call.attention, call.first_keys = around, None
             for change in results:
                 out = change(call, out)
             return out
@@ -140,9 +140,9 @@ class SharedModel:
             call = self._call
             if call is None:
                 return inner(*args, **kwargs)
-            call.attention, call.kept = attention, None
+            call.attention, call.first_keys = attention, None
             out = inner(*args, **kwargs)
-            call.attention, call.kept = around, None
+            call.attention, call.first_keys = around, None
             return out
 
         return forward

@@ -7,11 +7,37 @@ which needs ComfyUI (models/hosted/hooks.py).
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .words import FIRST, Attention, Index, Tokens, Word, WordText, introduced_by, parse, parse_attention, streams_in
+from .words import (
+    FIRST,
+    KEPT,
+    Attention,
+    Index,
+    Tokens,
+    Word,
+    WordText,
+    introduced_by,
+    parse,
+    parse_attention,
+    streams_in,
+)
 
 Words = Mapping[str, WordText]
 LONG_SKIPS = "each block of its second half takes the output of one of the first (long skips), on another stage"
 Handed = str | tuple[str, ...]  # one argument by its name, several as a tuple of names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeps:
+    """What a class keeps on its instance between the calls of one sampling run, by names of the class.
+
+    `reset`: method (enabled: bool) that frees it, and says whether calls may keep any from now on. `decide`: method
+    that the class calls once in a call, which returns what is kept, None for a call that uses none, and whether all
+    that the call needs is in it. `patcher`: the attribute of which it asks `get_free_memory(device)`.
+    """
+
+    reset: str
+    decide: str
+    patcher: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +58,8 @@ class Plan:
     For PipeFusion, whose stages have some of the blocks each: `hands`: list of blocks -> the arguments that a block
     makes for the next one, in the order of its outputs; left out where it is the one argument that the first block's
     tokens are in. `unstaged`: why blocks cannot be in stages, where these fields do not say it (`one_stage`).
+
+    `keeps`: what the class keeps from call to call, if anything.
     """
 
     attention: Mapping[str, str | Mapping[str, str]]
@@ -43,10 +71,12 @@ class Plan:
     each_call: str = ""
     hands: Mapping[str, Handed] = field(default_factory=dict)
     unstaged: str = ""
+    keeps: Keeps | None = None
 
     def __post_init__(self) -> None:
         known = {stream for word in self._cutting() for stream in introduced_by(word)}
         known |= {f"{FIRST}{word.stream}" for word in self._cutting() if isinstance(word, Index)}
+        known |= {f"{KEPT}{stream}" for stream in known} if self.keeps is not None else set()
         unknown = sorted({stream for word in self._all() for stream in streams_in(word)} - known)
         if unknown:
             raise ValueError(f"no word of the plan gives the length of {unknown[0]!r}; cut it alone somewhere")

@@ -191,12 +191,14 @@ class BlockShards:
         self._shards[path] = shard
 
     def _arrive(self, path: str) -> None:
-        """Before a block runs: have it whole."""
-        if self._order[len(self._asked) : len(self._asked) + 1] != [path]:  # another order than before, on all ranks
-            self._feed.end()
+        """Before a block runs: have it whole. One that runs again before any other is still there."""
+        again = self._asked[-1:] == [path]
+        if not again and self._order[len(self._asked) : len(self._asked) + 1] != [path]:
+            self._feed.end()  # another order than before, on all ranks
             self._order = []
             self._feed.begin([path], self._shards)
-        self._asked.append(path)
+        if not again:
+            self._asked.append(path)
         received = self._feed.take(path)
         unit, key = self._units[path], (path, received.data_ptr())
         whole = self._whole.get(key)

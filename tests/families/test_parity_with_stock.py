@@ -15,7 +15,7 @@ from host.server import ComfyServer
 from models.cases import CASES
 from parity.runner import Bench, compared, seen
 
-from . import qwen21
+from . import qwen21, wan_animate2
 from .cases import CFG, CONTROL_PLAN, PLANS, Case, cases
 from .matrix import summary
 from .plan_lines import plan_lines
@@ -32,6 +32,8 @@ SUBSET = (
     (Case(BY_NAME["hunyuanvideo i2v"]), "ulysses 2, sharded"),
     (Case(BY_NAME["triposplat"]), "ring 2"),  # of which a class reads the dtype of a weight, told sizes
 )
+if wan_animate2 in NEWER:
+    SUBSET += ((Case(BY_NAME["wan-animate 2, pose in some steps"], CFG), "cfg 2 x ulysses 2, sharded"),)
 # Families whose files are large, or whose class another family has: cases of tests/models, which take less time.
 AS_MODULES = {
     "Qwen-Image": ["Qwen-Image, text mask", "Qwen-Image-Edit, two references"],

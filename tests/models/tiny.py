@@ -18,6 +18,7 @@ from host.fetch import comfyui_says
 
 Case = tuple[nn.Module, dict[str, Any]]
 CASES: dict[str, Callable[[], Case]] = {}
+LACKING: set[str] = set()  # cases of what this ComfyUI has not
 
 
 def case(name: str, *, of: tuple[str, str] | None = None) -> Callable[[Callable[[], Case]], Callable[[], Case]]:
@@ -26,6 +27,8 @@ def case(name: str, *, of: tuple[str, str] | None = None) -> Callable[[Callable[
     def add(make: Callable[[], Case]) -> Callable[[], Case]:
         if of is None or comfyui_says(*of):
             CASES[name] = make
+        else:
+            LACKING.add(name)
         return make
 
     return add

@@ -16,7 +16,7 @@ from parity.table import markdown
 from . import usage
 from .known import KnownClass, came_with, cases, classes, number
 from .plan_lines import plan_lines
-from .variants import PATHS
+from .variants import KNOWN
 
 DOCUMENT = PACK_ROOT / "docs" / "models.md"
 TITLE = "## Every class of ComfyUI"
@@ -91,7 +91,9 @@ def _cases(path: str) -> str:
 
 
 def _variants(path: str) -> str:
-    return _names(name for name, each in PATHS.items() if each == path)
+    """Those that a ComfyUI at hand can load."""
+    loaded = {each.path for each in classes().values() if not each.name.startswith("(")}
+    return _names(name for name, (_, each) in KNOWN.items() if each == path and each in loaded)
 
 
 def _names(names: Iterable[str]) -> str:

@@ -47,8 +47,8 @@ MODULES = (wan, qwen, *NEWER, minimax, ltx, flux, hunyuan, lumina, krea, sd3, cr
 FAMILIES: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in module.VARIANTS)
 UNETS: tuple[Variant, ...] = unet.VARIANTS  # of which no plan shares the tokens
 FILES: dict[str, ModelFile] = {file.name: file for module in (*MODULES, unet) for file in module.FILES}
-PATHS = {  # class of each variant, also of those that this ComfyUI has not
-    variant.name: file.class_path
+KNOWN = {  # family and class of each variant, also of those that this ComfyUI has not
+    variant.name: (variant.family, file.class_path)
     for module in dict.fromkeys((*MODULES, *LATER))
     for variant in module.VARIANTS
     for file in module.FILES

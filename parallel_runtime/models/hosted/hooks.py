@@ -46,7 +46,7 @@ class SharedModel:
         self._switch = installed()
         self._call: TokenCall | None = None
         self._control_at = _position_of(model, "control")
-        self._wrapped: list[tuple[nn.Module, str, Forward | None]] = []
+        self._wrapped: list[tuple[nn.Module, str]] = []
         for point in find_hook_points(model, plan):
             self._wrap(point.module, partial(self._placed, point), point.method)
         self._wrap(model.get_submodule(plan.each_call), self._shared)
@@ -58,16 +58,13 @@ class SharedModel:
 
     def remove(self) -> None:
         """Take every hook off. The model is then as it was."""
-        for module, method, before in reversed(self._wrapped):  # the model itself may be wrapped twice
-            if before is None:
-                del vars(module)[method]
-            else:
-                setattr(module, method, before)
+        for module, method in self._wrapped:
+            vars(module).pop(method, None)  # the model itself may be wrapped twice
         self._wrapped.clear()
 
     def _wrap(self, module: nn.Module, around: Callable[[Forward], Forward], method: str = "forward") -> None:
         """Put a function around a module's method: what torch's own hooks add to a call takes longer than they do."""
-        self._wrapped.append((module, method, vars(module).get(method)))
+        self._wrapped.append((module, method))
         setattr(module, method, around(getattr(module, method)))
 
     def _shared(self, inner: Forward) -> Forward:

@@ -1,7 +1,7 @@
 """What is known of ComfyUI's classes over all ComfyUIs that were looked at: classes.csv and cases.csv, as data.
 
 A row of classes.csv is a class of ComfyUI's list of models (or, in brackets, a transformer whose file alone was at
-hand): its transformer, the oldest ComfyUI looked at that has it, the newest whose cases of tests/models were all equal
+hand): its transformer, the oldest ComfyUI looked at that has it ("" for one that was read of alone), the newest whose cases of tests/models were all equal
 over two ranks ("" for a class without a plan). A row of cases.csv is such a case. So the page is the same whichever
 ComfyUI writes it. `python -m families.known` adds what the ComfyUI of COMFYUI_PATH has:
 
@@ -66,7 +66,9 @@ def number(version: str) -> tuple[int, ...]:
 
 def came_with(since: str) -> str:
     """In words, when a class came: between the ComfyUI that has it and the one looked at before that."""
-    looked_at = sorted({each.since for each in classes().values()}, key=number)
+    looked_at = sorted({each.since for each in classes().values() if each.since}, key=number)
+    if not since:
+        return "none looked at"
     before = looked_at.index(since) - 1
     return f"{since} or before" if before < 0 else f"after {looked_at[before]}, by {since}"
 
@@ -89,7 +91,7 @@ def since(names: Iterable[str], version: str) -> None:
     """Note that classes are there in this version."""
     known = classes()
     for name in known.keys() & set(names):
-        known[name] = replace(known[name], since=min(known[name].since, version, key=number))
+        known[name] = replace(known[name], since=_earlier(known[name].since, version))
     _write("classes.csv", known.values())
 
 
@@ -102,9 +104,13 @@ def record(said: Found, equal: set[str], version: str) -> None:
     for name, path in found.items():
         was = known.get(name, KnownClass(name, path, version))
         newest = max((each for each in (was.newest, version) if each), key=number) if path in equal else was.newest
-        known[name] = replace(was, path=path, since=min(was.since, version, key=number), newest=newest)
+        known[name] = replace(was, path=path, since=_earlier(was.since, version), newest=newest)
     _write("classes.csv", known.values())
     _write("cases.csv", [KnownCase(name, path) for name, path in ({**_pairs(), **said["cases"]}).items()])
+
+
+def _earlier(one: str, other: str) -> str:
+    return min((each for each in (one, other) if each), key=number)
 
 
 def _pairs() -> dict[str, str]:

@@ -38,14 +38,15 @@ class HostedSource:
     """A file as ComfyUI recognised it: its own description, identity, bytes of weights, heads where it says them.
 
     `model` is ComfyUI's on the meta device; `unshared` says why no ranks can share its tokens, "" where they can;
-    `whole_batches`: all rows of a call, both sides of cfg among them, are one rank's; `rounding_attention` as in
-    `PooledModel`.
+    `whole_batches`: all rows of a call, both sides of cfg among them, are one rank's; `keeps_state` and
+    `rounding_attention` as in `PooledModel`.
     """
 
     recognised: Recognised
     model: comfy.model_base.BaseModel
     unshared: str
     whole_batches: bool
+    keeps_state: bool
     spec: ModelSpec
     sizes: WeightSizes
     num_heads: int
@@ -70,6 +71,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     name = str(dtype).removeprefix("torch.")
     unet_config = recognised.config.unet_config
     model = recognised.model(META)
+    shared_by = find_plan(type(model.diffusion_model))
     return HostedSource(
         recognised=recognised,
         model=model,
@@ -78,6 +80,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
         spec=ModelSpec.of(
             path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint, flags=read_flags()
         ),
+        keeps_state=shared_by is not None and shared_by.keeps is not None,
         sizes=_sizes(recognised.weights, model.diffusion_model),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
         rounding_attention=rounding_attention(recognised.weights),

@@ -117,6 +117,7 @@ def remote_patcher(
         num_heads=source.num_heads,
         shares_tokens=isinstance(source, Source) or not source.unshared,
         rounding_attention="" if isinstance(source, Source) else source.rounding_attention,
+        keeps_state=isinstance(source, HostedSource) and source.keeps_state,
     )
 
     def make() -> RemotePatcher:

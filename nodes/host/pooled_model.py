@@ -38,7 +38,8 @@ class PooledModel:
     """A handle on weights in a pool. Cheap: starts and loads nothing.
 
     `plan` is one that the weights serve as they lie; `shares_tokens`, whether ranks can share an image of the model;
-    `rounding_attention` names the inexact attention kernel by which ComfyUI computes it here, "" for an exact one.
+    `rounding_attention` names the inexact attention kernel by which ComfyUI computes it here, "" for an exact one;
+    `keeps_state`, whether its class keeps something from call to call of a run.
     """
 
     devices: Devices
@@ -48,6 +49,7 @@ class PooledModel:
     num_heads: int
     shares_tokens: bool = True
     rounding_attention: str = ""
+    keeps_state: bool = False
 
     @cached_property
     def pool(self) -> Pool:
@@ -124,16 +126,17 @@ class PooledModel:
         return rank_load_s
 
     def give_back(self, device: torch.device) -> None:
-        """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later.
+        """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later, and what a
+        class kept between calls is freed on every rank.
 
         Never raises PoolError: a run that failed has an error of its own to tell, and of one that did not the result is
         there. Workers that fail in this are logged; the next run starts others.
         """
         shared = [rank for rank in self.devices if device.type != "cpu" and _is_on(rank, device)]
-        if not shared or not self.started:
+        if not (shared or self.keeps_state) or not self.started:
             return
         try:
-            self.pool.give_back(shared)
+            self.pool.give_back(shared, of_run=self.keeps_state)
         except PoolError as error:
             log.warning("parallel workers failed after a sampling run: %s", first_line(error))
 

@@ -148,7 +148,12 @@ class RunContext:
             self.checked.append(kind)
 
     def _pipeline(self, place: str | None) -> dict[str, object]:
-        """What stages keep the keys of a call by, or a step cache what blocks added; nothing where calls look alike."""
+        """What stages keep the keys of a call by, or a step cache what blocks added; nothing where calls look alike.
+
+        A class that keeps something itself tells calls apart by what they are given: it needs to know the run alone.
+        """
+        if self.model.keeps_state:
+            return {"pipeline": {"run": self.run_id, "key": place or ""}}
         if (self.plan.pipefusion == 1 and not self.step_cache) or place is None or self.wrapped:
             return {}
         return {"pipeline": {"run": self.run_id, "key": place}}

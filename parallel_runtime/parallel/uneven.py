@@ -68,6 +68,14 @@ class UnevenSequence:
         ]
         return torch.cat(parts).movedim(0, dim)
 
+    def whole_keys(
+        self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys (B, Hk, T, D) and values (B, Hk, T, Dv) of all parts, in part order; one message to each."""
+        both = self.gather(torch.cat((k, v), 3), dim=2, lengths=lengths)
+        keys, values = both.split((k.shape[-1], v.shape[-1]), 3)
+        return keys, values
+
     def attend(
         self,
         kernel: AttentionFunction,
@@ -238,8 +246,7 @@ class UnevenSequence:
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
         """This rank's queries with all heads, over everybody's keys and values, gathered."""
-        both = self.gather(torch.cat((k, v), 3), dim=2, lengths=key_lengths)
-        keys, values = both.split((k.shape[-1], v.shape[-1]), 3)
+        keys, values = self.whole_keys(k, v, lengths=key_lengths)
         if mask is not None and mask.shape[2] > 1:
             mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])
         if not q.shape[2]:

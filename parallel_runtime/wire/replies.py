@@ -147,6 +147,18 @@ class CachedCalls:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptCalls:
+    """Calls of a class that keeps something between them: how many, and how many found what they need in it.
+
+    `rows`: tokens that this rank's first block computed in all of them.
+    """
+
+    calls: int
+    found: int
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankWork:
     """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights."""
 
@@ -158,6 +170,7 @@ class RankWork:
     weight_bytes: int
     compiled: CompiledBlocks | None = None
     cached: CachedCalls | None = None
+    kept: KeptCalls | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,6 +151,12 @@ class LoadedModels(dict[int, LoadedModel | HostedModel]):
                 self._let_go()
         return evicted
 
+    def end_runs(self, *, but: int | None = None) -> None:
+        """Have no model keep anything of a sampling run, but the one of that handle."""
+        for handle, model in self.items():
+            if handle != but and isinstance(model, HostedModel):
+                model.end_run()
+
     def drop(self, request: Unload) -> MemoryReply:
         """Free a model, if this rank has it."""
         self.pop(request.model, None)

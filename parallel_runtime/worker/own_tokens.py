@@ -3,6 +3,8 @@
 What asks for it is a call's option `local_attention`.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from ..parallel.displaced_uneven import DisplacedUneven
@@ -15,6 +17,12 @@ class OwnTokens(UnevenSequence):
     def attend(self, kernel: AttentionFunction, qkv: QKV, **_: object) -> torch.Tensor:
         """As `UnevenSequence.attend`, without any exchange and without the mask."""
         return kernel(qkv, qkv[0].shape[1], None)
+
+    def whole_keys(
+        self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `UnevenSequence.whole_keys`, without any exchange."""
+        return k, v
 
 
 class OwnTokensHeld(DisplacedUneven):

@@ -65,6 +65,15 @@ def comfyui_path() -> Path:
     return check_comfyui(Path(named).expanduser(), source="COMFYUI_PATH") if named else fetched(SDIST)
 
 
+def comfyui_says(module: str, text: str) -> bool:
+    """Whether the file of a module (`comfy.ldm.wan.model`) of the ComfyUI to use is there and holds this text.
+
+    How a test asks ComfyUI for a class, an argument or a node that it may not have. Nothing of it is imported.
+    """
+    path = comfyui_path() / f"{module.replace('.', '/')}.py"
+    return path.is_file() and text in path.read_text(encoding="utf-8")
+
+
 def fetched(sdist: str) -> Path:
     """The ComfyUI in a source distribution (`name==version`): the cached one, else downloads it, once."""
     folder = cache_folder() / f"comfyui-{sdist.replace('==', '-')}"

@@ -26,6 +26,12 @@ class GlooGroup:
         dist.all_to_all_single(received, tensor.flatten().repeat(self.parts), sizes, [tensor.numel()] * self.parts)
         return torch.cat([part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True)], dim)
 
+    def whole_keys(self, k: Tensor, v: Tensor, *, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Everybody's."""
+        self.attentions += 1
+        keys, values = (self.gather(each, dim=2, lengths=lengths) for each in (k, v))
+        return keys, values
+
     def attend(
         self,
         kernel: Kernel,
@@ -52,3 +58,7 @@ class OwnTokensOnly(GlooGroup):
     def attend(self, kernel: Kernel, qkv: QKV, **_: object) -> Tensor:
         """Without exchange and without the mask."""
         return kernel(qkv, qkv[0].shape[1], None) if qkv[0].shape[2] else qkv[0]
+
+    def whole_keys(self, k: Tensor, v: Tensor, *, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Its own."""
+        return k, v

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import os
 import sys
 import tempfile
 from collections import Counter
@@ -244,6 +245,8 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="what a plan of this class can name, with shapes")
     parser.add_argument("--comfyui", help="a folder with ComfyUI (default: the one of the tests)")
     arguments = parser.parse_args()
+    if arguments.comfyui:
+        os.environ["COMFYUI_PATH"] = arguments.comfyui  # whose classes decide which cases there are
     from host.fetch import comfyui_path
 
     from .cases import CASES

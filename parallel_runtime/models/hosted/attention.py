@@ -62,11 +62,16 @@ class AttentionSwitch:
             width = qkv[0].shape[-1] // heads
             qkv = [_by_heads(tensor, width) for tensor in qkv]
         held = qkv[1].shape[2]
-        queries, keys = self._lengths(call, attention, qkv[0].shape[2], held)
+        if attention.frames:
+            queries, keys = call.frame_lengths(qkv[0].shape[2]), call.frame_lengths(held)
+        else:
+            queries, keys = self._lengths(call, attention, qkv[0].shape[2], held)
         call.tokens = max(call.tokens, sum(keys))
         if call.uncut:
             qkv[1:] = [call.counted(attention.keys, tensor, 2) for tensor in qkv[1:]]
-        if isinstance(mask, GuideMask):
+        if attention.again:
+            out = call.attend_again(self._kernel(attn_precision, options, owned=owned), qkv, keys)
+        elif isinstance(mask, GuideMask):
             out = self._guided(call, attention, qkv, mask, queries, keys, attn_precision, options)
         else:
             if mask is not None and attention.window is not None:
@@ -77,23 +82,30 @@ class AttentionSwitch:
             out = call.attend(attention, kernel, qkv, query_lengths=queries, key_lengths=keys, mask=mask, scale=scale)
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
+    def for_device(self, stock: Callable[..., Callable[..., Tensor]]) -> Callable[..., Callable[..., Tensor]]:
+        """As ComfyUI's function that chooses attention for a device, `stock`; in a shared call, this."""
+
+        def choose(*args: Any, **options: Any) -> Callable[..., Tensor]:  # noqa: ANN401
+            return stock(*args, **options) if self.call is None or self.call.attention is None else self
+
+        return choose
+
     def peek(self, given: Any) -> Tensor:  # noqa: ANN401  a tensor, or a container of one
         """The tensor, which stays in its container. By the container's class: a tensor has a `take` of its own."""
         if not isinstance(given, self.container):
             return given
-        if given.tensor is None:
+        tensor: Tensor | None = given.tensor
+        if tensor is None:
             raise ValueError(
                 f"{'attention' if self.call is None else f'{self.call.name}: attention'} was given a container whose "
                 "tensor another call has taken already; report the model and the node"
             )
-        return given.tensor
+        return tensor
 
     def take(self, given: Any) -> Tensor:  # noqa: ANN401
         """The tensor, out of its container."""
         tensor = self.peek(given)
-        if tensor is not given:
-            given.take()
-        return tensor
+        return tensor if tensor is given else given.take()
 
     def _guided(
         self,
@@ -175,6 +187,7 @@ def install() -> AttentionSwitch:
     switch = AttentionSwitch(stock, getattr(module, "AttentionTensorContainer", None))
     for name in NAMES:
         setattr(module, name, switch)
+    module.optimized_attention_for_device = switch.for_device(module.optimized_attention_for_device)
     return switch
 
 

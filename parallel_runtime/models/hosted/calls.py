@@ -25,10 +25,13 @@ STAY_HERE = frozenset(
     + ("block_index", "block_type", "total_blocks", "model_conds", "multigpu_thread_pool", "grid_sizes")
     + ("easycache", "context_window")  # what the wrappers of step caches and context windows keep
 )
-# Classes that mix the rows of a batch: both sides of cfg, by their places; ACE-Step's timbres all go to the first row.
+# Classes that mix the rows of a batch: both sides of cfg, by their places; ACE-Step's timbres all go to the first row;
+# Trellis 2 has the voxels of all shapes of a batch in one list, SenseNova one prompt for several images.
 WHOLE_BATCH = frozenset(
     (
         "comfy.ldm.seedvr.model.NaDiT",
+        "comfy.ldm.trellis2.model.Trellis2",
+        "comfy.ldm.sensenova.model.SenseNovaU15",
         "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
         "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
     )

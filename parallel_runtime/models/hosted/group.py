@@ -28,6 +28,9 @@ class TokenGroup(Protocol):
     def gather(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
         """Everybody's `tensor`, whole along `dim`, parts in order; `lengths[i]` rows of part i."""
 
+    def whole_keys(self, k: Tensor, v: Tensor, *, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Everybody's keys and values (B, H, S, D), parts in order; `lengths[i]` tokens of part i."""
+
     def attend(
         self,
         kernel: Kernel,

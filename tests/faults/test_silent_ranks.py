@@ -1,5 +1,7 @@
 """A rank stops answering: the deadline of the request ends it, and the deadline is long enough for what is well."""
 
+import os
+import signal
 import threading
 import time
 
@@ -7,6 +9,8 @@ import pytest
 import torch
 from pool.echo_pool import failure, failure_in_time, first_line, make_pool, make_spec, run_step
 
+from parallel_runtime.errors import PoolError
+from parallel_runtime.pool import rank_set
 from parallel_runtime.pool.calls import REMEMBERED_SHAPES, REMEMBERED_STEPS, Pace
 from parallel_runtime.pool.deadlines import VARIABLE, deadline_from
 
@@ -36,6 +40,31 @@ def test_a_stopped_rank_is_found_by_its_silence(impatient):
     error = failure_in_time(pool, 2.0, faults={1: [["sleep", 0.2], ["send_signal", "SIGSTOP"]]})
     assert first_line(error).startswith("rank 1: no answer to STEP and no heartbeat for 1.")
     assert "held by a signal; the deadline is 1 s" in first_line(error)
+
+
+def test_a_stopped_rank_is_found_while_another_gets_on(impatient):
+    """No other rank vouches for it: rank 0 works for longer than the deadline."""
+    run_step(impatient)
+    error, _ = failure(impatient, faults={0: [["work", 30.0]], 1: [["send_signal", "SIGSTOP"]]})
+    assert first_line(error).startswith("rank 1: no answer to STEP and no heartbeat for 3.")
+    assert "held by a signal; the deadline is 3 s" in first_line(error)
+
+
+def test_a_rank_that_is_stopped_before_it_can_say_anything_is_found_by_its_silence(impatient, monkeypatch):
+    impatient.close()
+    spawn = rank_set.spawn
+
+    def stopped(rank, *arguments, **more):
+        made = spawn(rank, *arguments, **more)
+        if rank == 1:
+            os.kill(made.pid, signal.SIGSTOP)
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_set, "spawn", stopped)
+        with pytest.raises(PoolError, match="^rank 1: no answer to READY .* held by a signal; the deadline is 3 s"):
+            impatient.start()
+    assert torch.equal(run_step(impatient).out, torch.arange(10.0))
 
 
 def test_ranks_that_wait_for_each_other_for_ever_are_ended(impatient):

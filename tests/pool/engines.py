@@ -83,7 +83,7 @@ class Echo:
         return MemoryReply(memory=self.memory())
 
     def load(self, request, progress, cancelled):
-        """The path says how: `slow1` on rank 1 only, `die1`, `refuse1` and `quiet1` likewise."""
+        """The path says how: `slow1` on rank 1 only; `die1`, `stop1`, `refuse1`, `quiet1` and `still1` likewise."""
         name = Path(request.spec.path).name
         for loaded in range(0, 101, 10):
             if cancelled():
@@ -93,6 +93,10 @@ class Echo:
                 time.sleep(0.2)
             if name == f"quiet{self.rank}" and loaded == 50:
                 time.sleep(0.8)
+            if name == f"still{self.rank}" and loaded == 50:
+                time.sleep(6.0)
+            if name == f"stop{self.rank}" and loaded == 50:
+                os.kill(os.getpid(), signal.SIGSTOP)
             if name == f"die{self.rank}" and loaded == 50:
                 os.kill(os.getpid(), signal.SIGKILL)
             if name == f"refuse{self.rank}" and loaded == 50:

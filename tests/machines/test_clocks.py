@@ -46,7 +46,8 @@ def test_signs_say_how_far_the_other_clock_is_behind_and_who_is_well(segments: S
 
 def test_a_machine_signs_for_no_rank_but_its_own(segments: SegmentTable) -> None:
     segments.credit = 7
-    take(frame(FrameKind.SIGNS, CLOCK.pack(0.0) + bytes([BEAT | WAITS | PULSE]) * 64), segments, first_rank=1, num_ranks=2)
+    signs = CLOCK.pack(0.0) + bytes([BEAT | WAITS | PULSE]) * 64
+    take(frame(FrameKind.SIGNS, signs), segments, first_rank=1, num_ranks=2)
     assert [segments.beats(rank) for rank in range(4)] == [0, 1, 1, 0]
     assert [segments.waits(rank) for rank in range(4)] == [False, True, True, False]
     assert [segments.pulses(rank) for rank in range(4)] == [0, 1, 1, 0]

@@ -1,4 +1,4 @@
-"""Every mutant of `make pretend-cuda` can still be made, once: cheap, so that whoever moves code hears of it at once."""
+"""Every mutant of `make pretend-cuda` can still be made, once. Cheap, so that whoever moves code hears of it."""
 
 from __future__ import annotations
 

@@ -16,8 +16,6 @@ from host.tiny_models import TinyModels
 from host.workers import generation
 from parallel_runtime.report.schema import SCHEMA, validate
 
-# A client times a node by when it hears of it, which may be a little after the node began, on a busy machine a while.
-
 
 def report_of(result: PromptResult, node: str) -> dict[str, Any]:
     """The one report a node put into its output, as the schema says."""

@@ -9,6 +9,7 @@ with the kinds that this ComfyUI does not have.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import sys
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from host.outcomes import StockFailsError
 from host.quantised import KINDS, MIXED, TOLD_IN_THE_HEADER, quantised
@@ -133,6 +135,17 @@ def runs(model: HostedModel, sequence: UnevenSequence) -> dict[str, Tensor]:
     return {"plain": plain, "LoRA": merged, "again": call(model, sequence)}
 
 
+def moves(model: HostedModel, right: Tensor) -> float:
+    """How far a model's output is from itself in one process with other exact kernels and numbers of threads."""
+    found = 0.0
+    for backend, threads in itertools.product((SDPBackend.FLASH_ATTENTION, SDPBackend.MATH), (1, 2)):
+        torch.set_num_threads(threads)
+        with sdpa_kernel(backend):
+            found = max(found, difference(call(model, alone()), right))
+    torch.set_num_threads(1)
+    return found
+
+
 def alone() -> UnevenSequence:
     """Nobody to share with."""
     return UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
@@ -229,7 +242,12 @@ def main(comfyui: str, folder: Path, numbers: list[int], cases: Sequence[str]) -
     (folder / "left_out.json").write_text(json.dumps(absent))
     without_products()
     with torch.inference_mode():
-        want = {case: runs(loaded(case, spec, Axis("one")), alone()) for case, spec in specs.items()}
+        want, moved = {}, {}
+        for case, spec in specs.items():
+            model = loaded(case, spec, Axis("one"))
+            want[case] = runs(model, alone())
+            moved[case] = moves(model, want[case]["plain"])
+    (folder / "moved.json").write_text(json.dumps(moved))
     well = [
         fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, specs=specs, want=want))
         for ranks in numbers

@@ -40,6 +40,17 @@ WHOLE_BATCH = frozenset(
 BUILT_AGAIN = {"minimax_payload": ("layout",)}
 
 
+class CannotTravelError(ValueError):
+    """A value of a call is neither a tensor nor plain; `path` says where it stands in the call."""
+
+    def __init__(self, path: str, value: object) -> None:
+        self.path, self.value = path, value
+        super().__init__(
+            f"{path} is a {type(value).__name__}, which cannot be sent to the workers: only tensors and plain values "
+            "can; remove the node that adds it, or use the stock loader for this graph"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostedCall:
     """A call as it travels: tensors by name, options of the request, and (B, numbers) of the result."""
@@ -178,10 +189,7 @@ class _Writer:
             return {"l" if isinstance(value, list) else "u": items}
         if isinstance(value, dict) and type(value) is dict:
             return {"d": {_key(key, path): self.write(each, f"{path}.{key}", depth + 1) for key, each in value.items()}}
-        raise ValueError(
-            f"{path} is a {type(value).__name__}, which cannot be sent to the workers: only tensors and plain values "
-            "can; remove the node that adds it, or use the stock loader for this graph"
-        )
+        raise CannotTravelError(path, value)
 
     def _number(self, tensor: torch.Tensor, path: str) -> int:
         if id(tensor) not in self._numbers:

@@ -5,6 +5,7 @@ Does not own the form of a call (parallel_runtime/models/hosted/calls.py) nor wh
 """
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from ...parallel_runtime.models.plans import BETWEEN
 from ...parallel_runtime.weight_patch import BESIDE
 from .block_patches import records
 from .hosted_source import refuse_unplanned
-from .meta import META
+from .meta import META, alive
 from .pooled_model import PooledModel
 from .refusals import INSIDE_BLOCKS, check_transformer_options, refuse_in
 from .run_context import RUN_KEY, RunContext, place_of, run_inside
@@ -35,7 +36,12 @@ class _Remote:
     """What a call of the transformer is sent with."""
 
     def __init__(self, transformer: torch.nn.Module, pooled: PooledModel) -> None:
-        self.transformer, self.pooled = transformer, pooled
+        self._transformer, self.pooled = weakref.ref(transformer), pooled
+
+    @property
+    def transformer(self) -> torch.nn.Module:
+        """ComfyUI's, without weights. It holds this, so that it is not held here."""
+        return alive(self._transformer)
 
     def _run(self, transformer_options: Mapping[str, Any]) -> RunContext:
         """The run that a call belongs to: what its options say, else the one around, else the MODEL loaded last."""

@@ -100,7 +100,10 @@ class WithoutExchange:
     """A sampling run that is wrong on purpose: its ranks attend to their own tokens alone, or all run the first row."""
 
     def __init__(self, run: Any, option: str) -> None:
-        self.run, self.model, self.option = run, run.model, option
+        self.run, self.option = run, option
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.run, name)
 
     def call(self, tensors: Any, *, options: dict[str, Any], **rest: Any) -> torch.Tensor:
         """A call of the model."""

@@ -32,6 +32,7 @@ from .conditions import (
     RandomTextEncoder,
     RandomVAE,
     RandomVisionOutput,
+    TextOfTokens,
 )
 from .reaching import RandomModelPatch, ReachIntoModel, SwitchLoopWrong, SwitchOffExchange
 from .rounding import SetGuidance, StockAttention
@@ -219,7 +220,7 @@ class ProbeNodes(ComfyExtension):
         nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, HostedModelLoader, ReachIntoModel]
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchLoopWrong, SwitchOffExchange]
-        nodes += [UseOldKeys, ObjectInConditioning, RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent]
+        nodes += [TextOfTokens, UseOldKeys, ObjectInConditioning, RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent]
         return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages, TileHere]
 
 

@@ -309,6 +309,53 @@ def the_kernel_is_comfyuis_function_with_the_callers_options(group: GlooGroup) -
     assert seen == [{**said, "enable_gqa": True}, said]
 
 
+class Container:
+    """A tensor that belongs to the function that takes it: the rules of newer ComfyUIs' AttentionTensorContainer."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor: Tensor | None = tensor
+
+    def take(self) -> Tensor:
+        """The tensor, once."""
+        assert self.tensor is not None, "taken twice"
+        tensor, self.tensor = self.tensor, None
+        return tensor
+
+
+def container_class() -> Any:
+    """ComfyUI's own where this one has it."""
+    import comfy.ldm.modules.attention as module
+
+    return getattr(module, "AttentionTensorContainer", Container)
+
+
+@check
+def containers_are_taken_where_a_call_is_shared_and_handed_on_where_it_is_not(group: GlooGroup) -> None:
+    q, k = torch.randn(1, 6, 7, 4), torch.randn(1, 6, 12, 4)
+    call, kind = shared_attention(group, q, k, parse_attention("q<-k")), container_class()
+    stock, seen = installed().stock, []
+
+    def counted(*given: Any, **options: Any) -> Tensor:
+        seen.append([isinstance(each, kind) for each in given[:3]])
+        return stock(*(each.take() if isinstance(each, kind) else each for each in given[:3]), *given[3:], **options)
+
+    switch = AttentionSwitch(counted, kind)
+    parts = mine(call, "q", q), mine(call, "k", k), mine(call, "k", k)
+    for word in ("q<-k", "k<-q|q<-k"):  # of alternatives, the lengths that are in the containers choose
+        switch.call, call.attention = call, parse_attention(word)
+        given = [kind(each) for each in parts]
+        want = switch(*parts, 6, skip_reshape=True)
+        assert torch.equal(switch(*given, 6, skip_reshape=True), want), word
+        assert all(each.tensor is None for each in given), "each was taken"
+        with refused("Tiny: attention was given a container whose tensor another call has taken already"):
+            switch(*given, 6, skip_reshape=True)
+    seen.clear()
+    for switch.call, word in ((None, "q<-k"), (call, "local")):
+        call.attention = parse_attention(word)
+        switch(*(kind(each) for each in (q, q, q)), 6, skip_reshape=True)
+    assert seen == [[True] * 3] * 2, seen
+
+
 @check
 def attention_that_the_plan_does_not_know_is_refused(group: GlooGroup) -> None:
     q = torch.randn(1, 2, 7, 4)

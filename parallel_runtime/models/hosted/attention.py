@@ -26,8 +26,9 @@ NAMES = ("optimized_attention", "optimized_attention_masked")
 class AttentionSwitch:
     """Called as ComfyUI's attention function. `call`: the shared call under way, which hooks set; None: as in stock."""
 
-    def __init__(self, stock: Callable[..., Tensor]) -> None:
+    def __init__(self, stock: Callable[..., Tensor], container: type | None = None) -> None:
         self.stock = stock
+        self.container: type | tuple[()] = container or ()  # ComfyUI's AttentionTensorContainer, where it has one
         self.call: TokenCall | None = None
 
     def __call__(
@@ -42,14 +43,19 @@ class AttentionSwitch:
         skip_output_reshape: bool = False,
         **options: Any,  # noqa: ANN401
     ) -> Tensor:
-        """As ComfyUI's function: q, k, v (B, H, S, D) with `skip_reshape`, else (B, S, H * D); the output alike."""
+        """As ComfyUI's function: q, k, v (B, H, S, D) with `skip_reshape`, else (B, S, H * D); the output alike.
+
+        Each may be in a container of ComfyUI's, whose tensor belongs to the function that takes it: a call that is not
+        shared is given the containers as they are. Raises `ValueError` for one that was taken already.
+        """
         call = self.call
         attention = None if call is None else call.attention
         if call is not None and attention is not None and attention.otherwise is not None:
             dim = 2 if skip_reshape else 1
-            attention = call.chosen(attention, (q.shape[dim], k.shape[dim]))
+            attention = call.chosen(attention, (self.peek(q).shape[dim], self.peek(k).shape[dim]))
         if call is None or attention is None or attention.local or (call.uncut and call.has_all_keys(attention)):
             return self.stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
+        q, k, v = map(self.take, (q, k, v))
         if not skip_reshape:
             width = q.shape[-1] // heads
             q, k, v = _by_heads(q, width), _by_heads(k, width), _by_heads(v, width)
@@ -70,6 +76,23 @@ class AttentionSwitch:
                 attention, kernel, q, k, v, query_lengths=queries, key_lengths=keys, mask=mask, scale=scale
             )
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+    def peek(self, given: Any) -> Tensor:  # noqa: ANN401  a tensor, or a container of one
+        """The tensor, which stays in its container. By the container's class: a tensor has a `take` of its own."""
+        if not isinstance(given, self.container):
+            return given  # type: ignore[no-any-return]
+        tensor: Tensor | None = given.tensor
+        if tensor is None:
+            raise ValueError(
+                f"{'attention' if self.call is None else f'{self.call.name}: attention'} was given a container whose "
+                "tensor another call has taken already; report the model and the node"
+            )
+        return tensor
+
+    def take(self, given: Any) -> Tensor:  # noqa: ANN401
+        """The tensor, out of its container."""
+        tensor = self.peek(given)
+        return tensor if tensor is given else given.take()  # type: ignore[no-any-return]
 
     def _guided(
         self,
@@ -151,7 +174,7 @@ def install() -> AttentionSwitch:
     )
     if early:
         raise RuntimeError(f"{early[0]} was imported before attention could be replaced; install the switch first")
-    switch = AttentionSwitch(stock)
+    switch = AttentionSwitch(stock, getattr(module, "AttentionTensorContainer", None))
     for name in NAMES:
         setattr(module, name, switch)
     return switch

@@ -120,6 +120,7 @@ class OperationCounter(TorchDispatchMode):
             *more: Any,  # noqa: ANN401
             **options: Any,  # noqa: ANN401
         ) -> Tensor:
+            q, k, v = map(installed().take, (q, k, v))
             with self.at(self.where, off=True):
                 out = stock(q, k, v, heads, mask, attn_precision, skip_reshape, *more, **options)
             self.hold(out)

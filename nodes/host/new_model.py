@@ -34,6 +34,7 @@ from .live_times import LIVE
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
+from .readable_weights import readable_weights
 from .refusals import check_controlnets
 from .remote_hosted import remote_hosted
 from .run_context import RUN_KEY, begun
@@ -203,7 +204,7 @@ def with_context(
     work = work_of_run(guider, noise, sigmas, patcher.decision)
     run = patcher.new_run(patcher.decision_for(work))
     LIVE.begins(run)
-    with begun(guider.model_options, run):
+    with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):
         return executor(noise, latent, sampler, sigmas, *more, **named)
 
 

@@ -34,7 +34,8 @@ from .conditions import (
     RandomVisionOutput,
     TextOfTokens,
 )
-from .reaching import RandomModelPatch, ReachIntoModel, SwitchLoopWrong, SwitchOffExchange
+from .controls import RandomInpaintingControlNet, RandomModelPatch
+from .reaching import ReachIntoModel, SwitchLoopWrong, SwitchOffExchange
 from .rounding import SetGuidance, StockAttention
 from .sounds import RandomSound, RandomSoundVAE
 from .staleness import UseOldKeys
@@ -220,7 +221,15 @@ class ProbeNodes(ComfyExtension):
         nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, HostedModelLoader, ReachIntoModel]
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchLoopWrong, SwitchOffExchange]
-        nodes += [TextOfTokens, UseOldKeys, ObjectInConditioning, RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent]
+        nodes += [
+            TextOfTokens,
+            RandomInpaintingControlNet,
+            UseOldKeys,
+            ObjectInConditioning,
+            RandomModelPatch,
+            HiDreamO1Prompt,
+            EmptySplatLatent,
+        ]
         return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages, TileHere]
 
 

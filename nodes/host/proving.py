@@ -102,7 +102,7 @@ class Prover:
             source=self._source,
             plan=ParallelPlan(ring=plan.ring, ulysses=plan.ulysses, weights=plan.weights).describe(),
             kernels=" ".join([self.pooled.devices[0].kind, f"torch {torch.__version__}", *options]),
-            weights=f"{spec.dtype} of {', '.join(self._formats)}",
+            weights=f"{spec.dtype} of {', '.join(self._formats)}{f' kept in {spec.kept}' if spec.kept else ''}",
             arguments=arguments,
         )
 
@@ -137,7 +137,7 @@ class Prover:
             self.pooled.spec.dtype,
             room=lambda each: self._room(each, free),
             possible=self._possible,
-            coarse=coarse_inputs(self.recognised.config, self.recognised.weights),
+            coarse=coarse_inputs(self.recognised.config, self.recognised.weights, self.pooled.spec.kept),
         )
         level = logging.INFO if proof.verdict != NOT_PROVEN else logging.WARNING
         log.log(

@@ -53,7 +53,7 @@ class OwnWeights:
             lacks = "lacks" if stored is None else "has quantised"
             what = f"a ControlNet copies {name} from the model, which the model's file {lacks}"
             raise refuse_in("its Apply ControlNet", what, "use a file of the model in bf16 or fp16")
-        value = stored.to(dtype)
+        value = stored.to(self._recognised.dtypes_kept.get(name, dtype))
         return self._patched(name, value) if f"{PREFIX}{name}" in self._patches else value
 
     def _patched(self, name: str, value: torch.Tensor) -> torch.Tensor:

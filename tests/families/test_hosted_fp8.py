@@ -10,14 +10,20 @@ import copy
 from pathlib import Path
 
 import pytest
-import torch
 
 from host.adapters import write_adapter
 from host.client import ComfyClient, Workflow
-from host.pack_workflows import TOLERANCE, latent_of, relative_error
+from host.fetch import comfyui_path
+from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
+from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
 
 from .conftest import Stock
-from .hosted import VISIBLE, between, ours, parallelized, small, with_loras
+from .graphs import node
+from .hosted import VISIBLE, WAN, between, ours, parallelized, small, with_loras
+from .quantised import file_of, graph_of, write_files
 from .variants import BY_NAME, write_families
 
 DTYPES = ("fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2")
@@ -72,19 +78,43 @@ def test_a_flux_in_fp8_is_computed_by_comfyuis_module(
     graph = FLUX.graph(steps=2)
     right = stock(kept_in(graph, "fp8_e5m2"))
     assert relative_error(stock(graph), right) > VISIBLE
-    assert relative_error(latent_of(hosted_client, ours(graph, weight_dtype="fp8_e5m2")), right) <= TOLERANCE
-    assert relative_error(latent_of(hosted_client, parallelized(kept_in(graph, "fp8_e5m2"))), right) <= TOLERANCE
+    ring = {"mode": "manual", "ring": 2, "weight_dtype": "fp8_e5m2"}
+    mine, config = parallel(graph, **ring), {"ulysses": 1, "ring": 2}
+    assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
+    behind = parallelized(kept_in(graph, "fp8_e5m2"))
+    behind["config"]["inputs"] |= config
+    assert relative_error(latent_of(hosted_client, behind), right) <= TOLERANCE
 
 
-def test_fp8_takes_a_quarter_of_the_memory_of_a_file_in_fp32(hosted_client: ComfyClient) -> None:
-    def held(graph: Workflow) -> int:
-        latent_of(hosted_client, graph)
-        (pool,) = (each for each in hosted_client.get("/parallel_dit/state")["pools"] if each["memory"])
-        return pool["memory"][0]["parameter_bytes"]
+def test_fp8_takes_a_byte_a_weight_as_counted_and_as_held(hosted_client: ComfyClient, family_models: Path) -> None:
+    path = family_models / "diffusion_models" / WAN.file
 
-    assert held(ours(small(seed=41), weight_dtype="fp8_e4m3fn")) > 0
+    def counted(dtype: str) -> int:
+        """Bytes that ComfyUI is told of, of both ranks."""
+        graph = ours(small(), weight_dtype=dtype)
+        graph = {name: graph[name] for name in ("model", "config")}
+        graph["bytes"] = node("ReportModelBytes", model=["model", 0])
+        (found,) = hosted_client.queue(graph).require_success().outputs["bytes"]["model_bytes"]
+        return int(found)
+
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
+        for dtype in ("default", *DTYPES):
+            kept = {} if dtype == "default" else {"kept": dtype}
+            host = ComfyUI(str(comfyui_path()))
+            spec = ModelSpec.of(path, "float32", adapter=HOSTED, comfyui=host, **kept)
+            held = pool.load(spec, ParallelPlan(ulysses=1, ring=2)).parameter_bytes
+            assert sum(held) == counted(dtype), dtype
+            assert not kept or sum(held) < 0.3 * counted("default"), "the file is in fp32"
 
 
 def test_a_quantised_file_is_not_rounded_again(hosted_client: ComfyClient, family_models: Path) -> None:
-    """ComfyUI keeps its layers as they are, so the words would mean nothing."""
-    assert torch
+    """ComfyUI leaves its layers as they are, so the words would mean nothing."""
+    paths = write_files(family_models, ["fp8 e4m3"])
+    graph = ours(graph_of(file_of("fp8 e4m3")), weight_dtype="fp8_e5m2")
+    result = hosted_client.queue(graph)
+    for path in paths:
+        path.unlink()
+    assert (result.status, result.error_node) == ("error", "ParallelFluxLoader")
+    first_line = result.error_message.splitlines()[0]
+    assert "weight_dtype=fp8_e5m2: the layers of " in first_line
+    assert "set weight_dtype to default" in first_line

@@ -87,6 +87,19 @@ class ReportModelCalls(io.ComfyNode):
         return io.NodeOutput(ui={"model_calls": [len(calls)]})
 
 
+class ReportModelBytes(io.ComfyNode):
+    """Reports what ComfyUI's memory manager is told that a MODEL takes."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Model.Input("model")]
+        return io.Schema(node_id="ReportModelBytes", category=CATEGORY, inputs=inputs, is_output_node=True)
+
+    @classmethod
+    def execute(cls, model: Any) -> io.NodeOutput:
+        return io.NodeOutput(ui={"model_bytes": [model.model_size()]})
+
+
 class TinyStyle(io.ComfyNode):
     """Redux as its loaders give it: ComfyUI's own class, random weights of the text's width, and `tokens` to style."""
 
@@ -217,7 +230,7 @@ class ProbeNodes(ComfyExtension):
     """The extension ComfyUI asks for its nodes."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        nodes = [CountModelCalls, ReportModelCalls, TinyStyle, SetAttentionMask, SkipEverySecondCall]
+        nodes = [CountModelCalls, ReportModelCalls, ReportModelBytes, TinyStyle, SetAttentionMask, SkipEverySecondCall]
         nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, HostedModelLoader, ReachIntoModel]
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchLoopWrong, SwitchOffExchange]

@@ -22,7 +22,6 @@ from ...parallel_runtime.models.plans import BETWEEN
 from ...parallel_runtime.weight_patch import BESIDE
 from .block_patches import records
 from .hosted_source import refuse_unplanned
-from .meta import alive
 from .pooled_model import PooledModel
 from .refusals import INSIDE_BLOCKS, check_transformer_options, refuse_in
 from .run_context import RUN_KEY, RunContext, place_of, run_inside
@@ -31,6 +30,17 @@ from .valueless import without_values
 # Of a call's transformer_options; and those that a class writes to, by the node that adds them.
 KEPT = STAY_HERE | {RUN_KEY}
 WRITTEN = {"ar_state": "SamplerARVideo"}
+
+
+def alive(module: "weakref.ReferenceType[torch.nn.Module]") -> torch.nn.Module:
+    """The module that a part of it refers to weakly, so that it goes with its last user and not some time later.
+
+    Raises `RuntimeError` where the part was kept longer than the module.
+    """
+    found = module()
+    if found is None:
+        raise RuntimeError("a call of a MODEL that is gone; queue the prompt again")
+    return found
 
 
 class _Remote:

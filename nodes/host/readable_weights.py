@@ -50,8 +50,8 @@ class OwnWeights:
         owner, _, _ = name.rpartition(".")
         stored = self._stored.get(name)
         if stored is None or any(f"{owner}.{mark}" in self._stored for mark in MARKS):
-            lacks = "lacks" if stored is None else "has quantised"
-            what = f"a ControlNet copies {name} from the model, which the model's file {lacks}"
+            there = "is not in the model's file" if stored is None else "is quantised in the model's file"
+            what = f"a ControlNet copies a weight of the model, {name}, that {there}"
             raise refuse_in("its Apply ControlNet", what, "use a file of the model in bf16 or fp16")
         value = stored.to(self._recognised.dtypes_kept.get(name, dtype))
         return self._patched(name, value) if f"{PREFIX}{name}" in self._patches else value

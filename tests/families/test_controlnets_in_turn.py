@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
+from host.quantised import FORMATS
 
 from .conftest import Stock
 from .files import ModelFile, write_model_files
@@ -165,3 +167,23 @@ def test_what_sd35s_controlnets_copy_from_the_model_has_its_loras(
     assert relative_error(latent_of(hosted_client, parallel(graph, mode="manual", cfg=2)), stock(graph)) <= TOLERANCE
     for mine in (ours(changed), parallelized(changed)):
         assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
+
+
+def test_a_controlnet_that_copies_what_a_file_has_quantised_is_refused(
+    hosted_client: ComfyClient, family_models: Path
+) -> None:
+    folder = family_models / "diffusion_models"
+    weights, layer = load_file(folder / SD3.name), "y_embedder.mlp.0"
+    with safe_open(folder / SD3.name, framework="pt") as file:
+        metadata = file.metadata()
+    weights |= FORMATS["fp8 e4m3"].stored(layer, weights[f"{layer}.weight"])
+    path = folder / "sd35_quantised.safetensors"
+    save_file(weights, path, metadata=metadata)
+    graph = ours(latent())
+    graph["model"]["inputs"]["unet_name"] = path.name
+    result = hosted_client.queue(graph)
+    path.unlink()
+    assert (result.status, result.error_node) == ("error", "KSampler")
+    first_line = result.error_message.splitlines()[0]
+    assert "a ControlNet copies a weight of the model, y_embedder.mlp.0.weight, that is quantised" in first_line
+    assert "remove its Apply ControlNet, or use a file of the model in bf16 or fp16" in first_line

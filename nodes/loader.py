@@ -2,7 +2,7 @@
 
 from comfy_api.latest import io
 
-from ..parallel_runtime.checkpoint import COMPUTE_DTYPES
+from ..parallel_runtime.checkpoint import COMPUTE_DTYPES, FP8
 from ..parallel_runtime.cli.machine import calibration_identity
 from .choice import ParallelChoice
 from .host.files import diffusion_model_path, diffusion_models, file_identity
@@ -73,9 +73,10 @@ def loader_inputs() -> list[io.Input]:
         ),
         io.Combo.Input(
             "weight_dtype",
-            options=list(COMPUTE_DTYPES),
+            options=[*COMPUTE_DTYPES, *FP8],
             default="default",
-            tooltip="What the workers compute in; default is what Load Diffusion Model would choose.",
+            tooltip="What the workers compute in; default is what Load Diffusion Model would choose. "
+            "The fp8 ones are its own: weights take a byte each, and are cast where they are used.",
         ),
         SpConfigSocket.Input("sp_config", tooltip="Connect SP Config: devices and plan."),
     ]

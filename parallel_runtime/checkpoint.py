@@ -43,6 +43,14 @@ LOAD_AGAIN = "load it again (ComfyUI: Unload Models and Execution Cache)"
 # The adapters of a spec: blocks of ours compute it, of which family its file says, or ComfyUI's own modules do.
 OWN, HOSTED = "own", "hosted"
 COMPUTE_DTYPES = ("default", "float32", "bfloat16", "float16")
+# Load Diffusion Model's names for weights that are rounded to fp8 when they are loaded, and cast to the compute dtype
+# where they are used; FAST multiplies in fp8 where the device can.
+FP8: Mapping[str, torch.dtype] = {
+    "fp8_e4m3fn": torch.float8_e4m3fn,
+    "fp8_e4m3fn_fast": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+FAST = "_fast"
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,8 @@ class ModelSpec:
 
     `comfyui` is whose modules compute, where they are not ours; with `checkpoint` they are told what else lies in the
     file, as Load Checkpoint tells them. `flags` are torch's switches that ranks get with it (torch_flags.py), and no
-    part of which model it is.
+    part of which model it is. `kept`: the name in `FP8` of what ComfyUI's modules round weights to when they
+    are loaded; "": they have the file's.
     """
 
     path: str
@@ -103,6 +112,7 @@ class ModelSpec:
     comfyui: ComfyUI | None = None
     checkpoint: bool = False
     flags: dict[str, Any] = field(default_factory=dict, compare=False)
+    kept: str = ""
 
     @classmethod
     def of(
@@ -114,16 +124,19 @@ class ModelSpec:
         comfyui: ComfyUI | None = None,
         checkpoint: bool = False,
         flags: Mapping[str, bool | str] | None = None,
+        kept: str = "",
     ) -> "ModelSpec":
         """Identify the file as it is now. `dtype` is the compute dtype; `default` keeps the file's.
 
-        Raises `ValueError` when the file is missing or the dtype unknown.
+        Raises `ValueError` when the file is missing or a dtype unknown.
         """
+        if kept and kept not in FP8:
+            raise ValueError(f"weights in {kept!r} are unknown; use one of {', '.join(FP8)}")
         if dtype not in COMPUTE_DTYPES:
             raise ValueError(f"dtype={dtype!r} is unknown; use one of {', '.join(COMPUTE_DTYPES)}")
         stat = os.stat(_checked_path(path))
         size, mtime_ns = stat.st_size, stat.st_mtime_ns
-        return cls(os.path.abspath(path), dtype, adapter, size, mtime_ns, comfyui, checkpoint, dict(flags or {}))
+        return cls(os.path.abspath(path), dtype, adapter, size, mtime_ns, comfyui, checkpoint, dict(flags or {}), kept)
 
     def refuse_changed(self) -> None:
         """Raise `ValueError` unless what lies at the path is the file that was identified."""

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (
     *("nodes/choice.py", "nodes/config.py", "nodes/roles.py", "nodes/list_sampler.py", "nodes/benchmark.py"),
-    "nodes/host/actions.py",
+    *("nodes/host/actions.py", "nodes/host/readable_weights.py"),
     *("nodes/host/benchmark_cases.py", "nodes/host/block_patches.py", "nodes/host/convert_stock_model.py"),
     *("nodes/host/device_memory.py", "nodes/host/files.py", "nodes/host/flux_source.py", "nodes/host/hosted_source.py"),
     *("nodes/report.py", "nodes/host/decoding.py", "nodes/host/flux_model.py", "nodes/host/hosted_model.py"),

@@ -13,7 +13,7 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from comfy.nested_tensor import NestedTensor
 
-from ...parallel_runtime.checkpoint import HOSTED
+from ...parallel_runtime.checkpoint import FAST, FP8, HOSTED
 from ...parallel_runtime.plan import ParallelPlan, heads_error
 from ...parallel_runtime.planner.automatic import Decision
 from .convert_stock_model import copy_changes
@@ -70,7 +70,7 @@ def stock_copy(model: RemotePatcher) -> ModelPatcher:
     if model.side_branch:
         raise refuse_in("lora=side branch in SP Config", "stock ComfyUI has no LoRA beside the weights")
     spec = model.model.pooled.spec
-    options = {"dtype": getattr(torch, spec.dtype)}
+    options = {"dtype": FP8.get(spec.kept) or getattr(torch, spec.dtype), "fp8_optimizations": spec.kept.endswith(FAST)}
     if spec.checkpoint:
         copy, *_ = comfy.sd.load_checkpoint_guess_config(
             spec.path, output_vae=False, output_clip=False, model_options=options

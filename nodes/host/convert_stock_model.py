@@ -7,11 +7,10 @@ import inspect
 
 import comfy.sd
 import comfy.utils
-import torch
 from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 
-from ...parallel_runtime.checkpoint import COMPUTE_DTYPES
+from ...parallel_runtime.checkpoint import COMPUTE_DTYPES, FAST, FP8
 from .new_model import Chooser, Reader, read_any, read_checkpoint, remote_patcher
 from .patcher import RemotePatcher
 from .pools import Devices
@@ -96,12 +95,15 @@ def _source(model: ModelPatcher) -> tuple[str, dict, Reader]:
 
 
 def _compute_dtype(model: ModelPatcher, options: dict) -> str:
-    """What ComfyUI would compute this MODEL in, as the workers are told."""
-    if options.get("dtype") in (torch.float8_e4m3fn, torch.float8_e5m2):
-        raise ValueError(
-            f"{NODE}: the loader casts the weights to {options['dtype']}, the workers keep those of the file; "
-            "set weight_dtype of Load Diffusion Model to default, or use an fp8 file"
-        )
+    """What ComfyUI would compute this MODEL in, as the workers are told; of fp8 weights, the name of their dtype."""
+    if options.get("dtype") in FP8.values():
+        if COMPUTE_DTYPE in model.object_patches:
+            raise ValueError(
+                f"{NODE}: the loader casts the weights to {options['dtype']} and ModelComputeDtype says what they are "
+                "multiplied in; remove ModelComputeDtype, or set weight_dtype of Load Diffusion Model to default"
+            )
+        fast = bool(options.get("fp8_optimizations"))
+        return next(name for name in FP8 if FP8[name] == options["dtype"] and name.endswith(FAST) == fast)
     # What this graph says. The model itself has what the last graph that sampled with it said.
     dtype = model.get_model_object(COMPUTE_DTYPE) or model.model_dtype()
     name = str(dtype).removeprefix("torch.")

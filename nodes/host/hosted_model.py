@@ -22,15 +22,26 @@ from ...parallel_runtime.models.plans import BETWEEN
 from ...parallel_runtime.weight_patch import BESIDE
 from .block_patches import records
 from .hosted_source import refuse_unplanned
-from .meta import META, alive
 from .pooled_model import PooledModel
 from .refusals import INSIDE_BLOCKS, check_transformer_options, refuse_added, refuse_by
 from .run_context import RUN_KEY, RunContext, place_of, run_inside
+from .valueless import without_values
 from .writers import nodes_of
 
 # Of a call's transformer_options; and those that a class writes to, by the node that adds them.
 KEPT = STAY_HERE | {RUN_KEY}
 WRITTEN = {"ar_state": "SamplerARVideo"}
+
+
+def alive(module: "weakref.ReferenceType[torch.nn.Module]") -> torch.nn.Module:
+    """The module that a part of it refers to weakly, so that it goes with its last user and not some time later.
+
+    Raises `RuntimeError` where the part was kept longer than the module.
+    """
+    found = module()
+    if found is None:
+        raise RuntimeError("a call of a MODEL that is gone; queue the prompt again")
+    return found
 
 
 class _Remote:
@@ -126,15 +137,10 @@ class RemoteMethod(_Remote):
         self.name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
-        """As ComfyUI's. The stock method says on the meta device which shape and dtype comes back."""
+        """As ComfyUI's. The stock method, tried without values, says which shape and dtype comes back."""
         stock: Callable[..., torch.Tensor] = getattr(type(self.transformer), self.name)
-        with torch.no_grad():
-            shape = stock(self.transformer, *map(_on_meta, args), **{name: _on_meta(kwargs[name]) for name in kwargs})
+        result = without_values(self.transformer, stock, *args, **kwargs)
         (first, *_) = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
-        call = method_call(type(self.transformer).__name__, self.name, args, kwargs, shape.shape)
+        call = method_call(type(self.transformer).__name__, self.name, args, kwargs, result.shape)
         (out,) = self._send(call, self._run({}))
-        return out.to(first.device, shape.dtype)
-
-
-def _on_meta(value: Any) -> Any:  # noqa: ANN401
-    return value.to(META) if isinstance(value, torch.Tensor) else value
+        return out.to(first.device, result.dtype)

@@ -6,13 +6,13 @@ Does not own the MODEL that is made of it (hosted_model.py).
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import comfy.model_base
 import torch
 from comfy.ldm.modules import attention
 
-from ...parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec, read_header
+from ...parallel_runtime.checkpoint import FP8, HOSTED, ComfyUI, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.models.hosted.build import Recognised, recognise
 from ...parallel_runtime.models.hosted.calls import takes_whole_batches
@@ -66,6 +66,13 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     recognised = recognise(path, tensors, header.metadata, checkpoint=checkpoint)
     device = torch.device(devices[0].kind, None if devices[0].kind == "cpu" else devices[0].index)
     dtype = compute_dtype(weight_dtype, recognised.weights, recognised.config, device)
+    kept = weight_dtype if weight_dtype in FP8 else ""
+    if kept and recognised.quantised:
+        raise ValueError(
+            f"weight_dtype={kept}: the layers of {path} are quantised already, and stay as they are; set weight_dtype "
+            "to default"
+        )
+    dtypes = _dtypes(recognised, dtype, kept) if kept else {}
     recognised.config.set_inference_dtype(dtype, None)
     recognised.config.custom_operations = MetaOperations
     name = str(dtype).removeprefix("torch.")
@@ -73,18 +80,31 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     model = recognised.model(META)
     shared_by = find_plan(type(model.diffusion_model))
     return HostedSource(
-        recognised=recognised,
+        recognised=replace(recognised, dtypes_kept=dtypes),
         model=model,
         unshared=why_unshared(type(model.diffusion_model)),
         whole_batches=takes_whole_batches(type(model.diffusion_model)),
         spec=ModelSpec.of(
-            path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint, flags=read_flags()
+            path,
+            name,
+            adapter=HOSTED,
+            comfyui=this_comfyui(),
+            checkpoint=checkpoint,
+            flags=read_flags(),
+            kept=kept,
         ),
         keeps_state=shared_by is not None and shared_by.keeps is not None,
-        sizes=_sizes(recognised.weights, model.diffusion_model),
+        sizes=_sizes(recognised.weights, model.diffusion_model, dtypes),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
         rounding_attention=rounding_attention(recognised.weights),
     )
+
+
+def _dtypes(recognised: Recognised, dtype: torch.dtype, kept: str) -> dict[str, torch.dtype]:
+    """The dtype of each weight by name, as ComfyUI's class makes them where they are to be kept in fp8."""
+    recognised.declare(dtype, kept)
+    recognised.config.custom_operations = MetaOperations
+    return {name: weight.dtype for name, weight in recognised.model(META).diffusion_model.named_parameters()}
 
 
 def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, Plan] = PLANS) -> None:
@@ -152,7 +172,10 @@ def this_comfyui() -> ComfyUI:
     return ComfyUI(os.path.dirname(os.path.dirname(os.path.abspath(comfy.model_base.__file__))), options_for_ranks())
 
 
-def _sizes(weights: Mapping[str, torch.Tensor], transformer: torch.nn.Module) -> WeightSizes:
+def _sizes(
+    weights: Mapping[str, torch.Tensor], transformer: torch.nn.Module, dtypes: Mapping[str, torch.dtype]
+) -> WeightSizes:
+    """Bytes of weights as ranks keep them: in `dtypes` by name, else as they are."""
     blocks: Counter[str] = Counter()
     known = find_whole(type(transformer))
     units = () if known is None else blocks_of(transformer, known.blocks, inner=known.inner)
@@ -160,6 +183,6 @@ def _sizes(weights: Mapping[str, torch.Tensor], transformer: torch.nn.Module) ->
         parts = name.split(".")
         above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
         unit = ".".join(parts[:2]) if known is None else next((each for each in above if each in units), "")
-        blocks[unit] += weight.nbytes
+        blocks[unit] += weight.numel() * dtypes.get(name, weight.dtype).itemsize
     whole_everywhere = blocks.pop("", 0)
     return WeightSizes(total=blocks.total() + whole_everywhere, biggest_block=max(blocks.values()))

@@ -14,7 +14,7 @@ import comfy.model_management
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
-from ...parallel_runtime.checkpoint import read_header
+from ...parallel_runtime.checkpoint import FP8, read_header
 from ...parallel_runtime.cli.counting import Counted, Counts, usual_work_of
 from ...parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
 from ...parallel_runtime.models.registry import find_family
@@ -34,6 +34,7 @@ from .live_times import LIVE
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
+from .readable_weights import readable_weights
 from .refusals import check_controlnets, check_skipped_layers
 from .remote_hosted import remote_hosted
 from .run_context import RUN_KEY, begun
@@ -70,15 +71,17 @@ Reader: TypeAlias = Callable[[str, str, Devices], Source | HostedSource]
 def read_any(path: str, weight_dtype: str, devices: Devices) -> Source | HostedSource:
     """Recognise the file at `path`, whose family says who computes it: blocks of ours, or ComfyUI's modules.
 
+    Weights that are to be kept in fp8 are ComfyUI's modules'.
+
     Arguments as `read_source`. Raises `ValueError` when the file is missing or broken, or no diffusion model.
     """
-    read = read_hosted if find_family(read_header(path)) is None else read_source
-    return read(path, weight_dtype, devices)
+    own = weight_dtype not in FP8 and find_family(read_header(path)) is not None
+    return (read_source if own else read_hosted)(path, weight_dtype, devices)
 
 
 def read_checkpoint(path: str, weight_dtype: str, devices: Devices) -> Source | HostedSource:
     """As `read_any` for a file that Load Checkpoint read, whose other parts may say more of the diffusion model."""
-    if find_family(read_header(path)) is not None:
+    if weight_dtype not in FP8 and find_family(read_header(path)) is not None:
         return read_source(path, weight_dtype, devices)
     return read_hosted(path, weight_dtype, devices, checkpoint=True)
 
@@ -168,7 +171,7 @@ def decide_for(source: Source | HostedSource, chooser: Chooser) -> Decision:
         os.path.basename(path),
         source.unshared,
         whole_batches=source.whole_batches,
-        count=partial(COUNTS.of, path, source.spec.dtype, this_comfyui()),
+        count=lambda: COUNTS.of(path, source.spec.dtype, this_comfyui()).with_weights(source.sizes.total),
     )
 
 
@@ -179,6 +182,7 @@ def memory_for(source: Source | HostedSource, decision: Decision, devices: Devic
     if isinstance(source, Source):
         model, work = source.shape, source.work
     elif model is None and (counted := COUNTS.known(source.spec.path, source.spec.dtype, this_comfyui())):
+        counted = counted.with_weights(source.sizes.total)
         model, work = counted.model, usual_work_of(counted)
     return needed_memory(decision.plan, devices, source.sizes, model, work)
 
@@ -206,7 +210,7 @@ def with_context(
     run = patcher.new_run(patcher.decision_for(work))
     check_skipped_layers(patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)
-    with begun(guider.model_options, run):
+    with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):
         return executor(noise, latent, sampler, sigmas, *more, **named)
 
 

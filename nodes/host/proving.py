@@ -27,7 +27,8 @@ from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.calls import ModelCall, RunResult
 from ...parallel_runtime.pool.proving import arguments_of, prove
 from ...parallel_runtime.proof import NOT_NEEDED, NOT_PROVEN, PROVEN, REFUSED, Proof, ProofKey, ProofStore, default_path
-from .meta import META, alive
+from .hosted_model import alive
+from .meta import META
 from .pooled_model import PooledModel
 from .progress import NodeText
 from .run_context import RunContext
@@ -102,7 +103,7 @@ class Prover:
             source=self._source,
             plan=ParallelPlan(ring=plan.ring, ulysses=plan.ulysses, weights=plan.weights).describe(),
             kernels=" ".join([self.pooled.devices[0].kind, f"torch {torch.__version__}", *options]),
-            weights=f"{spec.dtype} of {', '.join(self._formats)}",
+            weights=" ".join(filter(None, (spec.kept, f"{spec.dtype} of {', '.join(self._formats)}"))),
             arguments=arguments,
         )
 
@@ -137,7 +138,7 @@ class Prover:
             self.pooled.spec.dtype,
             room=lambda each: self._room(each, free),
             possible=self._possible,
-            coarse=coarse_inputs(self.recognised.config, self.recognised.weights),
+            coarse=coarse_inputs(self.recognised.config, self.recognised.weights, self.pooled.spec.kept),
         )
         level = logging.INFO if proof.verdict != NOT_PROVEN else logging.WARNING
         log.log(

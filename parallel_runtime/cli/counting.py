@@ -25,6 +25,12 @@ class Counted:
     numbers: int
     element_bytes: int
 
+    def with_weights(self, num_bytes: int) -> "Counted":
+        """The same model with weights of so many bytes, as one keeps them in another dtype than the file's."""
+        part = num_bytes / self.model.weight_bytes
+        blocks = tuple(round(part * each) for each in self.model.block_bytes)
+        return replace(self, model=replace(self.model, weight_bytes=num_bytes, block_bytes=blocks))
+
     @property
     def image_tokens(self) -> int:
         """Tokens of that latent."""

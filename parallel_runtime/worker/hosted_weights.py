@@ -127,10 +127,12 @@ class HostedWeights:
 
     @property
     def _file_bytes(self) -> int:
-        """Bytes of the file, of a checkpoint those of the model alone."""
-        entries = read_header(self._spec.path).tensors.items() if self._spec.checkpoint else ()
-        inside = sum(entry.num_bytes for name, entry in entries if name.startswith(IN_CHECKPOINT))
-        return inside or self._spec.size_bytes
+        """Bytes of the file, of a checkpoint those of the model alone; one a number where weights are kept in fp8."""
+        if not self._spec.checkpoint and not self._spec.kept:
+            return self._spec.size_bytes
+        tensors = read_header(self._spec.path).tensors
+        inside = {name: entry for name, entry in tensors.items() if name.startswith(IN_CHECKPOINT)} or tensors
+        return sum(each.num_bytes // (each.dtype.itemsize if self._spec.kept else 1) for each in inside.values())
 
     def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
         """Import ComfyUI if need be and make the module. Raises `RequestCancelledError` once `cancelled()` is true."""
@@ -153,7 +155,7 @@ class HostedWeights:
         yield 0
         spread = self._group.size > 1 or self._offloaded
         in_place = self.device.type == "cpu" and not spread
-        built = build(self._spec.path, recognised, self.dtype, cast_in_use=in_place)
+        built = build(self._spec.path, recognised, self.dtype, kept=self._spec.kept, cast_in_use=in_place)
         self._whole, self.declared = built.whole, built.declared
         blocks, plan = self._find_blocks(), find_plan(type(self.module))
         if self.stages > 1 and plan is not None:

@@ -22,7 +22,7 @@ KINDS = {
     **dict.fromkeys(("Flux.1", "Flux.2", "Qwen-Image", "Z-Image", "Lumina 2", "Krea 2", "Chroma"), IMAGES),
     **dict.fromkeys(("SD3.5", "PixArt", "HunyuanDiT", "Lens", "JoyImage", "Ideogram 4"), IMAGES),
     **dict.fromkeys(("Ernie-Image", "Boogu", "Mage-Flow", "PixelDiT", "PiD", "Z-Image in pixels"), IMAGES),
-    **dict.fromkeys(("Chroma Radiance", "HiDream-O1"), IMAGES),
+    **dict.fromkeys(("Chroma Radiance", "HiDream-O1", "Anima"), IMAGES),
     **dict.fromkeys(("Wan", "LTX", "MiniMax H3", "HunyuanVideo", "Kandinsky 5", "CogVideoX"), VIDEO),
     **dict.fromkeys(("TripoSplat", "Hunyuan3D"), SHAPES),
 }

@@ -30,6 +30,7 @@ SUBSET = (
     (Case(BY_NAME["flux.1 kontext"]), "ulysses 2"),
     (Case(BY_NAME["flux.2 edit"], CFG), "cfg 2 x ulysses 2, sharded"),
     (Case(BY_NAME["hunyuanvideo i2v"]), "ulysses 2, sharded"),
+    (Case(BY_NAME["anima"], CFG), "ulysses 2"),  # whose text a method of the class reads before the run
     (Case(BY_NAME["triposplat"]), "ring 2"),  # of which a class reads the dtype of a weight, told sizes
 )
 if wan_animate2 in NEWER:

@@ -51,6 +51,10 @@ SHAPE = {"hidden_size": 256, "num_heads": 16}  # Hunyuan3D
 SHAPE_2 = SHAPE | {"context_in_dim": TEXT, "depth": 2, "depth_single_blocks": 2, "guidance_embed": True}
 COG = {"num_attention_heads": 5, "num_layers": 2, "time_embed_dim": 64, "text_embed_dim": TEXT, "patch_size_t": 2}
 COG |= {"in_channels": 16, "out_channels": 16, "use_rotary_positional_embeddings": True, "ofs_embed_dim": 64}
+ANIMA = {"model_channels": 80, "num_heads": 5, "num_blocks": 2, "crossattn_emb_channels": 1024, "adaln_lora_dim": 16}
+ANIMA |= {"max_img_h": 240, "max_img_w": 240, "max_frames": 128, "in_channels": 16, "out_channels": 16}
+ANIMA |= {"patch_spatial": 2, "patch_temporal": 1, "pos_emb_cls": "rope3d", "use_adaln_lora": True}
+ANIMA |= {"extra_per_block_abs_pos_emb": False}
 SHAPE_21 = SHAPE | {"context_dim": 1024, "depth": 7, "guidance_cond_proj_dim": None}  # 6 with experts, long skips
 
 
@@ -85,6 +89,7 @@ FILES = (
         only_when_full=True,
     ),
     told("triposplat", "triposplat.model.LatentSeqMMFlowModel", 109, SPLAT, dtype=torch.bfloat16),
+    told("anima", "anima.model.Anima", 113, ANIMA, dtype=torch.bfloat16),  # 260 MB: its adapter of the text is whole
     ModelFile(
         name="tiny_hunyuan3d_2.safetensors",
         class_path="comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",
@@ -194,6 +199,14 @@ def triposplat(graph: Workflow) -> None:
     separate(graph)
 
 
+def anima(graph: Workflow) -> None:
+    """35 tokens of picture; a text of 11 tokens that the model's adapter reads with 9 tokens of T5's, and 7 with 6."""
+    prompts(graph, width=1024, tokens=11, negative_tokens=7)
+    for name, tokens in (("positive", 9), ("negative", 6)):
+        through(graph, f"{name} t5", "TextOfTokens", name, conditioning=[name, 0], tokens=tokens, seed=len(name))
+    through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
+
+
 def shape(text: int) -> Any:
     """35 tokens of a shape, 11 and 7 of pictures."""
 
@@ -215,6 +228,7 @@ VARIANTS = tuple(
         ("pixeldit", "PixelDiT", "pixeldit", pixeldit),
         ("pid", "PiD", "pid", pid),
         ("z-image in pixels", "Z-Image in pixels", "z_image_pixel", z_pixel),
+        ("anima", "Anima", "anima", anima),
         ("chroma radiance", "Chroma Radiance", "chroma_radiance", radiance),
         ("hidream-o1", "HiDream-O1", "hidream_o1", hidream_o1),
         ("hidream-o1 edit", "HiDream-O1", "hidream_o1", hidream_o1_edit),

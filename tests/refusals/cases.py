@@ -224,9 +224,11 @@ def twice(tiny: TinyModels) -> Workflow:
 
 
 def cast_to_fp8(tiny: TinyModels) -> Workflow:
-    """The stock loader asked to cast."""
+    """The stock loader asked to cast, and a node that says what to multiply in."""
     graph = adopted(tiny)
     graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
+    graph["dtype"] = {"class_type": "ModelComputeDtype", "inputs": {"model": ["model", 0], "dtype": "bf16"}}
+    graph["parallel"]["inputs"]["model"] = ["dtype", 0]
     return graph
 
 
@@ -417,5 +419,5 @@ CASES = (
         lambda tiny: merged(adopted(tiny, "merged"), "merged"),
     ),
     Case("Parallelize Model twice", "ParallelizeModel", ("parallel already", "change SP Config"), twice),
-    Case("A cast to fp8 by the stock loader", "ParallelizeModel", ("set weight_dtype", "default"), cast_to_fp8),
+    Case("A cast to fp8, and another dtype", "ParallelizeModel", ("remove ModelComputeDtype", "default"), cast_to_fp8),
 )

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from ...checkpoint import FAST, FP8
 from .formats import check_formats, check_metadata, give_back_copies
 
 META = torch.device("meta")
 CPU = torch.device("cpu")
+CASTS_TO = torch.float32  # any dtype that a layer may compute in
 
 # Weights whose dtype a class reads, to round what it multiplies by them: they have the dtype that ComfyUI's loader
 # gives them, though it only widens what the file has.
@@ -35,18 +37,30 @@ class Recognised:
     """A file as ComfyUI knows it: its description of the model, and the weights by ComfyUI's names.
 
     `around`: what a checkpoint has beside them, where ComfyUI looks for what the model predicts and for layers of its
-    own outside of the transformer; `prefix`: that of the transformer's names there.
+    own outside of the transformer; `prefix`: that of the transformer's names there. `dtypes_kept`: those of weights by
+    name, where they are rounded to fp8.
     """
 
     config: Any  # comfy.supported_models_base.BASE
     weights: dict[str, torch.Tensor]
     around: Mapping[str, torch.Tensor] = field(default_factory=dict)
     prefix: str = ""
+    dtypes_kept: Mapping[str, torch.dtype] = field(default_factory=dict)
 
     @property
     def quantised(self) -> bool:
         """Whether ComfyUI keeps weights in a format of its own, with scales."""
         return getattr(self.config, "quant_config", None) is not None
+
+    def declare(self, dtype: torch.dtype, kept: str) -> None:
+        """Have models made from now on compute in `dtype`, their weights in the fp8 of that name or, of none, in it."""
+        if not kept:
+            # what stock ComfyUI says to its classes: quantised layers cast by themselves
+            self.config.set_inference_dtype(dtype, dtype if self.quantised else None)
+            return
+        self.config.set_inference_dtype(FP8[kept], dtype)
+        self.config.custom_operations = None  # which layers cast, and which multiply in fp8, is ComfyUI's to say
+        self.config.optimizations = {**self.config.optimizations, "fp8": kept.endswith(FAST)}
 
     def model(self, device: torch.device) -> Any:  # noqa: ANN401
         """ComfyUI's model, a comfy.model_base.BaseModel, whose transformer is on `device` and has no weights yet."""
@@ -155,7 +169,8 @@ class Built:
             for inner, layer in block.named_modules(prefix=path):
                 name = f"{inner}.weight"
                 matrix = isinstance(layer, torch.nn.Linear) and getattr(layer, "comfy_cast_weights", False)
-                if matrix and not reads_dtype(self.module, name):
+                to_fp8 = rounded.get(name, CASTS_TO).itemsize == 1  # which is not what a layer casts to
+                if matrix and not to_fp8 and not reads_dtype(self.module, name):
                     rounded.pop(name, None)
         return replace(self, rounded=rounded)
 
@@ -168,18 +183,17 @@ class Built:
                     setattr(owner, name, torch.nn.Parameter(weight.to(dtype), requires_grad=False))
 
 
-def build(path: str, recognised: Recognised, dtype: torch.dtype, *, cast_in_use: bool = False) -> Built:
+def build(path: str, recognised: Recognised, dtype: torch.dtype, *, kept: str = "", cast_in_use: bool = False) -> Built:
     """ComfyUI's transformer with the file's weights, to compute in `dtype`; nothing is rounded or copied yet.
 
-    With `cast_in_use` its layers can round weights as they are used. Raises `ValueError` when the file lacks weights
-    that the class has.
+    `kept`: the fp8 that its weights are rounded to, "" for the file's. With `cast_in_use` its layers can round weights
+    as they are used. Raises `ValueError` when the file lacks weights that the class has.
     """
     import comfy.ops
 
     config = recognised.config
-    # what stock ComfyUI says to its classes: quantised layers cast by themselves
-    config.set_inference_dtype(dtype, dtype if recognised.quantised else None)
-    if not recognised.quantised:
+    recognised.declare(dtype, kept)
+    if not recognised.quantised and not kept:
         stored = {each.dtype for each in recognised.weights.values() if each.is_floating_point()}
         casts = any(_widens(each, dtype) or (cast_in_use and each != dtype) for each in stored)
         config.custom_operations = comfy.ops.manual_cast if casts else comfy.ops.disable_weight_init
@@ -240,6 +254,6 @@ def reads_dtype(model: torch.nn.Module, name: str) -> bool:
 
 def _widens(stored: torch.dtype, dtype: torch.dtype) -> bool:
     """Whether `dtype` holds every value of another dtype that a file has."""
-    if stored == dtype or not (stored.is_floating_point and dtype.is_floating_point):
+    if stored == dtype or dtype.itemsize == 1 or not (stored.is_floating_point and dtype.is_floating_point):
         return False
-    return stored.itemsize == 1 < dtype.itemsize or torch.promote_types(stored, dtype) == dtype
+    return stored.itemsize == 1 or torch.promote_types(stored, dtype) == dtype

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from ...checkpoint import FP8
+
 
 def compute_dtype(
     weight_dtype: str,
@@ -12,14 +14,19 @@ def compute_dtype(
     model_config: Any,  # noqa: ANN401  comfy.supported_models_base.BASE
     device: torch.device,
 ) -> torch.dtype:
-    """The dtype that `weight_dtype` says; `default` is what ComfyUI would choose for these weights on `device`."""
-    if weight_dtype != "default":
+    """The dtype that `weight_dtype` says; `default` is what ComfyUI would choose for these weights on `device`.
+
+    For one of `FP8`, what ComfyUI casts such weights to.
+    """
+    if weight_dtype not in ("default", *FP8):
         found: torch.dtype = getattr(torch, weight_dtype)
         return found
     import comfy.model_management as management
     import comfy.utils
 
     supported = model_config.supported_inference_dtypes
+    if weight_dtype in FP8:
+        return management.unet_manual_cast(FP8[weight_dtype], device, supported) or torch.float32
     if getattr(model_config, "quant_config", None) is not None:  # its layers say by themselves what they are kept in
         return management.unet_manual_cast(None, device, supported) or torch.bfloat16
     stored = management.unet_dtype(

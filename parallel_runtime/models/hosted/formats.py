@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from ...checkpoint import shown
+from ...checkpoint import FAST, shown
 from ..parts import as_parameter, plain_parts
 
 MARK = ".comfy_quant"  # of a layer: a JSON text, {"format": ...}
@@ -94,11 +94,21 @@ def formats_of(weights: Mapping[str, torch.Tensor]) -> set[str]:
     return {str(_said("", name, mark).get("format")) for name, mark in weights.items() if name.endswith(MARK)}
 
 
-def coarse_inputs(config: Any, weights: Mapping[str, torch.Tensor]) -> float:  # noqa: ANN401  a BASE of ComfyUI
+def coarse_inputs(
+    config: Any,  # noqa: ANN401  a BASE of ComfyUI
+    weights: Mapping[str, torch.Tensor],
+    kept: str = "",
+) -> float:
     """How much rounding of layers' inputs may move a shared call's output, at most: 0 where none rounds them.
 
-    Where a device does not multiply in a format, ComfyUI widens the weights and rounds nothing.
+    `kept`: the fp8 that weights are rounded to when they are loaded. Where a device does not multiply in a format,
+    ComfyUI widens the weights and rounds nothing.
     """
+    if kept:
+        import comfy.model_management
+
+        multiplied = kept.endswith(FAST) and comfy.model_management.supports_fp8_compute()
+        return COARSEST if multiplied else 0.0
     marks = [_said("", name, mark) for name, mark in weights.items() if name.endswith(MARK)]
     formats = {str(said.get("format")) for said in marks if not said.get("full_precision_matrix_mult")}
     if not formats:

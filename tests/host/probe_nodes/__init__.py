@@ -33,9 +33,11 @@ from .conditions import (
     RandomTextEncoder,
     RandomVAE,
     RandomVisionOutput,
+    TextOfTokens,
 )
+from .controls import RandomInpaintingControlNet, RandomModelPatch
 from .holding import HoldLatent
-from .reaching import RandomModelPatch, ReachIntoModel, SwitchLoopWrong, SwitchOffExchange
+from .reaching import ReachIntoModel, SwitchLoopWrong, SwitchOffExchange
 from .refused import PatchInside, RefusedInputs, RefusedLater
 from .rounding import SetGuidance, StockAttention
 from .sounds import RandomSound, RandomSoundVAE
@@ -86,6 +88,19 @@ class ReportModelCalls(io.ComfyNode):
     @classmethod
     def execute(cls, latent: dict[str, Any], calls: list[None]) -> io.NodeOutput:
         return io.NodeOutput(ui={"model_calls": [len(calls)]})
+
+
+class ReportModelBytes(io.ComfyNode):
+    """Reports what ComfyUI's memory manager is told that a MODEL takes."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Model.Input("model")]
+        return io.Schema(node_id="ReportModelBytes", category=CATEGORY, inputs=inputs, is_output_node=True)
+
+    @classmethod
+    def execute(cls, model: Any) -> io.NodeOutput:
+        return io.NodeOutput(ui={"model_bytes": [model.model_size()]})
 
 
 class TinyStyle(io.ComfyNode):
@@ -218,12 +233,12 @@ class ProbeNodes(ComfyExtension):
     """The extension ComfyUI asks for its nodes."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        nodes = [CountModelCalls, ReportModelCalls, TinyStyle, SetAttentionMask, SkipEverySecondCall]
+        nodes = [CountModelCalls, ReportModelCalls, ReportModelBytes, TinyStyle, SetAttentionMask, SkipEverySecondCall]
         nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, HostedModelLoader, ReachIntoModel]
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchLoopWrong, SwitchOffExchange]
-        nodes += [HoldLatent, UseOldKeys, ObjectInConditioning, RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent]
-        nodes += [RefusedInputs, RefusedLater, PatchInside]
+        nodes += [TextOfTokens, RandomInpaintingControlNet, HoldLatent, UseOldKeys, ObjectInConditioning]
+        nodes += [RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent, RefusedInputs, RefusedLater, PatchInside]
         return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages, TileHere]
 
 

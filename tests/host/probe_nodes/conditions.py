@@ -74,6 +74,22 @@ class MoreText(io.ComfyNode):
         return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, given))
 
 
+class TextOfTokens(io.ComfyNode):
+    """What Anima's second tokenizer puts beside a conditioning: numbers of T5's words, and their weights."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Conditioning.Input("conditioning"), io.Int.Input("tokens"), io.Int.Input("seed")]
+        outputs = [io.Conditioning.Output()]
+        return io.Schema(node_id="TextOfTokens", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, conditioning: list, tokens: int, seed: int) -> io.NodeOutput:
+        words = torch.randint(0, 32128, (tokens,), generator=torch.Generator().manual_seed(seed))
+        given = {"t5xxl_ids": words, "t5xxl_weights": 1 + 0.2 * random_values(seed, tokens)}
+        return io.NodeOutput(node_helpers.conditioning_set_values(conditioning, given))
+
+
 class RandomPictures(io.ComfyNode):
     """A batch of pictures, each pixel its own."""
 

@@ -9,13 +9,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import comfy.ops
 import torch
-from comfy.ldm.lumina.controlnet import ZImage_Control
-from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import PatcherInjection, WrappersMP
 from comfy_api.latest import io
-from comfy_extras.nodes_model_patch import QwenImageBlockWiseControlNet
 
 CATEGORY = "tests"
 RUN_KEY = "parallel_dit_run"
@@ -101,7 +97,10 @@ class WithoutExchange:
     """A sampling run that is wrong on purpose: its ranks attend to their own tokens alone, or all run the first row."""
 
     def __init__(self, run: Any, option: str) -> None:
-        self.run, self.model, self.option = run, run.model, option
+        self.run, self.option = run, option
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.run, name)
 
     def call(self, tensors: Any, *, options: dict[str, Any], **rest: Any) -> torch.Tensor:
         """A call of the model."""
@@ -190,28 +189,3 @@ class SwitchOffExchange(io.ComfyNode):
         model = model.clone()
         model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "switch_off_exchange", without_exchange)
         return io.NodeOutput(model)
-
-
-class RandomModelPatch(io.ComfyNode):
-    """What ModelPatchLoader gives for the ControlNets of Qwen-Image and Z-Image: stock's classes, of few layers."""
-
-    FAMILIES = {
-        "qwen-image": (QwenImageBlockWiseControlNet, {"num_layers": 2}),
-        "z-image": (ZImage_Control, {"n_control_layers": 1}),
-    }
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        inputs = [io.Combo.Input("family", options=list(cls.FAMILIES))]
-        outputs = [io.Custom("MODEL_PATCH").Output()]
-        return io.Schema(node_id="RandomModelPatch", category=CATEGORY, inputs=inputs, outputs=outputs)
-
-    @classmethod
-    def execute(cls, family: str) -> io.NodeOutput:
-        cpu, (kind, sizes) = torch.device("cpu"), cls.FAMILIES[family]
-        net = kind(**sizes, device=cpu, dtype=torch.bfloat16, operations=comfy.ops.manual_cast).to(torch.bfloat16)
-        numbers = torch.Generator().manual_seed(3)
-        for weight in net.parameters():
-            scale = 1 / weight.shape[-1] ** 0.5 if weight.ndim > 1 else 0.1
-            weight.data.normal_(1.0 if weight.ndim == 1 else 0.0, scale, generator=numbers)
-        return io.NodeOutput(ModelPatcher(net.requires_grad_(False), load_device=cpu, offload_device=cpu))

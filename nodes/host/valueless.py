@@ -1,0 +1,83 @@
+"""What a function of a module without weights returns, by shape and dtype: its code runs, on tensors without values.
+
+Owns the kind of tensor that this is tried with. The meta device alone would not do: ComfyUI's code asks a tensor for
+its device to autocast there, and torch has no autocast for the meta device.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+from .meta import META
+
+
+class Valueless(torch.Tensor):
+    """A tensor without values that says it is on the CPU. What is made of it is one, too; what is not has values."""
+
+    meta: torch.Tensor
+
+    @staticmethod
+    def __new__(cls: type["Valueless"], meta: torch.Tensor) -> "Valueless":
+        """Of the shape, strides and dtype of a tensor on the meta device."""
+        made: Valueless = torch.Tensor._make_wrapper_subclass(
+            cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device="cpu"
+        )
+        made.meta = meta
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Have the meta device work out what comes of an operation."""
+        given, named = tree_map(_on_meta, (tuple(args), dict(kwargs or {})))
+        return tree_map(_without, func(*given, **named))
+
+
+class _Tried(torch.nn.Module):
+    """A function of a module, in a form whose weights torch can exchange for the time of a call."""
+
+    def __init__(self, module: torch.nn.Module, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.module, self.function = module, function
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+        return self.function(self.module, *args, **kwargs)
+
+
+def without_values(
+    module: torch.nn.Module,
+    function: Callable[..., torch.Tensor],
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> torch.Tensor:
+    """What `function` of the module and these arguments returns, without its values. The module stays as it is."""
+    held = (*module.named_parameters(), *module.named_buffers())
+    weights = {f"module.{name}": _without_values(each) for name, each in held}
+    given, named = tree_map(_without_values, (args, kwargs))
+    with torch.no_grad():
+        result: torch.Tensor = functional_call(_Tried(module, function), weights, given, named)
+    return result
+
+
+def _on_meta(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, Valueless):
+        return value.meta
+    if isinstance(value, torch.device):
+        return META
+    return value.to(META) if isinstance(value, torch.Tensor) else value
+
+
+def _without(value: Any) -> Any:  # noqa: ANN401
+    return Valueless(value) if isinstance(value, torch.Tensor) else value
+
+
+def _without_values(value: Any) -> Any:  # noqa: ANN401
+    return _without(_on_meta(value))

@@ -1,0 +1,189 @@
+"""Two parallel MODELs in turn in one ComfyUI, the second with each kind of ControlNet: each equal to stock.
+
+ComfyUI loads what it has loaded again when a ControlNet has encoded its picture; a rest of the model before would fail
+there. Small files, whose sizes the test host tells ComfyUI.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from host.client import ComfyClient, Workflow
+from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
+from host.quantised import FORMATS
+
+from .conftest import Stock
+from .files import ModelFile, write_model_files
+from .graphs import HEIGHT, WIDTH, encoder, node, picture, prompts, through
+from .hosted import VISIBLE, between, ours, parallelized, small, with_loras
+from .sd3 import DEPTH, sd3_file
+from .sd3 import TEXT as SD3_TEXT
+from .told import told
+from .variant import Variant
+
+TEXT, AXES = 48, [4, 6, 6]
+SD3_POOLED = 2048  # fixed in ComfyUI's ControlNets of SD3.5
+QWEN = {"num_layers": 2, "num_attention_heads": 5, "attention_head_dim": 16, "joint_attention_dim": TEXT}
+Z_IMAGE = {"patch_size": 2, "in_channels": 16, "cap_feat_dim": TEXT, "n_layers": 2, "n_refiner_layers": 2, "dim": 288}
+Z_IMAGE |= {"n_heads": 6, "n_kv_heads": 6, "qk_norm": True, "axes_dims": [16] * 3, "axes_lens": [64] * 3}
+Z_IMAGE |= {"rope_theta": 256.0, "ffn_dim_multiplier": 2.0, "multiple_of": 32, "z_image_modulation": True}
+Z_IMAGE |= {"time_scale": 1000.0, "pad_tokens_multiple": 32}
+SD3 = sd3_file("controlled", seed=120, twice=[], pooled=SD3_POOLED)
+FILES = (
+    told("small_qwen_image", "qwen_image.model.QwenImageTransformer2DModel", 121, QWEN | {"axes_dims_rope": AXES}),
+    told("small_z_image", "lumina.model.NextDiT", 122, Z_IMAGE),
+    SD3,
+)
+EMBEDDERS = {"sd35_y.safetensors": True, "sd35_x.safetensors": False}  # by file: copies y_embedder, or x_embedder
+LORA = "sd35_embedders_lora.safetensors"
+Add = Callable[[Workflow], None]
+
+
+def controlnet_of_sd35(name: str, *, double: bool) -> ModelFile:
+    """A ControlNet that gets an embedder of the model it is used with; `double`: that of the pooled text."""
+    sizes: dict[str, Any] = {"img_size": None, "patch_size": 2, "in_chans": 16, "attention_head_dim": 64}
+    sizes |= {"num_attention_heads": DEPTH, "adm_in_channels": SD3_POOLED, "num_layers": 1, "main_model_double": DEPTH}
+    kind = "comfy.cldm.dit_embedder.ControlNetEmbedder"
+    return ModelFile(name=name, class_path=kind, arguments=sizes | {"double_y_emb": double}, seed=123)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files(family_models: Path) -> Iterator[None]:
+    """The models, the ControlNets and a LoRA of what these copy; gone at the end."""
+    paths = write_model_files(family_models / "diffusion_models", FILES)
+    nets = [controlnet_of_sd35(name, double=double) for name, double in EMBEDDERS.items()]
+    paths += write_model_files(family_models / "controlnet", nets)
+    (family_models / "loras").mkdir(exist_ok=True)
+    paths.append(family_models / "loras" / LORA)
+    numbers, wide = torch.Generator().manual_seed(5), 64 * DEPTH
+    changes = {"y_embedder.mlp.0": (wide, SD3_POOLED), "x_embedder.proj": (wide, 16 * 4)}
+    weights = {}
+    for layer, (rows, columns) in changes.items():
+        up = torch.randn(rows, 4, generator=numbers)
+        down = torch.randn(4, columns, generator=numbers) / columns**0.5
+        shaped = (down.view(4, 16, 2, 2), up[:, :, None, None]) if layer == "x_embedder.proj" else (down, up)
+        weights |= dict(zip((f"diffusion_model.{layer}.lora_{side}.weight" for side in "AB"), shaped, strict=True))
+    save_file(weights, paths[-1])
+    yield
+    for path in paths:
+        path.unlink()
+
+
+def simple(text: int, **more: int) -> Add:
+    """Prompts and an empty latent of 35 tokens."""
+
+    def add(graph: Workflow) -> None:
+        prompts(graph, width=text, tokens=11, negative_tokens=7, **more)
+        through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=WIDTH, height=HEIGHT, batch_size=1)
+
+    return add
+
+
+def plain(file: str, add: Add, *, seed: int = 7) -> Workflow:
+    """The stock graph of a file."""
+    return Variant(name=file, family=file, file=file, add=add).graph(cfg=3.0, seed=seed, steps=2)
+
+
+def with_controlnet(graph: Workflow, class_type: str, **inputs: Any) -> Workflow:
+    """The graph with a ControlNet on both prompts; its picture is of another size than the latent."""
+    sides = {side: graph["sampler"]["inputs"][side] for side in ("positive", "negative")}
+    given = {"image": picture(graph, "hint", width=96, height=64), "strength": 0.9}
+    inputs |= given | {"start_percent": 0.0, "end_percent": 1.0}
+    through(graph, "control", class_type, "positive", "negative", **sides, **inputs)
+    return graph
+
+
+def latent(name: str = "sd35_y.safetensors") -> Workflow:
+    """A latent ControlNet: SD3.5's."""
+    graph = plain(SD3.name, simple(SD3_TEXT, pooled=SD3_POOLED))
+    graph["controlnet"] = node("ControlNetLoader", control_net_name=name)
+    vae = encoder(graph, temporal=0)
+    return with_controlnet(graph, "ControlNetApplyAdvanced", control_net=["controlnet", 0], vae=vae)
+
+
+def inpainting() -> Workflow:
+    """InstantX's inpainting ControlNet."""
+    graph = plain(FILES[0].name, simple(TEXT))
+    graph["controlnet"] = node("RandomInpaintingControlNet")
+    hole = picture(graph, "hole", width=96, height=64)
+    graph["mask"] = node("ImageToMask", image=hole, channel="red")
+    given = {"control_net": ["controlnet", 0], "vae": encoder(graph), "mask": ["mask", 0]}
+    return with_controlnet(graph, "ControlNetInpaintingAliMamaApply", **given)
+
+
+def patched(file: str, family: str, class_type: str, temporal: int) -> Workflow:
+    """A ControlNet between the blocks, its picture of another size than the latent."""
+    graph = plain(file, simple(TEXT))
+    graph["patch"] = node("RandomModelPatch", family=f"small {family}")
+    inputs = {"model_patch": ["patch", 0], "image": picture(graph, "hint", width=96, height=64)}
+    inputs |= {"vae": encoder(graph, temporal=temporal), "strength": 0.9}
+    return between(graph, "diffsynth", class_type, **inputs)
+
+
+KINDS: dict[str, Callable[[], Workflow]] = {
+    "latent": latent,
+    "inpainting": inpainting,
+    "diffsynth": lambda: patched(FILES[0].name, "qwen-image", "QwenImageDiffsynthControlnet", 4),
+    "z-image fun": lambda: patched(FILES[1].name, "z-image", "ZImageFunControlnet", 0),
+}
+
+
+def without(graph: Workflow) -> Workflow:
+    """The same graph with a ControlNet of no strength."""
+    graph = copy.deepcopy(graph)
+    graph["control" if "control" in graph else "diffsynth"]["inputs"]["strength"] = 0.0
+    return graph
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_controlnet_of_the_second_of_two_models_equals_stock(
+    kind: str, hosted_client: ComfyClient, stock: Stock
+) -> None:
+    graph, before = KINDS[kind](), small("Wan", seed=80 + list(KINDS).index(kind))
+    right, first = stock(graph), stock(before)
+    assert relative_error(stock(without(graph)), right) > VISIBLE, "the ControlNet changes nothing"
+    assert relative_error(latent_of(hosted_client, ours(before)), first) <= TOLERANCE
+    assert relative_error(latent_of(hosted_client, ours(graph)), right) <= TOLERANCE
+    alone = between(ours(graph), "alone", "SwitchOffExchange")
+    assert relative_error(latent_of(hosted_client, alone), right) > VISIBLE, "ranks that exchange nothing pass"
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_what_sd35s_controlnets_copy_from_the_model_has_its_loras(
+    name: str, hosted_client: ComfyClient, stock: Stock
+) -> None:
+    graph = latent(name)
+    changed = with_loras(graph, (LORA, 0.7))
+    right = stock(changed)
+    assert relative_error(stock(graph), right) > VISIBLE
+    assert relative_error(latent_of(hosted_client, parallel(graph, mode="manual", cfg=2)), stock(graph)) <= TOLERANCE
+    for mine in (ours(changed), parallelized(changed)):
+        assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
+
+
+def test_a_controlnet_that_copies_what_a_file_has_quantised_is_refused(
+    hosted_client: ComfyClient, family_models: Path
+) -> None:
+    folder = family_models / "diffusion_models"
+    weights, layer = load_file(folder / SD3.name), "y_embedder.mlp.0"
+    with safe_open(folder / SD3.name, framework="pt") as file:
+        metadata = file.metadata()
+    weights |= FORMATS["fp8 e4m3"].stored(layer, weights[f"{layer}.weight"])
+    path = folder / "sd35_quantised.safetensors"
+    save_file(weights, path, metadata=metadata)
+    graph = ours(latent())
+    graph["model"]["inputs"]["unet_name"] = path.name
+    result = hosted_client.queue(graph)
+    path.unlink()
+    assert (result.status, result.error_node) == ("error", "KSampler")
+    first_line = result.error_message.splitlines()[0]
+    assert "a ControlNet copies a weight of the model, y_embedder.mlp.0.weight, that is quantised" in first_line
+    assert "remove its Apply ControlNet, or use a file of the model in bf16 or fp16" in first_line

@@ -1,0 +1,120 @@
+"""Weights rounded to fp8 when they are loaded, by Load Diffusion Model's own names: the same picture as stock's.
+
+On a CPU ComfyUI widens such weights where they are used, "fast" or not. A LoRA is merged and rounded to fp8 again, up
+or down by numbers that ComfyUI draws by the weight's name.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from host.adapters import write_adapter
+from host.client import ComfyClient, Workflow
+from host.fetch import comfyui_path
+from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
+from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.pool import Pool
+
+from .conftest import Stock
+from .graphs import node
+from .hosted import VISIBLE, WAN, between, ours, parallelized, small, with_loras
+from .quantised import file_of, graph_of, write_files
+from .variants import BY_NAME, write_families
+
+DTYPES = ("fp8_e4m3fn", "fp8_e4m3fn_fast", "fp8_e5m2")
+LORA = "fp8_lora.safetensors"
+FLUX = BY_NAME["flux.1 kontext"]
+PLANS = {"ulysses 2": {}, "sharded": {"weights": "sharded"}, "offloaded": {"weights": "offloaded"}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lora(family_models: Path) -> None:
+    """A LoRA for Wan."""
+    modules = {"blocks.0.self_attn.q": (120, 120), "blocks.1.ffn.0": (240, 120), "blocks.2.cross_attn.v": (120, 120)}
+    write_adapter(family_models / "loras" / LORA, "lora_alpha", modules)
+
+
+def kept_in(graph: Workflow, dtype: str) -> Workflow:
+    """The same stock graph with this weight_dtype."""
+    graph = copy.deepcopy(graph)
+    graph["model"]["inputs"]["weight_dtype"] = dtype
+    return graph
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_in_fp8_with_a_lora_equal_stock(dtype: str, hosted_client: ComfyClient, stock: Stock) -> None:
+    for graph in (small(), with_loras(small(), (LORA, 0.8))):
+        right = stock(kept_in(graph, dtype))
+        assert relative_error(stock(graph), right) > VISIBLE, "fp8 changes nothing"
+        mine = ours(graph, weight_dtype=dtype)
+        assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
+        assert relative_error(latent_of(hosted_client, parallelized(kept_in(graph, dtype))), right) <= TOLERANCE
+        alone = between(mine, "alone", "SwitchOffExchange")
+        assert relative_error(latent_of(hosted_client, alone), right) > VISIBLE
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_weights_in_fp8_lie_everywhere_as_stock_rounds_them(
+    plan: str, hosted_client: ComfyClient, stock: Stock
+) -> None:
+    graph = with_loras(small(seed=31), (LORA, -0.6))
+    right = stock(kept_in(graph, "fp8_e4m3fn"))
+    mine = ours(graph, weight_dtype="fp8_e4m3fn", **PLANS[plan])
+    assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
+    plain = ours(small(seed=31), weight_dtype="fp8_e4m3fn", **PLANS[plan])
+    assert relative_error(latent_of(hosted_client, plain), stock(kept_in(small(seed=31), "fp8_e4m3fn"))) <= TOLERANCE
+
+
+def test_a_flux_in_fp8_is_computed_by_comfyuis_module(
+    hosted_client: ComfyClient, stock: Stock, family_models: Path
+) -> None:
+    """Blocks of this pack keep the weights of the file."""
+    write_families(family_models, only=[FLUX.name])
+    graph = FLUX.graph(steps=2)
+    right = stock(kept_in(graph, "fp8_e5m2"))
+    assert relative_error(stock(graph), right) > VISIBLE
+    ring = {"mode": "manual", "ring": 2, "weight_dtype": "fp8_e5m2"}
+    mine, config = parallel(graph, **ring), {"ulysses": 1, "ring": 2}
+    assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
+    behind = parallelized(kept_in(graph, "fp8_e5m2"))
+    behind["config"]["inputs"] |= config
+    assert relative_error(latent_of(hosted_client, behind), right) <= TOLERANCE
+
+
+def test_fp8_takes_a_byte_a_weight_as_counted_and_as_held(hosted_client: ComfyClient, family_models: Path) -> None:
+    path = family_models / "diffusion_models" / WAN.file
+
+    def counted(dtype: str) -> int:
+        """Bytes that ComfyUI is told of, of both ranks."""
+        graph = ours(small(), weight_dtype=dtype)
+        graph = {name: graph[name] for name in ("model", "config")}
+        graph["bytes"] = node("ReportModelBytes", model=["model", 0])
+        (found,) = hosted_client.queue(graph).require_success().outputs["bytes"]["model_bytes"]
+        return int(found)
+
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
+        for dtype in ("default", *DTYPES):
+            kept = {} if dtype == "default" else {"kept": dtype}
+            host = ComfyUI(str(comfyui_path()))
+            spec = ModelSpec.of(path, "float32", adapter=HOSTED, comfyui=host, **kept)
+            held = pool.load(spec, ParallelPlan(ulysses=1, ring=2)).parameter_bytes
+            assert sum(held) == counted(dtype), dtype
+            assert not kept or sum(held) < 0.3 * counted("default"), "the file is in fp32"
+
+
+def test_a_quantised_file_is_not_rounded_again(hosted_client: ComfyClient, family_models: Path) -> None:
+    """ComfyUI leaves its layers as they are, so the words would mean nothing."""
+    paths = write_files(family_models, ["fp8 e4m3"])
+    graph = ours(graph_of(file_of("fp8 e4m3")), weight_dtype="fp8_e5m2")
+    result = hosted_client.queue(graph)
+    for path in paths:
+        path.unlink()
+    assert (result.status, result.error_node) == ("error", "ParallelFluxLoader")
+    first_line = result.error_message.splitlines()[0]
+    assert "weight_dtype=fp8_e5m2: the layers of " in first_line
+    assert "set weight_dtype to default" in first_line

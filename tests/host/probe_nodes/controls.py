@@ -1,0 +1,73 @@
+"""ControlNets of few layers and random weights: ComfyUI's own classes, in the form that its loaders give them.
+
+Owns: their sizes, as ComfyUI's detection fixes those of files at the published ones. How they are applied is the work
+of stock nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.controlnet
+import comfy.latent_formats
+import comfy.ops
+import torch
+from comfy.ldm.lumina.controlnet import ZImage_Control
+from comfy.ldm.qwen_image.controlnet import QwenImageControlNetModel
+from comfy.model_patcher import ModelPatcher
+from comfy_api.latest import io
+from comfy_extras.nodes_model_patch import QwenImageBlockWiseControlNet
+
+CATEGORY = "tests"
+
+
+def random_module(kind: Any, *, dtype: torch.dtype, **sizes: Any) -> torch.nn.Module:
+    """A module of ComfyUI's on the CPU, its values of the order of 1."""
+    made = kind(**sizes, device=torch.device("cpu"), dtype=dtype, operations=comfy.ops.manual_cast).to(dtype)
+    numbers = torch.Generator().manual_seed(3)
+    for weight in made.parameters():
+        scale = 1 / weight.shape[-1] ** 0.5 if weight.ndim > 1 else 0.1
+        weight.data.normal_(1.0 if weight.ndim == 1 else 0.0, scale, generator=numbers)
+    return made.requires_grad_(False)
+
+
+class RandomModelPatch(io.ComfyNode):
+    """What ModelPatchLoader gives for the ControlNets of Qwen-Image and Z-Image: stock's classes, of few layers."""
+
+    FAMILIES = {
+        "qwen-image": (QwenImageBlockWiseControlNet, {"num_layers": 2}),
+        "z-image": (ZImage_Control, {"n_control_layers": 1}),
+        "small qwen-image": (QwenImageBlockWiseControlNet, {"num_layers": 2, "dim": 80}),
+        "small z-image": (ZImage_Control, {"n_control_layers": 1, "dim": 288, "n_heads": 6, "n_kv_heads": 6}),
+    }
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Combo.Input("family", options=list(cls.FAMILIES))]
+        outputs = [io.Custom("MODEL_PATCH").Output()]
+        return io.Schema(node_id="RandomModelPatch", category=CATEGORY, inputs=inputs, outputs=outputs)
+
+    @classmethod
+    def execute(cls, family: str) -> io.NodeOutput:
+        cpu, (kind, sizes) = torch.device("cpu"), cls.FAMILIES[family]
+        net = random_module(kind, dtype=torch.bfloat16, **sizes)
+        return io.NodeOutput(ModelPatcher(net, load_device=cpu, offload_device=cpu))
+
+
+class RandomInpaintingControlNet(io.ComfyNode):
+    """What ControlNetLoader gives for InstantX's inpainting ControlNet of Qwen-Image: it takes a latent and a mask."""
+
+    SIZES = {"num_layers": 1, "num_attention_heads": 5, "attention_head_dim": 16, "joint_attention_dim": 48}
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        outputs = [io.ControlNet.Output()]
+        return io.Schema(node_id="RandomInpaintingControlNet", category=CATEGORY, inputs=[], outputs=outputs)
+
+    @classmethod
+    def execute(cls) -> io.NodeOutput:
+        sizes = {**cls.SIZES, "axes_dims_rope": (4, 6, 6), "extra_condition_channels": 4}
+        net = random_module(QwenImageControlNetModel, dtype=torch.float32, **sizes)
+        given = {"latent_format": comfy.latent_formats.Wan21(), "concat_mask": True, "extra_conds": []}
+        where = torch.device("cpu")
+        return io.NodeOutput(comfy.controlnet.ControlNet(net, compression_ratio=1, load_device=where, **given))

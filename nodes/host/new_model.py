@@ -37,7 +37,7 @@ from .pools import POOLS, Devices
 from .refusals import check_controlnets
 from .remote_hosted import remote_hosted
 from .run_context import RUN_KEY, begun
-from .workload_from_guider import work_of_run, work_of_settings
+from .workload_from_guider import asks_both, work_of_run, work_of_settings
 
 REMEMBERED = 64  # decisions of a MODEL, by work
 PREDICTED_CLEARLY = 1.1  # times faster: what is predicted to be less may be none
@@ -202,6 +202,7 @@ def with_context(
     _refuse_beside(patcher, vars(guider).values())
     work = work_of_run(guider, noise, sigmas, patcher.decision)
     run = patcher.new_run(patcher.decision_for(work))
+    run.guided, run.images = asks_both(guider), noise.shape[0]
     LIVE.begins(run)
     with begun(guider.model_options, run):
         return executor(noise, latent, sampler, sigmas, *more, **named)

@@ -95,6 +95,11 @@ class StepText(StepListener):
             self._proof = proof.text
             NodeText().say(self._proof)
 
+    def fell_back(self, decision: Decision, why: str) -> None:
+        """Told at once, and under each step."""
+        self._plan, self._proof = decision.plan.name, why
+        NodeText().say(why)
+
     def request(self, wall_s: float, ranks: Sequence[StepReply]) -> None:
         """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`; nothing where nobody samples."""
         ends = [rank.ran.began_s + rank.ran.step_s for rank in ranks if rank.ran is not None]

@@ -43,6 +43,7 @@ class SamplingRecord:
     loop: str = "host"  # where the sampler's loop ran: in ComfyUI, or resident in the workers
     loop_reason: str | None = None  # why a run that could have been resident was not
     proofs: Sequence[Proof] = ()  # what is known of its plan, where ComfyUI's own module computes
+    remarks: Sequence[str] = ()  # what the user is told of a plan that was given up
     skipped: StepCache | None = None  # what EasyCache or LazyCache skipped
     step_cache: float = 0.0  # the threshold of ours
 
@@ -184,10 +185,12 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
         marks = [synchronized_s(device)]
         record.began_s = marks[0]
         context = run_of(extra["model_options"])
-        record.decision = None if context is None else context.decision
         samples = executor(guider, sigmas, extra, step_done, *rest, **named)
         record.denoise_s = synchronized_s(device) - marks[0]
-        record.proofs = () if context is None else context.proofs
+        if context is None:
+            record.decision = None
+        else:  # as of now: a plan whose proof failed was given up for another
+            record.decision, record.proofs, record.remarks = context.decision, context.proofs, context.remarks
         record.step_cache = 0.0 if context is None else context.step_cache
         record.skipped = skipped_by_stock(extra["model_options"], steps=len(record.step_s))
         return samples

@@ -27,6 +27,11 @@ def asks_negative(cfg: float, model_options: Mapping[str, object]) -> bool:
     return not math.isclose(cfg, 1.0) or bool(model_options.get("disable_cfg1_optimization", False))
 
 
+def asks_both(guider: CFGGuider) -> bool:
+    """Whether both prompt and negative are asked each step."""
+    return len(_asked(guider.conds, guider.cfg, guider.model_options)) > 1
+
+
 def work_of_run(guider: CFGGuider, noise: torch.Tensor, sigmas: torch.Tensor, decision: Decision) -> Work | None:
     """The work of a run that begins: `noise` (B, C, H, W) or as the model has it, `sigmas` (steps + 1,).
 

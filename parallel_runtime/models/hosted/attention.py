@@ -106,7 +106,10 @@ class AttentionSwitch:
 
         def kernel(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None) -> Tensor:
             given = {**options, "enable_gqa": True} if k.shape[1] != q.shape[1] else options
-            return self.stock(q, k, v, heads, mask, attn_precision, True, True, **given)
+            out = self.stock(q, k, v, heads, mask, attn_precision, True, True, **given)
+            if not isinstance(out, Tensor):
+                raise TypeError(f"ComfyUI's attention function returned a {type(out).__name__} instead of a tensor")
+            return out
 
         return kernel
 

@@ -73,7 +73,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     return HostedSource(
         recognised=recognised,
         model=model,
-        unshared=why_unshared(type(model.diffusion_model)),
+        unshared=why_unshared(type(model.diffusion_model)) or _misfit(model.diffusion_model),
         whole_batches=takes_whole_batches(type(model.diffusion_model)),
         spec=ModelSpec.of(path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint),
         sizes=_sizes(recognised.weights, model.diffusion_model),
@@ -123,6 +123,15 @@ def why_unshared(kind: type) -> str:
     if find_plan(kind) is not None:
         return ""
     return f"ranks cannot share an image of {kind.__name__}: {why_without(kind)}"
+
+
+def _misfit(transformer: torch.nn.Module) -> str:
+    """Why the plan of a class does not fit it, as this ComfyUI or the file has it; "" where it does."""
+    try:
+        find_hook_points(transformer, plan_for(type(transformer)))
+    except ValueError as error:
+        return f"ranks cannot share an image of {type(transformer).__name__}: {error}"
+    return ""
 
 
 def this_comfyui() -> ComfyUI:

@@ -83,8 +83,8 @@ class Prover:
         lost = run.decision.gain_over(decision.plan)
         slower = "" if lost is None or lost <= 1 else f", predicted to take {lost:.1f} times as long"
         text = (
-            f"the proof of {run.plan.name} failed for {self._name} of ComfyUI {comfyui_version()} ({proof.reason}): the "
-            f"run goes on with {decision.plan.name}, where one device computes each image{slower}; report this line"
+            f"the proof of {run.plan.name} failed for {self._name} of ComfyUI {comfyui_version()} ({proof.reason}): "
+            f"the run goes on with {decision.plan.name}, where one device computes each image{slower}; report this line"
         )
         run.fall_back(decision, text)
         if text not in self._told:
@@ -154,10 +154,8 @@ class Prover:
             retract=self.pooled.pool.retract_failure,
             coarse=coarse_inputs(self.recognised.config, self.recognised.weights),
         )
-        level = logging.INFO if proof.verdict != NOT_PROVEN else logging.WARNING
-        log.log(
-            level, "%s under %s is %s (%d calls, %.1f s)", self._name, run.plan.name, proof.text, proof.calls, proof.seconds
-        )
+        level, name = logging.INFO if proof.verdict != NOT_PROVEN else logging.WARNING, run.plan.name
+        log.log(level, "%s under %s is %s (%d calls, %.1f s)", self._name, name, proof.text, proof.calls, proof.seconds)
         return proof
 
     def _room(self, call: ModelCall, free: Sequence[int]) -> float:

@@ -21,9 +21,11 @@ AGAIN = "the next prompt tries again"
 BUS_ERROR = "killed by SIGBUS"
 ABORTED = "killed by SIGABRT"  # how an exception in a thread of C++ ends a process: Python never sees it
 # What Python code raises that meets something else than it was written for; `EinopsError` is that of ComfyUI's models.
-RAISED_BY_CODE = ("TypeError", "AttributeError", "ValueError", "RuntimeError", "KeyError", "IndexError", "EinopsError")
-RAISED_BY_CODE += ("AssertionError", "NameError", "UnboundLocalError", "NotImplementedError", "ZeroDivisionError")
-RAISED_BY_CODE += ("ImportError", "ModuleNotFoundError")
+RAISED_BY_CODE = (
+    *("TypeError", "AttributeError", "ValueError", "RuntimeError", "KeyError", "IndexError", "EinopsError"),
+    *("AssertionError", "NameError", "UnboundLocalError", "NotImplementedError", "ZeroDivisionError"),
+    *("ImportError", "ModuleNotFoundError"),
+)
 SYSTEM_REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "the system has no open file left; close other programs",

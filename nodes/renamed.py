@@ -1,7 +1,6 @@
 """Nodes that have another name now, for ComfyUI's node replacement: it offers the new node where an old one stands.
 
-The old ids stay, since saved workflows name them. Owns the table. In a ComfyUI without node replacement the old nodes
-go on as they are.
+The old ids stay, since saved workflows name them. Owns the table.
 """
 
 from comfy_api.latest import ComfyAPI, io
@@ -18,8 +17,6 @@ AFTER_SEED = "control_after_generate"  # the widget that ComfyUI's interface add
 
 async def register_renames() -> None:
     """Tell ComfyUI which node each earlier name stands for."""
-    if not hasattr(io, "NodeReplace"):
-        return
     for old, new in RENAMED:
         before, after = old.define_schema(), new.define_schema()
         await ComfyAPI().node_replacement.register(

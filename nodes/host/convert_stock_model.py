@@ -5,17 +5,15 @@ Owns the recovery of both, and the refusal of a MODEL that has no file or carrie
 
 import inspect
 
-import comfy.sd
-import comfy.utils
 import torch
-from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.checkpoint import COMPUTE_DTYPES
+from .comfyui import ModelPatcher, WrappersMP, comfy
 from .new_model import Chooser, Reader, read_any, read_checkpoint, remote_patcher
 from .patcher import RemotePatcher
 from .pools import Devices
 from .refusals import COMPILED, check_transformer_options, refuse_in
+from .version import refuse_off
 
 NODE = "Parallelize Model"
 COMPUTE_DTYPE = "manual_cast_dtype"  # the object patch of ModelComputeDtype
@@ -38,6 +36,7 @@ def parallelized(
     takes it. LoRAs, model sampling, wrappers and options come along. Raises `ValueError` for a MODEL that cannot be
     taken.
     """
+    refuse_off("parallelize")
     if isinstance(model, RemotePatcher):
         raise ValueError(f"{NODE}: this MODEL is parallel already; remove {NODE}, and change SP Config instead")
     path, options, read = _source(model)

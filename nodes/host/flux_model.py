@@ -6,15 +6,13 @@ Patchify, padding, reference ids, prediction type and all wrappers stay ComfyUI'
 
 import inspect
 
-import comfy.ldm.flux.model
-import comfy.model_base
-import comfy.model_management
 import torch
 
 from ...parallel_runtime.models.flux.config import FluxConfig
 from ...parallel_runtime.models.flux.inputs import ForwardArguments, step_tensors
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weight_patch import WeightPatchSet
+from .comfyui import comfy
 from .flux_source import Source
 from .kept_memory import kept_by_caches
 from .meta import META

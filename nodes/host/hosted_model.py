@@ -8,11 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import comfy.model_base
-import comfy.model_management
-import comfy.patcher_extension
 import torch
-from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...parallel_runtime.models.hosted.block_patches import OPTION
 from ...parallel_runtime.models.hosted.calls import STAY_HERE, HostedCall, forward_call
@@ -20,6 +16,7 @@ from ...parallel_runtime.models.hosted.other_calls import method_call
 from ...parallel_runtime.models.plans import BETWEEN
 from ...parallel_runtime.weight_patch import BESIDE
 from .block_patches import records
+from .comfyui import WrapperExecutor, WrappersMP, comfy
 from .hosted_source import refuse_unplanned
 from .meta import META
 from .pooled_model import PooledModel

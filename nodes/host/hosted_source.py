@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import comfy.cli_args
-import comfy.model_base
 import torch
 
 from ...parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec, read_header
@@ -24,8 +22,10 @@ from ...parallel_runtime.models.plans.whole import find_whole
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.weights.block_shards import blocks_of
 from ...parallel_runtime.weights.mapped_file import MappedFile
+from .comfyui import comfy
 from .meta import META, MetaOperations
 from .pooled_model import WeightSizes
+from .version import refuse_off
 
 # Options of ComfyUI's command line that change what a module computes, and with which attention function.
 FLAGS = (
@@ -59,6 +59,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
 
     Raises `ValueError` when the file is missing or broken, or no diffusion model that ComfyUI knows.
     """
+    refuse_off("hosted")
     header = read_header(path)
     file = MappedFile(ModelSpec.of(path))
     tensors = {name: file.tensor(entry) for name, entry in header.tensors.items()}

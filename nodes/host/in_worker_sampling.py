@@ -9,16 +9,14 @@ in ComfyUI's own loop, and the reason is said.
 import logging
 from collections.abc import Callable
 
-import comfy.model_management
-import comfy.samplers
 import torch
-from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.in_worker_sampling import Inpaint, InWorkerRun, refuse_long, seen_shape, shares
 from ...parallel_runtime.redact_paths import redact_paths
 from ...parallel_runtime.sampler_recurrence import SamplerRecurrence
+from .comfyui import WrappersMP, comfy
 from .cond_tasks import TOGETHER_KEY, tell_idle
 from .host_loop import HostLoopError
 from .in_worker_calls import Form, TokenForm, WholeForm, cond_names

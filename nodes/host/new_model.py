@@ -10,9 +10,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Protocol, TypeAlias
 
-import comfy.model_management
 import torch
-from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...parallel_runtime.checkpoint import read_header
 from ...parallel_runtime.cli.counting import Counted, Counts, usual_work_of
@@ -25,6 +23,7 @@ from ...parallel_runtime.planner.counted import CountedModel
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from ...parallel_runtime.report.build import plan_part
 from ...parallel_runtime.report.compare import suggestion
+from .comfyui import WrapperExecutor, WrappersMP, comfy
 from .cond_tasks import TOGETHER_KEY, calc_together
 from .device_memory import DeviceMemory, needed_memory
 from .flux_model import RemoteFlux
@@ -37,6 +36,7 @@ from .pools import POOLS, Devices
 from .refusals import check_controlnets
 from .remote_hosted import remote_hosted
 from .run_context import RUN_KEY, begun
+from .version import off, refuse_off
 from .workload_from_guider import asks_both, work_of_run, work_of_settings
 
 REMEMBERED = 64  # decisions of a MODEL, by work
@@ -72,13 +72,13 @@ def read_any(path: str, weight_dtype: str, devices: Devices) -> Source | HostedS
 
     Arguments as `read_source`. Raises `ValueError` when the file is missing or broken, or no diffusion model.
     """
-    read = read_hosted if find_family(read_header(path)) is None else read_source
+    read = read_hosted if find_family(read_header(path)) is None or off("flux") else read_source
     return read(path, weight_dtype, devices)
 
 
 def read_checkpoint(path: str, weight_dtype: str, devices: Devices) -> Source | HostedSource:
     """As `read_any` for a file that Load Checkpoint read, whose other parts may say more of the diffusion model."""
-    if find_family(read_header(path)) is not None:
+    if find_family(read_header(path)) is not None and not off("flux"):
         return read_source(path, weight_dtype, devices)
     return read_hosted(path, weight_dtype, devices, checkpoint=True)
 
@@ -102,6 +102,7 @@ def remote_patcher(
 
     Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
     """
+    refuse_off("parallel")
     source = read(path, weight_dtype, devices)
     if step_cache and isinstance(source, Source):
         raise ValueError(

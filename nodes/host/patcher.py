@@ -9,11 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import comfy.model_management
-import comfy.model_patcher
 import torch
-from comfy.hooks import WeightHook
-from comfy.patcher_extension import CallbacksMP
 
 from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.plan import ParallelPlan
@@ -21,6 +17,7 @@ from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.shapes import Work
 from ...parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
 from .block_patches import models_beside, weights_beside
+from .comfyui import CallbacksMP, WeightHook, comfy
 from .measures import unequal
 from .progress import NodeText, StepText
 from .refusals import COMPILED, block_patches, check_transformer_options, refuse, refuse_in

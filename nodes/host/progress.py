@@ -3,24 +3,28 @@
 import re
 import time
 from collections.abc import Sequence
-
-import nodes as comfy_nodes
-from comfy_api.latest import get_executing_context, get_progress_state
-from server import PromptServer
+from typing import Any
 
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.proof import NOT_PROVEN, Proof
 from ...parallel_runtime.wire.replies import StepReply
+from .comfyui import PromptServer, comfy_nodes, get_executing_context, get_progress_state
 from .step_listener import StepListener
+from .version import off
 
 INTERVAL_S = 0.2
 EVENT = "parallel_dit.text"
 PACKAGE = __package__.rpartition(".")[0]  # that of the node classes
 
 
+def executing() -> Any:  # noqa: ANN401  ComfyUI's context
+    """What ComfyUI says of the node that executes now; None outside of one, and where it does not say."""
+    return None if off("texts") or off("panel") else get_executing_context()
+
+
 def prompt_id() -> str:
     """ComfyUI's id of the prompt that executes now, _ for the slashes that a client may give it; "" outside of one."""
-    context = get_executing_context()
+    context = executing()
     return "" if context is None else re.sub(r"[/\\]", "_", context.prompt_id)
 
 
@@ -32,7 +36,7 @@ class NodeText:
     """
 
     def __init__(self) -> None:
-        context = get_executing_context()
+        context = executing()
         self._node_id = None if context is None else context.node_id
         self._next_s = 0.0
 
@@ -124,7 +128,7 @@ class StepText(StepListener):
 
     def _tell(self, wall_s: float, num_ranks: int, more: str) -> None:
         """ComfyUI's progress bar knows how many steps there are; the one that ends now is not counted in it yet."""
-        context = get_executing_context()
+        context = executing()
         progress = None if context is None else get_progress_state().nodes.get(context.node_id)
         if progress is None or progress["max"] <= 1:
             return

@@ -5,11 +5,9 @@ Owns the list of such things and their messages: the first line names the node t
 
 from collections.abc import Collection, Mapping, Sequence
 
-import comfy.controlnet
-import nodes as comfy_nodes
-from comfy_api.latest import get_executing_context, get_progress_state
-
 from .block_patches import is_rebuilt
+from .comfyui import comfy, comfy_nodes, get_executing_context, get_progress_state, is_absent
+from .version import off
 
 COMPILED = "torch.compile"  # the key of ComfyUI's own wrapper, in every version that has it
 # Stock nodes that put patches into a MODEL or a run, by the first of what is found there.
@@ -26,7 +24,7 @@ PATCHERS = {
 WITH_OUR_WEIGHTS = {
     kind: what
     for name, what in (("QwenFunControlNet", "own first layers"), ("ControlLora", "own weights"))
-    if (kind := vars(comfy.controlnet).get(name)) is not None
+    if not is_absent(kind := getattr(comfy.controlnet, name))
 }
 ATTENTION_OVERRIDES = ("optimized_attention_override",)
 # Under which of ComfyUI's `transformer_options` there is what would run inside the blocks: without them, nothing.
@@ -84,8 +82,7 @@ def check_controlnets(conds: Mapping[str, Sequence[Mapping] | None]) -> None:
 
 def _executing_node() -> str:
     """The executing node as a user knows it: `Load LoRA (node 7)`."""
-    context = get_executing_context()
-    if context is None:
+    if off("texts") or (context := get_executing_context()) is None:
         return "this node"
     class_type = get_progress_state().dynprompt.get_node(context.node_id)["class_type"]
     title = comfy_nodes.NODE_DISPLAY_NAME_MAPPINGS.get(class_type, class_type)

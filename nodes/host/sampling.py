@@ -4,20 +4,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import comfy.samplers
-import nodes as comfy_nodes
 import torch
-from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.proof import Proof
 from .clock import synchronized_s
+from .comfyui import ModelPatcher, WrappersMP, comfy, comfy_nodes
 from .in_worker_sampling import InWorkerSampler
 from .order import StepCache, skipped_by_stock
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .run_context import Recorder, Request, run_of
+from .version import off
 
 WRAPPER_KEY = "parallel_dit_clock"
 OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]
@@ -115,7 +113,9 @@ def timed_run(
     timed = model.recorded_by(record.recorder) if isinstance(model, RemotePatcher) else model.clone()
     if beside:
         timed.set_additional_models(WRAPPER_KEY, list(beside))
-    if in_workers:
+    if in_workers and off("loop"):
+        record.loop_reason = off("loop")
+    elif in_workers:
         timed.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, _in_workers(record))
     timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step))
     (result,) = comfy_nodes.common_ksampler(timed, **settings)

@@ -1,0 +1,101 @@
+"""ComfyUI's modules as this pack reaches them. A name that this ComfyUI lacks costs the feature that needs it alone.
+
+Owns the one place at which ComfyUI is asked for what it has. What is asked for, what needs it and what becomes of a
+missing name are lines of `parallel_runtime/models/hosted/contract.py`.
+"""
+
+import importlib
+import inspect
+import sys
+from types import ModuleType
+from typing import Any, NoReturn
+
+from ...parallel_runtime.models.hosted.contract_check import MissingInComfyUIError
+from .version import said_of
+
+
+class _Absent(type):
+    """The class of what stands for a name that ComfyUI lacks."""
+
+    __signature__ = inspect.Signature()
+
+    def __getattr__(cls, name: str) -> "_Absent":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return absent(f"{cls.__name__}.{name}")
+
+    def __call__(cls, *_: object, **__: object) -> NoReturn:
+        raise MissingInComfyUIError(said_of(cls.__name__))
+
+
+def absent(name: str) -> _Absent:
+    """Stands for a name that ComfyUI lacks: nothing is an instance of it, and a call raises the contract's words."""
+    return _Absent(name, (), {})
+
+
+def is_absent(value: object) -> bool:
+    """Whether this stands for a name that ComfyUI lacks."""
+    return isinstance(value, _Absent)
+
+
+class Module:
+    """A module of ComfyUI's, looked at with each use; what it lacks is `absent`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._inner: dict[str, Module] = {}
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if name.startswith("__"):
+            raise AttributeError(name)
+        path = f"{self._path}.{name}"
+        if name in self._inner:
+            return self._inner[name]
+        module = _module(self._path)
+        value = getattr(module, name, module) if module is not None else None
+        if value is module:  # it lacks the name, or is missing itself
+            value = _module(path)
+        if value is None and (module is None or not hasattr(module, name)):
+            return absent(path)
+        if isinstance(value, ModuleType):
+            return self._inner.setdefault(name, Module(path))
+        return value
+
+
+def _module(path: str) -> ModuleType | None:
+    """The module; None where ComfyUI has none of this name."""
+    found = sys.modules.get(path)
+    if found is not None:
+        return found
+    try:
+        return importlib.import_module(path)
+    except ImportError:
+        return None
+
+
+comfy = Module("comfy")
+comfy_api = Module("comfy_api")
+comfy_execution = Module("comfy_execution")
+comfy_nodes = Module("nodes")
+folder_paths = Module("folder_paths")
+latent_preview = Module("latent_preview")
+server = Module("server")
+
+BASE = comfy.supported_models_base.BASE
+BaseModel = comfy.model_base.BaseModel
+CallbacksMP = comfy.patcher_extension.CallbacksMP
+CFGGuider = comfy.samplers.CFGGuider
+ControlBase = comfy.controlnet.ControlBase
+LoRAAdapter = comfy.weight_adapter.lora.LoRAAdapter
+ModelPatcher = comfy.model_patcher.ModelPatcher
+NestedTensor = comfy.nested_tensor.NestedTensor
+NodeState = comfy_execution.progress.NodeState
+PromptServer = server.PromptServer
+VAE = comfy.sd.VAE
+WeightHook = comfy.hooks.WeightHook
+WrapperExecutor = comfy.patcher_extension.WrapperExecutor
+WrappersMP = comfy.patcher_extension.WrappersMP
+adapters = comfy.weight_adapter.adapters
+args = comfy.cli_args.args
+get_executing_context = comfy_api.latest.get_executing_context
+get_progress_state = comfy_api.latest.get_progress_state

@@ -27,7 +27,7 @@ class ParallelDiTExtension(ComfyExtension):
         if not off("panel"):
             add_routes(check_plan)
             watch_prompts()
-        if not off("renames"):
+        if not off("panel") and not off("renames"):
             await register_renames()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:

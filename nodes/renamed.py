@@ -3,8 +3,9 @@
 The old ids stay, since saved workflows name them. Owns the table.
 """
 
-from comfy_api.latest import ComfyAPI, io
+from comfy_api.latest import io
 
+from .host.comfyui import comfy_api
 from .loader import ParallelFluxLoader, ParallelModelLoader
 from .sampler import ParallelFluxSampler, ParallelSampler
 
@@ -19,7 +20,7 @@ async def register_renames() -> None:
     """Tell ComfyUI which node each earlier name stands for."""
     for old, new in RENAMED:
         before, after = old.define_schema(), new.define_schema()
-        await ComfyAPI().node_replacement.register(
+        await comfy_api.latest.ComfyAPI().node_replacement.register(
             io.NodeReplace(
                 new_node_id=after.node_id,
                 old_node_id=before.node_id,

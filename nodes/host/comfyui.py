@@ -4,13 +4,11 @@ Owns the one place at which ComfyUI is asked for what it has. What is asked for,
 missing name are lines of `parallel_runtime/models/hosted/contract.py`.
 """
 
-import importlib
 import inspect
-import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ...parallel_runtime.models.hosted.contract_check import MissingInComfyUIError
+from ...parallel_runtime.models.hosted.contract_check import NOTHING, MissingInComfyUIError, find
 from .version import said_of
 
 
@@ -38,52 +36,38 @@ def is_absent(value: object) -> bool:
     return isinstance(value, _Absent)
 
 
-class Module:
-    """A module of ComfyUI's, looked at with each use; what it lacks is `absent`."""
+class Part:
+    """A module of ComfyUI's, or a class that holds names, looked at with each use; what it lacks is `absent`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._inner: dict[str, Module] = {}
+        self._inner: dict[str, Part] = {}
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        if name.startswith("__"):
-            raise AttributeError(name)
-        path = f"{self._path}.{name}"
         if name in self._inner:
             return self._inner[name]
-        module = _module(self._path)
-        value = getattr(module, name, module) if module is not None else None
-        if value is module:  # it lacks the name, or is missing itself
-            value = _module(path)
-        if value is None and (module is None or not hasattr(module, name)):
+        if name.startswith("__") and name not in ("__file__", "__name__"):
+            raise AttributeError(name)
+        path = f"{self._path}.{name}"
+        found = find(path)
+        if found is NOTHING:
             return absent(path)
-        if isinstance(value, ModuleType):
-            return self._inner.setdefault(name, Module(path))
-        return value
-
-
-def _module(path: str) -> ModuleType | None:
-    """The module; None where ComfyUI has none of this name."""
-    found = sys.modules.get(path)
-    if found is not None:
+        if isinstance(found, ModuleType):
+            return self._inner.setdefault(name, Part(path))
         return found
-    try:
-        return importlib.import_module(path)
-    except ImportError:
-        return None
 
 
-comfy = Module("comfy")
-comfy_api = Module("comfy_api")
-comfy_execution = Module("comfy_execution")
-comfy_nodes = Module("nodes")
-folder_paths = Module("folder_paths")
-latent_preview = Module("latent_preview")
-server = Module("server")
+comfy = Part("comfy")
+comfy_api = Part("comfy_api")
+comfy_execution = Part("comfy_execution")
+comfy_nodes = Part("nodes")
+folder_paths = Part("folder_paths")
+latent_preview = Part("latent_preview")
+server = Part("server")
 
 BASE = comfy.supported_models_base.BASE
 BaseModel = comfy.model_base.BaseModel
-CallbacksMP = comfy.patcher_extension.CallbacksMP
+CallbacksMP = Part("comfy.patcher_extension.CallbacksMP")
 CFGGuider = comfy.samplers.CFGGuider
 ControlBase = comfy.controlnet.ControlBase
 LoRAAdapter = comfy.weight_adapter.lora.LoRAAdapter
@@ -94,7 +78,7 @@ PromptServer = server.PromptServer
 VAE = comfy.sd.VAE
 WeightHook = comfy.hooks.WeightHook
 WrapperExecutor = comfy.patcher_extension.WrapperExecutor
-WrappersMP = comfy.patcher_extension.WrappersMP
+WrappersMP = Part("comfy.patcher_extension.WrappersMP")
 adapters = comfy.weight_adapter.adapters
 args = comfy.cli_args.args
 get_executing_context = comfy_api.latest.get_executing_context

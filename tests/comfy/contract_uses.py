@@ -30,7 +30,7 @@ def doors() -> dict[str, str]:
     for node in ast.parse((HOST / f"{DOOR}.py").read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name, value = node.targets[0].id, node.value
-            if isinstance(value, ast.Call) and dotted(value.func) == ["Module"]:
+            if isinstance(value, ast.Call) and dotted(value.func) == ["Part"]:
                 found[name] = ast.literal_eval(value.args[0])
             elif (parts := dotted(value)) and parts[0] in found:
                 found[name] = ".".join([found[parts[0]], *parts[1:]])

@@ -37,7 +37,7 @@ def described(object_info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _input(name: str, kind: Any, options: Mapping[str, Any] | None = None) -> list[Any]:  # noqa: ANN401
+def _input(name: str, kind: Any, options: Mapping[str, Any] | None = None) -> list[Any]:
     kept = {key: value for key, value in (options or {}).items() if key in KEPT and value is not None}
     if name in OWN_OPTIONS:
         kept = {"options": []}

@@ -85,15 +85,15 @@ NODES = """
     comfy_api.latest.ComfyExtension
     comfy_api.latest.io.AnyType.Input
     comfy_api.latest.io.AnyType.Output
-    comfy_api.latest.io.Boolean.Input
-    comfy_api.latest.io.Combo.Input
+    comfy_api.latest.io.Boolean.Input(default, tooltip)
+    comfy_api.latest.io.Combo.Input(options, default, optional, tooltip)
     comfy_api.latest.io.ComfyNode
     comfy_api.latest.io.Conditioning.Input
     comfy_api.latest.io.Custom
-    comfy_api.latest.io.Float.Input
+    comfy_api.latest.io.Float.Input(default, min, max, step, round, optional, tooltip)
     comfy_api.latest.io.Image.Output
     comfy_api.latest.io.Input
-    comfy_api.latest.io.Int.Input
+    comfy_api.latest.io.Int.Input(default, min, max, optional, tooltip, control_after_generate)
     comfy_api.latest.io.Latent.Input
     comfy_api.latest.io.Latent.Output
     comfy_api.latest.io.Model.Input
@@ -103,7 +103,7 @@ NODES = """
     comfy_api.latest.io.Output
     comfy_api.latest.io.Schema(node_id, display_name, category, description, inputs, outputs, is_deprecated)
     comfy_api.latest.io.Schema(is_output_node, hidden, not_idempotent)
-    comfy_api.latest.io.String.Input
+    comfy_api.latest.io.String.Input(default, multiline, optional, tooltip)
     comfy_api.latest.io.Vae.Input
     comfy_api.latest.io.Vae.Type
     comfy.samplers.KSampler.SAMPLERS

@@ -94,18 +94,12 @@ def find(name: str) -> Any:  # noqa: ANN401  whatever ComfyUI has there
             continue
         found: Any = module
         for part in parts[length:]:
-            found = inspect.getattr_static(found, part, NOTHING) if isinstance(found, type) else _got(found, part)
-            if isinstance(found, staticmethod | classmethod):
-                found = found.__func__
+            found = getattr(found, part, NOTHING)
             if found is NOTHING:
                 break
         if found is not NOTHING:
             return found
     return NOTHING
-
-
-def _got(value: object, name: str) -> object:
-    return getattr(value, name, NOTHING)
 
 
 def _module(path: str) -> object | None:

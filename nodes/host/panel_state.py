@@ -21,7 +21,7 @@ from .live_times import LIVE
 from .machines import MACHINES
 from .pools import POOLS, Devices
 from .report_history import HISTORY, origin_of
-from .version import off
+from .version import off, told_of_comfyui
 
 EVENT = "parallel_dit.state"
 INTERVAL_S = 0.25
@@ -50,6 +50,7 @@ class PanelState:
             run |= self._pace.of(run)
         state = {
             "version": VERSION,
+            "comfyui": told_of_comfyui(),
             "devices": _available(),
             "pools": [self._pool(pool, run) for pool in POOLS.all()],
             "machines": MACHINES.described(),

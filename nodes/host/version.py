@@ -90,11 +90,12 @@ def tell_at_load() -> None:
 
 def newer() -> str:
     """What is said of a ComfyUI that is newer than the newest tested, with what is proven there; "" for others."""
-    found = comfyui_version()
-    if not newer_than_tested(found, {}):
-        return ""
-    store = ProofStore(default_path(os.environ, Path.home()))
-    return newer_than_tested(found, store.counted(found or "unknown"))
+    return newer_than_tested(comfyui_version(), ProofStore(default_path(os.environ, Path.home())))
+
+
+def told_of_comfyui() -> dict[str, object]:
+    """For the panel: the version, and a sentence for each thing that a user has to know of it."""
+    return {"version": comfyui_version() or "", "notes": [*filter(None, [newer()]), *features_off().values()]}
 
 
 def comfyui_version() -> str | None:

@@ -7,10 +7,11 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
+from ...proof import ProofStore
 from .contract import FEATURES, LINES, NEWEST_TESTED, OLDEST, Line
 
 UPDATE_PACK = "update the pack"
@@ -44,16 +45,17 @@ def off_by_feature(missing: Iterable[Line], version: str | None) -> dict[str, st
 def sentence(feature: str, missing: Sequence[Line], version: str | None) -> str:
     """What the user is told, such as ``ComfyUI 0.47 has no `X`: the loop in the workers is off (...); update the
     pack``."""
-    first, about = missing[0], FEATURES[feature]
+    first, about, version = missing[0], FEATURES[feature], version or "without a version"
     named = f"{first.name}.{first.attribute}" if first.attribute else first.name
-    lacks = f"has no `{named}`"
-    if first.arguments and find(first.name) is not NOTHING:
-        unknown = [each for each in first.arguments if not _takes(find(first.name), [each])]
-        lacks = f"has a `{named}` without {' and '.join(unknown)}"
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     remedy = UPDATE_COMFYUI if is_older(version, OLDEST) else UPDATE_PACK
-    found = f"ComfyUI {version or 'without a version'} {lacks}{more}"
-    return f"{found}: {about.title} is off, {about.instead}; {remedy}"
+    if first.arguments and (there := find(first.name)) is not NOTHING:
+        lacks = ", ".join(each for each in first.arguments if not _takes(there, [each]))
+        return (
+            f"ComfyUI {version} has a `{named}` that takes no {lacks}{more}: {about.title} is off, {about.instead}; "
+            f"{remedy}"
+        )
+    return f"ComfyUI {version} has no `{named}`{more}: {about.title} is off, {about.instead}; {remedy}"
 
 
 def numbers(version: str | None) -> tuple[int, ...] | None:
@@ -68,20 +70,17 @@ def is_older(version: str | None, than: tuple[int, ...]) -> bool:
     return found is not None and found < than
 
 
-def newer_than_tested(version: str | None, proven: Mapping[str, int]) -> str:
-    """What is said of a ComfyUI that is newer than the newest tested; "" for all others.
-
-    `proven`: how many kinds of calls have each verdict there.
-    """
+def newer_than_tested(version: str | None, store: ProofStore) -> str:
+    """What is said of a ComfyUI that is newer than the newest tested, with what `store` says is proven there; "" for
+    all others."""
     found = numbers(version)
-    if found is None or found[:2] <= NEWEST_TESTED[:2]:
+    if version is None or found is None or found[:2] <= NEWEST_TESTED[:2]:
         return ""
-    newest = ".".join(map(str, NEWEST_TESTED))
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in proven.items() if count)
-    known = f"kinds of calls so far: {counts}" if counts else "none so far"
+    newest, counts = ".".join(map(str, NEWEST_TESTED)), store.counted(version)
+    known = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none so far"
     return (
         f"ComfyUI {version} is newer than {newest}, the newest that this version of the pack was tested with; "
-        f"plans are proven before their first step ({known})"
+        f"plans are proven before their first step, kinds of calls there: {known}"
     )
 
 

@@ -12,7 +12,7 @@ from ...parallel_runtime.models.flux.config import FluxConfig
 from ...parallel_runtime.models.flux.inputs import ForwardArguments, step_tensors
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weight_patch import WeightPatchSet
-from .comfyui import comfy
+from .comfyui import STOCK_FLUX, comfy
 from .flux_source import Source
 from .kept_memory import kept_by_caches
 from .meta import META
@@ -22,7 +22,7 @@ from .run_context import RUN_KEY, RunContext, place_of, run_inside
 
 # What ComfyUI's own Flux reads inside its blocks; every other patch name has no effect on it, there as here.
 FLUX_PATCHES = ("post_input", "double_block", "single_block", "attn1_patch", "attn1_output_patch")
-BODY = inspect.signature(comfy.ldm.flux.model.Flux.forward_orig)
+BODY = inspect.signature(STOCK_FLUX.forward_orig)
 # ComfyUI's names of what its body takes, and ours.
 BODY_INPUTS = {name: name for name in ("img", "img_ids", "txt", "txt_ids", "timesteps", "y", "guidance", "control")}
 BODY_INPUTS |= {"attn_mask": "mask", "timestep_zero_index": "zero_timestep"}

@@ -172,11 +172,21 @@ def _check_comfyui(told: str | None) -> list[Check]:
             seen = f"{version_of_comfyui(comfyui) or 'a version without a number'} can be imported"
             off = process.ask("contract")["off"]
         checks = [Check(name="comfyui", ok=True, seen=seen, remedy="", needed=False)]
-        whole = "; ".join(off) or "this ComfyUI has all of `comfy` that the pack relies on"
-        checks.append(Check(name="host contract", ok=not off, seen=whole, remedy="", needed=False))
+        causes = "; ".join(each.rpartition("; ")[0] for each in off)
+        whole = causes or "this ComfyUI has all of `comfy` that the pack relies on"
+        remedy = off[0].rpartition("; ")[2] if off else ""
+        checks.append(Check(name="host contract", ok=not off, seen=whole, remedy=remedy, needed=False))
         store = ProofStore(default_path(os.environ, Path.home()))
         if newer := newer_than_tested(version_of_comfyui(comfyui), store):
-            checks.append(Check(name="newer comfyui", ok=False, seen=newer, remedy="", needed=False))
+            checks.append(
+                Check(
+                    name="newer comfyui",
+                    ok=False,
+                    seen=newer,
+                    remedy="look for a newer version of the pack",
+                    needed=False,
+                )
+            )
         return checks
     except ValueError as error:
         cause, _, remedy = str(error).rpartition("; ")

@@ -54,8 +54,8 @@ def found(name):
     raise LookupError(name)
 
 
-def delete(line):
-    """Take from ComfyUI what the line says."""
+def delete(line, *, arguments):
+    """Take from ComfyUI what the line says; with `arguments` only those that it has to take."""
     if line.attribute:
         for base in found(line.name).__mro__[:-1]:
             forget_name(base, line.attribute)
@@ -64,11 +64,11 @@ def delete(line):
     owner = found(owner)
     if isinstance(owner, type) and name not in vars(owner):
         owner = next(base for base in owner.__mro__ if name in vars(base))
-    if not line.arguments:
+    if not arguments:
         type.__delattr__(owner, name) if isinstance(owner, type) else delattr(owner, name)
         if isinstance(owner, enum.EnumMeta):
             owner._member_map_.pop(name)
-        elif hasattr(owner, name):  # as a base has it
+        elif hasattr(owner, name) and not line.arguments:  # as a base has it
             above, _, kind = line.name.rpartition(".")[0].rpartition(".")
             delattr(found(above), kind)
     elif isinstance(getattr(owner, name), type):
@@ -115,7 +115,7 @@ def loaded():
     return {"ids": sorted(asyncio.run(load())), "said": []}
 
 
-def tried(line):
+def tried(line, arguments):
     """Delete it, load the pack; all that is to be known of that."""
     lines = []
     handler = logging.Handler()
@@ -123,7 +123,7 @@ def tried(line):
     logging.getLogger().addHandler(handler)
     try:
         if line is not None:
-            delete(line)
+            delete(line, arguments=arguments)
         result = loaded()
         result["off"] = part_of_pack("nodes.host.version").features_off()
     except Exception:  # noqa: BLE001  whatever it is, it is what the test is to see
@@ -136,11 +136,13 @@ def main():
     import torch  # noqa: F401  the slow part, before forks
 
     contract = part_of_pack("parallel_runtime.models.hosted.contract")
-    for line in (None, *contract.LINES):
+    cases = [(None, False), *((line, False) for line in contract.LINES)]
+    cases += [(line, True) for line in contract.LINES if line.arguments]
+    for line, arguments in cases:
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
-            sys.stdout.write(json.dumps(tried(line)) + "\n")
+            sys.stdout.write(json.dumps(tried(line, arguments)) + "\n")
             sys.stdout.flush()
             os._exit(0)
         os.waitpid(pid, 0)

@@ -11,7 +11,7 @@ import torch
 from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.plan import ParallelPlan, heads_error
 from ...parallel_runtime.planner.automatic import Decision
-from .comfyui import ModelPatcher, NestedTensor, comfy
+from .comfyui import ModelPatcher, NestedTensor, check_cancelled, comfy
 from .convert_stock_model import copy_changes
 from .hosted_source import refuse_unplanned
 from .patcher import RemotePatcher
@@ -129,5 +129,5 @@ class RunsProgress:
 
     def step(self) -> None:
         """One run more. Raises ComfyUI's interrupt when the user cancels."""
-        comfy.model_management.throw_exception_if_processing_interrupted()
+        check_cancelled()
         self._bar.update(1)

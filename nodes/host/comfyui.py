@@ -82,5 +82,7 @@ WrapperExecutor = comfy.patcher_extension.WrapperExecutor
 WrappersMP = Part("comfy.patcher_extension.WrappersMP")
 adapters = comfy.weight_adapter.adapters
 args = comfy.cli_args.args
+check_cancelled = comfy.model_management.throw_exception_if_processing_interrupted
+get_all_wrappers = comfy.patcher_extension.get_all_wrappers
 get_executing_context = comfy_api.latest.get_executing_context
 get_progress_state = comfy_api.latest.get_progress_state

@@ -12,7 +12,7 @@ from ...parallel_runtime.models.flux.config import FluxConfig
 from ...parallel_runtime.models.flux.inputs import ForwardArguments, step_tensors
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weight_patch import WeightPatchSet
-from .comfyui import STOCK_FLUX, comfy
+from .comfyui import STOCK_FLUX, check_cancelled, comfy
 from .flux_source import Source
 from .kept_memory import kept_by_caches
 from .meta import META
@@ -65,7 +65,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
             out_dtype=tensors["img"].dtype,
             options=options,
             place=place_of(transformer_options),
-            check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+            check_cancelled=check_cancelled,
         )
         return out.to(given.img.device)
 

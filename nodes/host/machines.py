@@ -19,7 +19,7 @@ from ...parallel_runtime.machines.connection import read_token
 from ...parallel_runtime.machines.machine import Machine
 from ...parallel_runtime.machines.server import JOIN, MachineServer, Offer
 from ...parallel_runtime.machines.versions import own_versions
-from .comfyui import comfy, folder_paths
+from .comfyui import check_cancelled, folder_paths
 from .pools import POOLS
 from .version import comfyui_version, refuse_off
 
@@ -56,7 +56,7 @@ class FurtherMachines:
     def _wait(self, server: MachineServer, offer: Offer, say: Callable[[str], None]) -> None:
         until = time.monotonic() + (AGAIN_WAIT_S if self._most[offer.address] >= offer.count else FIRST_WAIT_S)
         while len(server.machines()) < offer.count and time.monotonic() < until:
-            comfy.model_management.throw_exception_if_processing_interrupted()
+            check_cancelled()
             there = f"{len(server.machines())} of {offer.count} further machines are there"
             refused = f"\nrefused: {server.refusals[-1]}" if server.refusals else ""
             say(f"{there}; {JOIN.format(server.address)}\nthe token is in {token_file()}{refused}")

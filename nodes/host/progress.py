@@ -14,12 +14,13 @@ from .version import off
 
 INTERVAL_S = 0.2
 EVENT = "parallel_dit.text"
+SAYS = not (off("texts") or off("panel"))
 PACKAGE = __package__.rpartition(".")[0]  # that of the node classes
 
 
 def executing() -> Any:  # noqa: ANN401  ComfyUI's context
     """What ComfyUI says of the node that executes now; None outside of one, and where it does not say."""
-    return None if off("texts") or off("panel") else get_executing_context()
+    return get_executing_context() if SAYS else None
 
 
 def prompt_id() -> str:

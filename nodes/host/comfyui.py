@@ -75,7 +75,6 @@ ModelPatcher = comfy.model_patcher.ModelPatcher
 NestedTensor = comfy.nested_tensor.NestedTensor
 NodeState = comfy_execution.progress.NodeState
 PromptServer = server.PromptServer
-STOCK_FLUX = Part("comfy.ldm.flux.model.Flux")
 VAE = comfy.sd.VAE
 WeightHook = comfy.hooks.WeightHook
 WrapperExecutor = comfy.patcher_extension.WrapperExecutor

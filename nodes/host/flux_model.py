@@ -12,7 +12,7 @@ from ...parallel_runtime.models.flux.config import FluxConfig
 from ...parallel_runtime.models.flux.inputs import ForwardArguments, step_tensors
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weight_patch import WeightPatchSet
-from .comfyui import STOCK_FLUX, check_cancelled, comfy
+from .comfyui import Part, check_cancelled, comfy
 from .flux_source import Source
 from .kept_memory import kept_by_caches
 from .meta import META
@@ -22,6 +22,7 @@ from .run_context import RUN_KEY, RunContext, place_of, run_inside
 
 # What ComfyUI's own Flux reads inside its blocks; every other patch name has no effect on it, there as here.
 FLUX_PATCHES = ("post_input", "double_block", "single_block", "attn1_patch", "attn1_output_patch")
+STOCK_FLUX = Part("comfy.ldm.flux.model.Flux")
 BODY = inspect.signature(STOCK_FLUX.forward_orig)
 # ComfyUI's names of what its body takes, and ours.
 BODY_INPUTS = {name: name for name in ("img", "img_ids", "txt", "txt_ids", "timesteps", "y", "guidance", "control")}

@@ -53,6 +53,8 @@ def names_of(tree: ast.Module) -> dict[str, str]:
                     )
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             parts = dotted(node.value)
+            if isinstance(node.value, ast.Call) and dotted(node.value.func) == ["Part"]:
+                found[node.targets[0].id] = ast.literal_eval(node.value.args[0])
             if parts and parts[0] in found:
                 found[node.targets[0].id] = ".".join([found[parts[0]], *parts[1:]])
     return found

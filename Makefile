@@ -43,6 +43,7 @@ PRETEND_FLAGS ?=
 QUALITY_FLAGS ?=
 IDLE_FLAGS ?=
 GPU_FLAGS ?=
+TEST_HOST_FLAGS ?=
 PIXART_FLAGS ?=
 
 # All of them, none being a file.
@@ -54,6 +55,7 @@ help:
 	@echo "make test          what .ci/run calls: real servers, a browser, every refusal, every plan; under 10 minutes"
 	@echo "make test-full     what make test leaves out: all samplers, all plans, an old ComfyUI, compiled blocks, soaks"
 	@echo "make coverage      make test, and which lines of the pack it ran, in workers and servers too"
+	@echo "make test-host     what depends on ComfyUI, on any: COMFYUI_PATH=DIR, or oldest; ends with a table of what is wrong"
 	@echo "all: make $(TARGETS)" | fold -s -w 100
 
 venv: $(STAMP)
@@ -75,6 +77,12 @@ test: venv chromium compiler $(REGISTRY)/.installed
 # What `make test` leaves out. One of its matrices: make test-full PYTEST_FLAGS=tests/parity
 test-full: venv compiler
 	$(PYTEST) -m full $(PYTEST_FLAGS)
+
+# What depends on ComfyUI, on the one in COMFYUI_PATH (`oldest`: the oldest that the pack names, fetched), with what that one
+# requires. Some of it: TEST_HOST_FLAGS="--only modules"; newer packages: TEST_HOST_FLAGS="--with comfyui-frontend-package"
+test-host:
+	@$(MAKE) --no-print-directory COMFYUI_PATH= venv chromium compiler
+	$(RUN) -m host.on_comfyui $(TEST_HOST_FLAGS) -n $(WORKERS) $(PYTEST_FLAGS)
 
 # As `make test`, slower; less of it: make coverage PYTEST_FLAGS=tests/pool
 coverage: venv chromium compiler $(REGISTRY)/.installed

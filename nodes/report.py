@@ -21,8 +21,9 @@ from ..parallel_runtime.report.build import (
 )
 from ..parallel_runtime.report.environment import utilisation
 from .host.decoding import DecodeRecord
+from .host.like_host import options_part
 from .host.list_sampling import ListRecord
-from .host.measures import unequal
+from .host.measures import exact_ring, unequal
 from .host.pooled_model import PooledModel
 from .host.progress import prompt_id
 from .host.run_context import Request
@@ -219,8 +220,13 @@ def _report(
     """A report of `kind` with what a MODEL of ours adds to it, where it was asked anything; `decision`: what it ran."""
     if pooled is not None:
         devices = pooled.devices
-        ranks = pooled.plan.ranks if decision is None else decision.plan.ranks
-        warnings = [*warnings, *unequal(devices, pooled.measured[:ranks])]
+        plan = pooled.plan if decision is None else decision.plan
+        warnings = [
+            *warnings,
+            *pooled.unlike_host,
+            *unequal(devices, pooled.measured[: plan.ranks]),
+            *exact_ring(pooled.rounding_attention, plan.ring),
+        ]
         model = {"file": os.path.basename(pooled.spec.path), "dtype": pooled.spec.dtype}
         more = dict(applied or {})
         controls = more.pop("controls", [])
@@ -229,6 +235,7 @@ def _report(
             "controls": controls,
             **({} if decision is None else {"plan": _plan(decision)}),
             "pool": {"generation": pooled.pool.generation},
+            "options": options_part(hosted=pooled.spec.comfyui is not None),
         }
         if requests:
             _, image_tokens, text_tokens = max(requests[-1].calls, key=lambda call: call[1:])

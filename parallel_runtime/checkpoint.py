@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 
@@ -77,7 +77,10 @@ class CheckpointHeader:
 
 @dataclass(frozen=True)
 class ComfyUI:
-    """The ComfyUI whose modules a worker runs: the folder of its main.py, and options of its command line."""
+    """The ComfyUI whose modules a worker runs: the folder of its main.py, and options of its command line.
+
+    Each is a text as models/hosted/options.py writes it, "--name" or "--name=JSON".
+    """
 
     path: str
     options: tuple[str, ...] = ()
@@ -88,7 +91,8 @@ class ModelSpec:
     """Which weights, in which dtype, for which adapter; equal specs are the same model in the workers.
 
     `comfyui` is whose modules compute, where they are not ours; with `checkpoint` they are told what else lies in the
-    file, as Load Checkpoint tells them.
+    file, as Load Checkpoint tells them. `flags` are torch's switches that ranks get with it (torch_flags.py), and no
+    part of which model it is.
     """
 
     path: str
@@ -98,6 +102,7 @@ class ModelSpec:
     mtime_ns: int
     comfyui: ComfyUI | None = None
     checkpoint: bool = False
+    flags: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(
@@ -108,6 +113,7 @@ class ModelSpec:
         adapter: str = OWN,
         comfyui: ComfyUI | None = None,
         checkpoint: bool = False,
+        flags: Mapping[str, bool | str] | None = None,
     ) -> "ModelSpec":
         """Identify the file as it is now. `dtype` is the compute dtype; `default` keeps the file's.
 
@@ -116,7 +122,8 @@ class ModelSpec:
         if dtype not in COMPUTE_DTYPES:
             raise ValueError(f"dtype={dtype!r} is unknown; use one of {', '.join(COMPUTE_DTYPES)}")
         stat = os.stat(_checked_path(path))
-        return cls(os.path.abspath(path), dtype, adapter, stat.st_size, stat.st_mtime_ns, comfyui, checkpoint)
+        size, mtime_ns = stat.st_size, stat.st_mtime_ns
+        return cls(os.path.abspath(path), dtype, adapter, size, mtime_ns, comfyui, checkpoint, dict(flags or {}))
 
     def refuse_changed(self) -> None:
         """Raise `ValueError` unless what lies at the path is the file that was identified."""

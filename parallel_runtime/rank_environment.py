@@ -7,6 +7,7 @@ ComfyUI chose for itself or somebody's rendezvous address.
 """
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ PASSED_ON = (
     *("CUDA_MODULE_LOADING", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_CACHE_PATH"),
     *("CUDA_DISABLE_PERF_BOOST", "NVIDIA_TF32_OVERRIDE", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG"),
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CC", "CXX"),
+    # What changes a result: ComfyUI sets or reads some of them itself.
+    *("CUBLAS_WORKSPACE_CONFIG", "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL", "OCL_SET_SVM_SIZE"),
+    *("COMFYUI_ENABLE_MIOPEN", "ATEN_CPU_CAPABILITY", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "MKL_CBWR"),
+    *("TORCH_BLAS_PREFER_CUBLASLT", "TORCH_BLAS_PREFER_HIPBLASLT", "FLASH_ATTENTION_TRITON_AMD_ENABLE"),
 )
 # And all that begins so: the known ways around trouble with a board or a driver are set there. torch's variables had
 # names without TORCH_ before, which it still reads; some NCCL_ ones are among them.
@@ -117,8 +122,9 @@ def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[st
         | compile_environment(taken_over)
         | ({} if settings.peer_access else {"NCCL_P2P_DISABLE": "1"})
         | {
-            # Last, where the caller itself finds packages that are not installed in its environment.
+            # Last, where the caller itself finds packages before those that are installed.
             "PYTHONPATH": os.pathsep.join((str(PACK_ROOT), *settings.python_path, *_own_python_path(ours))),
+            **({"PYTHONNOUSERSITE": "1"} if sys.flags.no_user_site else {}),
             "PYTHONSAFEPATH": "1",  # not the current folder, whatever it is
             "OMP_NUM_THREADS": str(settings.threads),
         }
@@ -133,5 +139,17 @@ def listening_on(interface: str) -> dict[str, str]:
 
 
 def _own_python_path(ours: Mapping[str, str]) -> list[str]:
-    """The folders of PYTHONPATH. A relative one, and an empty one, would be a folder of a rank's own current folder."""
-    return [folder for folder in ours.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(folder)]
+    """The folders of PYTHONPATH that this process searches, those of a relative name as it found them when it started.
+
+    Never its current folder, nor that of an empty name, which would be a rank's own current folder.
+    """
+    if sys.flags.ignore_environment:
+        return []
+    folders = [folder for folder in ours.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    return [os.path.abspath(folder) for folder in folders if os.path.isabs(folder) or _searched(folder)]
+
+
+def _searched(relative: str) -> bool:
+    """Whether this process searches a folder that is not its current one."""
+    path = os.path.abspath(relative)
+    return path in sys.path and path != os.getcwd()

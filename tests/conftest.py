@@ -104,6 +104,7 @@ STARTING_FILES = {
     "test_respawn_storm.py",
     "test_scarce_resources.py",
     "test_environment_of_ranks.py",
+    "test_ranks_in_a_server.py",
 }
 
 

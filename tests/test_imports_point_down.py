@@ -38,6 +38,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/compiling",
         "runtime/devices",
         "runtime/exchange_groups",
+        "runtime/packages",
+        "runtime/torch_flags",
         "runtime/weight_patch",
         "runtime/sampler_recurrence",
         "runtime/stock_caches",

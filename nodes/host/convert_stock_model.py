@@ -12,8 +12,16 @@ from .comfyui import ModelPatcher, WrappersMP, comfy
 from .new_model import Chooser, Reader, read_any, read_checkpoint, remote_patcher
 from .patcher import RemotePatcher
 from .pools import Devices
-from .refusals import COMPILED, check_transformer_options, refuse_in
+from .refusals import (
+    COMPILED,
+    COMPILES,
+    check_transformer_options,
+    is_of_transformer,
+    refuse_by,
+    refuse_value,
+)
 from .version import refuse_off
+from .writers import nodes_like, values_in
 
 NODE = "Parallelize Model"
 COMPUTE_DTYPE = "manual_cast_dtype"  # the object patch of ModelComputeDtype
@@ -107,15 +115,16 @@ def _compute_dtype(model: ModelPatcher, options: dict) -> str:
 def _refuse_what_stays_behind(model: ModelPatcher, patch_kinds: tuple[str, ...] | None) -> None:
     check_transformer_options(model.model_options["transformer_options"], patch_kinds)
     if COMPILED in model.wrappers.get(WrappersMP.APPLY_MODEL, {}):  # it holds the stock model, and would run that
-        raise refuse_in("TorchCompileModel", "the MODEL carries a compiled transformer")
+        raise refuse_by(nodes_like("compile"), *COMPILES)
     held = {
-        "weights changed by a hook": model.hook_patches,
-        "wrapped weights": model.weight_wrapper_patches,
-        "injected modules": model.injections,
+        "it changes weights by a hook": model.hook_patches,
+        "it wraps weights": model.weight_wrapper_patches,
+        "it injects modules into the model": model.injections,
     }
-    for what, value in held.items():
-        if value:
-            raise refuse_in("the node that adds them", f"the MODEL carries {what}")
+    held |= {f"it replaces {name}": [layer] for name, layer in model.object_patches.items() if is_of_transformer(name)}
+    for what, values in held.items():
+        for value in values_in(values):
+            raise refuse_value(value, what)
 
 
 def _copied(by_kind: dict[str, dict[str, list]]) -> dict[str, dict[str, list]]:

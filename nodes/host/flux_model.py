@@ -53,7 +53,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
         if run is None or run.model is not self.pooled:
             run = self.outside_runs
         if not INSIDE_BLOCKS.isdisjoint(transformer_options):
-            check_transformer_options(transformer_options, FLUX_PATCHES)
+            check_transformer_options(transformer_options, FLUX_PATCHES, written=run.written)
         known = {ours: inputs.pop(theirs, None) for theirs, ours in BODY_INPUTS.items()}
         for what, value in inputs.items():
             if value is not None:

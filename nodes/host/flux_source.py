@@ -16,6 +16,7 @@ from ...parallel_runtime.models.flux.family import FluxModel
 from ...parallel_runtime.models.hosted.dtypes import compute_dtype
 from ...parallel_runtime.planner.automatic import usual_work
 from ...parallel_runtime.planner.shapes import ModelShape, Work
+from ...parallel_runtime.torch_flags import read_flags
 from ...parallel_runtime.weights.model_file import weight_bytes
 from .comfyui import BASE, comfy
 from .meta import META, MetaOperations
@@ -68,7 +69,7 @@ def read_source(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> So
     return Source(
         config=config,
         model_config=model_config,
-        spec=ModelSpec.of(path, str(dtype).removeprefix("torch.")),
+        spec=ModelSpec.of(path, str(dtype).removeprefix("torch."), flags=read_flags()),
         sizes=_sizes(header, config, dtype),
     )
 

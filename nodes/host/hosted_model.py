@@ -5,23 +5,25 @@ Does not own the form of a call (parallel_runtime/models/hosted/calls.py) nor wh
 """
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from ...parallel_runtime.models.hosted.block_patches import OPTION
-from ...parallel_runtime.models.hosted.calls import STAY_HERE, HostedCall, forward_call
+from ...parallel_runtime.models.hosted.calls import STAY_HERE, CannotTravelError, HostedCall, forward_call
 from ...parallel_runtime.models.hosted.other_calls import method_call
 from ...parallel_runtime.models.plans import BETWEEN
 from ...parallel_runtime.weight_patch import BESIDE
 from .block_patches import records
 from .comfyui import WrapperExecutor, WrappersMP, check_cancelled, get_all_wrappers
 from .hosted_source import refuse_unplanned
-from .meta import META
+from .meta import META, alive
 from .pooled_model import PooledModel
-from .refusals import INSIDE_BLOCKS, check_transformer_options, refuse_in
+from .refusals import INSIDE_BLOCKS, check_transformer_options, refuse_added, refuse_by
 from .run_context import RUN_KEY, RunContext, place_of, run_inside
+from .writers import nodes_of
 
 AROUND_FORWARD = WrappersMP.DIFFUSION_MODEL
 # Of a call's transformer_options; and those that a class writes to, by the node that adds them.
@@ -33,7 +35,12 @@ class _Remote:
     """What a call of the transformer is sent with."""
 
     def __init__(self, transformer: torch.nn.Module, pooled: PooledModel) -> None:
-        self.transformer, self.pooled = transformer, pooled
+        self._transformer, self.pooled = weakref.ref(transformer), pooled
+
+    @property
+    def transformer(self) -> torch.nn.Module:
+        """ComfyUI's, without weights. It holds this, so that it is not held here."""
+        return alive(self._transformer)
 
     def _run(self, transformer_options: Mapping[str, Any]) -> RunContext:
         """The run that a call belongs to: what its options say, else the one around, else the MODEL loaded last."""
@@ -72,18 +79,21 @@ class RemoteForward(_Remote):
         self._refuse_missing(x, *args, **kwargs)
         run = self._run(options)
         if not INSIDE_BLOCKS.isdisjoint(options):
-            check_transformer_options(options)
+            check_transformer_options(options, written=run.written)
         for name, node in WRITTEN.items():
             if options.get(name) is not None:
-                raise refuse_in(node, f"it keeps state in the model ({name})")
+                raise refuse_by(nodes_of(node), f"it keeps state in the model ({name})")
         if options.get("patches") and (patches := records(options, self.transformer, x)):
             refuse_unplanned(self.transformer, run.plan, BETWEEN)
             sent = {patch.key.partition("/")[0] for patch in run.patches.patches if patch.kind == BESIDE}
             for patch in patches:
                 if str(patch["module"]) not in sent:
-                    raise refuse_in(patch["patch"], "patches of the blocks that another MODEL has")
+                    raise refuse_by([], f"it has patches of blocks that another MODEL carries ({patch['patch']})")
             kwargs = {**kwargs, "transformer_options": {**options, OPTION: patches}}
-        call = forward_call(self.transformer, self.channels, [x, *args], kwargs, stay_here=KEPT)
+        try:
+            call = forward_call(self.transformer, self.channels, [x, *args], kwargs, stay_here=KEPT)
+        except CannotTravelError as error:
+            raise refuse_added(error, run.written) from error
         xs = [x] if isinstance(x, torch.Tensor) else x
         sent = self._send(call, run, place=place_of(options))
         outs = [part.to(each.device) for part, each in zip(sent, xs, strict=True)]

@@ -20,19 +20,17 @@ from ...parallel_runtime.models.hosted.stage import refuse_stages
 from ...parallel_runtime.models.plans import PLANS, Plan, find_plan, not_sampled, plan_for, why_without
 from ...parallel_runtime.models.plans.whole import find_whole
 from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.torch_flags import read_flags
 from ...parallel_runtime.weights.block_shards import blocks_of
 from ...parallel_runtime.weights.mapped_file import MappedFile
-from .comfyui import comfy
+from .comfyui import comfy, is_absent
+from .like_host import options_for_ranks
 from .meta import META, MetaOperations
 from .pooled_model import WeightSizes
 from .version import refuse_off
 
-# Options of ComfyUI's command line that change what a module computes, and with which attention function.
-FLAGS = (
-    *("use_split_cross_attention", "use_quad_cross_attention", "use_pytorch_cross_attention", "use_sage_attention"),
-    *("use_flash_attention", "disable_xformers", "force_upcast_attention", "dont_upcast_attention", "deterministic"),
-    *("force_fp32", "force_fp16", "supports_fp8_compute", "force_channels_last"),
-)
+# In the name of an attention function of ComfyUI's that computes in int8 or fp8.
+ROUNDING = ("sage", "attention3", "int8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +38,19 @@ class HostedSource:
     """A file as ComfyUI recognised it: its own description, identity, bytes of weights, heads where it says them.
 
     `model` is ComfyUI's on the meta device; `unshared` says why no ranks can share its tokens, "" where they can;
-    `whole_batches`: all rows of a call, both sides of cfg among them, are one rank's.
+    `whole_batches`: all rows of a call, both sides of cfg among them, are one rank's; `keeps_state` and
+    `rounding_attention` as in `PooledModel`.
     """
 
     recognised: Recognised
     model: comfy.model_base.BaseModel
     unshared: str
     whole_batches: bool
+    keeps_state: bool
     spec: ModelSpec
     sizes: WeightSizes
     num_heads: int
+    rounding_attention: str
 
 
 def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, checkpoint: bool = False) -> HostedSource:
@@ -71,14 +72,19 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     name = str(dtype).removeprefix("torch.")
     unet_config = recognised.config.unet_config
     model = recognised.model(META)
+    shared_by = find_plan(type(model.diffusion_model))
     return HostedSource(
         recognised=recognised,
         model=model,
         unshared=why_unshared(type(model.diffusion_model)) or _misfit(model.diffusion_model),
         whole_batches=takes_whole_batches(type(model.diffusion_model)),
-        spec=ModelSpec.of(path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint),
+        spec=ModelSpec.of(
+            path, name, adapter=HOSTED, comfyui=this_comfyui(), checkpoint=checkpoint, flags=read_flags()
+        ),
+        keeps_state=shared_by is not None and shared_by.keeps is not None,
         sizes=_sizes(recognised.weights, model.diffusion_model),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
+        rounding_attention=rounding_attention(recognised.weights),
     )
 
 
@@ -135,14 +141,25 @@ def _misfit(transformer: torch.nn.Module) -> str:
     return ""
 
 
+def rounding_attention(weights: Mapping[str, torch.Tensor]) -> str:
+    """The attention kernel that rounds more than exact ones and by which ComfyUI computes a file here; "" for none.
+
+    A file may ask for one itself: the config of a `ComfyAttention` among its tensors, which has a function where this
+    machine has the kernel.
+    """
+    function = comfy.ldm.modules.attention.optimized_attention
+    config = next((tensor for name, tensor in weights.items() if name.endswith("comfy_attention.config")), None)
+    if config is not None and not is_absent(kind := comfy.ldm.modules.attention.ComfyAttention):
+        asked = kind()
+        asked.load_state_dict({"config": config})
+        function = asked.function or function
+    name = function.__name__.removeprefix("attention_")
+    return name if any(word in name for word in ROUNDING) else ""
+
+
 def this_comfyui() -> ComfyUI:
-    """The ComfyUI that this process runs, and the options by which its modules compute."""
-    arguments = vars(comfy.cli_args.args)
-    options = [f"--{name.replace('_', '-')}" for name in FLAGS if arguments.get(name)]
-    fast = arguments.get("fast")
-    if fast:
-        options += ["--fast", *sorted(each.value for each in fast)]
-    return ComfyUI(os.path.dirname(os.path.dirname(os.path.abspath(comfy.model_base.__file__))), tuple(options))
+    """The ComfyUI that this process runs, and the options that its ranks get, as they are now."""
+    return ComfyUI(os.path.dirname(os.path.dirname(os.path.abspath(comfy.model_base.__file__))), options_for_ranks())
 
 
 def _sizes(weights: Mapping[str, torch.Tensor], transformer: torch.nn.Module) -> WeightSizes:

@@ -1,4 +1,4 @@
-"""What was measured of the devices, held against each other. Owns the limits beyond which a user should know."""
+"""What a user should know of devices that differ, and of kernels that a plan leaves out. Owns the limits for that."""
 
 from collections.abc import Sequence
 
@@ -33,3 +33,13 @@ def unequal(devices: Sequence[Device], measured: Sequence[MeasureReply]) -> list
             f"{roomiest.free_bytes / 1e9:.1f} GB; every rank needs as much as another"
         )
     return warnings
+
+
+def exact_ring(kernel: str, ring: int) -> list[str]:
+    """A warning where ComfyUI computes attention by `kernel`, which rounds, and Ring by ours, which are exact."""
+    if ring == 1 or not kernel:
+        return []
+    return [
+        f"ring={ring} attends with exact kernels, not with {kernel}, which ComfyUI or the file asks for: it is slower "
+        "and nearer to an exact result; use ulysses to keep that kernel"
+    ]

@@ -1,4 +1,6 @@
-"""ComfyUI's layers without weights, for models that keep theirs elsewhere."""
+"""ComfyUI's layers without weights, for models that keep theirs elsewhere, and how what they hold refers to them."""
+
+from weakref import ReferenceType
 
 import torch
 
@@ -15,3 +17,14 @@ class MetaOperations(comfy.ops.disable_weight_init):
 
         def reset_parameters(self) -> None:
             """Weights on the meta device have no values."""
+
+
+def alive(module: "ReferenceType[torch.nn.Module]") -> torch.nn.Module:
+    """The module that a part of it refers to weakly, so that it goes with its last user and not some time later.
+
+    Raises `RuntimeError` where the part was kept longer than the module.
+    """
+    found = module()
+    if found is None:
+        raise RuntimeError("a call of a MODEL that is gone; queue the prompt again")
+    return found

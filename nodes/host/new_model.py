@@ -33,7 +33,7 @@ from .live_times import LIVE
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .pools import POOLS, Devices
-from .refusals import check_controlnets
+from .refusals import check_controlnets, check_skipped_layers
 from .remote_hosted import remote_hosted
 from .run_context import RUN_KEY, begun
 from .version import off, refuse_off
@@ -117,6 +117,8 @@ def remote_patcher(
         sizes=source.sizes,
         num_heads=source.num_heads,
         shares_tokens=isinstance(source, Source) or not source.unshared,
+        rounding_attention="" if isinstance(source, Source) else source.rounding_attention,
+        keeps_state=isinstance(source, HostedSource) and source.keeps_state,
     )
 
     def make() -> RemotePatcher:
@@ -204,9 +206,15 @@ def with_context(
     work = work_of_run(guider, noise, sigmas, patcher.decision)
     run = patcher.new_run(patcher.decision_for(work))
     run.guided, run.images = asks_both(guider), noise.shape[0]
+    check_skipped_layers(patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)
     with begun(guider.model_options, run):
         return executor(noise, latent, sampler, sigmas, *more, **named)
+
+
+def _is_guided(guider: object) -> bool:
+    """Whether a run computes its negative conditioning, as ComfyUI's guiders do unless cfg is 1."""
+    return vars(guider).get("cfg") != 1.0 or "disable_cfg1_optimization" in guider.model_options
 
 
 def _refuse_beside(patcher: RemotePatcher, others: Iterable[object]) -> None:

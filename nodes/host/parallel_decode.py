@@ -19,6 +19,7 @@ import torch
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.pool.held_vae import Tile, VaeWeights
 from ...parallel_runtime.pool.pool import Pool
+from ...parallel_runtime.torch_flags import read_flags
 from ...parallel_runtime.wire.protocol import DTYPE_BYTES
 from ...parallel_runtime.wire.vae_messages import DecodeReply
 from .comfyui import VAE, ModelPatcher, comfy, comfy_nodes
@@ -197,8 +198,7 @@ def tiled(
     """VAE Decode (Tiled) with its defaults, where `function` makes the pixels of each tile."""
     stand_in = copy.copy(vae)
     if tiles_by_itself(vae):
-        stand_in.first_stage_model = copy.copy(vae.first_stage_model)
-        vars(stand_in.first_stage_model)[OWN_TILES] = function
+        stand_in.first_stage_model = _own_tiles(vae.first_stage_model, function, output=output)
     else:
         stand_in.first_stage_model = _Tiles(function)
     stand_in.device, stand_in.output_device = CPU, output
@@ -213,6 +213,22 @@ def tiled(
     }
     (image,) = comfy_nodes.VAEDecodeTiled().decode(stand_in, {"samples": samples}, **defaults)
     return image
+
+
+def _own_tiles(
+    module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor], *, output: torch.device
+) -> torch.nn.Module:
+    """A module that tiles by itself; `function` makes the pixels of each tile, and its pictures are on `output`."""
+    own = copy.copy(module)
+    vars(own)[OWN_TILES] = function
+    if hasattr(own, "decode_output_shape"):  # since ComfyUI 0.33 it writes into a buffer; its own is on the CPU
+
+        def decode(latent: torch.Tensor) -> torch.Tensor:
+            pictures = torch.empty(own.decode_output_shape(latent.shape), dtype=torch.float32, device=output)
+            return type(own).decode(own, latent, output_buffer=pictures)
+
+        vars(own)["decode"] = decode
+    return own
 
 
 def _pixels_of(vae: VAE, latent: torch.Tensor) -> tuple[int, ...]:
@@ -264,7 +280,14 @@ def weights_of(vae: VAE) -> VaeWeights:
     if not known and not _alike(module, _again(vae, tensors, metadata)):
         raise CannotShareError(f"ComfyUI builds something else from the weights of this {kind}")
     key = _KEYS.setdefault(module, uuid.uuid4().hex)
-    return VaeWeights(key=key, comfyui=this_comfyui(), dtype=vae.vae_dtype, tensors=tensors, metadata=metadata)
+    return VaeWeights(
+        key=key,
+        comfyui=this_comfyui(),
+        dtype=vae.vae_dtype,
+        tensors=tensors,
+        metadata=metadata,
+        flags=read_flags(),
+    )
 
 
 def _again(vae: VAE, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> torch.nn.Module | None:

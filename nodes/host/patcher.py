@@ -20,12 +20,25 @@ from .block_patches import models_beside, weights_beside
 from .comfyui import CallbacksMP, WeightHook, check_cancelled, comfy
 from .measures import unequal
 from .progress import NodeText, StepText
-from .refusals import COMPILED, block_patches, check_transformer_options, refuse, refuse_in
+from .refusals import (
+    COMPILED,
+    COMPILES,
+    INSTEAD,
+    Refusal,
+    block_patches,
+    check_transformer_options,
+    is_of_transformer,
+    refuse_by,
+    refuse_value,
+    refused_here,
+)
 from .remote import RemoteModel
 from .run_context import Recorder, RunContext
 from .weight_patches import patch_set
+from .writers import Written, executing_node, nodes_of, values_in
 
 log = logging.getLogger(__name__)
+HOOKS = ("CreateHookLora", "CreateHookLoraModelOnly", "CreateHookModelAsLora", "CreateHookModelAsLoraModelOnly")
 
 
 class RemotePatcher(comfy.model_patcher.ModelPatcher):
@@ -43,6 +56,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.step_cache = 0.0
         self.memory_text = ""  # what a device needs, for people
         self.origin = object()  # the node that made the MODEL, of which clones are
+        self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
+        self._made_by, self._written = executing_node(), Written()
 
     @property
     def plan(self) -> ParallelPlan:
@@ -59,7 +74,13 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy.decision, copy.choose_again, copy.advise = self.decision, self.choose_again, self.advise
         copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
         copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
+        copy.refused, copy._written = self.refused, self.written()
         return copy
+
+    def written(self) -> Written:
+        """What nodes wrote into the MODEL, with the node that did: of what is new in a copy, the one that made it."""
+        carried = [self.model_options, self.wrappers, self.injections, self.weight_wrapper_patches]
+        return self._written.after(values_in(carried), self._made_by)
 
     def under(self, decision: Decision) -> "RemotePatcher":
         """The same MODEL with this plan in all of its runs. Its weights have to serve it."""
@@ -87,7 +108,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def new_run(self, decision: Decision) -> RunContext:
         """The context of a sampling run that begins under this plan. Raises `ValueError` for patches of its blocks."""
-        check_transformer_options(self.model_options["transformer_options"], self.model.patch_kinds)
+        self._check_carried()
         return RunContext(
             model=self.model.pooled,
             decision=decision,
@@ -99,6 +120,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             prover=self.model.prover,
             wrapped="model_function_wrapper" in self.model_options,
             stock_cache="easycache" in self.model_options["transformer_options"],
+            written=self.written(),
         )
 
     # What ComfyUI's memory manager asks
@@ -181,7 +203,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def pre_run(self) -> None:
         """As ComfyUI's, before the first step; refuses what came into the options without asking the methods below."""
-        check_transformer_options(self.model_options["transformer_options"], self.model.patch_kinds)
+        self._check_carried()
         super().pre_run()
 
     def cleanup(self) -> None:
@@ -204,22 +226,26 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Refused when any of `patches` names a weight of ours."""
         applied = super().add_hook_patches(hook, patches, strength_patch, strength_model)
         if applied:
-            raise refuse_in("Create Hook LoRA, Create Hook Model as LoRA", "a conditioning changes weights by a hook")
+            raise refuse_by(nodes_of(*HOOKS), "it changes weights by a hook of a conditioning")
         return applied
 
     def add_weight_wrapper(self, name: str, function: object) -> None:
         """Refused."""
-        raise refuse("it wraps weights")
+        raise self._refuse("it wraps weights")
 
     def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Callable) -> None:
         """Refused for ComfyUI's compiled transformer, which is not here to be compiled; others run in this process."""
         if key == COMPILED:
-            raise refuse("it compiles the transformer in this process", "set compiled=blocks in SP Config")
+            raise self._refuse(*COMPILES)
         super().add_wrapper_with_key(wrapper_type, key, wrapper)
 
     def set_injections(self, key: str, injections: list) -> None:
         """Refused: an injection swaps modules of the model."""
-        raise refuse(f"it injects modules into the model ({key})")
+        raise self._refuse(f"it injects modules into the model ({key})")
+
+    def set_model_optimized_attention(self, optimized_attention: object) -> None:
+        """Refused: another attention function would run inside the blocks. ComfyUI has this since 0.33."""
+        raise self._refuse("it replaces the model's attention function")
 
     def set_model_patch(self, patch: object, name: str) -> None:
         """Refused when the patch would run inside the blocks."""
@@ -234,9 +260,9 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self._refuse_block_patches()
 
     def add_object_patch(self, name: str, obj: object) -> None:
-        """Refused for parts of the transformer; model sampling and the like are this process's."""
-        if name.startswith("diffusion_model.") and not name.startswith("diffusion_model.params."):
-            raise refuse(f"it replaces {name}")
+        """Refused for parts of the transformer."""
+        if is_of_transformer(name):
+            raise self._refuse(f"it replaces {name}")
         super().add_object_patch(name, obj)
 
     def set_model_compute_dtype(self, dtype: torch.dtype | None) -> None:
@@ -244,14 +270,14 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         held = self.model_dtype()
         if dtype not in (None, held):
             asked, held = (str(each).removeprefix("torch.") for each in (dtype, held))
-            raise refuse(
+            raise self._refuse(
                 f"it sets the compute dtype to {asked} where the workers compute in {held}",
                 "set weight_dtype in Parallel Model Loader, or put it before Parallelize Model",
             )
 
     def get_key_patches(self, filter_prefix: str | None = None) -> dict:
         """Refused: merging reads weights."""
-        raise refuse("it reads the model's weights")
+        raise self._refuse("it reads the model's weights")
 
     def state_dict_for_saving(self, *others: object, **more: object) -> dict:
         """Refused: saving reads weights. ComfyUI before 0.24 asks nothing below this."""
@@ -259,11 +285,11 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     def model_state_dict_for_saving(self, model: object = None, prefix: str = "") -> dict:
         """Refused: saving reads weights."""
-        raise refuse("it saves the model's weights")
+        raise self._refuse("it saves the model's weights")
 
     def deepclone_multigpu(self, *args: object, **kwargs: object) -> "RemotePatcher":
         """Refused: ComfyUI's own split over devices copies weights."""
-        raise refuse("it copies the model to other devices", "name those devices in SP Config")
+        raise self._refuse("it copies the model to other devices", "name those devices in SP Config")
 
     def _ensure_pooled(self) -> None:
         """Have the workers hold the weights with our patches, and tell the node when that means loading."""
@@ -292,11 +318,30 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def _refuse_block_patches(self) -> None:
         found = block_patches(self.model_options["transformer_options"], self.model.patch_kinds)
         if found:
-            raise refuse(f"it patches the model's blocks ({', '.join(found)})")
+            names = dict.fromkeys(name for name, _ in found)
+            raise self._refuse(f"it patches the model's blocks ({', '.join(names)})")
+
+    def _refuse(self, what: str, instead: str = INSTEAD) -> ValueError:
+        """The error for what the node that executes now asks for, which it may catch: so it is noted, too."""
+        refusal = refused_here(what, instead)
+        self.refused = (*(each for each in self.refused if each != refusal), refusal)
+        log.warning("%s", refusal)
+        NodeText().say(str(refusal))
+        return ValueError(str(refusal))
+
+    def _check_carried(self) -> None:
+        """Raise `ValueError` for what nodes were refused and went on, and for patches of blocks."""
+        for refusal in self.refused:
+            if refusal.holds:
+                raise ValueError(str(refusal))
+        check_transformer_options(
+            self.model_options["transformer_options"], self.model.patch_kinds, written=self.written()
+        )
 
     def _check_remote(self) -> None:
         """What got in without asking the methods above."""
-        if self.weight_wrapper_patches:
-            raise refuse_in("the node that adds them", "the MODEL carries wrapped weights")
-        if self.injections:
-            raise refuse_in("the node that adds them", f"the MODEL carries injections ({', '.join(self.injections)})")
+        for wrapper in values_in(self.weight_wrapper_patches):
+            raise refuse_value(wrapper, "it wraps weights", written=self.written())
+        for key, injections in self.injections.items():
+            for injection in injections:
+                raise refuse_value(injection, f"it injects modules into the model ({key})", written=self.written())

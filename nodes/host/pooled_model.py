@@ -19,6 +19,7 @@ from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.pool.status import first_line
 from ...parallel_runtime.weight_patch import WeightPatchSet
 from ...parallel_runtime.wire.replies import MeasureReply
+from .like_host import unlike_host
 from .pools import POOLS, Devices, Weights
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,9 @@ class WeightSizes:
 class PooledModel:
     """A handle on weights in a pool. Cheap: starts and loads nothing.
 
-    `plan` is one that the weights serve as they lie; `shares_tokens`, whether ranks can share an image of the model.
+    `plan` is one that the weights serve as they lie; `shares_tokens`, whether ranks can share an image of the model;
+    `rounding_attention` names the inexact attention kernel by which ComfyUI computes it here, "" for an exact one;
+    `keeps_state`, whether its class keeps something from call to call of a run.
     """
 
     devices: Devices
@@ -45,6 +48,8 @@ class PooledModel:
     sizes: WeightSizes
     num_heads: int
     shares_tokens: bool = True
+    rounding_attention: str = ""
+    keeps_state: bool = False
 
     @cached_property
     def pool(self) -> Pool:
@@ -60,6 +65,11 @@ class PooledModel:
     def measured(self) -> list[MeasureReply]:
         """What the present set of workers measured of its devices, by rank; [] when it has not."""
         return POOLS.measured(self.devices)
+
+    @property
+    def unlike_host(self) -> list[str]:
+        """Warnings about what the present set of workers imported otherwise than this process."""
+        return POOLS.unlike(self.devices)
 
     @property
     def weights(self) -> Weights:
@@ -106,6 +116,8 @@ class PooledModel:
                 POOLS.measured(self.devices, partial(Pool.measure_devices, check_cancelled=check_cancelled))
             result = pool.load(self.spec, plan, progress=progress, check_cancelled=check_cancelled)
             rank_load_s.update(result.rank_load_s)
+            if warnings := unlike_host(self.devices, result.ranks):
+                POOLS.note_unlike(self.devices, warnings)
 
         if not self.holds(plan):
             self.spec.refuse_changed()
@@ -114,16 +126,17 @@ class PooledModel:
         return rank_load_s
 
     def give_back(self, device: torch.device) -> None:
-        """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later.
+        """A sampling run has ended: ComfyUI gets what ranks on its GPU, `device`, only keep there for later, and what a
+        class kept between calls is freed on every rank.
 
         Never raises PoolError: a run that failed has an error of its own to tell, and of one that did not the result is
         there. Workers that fail in this are logged; the next run starts others.
         """
         shared = [rank for rank in self.devices if device.type != "cpu" and _is_on(rank, device)]
-        if not shared or not self.started:
+        if not (shared or self.keeps_state) or not self.started:
             return
         try:
-            self.pool.give_back(shared)
+            self.pool.give_back(shared, of_run=self.keeps_state)
         except PoolError as error:
             log.warning("parallel workers failed after a sampling run: %s", first_line(error))
 

@@ -42,6 +42,7 @@ class PoolRegistry:
         self._loaded: dict[Weights, ParallelPlan] = {}
         self._last_loaded: object = None
         self._measured: dict[Devices, tuple[int, list[MeasureReply]]] = {}
+        self._unlike: dict[Devices, tuple[int, list[str]]] = {}
         self._released = 0
 
     def pool(self, devices: Devices) -> Pool:
@@ -108,6 +109,15 @@ class PoolRegistry:
         found = measure(pool)  # which starts the workers of the generation that is noted here
         self._measured[devices] = pool.generation, found
         return found
+
+    def note_unlike(self, devices: Devices, warnings: list[str]) -> None:
+        """Note how the present set of workers differs from this process."""
+        self._unlike[devices] = self.pool(devices).generation, warnings
+
+    def unlike(self, devices: Devices) -> list[str]:
+        """What was noted of the present set of workers."""
+        generation, warnings = self._unlike.get(devices, (0, []))
+        return warnings if generation == self.pool(devices).generation else []
 
     def close_all(self) -> None:
         """End the workers of every pool; one that failed too often may start again. The next request starts others."""

@@ -3,24 +3,16 @@
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.proof import NOT_PROVEN, Proof
 from ...parallel_runtime.wire.replies import StepReply
-from .comfyui import PromptServer, comfy_nodes, get_executing_context, get_progress_state
+from .comfyui import PromptServer, get_progress_state
 from .step_listener import StepListener
-from .version import off
+from .writers import executing, executing_node
 
 INTERVAL_S = 0.2
 EVENT = "parallel_dit.text"
-SAYS = not (off("texts") or off("panel"))
-PACKAGE = __package__.rpartition(".")[0]  # that of the node classes
-
-
-def executing() -> Any:  # noqa: ANN401  ComfyUI's context
-    """What ComfyUI says of the node that executes now; None outside of one, and where it does not say."""
-    return get_executing_context() if SAYS else None
 
 
 def prompt_id() -> str:
@@ -37,19 +29,19 @@ class NodeText:
     """
 
     def __init__(self) -> None:
-        context = executing()
-        self._node_id = None if context is None else context.node_id
+        self._node = executing_node()
         self._next_s = 0.0
 
     def say(self, text: str) -> None:
         """Show `text` in place of what was shown."""
-        if self._node_id is None:
+        node = self._node
+        if node is None:
             return
         server = PromptServer.instance
-        if _is_ours(self._node_id):
-            server.send_sync(EVENT, {"node_id": self._node_id, "text": text}, server.client_id)
+        if node.ours:
+            server.send_sync(EVENT, {"node_id": node.node_id, "text": text}, server.client_id)
         else:
-            server.send_progress_text(text, self._node_id)
+            server.send_progress_text(text, node.node_id)
 
     def loading(self, name: str, loaded_bytes: int, total_bytes: int) -> None:
         """One report of the pool's `load`, counted over all ranks; shown at most every `INTERVAL_S`."""
@@ -57,12 +49,6 @@ class NodeText:
         if now_s >= self._next_s:
             self._next_s = now_s + INTERVAL_S
             self.say(f"Loading {name}: {loaded_bytes / 1e9:.2f} of {total_bytes / 1e9:.2f} GB")
-
-
-def _is_ours(node_id: str) -> bool:
-    """Whether a node of the prompt that executes is of this pack."""
-    class_type = get_progress_state().dynprompt.get_node(node_id)["class_type"]
-    return comfy_nodes.NODE_CLASS_MAPPINGS[class_type].__module__.startswith(f"{PACKAGE}.")
 
 
 class OncePerPrompt:

@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from ...parallel_runtime.planner.automatic import without_sharing
 from ...parallel_runtime.pool.calls import ModelCall, RunResult
 from ...parallel_runtime.pool.proving import arguments_of, prove
 from ...parallel_runtime.proof import NOT_NEEDED, NOT_PROVEN, PROVEN, REFUSED, Proof, ProofKey, ProofStore, default_path
-from .meta import META
+from .meta import META, alive
 from .pooled_model import PooledModel
 from .progress import NodeText
 from .run_context import RunContext
@@ -52,11 +53,16 @@ class Prover:
         pooled: PooledModel,
         memory_required: Callable[[Sequence[int]], float],
     ) -> None:
-        self.transformer, self.recognised, self.pooled = transformer, recognised, pooled
+        self._transformer, self.recognised, self.pooled = weakref.ref(transformer), recognised, pooled
         self.memory_required = memory_required
         self._name = type(transformer).__name__
         self._known: dict[object, Proof] = {}
         self._told: set[str] = set()
+
+    @property
+    def transformer(self) -> torch.nn.Module:
+        """ComfyUI's, without weights. It holds this, so that it is not held here."""
+        return alive(self._transformer)
 
     def check(self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None]) -> None:
         """Have the call's plan proven, unless that is known, and note it in the run.

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 
 from .comfyui import PromptServer
-from .progress import executing
 from .version import off
+from .writers import executing
 
 LOADERS = ("ParallelModelLoader", "ParallelFluxLoader")
 _PROMPT: ContextVar[Mapping[str, object]] = ContextVar("parallel_dit_queued_prompt")

@@ -3,23 +3,30 @@
 Owns the list of such things and their messages: the first line names the node to remove. Checks only, changes nothing.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from ...parallel_runtime.models.hosted.calls import CannotTravelError
 from .block_patches import is_rebuilt
-from .comfyui import comfy, comfy_nodes, get_executing_context, get_progress_state, is_absent
-from .version import off
+from .comfyui import comfy, is_absent
+from .writers import (
+    GraphNode,
+    Written,
+    appliers_of_controlnets,
+    around,
+    changers_of_models,
+    defining_class,
+    executing_node,
+    still_there,
+    writers_of,
+)
 
 COMPILED = "torch.compile"  # the key of ComfyUI's own wrapper, in every version that has it
-# Stock nodes that put patches into a MODEL or a run, by the first of what is found there.
-USUAL_PATCHER = "SkipLayerGuidanceDiT"
-PATCHERS = {
-    "attn1": "PerturbedAttentionGuidance",
-    "attn1_patch": "HyperTile",
-    "input_block_patch": "PatchModelAddDownscale",
-    "input_block_patch_after_skip": "PatchModelAddDownscale",
-    "middle_patch": "GLIGENTextBoxApply",
-    "output_block_patch": "FreeU",
-}
+COMPILES = ("it compiles the transformer in this process", "set compiled=blocks in SP Config")
+INSTEAD = "use Load Diffusion Model for this graph"
+# Stock nodes whose functions replace blocks at some steps of a run; the second's, for the negative conditioning alone.
+SKIP_LAYERS, SKIP_LAYERS_OF_NEGATIVE = "SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple"
+LAYERS = {"double_layers": "double_block", "single_layers": "single_block"}
 # ControlNets that compute with the model's own weights, where this ComfyUI has them, and with which.
 WITH_OUR_WEIGHTS = {
     kind: what
@@ -31,41 +38,112 @@ ATTENTION_OVERRIDES = ("optimized_attention_override",)
 INSIDE_BLOCKS = frozenset(("patches", "patches_replace", *ATTENTION_OVERRIDES))
 
 
-def refuse(what: str, instead: str = "use Load Diffusion Model for this graph") -> ValueError:
-    """The error for `what`, said by the node that executes now: remove it, or do `instead`."""
-    reason = f"{_executing_node()}: {what}, which a parallel MODEL cannot take"
-    return ValueError(f"{reason}; remove that node, or {instead}")
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """What a node asked of a MODEL that it cannot take, or wrote into it; one of `nodes` did, where several are named.
+
+    `what` goes on about the node: "it wraps weights". `instead` is what to do if the node is to stay.
+    """
+
+    nodes: tuple[GraphNode, ...]
+    what: str
+    instead: str = INSTEAD
+
+    def __str__(self) -> str:
+        """The sentence that a user reads."""
+        reason = f"{_named(self.nodes)}: {self.what}, which a parallel MODEL cannot take"
+        return f"{reason}; remove that node, or {self.instead}"
+
+    @property
+    def holds(self) -> bool:
+        """Whether what executes now depends on the node that asked, as it is set now."""
+        return all(still_there(node) for node in self.nodes)
 
 
-def refuse_in(source: str, what: str, instead: str = "use Load Diffusion Model for this graph") -> ValueError:
+def refused_here(what: str, instead: str = INSTEAD) -> Refusal:
+    """The refusal of `what` the node that executes now asks for."""
+    return Refusal(nodes=tuple(filter(None, [executing_node()])), what=what, instead=instead)
+
+
+def refuse_by(nodes: Iterable[GraphNode], what: str, instead: str = INSTEAD) -> ValueError:
+    """The error for `what` one of these nodes did."""
+    return ValueError(str(Refusal(nodes=tuple(dict.fromkeys(nodes)), what=what, instead=instead)))
+
+
+def refuse_value(value: object, what: str, instead: str = INSTEAD, written: Written | None = None) -> ValueError:
+    """The error for `what` a value in a MODEL does; it is said of the node that wrote it."""
+    return refuse_by(writers_of(value, written) or changers_of_models(), what, instead)
+
+
+def refuse_added(error: CannotTravelError, written: Written | None) -> ValueError:
+    """The error for a value of a call that cannot travel; it names the node that wrote it, if that is known."""
+    nodes = writers_of(error.value, written)
+    what = f"it adds {error.path}, a {type(error.value).__name__}"
+    return refuse_by(nodes, what) if nodes else ValueError(str(error))
+
+
+def refuse_in(source: str, what: str, instead: str = INSTEAD) -> ValueError:
     """The error for `what` found in a MODEL or a conditioning, made by nodes such as `source`."""
     return ValueError(f"{what}, which a parallel MODEL cannot take; remove {source}, or {instead}")
 
 
-def block_patches(options: Mapping[str, dict], kinds: Collection[str] | None = None) -> list[str]:
-    """What in ComfyUI's `transformer_options` would run inside the blocks, by name; empty when nothing would.
+def block_patches(options: Mapping[str, dict], kinds: Collection[str] | None = None) -> list[tuple[str, object]]:
+    """What in ComfyUI's `transformer_options` would run inside the blocks, with its name; empty when nothing would.
 
     `kinds` are the patches that the model reads; None: it may read any, and ranks rebuild some of them.
     """
     patches = options.get("patches", {})
     if kinds is None:
         patches = {name: [each for each in several if not is_rebuilt(each)] for name, several in patches.items()}
-    found = [name for name in (patches if kinds is None else kinds) if patches.get(name)]
+    names = patches if kinds is None else kinds
+    found = [(name, patch) for name in names for patch in patches.get(name, ())]
     for name, replaced in options.get("patches_replace", {}).items():
         if kinds is None or name == "dit":
             where = "" if name == "dit" else f"{name} of "
-            found += [f"{where}{kind} {index}" for kind, index, *_ in replaced]
-    found += [name for name in ATTENTION_OVERRIDES if options.get(name) is not None]
-    return found
+            found += [(f"{where}{kind} {index}", patch) for (kind, index, *_), patch in replaced.items()]
+    return found + [(name, options[name]) for name in ATTENTION_OVERRIDES if options.get(name) is not None]
 
 
-def check_transformer_options(options: Mapping[str, dict], kinds: Collection[str] | None = None) -> None:
-    """Raise `ValueError` when `options` hold anything that would run inside the blocks; `kinds` as `block_patches`."""
-    found = block_patches(options, kinds)
+def check_transformer_options(
+    options: Mapping[str, dict], kinds: Collection[str] | None = None, written: Written | None = None
+) -> None:
+    """Raise `ValueError` when `options` hold anything that would run inside the blocks; `kinds` as `block_patches`.
+
+    Each node that wrote some of it has a line of the message.
+    """
+    found: dict[tuple[GraphNode, ...], list[str]] = {}
+    for name, value in block_patches(options, kinds):
+        nodes = tuple(writers_of(value, written) or changers_of_models())
+        if name not in (names := found.setdefault(nodes, [])):
+            names.append(name)
     if found:
-        node = PATCHERS.get(found[0].partition(" ")[0], USUAL_PATCHER)
-        what = f"the MODEL carries patches of its blocks ({', '.join(found)})"
-        raise refuse_in(f"the node that adds them ({node}, for one)", what)
+        raise ValueError("\n".join(str(Refusal(nodes=nodes, what=_patches(names))) for nodes, names in found.items()))
+
+
+def _patches(names: Sequence[str]) -> str:
+    return f"it patches the model's blocks ({', '.join(names)})"
+
+
+def check_skipped_layers(written: Written, sigmas: Sequence[float], *, guided: bool) -> None:
+    """Raise `ValueError` for a Skip Layer Guidance in a MODEL that replaces blocks at some of these steps.
+
+    `guided`: the negative conditioning is computed. Stock's nodes keep strength, range and layers in the variables
+    around their function. What cannot be foreseen is refused when it comes, by `check_transformer_options`.
+    """
+    for value in written.values():
+        name = defining_class(value)
+        if name != SKIP_LAYERS and not (guided and name == SKIP_LAYERS_OF_NEGATIVE):
+            continue
+        given = around(value)
+        blocks = [f"{kind} {each}" for variable, kind in LAYERS.items() for each in given.get(variable, ())]
+        first, last = given.get("sigma_start", float("inf")), given.get("sigma_end", 0.0)
+        if blocks and given.get("scale", 1.0) > 0 and any(last <= sigma <= first for sigma in sigmas):
+            raise refuse_value(value, _patches(blocks), written=written)
+
+
+def is_of_transformer(name: str) -> bool:
+    """Whether an object patch replaces a part of the transformer; model sampling and the like are this process's."""
+    return name.startswith("diffusion_model.") and not name.startswith("diffusion_model.params.")
 
 
 def check_controlnets(conds: Mapping[str, Sequence[Mapping] | None]) -> None:
@@ -75,15 +153,12 @@ def check_controlnets(conds: Mapping[str, Sequence[Mapping] | None]) -> None:
         while control is not None:
             for kind, weights in WITH_OUR_WEIGHTS.items():
                 if isinstance(control, kind):
-                    what = f"a ControlNet ({type(control).__name__}) computes with the model's {weights}"
-                    raise refuse_in("its Apply ControlNet", what, "use a ControlNet with layers of its own")
+                    what = f"its ControlNet ({type(control).__name__}) computes with the model's {weights}"
+                    raise refuse_by(appliers_of_controlnets(), what, "use a ControlNet with layers of its own")
             control = control.previous_controlnet
 
 
-def _executing_node() -> str:
-    """The executing node as a user knows it: `Load LoRA (node 7)`."""
-    if off("texts") or (context := get_executing_context()) is None:
-        return "this node"
-    class_type = get_progress_state().dynprompt.get_node(context.node_id)["class_type"]
-    title = comfy_nodes.NODE_DISPLAY_NAME_MAPPINGS.get(class_type, class_type)
-    return f"{title} (node {context.node_id})"
+def _named(nodes: Sequence[GraphNode]) -> str:
+    """`Load LoRA (node 7)`, or some of which it is one."""
+    names = ", ".join(map(str, nodes))
+    return "some node" if not nodes else f"one of {names}" if len(nodes) > 1 else names

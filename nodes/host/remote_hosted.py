@@ -6,6 +6,8 @@ file is recognised (hosted_source.py).
 """
 
 from collections.abc import Mapping, Sequence
+from math import inf
+from weakref import WeakMethod
 
 import torch
 
@@ -30,7 +32,14 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     recognised, model = source.recognised, source.model
     model.device = None  # set by the patcher to where ComfyUI thinks the weights are
     model.pooled, model.patch_kinds = pooled, None
-    transformer, stock_memory = model.diffusion_model, model.memory_required
+    # Not held: a model that refers to itself outlives its patcher, and ComfyUI's manager keeps an entry without one.
+    transformer, held_memory = model.diffusion_model, WeakMethod(model.memory_required)
+
+    def stock_memory(input_shape: Sequence[int], cond_shapes: Mapping | None = None) -> float:
+        """Bytes of activations of a whole call, as ComfyUI's class says; infinite once the model is gone."""
+        stock = held_memory()
+        return inf if stock is None else stock(input_shape, cond_shapes=cond_shapes or {})
+
     for name, buffer in list(transformer.named_buffers(recurse=False)):
         if name in READ_BY_NODES:
             setattr(transformer, name, recognised.weights[name].to(buffer.dtype))
@@ -48,7 +57,7 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
         rows = -(-input_shape[0] // (1 if together else plan.batch_groups))
         # patches between blocks meet whole tokens on every rank
         parts = 1 if any(patch.kind == BESIDE for patch in run.patches.patches) else plan.parts
-        whole = stock_memory([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
+        whole = stock_memory([rows, *input_shape[1:]], cond_shapes)
         ranks = max(1, pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
         kept = kept_by_caches(run, [rows, *input_shape[1:]])
         return ranks * (whole / parts + pooled.visiting_bytes(plan) + kept)

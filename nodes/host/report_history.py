@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from ...parallel_runtime.report.compare import Facts, facts_of, quicker, speedup, summary
 from .comfyui import PromptServer
-from .progress import executing
 from .version import off
+from .writers import executing
 
 KEPT = 6  # of each kind, so that many runs do not push the one benchmark out
 END = "parallel-dit-measure"  # the node that ends what the panel queues for a comparison: web/panel/graph.mjs

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -26,6 +26,9 @@ from ...parallel_runtime.wire.replies import SampleReply, StepReply
 from .cooperative_tasks import TASK, Handed, hand_over
 from .pooled_model import PooledModel
 from .step_listener import StepListener
+
+if TYPE_CHECKING:  # it asks ComfyUI for the graph, which a run does not
+    from .writers import Written
 
 RUN_KEY = "parallel_dit_run"
 CHECKED_CALLS = 16  # a step makes one or two; each of them with and without what stays for some steps only
@@ -84,6 +87,7 @@ class RunContext:
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
     shapes of the last calls that it was asked about. `wrapped`: a node's function is around the model's calls, and may
     make several of one, as of tiles: none can be told from the others. `stock_cache`: with EasyCache or LazyCache.
+    `written`: what nodes wrote into the MODEL, with the node that did.
     """
 
     model: PooledModel
@@ -102,6 +106,7 @@ class RunContext:
     guided: bool = False
     remarks: list[str] = field(default_factory=list)
     stock_cache: bool = False
+    written: "Written | None" = None
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RunContext":
@@ -155,7 +160,12 @@ class RunContext:
             self.checked.append(kind)
 
     def _pipeline(self, place: str | None) -> dict[str, object]:
-        """What stages keep the keys of a call by, or a step cache what blocks added; nothing where calls look alike."""
+        """What stages keep the keys of a call by, or a step cache what blocks added; nothing where calls look alike.
+
+        A class that keeps something itself tells calls apart by what they are given: it needs to know the run alone.
+        """
+        if self.model.keeps_state:
+            return {"pipeline": {"run": self.run_id, "key": place or ""}}
         if (self.plan.pipefusion == 1 and not self.step_cache) or place is None or self.wrapped:
             return {}
         return {"pipeline": {"run": self.run_id, "key": place}}

@@ -9,11 +9,11 @@ import torch
 
 from ...parallel_runtime.weight_patch import KINDS, WeightPatch, WeightPatchSet
 from .comfyui import LoRAAdapter, adapters, comfy
-from .refusals import refuse_in
+from .refusals import refuse_by
 from .version import refuse_off
+from .writers import nodes_like
 
 PREFIX = "diffusion_model."
-LOADERS = "the LoRA loader that adds it"
 
 
 def patch_set(
@@ -41,7 +41,7 @@ def patch_set(
 def _patch(key: str, entry: tuple, hosted: bool) -> WeightPatch:
     strength, change, strength_model, offset, function = entry
     if function is not None and function is not comfy.utils.swap_scale_shift:
-        raise refuse_in(LOADERS, f"{key} is changed through a function of its own")
+        raise refuse_by(nodes_like("lora"), f"it changes {key} through a function of its own")
     kind, values = _values(key, change, hosted)
     return WeightPatch(
         key=key.removeprefix(PREFIX),
@@ -63,7 +63,8 @@ def _values(key: str, change: object, hosted: bool) -> tuple[str, tuple[torch.Te
             return "lora", (up, down, alpha, dora)
         if hosted:
             return "lora_core", (up, down, alpha, middle, dora, None if reshape is None else torch.tensor(reshape))
-        raise refuse_in(LOADERS, f"{key} is changed by a LoRA that {'reshapes it' if reshape else 'has a core'}")
+        does = "reshapes it" if reshape else "has a core"
+        raise refuse_by(nodes_like("lora"), f"it changes {key} by a LoRA that {does}")
     if isinstance(change, tuple(adapters)) and change.name in KINDS:
         return change.name, tuple(change.weights)
     if isinstance(change, tuple) and len(change) == 1:
@@ -74,5 +75,5 @@ def _values(key: str, change: object, hosted: bool) -> tuple[str, tuple[torch.Te
             return kind, (tensor,)
         if hosted:
             return "padded_diff", (tensor,)
-        raise refuse_in(LOADERS, f"{key} is padded to another shape")
-    raise refuse_in("the node that adds it (model merging)", f"{key} is changed by another model's weights")
+        raise refuse_by(nodes_like("lora"), f"it pads {key} to another shape")
+    raise refuse_by(nodes_like("merge"), f"it changes {key} by another model's weights")

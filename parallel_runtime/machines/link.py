@@ -32,7 +32,8 @@ TAG = 1
 RUN = "parallel-dit"  # torchrun's name of the run; a store serves one generation
 CONTROL = struct.Struct("<QQ")  # the request to give up, and the credit, which was read after it
 CLOCK = struct.Struct("<d")  # before the signs of life: when they were sent, on that machine's monotonic clock
-BEAT, WAITS = 1, 2  # bits of a rank's byte among the signs of life: its heart beat since the last ones; it waits
+# Bits of a rank's byte among the signs of life: since the last ones its heart beat; it waits; its process runs.
+BEAT, WAITS, PULSE = 1, 2, 4
 
 
 class FrameKind(IntEnum):
@@ -41,7 +42,7 @@ class FrameKind(IntEnum):
     PACKET = 1  # a message as wire/protocol.py has it, for or from rank `index` of the machine, from 0
     DATA = 2  # bytes of segment `index` from `offset` on
     CONTROL = 3  # down: the cancel and credit words
-    SIGNS = 4  # up: the time there; of each rank whether its heart beat, and whether it waits
+    SIGNS = 4  # up: the time there; of each rank whether its heart beat, whether it waits, and whether it runs
 
 
 @dataclass(frozen=True)

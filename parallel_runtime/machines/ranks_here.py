@@ -5,6 +5,7 @@ control page; back, what ranks say, the parts of results that they wrote, their 
 not own how their processes start (launch.py).
 """
 
+import math
 import os
 import select
 import signal
@@ -17,9 +18,10 @@ from typing import Any
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
 from ..wire.output import Output
 from ..wire.protocol import Message, Op, ProtocolError, decode, encode
+from ..wire.pulse import PASSED_ON_S, is_stopped
 from ..wire.records import from_body, to_body
 from ..wire.replies import Hello, RankError
-from .link import BEAT, CLOCK, CONTROL, WAITS, FrameKind, Link, as_bytes
+from .link import BEAT, CLOCK, CONTROL, PULSE, WAITS, FrameKind, Link, as_bytes
 from .results import WrittenResults
 
 SIGNS_S = 0.05  # how often signs of life are sent while a request runs
@@ -29,11 +31,12 @@ END_TICK_S = 0.01
 
 @dataclass
 class RankHere:
-    """One rank: its number, its channel's near end, and what it prints. `pidfd` once it has said HELLO."""
+    """One rank: its number, its channel's near end, and what it prints. `pid` and `pidfd` once it has said HELLO."""
 
     rank: int
     channel: Channel
     output: Output
+    pid: int = 0
     pidfd: int = -1
     stopped: bool = False
 
@@ -48,7 +51,8 @@ class RanksHere:
         self._request = 0
         self._results: WrittenResults | None = None
         self._results_lock = threading.Lock()
-        self._beats, self._signs = [0] * len(ranks), b""
+        self._beats, self._pulses, self._signs = [0] * len(ranks), [0] * len(ranks), b""
+        self._pulse_s = -math.inf  # when a pulse was passed on last
 
     def down(self) -> None:
         """Give ranks what comes for them. Raises RuntimeError when ComfyUI's side is gone."""
@@ -127,7 +131,8 @@ class RanksHere:
             return False
         message, _ = received
         if message.op is Op.HELLO:
-            rank.pidfd = os.pidfd_open(from_body(Hello, message.body, message.op.name).pid)
+            rank.pid = from_body(Hello, message.body, message.op.name).pid
+            rank.pidfd = os.pidfd_open(rank.pid)
         if message.op is Op.ERROR:
             rank.stopped = True  # it has said why it ends
         with self._results_lock:
@@ -140,17 +145,28 @@ class RanksHere:
         return True
 
     def _send_signs(self) -> None:
-        """Whose heart beat since the last signs, and who waits. Nothing where there is nothing new."""
+        """Whose heart beat since the last signs, who waits, and at times who runs. Nothing where nothing is new."""
         if self._segments is None:
             return
-        signs = []
+        signs, now_s = [], time.monotonic()
+        with_pulse = now_s >= self._pulse_s + PASSED_ON_S
         for index, rank in enumerate(self._ranks):
             beats = self._segments.beats(rank.rank)
             signs.append(BEAT * (beats != self._beats[index]) + WAITS * self._segments.waits(rank.rank))
             self._beats[index] = beats
-        if (now := bytes(signs)) != self._signs or any(sign & BEAT for sign in signs):
-            self._signs = now
-            self._link.send(FrameKind.SIGNS, CLOCK.pack(time.perf_counter()) + now)
+        lasting = bytes(sign & WAITS for sign in signs)
+        if with_pulse:
+            signs = [sign | PULSE * self._runs(index) for index, sign in enumerate(signs)]
+        if lasting != self._signs or any(sign & (BEAT | PULSE) for sign in signs):
+            self._signs = lasting
+            self._pulse_s = now_s if with_pulse else self._pulse_s
+            self._link.send(FrameKind.SIGNS, CLOCK.pack(time.perf_counter()) + bytes(signs))
+
+    def _runs(self, index: int) -> bool:
+        """Whether a rank has shown its pulse since this was asked last. Before its first one, its process tells."""
+        rank, before = self._ranks[index], self._pulses[index]
+        self._pulses[index] = pulses = self._segments.pulses(rank.rank) if self._segments is not None else 0
+        return pulses != before or (pulses == 0 and rank.pid > 0 and not is_stopped(rank.pid))
 
     def _end(self, index: int) -> None:
         """A rank has closed its channel: say how it ended, unless it was asked to or has said why."""

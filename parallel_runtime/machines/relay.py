@@ -32,7 +32,7 @@ from ..wire.records import from_body, to_body
 from ..wire.replies import ChunkSpan, RankError
 from .connection import split_address
 from .fatal import run_process, thread
-from .link import BEAT, CLOCK, CONTROL, PATIENCE, RUN, WAITS, Frame, FrameKind, Link, as_bytes, join_relays
+from .link import BEAT, CLOCK, CONTROL, PATIENCE, PULSE, RUN, WAITS, Frame, FrameKind, Link, as_bytes, join_relays
 from .results import is_input
 
 CONTROL_S = 0.003  # how often the control page is looked at while a request runs
@@ -179,6 +179,8 @@ def take(frame: Frame, segments: SegmentTable, *, first_rank: int, num_ranks: in
         for rank, sign in enumerate(data[CLOCK.size : CLOCK.size + num_ranks], start=first_rank):
             if sign & BEAT:
                 segments.beat(rank)
+            if sign & PULSE:
+                segments.show_pulse(rank)
             segments.show_waiting(rank, bool(sign & WAITS))
         return time.perf_counter() - there_s
     else:

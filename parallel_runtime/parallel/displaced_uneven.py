@@ -14,7 +14,7 @@ import torch
 
 from .collectives import Axis
 from .shard import split_lengths
-from .uneven import AttentionFunction, UnevenSequence
+from .uneven import QKV, AttentionFunction, UnevenSequence
 
 
 class HeldRows:
@@ -63,9 +63,7 @@ class DisplacedUneven(UnevenSequence):
     def attend_held(
         self,
         kernel: AttentionFunction,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        qkv: QKV,
         *,
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
@@ -82,6 +80,8 @@ class DisplacedUneven(UnevenSequence):
         is all there is: its keys are attended to as they came, and columns of `mask` are those; else those of the mask
         are in the order of what is kept.
         """
+        q, k, v = qkv
+        qkv.clear()
         by_heads = 1 < self.ulysses.size <= k.shape[1]
         heads: Sequence[int] = ()
         if by_heads:
@@ -97,7 +97,8 @@ class DisplacedUneven(UnevenSequence):
         values = held.put(f"{site}.v", v, places, dim=2, total=total)
         if fresh:
             keys, values = k, v
-        out = kernel(q, keys, values, q.shape[1], mask) if q.shape[2] else q.new_empty((*q.shape[:3], v.shape[-1]))
+        qkv += (q, keys, values)
+        out = kernel(qkv, q.shape[1], mask) if q.shape[2] else q.new_empty((*q.shape[:3], v.shape[-1]))
         if by_heads:
             out = self._tokens_for_heads(out, heads, self._by_ring(query_lengths)[self.ring.index])
         return out

@@ -25,10 +25,11 @@ from .kernels import additive_mask
 from .ring import RingPass
 from .shard import split_lengths
 
-# q (B, heads, S, D), k and v (B, heads of keys, T, D), heads of q, a mask or None; returns (B, heads, S, Dv).
-AttentionFunction: TypeAlias = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, int, torch.Tensor | None], torch.Tensor
-]
+# q (B, heads, S, D), k and v (B, heads of keys, T, D). Whoever is given the list empties it: what was sent away is not
+# held while a kernel runs, nor what the kernel is done with.
+QKV: TypeAlias = list[torch.Tensor]
+# Those, heads of q, a mask or None; returns (B, heads, S, Dv).
+AttentionFunction: TypeAlias = Callable[[QKV, int, torch.Tensor | None], torch.Tensor]
 
 
 class UnevenSequence:
@@ -67,12 +68,18 @@ class UnevenSequence:
         ]
         return torch.cat(parts).movedim(0, dim)
 
+    def whole_keys(
+        self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys (B, Hk, T, D) and values (B, Hk, T, Dv) of all parts, in part order; one message to each."""
+        both = self.gather(torch.cat((k, v), 3), dim=2, lengths=lengths)
+        keys, values = both.split((k.shape[-1], v.shape[-1]), 3)
+        return keys, values
+
     def attend(
         self,
         kernel: AttentionFunction,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        qkv: QKV,
         *,
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
@@ -81,13 +88,15 @@ class UnevenSequence:
     ) -> torch.Tensor:
         """Attention of this rank's queries over everybody's keys.
 
-        q (B, Hq, S, D), k (B, Hk, T, D), v (B, Hk, T, Dv) of this rank, Hq a multiple of Hk; the lengths are the S and
-        the T of every part, in part order; `mask` (B or 1, Hq or 1, all queries or 1, all keys), bool or added to the
-        scores, with tokens in part order. `scale`, 1 / sqrt(D) by default, must be the one that `kernel` uses. Returns
-        (B, Hq, S, Dv).
+        `qkv`, which is emptied: q (B, Hq, S, D), k (B, Hk, T, D), v (B, Hk, T, Dv) of this rank, Hq a multiple of Hk;
+        the lengths are the S and the T of every part, in part order; `mask` (B or 1, Hq or 1, all queries or 1, all
+        keys), bool or added to the scores, with tokens in part order. `scale`, 1 / sqrt(D) by default, must be the one
+        that `kernel` uses. Returns (B, Hq, S, Dv).
         """
         if self.parts == 1:
-            return kernel(q, k, v, q.shape[1], mask)
+            return kernel(qkv, qkv[0].shape[1], mask)
+        q, k, v = qkv
+        qkv.clear()
         by_head = mask is not None and mask.shape[1] > 1
         if k.shape[1] < self.ulysses.size or (by_head and self.ring.size > 1):
             return self._over_all_keys(kernel, q, k, v, query_lengths, key_lengths, mask)
@@ -101,7 +110,9 @@ class UnevenSequence:
             totals = [sum(group) for group in self._by_ring(key_lengths)]
             out = self._around_the_ring(q, k, v, lengths=totals, mask=mask, scale=scale)
         elif q.shape[2]:
-            out = kernel(q, k, v, q.shape[1], mask)
+            qkv += (q, k, v)
+            del q, k, v
+            out = kernel(qkv, qkv[0].shape[1], mask)
         else:
             out = q.new_empty((*q.shape[:3], v.shape[-1]))
         if self.ulysses.size > 1:
@@ -235,10 +246,9 @@ class UnevenSequence:
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
         """This rank's queries with all heads, over everybody's keys and values, gathered."""
-        both = self.gather(torch.cat((k, v), 3), dim=2, lengths=key_lengths)
-        keys, values = both.split((k.shape[-1], v.shape[-1]), 3)
+        keys, values = self.whole_keys(k, v, lengths=key_lengths)
         if mask is not None and mask.shape[2] > 1:
             mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])
         if not q.shape[2]:
             return q.new_empty((*q.shape[:3], v.shape[-1]))
-        return kernel(q, keys, values, q.shape[1], mask)
+        return kernel([q, keys, values], q.shape[1], mask)

@@ -5,7 +5,8 @@ sign of life is a message or a heartbeat of any rank, given with every block of 
 weight that is changed.
 
 Starting and loading have deadlines of their own: importing torch and the first bytes of a file may hang on a disk or a
-network for minutes and be well. A step has the greater of the deadline and ten times the slowest of the last steps of
+network for minutes and be well. That holds for a process that runs: one that does not has the deadline of any request,
+whatever it does (silence.py). A step has the greater of the deadline and ten times the slowest of the last steps of
 its shape: while that many of its like would fit in, its silence says nothing.
 """
 

@@ -72,12 +72,12 @@ def other_version(rank: int, found: str) -> Failure | None:
     return Failure(rank, cause, remedy="restart ComfyUI")
 
 
-def silence(rank: RankProcess | RemoteRank, asked: str, *, now: float, deadline_s: float) -> Failure:
-    """The failure of a rank that shows no life at `now` (monotonic clock)."""
+def silence(rank: RankProcess | RemoteRank, asked: str, *, silent_s: float, deadline_s: float) -> Failure:
+    """The failure of a rank that has shown no life for `silent_s`."""
     held = " and its process is held by a signal" if rank.is_stopped() else ""
     return Failure(
         rank.rank,
-        f"no answer to {asked} and no heartbeat for {now - rank.last_heard_s:.1f} s{held}",
+        f"no answer to {asked} and no heartbeat for {silent_s:.1f} s{held}",
         remedy=f"the deadline is {deadline_s:g} s; {FRESH}",
         silent=True,
     )

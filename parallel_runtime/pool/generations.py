@@ -83,6 +83,7 @@ class Generations:
             self._ranks,
             segment_bytes=settings.segment_bytes,
             start_deadline_s=settings.start_deadline_s,
+            deadline_s=settings.deadline_s,
             on_death=self._bury,
             on_failure=self._note_failure,
             machines=settings.machines(check),

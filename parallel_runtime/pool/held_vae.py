@@ -27,7 +27,7 @@ MAX_NAMES = 500  # of weights in one message, whose text is limited
 class VaeWeights:
     """A VAE of ComfyUI's: its weights by name, on any device, the dtype it computes in, what its class is told beside.
 
-    `key` stands for these very weights, and is never used for others.
+    `flags` as `ModelSpec`'s. `key` stands for these very weights, and is never used for others.
     """
 
     key: str
@@ -35,6 +35,7 @@ class VaeWeights:
     dtype: torch.dtype
     tensors: Mapping[str, torch.Tensor]
     metadata: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, bool | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,7 @@ class HeldVae:
                 names=tuple(names),
                 first=number == 0,
                 last=number == len(batches) - 1,
+                flags=dict(vae.flags),
             )
             placed = self._arena.place({f"w{at}": vae.tensors[name] for at, name in enumerate(names)})
             self._held, self.partly_held = None, handle  # from here on, as ranks let go of what they had

@@ -203,14 +203,15 @@ class Pool:
             if workers is not None:
                 workers.unload(spec, None if plan is None else plan.layout, check)
 
-    def give_back(self, devices: Sequence[Device]) -> None:
+    def give_back(self, devices: Sequence[Device], *, of_run: bool = False) -> None:
         """A sampling run has ended: others that compute on `devices` get the memory that is only kept there for later.
 
-        Nothing where no rank computes on them, where there are no workers, and while those are still busy with a
-        request that was given up: that is not waited for. Raises PoolError when a rank fails.
+        Nothing where no rank computes on them, but with `of_run`, for what ranks keep of the run; where there are no
+        workers; and while those are still busy with a request that was given up: that is not waited for. Raises
+        PoolError when a rank fails.
         """
         ranks = [rank for rank, device in enumerate(self.devices) if device in devices]
-        if not ranks:
+        if not (ranks or of_run):
             return
         with self._lock.acquire(None) as check:
             workers = self._generations.workers

@@ -13,11 +13,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 from ..rank_environment import PACK_ROOT, RankSettings, rank_environment
 from ..wire.channel import Channel
 from ..wire.output import Output
+from ..wire.pulse import is_stopped
 
 SEND_TIMEOUT_S = 10.0  # a rank that leaves its messages unread that long, with a socket's buffer full, is broken
 REAP_TIMEOUT_S = 10.0  # after SIGKILL; only a process stuck in a driver takes that long
@@ -56,11 +56,7 @@ class OwnedProcess:
 
     def is_stopped(self) -> bool:
         """Whether a signal (SIGSTOP, a debugger) holds the process."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] in "Tt"
+        return is_stopped(self.pid)
 
     def kill(self) -> None:
         """SIGKILL, to what it has started as well: inside a collective a rank hears nothing else."""
@@ -88,8 +84,8 @@ class RankProcess(OwnedProcess):
     def __init__(self, rank: int, place: str, channel: Channel, owned: OwnedProcess) -> None:
         super().__init__(owned._process, owned.output, fds=(owned.pidfd, owned._lifeline))
         self.rank, self.place, self.channel = rank, place, channel
-        self.last_beats = 0
-        self.last_heard_s = time.monotonic()
+        self.last_beats = self.last_pulses = 0
+        self.last_heard_s = self.last_pulse_s = time.monotonic()
 
     def is_process(self, pid: int) -> bool:
         """Whether that is the number of the rank's process."""

@@ -55,8 +55,8 @@ class RemoteRank:
         self.pidfd = os.dup(relay.pidfd)
         self.pid = relay.pid
         self._relay = relay
-        self.last_beats = 0
-        self.last_heard_s = time.monotonic()
+        self.last_beats = self.last_pulses = 0
+        self.last_heard_s = self.last_pulse_s = time.monotonic()
 
     def is_process(self, pid: int) -> bool:
         """Whether that is the number of the rank's process, which here nobody knows."""

@@ -2,22 +2,21 @@
 
 Owns asking ranks at once, waiting for their answers, and ending all ranks when one fails. Does not own how processes
 start and end (rank_set.py), what a request means, which models are loaded, when to start anew (generations.py), which
-machines a request does without (remote_ranks.py), nor the wording of a failure (failure.py).
+machines a request does without (remote_ranks.py), when silence is too long (silence.py), nor the wording of a failure
+(failure.py).
 
 What a rank can do wrong, and how and when it is seen::
 
     dies                 its pidfd                     at once
     raises               its ERROR message             at once
     breaks the protocol  its message                   at once
+    does not run         it owes an answer, and shows  after the pool's deadline, whatever was asked
+                         no pulse
     stops answering      nobody's heart beats, and     after the request's deadline
                          nobody says anything
 
 Any of these ends the generation: the other ranks may wait for the failed one in a collective that never ends, and an
 exception in the middle of one leaves sends in flight that would spoil the next.
-
-A rank that waits for others is silent however well it is, and on a GPU nobody can tell it from one that computes. So
-silence is that of all ranks together: while one of them gets on, the others may wait for it. One that hangs brings
-every other to its end or to a wait, and then nobody gets on.
 """
 
 import os
@@ -35,8 +34,9 @@ from ..wire.channel import Attach
 from ..wire.protocol import Message, Op, ProtocolError, TensorSpec, encode
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
-from .failure import FRESH, Failure, choose, explain, failure_of_error, other_version, pool_error, silence, system_error
+from .failure import FRESH, Failure, choose, explain, failure_of_error, other_version, pool_error, system_error
 from .rank_set import AnyRank, RankSet
+from .silence import find_silence, least_s, listen_anew
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
 HELD_UP = 0.5  # of the deadline: a pause of ours, such as a frozen container's or a caller's, and silence starts anew
@@ -76,6 +76,7 @@ class Generation(RankSet):
     A method that waits raises PoolError when a rank has failed: by then all ranks have been killed and reaped, `ended`
     is true, and `on_failure` has been told. Making one raises PoolError when the system does not let a rank start.
     `on_death` is called from another thread when a rank ends; it is to call `bury`, once no other method runs.
+    `deadline_s()`: how long a rank that owes an answer may show no pulse; a few seconds at least.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Generation(RankSet):
         *,
         segment_bytes: int,
         start_deadline_s: float,
+        deadline_s: Callable[[], float],
         on_death: Callable[["Generation"], None],
         on_failure: Callable[[PoolError], None],
         machines: Sequence[Machine] = (),
@@ -96,7 +98,7 @@ class Generation(RankSet):
         self._last_words: dict[int, Failure] = {}  # of ranks that are not listened to any more
         self._whole = True  # false while something has been sent to some ranks and not to all
         self._asked = self.ranks  # those who owe answers to the request in flight, or had to answer the last one
-        self._on_failure = on_failure
+        self._on_failure, self._deadline_s = on_failure, deadline_s
         try:
             self._start(
                 settings,
@@ -131,9 +133,7 @@ class Generation(RankSet):
         asked = self.ranks[:num_ranks]
         packets = self._packets(asked, request.op, request.number, body, tensors)
         self.in_flight, self._asked = request, asked
-        now = time.monotonic()
-        for rank in asked:
-            rank.last_heard_s = now
+        listen_anew(asked)
         self._send(packets)
 
     def wait(self, tick: Callable[[], None]) -> None:
@@ -155,7 +155,7 @@ class Generation(RankSet):
                 request.on_progress(request)
             now = time.monotonic()
             if now >= looked_s + TICK_S:
-                if now - looked_s > request.deadline_s * HELD_UP:
+                if now - looked_s > min(request.deadline_s, least_s(self._deadline_s())) * HELD_UP:
                     request.listened_s = now
                 looked_s = now
                 self._refuse_silence(request)
@@ -287,23 +287,19 @@ class Generation(RankSet):
             self._signs.append(Failure(rank.rank, rank.end_text()))
 
     def _refuse_silence(self, request: Request[Any]) -> None:
-        """Raise PoolError when none of them has shown life for the request's deadline."""
-        now = time.monotonic()
-        for rank in self._asked:
-            beats = self.segments.beats(rank.rank)
-            if beats != rank.last_beats:
-                rank.last_beats, rank.last_heard_s = beats, now
-        if now - max(request.listened_s, *(rank.last_heard_s for rank in self._asked)) > request.deadline_s:
-            self._signs.append(silence(self._silent(request), request.op.name, now=now, deadline_s=request.deadline_s))
+        """Raise PoolError when one of them does not run, or none has shown life for the request's deadline."""
+        sign = find_silence(
+            self._asked,
+            request.replies,
+            self.segments,
+            request.op.name,
+            since_s=request.listened_s,
+            deadline_s=request.deadline_s,
+            pulse_deadline_s=least_s(self._deadline_s()),
+        )
+        if sign is not None:
+            self._signs.append(sign)
             raise self._failed()
-
-    def _silent(self, request: Request[Any]) -> AnyRank:
-        """Of the ranks that owe an answer, the one that the others most likely wait for.
-
-        One that a signal holds is surely it; else one that does not wait itself; else the longest silent.
-        """
-        owing = [rank for rank in self._asked if rank.rank not in request.replies]
-        return min(owing, key=lambda rank: (not rank.is_stopped(), self.segments.waits(rank.rank), rank.last_heard_s))
 
     def _failed(self) -> PoolError:
         """End the generation; the error to raise. Weak signs get a moment for their cause to show."""

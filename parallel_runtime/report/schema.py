@@ -233,6 +233,7 @@ REPORT = {
         }
     ),
     "pool": _object({"generation": _needed(_count)}),
+    "options": _object({name: Field(_name, required=True, many=True) for name in ("workers", "comfyui_alone")}),
     "sampling": _object(
         {name: Field(_count) for name in ("steps", "seed", "at_once")}
         | {name: Field(_text) for name in ("sampler", "scheduler")}

@@ -8,11 +8,13 @@ Blocks run in an order that only the module knows: the first call asks for each 
 next one under way while a block computes. Every rank of the group makes the same calls.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from ..models.entries import hook_entries
 from ..models.parts import Make, as_parameter, plain_parts
 from .host_memory import host_bytes
 from .unit_feed import ShardGroup, UnitFeed
@@ -99,8 +101,12 @@ class BlockShards:
         rounded: Mapping[str, torch.dtype],
         device: torch.device,
         offloaded: bool,
+        methods: Callable[[str], Iterable[str]] | None = None,
     ) -> None:
-        """`rounded`: weights that are held in another dtype than the file's, by path."""
+        """`rounded`: weights that are held in another dtype than the file's, by path.
+
+        `methods`: by which methods the model calls the block at a path; by `forward` where it is left out.
+        """
         self.device, self.offloaded = device, offloaded
         self._index = group.index
         self._feed = UnitFeed(group, device=device, offloaded=offloaded)
@@ -111,8 +117,8 @@ class BlockShards:
         self._asked: list[str] = []
         self._unit_of = {slot: path for path, unit in self._units.items() for slot in unit.slots}
         for path, block in blocks.items():
-            block.register_forward_pre_hook(lambda *_, path=path: self._arrive(path), prepend=True)
-            block.register_forward_hook(lambda *_, path=path: self._leave(path), always_call=True)
+            entries = ("forward",) if methods is None else methods(path)
+            hook_entries(block, entries, before=partial(self._arrive, path), after=partial(self._leave, path))
 
     @property
     def num_bytes(self) -> int:
@@ -185,12 +191,14 @@ class BlockShards:
         self._shards[path] = shard
 
     def _arrive(self, path: str) -> None:
-        """Before a block runs: have it whole."""
-        if self._order[len(self._asked) : len(self._asked) + 1] != [path]:  # another order than before, on all ranks
-            self._feed.end()
+        """Before a block runs: have it whole. One that runs again before any other is still there."""
+        again = self._asked[-1:] == [path]
+        if not again and self._order[len(self._asked) : len(self._asked) + 1] != [path]:
+            self._feed.end()  # another order than before, on all ranks
             self._order = []
             self._feed.begin([path], self._shards)
-        self._asked.append(path)
+        if not again:
+            self._asked.append(path)
         received = self._feed.take(path)
         unit, key = self._units[path], (path, received.data_ptr())
         whole = self._whole.get(key)

@@ -12,12 +12,12 @@ Segment 0 of a generation starts with the control page, which ranks and parent r
     byte 0       64           128          64 * (1 + rank)            64 * 33        4096
          +--------+------------+------------+----+--------------------+--------+----+---
          | cancel | signs of 0 | signs of 1 | .. | signs of `rank`    | credit | .. | tensors
-         |  u64   |  u64  u64  |  u64  u64  |    |      u64  u64      |  u64   |    |
+         |  u64   |   3 u64    |   3 u64    |    |       3 u64        |  u64   |    |
          +--------+------------+------------+----+--------------------+--------+----+---
 
 `cancel` is the id of the request that the parent wants given up (0: none); `credit` is how many steps of a run ranks
-may start. A rank's signs are how often its heart beat, and whether it waits for others (1) or not (0). Each cache line
-has one writer.
+may start. A rank's signs are how often its heart beat, whether it waits for others (1) or not (0), and how often its
+pulse was shown (pulse.py). Each cache line has one writer.
 """
 
 from __future__ import annotations
@@ -204,6 +204,15 @@ class SegmentTable:
     def waits(self, rank: int) -> bool:
         """Whether `rank` said last that it waits for others."""
         return bool(self._words[(1 + rank) * _WORD_STRIDE + 1])
+
+    def show_pulse(self, rank: int) -> None:
+        """Show that the process of `rank` runs, whatever it does. Only that rank calls this."""
+        word = (1 + rank) * _WORD_STRIDE + 2
+        self._words[word] = (self._words[word] + 1) & 0xFFFF_FFFF_FFFF_FFFF
+
+    def pulses(self, rank: int) -> int:
+        """How often `rank` has called `show_pulse`; 0 until it has joined the segments."""
+        return self._words[(1 + rank) * _WORD_STRIDE + 2]
 
 
 class Channel:

@@ -8,6 +8,7 @@ is made of them (pool/ and report/).
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..packages import Package
 from ..plan import BatchSlice
 from .protocol import Op
 
@@ -95,17 +96,26 @@ class MemoryReply:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Imported:
+    """Packages of a rank that change a result, and options of ComfyUI that its own command line does not know."""
+
+    left_out: tuple[str, ...] = ()
+    packages: tuple[Package, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadReply(MemoryReply):
     """The model is there. A rank that the layout leaves out, or that had it, says 0 bytes and no dtype.
 
     `dtype` is what the rank computes in, without "torch."; `load_s` is None where nothing was loaded; `evicted` are the
-    models that had to go.
+    models that had to go; `imported` is None where nothing was loaded.
     """
 
     parameter_bytes: int = 0
     dtype: str = ""
     load_s: float | None = None
     evicted: tuple[int, ...] = ()
+    imported: Imported | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +147,18 @@ class CachedCalls:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptCalls:
+    """Calls of a class that keeps something between them: how many, and how many found what they need in it.
+
+    `rows`: tokens that this rank's first block computed in all of them.
+    """
+
+    calls: int
+    found: int
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankWork:
     """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights."""
 
@@ -148,6 +170,7 @@ class RankWork:
     weight_bytes: int
     compiled: CompiledBlocks | None = None
     cached: CachedCalls | None = None
+    kept: KeptCalls | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What the parent asks of its ranks of a VAE, and what they answer; requests.py has these among its own."""
 
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from ..checkpoint import ComfyUI
 from .protocol import Op
@@ -21,7 +21,8 @@ class DecodeReply(MemoryReply):
 class HoldVae:
     """One message of a VAE's weights, tensors `w0` on by `names`; with the last, ComfyUI's class is built of them all.
 
-    A rank holds one VAE: the first message lets another go. `metadata` is what ComfyUI's class is told beside them.
+    A rank holds one VAE: the first message lets another go. `metadata` is what ComfyUI's class is told beside them;
+    `flags` as `ModelSpec`'s.
     """
 
     op: ClassVar = Op.VAE
@@ -33,6 +34,7 @@ class HoldVae:
     names: tuple[str, ...]
     first: bool
     last: bool
+    flags: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

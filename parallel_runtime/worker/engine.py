@@ -94,9 +94,12 @@ class Engine:
         """
         request: AnyRequest = message.body
         if isinstance(request, OfVae):
+            self.models.end_runs()
             return self.vae.answer(request, message.tensors, progress=progress, cancelled=cancelled, beat=beat)
         if self.vae.on_device:
             self.vae.leave_device()
+        # what a class keeps between calls is of one run with one model, and as its weights were
+        self.models.end_runs(but=request.model if isinstance(request, Step) else None)
         if isinstance(request, Step):
             return self._step(request, message.tensors, progress=progress, beat=beat)
         if isinstance(request, Sample):
@@ -176,8 +179,12 @@ class Engine:
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
         if mesh.plan.pipefusion > 1 and isinstance(model, HostedModel):
             forward = HostedPipeline(model, mesh, forward.timer, forward.beat, sent, step=request, held=self.held_keys)
-        if isinstance(forward, HostedForward) and request.pipeline:
-            forward.residuals_of = partial(self.held_keys.residuals_of, request.pipeline)
+        if isinstance(forward, HostedForward):
+            told = request.pipeline
+            if told:
+                forward.residuals_of = partial(self.held_keys.residuals_of, told)
+            in_run = told and all(each.slot is not None for each in told)
+            forward.begin_run(told[0].epoch if in_run else None, ranks=mesh.plan.ranks)
         run: Callable[[], None] = partial(forward.run_batch_groups, request.batch_groups, mesh, tensors, request.calls)
         if mesh.plan.pipefusion > 1 and isinstance(forward, Forward):
             run = PipelinedStep(forward, mesh, step=request, tensors=tensors, held=self.held_keys).run
@@ -226,7 +233,14 @@ class Engine:
 
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=block_queued)
         tensors = self._tensors(specs)
-        loop = run_sample(forward, request, tensors, mesh=mesh, gate=gate, pace=pace, copies=copies, progress=progress)
+        if isinstance(forward, HostedForward):
+            forward.begin_run(request.op, ranks=mesh.plan.ranks)
+        try:
+            loop = run_sample(
+                forward, request, tensors, mesh=mesh, gate=gate, pace=pace, copies=copies, progress=progress
+            )
+        finally:
+            self.models.end_runs()
         share = request.batch_groups[mesh.batch_group]
         pieces = tuple(BatchSlice(cond, share.start, share.stop) for cond in share.conds)
         ran = loop.report(pieces=pieces, **self._counts(model, mesh, forward))
@@ -269,6 +283,7 @@ class Engine:
             "weight_bytes": model.group.traffic.num_bytes,
             "compiled": None if forward.adapter is None else forward.adapter.report(),
             "cached": forward.cached if isinstance(forward, HostedForward) else None,
+            "kept": forward.take_kept() if isinstance(forward, HostedForward) else None,
         }
 
     def _memory(self) -> Memory:

@@ -24,6 +24,7 @@ from ..errors import RequestCancelledError
 from ..wire import lifeline, nccl_segments
 from ..wire.channel import Attach, Channel, Segment, SegmentTable
 from ..wire.protocol import Message, Op, ProtocolError
+from ..wire.pulse import start_pulse
 from ..wire.records import from_body, to_body
 from ..wire.replies import OPS, Cancelled, Compiling, Hello, Progress, RankError, Ready
 from .start import join_ranks, parse, prepare_torch
@@ -70,6 +71,7 @@ class Worker:
             return
         _, segment = attached(*first)
         segments = SegmentTable(segment)
+        start_pulse(segments, self.rank)
         join_ranks(self.options, device)
         engine = make_engine(self.options.engine, rank=self.rank, device=device, segments=segments)
         self.say(0, Ready())

@@ -12,11 +12,13 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..models.entries import hook_entries
 from ..models.hosted.block_patches import OPTION
 from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import from_tree
 from ..models.hosted.first_block import CachedBlocks, Residuals
 from ..models.hosted.hooks import SharedModel
+from ..models.hosted.kept_state import KeptState, alike_over, kept_state
 from ..models.hosted.scales import shared as shared_scales
 from ..models.hosted.stage import StagedBlocks
 from ..models.plans import BETWEEN, plan_for
@@ -24,7 +26,7 @@ from ..parallel.collectives import Axis
 from ..parallel.uneven import UnevenSequence
 from ..plan import BatchSlice
 from ..timing import RegionTimer
-from ..wire.replies import CachedCalls
+from ..wire.replies import CachedCalls, KeptCalls
 from .hosted_weights import HostedChanges, HostedWeights
 from .inputs import RequestInputs, call_tensors
 from .mesh import Mesh
@@ -70,6 +72,16 @@ class HostedModel:
         """ComfyUI's transformer, once it is loaded."""
         return self.weights.module
 
+    @cached_property
+    def kept(self) -> KeptState | None:
+        """What the module keeps between calls of a run; before any hook is on it."""
+        return kept_state(self.module)
+
+    def end_run(self) -> None:
+        """Keep nothing of a run."""
+        if "kept" in vars(self) and self.kept is not None:
+            self.kept.end()
+
     @contextmanager
     def calling(self) -> Iterator[None]:
         """Around a call of the module, or of a method of it: its shards are gathered as its blocks run."""
@@ -100,8 +112,8 @@ class HostedModel:
         if self.weights.stages > 1:
             _ = self.staged
         if self.beat is None:
-            for block in self.weights.blocks.values():
-                block.register_forward_hook(self._block_done)
+            for path, block in self.weights.blocks.items():
+                hook_entries(block, self.weights.methods_of(path), after=self._block_done)
         self.beat = beat
         cut = sequence.parts > 1 or new_call is not None
         if cut and patched and self.between is None:
@@ -113,7 +125,7 @@ class HostedModel:
                 shared.active, shared.group, shared.new_call = serves and cut, sequence, new_call
         return module
 
-    def _block_done(self, *_: object) -> None:
+    def _block_done(self) -> None:
         if self.beat is not None:
             self.beat()
 
@@ -134,6 +146,7 @@ class HostedForward:
         self.model, self.sequence, self.timer, self.beat, self.sent = model, sequence, timer, beat, sent
         self.tokens = 0  # of the largest attention call that was shared
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
+        self._in_run = False  # whether calls may find what the module kept of others
         self.residuals_of: Callable[[BatchSlice], Residuals | None] = lambda _: (
             None
         )  # what a step cache keeps of a piece
@@ -142,6 +155,23 @@ class HostedForward:
     def weights(self) -> HostedWeights:
         """Those of the model."""
         return self.model.weights
+
+    def take_kept(self) -> KeptCalls | None:
+        """The calls that the module might keep something of, since this was asked last."""
+        if not self._in_run or self.model.kept is None:
+            return None
+        counted = self.model.kept.take_counted()
+        return KeptCalls(calls=counted.calls, found=counted.found, rows=counted.rows)
+
+    def begin_run(self, run: object, *, ranks: int) -> None:
+        """The calls are of this run, by any name, on so many ranks; None: of none, and the module keeps nothing."""
+        self._in_run = run is not None
+        if self.model.kept is None:
+            return
+        if run is None:
+            self.model.kept.end()
+        else:
+            self.model.kept.begin(run, ranks=ranks)
 
     def run_batch_groups(
         self,
@@ -229,7 +259,7 @@ class HostedForward:
         function = module if method is None else getattr(module, method)
         self._forget()
         try:
-            with self.model.calling(), self._scales(sequence, over), skipping:
+            with self.model.calling(), self._scales(sequence, over), self._keeping(sequence), skipping:
                 return function(*given["args"], **given["kwargs"])
         finally:
             self.tokens = max(self.tokens, self.model.tokens)
@@ -260,7 +290,7 @@ class HostedForward:
             skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over)
         self.model.under(sequence, self.beat)
         self._forget()
-        with self.model.calling(), self._scales(sequence, None), skipping:
+        with self.model.calling(), self._scales(sequence, None), self._keeping(sequence), skipping:
             out: torch.Tensor = self.weights.whole.apply_model(x, sigma, **given)
         self.beat()
         return out
@@ -270,6 +300,15 @@ class HostedForward:
         forget: Callable[[], None] | None = getattr(self.model.module, "clear_kv_cache", None)
         if forget is not None:
             forget()
+
+    def _keeping(self, sequence: UnevenSequence) -> AbstractContextManager[None]:
+        """Around a call: all ranks that run the same blocks at a time use what the module kept, or none of them."""
+        kept, group = self.model.kept, self.model.group
+        if kept is None or not self._in_run:
+            return nullcontext()
+        spread = self.weights.shards is not None and group.size > sequence.parts
+        together = UnevenSequence(ring=Axis("ring"), ulysses=group) if spread else sequence
+        return kept.calling(alike_over(together, self.timer.device))
 
     def _scales(self, sequence: UnevenSequence, over: Axis | None) -> AbstractContextManager[None]:
         """Around a call: where a quantised layer takes a scale of all rows, it is that of all ranks that have some."""

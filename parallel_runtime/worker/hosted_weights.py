@@ -11,6 +11,7 @@ import torch
 
 from ..checkpoint import ModelSpec, read_header
 from ..errors import RequestCancelledError
+from ..models.entries import entries_of
 from ..models.hosted.block_patches import Beside
 from ..models.hosted.build import build, recognise
 from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
@@ -94,6 +95,11 @@ class HostedWeights:
             return blocks_of(self.module, whole.blocks, inner=whole.inner)
         return blocks_of(self.module, [] if plan is None else list(plan.attention))
 
+    def methods_of(self, path: str) -> tuple[str, ...]:
+        """The methods by which the module calls the block at a path."""
+        plan = find_plan(type(self.module))
+        return entries_of(self.blocks[path]) if plan is None else plan.methods_of(path.rpartition(".")[0])
+
     @property
     def in_order(self) -> bool:
         """Whether every call is known to run the blocks in the same order."""
@@ -161,7 +167,12 @@ class HostedWeights:
             built = built.casting_in_use(self.blocks)
         if spread:
             self.shards = BlockShards(
-                self.blocks, self._group, rounded=built.rounded, device=self.device, offloaded=self._offloaded
+                self.blocks,
+                self._group,
+                rounded=built.rounded,
+                device=self.device,
+                offloaded=self._offloaded,
+                methods=self.methods_of,
             )
             yield from self.shards.load()
         elif self.device.type != "cpu":

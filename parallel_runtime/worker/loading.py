@@ -14,11 +14,13 @@ import torch
 from ..checkpoint import HOSTED, ModelSpec, read_header
 from ..errors import RequestCancelledError
 from ..models.base import Adapter
+from ..models.hosted.comfyui import what_was_imported
 from ..models.registry import read_own
 from ..models.stages import stage_blocks, stage_weights
 from ..parallel.collectives import Axis
 from ..plan import Layout
 from ..timing import wait_for
+from ..torch_flags import set_flags
 from ..weights.changes import WeightChanges
 from ..weights.host_memory import give_back_heap
 from ..weights.mapped_file import MappedFile
@@ -123,12 +125,14 @@ class LoadedModels(dict[int, LoadedModel | HostedModel]):
             self.give_back()
             return Cancelled(evicted=tuple(evicted))
         self[request.model] = opened.model
+        set_flags(request.spec.flags)  # after ComfyUI's import, which sets some
         wait_for(self._device)
         return LoadReply(
             load_s=time.perf_counter() - began,
             parameter_bytes=opened.model.weights.parameter_bytes,
             dtype=str(opened.model.weights.dtype).removeprefix("torch."),
             evicted=tuple(evicted),
+            imported=what_was_imported(),
             memory=self._memory(),
         )
 
@@ -146,6 +150,12 @@ class LoadedModels(dict[int, LoadedModel | HostedModel]):
                 evicted.append(handle)
                 self._let_go()
         return evicted
+
+    def end_runs(self, *, but: int | None = None) -> None:
+        """Have no model keep anything of a sampling run, but the one of that handle."""
+        for handle, model in self.items():
+            if handle != but and isinstance(model, HostedModel):
+                model.end_run()
 
     def drop(self, request: Unload) -> MemoryReply:
         """Free a model, if this rank has it."""

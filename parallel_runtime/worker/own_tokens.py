@@ -3,27 +3,31 @@
 What asks for it is a call's option `local_attention`.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from ..parallel.displaced_uneven import DisplacedUneven
-from ..parallel.uneven import AttentionFunction, UnevenSequence
+from ..parallel.uneven import QKV, AttentionFunction, UnevenSequence
 
 
 class OwnTokens(UnevenSequence):
     """Wrong for more than one rank."""
 
-    def attend(
-        self, kernel: AttentionFunction, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: object
-    ) -> torch.Tensor:
+    def attend(self, kernel: AttentionFunction, qkv: QKV, **_: object) -> torch.Tensor:
         """As `UnevenSequence.attend`, without any exchange and without the mask."""
-        return kernel(q, k, v, q.shape[1], None)
+        return kernel(qkv, qkv[0].shape[1], None)
+
+    def whole_keys(
+        self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `UnevenSequence.whole_keys`, without any exchange."""
+        return k, v
 
 
 class OwnTokensHeld(DisplacedUneven):
     """The same in a pipeline: of its pass alone, so wrong for more than one patch too."""
 
-    def attend_held(
-        self, kernel: AttentionFunction, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: object
-    ) -> torch.Tensor:
+    def attend_held(self, kernel: AttentionFunction, qkv: QKV, **_: object) -> torch.Tensor:
         """As `DisplacedUneven.attend_held`, with nothing kept and without any exchange."""
-        return kernel(q, k, v, q.shape[1], None)
+        return kernel(qkv, qkv[0].shape[1], None)

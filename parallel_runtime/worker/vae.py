@@ -12,6 +12,7 @@ import torch
 from ..errors import RequestCancelledError
 from ..models.hosted.vae import build_vae
 from ..timing import wait_for
+from ..torch_flags import set_flags
 from ..wire.channel import SegmentTable
 from ..wire.protocol import TensorSpec
 from ..wire.replies import Memory, MemoryReply, Progress
@@ -85,6 +86,7 @@ class RankVae:
             parts, self._coming = self._coming, {}
             dtype = getattr(torch, request.dtype)
             module = build_vae(request.comfyui, parts, dtype=dtype, metadata=request.metadata, device=self._device)
+            set_flags(request.flags)  # after ComfyUI's import, which sets some
             for layer in module.modules():
                 if next(layer.children(), None) is None:
                     layer.register_forward_pre_hook(lambda *_: self._sign_of_life())

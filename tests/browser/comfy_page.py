@@ -41,7 +41,7 @@ TIDY = """async (nodes2) => {
   if (sidebarTab.activeSidebarTabId) sidebarTab.toggleSidebarTab(sidebarTab.activeSidebarTabId)
   if (bottomPanel.activeBottomPanelTabId === 'parallel-dit.timeline')
     bottomPanel.toggleBottomPanelTab('parallel-dit.timeline')
-  toast.removeAll()
+  for (const none of ['removeAll', 'dismissAll']) toast[none]?.()  // by the frontend's version
   await setting.set('Comfy.VueNodes.Enabled', nodes2)
   await setting.set('Comfy.ColorPalette', 'dark')
 }"""

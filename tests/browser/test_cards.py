@@ -88,14 +88,15 @@ def test_what_a_prompt_was_refused_in_part_stays_while_it_runs(made_up: MadeUp) 
     expect(card).to_have_count(0)
 
 
-SLP = "the MODEL carries patches of its blocks (double_block 0), which a parallel MODEL cannot take; remove the node "
-SLP += "that adds them (SkipLayerGuidanceDiT, for one), or use Load Diffusion Model for this graph"
+SLP = "SkipLayerGuidanceDiT (node 2): it patches the model's blocks (double_block 0), which a parallel MODEL cannot "
+SLP += "take; remove that node, or use Load Diffusion Model for this graph"
+LORA = "Load LoRA (node 1): it changes x by a LoRA that has a core, which a parallel MODEL cannot take; "
+LORA += "remove that node, or use Load Diffusion Model for this graph"
 # The sentence, on which node it was raised, what stands in the workflow: whether there is something to bypass.
 REFUSALS = [
     (SLP, "KSampler", ["KSampler", "SkipLayerGuidanceDiT"], True),
     (SLP, "KSampler", ["KSampler"], False),
-    ("x is changed by a LoRA that has a core; remove the LoRA loader that adds it, or use another",
-     "LoraLoaderModelOnly", ["LoraLoaderModelOnly"], True),
+    (LORA, "LoraLoaderModelOnly", ["LoraLoaderModelOnly"], True),
     ("ring=9 needs 9 devices, 4 are named; use a product of at most 4", "SPConfig", ["SPConfig"], False),
 ]  # fmt: skip
 RAISE = """([text, kind, kinds]) => {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page, expect
@@ -64,13 +65,20 @@ def denoised(client: ComfyClient) -> list[dict[str, Any]]:
     return [client.get(f"/parallel_dit/reports/{entry['number']}") | entry for entry in reversed(entries)]
 
 
-def queue(client: ComfyClient, graph: dict[str, Any], steps: Iterable[int]) -> None:
-    """Queue the graph of the page once for each of these numbers of steps, as the page does."""
+def queue(client: ComfyClient, graph: dict[str, Any], steps: Iterable[int], *, gates: Mapping[int, Path]) -> None:
+    """Queue the graph of the page once for each of these numbers of steps, as the page does.
+
+    Those with a gate stay before their first step until the file is there.
+    """
     (sampler,) = [name for name, node in graph["prompt"].items() if node["class_type"] == "ParallelSampler"]
     for each in steps:
         asked = copy.deepcopy(graph)
-        asked["prompt"][sampler]["inputs"]["steps"] = each
-        asked["prompt"][sampler]["inputs"]["seed"] += each
+        inputs = asked["prompt"][sampler]["inputs"]
+        inputs |= {"steps": each, "seed": inputs["seed"] + each}
+        if each in gates:
+            held = {"latent": inputs["latent_image"], "gate": str(gates[each])}
+            asked["prompt"]["gate"] = {"class_type": "HoldLatent", "inputs": held}
+            inputs["latent_image"] = ["gate", 0]
         client.post("/prompt", asked)
 
 
@@ -80,7 +88,7 @@ def queued(client: ComfyClient) -> int:
     return len(queue["queue_running"]) + len(queue["queue_pending"])
 
 
-def test_ten_queued_runs_keep_their_figures_in_both_tabs(comfy: ComfyPage, tabs: Tabs) -> None:
+def test_ten_queued_runs_keep_their_figures_in_both_tabs(comfy: ComfyPage, tabs: Tabs, tmp_path: Path) -> None:
     other, client, page = tabs.get("second", nodes2=not comfy.nodes2), ComfyClient(comfy.server.url), comfy.page
     comfy.load_example(width=64, height=64, steps=2)
     for each in (comfy, other):
@@ -88,14 +96,17 @@ def test_ten_queued_runs_keep_their_figures_in_both_tabs(comfy: ComfyPage, tabs:
         each.open_timeline()
     page.evaluate(WATCH)
     graph = page.evaluate(GRAPH)
-    queue(client, graph, [2])  # all that a run adds to the page is there from now on
+    queue(client, graph, [2], gates={})  # all that a run adds to the page is there from now on
     settle(page, client)
     before = [kept_by(each.page) for each in (comfy, other)]
     page.evaluate("window.heard.length = 0")
-    queue(client, graph, STEPS)
-    assert queued(client) > 1
-    assert "took" in comfy.timeline.evaluate(NEXT_STEP)
-    assert queued(client) > 0, "the timeline answered while they ran"
+    gate = tmp_path / "gate"
+    try:
+        queue(client, graph, STEPS, gates={STEPS[-1]: gate})
+        assert "took" in comfy.timeline.evaluate(NEXT_STEP)
+        assert queued(client) > 0, "the last of them is held: the timeline answered while they ran"
+    finally:
+        gate.touch()
     settle(page, client)
     heard = page.evaluate("window.heard")
     assert {steps for steps, _ in heard} & set(STEPS), "the node was never looked at while a run was under way"

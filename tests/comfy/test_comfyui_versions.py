@@ -19,7 +19,7 @@ import pytest
 
 from host import workflows
 from host.client import ComfyClient
-from host.fetch import TOO_OLD_SDIST, fetched
+from host.fetch import OLDEST_SDIST, TOO_OLD_SDIST, fetched
 from host.pack_workflows import latent_of, parallel
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels
@@ -120,6 +120,11 @@ def test_a_package_that_is_not_installed_is_named_with_the_remedy(pack) -> None:
     version = importlib.import_module(f"{pack.__name__}.nodes.host.version")
     said = version.what_is_missing(ModuleNotFoundError("No module named 'psutil'", name="psutil"))
     assert said == "Parallel DiT needs the package psutil; pip install -r requirements.txt in its folder"
+
+
+@pytest.mark.full
+def test_the_oldest_comfyui_is_one_that_can_be_fetched() -> None:
+    assert version_of(fetched(OLDEST_SDIST)) == oldest()  # `make test-host COMFYUI_PATH=oldest` tests with it
 
 
 @pytest.mark.full

@@ -21,7 +21,19 @@ from parallel_runtime.models.hosted.contract import FEATURES, LINES, WHERE_THERE
 from .contract_uses import files, uses_in
 
 # What Python's own types and aiohttp's bring, which no line has to name.
-PYTHONS = ("__file__", "__name__", "get", "values", "append", "create_task", "on_startup", "post", "stock")
+PYTHONS = (
+    "__file__",
+    "__name__",
+    "get",
+    "values",
+    "items",
+    "append",
+    "create_task",
+    "on_startup",
+    "post",
+    "removeprefix",
+)
+PYTHONS += ("stock", "for_device")  # of what this pack puts in place of the attention function
 PROCESS_S = 280
 
 

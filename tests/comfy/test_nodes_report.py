@@ -16,9 +16,6 @@ from host.tiny_models import TinyModels
 from host.workers import generation
 from parallel_runtime.report.schema import SCHEMA, validate
 
-# A client times a node by when it hears of it, which may be a little after the node began, on a busy machine a while.
-CLIENTS_CLOCK_S = 1.0
-
 
 def report_of(result: PromptResult, node: str) -> dict[str, Any]:
     """The one report a node put into its output, as the schema says."""
@@ -61,7 +58,6 @@ def test_the_sampler_reports_each_rank_and_each_step(
     assert (timings["per"], timings["calls"], timings["first_step_s"]) == ("step", [1, 1, 1], timings["step_s"][0])
     whole_s = timings["load_s"] + timings["denoise_s"]
     assert sum(timings["step_s"]) <= timings["denoise_s"] < whole_s < result.wall_s
-    assert whole_s < result.node_s["sampler"] + CLIENTS_CLOCK_S
     assert timings["rank0_s"] == report["ranks"][0]["busy_s"]
     assert all(slow <= step for slow, step in zip(timings["slowest_rank_s"], timings["step_s"], strict=True))
     assert all(0 <= skew <= step for skew, step in zip(timings["skew_s"], timings["step_s"], strict=True))
@@ -177,7 +173,7 @@ def test_timed_vae_decode_gives_vae_decodes_image_and_counts_only_the_decode(
     report = report_of(result, "decode")
     assert (report["kind"], report["vae"]["device"]) == ("vae", "cpu")
     assert (report["vae"]["latent"], report["vae"]["image"]) == ([1, 16, 16, 16], [1, 128, 128, 3])
-    assert 0 < report["vae"]["decode_s"] <= result.node_s["decode"] + CLIENTS_CLOCK_S
+    assert 0 < report["vae"]["decode_s"] < result.wall_s
     pictures = [client.image(result.outputs[node]["images"][0]) for node in ("save", "save_stock")]
     assert np.array_equal(*(np.asarray(picture) for picture in pictures))
     assert "vae" not in report_of(result, "sampler")

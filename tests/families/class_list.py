@@ -1,6 +1,6 @@
 """The section of docs/models.md with a row for each class of ComfyUI's list of models: `make models-list` writes it.
 
-Owns its text. Does not own what is asked of ComfyUI (models/supported.py), nor the rest of the page (matrix.py).
+Owns its text. Does not own what is known of ComfyUI's classes (known.py), nor the rest of the page (matrix.py).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterable
 
 from host.server import PACK_ROOT
-from models.supported import Found, ask
-from parallel_runtime.models.plans import PLANS
+from parallel_runtime.models.plans import NOT_SAMPLED, PLANS, WITHOUT
 from parity.table import markdown
 
 from . import usage
+from .known import KnownClass, came_with, cases, classes, number
 from .plan_lines import plan_lines
-from .variants import FAMILIES, FILES
+from .variants import KNOWN
 
 DOCUMENT = PACK_ROOT / "docs" / "models.md"
 TITLE = "## Every class of ComfyUI"
@@ -24,24 +24,35 @@ SECTION = re.compile(rf"^{TITLE}.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 SHARE = re.compile(rf"^{usage.TITLE}.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
-def section(said: Found) -> str:
+def section() -> str:
     """The section's text, ending in an empty line."""
-    classes = said["classes"]
-    shared = [name for name, each in classes.items() if not each["refused"]]
-    text = f"""{TITLE} {said["version"]}
+    known = classes()
+    shared = [each for each in known.values() if each.path in PLANS]
+    text = f"""{TITLE}
 
-`comfy.supported_models.models` has {len(classes)} classes. {len(shared)} of them share their tokens over ranks. The
-others say why not, in the words that a user reads; what they say works instead runs ComfyUI's module on whole calls.
-The parity of a plan is shown by the cases of its class in the second table: those of `tests/models` compare ComfyUI's
-module over 2 and 3 ranks with one process. `make models-list` writes this section.
+`comfy.supported_models.models` of ComfyUI {_newest(known)} and, in brackets, transformers of later versions whose file
+alone was at hand: {len(known)} classes. {len(shared)} of them share their tokens over ranks. The others say why not, in
+the words that a user reads; what they say works instead runs ComfyUI's module on whole calls. "Came with" is the oldest
+ComfyUI looked at that has the class, "tried on" the newest on which its cases were equal over two ranks; 0.38 stands
+for 0.33.0 with files of 0.37 and 0.38. The parity of a plan is shown by the cases of its class in the second table:
+those of `tests/models` compare ComfyUI's module over 2 and 3 ranks with one process. `make models-list` writes this
+section, of what `python -m families.known` noted of each ComfyUI.
 
 """
-    rows = [(name, f"`{_short(each['path'])}`", _plan(each)) for name, each in classes.items()]
-    text += markdown(("class", "transformer or U-Net", "tokens"), rows)
+    rows = [
+        (each.name, f"`{_short(each.path)}`", _plan(each.path), came_with(each.since), each.newest or "-")
+        for each in known.values()
+    ]
+    text += markdown(("class", "transformer or U-Net", "tokens", "came with", "tried on"), rows)
     text += "\nOf each class with a plan, the cases that show its parity:\n\n"
-    paths = dict.fromkeys([each["path"] for each in classes.values() if not each["refused"]] + list(PLANS))
-    shown = [(f"`{_short(path)}`", f"{plan_lines(path)} lines", _cases(path, said), _variants(path)) for path in paths]
+    paths = dict.fromkeys([each.path for each in shared] + list(PLANS))
+    shown = [(f"`{_short(path)}`", f"{plan_lines(path)} lines", _cases(path), _variants(path)) for path in paths]
     return text + markdown(("transformer", "plan", "over 2 and 3 ranks", "beside stock ComfyUI"), shown) + "\n"
+
+
+def _newest(known: dict[str, KnownClass]) -> str:
+    """Of the versions looked at the newest whose list was at hand."""
+    return max((each.since for each in known.values() if not each.name.startswith("(")), key=number)
 
 
 def with_section(page: str, text: str) -> str:
@@ -67,16 +78,22 @@ def _short(path: str) -> str:
     return path.removeprefix("comfy.ldm.")
 
 
-def _plan(each: dict[str, str]) -> str:
-    return each["refused"] or f"shared, a plan of {plan_lines(each['path'])} lines"
+def _plan(path: str) -> str:
+    if path in PLANS:
+        return f"shared, a plan of {plan_lines(path)} lines"
+    (reason, instead), name = WITHOUT[path], path.rpartition(".")[2]
+    no_plan = "" if instead == NOT_SAMPLED else " has no plan to share its tokens"
+    return f"{name}{no_plan}: {reason}; {instead}"
 
 
-def _cases(path: str, said: Found) -> str:
-    return _names(name for name, each in said["cases"].items() if each == path)
+def _cases(path: str) -> str:
+    return _names(each.name for each in cases().values() if each.path == path)
 
 
 def _variants(path: str) -> str:
-    return _names(each.name for each in FAMILIES if FILES[each.file].class_path == path)
+    """Those that a ComfyUI at hand can load."""
+    loaded = {each.path for each in classes().values() if not each.name.startswith("(")}
+    return _names(name for name, (_, each) in KNOWN.items() if each == path and each in loaded)
 
 
 def _names(names: Iterable[str]) -> str:
@@ -84,7 +101,5 @@ def _names(names: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(
-        with_share(with_section(DOCUMENT.read_text(encoding="utf-8"), section(ask()))), encoding="utf-8"
-    )
+    DOCUMENT.write_text(with_share(with_section(DOCUMENT.read_text(encoding="utf-8"), section())), encoding="utf-8")
     sys.stdout.write(f"{DOCUMENT.relative_to(PACK_ROOT)} is written\n")

@@ -17,7 +17,10 @@ TIMEOUT_S = 240
 
 
 def shapes_of(classes: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Shapes]:
-    """By file name, the names and shapes of the state dict of a class (its dotted path) built with the arguments."""
+    """By file name, the names and shapes of the state dict of a class (its dotted path) built with the arguments.
+
+    Without those whose class this ComfyUI does not have, or with other arguments.
+    """
     return _ask("shapes", {name: list(each) for name, each in classes.items()})
 
 
@@ -52,12 +55,19 @@ def _shapes(classes: dict[str, Any]) -> dict[str, Shapes]:
     found = {}
     for name, (path, arguments) in classes.items():
         module, _, class_name = path.rpartition(".")
-        built = getattr(importlib.import_module(module), class_name)
+        try:
+            built = getattr(importlib.import_module(module), class_name)
+        except (ImportError, AttributeError):
+            continue
         arguments |= {"dtype": torch.float32, "operations": comfy.ops.disable_weight_init}
         try:
             model = built(**arguments, device="meta")
         except RuntimeError:  # a class that reads a value of what it makes
             model = built(**arguments, device="cpu")
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            continue
         found[name] = {key: list(value.shape) for key, value in model.state_dict().items()}
     return found
 

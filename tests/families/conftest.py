@@ -12,6 +12,7 @@ import torch
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import saved_latent
 from host.server import ComfyServer
+from host.tally import by_stock
 
 from .hosted import QWEN
 from .variants import write_families
@@ -27,7 +28,8 @@ def stock(hosted_server: ComfyServer) -> Stock:
     def run(graph: Workflow) -> torch.Tensor:
         key = json.dumps(graph, sort_keys=True)
         if key not in kept:
-            kept[key] = saved_latent(client, client.queue(graph))
+            with by_stock():
+                kept[key] = saved_latent(client, client.queue(graph))
         return kept[key]
 
     return run

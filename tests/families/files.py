@@ -88,7 +88,10 @@ def row(name: str, shape: tuple[int, ...], rules: Iterable[Rule]) -> Row:
 
 
 def write_model_files(folder: Path, files: Iterable[ModelFile]) -> list[Path]:
-    """Writes `files` into `folder`; one child process of ComfyUI names the tensors of those without a layout."""
+    """Writes `files` into `folder`; one child process of ComfyUI names the tensors of those without a layout.
+
+    A file of a class that this ComfyUI does not have is not written: no loader of its lists it.
+    """
     files = list(files)
     unknown = {file.name: (file.class_path, file.arguments) for file in files if file.layout is None}
     shapes = shapes_of(unknown) if unknown else {}
@@ -101,4 +104,5 @@ def write_model_files(folder: Path, files: Iterable[ModelFile]) -> list[Path]:
             metadata=file.metadata,
         )
         for file in files
+        if file.layout or file.name in shapes
     ]

@@ -23,7 +23,6 @@ from typing import Any
 from host.client import ComfyClient
 from host.pack_workflows import TOLERANCE
 from host.server import ComfyServer
-from models.supported import ask
 from parity.matrix import ONE_THREAD
 from parity.runner import VISIBLE, Bench, Row, seen
 from parity.table import markdown, shown, verdict
@@ -181,7 +180,7 @@ def cases_table(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
 
 def document(cells: dict[Case, list[Row]], controls: dict[Case, Row]) -> str:
     """The text of docs/models.md."""
-    tables = f"{families_table(cells, controls)}\n{section(ask())}## Each case\n\n{cases_table(cells, controls)}"
+    tables = f"{families_table(cells, controls)}\n{section()}## Each case\n\n{cases_table(cells, controls)}"
     return f"{INTRODUCTION}\n{usage.section()}## Families\n\n{tables}\n{summary(cells, controls)}.\n"
 
 

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from host.adapters import write_adapter
 from host.client import ComfyClient, Workflow
-from host.formats import KERNEL_ALLOWANCE, OWN_KERNELS, behind_model
+from host.formats import KERNEL_ALLOWANCE, allowed_by, stock_moves
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent
 from host.quantised import FORMATS, KINDS, MIXED, quantised
 from host.server import PACK_ROOT, ComfyServer
@@ -59,13 +59,13 @@ class Row:
     control: float = 0.0
     format_moves: float = 0.0  # from the file in bf16
     lora_moves: float = 0.0
-    stock_moves: float = 0.0  # with its other exact attention functions
+    stock_moves: float = 0.0  # with its other exact attention functions and numbers of threads
     taken_back: bool = True
 
     @property
     def bound(self) -> float:
         """What an error may be."""
-        return max(ROUNDED, KERNEL_ALLOWANCE * self.stock_moves) if rounds_inputs(self.kind) else TOLERANCE
+        return allowed_by(self.stock_moves, least=ROUNDED) if rounds_inputs(self.kind) else TOLERANCE
 
     @property
     def wrong(self) -> list[str]:
@@ -119,8 +119,7 @@ def measure(client: ComfyClient, stock: Stock, kind: str, plans: Iterable[str] =
     right, right_merged = stock(graph), stock(merged)
     row.format_moves = relative_error(right, stock(graph_of(WAN.name)))
     row.lora_moves = relative_error(right_merged, right)
-    moved = [latent_of(client, behind_model(graph, "StockAttention", kernel=each, threads=1)) for each in OWN_KERNELS]
-    row.stock_moves = max(relative_error(each, right) for each in moved)
+    row.stock_moves = stock_moves(client, graph, right)
     for plan in plans:
         plain = latent_of(client, parallel(graph, mode="manual", **PLANS[plan]))
         row.plain[plan] = relative_error(plain, right)
@@ -153,9 +152,10 @@ layer is ComfyUI's own. `make formats` writes this file.
 
 At most {TOLERANCE:.0e}. Where layers round what they are given (int8, w4a4, "mixed"), a last digit, which another order
 of additions moves, sends a number to the other side of a step, and that others: "stock moves" is how far stock ComfyUI
-itself is then from its own latent with its other exact attention functions. Allowed is {KERNEL_ALLOWANCE:g} times that,
-or {ROUNDED:.0e}. Ulysses changes no order here, Ring does. "No exchange" is the control, a run under ulysses 2 with
-ranks that exchange nothing; "the format" is how far the file is from the same one in bf16.
+itself is then from its own latent with its other exact attention functions, and with one thread or two. Allowed is
+{KERNEL_ALLOWANCE:g} times that, or {ROUNDED:.0e}. Ulysses changes no order here, Ring does. "No exchange" is the
+control, a run under ulysses 2 with ranks that exchange nothing; "the format" is how far the file is from the same one
+in bf16.
 """
 REST = """
 ## What rounds by all tokens at once

@@ -13,7 +13,7 @@ from host.server import PACK_ROOT
 from parity.table import markdown
 
 from .class_list import DOCUMENT
-from .variants import BY_NAME
+from .variants import KNOWN
 
 README = PACK_ROOT / "README.md"
 TABLE = re.compile(r"(?<=<!-- made by make readme-models -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -50,9 +50,7 @@ def table(page: str) -> str:
         rows.append((kind, names, sum(int(row["cases"]) for row in mine), worst))
     known = {row["class"].removesuffix("*") for row in measured}
     more = [row for row in plans if row["transformer"] not in known]
-    names = dict.fromkeys(
-        BY_NAME[name].family for row in more for name in row["beside stock ComfyUI"].split("; ") if name
-    )
+    names = dict.fromkeys(KNOWN[name][0] for row in more for name in row["beside stock ComfyUI"].split("; ") if name)
     limit = f"at most {TOLERANCE:.0e}"
     if names:
         rows.append(("the same, under fewer plans", ", ".join(names), "", limit))

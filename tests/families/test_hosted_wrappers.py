@@ -111,7 +111,7 @@ def test_a_controlnet_that_computes_with_the_models_layers_is_refused(
     result = hosted_client.queue(ours(with_controlnet(small(seed=43), FUN)))
     assert (result.status, result.error_node) == ("error", "KSampler")
     first_line = result.error_message.splitlines()[0]
-    assert "QwenFunControlNet" in first_line and "remove its Apply ControlNet" in first_line
+    assert "QwenFunControlNet" in first_line and "Apply ControlNet (node control)" in first_line
 
 
 def test_block_patches_are_refused_by_the_node_that_adds_them(hosted_client: ComfyClient) -> None:

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from host.client import ComfyClient, PromptResult, Workflow
 from host.fetch import comfyui_path
 from host.forked_ranks import FOR_COMFYUI
+from host.outcomes import StockFailsError
 from host.pack_workflows import TOLERANCE, latent_of, parallel
 from host.quantised import quantised
 from host.server import ComfyServer
@@ -105,6 +106,8 @@ def test_a_plan_is_proven_once_for_each_kind_of_call(server: ComfyServer, client
 def test_a_quantised_file_has_a_proof_of_its_own(server: ComfyServer, client: ComfyClient, kept: Path) -> None:
     """Its key has the format; where layers round what they are given, a last digit may move more."""
     folder = server.models / "diffusion_models"
+    if not (folder / PLAIN.file).exists():
+        raise StockFailsError(f"this ComfyUI does not have the class of {PLAIN.file}")
     with safe_open(folder / PLAIN.file, framework="pt") as file:
         whole = {name: file.get_tensor(name) for name in file.keys()}
         metadata = file.metadata() or {}

@@ -16,6 +16,7 @@ import torch
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import relative_error, saved_latent
 from host.server import ComfyServer
+from host.tally import by_stock
 
 from .comfy_classes import detected
 from .variants import BY_NAME, FAMILIES, FILES, SMALL, Variant, write_families
@@ -39,8 +40,9 @@ def latents(hosted_server: ComfyServer, family_models: Path) -> Callable[..., La
             write_families(family_models, only=[variant.name])
             graph = variant.graph(**settings)
             edit(graph)
-            result = client.queue(graph)
-            kept[key] = [saved_latent(client, result, node=name) for name in variant.latents]
+            with by_stock():
+                result = client.queue(graph)
+                kept[key] = [saved_latent(client, result, node=name) for name in variant.latents]
         return kept[key]
 
     return run
@@ -125,5 +127,6 @@ def test_whatever_a_graph_is_given_shows_in_its_latents(variant: Variant, latent
 def test_every_file_is_detected_as_its_class_with_exactly_its_tensors(names: list[str], family_models: Path) -> None:
     folder = write_families(family_models, only=names) / "diffusion_models"
     files = {str(folder / BY_NAME[name].file): FILES[BY_NAME[name].file] for name in names}
+    files = {path: file for path, file in files.items() if Path(path).exists()}  # of classes that this ComfyUI has
     for path, found in detected(list(files)).items():
         assert found == {"class": files[path].class_path, "missing": [], "unexpected": []}

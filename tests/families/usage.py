@@ -1,10 +1,11 @@
 """How much of the use of ComfyUI's templates the models here cover, counted from a table of templates (usage.csv).
 
 Each row is a template without API nodes that was used: how often, the models that the index of templates names, the
-least ComfyUI that it asks for, and the class of ComfyUI 0.30.0 that its main model's file is loaded as; "later" for a
-template that asks for a later ComfyUI, "none" where nothing is sampled. Uses and versions are those of `index.json` in
-the package comfyui-workflow-templates-json 0.1.123 (October 2026); classes are read from the templates' file names and
-ComfyUI's detection.
+least ComfyUI that it asks for, and the class of ComfyUI that its main model's file is loaded as; "unknown" for a class
+whose file could not be looked up, "none" where nothing is sampled. Uses and versions are those of `index.json` in the
+package comfyui-workflow-templates-json 0.1.123 (October 2026); classes are read from the templates' file names and
+ComfyUI's detection, of newer models from what ComfyUI's documentation says that they are (Marigold v2 is LoRAs of
+Qwen-Image-Edit, Pixal3D a mode of Trellis 2, LTX-2.5 LTX-2's class, Ming-Image Z-Image's).
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from parity.table import markdown
 
 TABLE = Path(__file__).with_name("usage.csv")
 TITLE = "## Share of template use"
-LATER, NONE = "later", "none"
+UNKNOWN, NONE = "unknown", "none"
 SHARED = "shares its tokens over ranks"
 WHOLE = "runs on whole calls (cfg, data, sharded weights)"
-NEWER, NOTHING = "needs a later ComfyUI than 0.30.0", "is not sampled (upscalers, masks, depth, text)"
-KINDS = (SHARED, WHOLE, NEWER, NOTHING)
+UNSEEN, NOTHING = "is of a class that could not be looked up", "is not sampled (upscalers, masks, depth, text)"
+KINDS = (SHARED, WHOLE, UNSEEN, NOTHING)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Template:
             return SHARED
         if path in WITHOUT:
             return WHOLE
-        return {LATER: NEWER, NONE: NOTHING}[self.loaded_as]
+        return {UNKNOWN: UNSEEN, NONE: NOTHING}[self.loaded_as]
 
 
 def templates() -> list[Template]:
@@ -62,15 +63,13 @@ def section() -> str:
     for row in rows:
         uses[row.kind] += row.uses
         models[row.kind][row.models] += row.uses
-    sampled = total - uses[NEWER] - uses[NOTHING]
-    qwen = models[NEWER]["Qwen Image 2.1"] / total
+    sampled = total - uses[NOTHING]
     text = f"""{TITLE}
 
 **{uses[SHARED] / total:.1%}** of {total:,} uses of ComfyUI's templates for open models are of a class whose tokens
-ranks share: {uses[SHARED] / sampled:.1%} of those that ComfyUI 0.30.0 opens to sample. Counted by the class of a
-template's main model, in `tests/families/usage.csv`; nodes in a template that a loader refuses, such as patches between
-blocks, are not counted off. Qwen-Image 2.1 ({qwen:.1%}) is a class of ComfyUI 0.37 (`qwen_image21`) whose weights have
-other names; ComfyUI 0.30.0 recognises no model in its file, and our loader says so.
+ranks share: {uses[SHARED] / sampled:.1%} of those that sample. Counted by the class of a template's main model, in
+`tests/families/usage.csv`; nodes in a template that a loader refuses, such as patches between blocks, are not counted
+off. A template needs a ComfyUI that has its class, which the next section says.
 
 """
     named = {

@@ -16,14 +16,44 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import cross, flux, hunyuan, krea, ltx, lumina, minimax, more_images, qwen, sd3, told, unet, wan
+from host.fetch import comfyui_says
+
+from . import (
+    cross,
+    flux,
+    hunyuan,
+    krea,
+    ltx,
+    lumina,
+    minimax,
+    more_images,
+    qwen,
+    qwen21,
+    sd3,
+    told,
+    unet,
+    wan,
+    wan_animate2,
+)
 from .files import ModelFile, write_model_files
 from .variant import Variant
 
-MODULES = (wan, qwen, minimax, ltx, flux, hunyuan, lumina, krea, sd3, cross, more_images, told)
+LATER = {
+    wan_animate2: "WAN_Animate2",
+    qwen21: "QwenImage21",
+}  # of which ComfyUI's list of models has this class, or has not
+NEWER = tuple(module for module, name in LATER.items() if comfyui_says("comfy.model_base", f"class {name}("))
+MODULES = (wan, qwen, *NEWER, minimax, ltx, flux, hunyuan, lumina, krea, sd3, cross, more_images, told)
 FAMILIES: tuple[Variant, ...] = tuple(variant for module in MODULES for variant in module.VARIANTS)
 UNETS: tuple[Variant, ...] = unet.VARIANTS  # of which no plan shares the tokens
 FILES: dict[str, ModelFile] = {file.name: file for module in (*MODULES, unet) for file in module.FILES}
+KNOWN = {  # family and class of each variant, also of those that this ComfyUI has not
+    variant.name: (variant.family, file.class_path)
+    for module in dict.fromkeys((*MODULES, *LATER))
+    for variant in module.VARIANTS
+    for file in module.FILES
+    if file.name == variant.file
+}
 BY_NAME = {variant.name: variant for variant in (*FAMILIES, *UNETS)}
 SMALL = tuple(name for name, variant in BY_NAME.items() if not FILES[variant.file].only_when_full)
 

@@ -19,7 +19,7 @@ import time
 from echo_pool import make_pool, run_step
 
 ACTIONS = {
-    "stepping": [["exchange", 8 << 20, 60.0]],
+    "stepping": [["exchange", 8 << 20, 3600.0]],
     "holding": [["start_child", "/dev/null"], ["hold_the_interpreter"]],
 }
 
@@ -45,7 +45,7 @@ def main(num_ranks, when):
     answer(*pool.status()["pids"])
     for line in sys.stdin:
         if line.startswith("exec"):
-            become("import time; print('replaced', flush=True); time.sleep(30)")
+            become("import time; print('replaced', flush=True); time.sleep(120)")
         if line.startswith("crash"):
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             ctypes.PyDLL(None).abort()  # PyDLL, unlike CDLL, keeps the lock
@@ -71,7 +71,7 @@ def leak_descriptors():
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}"):
             os.set_inheritable(int(name), True)
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2)"], close_fds=False)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
 
 
 if __name__ == "__main__":

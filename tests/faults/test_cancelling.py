@@ -1,14 +1,17 @@
 """Cancelling: at once for the caller, never in the middle of a collective for the ranks, and without a trace after."""
 
+import os
 import random
+import signal
 import time
 from contextlib import suppress
 
 import pytest
 import torch
-from pool.echo_pool import held, in_time, make_spec, run_step
+from pool.echo_pool import Gate, held, make_spec, run_step
 
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool import rank_set
 from parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
 
 
@@ -27,84 +30,79 @@ def after(seconds):
     return check
 
 
-def test_a_cancelled_step_returns_at_once_and_the_next_one_is_right(pool):
+def at(gate):
+    """A check that cancels once a rank is at the gate."""
+
+    def check():
+        if gate.reached:
+            raise Cancelled
+
+    return check
+
+
+def now():
+    """A check that cancels."""
+    raise Cancelled
+
+
+def test_a_cancelled_step_returns_at_once_and_the_next_one_is_right(pool, tmp_path):
     run_step(pool)
-    generation = pool.generation
-
-    def returned():
-        began = time.monotonic()
-        with pytest.raises(Cancelled):
-            run_step(pool, torch.ones(9), check_cancelled=after(0.1), faults={0: [["sleep", 1.0]]})
-        seconds, state = time.monotonic() - began, pool.state
-        assert torch.equal(run_step(pool, torch.zeros(9), add=2).out, torch.full((9,), 2.0))
-        assert time.monotonic() - began > 1.0
-        if seconds < 0.7:
-            assert state == "busy", "the ranks are left to finish"
-        return seconds
-
-    in_time(returned, 0.7)
+    generation, gate = pool.generation, Gate(tmp_path)
+    with pytest.raises(Cancelled):
+        run_step(pool, torch.ones(9), check_cancelled=at(gate), faults={0: [gate.waits]})
+    assert pool.state == "busy", "the ranks are left to finish: one of them is held"
+    # the next one waits for it: nothing else opens the gate
+    assert torch.equal(run_step(pool, torch.zeros(9), add=2, check_cancelled=gate.open).out, torch.full((9,), 2.0))
     assert pool.generation == generation
 
 
 def test_the_memory_of_a_cancelled_step_is_not_written_before_it_has_ended(pool, tmp_path):
-    """Rank 0 reads its inputs 0.4 s after the step was cancelled and says what it saw."""
-    seen = tmp_path / "seen"
+    """Rank 0 reads its inputs once the next step is asked for, and says what it saw."""
+    seen, gate = tmp_path / "seen", Gate(tmp_path)
+    late = [gate.waits, ["write_inputs", str(seen)]]
     with pytest.raises(Cancelled):
-        late = [["sleep", 0.5], ["write_inputs", str(seen)]]
-        run_step(pool, torch.full((4,), 5.0), check_cancelled=after(0.1), faults={0: late})
-    run_step(pool, torch.full((4,), 6.0))
+        run_step(pool, torch.full((4,), 5.0), check_cancelled=at(gate), faults={0: late})
+    run_step(pool, torch.full((4,), 6.0), check_cancelled=gate.open)
     assert seen.read_text() == "[5.0, 5.0, 5.0, 5.0]"
 
 
-def test_a_request_waiting_for_a_cancelled_one_can_be_cancelled_too(pool):
-
-    def returned():
+def test_a_request_waiting_for_a_cancelled_one_can_be_cancelled_too(pool, tmp_path):
+    gate = Gate(tmp_path)
+    with pytest.raises(Cancelled):
+        run_step(pool, check_cancelled=at(gate), faults={0: [gate.waits]})
+    for _ in range(2):
         with pytest.raises(Cancelled):
-            run_step(pool, check_cancelled=after(0.01), faults={0: [["sleep", 1.0]]})
-        began = time.monotonic()
-        for _ in range(2):
-            with pytest.raises(Cancelled):
-                run_step(pool, check_cancelled=after(0.1))
-        seconds = time.monotonic() - began
-        assert torch.equal(run_step(pool).out, torch.arange(10.0))
-        return seconds
-
-    in_time(returned, 0.7)
+            run_step(pool, check_cancelled=now)
+    assert torch.equal(run_step(pool, check_cancelled=gate.open).out, torch.arange(10.0))
 
 
 def test_a_cancelled_load_stops_early_and_leaves_no_part_of_the_model(pool):
-    """Rank 0 has the whole model when rank 1 is told to stop."""
-    before = held(run_step(pool).ranks)
+    """Rank 0 has the whole model when rank 1, which is held half-way, is told to stop."""
+    before, loaded = held(run_step(pool).ranks), [0]
 
-    def returned():
-        began = time.monotonic()
-        with pytest.raises(Cancelled):
-            pool.load(make_spec("slow1"), check_cancelled=after(0.1))
-        assert "slow1" not in [model["name"] for model in pool.status()["models"]]
-        after_cancel = run_step(pool)
-        assert held(after_cancel.ranks) == before
-        return time.monotonic() - began
+    def cancel():
+        if loaded[-1] == 150:
+            raise Cancelled
 
-    in_time(returned, 1.5)  # of 2.2 s that the whole load takes
-    assert held(pool.load(make_spec("slow1")).ranks) == [count + 1 for count in before]
-    pool.unload(make_spec("slow1"))
+    with pytest.raises(Cancelled):
+        pool.load(make_spec("held1"), progress=lambda done, _: loaded.append(done), check_cancelled=cancel)
+    assert "held1" not in [model["name"] for model in pool.status()["models"]]
+    assert held(run_step(pool).ranks) == before
+    assert held(pool.load(make_spec("held1")).ranks) == [count + 1 for count in before]
+    pool.unload(make_spec("held1"))
 
 
 def test_a_cancelled_change_of_weights_stops_early_and_is_made_whole_by_the_next(pool):
+    """The second of its thirty changes is held until ranks are told to stop."""
+    keys = ["x", "held", *(f"x{index}" for index in range(28))]
     change = WeightPatchSet(
-        "slow", tuple(WeightPatch(key="x", kind="diff", strength=1.0, values=(None,)) for _ in range(30))
+        "slow", tuple(WeightPatch(key=key, kind="diff", strength=1.0, values=(None,)) for key in keys)
     )
     pool.load(make_spec(), patches=WeightPatchSet("quick", change.patches[:1]))
     memory = pool.status()["memory"]
-
-    def returned():
-        began = time.monotonic()
-        with pytest.raises(Cancelled):
-            pool.load(make_spec(), patches=change, check_cancelled=after(0.1))
-        pool.load(make_spec())
-        return time.monotonic() - began
-
-    in_time(returned, 1.5)  # of 3 s that the whole change takes
+    with pytest.raises(Cancelled):
+        pool.load(make_spec(), patches=change, check_cancelled=after(0.1))
+    pool.load(make_spec())
     assert pool.status()["memory"] == memory
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
 
@@ -172,10 +170,24 @@ def test_cancelling_at_random_moments_leaves_every_result_right(pool):
     assert pool.generation == generation, f"seed {seed}"
 
 
-def test_a_cancelled_start_goes_on_and_the_next_request_takes_it_over(pool_of):
-    pool = pool_of(1)
+def test_a_cancelled_start_goes_on_and_the_next_request_takes_it_over(pool_of, monkeypatch):
+    """Its rank is held by a signal from the first moment on."""
+    pool, spawn, made = pool_of(1), rank_set.spawn, []
+
+    def stopped(*arguments, **more):
+        made.append(spawn(*arguments, **more))
+        os.kill(made[-1].pid, signal.SIGSTOP)
+        return made[-1]
+
+    monkeypatch.setattr(rank_set, "spawn", stopped)
+
+    def cancel():
+        if made:
+            raise Cancelled
+
     with pytest.raises(Cancelled):
-        pool.start(check_cancelled=after(0.1))
+        pool.start(check_cancelled=cancel)
     assert pool.state == "starting"
+    os.kill(made[0].pid, signal.SIGCONT)
     assert torch.equal(run_step(pool).out, torch.arange(10.0))
-    assert pool.generation == 1
+    assert (pool.generation, len(made)) == (1, 1)

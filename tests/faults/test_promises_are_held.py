@@ -49,8 +49,8 @@ def _expects(node: ast.AST) -> bool:
     if isinstance(node, ast.Assert):
         return not isinstance(node.test, ast.Constant)
     named = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    # helpers of other files that assert: an error of a request, and what comes in time
-    return named in ("pytest.raises", "failure", "failure_in_time", "in_time", "expect", "wait_until")
+    # helpers of other files that assert: an error of a request, and what comes
+    return named in ("pytest.raises", "failure", "expect", "wait_until")
 
 
 @pytest.mark.parametrize("page", PROMISES)

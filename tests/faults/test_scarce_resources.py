@@ -135,9 +135,8 @@ def test_memory_that_runs_out_in_a_step_is_named_and_the_next_prompt_is_right():
             (pid,) = pool.status()["pids"]
             limit = psutil.Process(pid).memory_info().vms + (64 << 20)
             resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
-            error, seconds = failure(pool, faults={0: [["allocate", 1 << 30]]})
+            error = failure(pool, faults={0: [["allocate", 1 << 30]]})
             print(first_line(error))
-            assert seconds < 20, seconds  # in time it is in test_raising_ranks; here a disk may have to be read again
             print(torch.equal(run_step(pool).out, torch.arange(10.0)))
     """
     first, rest = run_program(program)

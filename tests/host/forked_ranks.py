@@ -311,7 +311,7 @@ def _place(fds: list[int], numbers: list[int]) -> None:
 
 
 def _is_library(path: str) -> bool:
-    return bool(path) and not path.startswith(str(ROOT)) or ".venv" in path
+    return bool(path) and not path.startswith(str(ROOT)) or "site-packages" in path
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .formats import BLOCK
+from .outcomes import StockFailsError
 
 ROTATED = 64  # channels that are rotated together; published files have 256
 Tensors = dict[str, torch.Tensor]
@@ -45,7 +46,13 @@ class Format:
             return {"weight": (weight / scale).to(self.dtype), "weight_scale": scale}
         from comfy_kitchen.tensor import QuantizedTensor
 
-        found: Tensors = QuantizedTensor.from_float(weight, self.layout, **self.options).state_dict("weight")
+        try:
+            rounded = QuantizedTensor.from_float(weight, self.layout, **self.options)
+        except KeyError as error:
+            if self.layout not in error.args:
+                raise
+            raise StockFailsError(f"this ComfyUI's comfy_kitchen has no {self.layout}") from error
+        found: Tensors = rounded.state_dict("weight")
         return found
 
 

@@ -42,6 +42,7 @@ LOST = r"machine host2 \(10\.77\.0\.2:\d+\) is lost: "
 class Fault:
     """`act` on a host of which `join` is given; `undo` it. The machine is lost, unless `stays`.
 
+    `silent`: nothing is undone, a rank stays as it is until it is asked something and found by its silence.
     Where it is host 2 and used, `error` is a pattern of the first line within `within_s`.
     """
 
@@ -51,6 +52,7 @@ class Fault:
     error: str
     within_s: float
     stays: bool = False
+    silent: bool = False
 
 
 def _signal(which: signal.Signals, *, who: str) -> Callable[[World, Joined], None]:
@@ -103,7 +105,9 @@ FAULTS = (
     Fault("its power is cut", _power_off, _mend, LOST + "nothing was heard of it for 3 s", SILENT_S),
     Fault("a rank is killed", _signal(KILL, who="rank"), _nothing, "host2.*killed by SIGKILL", 2.0, stays=True),
     Fault("its launcher is killed", _signal(KILL, who="launcher"), _nothing, "machine host2", 3.0, stays=True),
-    Fault("a rank is stopped", _signal(STOP, who="rank"), _nothing, "of machine host2", REQUEST_S, stays=True),
+    Fault(
+        "a rank is stopped", _signal(STOP, who="rank"), _nothing, "of machine host2", REQUEST_S, stays=True, silent=True
+    ),
 )
 
 
@@ -192,9 +196,22 @@ class Running:
             problems.append("ranks were started anew")
         fault.undo(self.world, unused)
         self.all_there()
+        if fault.silent:
+            problems += self.found_by_its_silence(unused)
         if problem := self.exact(ALL):
             problems.append(f"when it is back: {problem}")
-        return "; ".join(problems)
+        return "; ".join(filter(None, problems))
+
+    def found_by_its_silence(self, joined: Joined) -> list[str]:
+        """What is wrong with the error of a plan that asks a rank there, which does not run, to load first of all."""
+        try:
+            self.exact(ALL)
+        except PoolError as error:
+            said = str(error).partition("\n")[0]
+            print(f"    {said}")  # noqa: T201
+            parts = (f"of machine {joined.name} (", "no answer to LOAD", f"the deadline is {REQUEST_S:g} s")
+            return [f"the error says nothing of {part!r}" for part in parts if part not in said]
+        return ["a rank that does not run has answered"]
 
     def afterwards(self, fault: Fault) -> str:
         """Who is there goes on; the machine comes back and takes part; nothing is left meanwhile."""

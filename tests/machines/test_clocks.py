@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_runtime.machines.link import BEAT, CLOCK, WAITS, Frame, FrameKind
+from parallel_runtime.machines.link import BEAT, CLOCK, PULSE, WAITS, Frame, FrameKind
 from parallel_runtime.machines.relay import later, take
 from parallel_runtime.wire.channel import CONTROL_BYTES, Segment, SegmentTable
 from parallel_runtime.wire.protocol import ProtocolError
@@ -37,17 +37,20 @@ def frame(kind: FrameKind, data: bytes, *, index: int = 0, offset: int = 0) -> F
 
 
 def test_signs_say_how_far_the_other_clock_is_behind_and_who_is_well(segments: SegmentTable) -> None:
-    signs = CLOCK.pack(time.perf_counter() - 1000.0) + bytes((BEAT, WAITS))
+    signs = CLOCK.pack(time.perf_counter() - 1000.0) + bytes((BEAT, WAITS | PULSE))
     assert take(frame(FrameKind.SIGNS, signs), segments, first_rank=2, num_ranks=2) == pytest.approx(1000.0, abs=0.5)
     assert [segments.beats(rank) for rank in range(4)] == [0, 0, 1, 0]
     assert [segments.waits(rank) for rank in range(4)] == [False, False, False, True]
+    assert [segments.pulses(rank) for rank in range(4)] == [0, 0, 0, 1]
 
 
 def test_a_machine_signs_for_no_rank_but_its_own(segments: SegmentTable) -> None:
     segments.credit = 7
-    take(frame(FrameKind.SIGNS, CLOCK.pack(0.0) + bytes([BEAT | WAITS]) * 64), segments, first_rank=1, num_ranks=2)
+    signs = CLOCK.pack(0.0) + bytes([BEAT | WAITS | PULSE]) * 64
+    take(frame(FrameKind.SIGNS, signs), segments, first_rank=1, num_ranks=2)
     assert [segments.beats(rank) for rank in range(4)] == [0, 1, 1, 0]
     assert [segments.waits(rank) for rank in range(4)] == [False, True, True, False]
+    assert [segments.pulses(rank) for rank in range(4)] == [0, 1, 1, 0]
     assert segments.credit == 7
 
 

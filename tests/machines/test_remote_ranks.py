@@ -26,6 +26,7 @@ from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.worker_group import WorkerGroup
+from parallel_runtime.wire.pulse import PASSED_ON_S
 
 TOLERANCE = 1e-5
 TWO = ParallelPlan(ring=2)
@@ -193,6 +194,7 @@ def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not
         runner(flux.trial.calls[0])
         for pid in unused.pids():
             os.kill(pid, signal.SIGSTOP)
+        time.sleep(2 * PASSED_ON_S)  # what its launcher had seen of them has been passed on
         written = unused.written_bytes(), relay_bytes()
         given = {**flux.trial.calls[0], "img": flux.trial.calls[0]["img"] * 2}  # type: ignore[operator]
         runner(given)
@@ -223,6 +225,23 @@ def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not
         time.sleep(2)
         with pytest.raises(PoolError, match=r"of machine host-2 .*: killed by SIGKILL; the next prompt"):
             flux.error(pool, TWO)
+
+
+def test_a_stopped_rank_that_a_plan_leaves_out_is_found_by_its_silence_once_another_plan_asks_it_to_load(
+    folder: Path, flux: Model
+) -> None:
+    """And not by the deadline of loading, which is 600 s: no file is to blame for a process that does not run."""
+    with several_machines(folder, [1, 1, 1], deadline_s=6.0) as (pool, (_, unused)):
+        assert flux.error(pool, TWO) <= TOLERANCE
+        for pid in unused.pids():
+            os.kill(pid, signal.SIGSTOP)
+        assert (flux.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=TOLERANCE), 1)
+        with pytest.raises(PoolError) as caught:
+            flux.error(pool, ParallelPlan(ring=3))
+        said = str(caught.value).partition("\n")[0]
+        assert said.startswith("rank 2 (cpu:0 of machine host-3 (127.0.0.1)): no answer to LOAD and no heartbeat for")
+        assert "the deadline is 6 s; the next prompt starts fresh workers" in said
+        assert flux.error(pool, ParallelPlan(ring=3)) <= TOLERANCE
 
 
 def test_a_machine_lost_between_the_requests_of_a_new_plan_is_not_missed(

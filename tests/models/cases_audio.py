@@ -1,4 +1,4 @@
-"""ACE-Step 1.5, Stable Audio 1 and 3: mostly 35 tokens."""
+"""ACE-Step 1.5, Stable Audio 1 and 3, MiniMax Music 3: mostly 35 tokens."""
 
 from __future__ import annotations
 
@@ -59,3 +59,56 @@ def _() -> Case:
     config |= {"num_memory_tokens": 20, "timestep_features_type": "expo", "norm_type": "rms_norm"}
     model = stable_audio(**config, attn_kwargs={"qk_norm": "rms", "differential": True})
     return model, sound(33, local_add_cond=noise(2, 17, 33))
+
+
+MUSIC = ("comfy.ldm.minimax_music.dit", "class MiniMaxMusic3DiT")
+
+
+def music(frames: int) -> Case:
+    """MiniMax Music 3, whose class fixes all sizes: its transformer is put together anew, small, of the class's parts.
+
+    `frames` of the text model's, of which 200 make a window of 689 latents.
+    """
+    from comfy.ldm.minimax_music import dit
+    from comfy.ops import manual_cast
+
+    whole, small = dit.ContinuousTransformer, {"dtype": torch.float32, "device": "cpu", "operations": manual_cast}
+
+    class Small(nn.Module):
+        """Two blocks of 6 heads of 16 in the place of 36 of 32 of 64; its forward is the class's."""
+
+        def __init__(self, *_: object) -> None:
+            super().__init__()
+            self.project_in = nn.Linear(2304, 96, bias=False)
+            self.project_out = nn.Linear(96, 128, bias=False)
+            self.rotary_pos_emb = dit.RotaryEmbedding(8, torch.float32, "cpu")
+            self.layers = nn.ModuleList([dit.TransformerBlock(96, 16, 192, **small) for _ in range(2)])
+
+        forward = whole.forward
+
+    dit.ContinuousTransformer = Small
+    try:
+        model = build("comfy.ldm.minimax_music.dit.MiniMaxMusic3DiT")
+    finally:
+        dit.ContinuousTransformer = whole
+    transformer = model.diffusion_transformer
+    for part in transformer.to_timestep_embed[2].parameters():  # to as wide a token
+        part.data = part.data[:96]
+    for name, weight in (*transformer.named_parameters(), *transformer.named_buffers()):
+        if name.endswith("gamma"):
+            weight.add_(1.0)
+        elif name.endswith("beta"):  # files hold it
+            weight.copy_(noise(96) * 0.1)
+    transformer.transformer.rotary_pos_emb.inv_freq.copy_(10000 ** -(torch.arange(4) / 4))  # files hold it
+    given = {"x": noise(1, 128, dit.latent_length(frames)), "timestep": at(0.7), "context": noise(1, frames, 8 * 4096)}
+    return model, given | {"conditioning_scale": torch.ones(1, 1, 1)}
+
+
+@case("MiniMax Music 3, 10 frames", of=MUSIC)
+def _() -> Case:
+    return music(10)
+
+
+@case("MiniMax Music 3, windows of two lengths", of=MUSIC)
+def _() -> Case:
+    return music(210)

@@ -95,6 +95,20 @@ def _() -> Case:
     return model, given | {"siglip_feats": [noise(1, 3, 5, 40)]}
 
 
+MING = ("comfy.ldm.lumina.model", "ref_frames")
+
+
+@case("Ming-Image, 3 layers", of=MING)
+def _() -> Case:
+    return z_image(), described(1, x=noise(1, 16, 3, 10, 14))
+
+
+@case("Ming-Image, two references of other sizes", of=MING)
+def _() -> Case:
+    frames = [noise(1, 16, 6, 8), noise(1, 16, 10, 14) * 0.5]
+    return lumina(**Z_IMAGE, image_model="ming_image"), described(1, x=noise(1, 16, 1, 10, 14), ref_frames=frames)
+
+
 @case("Lumina 2, 2 groups of heads")
 def _() -> Case:
     return lumina(n_kv_heads=2), described()

@@ -1,4 +1,4 @@
-"""LTX-Video and LTX-2: frames of 5 x 7 latents, 35 tokens each; 13 tokens of audio."""
+"""LTX-Video, LTX-2 and LTX-2.5: frames of 5 x 7 latents, 35 tokens each; 13 tokens of audio."""
 
 from __future__ import annotations
 
@@ -114,3 +114,23 @@ def _() -> Case:
 def _() -> Case:
     given = av(noise(1, 140).sigmoid())
     return ltx2(), given | {"x": [noise(1, 16, 4, 5, 7), given["x"][1]]} | guides(4, 0.5)
+
+
+LTX25 = ("comfy.ldm.lightricks.av_model", "use_prompt_adaln_single")
+SIZES_25 = {"ff_bias": False, "audio_ff_bias": False, "use_prompt_adaln_single": False}
+
+
+def ltx25() -> nn.Module:
+    """LTX-2.5: LTX-2's class, without biases and without a modulation of the text."""
+    return ltx2(apply_gated_attention=True, **SIZES_25)
+
+
+@case("LTX-2.5", of=LTX25)
+def _() -> Case:
+    return ltx25(), av(at(0.1, 0.7, 0.6)[None].repeat_interleave(35, 1))
+
+
+@case("LTX-2.5, guide at half strength, no self attention in a block", of=LTX25)
+def _() -> Case:
+    given = av(noise(1, 140).sigmoid()) | {"transformer_options": {"stg_self_attn_blocks": [1]}}
+    return ltx25(), given | {"x": [noise(1, 16, 4, 5, 7), given["x"][1]]} | guides(4, 0.5)

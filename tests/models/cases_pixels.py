@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from .cases_images import Z_IMAGE, described
-from .tiny import Case, at, build, case, noise
+from .tiny import Case, at, build, case, noise, takes
 
 PIXELDIT = {"in_channels": 3, "num_groups": 6, "hidden_size": 96, "pixel_hidden_size": 8, "pixel_num_groups": 3}
 PIXELDIT |= {"pixel_attn_hidden_size": 48, "patch_depth": 4, "pixel_depth": 2, "patch_size": 4, "txt_embed_dim": 48}
@@ -35,7 +35,8 @@ def _() -> Case:
 @case("PiD")
 def _() -> Case:
     sizes = PIXELDIT | {"txt_max_length": 9, "lq_latent_channels": 16, "lq_hidden_dim": 32, "lq_num_res_blocks": 1}
-    model = build("comfy.ldm.pixeldit.pid.PidNet", **sizes, lq_interval=2, pit_lq_inject=True)
+    sizes |= {"pit_lq_inject": True} if takes("comfy.ldm.pixeldit.pid.PidNet", "pit_lq_inject") else {}
+    model = build("comfy.ldm.pixeldit.pid.PidNet", **sizes, lq_interval=2)
     return with_strong_patches(model), pixels(lq_latent=noise(2, 16, 3, 4), degrade_sigma=at(0.1, 0.3))
 
 

@@ -34,9 +34,17 @@ def _() -> Case:
 
 @case("MiniMax H3, first and last keyframe")
 def _() -> Case:
-    frames = [{"resolved_frame_index": 0}, {"resolved_frame_index": 8}]
     latents = [noise(1, 24, 1, 10, 14), noise(1, 24, 1, 10, 14) * 0.5]
+    frames = [{"resolved_frame_index": at, "latent": each} for at, each in zip((0, 8), latents, strict=True)]
     return h3(), clip(keyframes=frames, cond_video_latents=latents, frame_count=9)
+
+
+@case("MiniMax H3, keyframes anywhere, with sound", of=("comfy.ldm.minimax.model", '"audio_latent"'))
+def _() -> Case:
+    latents, sound = [noise(1, 24, 1, 10, 14), noise(1, 24, 2, 10, 14) * 0.5], noise(1, 32, 2, 3)
+    frames = [{"resolved_frame_index": 3, "latent": latents[0], "audio_latent": sound}]
+    frames += [{"resolved_frame_index": 5, "latent": latents[1]}]
+    return h3(), clip(keyframes=frames, cond_video_latents=latents, cond_audio_latents=[sound])
 
 
 @case("MiniMax H3, references, tagged text")

@@ -135,6 +135,38 @@ def _() -> Case:
     return dancer(fps=15.0, clip_fea_ref=noise(1, 257, 1280), audio_inject_scale=0.5)
 
 
+ANIMATE2 = ("comfy.ldm.wan.model_animate2", "class WanAnimate2Model")
+
+
+def animate2(height: int, width: int, **more: Any) -> Case:
+    """Wan-Animate 2: a reference and two frames of 5 x 7 tokens, which a video of two frames drives."""
+    model = wan("model_animate2.WanAnimate2Model", model_type="animate2", in_dim=36)
+    inputs = {"x": noise(1, 36, 3, height, width), "timestep": at(700), "context": noise(1, 9, 48)}
+    return model, inputs | {"clip_fea": noise(1, 257, 1280)} | more
+
+
+@case("Wan-Animate 2, pose", of=ANIMATE2)
+def _() -> Case:
+    return animate2(10, 14, pose_latents=noise(1, 16, 2, 10, 14))
+
+
+@case("Wan-Animate 2, upright, another picture and prompt for the pose, strengths", of=ANIMATE2)
+def _() -> Case:
+    pose = {"pose_latents": noise(1, 16, 2, 13, 10), "clip_fea_pose": noise(1, 257, 1280) * 0.5}
+    pose |= {"context_pose": noise(1, 7, 48), "pose_strength": 0.6, "reference_strength": 1.5}
+    return animate2(13, 10, **pose)
+
+
+@case("Wan-Animate 2, a step without pose", of=ANIMATE2)
+def _() -> Case:
+    return animate2(10, 14)
+
+
+@case("Wan-Animate 2, 3 rows of tokens", of=ANIMATE2)
+def _() -> Case:
+    return animate2(6, 4, pose_latents=noise(1, 16, 2, 6, 4))
+
+
 @case("Wan causal, a whole video")
 def _() -> Case:
     return wan("ar_model.CausalWanModel"), {"x": noise(1, *VIDEO), "timestep": at(700), "context": noise(1, 9, 48)}

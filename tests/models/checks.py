@@ -6,6 +6,7 @@ Run by ranks.py, one after another on all ranks; test_hosted_hooks.py has a test
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,9 +19,12 @@ from torch import Tensor, nn
 
 from parallel_runtime.models.hosted.attention import AttentionSwitch, install, installed
 from parallel_runtime.models.hosted.call import TokenCall
+from parallel_runtime.models.hosted.count import SilentAxis
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.plans import Plan, plan_for
 from parallel_runtime.models.plans.words import UNPLANNED, Attention, parse_attention
+from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.parallel.uneven import UnevenSequence
 
 from .cases import CASES
 from .gloo_group import GlooGroup
@@ -307,6 +311,80 @@ def the_kernel_is_comfyuis_function_with_the_callers_options(group: GlooGroup) -
     parts = mine(call, "q", q), mine(call, "k", q), mine(call, "k", q)
     switch(*parts, 6, None, torch.float32, True, **said)
     assert seen == [{**said, "enable_gqa": True}, said]
+
+
+class Container:
+    """A tensor that belongs to the function that takes it: the rules of newer ComfyUIs' AttentionTensorContainer."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor: Tensor | None = tensor
+
+    def take(self) -> Tensor:
+        """The tensor, once."""
+        assert self.tensor is not None, "taken twice"
+        tensor, self.tensor = self.tensor, None
+        return tensor
+
+
+def container_class() -> Any:
+    """ComfyUI's own where this one has it."""
+    import comfy.ldm.modules.attention as module
+
+    return getattr(module, "AttentionTensorContainer", Container)
+
+
+@check
+def containers_are_taken_where_a_call_is_shared_and_handed_on_where_it_is_not(group: GlooGroup) -> None:
+    q, k = torch.randn(1, 6, 7, 4), torch.randn(1, 6, 12, 4)
+    call, kind = shared_attention(group, q, k, parse_attention("q<-k")), container_class()
+    stock, seen = installed().stock, []
+
+    def counted(*given: Any, **options: Any) -> Tensor:
+        seen.append([isinstance(each, kind) for each in given[:3]])
+        return stock(*(each.take() if isinstance(each, kind) else each for each in given[:3]), *given[3:], **options)
+
+    switch = AttentionSwitch(counted, kind)
+    parts = mine(call, "q", q), mine(call, "k", k), mine(call, "k", k)
+    for word in ("q<-k", "k<-q|q<-k"):  # of alternatives, the lengths that are in the containers choose
+        switch.call, call.attention = call, parse_attention(word)
+        given = [kind(each) for each in parts]
+        want = switch(*parts, 6, skip_reshape=True)
+        assert torch.equal(switch(*given, 6, skip_reshape=True), want), word
+        assert all(each.tensor is None for each in given), "each was taken"
+        with refused("Tiny: attention was given a container whose tensor another call has taken already"):
+            switch(*given, 6, skip_reshape=True)
+    seen.clear()
+    for switch.call, word in ((None, "q<-k"), (call, "local")):
+        call.attention = parse_attention(word)
+        switch(*(kind(each) for each in (q, q, q)), 6, skip_reshape=True)
+    assert seen == [[True] * 3] * 2, seen
+
+
+@check
+def what_came_in_containers_is_freed_before_the_kernel_ends(group: GlooGroup) -> None:
+    """Of q, k and v, what this rank sent away is gone when the kernel runs, and what the kernel takes is its alone."""
+    found = []
+
+    def stock(*given: Any, **_: Any) -> Tensor:
+        found.append([each() is None for each in before])
+        tensors = [each.take() for each in given[:3]]
+        seen, out = [weakref.ref(each) for each in tensors], tensors[0] + 0
+        del tensors
+        found.append([each() is None for each in seen])
+        return out
+
+    parts = UnevenSequence(ring=Axis("ring"), ulysses=SilentAxis("ulysses", size=2))
+    for skip_reshape in (True, False):
+        call = TokenCall(parts, "Tiny")
+        call.introduce("q", 14)
+        call.attention = parse_attention("q")
+        switch = AttentionSwitch(stock, container_class())
+        switch.call = call
+        given = [torch.randn(1, 6, 7, 4) if skip_reshape else torch.randn(1, 7, 24) for _ in range(3)]
+        before = [weakref.ref(each) for each in given]
+        given = [switch.container(each) for each in given]
+        switch(*given, 6, skip_reshape=skip_reshape)
+    assert found == [[True] * 3] * 4, found
 
 
 @check

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from parallel_runtime.models.hosted.group import Kernel
+from parallel_runtime.models.hosted.group import QKV, Kernel
 
 
 class GlooGroup:
@@ -26,12 +26,16 @@ class GlooGroup:
         dist.all_to_all_single(received, tensor.flatten().repeat(self.parts), sizes, [tensor.numel()] * self.parts)
         return torch.cat([part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True)], dim)
 
+    def whole_keys(self, k: Tensor, v: Tensor, *, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Everybody's."""
+        self.attentions += 1
+        keys, values = (self.gather(each, dim=2, lengths=lengths) for each in (k, v))
+        return keys, values
+
     def attend(
         self,
         kernel: Kernel,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        qkv: QKV,
         *,
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
@@ -40,15 +44,21 @@ class GlooGroup:
     ) -> Tensor:
         """All heads of this rank's queries over everybody's keys."""
         self.attentions += 1
+        q, k, v = qkv
+        qkv.clear()
         k, v = (self.gather(each, dim=2, lengths=key_lengths) for each in (k, v))
         if mask is not None and mask.shape[2] > 1:
             mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])
-        return kernel(q, k, v, q.shape[1], mask) if q.shape[2] else q
+        return kernel([q, k, v], q.shape[1], mask) if q.shape[2] else q
 
 
 class OwnTokensOnly(GlooGroup):
     """The negative control: each rank attends to its own tokens alone. Wrong on purpose."""
 
-    def attend(self, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, **_: object) -> Tensor:
+    def attend(self, kernel: Kernel, qkv: QKV, **_: object) -> Tensor:
         """Without exchange and without the mask."""
-        return kernel(q, k, v, q.shape[1], None) if q.shape[2] else q
+        return kernel(qkv, qkv[0].shape[1], None) if qkv[0].shape[2] else qkv[0]
+
+    def whole_keys(self, k: Tensor, v: Tensor, *, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Its own."""
+        return k, v

@@ -192,6 +192,7 @@ class Simulation:
 
         def stale(q: Tensor, k: Tensor, v: Tensor, heads: int, *arguments: Any, **options: Any) -> Tensor:
             site = next(number)
+            q, k, v = map(switch.take, (q, k, v))
             streams = self.sites[site]
             if streams is not None and not self.plan.streams_before.issuperset(streams):
                 by_head = arguments[2] if len(arguments) > 2 else options.get("skip_reshape", False)

@@ -3,11 +3,13 @@
 `python -m models.quantised_ranks COMFYUI FOLDER 2,3 all` (or `some` of the cases). A file of each kind is loaded as a
 worker loads it (`HostedWeights`), called whole in one process, then in forked ranks: replicated and sharded, plain,
 with a LoRA, and after it was taken back. Once more for those whose layers round their inputs on GPUs that multiply in
-them, with layers that do so here. Writes FOLDER/RANKS.json with a row a case, and checks-RANKS-RANK.json.
+them, with layers that do so here. Writes FOLDER/RANKS.json with a row a case, checks-RANKS-RANK.json, and left_out.json
+with the kinds that this ComfyUI does not have.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import sys
@@ -21,7 +23,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from host.outcomes import StockFailsError
 from host.quantised import KINDS, MIXED, TOLD_IN_THE_HEADER, quantised
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.calls import forward_call
@@ -61,17 +65,21 @@ SOME = ("fp8 e4m3", "mxfp8", "int8, rotated", MIXED, TOLD_IN_THE_HEADER)
 SOME += FROM_INPUT[:1]
 
 
-def write_files(folder: Path, comfyui: ComfyUI, cases: Sequence[str]) -> dict[str, ModelSpec]:
-    """A file of each kind, of one model, by case."""
+def write_files(folder: Path, comfyui: ComfyUI, cases: Sequence[str]) -> tuple[dict[str, ModelSpec], dict[str, str]]:
+    """A file of each kind, of one model, by case; and why there is none, of kinds that this ComfyUI does not have."""
     model = build("comfy.ldm.wan.model.WanModel", model_type="t2v", text_len=9, **SIZES)
     whole = {name: tensor * LOUDER.get(name.split(".", 2)[-1], 1.0) for name, tensor in model.state_dict().items()}
-    specs = {}
+    specs, absent = {}, {}
     for number, case in enumerate(cases):
-        tensors, said = quantised(whole, case.removesuffix(ON_A_GPU))
+        try:
+            tensors, said = quantised(whole, case.removesuffix(ON_A_GPU))
+        except StockFailsError as error:
+            absent[case] = str(error)
+            continue
         path = folder / f"{number}.safetensors"
         save_file(tensors, path, metadata={"config": json.dumps({"transformer": TOLD})} | said)
         specs[case] = ModelSpec.of(str(path), "float32", adapter=HOSTED, comfyui=comfyui)
-    return specs
+    return specs, absent
 
 
 def loaded(case: str, spec: ModelSpec, group: Axis) -> HostedModel:
@@ -125,6 +133,17 @@ def runs(model: HostedModel, sequence: UnevenSequence) -> dict[str, Tensor]:
     merged = call(model, sequence)
     change(model, lora=False)
     return {"plain": plain, "LoRA": merged, "again": call(model, sequence)}
+
+
+def moves(model: HostedModel, right: Tensor) -> float:
+    """How far a model's output is from itself in one process with other exact kernels and numbers of threads."""
+    found = 0.0
+    for backend, threads in itertools.product((SDPBackend.FLASH_ATTENTION, SDPBackend.MATH), (1, 2)):
+        torch.set_num_threads(threads)
+        with sdpa_kernel(backend):
+            found = max(found, difference(call(model, alone()), right))
+    torch.set_num_threads(1)
+    return found
 
 
 def alone() -> UnevenSequence:
@@ -219,10 +238,16 @@ def main(comfyui: str, folder: Path, numbers: list[int], cases: Sequence[str]) -
     torch.set_num_threads(1)
     said = ComfyUI(comfyui, ("--use-pytorch-cross-attention",))
     import_comfyui(said, CPU)
-    specs = write_files(folder, said, cases)
+    specs, absent = write_files(folder, said, cases)
+    (folder / "left_out.json").write_text(json.dumps(absent))
     without_products()
     with torch.inference_mode():
-        want = {case: runs(loaded(case, spec, Axis("one")), alone()) for case, spec in specs.items()}
+        want, moved = {}, {}
+        for case, spec in specs.items():
+            model = loaded(case, spec, Axis("one"))
+            want[case] = runs(model, alone())
+            moved[case] = moves(model, want[case]["plain"])
+    (folder / "moved.json").write_text(json.dumps(moved))
     well = [
         fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, specs=specs, want=want))
         for ranks in numbers

@@ -1,8 +1,12 @@
 """Runs every case whole and shared, in ranks over gloo: `python -m models.ranks COMFYUI FOLDER RANKS...`.
 
-ComfyUI is imported once and every case is run whole once; then each number of ranks is forked from there. Writes
-FOLDER/RANKS.json, a row for each case: relative error, that of the negative control; FOLDER/checks-RANKS-RANK.json,
-what each check of checks.py found on a rank; and FOLDER/classes.json, what ComfyUI's list of models has (supported.py).
+ComfyUI is imported once and every case is run whole once; then each number of ranks is forked from there. A case that
+fails ends no other: the ranks are forked anew for those after it. Writes into FOLDER:
+
+- RANKS.json, a row for each case: relative error, that of the negative control, or why it failed;
+- left_out.json, cases that ComfyUI itself cannot run, and those whose class has no plan;
+- checks-RANKS-RANK.json, what each check of checks.py found on a rank;
+- classes.json, what ComfyUI's list of models has (supported.py).
 """
 
 from __future__ import annotations
@@ -74,7 +78,7 @@ def compare(model: torch.nn.Module, inputs: dict[str, Any], want: Tensor) -> dic
 
 def run_checks() -> dict[str, str]:
     """Check -> what was wrong on this rank, "" when nothing was."""
-    from . import checks_build, checks_patches, checks_unets, checks_whole, checks_words  # noqa: F401  which add to them
+    from . import checks_build, checks_kept, checks_patches, checks_unets, checks_whole, checks_words  # noqa: F401  which add to them
     from .checks import CHECKS
     from .gloo_group import GlooGroup
 
@@ -88,19 +92,40 @@ def run_checks() -> dict[str, str]:
     return found
 
 
-def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, Any, Any]], only: str) -> None:
-    """One rank: every case, in order; rank 0 writes. All checks, unless `only` some cases are run."""
-    rows = {}
+def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, Any, Any]], *, checks: bool) -> None:
+    """One rank: every case, in order, then all checks. Rank 0 writes a row for each case, whichever rank fails."""
+    path = folder / f"{ranks}.json"
+    rows = json.loads(path.read_text()) if path.exists() else {}
     with torch.inference_mode():
         for name, (model, inputs, want) in cases.items():
             try:
                 rows[name] = compare(model, inputs, want)
             except Exception as error:
+                said = {"name": name, "failed": f"rank {rank} of {ranks}: {type(error).__name__}: {error}"}
+                (folder / f"failed-{rank}").write_text(json.dumps(said))
                 raise RuntimeError(f"{name}, rank {rank} of {ranks}") from error
             if rank == 0:
-                (folder / f"{ranks}.json").write_text(json.dumps(rows))
-        if not only:
+                path.write_text(json.dumps(rows))
+        if checks:
             (folder / f"checks-{ranks}-{rank}.json").write_text(json.dumps(run_checks()))
+
+
+def run_cases(ranks: int, folder: Path, cases: dict[str, tuple[Any, Any, Any]], *, checks: bool) -> bool:
+    """Run all cases in forked ranks; after one that fails, the next ones in new ranks. Whether the last ended well."""
+    path, left = folder / f"{ranks}.json", dict(cases)
+    while True:
+        for marker in folder.glob("failed-*"):
+            marker.unlink()
+        (folder / f"meet{ranks}").unlink(missing_ok=True)
+        well = fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, cases=left, checks=checks))
+        names = list(left)
+        said = [json.loads(marker.read_text()) for marker in folder.glob("failed-*")]
+        if well or not said:
+            return well
+        first = min(said, key=lambda each: names.index(each["name"]))  # what other ranks say follows from it
+        rows = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(rows | {first["name"]: {"failed": first["failed"]}}))
+        left = {name: left[name] for name in names[names.index(first["name"]) + 1 :]}
 
 
 def fork_ranks(ranks: int, folder: Path, one: Callable[[int], None]) -> bool:
@@ -163,23 +188,32 @@ def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
     """Everything. Returns 0 when all ranks ended well."""
     torch.set_num_threads(1)
     start_comfyui(comfyui)
+    from parallel_runtime.models.plans import plan_for
+
     from .cases import CASES
 
-    cases = {}
+    cases: dict[str, tuple[Any, Any, Any]] = {}
+    left_out: dict[str, dict[str, str]] = {"stock fails": {}, "refused": {}}
     with torch.inference_mode():
         for name, make in CASES.items():
             if only in name:
-                print(name, file=sys.stderr, flush=True)  # noqa: T201  so that a failure says where
-                model, inputs = make()
-                cases[name] = (model, inputs, call(model, inputs))
+                try:
+                    model, inputs = make()
+                    cases[name] = (model, inputs, call(model, inputs))
+                except Exception as error:  # noqa: BLE001  whatever this ComfyUI's class raises for the case
+                    left_out["stock fails"][name] = f"{type(error).__name__}: {error}"
+    for name in list(cases):
+        try:
+            plan_for(type(cases[name][0]))
+        except ValueError as error:
+            left_out["refused"][name] = str(error)
+            del cases[name]
+    (folder / "left_out.json").write_text(json.dumps(left_out))
     if not only:
         from .supported import found
 
         (folder / "classes.json").write_text(json.dumps(found({name: each[0] for name, each in cases.items()})))
-    well = [
-        fork_ranks(ranks, folder, partial(rank_main, ranks=ranks, folder=folder, cases=cases, only=only))
-        for ranks in numbers
-    ]
+    well = [run_cases(ranks, folder, cases, checks=not only) for ranks in numbers]
     return 0 if all(well) else 1
 
 

@@ -291,3 +291,42 @@ def test_a_mask_of_guides_has_the_queries_of_each_rank(parts: int, tracked: int)
             assert each.lengths[call.index] == each.last - each.first
             queries[number] += range(call.start("vid") + each.first, call.start("vid") + each.last)
     assert queries == {0: list(range(7, 7 + tracked)), 1: list(range(7 + tracked, 12))}
+
+
+class Others(Part):
+    """A group that knows what the other parts send."""
+
+    sent: list[Tensor]
+
+    def gather(self, tensor: Tensor, *, dim: int, lengths: tuple[int, ...]) -> Tensor:
+        assert torch.equal(tensor, self.sent[self.index])
+        assert [each.shape[dim] for each in self.sent] == list(lengths)
+        return torch.cat(self.sent, dim)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize(("height", "width"), [(5, 7), (7, 5)])
+def test_pixels_of_a_grid_of_patches_become_whole(parts: int, height: int, width: int) -> None:
+    ranks, axis = calls(parts), 3 if height >= width else 4
+    patches = shares(ranks, "grid@2", rows(1, 2, 3, height, width))
+    pixels = [each.repeat_interleave(2, 3).repeat_interleave(2, 4) for each in patches]
+    for call in ranks:
+        call.group = Others(parts, call.index)  # type: ignore[assignment]
+        call.group.sent = [each.unflatten(axis, (-1, 2)) for each in pixels]  # type: ignore[attr-defined]
+        whole = gatherer(parse("grid@2"))(call, pixels[call.index])
+        assert torch.equal(whole[..., ::2, ::2], rows(1, 2, 3, height, width))
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_rows_of_frames_are_counted_in_frames_of_any_number(parts: int) -> None:
+    ranks = calls(parts)
+    shares(ranks, "grid@2", rows(1, 2, 3, 5, 7))
+    fewer = shares(ranks, "flat:grid@1", rows(1, 2 * 35, 4))  # two frames, of which the grid had three
+    assert [each.shape[1] for each in fewer] == list(ranks[0].frame_lengths(fewer[0].shape[1]))
+    assert sum(each.shape[1] for each in fewer) == 70
+    assert all(
+        call.frame_lengths(each.shape[1]) == ranks[0].frame_lengths(fewer[0].shape[1])
+        for call, each in zip(ranks, fewer, strict=True)
+    )
+    with pytest.raises(ValueError, match="is not over whole frames, of which it has"):
+        ranks[0].frame_lengths(fewer[0].shape[1] + 1)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from host.outcomes import RefusedError, StockFailsError
+
 from .cases import CASES
 
 ERROR = 1e-5  # fp32, relative to the whole output: what another order of additions explains
@@ -20,7 +22,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_shared_model_equals_the_same_module_in_one_process(results: Path, name: str, ranks: int) -> None:
+    left_out = json.loads((results / "left_out.json").read_text())
+    if name in left_out["stock fails"]:
+        raise StockFailsError(left_out["stock fails"][name])
+    if name in left_out["refused"]:
+        raise RefusedError(left_out["refused"][name])
     row = json.loads((results / f"{ranks}.json").read_text())[name]
+    assert "failed" not in row, row["failed"]
     assert row["error"] <= ERROR
     assert row["whole"] == 0, "with the hooks inactive the model is as it was"
     assert row["attentions"] > 0, "no attention call went through the group"

@@ -33,6 +33,9 @@ UNSTAGED = {  # the class's name -> a word of the reason
     "HiDreamImageTransformer2DModel": "other text",
     "HiDreamO1Transformer": "attend to themselves alone",
     "NextDiTPixelSpace": "dec_net",
+    "WanAnimate2Model": "the pose first",
+    "MiniMaxMusic3DiT": "one part of the sound after another",
+    "QwenImage21Transformer2DModel": "keys of all tokens",
 }
 
 

@@ -78,6 +78,8 @@ def test_a_word_that_is_none_is_refused_with_its_text(text: str) -> None:
         ("vid<-aud", Attention(("vid",), ("aud",))),
         ("local", Attention(local=True)),
         ("x within window", Attention(("x",), ("x",), within="window")),
+        ("frames", Attention(("grid",), ("grid",), frames=True)),
+        ("frames again", Attention(("grid",), ("grid",), frames=True, again=True)),
         ("vid+index:txt", Attention(("vid", "index:txt"), ("vid", "index:txt"))),
         ("txt+img|img", Attention(("txt", "img"), ("txt", "img"), otherwise=Attention(("img",), ("img",)))),
     ],
@@ -87,7 +89,8 @@ def test_a_word_of_attention_is_parsed(text: str, attention: Attention) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "vid<-", "a<-b<-c", "-txt+img", "txt@2", "Local", "?", "img|local", "a+b within w", "x within"]
+    "text",
+    ["", "vid<-", "a<-b<-c", "-txt+img", "txt@2", "Local", "?", "img|local|txt", "a+b within w", "x within", "x again"],
 )
 def test_a_word_of_attention_that_is_none_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="says nothing of attention") as error:

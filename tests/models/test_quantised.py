@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from host.formats import allowed_by
+from host.outcomes import StockFailsError
+
 from .conftest import run_ranks
 from .quantised_ranks import CASES, LAYOUTS, ON_A_GPU, SOME
 
 ERROR = 1e-5
 # Layers of these round what they are given, to 255 values or to 15. A last digit, which another order of additions
-# moves, sends a number to the other side of a step: 9e-4 and 3e-3 of the output were seen, and none in most cases.
-# At most it is what the rounding itself moves the output by.
-ROUNDED = 3e-2
+# moves, sends a number to the other side of a step. By how much that moves the output differs by processor, so the
+# bound is what one process moves by here with other exact kernels and numbers of threads; at least one such step.
+ROUNDED = 1e-2
 ROUND_INPUTS = ("int8", "w4a4", "mixed")
 CONTROL = 0.1  # without exchange each case must be this wrong
 OWN_SCALES = 3e-2  # and this, where each rank takes a scale from its own tokens
@@ -41,8 +44,14 @@ def all_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judge(folder: Path, ranks: int, case: str, layout: str) -> None:
+    left_out = json.loads((folder / "left_out.json").read_text())
+    if case in left_out:
+        raise StockFailsError(left_out[case])
     row = json.loads((folder / f"{ranks}.json").read_text())[f"{case} | {layout}"]
-    bound = ROUNDED if case.startswith(ROUND_INPUTS) or case.endswith(ON_A_GPU) else ERROR
+    moved = json.loads((folder / "moved.json").read_text())[case]
+    rounds = case.startswith(ROUND_INPUTS) or case.endswith(ON_A_GPU)
+    bound = allowed_by(moved, least=ROUNDED) if rounds else ERROR
+    assert bound < CONTROL, "one process moves so far that a wrong plan would pass"
     assert max(row["plain"], row["LoRA"], row.get("cfg", 0.0)) <= bound, row
     assert not row["taken back"], "a LoRA was not taken back to the last bit"
     assert row["bytes elsewhere"] <= NO_LAYERS, "weights are held beside the file's pages"
@@ -71,4 +80,6 @@ def test_every_rank_finds_nothing_wrong_with_scales_and_refusals(results: Path) 
     for rank in range(2):
         found = json.loads((results / f"checks-2-{rank}.json").read_text())
         wrong = {name: text for name, text in found.items() if text}
+        if wrong and all(StockFailsError.__name__ in text for text in wrong.values()):
+            raise StockFailsError(", ".join(wrong))  # of a format that this ComfyUI does not have
         assert found and not wrong, f"rank {rank}: {wrong}"

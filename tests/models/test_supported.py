@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 
 from families.class_list import DOCUMENT, section, with_section, with_share, written
+from families.known import came_with, cases, classes, is_there, number
 from families.usage import KINDS, templates
 from host.fetch import comfyui_path
 from parallel_runtime.models.hosted.build import READ_DTYPES
 from parallel_runtime.models.plans import PLANS, WITHOUT
 
+from .cases import CASES
 from .supported import Found
+from .tiny import LACKING
 
 pytestmark = pytest.mark.slow
 
@@ -36,9 +39,25 @@ def test_each_class_of_the_list_has_a_plan_or_a_reason_to_have_none(said: Found)
 
 def test_every_plan_is_shown_by_a_case_and_no_reason_is_of_a_class_that_is_not_there(said: Found) -> None:
     paths = {each["path"] for each in said["classes"].values()}
-    assert set(WITHOUT) <= paths
+    assert {path for path in WITHOUT if is_there(path)} <= paths
     shown = [PLANS.get(path) for path in said["cases"].values()]
-    assert not [path for path, plan in PLANS.items() if plan not in shown], "add a case to cases_*.py"
+    missing = [path for path, plan in PLANS.items() if is_there(path) and plan not in shown]
+    assert not missing, "add a case to cases_*.py"
+
+
+def test_what_is_known_of_classes_is_so_in_this_comfyui(said: Found) -> None:
+    known, remedy = classes(), "python -m families.known, then make models-list"
+    assert {name: each["path"] for name, each in said["classes"].items()}.items() <= {
+        (name, each.path) for name, each in known.items()
+    }, remedy
+    version = number(said["version"])
+    assert not [name for name in said["classes"] if number(known[name].since) > version], remedy
+    assert not [each.name for each in known.values() if each.path in PLANS and not each.newest], remedy
+    assert {each.path for each in known.values()} == {*PLANS, *WITHOUT}, "a plan or a reason is of no class"
+    assert {each.name for each in cases().values()} == CASES.keys() | LACKING, remedy
+    assert {(name, path) for name, path in said["cases"].items()} <= {(e.name, e.path) for e in cases().values()}
+    assert came_with("0.20.1") == "0.20.1 or before"
+    assert came_with("0.30.0") == "after 0.20.1, by 0.30.0"
 
 
 def test_a_class_without_a_plan_says_its_own_reason(said: Found) -> None:
@@ -47,7 +66,7 @@ def test_a_class_without_a_plan_says_its_own_reason(said: Found) -> None:
         reason, instead = WITHOUT[path]
         assert sentence.startswith(path.rpartition(".")[2])
         assert sentence.endswith(f": {reason}; {instead}")
-    assert set(refused) == set(WITHOUT)
+    assert set(refused) == {path for path in WITHOUT if is_there(path)}
 
 
 READS = re.compile(r"\b(weight|bias|parameters\(\)\))\.dtype")
@@ -57,34 +76,29 @@ BESIDE = {"comfy.ldm.hidream_o1.model.HiDreamO1Transformer": "comfy.text_encoder
 def test_classes_that_read_the_dtype_of_a_weight_are_known(said: Found) -> None:
     """What they round by it is right in a rank when that weight has the dtype of ComfyUI's loader (READ_DTYPES)."""
     reading = set()
-    for path in {each["path"] for each in said["classes"].values()} & set(PLANS):
+    there = {path for path in PLANS if is_there(path)}
+    for path in there:
         modules = [path.rpartition(".")[0], *([BESIDE[path]] if path in BESIDE else [])]
         texts = [(comfyui_path() / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8") for name in modules]
         if any(READS.search(text) for text in texts):
             reading.add(path)
     # in whose module the class for pixel space reads one
-    assert reading - {"comfy.ldm.lumina.model.NextDiT"} == set(READ_DTYPES)
+    assert reading - {"comfy.ldm.lumina.model.NextDiT"} <= set(READ_DTYPES)
 
 
-def test_each_used_template_is_of_a_class_of_the_list_or_says_why_not(said: Found) -> None:
-    paths = {each["path"] for each in said["classes"].values()}
+def test_each_used_template_is_of_a_known_class_or_says_why_not() -> None:
+    known = {each.path for each in classes().values()}
     rows = templates()
-    assert {row.loaded_as for row in rows if f"comfy.ldm.{row.loaded_as}" not in paths} == {"later", "none"}
-    assert {row.name for row in rows if row.least and _newer(row.least, "0.30.0")} == {
-        row.name for row in rows if row.loaded_as == "later"
-    }
+    assert {row.loaded_as for row in rows if f"comfy.ldm.{row.loaded_as}" not in known} == {"unknown", "none"}
+    early = [row.name for row in rows if row.loaded_as == "unknown" and number(row.least) <= (0, 33, 0)]
+    assert not early, "their classes can be looked up"
     assert [row.uses for row in rows] == sorted((row.uses for row in rows), reverse=True)
     assert len({row.name for row in rows}) == len(rows)
     assert {row.kind for row in rows} == set(KINDS)
 
 
-def _newer(version: str, than: str) -> bool:
-    first, second = ([int(part) for part in each.split(".")] for each in (version, than))
-    return first > second
-
-
-def test_the_page_has_the_section_that_the_code_writes(said: Found) -> None:
-    text, page = section(said), DOCUMENT.read_text(encoding="utf-8")
+def test_the_page_has_the_section_that_the_code_writes() -> None:
+    text, page = section(), DOCUMENT.read_text(encoding="utf-8")
     assert written(page) == text, "make models-list"
     assert with_section(with_section(page, text + "more\n\n"), text) == page
     assert with_share(page) == page, "make models-list"

@@ -1,27 +1,35 @@
 """Tiny models of ComfyUI's own classes with random weights; cases by name.
 
 Gates and norms are about 1, so that what attention does wrong shows in the output.
-Does not own the cases (cases_*.py). Only `build` imports comfy, and only the process that runs the ranks calls it.
+Does not own the cases (cases_*.py). Only `build` imports comfy, and only the process that runs the ranks calls it. A
+case of what newer ComfyUIs alone have is there where the ComfyUI under test has it.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from host.fetch import comfyui_says
+
 Case = tuple[nn.Module, dict[str, Any]]
 CASES: dict[str, Callable[[], Case]] = {}
+LACKING: set[str] = set()  # cases of what this ComfyUI has not
 
 
-def case(name: str) -> Callable[[Callable[[], Case]], Callable[[], Case]]:
-    """Add a case."""
+def case(name: str, *, of: tuple[str, str] | None = None) -> Callable[[Callable[[], Case]], Callable[[], Case]]:
+    """Add a case. `of`: a module of ComfyUI and a text of its file; without them in this ComfyUI there is no case."""
 
     def add(make: Callable[[], Case]) -> Callable[[], Case]:
-        CASES[name] = make
+        if of is None or comfyui_says(*of):
+            CASES[name] = make
+        else:
+            LACKING.add(name)
         return make
 
     return add
@@ -39,6 +47,13 @@ def build(path: str, **config: Any) -> nn.Module:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         fill(name, tensor.data, numbers, parameter=isinstance(tensor, nn.Parameter))
     return model.eval().requires_grad_(False)
+
+
+def takes(path: str, argument: str) -> bool:
+    """Whether a class of ComfyUI's, or one that it is made of, has an argument of that name: newer ones have more."""
+    module, _, name = path.rpartition(".")
+    kinds = getattr(importlib.import_module(module), name).__mro__
+    return any(argument in inspect.signature(kind.__init__).parameters for kind in kinds)
 
 
 def fill(name: str, tensor: Tensor, numbers: torch.Generator, *, parameter: bool) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import os
 import sys
 import tempfile
 from collections import Counter
@@ -181,6 +182,7 @@ def what_to_name(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
     stock = switch.stock
 
     def attention(q: Tensor, k: Tensor, v: Tensor, heads: int, *args: Any, **kwargs: Any) -> Tensor:
+        q, k, v = map(switch.take, (q, k, v))
         by_head = (args[2] if len(args) > 2 else kwargs.get("skip_reshape", False)) or q.ndim == 4
         queries, keys = (each.shape[2 if by_head else 1] for each in (q, k))
         lines[f"    attention in {any_of(stack[-1])}: {queries} queries, {keys} keys, {heads} heads"] = None
@@ -243,6 +245,8 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="what a plan of this class can name, with shapes")
     parser.add_argument("--comfyui", help="a folder with ComfyUI (default: the one of the tests)")
     arguments = parser.parse_args()
+    if arguments.comfyui:
+        os.environ["COMFYUI_PATH"] = arguments.comfyui  # whose classes decide which cases there are
     from host.fetch import comfyui_path
 
     from .cases import CASES

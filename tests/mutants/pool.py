@@ -112,6 +112,18 @@ MUTANTS = (
         ("test_silent_ranks.py::test_the_pace_keeps_the_slowest_of_the_last_steps_and_forgets_shapes_unused_for_long",),
     ),
     Mutant(
+        "a rank that does not run is waited for as long as one that loads",
+        "    if without_s > pulse_deadline_s:\n",
+        "    if without_s > max(deadline_s, pulse_deadline_s):\n",
+        ("test_silent_loads.py::test_a_rank_that_is_stopped_while_it_loads_is_found_by_its_silence",),
+    ),
+    Mutant(
+        "a rank whose load does not get on is taken for one that does not run",
+        "time.sleep(PULSE_S)",
+        "return",
+        ("test_silent_loads.py::test_a_load_that_waits_for_its_disk_is_left_alone",),
+    ),
+    Mutant(
         "a deadline that never passes is taken",
         "if not (deadline_s > 0 and math.isfinite(deadline_s)):",
         "if not deadline_s > 0:",

@@ -17,6 +17,7 @@ from PIL import Image
 
 from host import layouts
 from host.client import ComfyClient, PromptRefusedError, PromptResult, Workflow
+from host.outcomes import RefusedError, StockFailsError
 from host.pack_workflows import LOADER, TOLERANCE, relative_error, saved_latent
 from host.tiny_models import TinyModels, write_layout
 
@@ -90,10 +91,30 @@ class Row:
     previews: int = 0
     failure: str = ""
     problems: tuple[str, ...] = ()
+    of_stock: bool = False
+    refused: bool = False
+
+    def require_equal(self) -> Row:
+        """Returns itself; raises StockFailsError or RefusedError where there is nothing to compare, AssertionError
+        for anything in which the runs differ."""
+        if self.of_stock:
+            raise StockFailsError(self.failure)
+        if self.refused:
+            raise RefusedError(self.failure)
+        assert self.problems == ()
+        return self
 
 
 class FailedRunError(RuntimeError):
-    """A prompt that did not succeed; the text is one line."""
+    """A prompt that did not succeed; the text is one line. `refused`: whether a user is told what to do instead."""
+
+    def __init__(self, said: str, *, refused: bool = False) -> None:
+        self.refused = refused
+        super().__init__(said)
+
+
+class FailedStockRunError(FailedRunError, StockFailsError):
+    """The same of stock ComfyUI."""
 
 
 class Bench:
@@ -104,9 +125,12 @@ class Bench:
         self._stock: dict[str, Run] = {}
 
     def stock(self, graph: Case) -> Run:
-        """What stock ComfyUI makes of `graph`; raises FailedRunError when it does not."""
+        """What stock ComfyUI makes of `graph`; raises FailedStockRunError when it does not."""
         if graph.name not in self._stock:
-            self._stock[graph.name] = self.run(counted(graph.workflow()), graph.saves)
+            try:
+                self._stock[graph.name] = self.run(counted(graph.workflow()), graph.saves)
+            except FailedRunError as failed:
+                raise FailedStockRunError(str(failed)) from failed
         return self._stock[graph.name]
 
     def ours(self, graph: Case, plan: str) -> Run:
@@ -132,7 +156,8 @@ class Bench:
         except PromptRefusedError as refused:
             raise FailedRunError(str(refused)) from refused
         if result.status != "success":
-            raise FailedRunError(f"{result.status} in {result.error_node}: {first_line(result.error_message)}")
+            said = f"{result.status} in {result.error_node}: {first_line(result.error_message)}"
+            raise FailedRunError(said, refused=result.error_type == "ValueError")
         progress = tuple((each.node, each.value, each.max) for each in result.progress)
         latents = tuple(saved_latent(self.client, result, node=node) for node in saves)
         return Run(latents, progress, len(result.previews), calls_of(result))
@@ -142,11 +167,13 @@ class Bench:
 
     def _cell(self, graph: Case, plan: str, run: Callable[[Case, str], Run]) -> Row:
         try:
-            return compared(graph, plan, run(graph, plan), self.stock(graph))
+            stock = self.stock(graph)  # first: where it fails, ours has nothing to equal
+            return compared(graph, plan, run(graph, plan), stock)
         except FailedRunError as failed:
             problem = str(failed)
             self.client.queue(RELEASE)  # or three failures in a row would fail every cell after them as well
-            return Row(graph.name, graph.kind, plan, failure=problem, problems=(problem,))
+            why = {"of_stock": isinstance(failed, FailedStockRunError), "refused": failed.refused}
+            return Row(graph.name, graph.kind, plan, failure=problem, problems=(problem,), **why)
 
 
 def compared(graph: Case, plan: str, ours: Run, stock: Run) -> Row:

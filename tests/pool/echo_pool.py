@@ -17,7 +17,6 @@ from parallel_runtime.pool.pool import Pool
 
 HERE = str(Path(__file__).parent)
 FRESH = "the next prompt starts fresh workers"
-TRIES = 3  # a machine may stand still for a moment; it does not do so at the same place again and again
 
 
 def make_pool(num_ranks=2, **settings):
@@ -75,41 +74,30 @@ def is_alive(pid):
 
 
 def failure(pool, **options):
-    """The error of a step that fails, and its seconds; all ranks have been replaced by nothing."""
+    """The error of a step that fails; all ranks have been replaced by nothing."""
     pids = pool.status()["pids"]
-    began = time.monotonic()
     with pytest.raises(PoolError) as caught:
         run_step(pool, **options)
-    seconds = time.monotonic() - began
     assert pool.state == "failed"
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
-    return caught.value, seconds
+    return caught.value
 
 
-def in_time(measured, within_s=1.0):
-    """Have `measured()`, the seconds that something took, below `within_s`: at once, or in one of two more tries."""
-    taken = []
-    while not taken or taken[-1] >= within_s:
-        assert len(taken) < TRIES, f"took {taken} s, each time more than {within_s} s"
-        taken.append(measured())
+class Gate:
+    """Where a rank stays, by the action `waits`, until a test has looked."""
 
+    def __init__(self, folder):
+        self._path = folder / "gate"
+        self.waits = ["wait_at", str(self._path)]
 
-def failure_in_time(pool, within_s=1.0, **options):
-    """The error of a step that fails, which must come `in_time`."""
-    errors = []
+    @property
+    def reached(self):
+        """Whether a rank is there."""
+        return Path(f"{self._path}.reached").exists()
 
-    def seconds():
-        pool.start()
-        error, taken = failure(pool, **options)
-        errors.append(error)
-        return taken
-
-    try:
-        in_time(seconds, within_s)
-    finally:
-        if len(errors) > 1:
-            pool.close()  # or these failures would count for what comes next
-    return errors[-1]
+    def open(self):
+        """Let it go on."""
+        self._path.touch()
 
 
 def first_line(error):

@@ -51,6 +51,7 @@ class Echo:
         self.models = set()
         self.groups = {}
         self.changes = 0  # of weights, done
+        self.let_go = set()  # names of loads that were held
 
     def handle(self, message, *, progress, cancelled, beat):
         beat()
@@ -74,8 +75,10 @@ class Echo:
         return Memory(resident_bytes=self.rank, allocated_bytes=len(self.models), reserved_bytes=self.changes)
 
     def patch(self, records, cancelled):
-        """Each change takes 0.1 s; one that has begun is finished."""
-        for _ in records:
+        """Each change takes 0.1 s; one that has begun is finished. One of "held" stays until it is cancelled."""
+        for record in records:
+            if record["key"] == "held":
+                wait_until(cancelled)
             if cancelled():
                 raise RequestCancelledError("cancelled")
             time.sleep(0.1)
@@ -83,7 +86,10 @@ class Echo:
         return MemoryReply(memory=self.memory())
 
     def load(self, request, progress, cancelled):
-        """The path says how: `slow1` on rank 1 only, `die1`, `refuse1` and `quiet1` likewise."""
+        """The path says how: `slow1` on rank 1 only; `die1`, `stop1`, `refuse1`, `quiet1` and `still1` likewise.
+
+        `held1` stays half-way until it is cancelled, once.
+        """
         name = Path(request.spec.path).name
         for loaded in range(0, 101, 10):
             if cancelled():
@@ -93,6 +99,13 @@ class Echo:
                 time.sleep(0.2)
             if name == f"quiet{self.rank}" and loaded == 50:
                 time.sleep(0.8)
+            if name == f"held{self.rank}" and loaded == 50 and name not in self.let_go:
+                self.let_go.add(name)
+                wait_until(cancelled)
+            if name == f"still{self.rank}" and loaded == 50:
+                time.sleep(6.0)
+            if name == f"stop{self.rank}" and loaded == 50:
+                os.kill(os.getpid(), signal.SIGSTOP)
             if name == f"die{self.rank}" and loaded == 50:
                 os.kill(os.getpid(), signal.SIGKILL)
             if name == f"refuse{self.rank}" and loaded == 50:
@@ -159,6 +172,18 @@ def fail(_message, _beat, kind, text, times=1):
 
 def sleep(_message, _beat, seconds):
     time.sleep(seconds)
+
+
+def wait_until(holds):
+    """Wait for it, which is to come."""
+    while not holds():
+        time.sleep(0.01)
+
+
+def wait_at(_message, _beat, path):
+    """Say that this rank is at a gate, and wait until it is open: a file that says so."""
+    Path(f"{path}.reached").touch()
+    wait_until(Path(path).exists)
 
 
 def work(_message, beat, seconds):
@@ -270,7 +295,7 @@ def own_channel():
 ACTIONS = {
     action.__name__: action
     for action in (
-        *(fail, sleep, work, send_signal, leave, say, start_child, exchange, allocate, map_file),
+        *(fail, sleep, wait_at, work, send_signal, leave, say, start_child, exchange, allocate, map_file),
         *(receive, hold_the_interpreter, speak_out_of_turn, answer_for_generation),
         *(say_compiling, send_garbage, close_channel, write_about, give_up_unasked, answer_other_fields),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.exchange_groups import ExchangeGroup
+from parallel_runtime.packages import Package
 from parallel_runtime.plan import BatchSlice, Layout, ParallelPlan
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from parallel_runtime.wire import replies, requests, vae_messages
@@ -61,6 +62,7 @@ CASES = [
         names=("decoder.conv_in.weight",),
         first=True,
         last=False,
+        flags={"torch.backends.cudnn.benchmark": True},
     ),
     vae_messages.DecodeTiles(vae=5, method="decode", tiles=((0, 2), (1,)), last=True),
 ]
@@ -108,7 +110,14 @@ REPLIES = [
     replies.Cancelled(evicted=(3,)),
     replies.EmptyReply(),
     replies.MemoryReply(memory=MEMORY),
-    replies.LoadReply(memory=MEMORY, parameter_bytes=9, dtype="bfloat16", load_s=0.5, evicted=(3, 2)),
+    replies.LoadReply(
+        memory=MEMORY,
+        parameter_bytes=9,
+        dtype="bfloat16",
+        load_s=0.5,
+        evicted=(3, 2),
+        imported=replies.Imported(left_out=("--fast",), packages=(Package("torch", "2.13.0", "/packages"),)),
+    ),
     replies.StrengthsReply(memory=MEMORY, changed=True),
     STEP,
     replies.StepReply(memory=MEMORY, ran=None),

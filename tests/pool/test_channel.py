@@ -189,7 +189,10 @@ def test_cancel_word_and_heartbeats_do_not_touch_each_other_or_the_tensors(segme
     for rank in range(MAX_RANKS):
         for _ in range(rank + 1):
             table.beat(rank)
+        table.show_waiting(rank, True)
+        table.show_pulse(rank)
     assert [table.beats(rank) for rank in range(MAX_RANKS)] == list(range(1, MAX_RANKS + 1))
+    assert [table.pulses(rank) for rank in range(MAX_RANKS)] == [1] * MAX_RANKS
     assert table.cancelled_request == 2**64 - 1
     rest = segment.num_bytes - CONTROL_BYTES
     assert not table.tensor(TensorSpec("x", "uint8", (rest,), 0, CONTROL_BYTES)).any()

@@ -108,3 +108,39 @@ def test_a_rank_imports_no_attention_package_and_changes_no_environment():
 def test_ranks_that_share_a_device_talk_over_gloo(devices, backend):
     parsed = tuple(Device(kind, int(index)) for kind, index in (name.split(":") for name in devices.split()))
     assert RankSettings(devices=parsed, threads=1, engine="a:B").backend == backend
+
+
+def test_a_rank_searches_the_folders_that_its_parent_found_by_a_relative_name(tmp_path):
+    """Never the parent's current folder, which an empty name and a dot would be, nor one that it does not search."""
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from parallel_runtime.devices import Device\n"
+        "from parallel_runtime.rank_environment import RankSettings, rank_environment\n"
+        "ours = dict(os.environ, PYTHONPATH=os.environ['PYTHONPATH'] + ':unsearched')\n"
+        "found = rank_environment(ours, RankSettings(devices=(Device('cpu', 0),), threads=1, engine='a:B'))\n"
+        "print(found['PYTHONPATH'], found.get('PYTHONNOUSERSITE'))"
+    )
+    (tmp_path / "packages").mkdir()
+
+    def path_of(*flags):
+        command = [sys.executable, *flags, "-c", code, str(ROOT)]
+        environment = {"PYTHONPATH": "packages::.:/absolute"}
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert path_of() == f"{ROOT}:{tmp_path}/packages:/absolute None\n"
+    assert path_of("-s") == f"{ROOT}:{tmp_path}/packages:/absolute 1\n", (
+        "nor a user's own packages where ComfyUI has none"
+    )
+    assert path_of("-E", "-s") == f"{ROOT} 1\n", "nor any that ComfyUI was told to leave"
+
+
+def test_variables_that_change_a_result_reach_the_ranks():
+    """ComfyUI's main program sets some of them itself, for --deterministic or a kind of GPU."""
+    ours = {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1",
+        "COMFYUI_ENABLE_MIOPEN": "1",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
+    }
+    settings = RankSettings(devices=(Device("cpu", 0),), threads=1, engine="a:B")
+    assert rank_environment(ours, settings).items() >= ours.items()

@@ -6,12 +6,12 @@ import pytest
 
 from parallel_runtime.pool.failure import Failure, choose, failure_of_error, pool_error
 from parallel_runtime.wire.replies import RankError
-from pool.echo_pool import FRESH, failure, failure_in_time, first_line
+from pool.echo_pool import FRESH, failure, first_line
 
 
 def test_an_exit_names_the_code_and_shows_what_was_printed_last(lone_rank):
     """More output than a pipe holds neither blocks the rank nor floods the error."""
-    error, _ = failure(lone_rank, faults={0: [["say", "lots", 1 << 18], ["say", "the end"], ["leave", 3]]})
+    error = failure(lone_rank, faults={0: [["say", "lots", 1 << 18], ["say", "the end"], ["leave", 3]]})
     assert first_line(error) == f"rank 0: exited with code 3; {FRESH}"
     assert error.detail.endswith("lots\nthe end")
     assert len(error.detail) < 10_000
@@ -36,7 +36,7 @@ def test_an_exit_names_the_code_and_shows_what_was_printed_last(lone_rank):
     ],
 )
 def test_a_rank_that_breaks_the_protocol_is_ended(lone_rank, action, cause):
-    error = failure_in_time(lone_rank, faults={0: [action]})
+    error = failure(lone_rank, faults={0: [action]})
     assert first_line(error).startswith(f"rank 0: {cause}")
 
 

@@ -130,7 +130,7 @@ def test_a_real_rank_that_says_it_is_told_so(pool):
         0: [["fail", "RuntimeError", lost["text"]]],
         1: [["sleep", 0.05], ["fail", "RuntimeError", full["text"]]],
     }
-    error, _ = failure(pool, faults=faults)
+    error = failure(pool, faults=faults)
     assert first_line(error).startswith("rank 1: NCCL could not make a segment in /dev/shm")
     assert "--shm-size=1g" in first_line(error)
     assert "nccl-LeXlEJ (size 9637888)" in error.detail

@@ -6,6 +6,7 @@ Owns: the graphs. Does not own: files that cannot be used (tests/comfy/test_node
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from families.comfy_classes import shapes_of
+from families.files import ModelFile
+from families.wan import TEXT, TOKENS, wan_file
 from host import workflows
 from host.client import Workflow
 from host.pack_workflows import parallel, to_latent
-from host.tiny_models import TinyModels
+from host.tiny_models import TinyModels, write_layout
 
 Build = Callable[[TinyModels], Workflow]
 CONFIG = {"class_type": "SPConfig", "inputs": {"mode": "auto", "devices": "cpu:2", "ulysses": 1, "ring": 1}}
@@ -27,7 +31,8 @@ LORA_WITH_A_CORE = "tiny_lora_with_a_core.safetensors"
 class Case:
     """`what` as the table calls it; `node` is the class whose execution fails; its first line holds all of `says`.
 
-    `stock`: whether stock ComfyUI runs the same graph, as it must where a stock node stands for the case.
+    `stock`: whether stock ComfyUI runs the same graph, as it must where a stock node stands for the case. `needs`: a
+    node that not every ComfyUI has.
     """
 
     what: str
@@ -35,6 +40,7 @@ class Case:
     says: tuple[str, ...]
     build: Build
     stock: bool = False
+    needs: str = ""
 
 
 def ours(tiny: TinyModels) -> Workflow:
@@ -97,6 +103,90 @@ def saved(class_type: str, **more: Any) -> Build:
     return build
 
 
+def in_the_model_of_another(tiny: TinyModels) -> Workflow:
+    """A node that changes the MODEL of the node before it, which copied the loader's."""
+    graph = between(LATER, way="in place")(tiny)
+    inputs = {"model": ["model", 0], "max_shift": 1.37, "base_shift": 0.5, "width": 64, "height": 64}
+    graph["shifted"] = {"class_type": "ModelSamplingFlux", "inputs": inputs}
+    graph["between"]["inputs"]["model"] = ["shifted", 0]
+    return graph
+
+
+def patched_by(class_type: str, **inputs: Any) -> Build:
+    """A node that takes inputs which nobody computes with, between the loader of ComfyUI's modules and the sampler."""
+
+    def build(tiny: TinyModels) -> Workflow:
+        graph = between(class_type, **inputs)(tiny)
+        graph["model"]["class_type"] = "HostedModelLoader"
+        graph["inputs"] = {"class_type": "RefusedInputs", "inputs": {}}
+        graph["pictures"] = {
+            "class_type": "RandomPictures",
+            "inputs": {"width": 64, "height": 64, "count": 1, "seed": 1},
+        }
+        graph["encoder"] = {"class_type": "RandomVAE", "inputs": {"channels": 16, "spatial": 8, "temporal": 4}}
+        return graph
+
+    return build
+
+
+def with_fun_controlnet(tiny: TinyModels) -> Workflow:
+    """A ControlNet of Qwen-Image that computes with layers of the model."""
+    name, path = "tiny_fun.safetensors", "comfy.ldm.qwen_image.controlnet.QwenImageFunControlNetModel"
+    file = ModelFile(
+        name=name,
+        class_path=path,
+        arguments={"inner_dim": 16, "num_attention_heads": 1, "attention_head_dim": 16},
+    )
+    if not (tiny.models / "controlnet" / name).exists():
+        shapes = shapes_of({name: (path, file.arguments)})[name]
+        write_layout(tiny.models / "controlnet" / name, file.rows(shapes), seed=33)
+    graph = ours(tiny)
+    sampler = graph["sampler"]["inputs"]
+    graph["net"] = {"class_type": "ControlNetLoader", "inputs": {"control_net_name": name}}
+    graph["pictures"] = {"class_type": "RandomPictures", "inputs": {"width": 64, "height": 64, "count": 1, "seed": 1}}
+    graph["encoder"] = {"class_type": "RandomVAE", "inputs": {"channels": 16, "spatial": 8, "temporal": 1}}
+    inputs = {"positive": sampler["positive"], "negative": sampler["negative"], "control_net": ["net", 0]}
+    inputs |= {"image": ["pictures", 0], "vae": ["encoder", 0], "strength": 0.9}
+    inputs |= {"start_percent": 0.0, "end_percent": 1.0}
+    graph["control"] = {"class_type": "ControlNetApplyAdvanced", "inputs": inputs}
+    sampler["positive"], sampler["negative"] = ["control", 0], ["control", 1]
+    return graph
+
+
+def frame_by_frame(tiny: TinyModels) -> Workflow:
+    """A causal Wan whose sampler makes a frame after the other."""
+    file = wan_file("causal", "t2v", heads=5, seed=33, model="ar_model.CausalWanModel")
+    told = json.loads(file.metadata["config"])["transformer"] | {"causal_ar": True}
+    path = tiny.models / "diffusion_models" / file.name
+    if not path.exists():
+        shapes = shapes_of({file.name: (file.class_path, file.arguments)})[file.name]
+        write_layout(path, file.rows(shapes), seed=33, metadata={"config": json.dumps({"transformer": told})})
+    inputs = {"tokens": TOKENS, "width": TEXT}
+    graph: Workflow = {
+        "config": CONFIG,
+        "model": {
+            "class_type": "ParallelModelLoader",
+            "inputs": {"unet_name": file.name, "weight_dtype": "default", "sp_config": ["config", 0]},
+        },
+        "positive": {"class_type": "RandomConditioning", "inputs": {**inputs, "seed": 1}},
+        "negative": {"class_type": "RandomConditioning", "inputs": {**inputs, "seed": 2}},
+        "latent": {
+            "class_type": "EmptyARVideoLatent",
+            "inputs": {"width": 64, "height": 64, "length": 5, "batch_size": 1},
+        },
+        "frames": {"class_type": "SamplerARVideo", "inputs": {"num_frame_per_block": 1}},
+        "sigmas": {
+            "class_type": "BasicScheduler",
+            "inputs": {"model": ["model", 0], "scheduler": "simple", "steps": 2, "denoise": 1.0},
+        },
+    }
+    sampler = {"model": ["model", 0], "positive": ["positive", 0], "negative": ["negative", 0], "add_noise": True}
+    sampler |= {"noise_seed": 1, "cfg": 1.0, "sampler": ["frames", 0], "sigmas": ["sigmas", 0]}
+    graph["sampler"] = {"class_type": "SamplerCustom", "inputs": {**sampler, "latent_image": ["latent", 0]}}
+    graph["save"] = {"class_type": "SaveLatent", "inputs": {"samples": ["sampler", 0], "filename_prefix": "latent"}}
+    return graph
+
+
 def with_hook(hook: str, **inputs: Any) -> Build:
     """A change of weights on one conditioning."""
 
@@ -144,6 +234,12 @@ SKIPPED = {"double_layers": "0", "single_layers": "0", "scale": 3.0, "rescaling_
 SKIPPED |= {"start_percent": 0.0, "end_percent": 1.0}
 REACH = "ReachIntoModel"
 REACHED = "ReachIntoModel (node between)"
+LATER = "RefusedLater"
+INPUTS = {"model_patch": ["inputs", 0]}
+STRENGTH = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
+TALK = {"mode": "single_speaker", "positive": ["guidance", 0], "negative": ["guidance", 0], "vae": ["encoder", 0]}
+TALK |= {"width": 64, "height": 64, "length": 5, "start_image": ["pictures", 0], "motion_frame_count": 5}
+TALK |= {"audio_encoder_output_1": ["inputs", 2], "audio_scale": 1.0}
 NAMES = TinyModels  # the defaults of its fields are the files' names
 CASES = (
     Case("Model merging", "ModelMergeSimple", ("ModelMergeSimple (node between)",), merged_after, stock=True),
@@ -158,8 +254,102 @@ CASES = (
     Case(
         "Skip Layer Guidance",
         "KSampler",
-        ("SkipLayerGuidanceDiT", "double_block 0, single_block 0"),
+        ("SkipLayerGuidanceDiT (node between)", "double_block 0, single_block 0"),
         between("SkipLayerGuidanceDiT", **SKIPPED),
+    ),
+    Case(
+        "Skip Layer Guidance before Parallelize Model",
+        "KSampler",
+        ("SkipLayerGuidanceDiT (node before)", "double_block 0, single_block 0"),
+        before("SkipLayerGuidanceDiT", **SKIPPED),
+    ),
+    Case(
+        "Anima LLLite",
+        "AnimaLLLiteApply",
+        ("(node between)", "post_input"),
+        patched_by("AnimaLLLiteApply", **INPUTS, image=["pictures", 0], **STRENGTH),
+        needs="AnimaLLLiteApply",
+    ),
+    Case(
+        "USO Style Reference",
+        "USOStyleReference",
+        ("(node between)", "post_input"),
+        patched_by("USOStyleReference", **INPUTS, clip_vision_output=["inputs", 1]),
+    ),
+    Case(
+        "Wan InfiniteTalk",
+        "WanInfiniteTalkToVideo",
+        ("(node between)", "attn2_patch"),
+        patched_by("WanInfiniteTalkToVideo", **INPUTS, **TALK),
+        needs="WanInfiniteTalkToVideo",
+    ),
+    Case(
+        "Sampler AR Video",
+        "SamplerCustom",
+        ("Sampler AR Video (node frames)", "ar_state"),
+        frame_by_frame,
+        needs="SamplerARVideo",
+    ),
+    Case(
+        "Qwen Fun ControlNet",
+        "KSampler",
+        ("(node control)", "QwenFunControlNet"),
+        with_fun_controlnet,
+    ),
+    Case(
+        "Model Attention Backend",
+        "ModelAttentionBackend",
+        ("(node between)", "attention function"),
+        between("ModelAttentionBackend", attention="pytorch attention"),
+        needs="ModelAttentionBackend",
+    ),
+    Case(
+        "Model Attention Backend before Parallelize Model",
+        "ParallelizeModel",
+        ("(node before)", "optimized_attention_override"),
+        before("ModelAttentionBackend", attention="pytorch attention"),
+        needs="ModelAttentionBackend",
+    ),
+    Case(
+        "Attention of another kind at each step (block sparse attention)",
+        "KSampler",
+        ("RefusedLater (node between)", "optimized_attention_override"),
+        between(LATER, way="at each step"),
+        stock=True,
+    ),
+    Case(
+        "A patch that a node goes on without",
+        "KSampler",
+        ("RefusedLater (node between)", "double_block"),
+        between(LATER, way="go on"),
+        stock=True,
+    ),
+    Case(
+        "Compiling that a node goes on without",
+        "KSampler",
+        ("RefusedLater (node between)", "compiles", "compiled=blocks"),
+        between(LATER, way="compile and go on"),
+    ),
+    Case(
+        "Weights read by a node that goes on without",
+        "KSampler",
+        ("RefusedLater (node between)", "reads the model's weights"),
+        between(LATER, way="read and go on"),
+        stock=True,
+    ),
+    Case(
+        "Another attention function, in the MODEL of the node before",
+        "KSampler",
+        ("RefusedLater (node between)", "optimized_attention_override"),
+        in_the_model_of_another,
+        stock=True,
+    ),
+    Case(
+        "A patch by a node inside of another node",
+        "KSampler",
+        ("(node between)", "optimized_attention_override"),
+        between("PatchInside"),
+        stock=True,
     ),
     Case(
         "ModelComputeDtype",
@@ -171,14 +361,14 @@ CASES = (
     Case(
         "Hook LoRA",
         "KSampler",
-        ("remove Create Hook LoRA",),
+        ("Create Hook LoRA (node hook)",),
         with_hook("CreateHookLora", lora_name=NAMES.lora_fused),
         stock=True,
     ),
     Case(
         "Hook of a model",
         "KSampler",
-        ("Create Hook Model as LoRA",),
+        ("Create Hook Model as LoRA (node hook)",),
         with_hook("CreateHookModelAsLora", ckpt_name=NAMES.checkpoint),
     ),
     Case(
@@ -190,7 +380,7 @@ CASES = (
     Case(
         "TorchCompileModel before Parallelize Model",
         "ParallelizeModel",
-        ("remove TorchCompileModel",),
+        ("TorchCompileModel (node before)",),
         before("TorchCompileModel", backend="inductor"),
     ),
     Case(
@@ -200,7 +390,12 @@ CASES = (
         between(REACH, way="copy to device"),
     ),
     Case("Injections", REACH, (REACHED, "injects modules"), between(REACH, way="inject"), stock=True),
-    Case("Injections before Parallelize Model", "ParallelizeModel", ("injected",), before(REACH, way="inject")),
+    Case(
+        "Injections before Parallelize Model",
+        "ParallelizeModel",
+        ("ReachIntoModel (node before)", "injects"),
+        before(REACH, way="inject"),
+    ),
     Case("Wrapped weights", REACH, (REACHED, "wraps weights"), between(REACH, way="wrap weight")),
     Case("A layer replaced", REACH, (REACHED, "replaces diffusion_model.img_in"), between(REACH, way="replace layer")),
     Case("Patches inside of blocks", REACH, (REACHED, "double_block"), between(REACH, way="patch block")),
@@ -208,17 +403,17 @@ CASES = (
     Case(
         "Another attention function",
         "KSampler",
-        ("optimized_attention_override",),
+        (REACHED, "optimized_attention_override"),
         between(REACH, way="override attention"),
         stock=True,
     ),
     Case(
-        "A LoRA with a core (LoCon)", "LoraLoaderModelOnly", ("remove the LoRA loader",), lora_with_a_core, stock=True
+        "A LoRA with a core (LoCon)", "LoraLoaderModelOnly", ("(node lora)", "has a core"), lora_with_a_core, stock=True
     ),
     Case(
         "Model merging before Parallelize Model",
         "ParallelizeModel",
-        ("another model's weights", "remove"),
+        ("ModelMergeSimple (node merged)", "another model's weights"),
         lambda tiny: merged(adopted(tiny, "merged"), "merged"),
     ),
     Case("Parallelize Model twice", "ParallelizeModel", ("parallel already", "change SP Config"), twice),

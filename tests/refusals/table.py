@@ -20,9 +20,10 @@ DOCUMENT = PACK_ROOT / "docs" / "refusals.md"
 INTRODUCTION = """# What a parallel MODEL cannot take
 
 The weights lie in the workers, so whatever reads or changes the model's inside in ComfyUI's own process cannot reach
-them. It is refused before any step runs. The message is the first line of ComfyUI's error, on the node that is named
-second; where the node that did it is not the one that fails, the message says which node to remove. `ReachIntoModel`
-stands for nodes of other packs. Written by `make refusals` from the messages of a real server.
+them. It is refused before any step ends. The message is the first line of ComfyUI's error, on the node that is named
+second; it begins with the node that did it, which may be another. A node that catches the error and goes on is refused
+when the MODEL is sampled. `ReachIntoModel` and `RefusedLater` stand for nodes of others. Written by `make refusals`
+from the messages of a real server; a row of a node that the server's ComfyUI has not, by a newer one.
 
 | what | told by | message |
 | --- | --- | --- |
@@ -44,9 +45,16 @@ def row(case: Case, said: str) -> str:
     return f"| {case.what} | {case.node} | {said.replace('|', chr(92) + '|')} |"
 
 
+def has_node(client: ComfyClient, case: Case) -> bool:
+    """Whether this ComfyUI has the node that a case is about."""
+    return not case.needs or case.needs in client.object_info()
+
+
 def document(messages: Mapping[str, str]) -> str:
-    """The whole table from the messages by `Case.what`."""
-    return INTRODUCTION + "".join(f"{row(case, messages[case.what])}\n" for case in CASES)
+    """The whole table from the messages by `Case.what`; a row that they lack stays as another ComfyUI wrote it."""
+    before = {line.split(" | ")[0]: line for line in DOCUMENT.read_text(encoding="utf-8").splitlines()}
+    rows = [row(case, messages[case.what]) if case.what in messages else before.get(f"| {case.what}") for case in CASES]
+    return INTRODUCTION + "".join(f"{each}\n" for each in rows if each is not None)
 
 
 def main() -> int:
@@ -55,7 +63,8 @@ def main() -> int:
         tiny = write_tiny_models(Path(folder))
         with ComfyServer(models=tiny.models) as server:
             client = ComfyClient(server.url)
-            DOCUMENT.write_text(document({case.what: message(client, case, tiny) for case in CASES}), encoding="utf-8")
+            there = [case for case in CASES if has_node(client, case)]
+            DOCUMENT.write_text(document({case.what: message(client, case, tiny) for case in there}), encoding="utf-8")
     return 0
 
 

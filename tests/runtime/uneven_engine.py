@@ -56,18 +56,19 @@ def attended(mesh, *, heads, groups, queries, keys, width, values, mask, boolean
             added[..., 0] = True  # no query without a key
     calls = []
 
-    def kernel(q, k, v, heads, mask):
+    def kernel(qkv, heads, mask):
+        q, k, v = qkv
         calls.append((heads, q.shape[2], k.shape[2]))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
 
-    want = kernel(q, k, v, heads, added)
+    want = kernel([q, k, v], heads, added)
     calls.clear()
     mine = [slice(sum(all_[: sequence.index]), sum(all_[: sequence.index + 1])) for all_ in (queries, keys)]
     mesh.traffic.reset()
     parts = (q[:, :, mine[0]], k[:, :, mine[1]], v[:, :, mine[1]])
     if exchange:
         given = {"query_lengths": queries, "key_lengths": keys, "mask": added, "scale": scale}
-        got = sequence.attend(kernel, *parts, **given)
+        got = sequence.attend(kernel, list(parts), **given)
     else:
         got = F.scaled_dot_product_attention(*parts, scale=scale, enable_gqa=heads != groups)
     want = want[:, :, mine[0]]

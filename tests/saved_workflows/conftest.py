@@ -18,6 +18,12 @@ def info(comfy_server: ComfyServer) -> dict[str, Any]:
     return ComfyClient(comfy_server.url).object_info()
 
 
+@pytest.fixture(scope="package")
+def version(comfy_server: ComfyServer) -> str:
+    """The version that the server's ComfyUI says it has."""
+    return str(ComfyClient(comfy_server.url).get("/system_stats")["system"]["comfyui_version"])
+
+
 @pytest.fixture(scope="package", autouse=True)
 def example_image(comfy_server: ComfyServer) -> None:
     """The image that every new ComfyUI has in its input folder; ours has a hole to fill."""

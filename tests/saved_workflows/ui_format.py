@@ -1,15 +1,17 @@
 """From the format ComfyUI's editor saves to the one its server queues, as the editor itself converts it.
 
-Owns: nodes, links and the order of widget values (the part of a saved workflow that an added or moved input breaks).
-Does not own: subgraphs, reroutes, muted and bypassed nodes, choices that bring inputs of their own, none of which the
-shipped templates use; they raise.
+Owns: nodes, links and the order of widget values (the part of a saved workflow that an added or moved input breaks),
+with those of inputs that a choice brings. Does not own: subgraphs, reroutes, muted and bypassed nodes, none of which
+the shipped templates use; they raise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from host.client import Workflow
+from host.outcomes import OURS, StockFailsError
 
 CHOICE = "COMFY_DYNAMICCOMBO_V3"  # a COMBO whose options may bring inputs of their own
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", CHOICE)
@@ -19,12 +21,17 @@ Titled = dict[str, tuple[str, dict[str, Any]]]
 
 
 def to_api(saved: dict[str, Any], object_info: dict[str, Any]) -> Workflow:
-    """The graph the editor would queue, node ids as text. Raises ValueError when the file holds what is not owned."""
+    """The graph the editor would queue, node ids as text.
+
+    Raises ValueError when the file holds what is not owned, StockFailsError for a node that this ComfyUI does not have.
+    """
     sources = {link: (str(node), slot) for link, node, slot, *_ in saved["links"]}
     graph: Workflow = {}
     for node in saved["nodes"]:
         if node["type"] == NOTE:
             continue
+        if node["type"] not in {*object_info, *OURS}:
+            raise StockFailsError(f"this ComfyUI has no node {node['type']}")
         if node["mode"] != ACTIVE or node["type"] not in object_info:
             raise ValueError(f"node {node['id']} ({node['type']}) is muted, bypassed or unknown")
         values = widget_values(node, object_info[node["type"]])
@@ -37,33 +44,40 @@ def to_api(saved: dict[str, Any], object_info: dict[str, Any]) -> Workflow:
 def widget_values(node: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
     """The node's values by input name. The file has them by place alone, so the order of inputs decides."""
     left = list(node.get("widgets_values", []))
-    values = {}
+    values = dict(take_values(left, info["input"], info["input_order"]))
+    drawn = [each["name"] for each in node.get("inputs", ()) if "widget" in each]
+    known = [name for group in info["input_order"].values() for name in group]
+    absent = [name for name in drawn if name not in known]  # where the file is from a newer ComfyUI than this
+    if len(left) > len(absent):
+        raise ValueError(f"node {node['id']} ({node['type']}) has {len(left)} values for no input: {left}")
+    return values
+
+
+def take_values(
+    left: list[Any], inputs: dict[str, Any], order: dict[str, list[str]], before: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Each input's name and value, taken from the front of `left`; what a choice brings follows the choice."""
     for group in ("required", "optional"):
-        for name in info["input_order"].get(group, ()):
-            kind, *rest = info["input"][group][name]
+        for name in order.get(group, ()):
+            kind, *rest = inputs[group][name]
             options = rest[0] if rest else {}
             if not is_widget(kind) or options.get("forceInput"):
                 continue
             if not left:
-                break  # an input added later: the editor takes its default
-            values[name] = left.pop(0)
-            if kind == CHOICE and brings_inputs(options, values[name]):
-                raise ValueError(f"node {node['id']} ({node['type']}): {name}={values[name]} brings inputs of its own")
+                return  # an input added later: the editor takes its default
+            value = left.pop(0)
+            yield f"{before}{name}", value
+            if kind == CHOICE:
+                brought = next((each["inputs"] for each in options["options"] if each["key"] == value), {})
+                names = {group: list(brought.get(group, ())) for group in brought}
+                yield from take_values(left, brought, names, f"{before}{name}.")
             if options.get("control_after_generate"):
                 left.pop(0)  # what the editor does with the seed afterwards
-    if left:
-        raise ValueError(f"node {node['id']} ({node['type']}) has {len(left)} values for no input: {left}")
-    return values
 
 
 def is_widget(kind: str | list[Any]) -> bool:
     """Whether the editor draws an input of this kind as a widget; of several kinds the first decides."""
     return isinstance(kind, list) or kind.partition(",")[0] in WIDGETS
-
-
-def brings_inputs(options: dict[str, Any], chosen: str) -> bool:
-    """Whether this option of a choice has inputs."""
-    return any(each["key"] == chosen and any(each["inputs"].values()) for each in options["options"])
 
 
 def by_title(graph: Workflow) -> Titled:

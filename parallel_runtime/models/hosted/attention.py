@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..plans.words import UNPLANNED, Attention
 from .call import Lengths, TokenCall
-from .group import Kernel
+from .group import QKV, Kernel
 from .lightricks import GuideMask
 from .masks import whole_mask, window_mask
 
@@ -26,15 +26,16 @@ NAMES = ("optimized_attention", "optimized_attention_masked")
 class AttentionSwitch:
     """Called as ComfyUI's attention function. `call`: the shared call under way, which hooks set; None: as in stock."""
 
-    def __init__(self, stock: Callable[..., Tensor]) -> None:
+    def __init__(self, stock: Callable[..., Tensor], container: type | None = None) -> None:
         self.stock = stock
+        self.container: Any = container or ()  # the class, of which nothing is one where ComfyUI has none
         self.call: TokenCall | None = None
 
     def __call__(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        q: Any,  # noqa: ANN401  a tensor, or a container of one; k and v too
+        k: Any,  # noqa: ANN401
+        v: Any,  # noqa: ANN401
         heads: int,
         mask: Tensor | GuideMask | None = None,
         attn_precision: torch.dtype | None = None,
@@ -42,42 +43,75 @@ class AttentionSwitch:
         skip_output_reshape: bool = False,
         **options: Any,  # noqa: ANN401
     ) -> Tensor:
-        """As ComfyUI's function: q, k, v (B, H, S, D) with `skip_reshape`, else (B, S, H * D); the output alike."""
+        """As ComfyUI's function: q, k, v (B, H, S, D) with `skip_reshape`, else (B, S, H * D); the output alike.
+
+        Each may be in a container of ComfyUI's, whose tensor belongs to the function that takes it: a call that is not
+        shared is given the containers as they are. Raises `ValueError` for one that was taken already.
+        """
         call = self.call
         attention = None if call is None else call.attention
         if call is not None and attention is not None and attention.otherwise is not None:
             dim = 2 if skip_reshape else 1
-            attention = call.chosen(attention, (q.shape[dim], k.shape[dim]))
+            attention = call.chosen(attention, (self.peek(q).shape[dim], self.peek(k).shape[dim]))
         if call is None or attention is None or attention.local or (call.uncut and call.has_all_keys(attention)):
             return self.stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
+        owned = isinstance(q, self.container)
+        qkv = list(map(self.take, (q, k, v)))
+        del q, k, v
         if not skip_reshape:
-            width = q.shape[-1] // heads
-            q, k, v = _by_heads(q, width), _by_heads(k, width), _by_heads(v, width)
-        queries, keys = self._lengths(call, attention, q.shape[2], k.shape[2])
+            width = qkv[0].shape[-1] // heads
+            qkv = [_by_heads(tensor, width) for tensor in qkv]
+        held = qkv[1].shape[2]
+        if attention.frames:
+            queries, keys = call.frame_lengths(qkv[0].shape[2]), call.frame_lengths(held)
+        else:
+            queries, keys = self._lengths(call, attention, qkv[0].shape[2], held)
         call.tokens = max(call.tokens, sum(keys))
-        held = k.shape[2]
         if call.uncut:
-            k, v = (call.counted(attention.keys, tensor, 2) for tensor in (k, v))
-        if isinstance(mask, GuideMask):
-            out = self._guided(call, attention, q, k, v, mask, queries, keys, attn_precision, options)
+            qkv[1:] = [call.counted(attention.keys, tensor, 2) for tensor in qkv[1:]]
+        if attention.again:
+            out = call.attend_again(self._kernel(attn_precision, options, owned=owned), qkv, keys)
+        elif isinstance(mask, GuideMask):
+            out = self._guided(call, attention, qkv, mask, queries, keys, attn_precision, options)
         else:
             if mask is not None and attention.window is not None:
                 mask = window_mask(mask, attention.window, sum(keys))
             elif mask is not None:
                 mask = whole_mask(call, attention, mask, queries, keys, held)
-            kernel, scale = self._kernel(attn_precision, options), options.get("scale")
-            out = call.attend(
-                attention, kernel, q, k, v, query_lengths=queries, key_lengths=keys, mask=mask, scale=scale
-            )
+            kernel, scale = self._kernel(attn_precision, options, owned=owned), options.get("scale")
+            out = call.attend(attention, kernel, qkv, query_lengths=queries, key_lengths=keys, mask=mask, scale=scale)
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+    def for_device(self, stock: Callable[..., Callable[..., Tensor]]) -> Callable[..., Callable[..., Tensor]]:
+        """As ComfyUI's function that chooses attention for a device, `stock`; in a shared call, this."""
+
+        def choose(*args: Any, **options: Any) -> Callable[..., Tensor]:  # noqa: ANN401
+            return stock(*args, **options) if self.call is None or self.call.attention is None else self
+
+        return choose
+
+    def peek(self, given: Any) -> Tensor:  # noqa: ANN401  a tensor, or a container of one
+        """The tensor, which stays in its container. By the container's class: a tensor has a `take` of its own."""
+        if not isinstance(given, self.container):
+            return given
+        tensor: Tensor | None = given.tensor
+        if tensor is None:
+            raise ValueError(
+                f"{'attention' if self.call is None else f'{self.call.name}: attention'} was given a container whose "
+                "tensor another call has taken already; report the model and the node"
+            )
+        return tensor
+
+    def take(self, given: Any) -> Tensor:  # noqa: ANN401
+        """The tensor, out of its container."""
+        tensor = self.peek(given)
+        return tensor if tensor is given else given.take()
 
     def _guided(
         self,
         call: TokenCall,
         attention: Attention,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        qkv: QKV,
         mask: GuideMask,
         queries: tuple[int, ...],
         keys: tuple[int, ...],
@@ -86,26 +120,25 @@ class AttentionSwitch:
     ) -> Tensor:
         """Attention of all queries under one mask, then of some of them under their own."""
         options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
-        attend = partial(
-            call.attend,
-            attention,
-            self._kernel(attn_precision, options),
-            k=k,
-            v=v,
-            key_lengths=keys,
-            scale=options.get("scale"),
-        )
-        out = attend(q=q, query_lengths=queries, mask=mask.all)
+        kernel = self._kernel(attn_precision, options, owned=False)
+        attend = partial(call.attend, attention, kernel, key_lengths=keys, scale=options.get("scale"))
+        q, k, v = qkv
+        out = attend(qkv, query_lengths=queries, mask=mask.all)
         for each in mask.segments:
-            part = attend(q=q[:, :, each.first : each.last], query_lengths=each.lengths, mask=each.mask)
-            out[:, :, each.first : each.last] = part
+            some = slice(each.first, each.last)
+            out[:, :, some] = attend([q[:, :, some], k, v], query_lengths=each.lengths, mask=each.mask)
         return out
 
-    def _kernel(self, attn_precision: torch.dtype | None, options: dict[str, Any]) -> Kernel:
-        """ComfyUI's function with the options of this call, for the heads that the group hands it."""
+    def _kernel(self, attn_precision: torch.dtype | None, options: dict[str, Any], *, owned: bool) -> Kernel:
+        """ComfyUI's function with the options of this call, for the heads that the group hands it.
 
-        def kernel(q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None) -> Tensor:
-            given = {**options, "enable_gqa": True} if k.shape[1] != q.shape[1] else options
+        `owned`: they came in containers, so the function gets them in some, and frees them as soon as it can.
+        """
+
+        def kernel(qkv: QKV, heads: int, mask: Tensor | None) -> Tensor:
+            given = {**options, "enable_gqa": True} if qkv[1].shape[1] != qkv[0].shape[1] else options
+            q, k, v = map(self.container, qkv) if owned else qkv
+            qkv.clear()
             out = self.stock(q, k, v, heads, mask, attn_precision, True, True, **given)
             if not isinstance(out, Tensor):
                 raise TypeError(f"ComfyUI's attention function returned a {type(out).__name__} instead of a tensor")
@@ -154,9 +187,10 @@ def install() -> AttentionSwitch:
     )
     if early:
         raise RuntimeError(f"{early[0]} was imported before attention could be replaced; install the switch first")
-    switch = AttentionSwitch(stock)
+    switch = AttentionSwitch(stock, getattr(module, "AttentionTensorContainer", None))
     for name in NAMES:
         setattr(module, name, switch)
+    module.optimized_attention_for_device = switch.for_device(module.optimized_attention_for_device)
     return switch
 
 

@@ -24,6 +24,7 @@ READ_DTYPES = {
     "comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel": r"patch_embed\.(text_)?proj\.weight",
     "comfy.ldm.hidream_o1.model.HiDreamO1Transformer": r"visual\.pos_embed\.weight",
     "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain": r"(t_embedder\.mlp\.0|x_embedder|.*\.to_k)\.weight",
+    "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel": r".*\.mlp_in\.weight",  # in ComfyUI 0.24
     "comfy.ldm.lumina.model.NextDiTPixelSpace": r"dec_net\.cond_embed\.weight",
     "comfy.ldm.triposplat.model.LatentSeqMMFlowModel": r"t_embedder\.mlp\.0\.weight",
 }

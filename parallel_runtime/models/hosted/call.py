@@ -7,16 +7,45 @@ first rank.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...parallel.shard import split_lengths
-from ..plans.words import FIRST, GRID, UNPLANNED, Attention
-from .group import TokenGroup
+from ..plans.words import FIRST, GRID, KEPT, UNPLANNED, Attention
+from .group import QKV, Kernel, TokenGroup
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each rank in an attention call
+
+
+@dataclass
+class FirstKeys:
+    """Keys and values of all ranks in the first attention of a module's run, and room for those of a later one behind.
+
+    `lengths`: tokens of each rank among those of the first; `total`: of all of them.
+    """
+
+    lengths: Sequence[int]
+    total: int
+    keys: Tensor  # (B, H, total + room, D)
+    values: Tensor
+
+    def followed_by(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the first, and behind them these."""
+        wanted = self.total + keys.shape[2]
+        if self.keys.shape[2] < wanted:
+            self.keys, self.values = (self._longer(each, wanted) for each in (self.keys, self.values))
+        found = self.keys[:, :, :wanted], self.values[:, :, :wanted]
+        for each, more in zip(found, (keys, values), strict=True):
+            each[:, :, self.total :] = more
+        return found
+
+    def _longer(self, kept: Tensor, wanted: int) -> Tensor:
+        longer = kept.new_empty((*kept.shape[:2], wanted, kept.shape[3]))
+        longer[:, :, : self.total] = kept[:, :, : self.total]
+        return longer
 
 
 class TokenCall:
@@ -33,6 +62,7 @@ class TokenCall:
         self.attention: Attention | None = None  # of the module that runs; None outside of blocks
         # by the id of an Attention: to hash one takes longer
         self.lengths_of: dict[int, tuple[Lengths, tuple[int, int]]] = {}
+        self.first_keys: FirstKeys | None = None  # of the module that runs, if its word is "again"
         self.tokens = 0  # keys of the largest attention call so far
 
     def introduce(self, stream: str, total: int) -> tuple[int, ...]:
@@ -47,9 +77,12 @@ class TokenCall:
         return lengths
 
     def introduce_whole(self, stream: str, total: int) -> int:
-        """A stream that is new and of which every rank has all tokens; returns how many."""
+        """A stream of which every rank has all tokens, and has `total` from here on; returns how many."""
         self.uncut.add(stream)
-        self.streams[stream] = (total,) * self.parts
+        lengths = (total,) * self.parts
+        if self.streams.get(stream, lengths) != lengths:
+            self.lengths_of.clear()
+        self.streams[stream] = lengths
         return total
 
     def introduce_first(self, stream: str, total: int) -> tuple[int, ...]:
@@ -72,6 +105,17 @@ class TokenCall:
         lengths = self.streams[stream]
         return lengths[0] if stream in self.uncut else sum(lengths)
 
+    def frame_lengths(self, tokens: int) -> tuple[int, ...]:
+        """Tokens of each rank in as many frames of the grid as these of this rank are. Raises ValueError for parts."""
+        rows, shorter = self.streams[GRID], min(self.grid[1:])
+        frames, more = divmod(tokens, rows[self.index] * shorter)
+        if more:
+            raise ValueError(
+                f"{self.name}: attention over {tokens} tokens of this rank is not over whole frames, of which it has "
+                f"{rows[self.index] * shorter} each; use a ComfyUI that the plan was made for"
+            )
+        return tuple(frames * each * shorter for each in rows)
+
     def lengths(self, streams: Sequence[str]) -> tuple[int, ...]:
         """Tokens of each rank in these streams together."""
         return tuple(map(sum, zip(*(self._tokens(stream) for stream in streams), strict=True)))
@@ -92,10 +136,30 @@ class TokenCall:
         return known
 
     def chosen(self, attention: Attention, found: tuple[int, int]) -> Attention:
-        """Of alternatives the first in which this rank has so many queries and keys; the last where there is none."""
-        while attention.otherwise is not None and self.attended(attention)[1] != found:
+        """Of alternatives the first in which this rank has so many queries and keys; the last where there is none.
+
+        Keys of the alternative "local" are among the tokens that every rank has; the first stands for more of them.
+        """
+        first = attention
+        while attention.otherwise is not None and not self._fits(attention, found):
             attention = attention.otherwise
+        if attention.local and found[1] > sum(self.total(stream) for stream in self.uncut if ":" not in stream):
+            return first
         return attention
+
+    def _fits(self, attention: Attention, found: tuple[int, int]) -> bool:
+        """Whether this rank has so many queries and keys by the plan. Of a stream whose keys were kept they say how
+        many there are."""
+        kept = next((stream for stream in attention.keys if stream.startswith(KEPT)), None)
+        others = {*attention.queries, *attention.keys} - {kept}
+        if not others <= self.streams.keys():
+            return False
+        if kept is not None:
+            more = found[1] - sum(self._tokens(stream)[self.index] for stream in attention.keys if stream != kept)
+            if more <= 0:
+                return False
+            self.introduce_whole(kept, more)
+        return self.attended(attention)[1] == found
 
     def has_all_keys(self, attention: Attention) -> bool:
         """Whether every rank has all keys of this attention."""
@@ -115,6 +179,24 @@ class TokenCall:
     def attend(self, attention: Attention, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401  as TokenGroup's
         """As `TokenGroup.attend`; `attention` is the plan's word for it."""
         return self.group.attend(*args, **kwargs)
+
+    def attend_again(self, kernel: Kernel, qkv: QKV, key_lengths: Sequence[int]) -> Tensor:
+        """This rank's queries, with all heads, over the keys of all ranks, of which those of the first call are kept.
+
+        `qkv`, which is emptied: (B, H, S, D) each; the keys of the module's first call in this run come first in k, v.
+        """
+        q, k, v = qkv
+        qkv.clear()
+        kept = self.first_keys
+        if kept is None:
+            keys, values = self.group.whole_keys(k, v, lengths=key_lengths)
+            self.first_keys = FirstKeys(key_lengths, keys.shape[2], keys, values)
+        else:
+            mine = kept.lengths[self.index]
+            lengths = [now - first for now, first in zip(key_lengths, kept.lengths, strict=True)]
+            more = self.group.whole_keys(k[:, :, mine:], v[:, :, mine:], lengths=lengths)
+            keys, values = kept.followed_by(*more)
+        return kernel([q, keys, values], q.shape[1], None)
 
     def gather(self, stream: str, tensor: Tensor, *, dim: int) -> Tensor:
         """Everybody's rows of a stream, whole along `dim`; contiguous, since modules take views of what they made."""

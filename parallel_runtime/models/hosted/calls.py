@@ -25,16 +25,30 @@ STAY_HERE = frozenset(
     + ("block_index", "block_type", "total_blocks", "model_conds", "multigpu_thread_pool", "grid_sizes")
     + ("easycache", "context_window")  # what the wrappers of step caches and context windows keep
 )
-# Classes that mix the rows of a batch: both sides of cfg, by their places; ACE-Step's timbres all go to the first row.
+# Classes that mix the rows of a batch: both sides of cfg, by their places; ACE-Step's timbres all go to the first row;
+# Trellis 2 has the voxels of all shapes of a batch in one list, SenseNova one prompt for several images.
 WHOLE_BATCH = frozenset(
     (
         "comfy.ldm.seedvr.model.NaDiT",
+        "comfy.ldm.trellis2.model.Trellis2",
+        "comfy.ldm.sensenova.model.SenseNovaU15",
         "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
         "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
     )
 )
 # What a class builds anew from the rest of the call where it is missing.
 BUILT_AGAIN = {"minimax_payload": ("layout",)}
+
+
+class CannotTravelError(ValueError):
+    """A value of a call is neither a tensor nor plain; `path` says where it stands in the call."""
+
+    def __init__(self, path: str, value: object) -> None:
+        self.path, self.value = path, value
+        super().__init__(
+            f"{path} is a {type(value).__name__}, which cannot be sent to the workers: only tensors and plain values "
+            "can; remove the node that adds it, or use the stock loader for this graph"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,10 +189,7 @@ class _Writer:
             return {"l" if isinstance(value, list) else "u": items}
         if isinstance(value, dict) and type(value) is dict:
             return {"d": {_key(key, path): self.write(each, f"{path}.{key}", depth + 1) for key, each in value.items()}}
-        raise ValueError(
-            f"{path} is a {type(value).__name__}, which cannot be sent to the workers: only tensors and plain values "
-            "can; remove the node that adds it, or use the stock loader for this graph"
-        )
+        raise CannotTravelError(path, value)
 
     def _number(self, tensor: torch.Tensor, path: str) -> int:
         if id(tensor) not in self._numbers:

@@ -1,8 +1,8 @@
 """ComfyUI's own packages in a worker: found where the host says, told the host's options, imported once.
 
-Owns the import and its order: the device is chosen before it, the attention function and what makes scales are replaced
-after it and before any model's file. Imports no custom nodes, and nothing of ComfyUI outside `comfy`, as
-block_patches.py does for a MODEL that has such patches.
+Owns the import and its order: the device and the options are chosen before it, the attention function and what makes
+scales are replaced after it and before any model's file. Imports no custom nodes, and nothing of ComfyUI outside
+`comfy`, as block_patches.py does for a MODEL that has such patches.
 """
 
 import importlib
@@ -12,9 +12,13 @@ import sys
 import torch
 
 from ...checkpoint import ComfyUI
+from ...packages import imported_packages
+from ...wire.replies import Imported
 from . import attention, scales
+from .options import apply_options
 
-_IMPORTED: list[ComfyUI] = []  # at most one: modules are the process's
+# At most one, and the options that it did not take: modules are the process's.
+_IMPORTED: list[tuple[ComfyUI, tuple[str, ...]]] = []
 
 
 def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: bool = True) -> None:
@@ -26,9 +30,9 @@ def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: boo
     if comfyui is None:
         raise ValueError("this model needs ComfyUI's own modules; say where ComfyUI lies (--comfyui PATH)")
     if _IMPORTED:
-        if _IMPORTED[0] != comfyui:
+        if _IMPORTED[0][0] != comfyui:
             raise ValueError(
-                f"this worker runs ComfyUI of {_IMPORTED[0].path} and was asked for that of {comfyui.path}, or for "
+                f"this worker runs ComfyUI of {_IMPORTED[0][0].path} and was asked for that of {comfyui.path}, or for "
                 "other options; release the pool, then run again"
             )
         return
@@ -36,13 +40,18 @@ def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: boo
         raise ValueError(f"{comfyui.path} has no comfy/model_base.py; name the folder that ComfyUI's main.py lies in")
     if device.type == "cuda":
         torch.cuda.set_device(device)  # ComfyUI takes the current one, and must touch no other
-    sys.path.append(comfyui.path)
-    sys.argv = ["comfyui", *(["--cpu"] if device.type == "cpu" else []), *comfyui.options]
-    importlib.import_module("comfy.options").enable_args_parsing()
+    sys.path.insert(0, comfyui.path)  # as ComfyUI's own process has it, which runs main.py from there
+    cli = importlib.import_module("comfy.cli_args")
+    left_out = apply_options(cli.parser, cli.args, comfyui.options, cpu=device.type == "cpu")
     importlib.import_module("comfy.ldm.modules.attention")
     if shared:
         attention.install()
         scales.install()
     for name in ("comfy.model_base", "comfy.model_detection", "comfy.supported_models", "comfy.ops", "comfy.utils"):
         importlib.import_module(name)
-    _IMPORTED.append(comfyui)
+    _IMPORTED.append((comfyui, left_out))
+
+
+def what_was_imported() -> Imported:
+    """What a rank tells of itself; it may have needed nothing of ComfyUI's so far."""
+    return Imported(left_out=_IMPORTED[0][1] if _IMPORTED else (), packages=imported_packages())

@@ -112,6 +112,7 @@ NODES = """
 """
 PARALLEL = """
     comfy.cli_args.args
+    comfy.cli_args.parser
     comfy.model_base.BaseModel
     comfy.model_base.BaseModel.apply_model(x, t, c_concat, c_crossattn, control, transformer_options)
     comfy.model_base.BaseModel.memory_required(input_shape, cond_shapes)
@@ -188,12 +189,14 @@ PARALLEL = """
 """
 HOSTED = """
     comfy.ldm.modules.attention.optimized_attention
+    comfy.ldm.modules.attention.optimized_attention_for_device
     comfy.ldm.modules.attention.optimized_attention_masked
     comfy.model_base.BaseModel.extra_conds
     comfy.model_detection.convert_diffusers_mmdit
     comfy.model_detection.model_config_from_diffusers_unet
     comfy.model_detection.model_config_from_unet(metadata)
     comfy.model_detection.unet_prefix_from_state_dict
+    comfy.model_management.get_free_memory
     comfy.model_management.unet_dtype(device, model_params, supported_dtypes, weight_dtype)
     comfy.model_management.unet_manual_cast
     comfy.ops.manual_cast
@@ -350,10 +353,13 @@ LINES: tuple[Line, ...] = (
     *_read("renames", RENAMES),
 )
 
-# Used where they are there: kinds of ControlNet to refuse, the version, and methods of ModelPatcher of some versions.
+# Used where they are there: kinds of ControlNet to refuse, the version, and what only some versions have of attention and
+# of ModelPatcher.
 WHERE_THERE = (
     "comfy.controlnet.ControlLora",
     "comfy.controlnet.QwenFunControlNet",
+    "comfy.ldm.modules.attention.AttentionTensorContainer",
+    "comfy.ldm.modules.attention.ComfyAttention",
     "comfy.model_patcher.ModelPatcher.deepclone_multigpu",
     "comfy.model_patcher.ModelPatcher.model_state_dict_for_saving",
     "comfyui_version.__version__",

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ...parallel.collectives import Axis
-from ...parallel.uneven import AttentionFunction, UnevenSequence
+from ...parallel.uneven import QKV, AttentionFunction, UnevenSequence
 from ..plans import find_plan
 from ..plans.plan import Plan
 from .attention import installed
@@ -120,6 +120,7 @@ class OperationCounter(TorchDispatchMode):
             *more: Any,  # noqa: ANN401
             **options: Any,  # noqa: ANN401
         ) -> Tensor:
+            q, k, v = map(installed().take, (q, k, v))
             with self.at(self.where, off=True):
                 out = stock(q, k, v, heads, mask, attn_precision, skip_reshape, *more, **options)
             self.hold(out)
@@ -162,15 +163,9 @@ class CountedSequence(UnevenSequence):
         super().__init__(ring=SilentAxis("ring"), ulysses=SilentAxis("ulysses", size=parts))
         self.counter = counter
 
-    def attend(
-        self,
-        kernel: AttentionFunction,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        **more: Any,  # noqa: ANN401
-    ) -> Tensor:
+    def attend(self, kernel: AttentionFunction, qkv: QKV, **more: Any) -> Tensor:  # noqa: ANN401
         """As `UnevenSequence.attend`."""
+        q, k, v = qkv
         counts, before = self.counter.counts, self.ulysses.traffic.num_bytes
         counts["exchanges"] += 1
         counts["query_bytes"] += q.nbytes + q.nbytes // q.shape[-1] * v.shape[-1]  # the output goes back
@@ -183,7 +178,7 @@ class CountedSequence(UnevenSequence):
                 return kernel(*args)
 
         with self.counter.at(EXCHANGE):
-            out = super().attend(counted, q, k, v, **more)
+            out = super().attend(counted, qkv, **more)
         counts["sent_bytes"] += self.ulysses.traffic.num_bytes - before
         return out
 

@@ -35,9 +35,13 @@ def cut_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:
     dim, total = word.dim, value.shape[word.dim]
     if total == 1 and all(run.stream in call.streams for run in word.runs):
         return value  # one row for all tokens
-    if word.opens and word.runs[-1].stream not in call.streams:
+    if word.opens:
         *others, new = word.runs
-        call.introduce(new.stream, total - sum(call.total(run.stream) for run in others))
+        rest = total - sum(call.total(run.stream) for run in others)
+        if rest == 0:
+            return value
+        if new.stream not in call.streams:
+            call.introduce(new.stream, rest)
     pieces, at = [], 0
     for run in word.runs:
         mine = (call.streams.get(run.stream) or call.introduce(run.stream, total))[call.index]

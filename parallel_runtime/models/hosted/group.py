@@ -8,8 +8,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-# (q, k, v, heads, mask) -> (B, heads, Sq, Dv): ComfyUI's attention function, for some heads and whole keys.
-Kernel = Callable[[Tensor, Tensor, Tensor, int, Tensor | None], Tensor]
+# q, k and v. Whoever is given the list empties it, so that nobody holds what is not needed while a kernel runs.
+QKV = list[Tensor]
+# (qkv, heads, mask) -> (B, heads, Sq, Dv): ComfyUI's attention function, for some heads and whole keys.
+Kernel = Callable[[QKV, int, Tensor | None], Tensor]
 
 
 class TokenGroup(Protocol):
@@ -26,12 +28,13 @@ class TokenGroup(Protocol):
     def gather(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
         """Everybody's `tensor`, whole along `dim`, parts in order; `lengths[i]` rows of part i."""
 
+    def whole_keys(self, k: Tensor, v: Tensor, *, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Everybody's keys and values (B, H, S, D), parts in order; `lengths[i]` tokens of part i."""
+
     def attend(
         self,
         kernel: Kernel,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        qkv: QKV,
         *,
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
@@ -40,7 +43,8 @@ class TokenGroup(Protocol):
     ) -> Tensor:
         """Attention of this rank's queries over everybody's keys.
 
-        q (B, Hq, Sq, D), k and v (B, Hk, Sk, D) are this rank's tokens with all heads; Hq is a multiple of Hk. `mask`
+        `qkv`, which is emptied: q (B, Hq, Sq, D), k and v (B, Hk, Sk, D), this rank's tokens with all heads; Hq is a
+        multiple of Hk. `mask`
         is broadcastable to (B, Hq or 1, all queries or 1, all keys), tokens in part order, bool or added to the scores.
         Returns (B, Hq, Sq, Dv). Some ranks may have no queries, none may have no keys.
         """

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ..plans.plan import Plan, Words
-from ..plans.words import UNPLANNED, Attention, Word, introduced_by, parse
+from ..plans.words import UNPLANNED, Attention, Every, Word, introduced_by, parse
 from .changes_of_words import cutter, gatherer
 from .cuts import Change
 
@@ -39,9 +39,10 @@ class Argument:
 
 @dataclass
 class HookPoint:
-    """What is done at one module."""
+    """What is done at one method of a module."""
 
     module: nn.Module
+    method: str = "forward"
     arguments: list[Argument] = field(default_factory=list)
     results: list[Change] = field(default_factory=list)
     attention: Attention | None = None  # while the module runs; None: as around it
@@ -62,8 +63,14 @@ class _Places:
     def fill(self, plan: Plan) -> list[HookPoint]:
         for pattern, name in plan.unless.items():
             self._refuse_where_set(pattern, name)
+        for name in () if plan.keeps is None else (plan.keeps.reset, plan.keeps.decide):
+            if not callable(getattr(self.modules[""], name, None)):
+                raise ValueError(
+                    f"{self.title} of this ComfyUI has no method {name!r}, which the plan names; "
+                    "use a ComfyUI that the plan was made for"
+                )
         for blocks in plan.attention:
-            self._attention(blocks, plan.attention_of(blocks))
+            self._attention(blocks, plan.attention_of(blocks), plan.methods_of(blocks))
         table = next((each for each in plan.gathers if all(self._find(path) for path in each)), plan.gathers[0])
         self._cuts(plan.cut, {path for pattern in table for path in self._matching(pattern)})
         for pattern, words in plan.whole.items():
@@ -75,16 +82,18 @@ class _Places:
         return list(self.points.values())
 
     def _at(self, path: str) -> HookPoint:
-        return self.points.setdefault(path, HookPoint(self.modules[path]))
+        path, method = _parted(path)
+        return self.points.setdefault(f"{path}:{method}", HookPoint(self.modules[path], method))
 
-    def _attention(self, blocks: str, said: Mapping[str, Attention]) -> None:
+    def _attention(self, blocks: str, said: Mapping[str, Attention], methods: Collection[str]) -> None:
         """Blocks themselves, and modules in them."""
         in_block = said.get("", UNPLANNED)
         paths = self._matching(f"{blocks}.*")
         for path in paths:
-            self._at(path).attention = in_block
+            for method in methods:
+                self._at(f"{path}:{method}").attention = in_block
         for name, attention in said.items():
-            found = [f"{path}.{name}" for path in paths if f"{path}.{name}" in self.modules]
+            found = [f"{path}.{name}" for path in paths if self._has(f"{path}.{name}")]
             if name and paths and not found:
                 raise self._missing(f"{blocks}.*.{name}")
             for path in found if name else []:
@@ -107,7 +116,7 @@ class _Places:
     def _attribute(self, path: str, name: str) -> Any:  # noqa: ANN401
         """What a module says of itself. Raises ValueError where it has no such attribute."""
         try:
-            return getattr(self.modules[path], name)
+            return getattr(self.modules[_parted(path)[0]], name)
         except AttributeError:
             raise ValueError(
                 f"{self.title}: {path} of this ComfyUI has no attribute {name!r}, which the plan names; "
@@ -129,7 +138,8 @@ class _Places:
                     point.results.append(cutter(word))
                 else:
                     several = path not in gathered and sum(word in other.values() for other in said.values()) > 1
-                    key = keys.setdefault(word, len(keys)) if several else None
+                    # a number tells nothing of where it comes from, and may be another in the next block
+                    key = keys.setdefault(word, len(keys)) if several and not isinstance(word, Every) else None
                     point.arguments.append(Argument(_bare(name), self._position(path, name), cutter(word), key))
 
     def _whole(self, path: str, words: Words) -> None:
@@ -142,33 +152,48 @@ class _Places:
                 point.arguments.append(Argument(_bare(name), self._position(path, name), gatherer(word), None))
 
     def _position(self, path: str, name: str) -> int:
-        """Where an argument of a module's forward stands. Raises ValueError if no forward of its class has it."""
+        """Where an argument of a module's method stands. Raises ValueError if no such method of its class has it."""
         if name.startswith("#"):
             return int(name[1:])
+        module, method = _parted(path)
+        kind = type(self.modules[module])
         if name.startswith(IN_KWARGS):
-            taken = inspect.signature(type(self.modules[path]).forward).parameters.values()
+            taken = inspect.signature(getattr(kind, method)).parameters.values()
             if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken):
                 return UNNAMED
             raise self._no_argument(path, name)
-        for base in type(self.modules[path]).__mro__:
-            forward = vars(base).get("forward")
+        for base in kind.__mro__:
+            forward = vars(base).get(method)
             parameters = list(inspect.signature(forward).parameters.values())[1:] if forward else []
             names = [each.name for each in parameters]
             if name in names:
                 by_place = parameters[names.index(name)].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-                return names.index(name) if by_place and base is type(self.modules[path]) else NOWHERE
+                return names.index(name) if by_place and base is kind else NOWHERE
             if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters) and forward:
                 break
         raise self._no_argument(path, name)
 
+    def _has(self, path: str) -> bool:
+        """Whether the model has this module, and the module this method."""
+        module, method = _parted(path)
+        return callable(getattr(self.modules.get(module), method, None))
+
     def _matching(self, pattern: str) -> list[str]:
         """Paths of a pattern; none for a list that is there and empty. Raises ValueError for what is not there."""
+        module, colon, method = pattern.partition(":")
+        if colon:
+            found = [f"{path}:{method}" for path in self._matching(module)]
+            missing = [path for path in found if not self._has(path)]
+            if missing:
+                raise self._missing(missing[0])
+            return found
         found, parent = self._find(pattern), pattern.rpartition(".")[0]
         if not found and not (parent and self._find(parent)):
             raise self._missing(pattern)
         return found
 
     def _find(self, pattern: str) -> list[str]:
+        pattern, _ = _parted(pattern)
         parent, _, last = pattern.rpartition(".")
         if last in ("0", "-1") and parent in self.modules:
             children = [name for name, _ in self.modules[parent].named_children()]
@@ -183,10 +208,17 @@ class _Places:
         )
 
     def _missing(self, path: str) -> ValueError:
+        kind = "method" if ":" in path else "module"
         return ValueError(
-            f"{self.title} of this ComfyUI has no module {path!r}, which the plan names; "
+            f"{self.title} of this ComfyUI has no {kind} {path!r}, which the plan names; "
             "use a ComfyUI that the plan was made for"
         )
+
+
+def _parted(path: str) -> tuple[str, str]:
+    """A module's path, and the method that is named behind a colon."""
+    module, _, method = path.partition(":")
+    return module, method or "forward"
 
 
 def _bare(name: str) -> str:

@@ -46,10 +46,10 @@ class SharedModel:
         self._switch = installed()
         self._call: TokenCall | None = None
         self._control_at = _position_of(model, "control")
-        self._wrapped: list[nn.Module] = []
+        self._wrapped: list[tuple[nn.Module, str]] = []
         for point in find_hook_points(model, plan):
-            self._wrap(point.module, partial(self._placed, point))
-        self._wrap(model, self._shared)
+            self._wrap(point.module, partial(self._placed, point), point.method)
+        self._wrap(model.get_submodule(plan.each_call), self._shared)
 
     @property
     def call(self) -> TokenCall | None:
@@ -58,14 +58,14 @@ class SharedModel:
 
     def remove(self) -> None:
         """Take every hook off. The model is then as it was."""
-        for module in self._wrapped:
-            vars(module).pop("forward", None)  # the model itself may be wrapped twice
+        for module, method in self._wrapped:
+            vars(module).pop(method, None)  # the model itself may be wrapped twice
         self._wrapped.clear()
 
-    def _wrap(self, module: nn.Module, around: Callable[[Forward], Forward]) -> None:
-        """Put a function around a module's forward: what torch's own hooks add to a call takes longer than they do."""
-        module.forward = around(module.forward)
-        self._wrapped.append(module)
+    def _wrap(self, module: nn.Module, around: Callable[[Forward], Forward], method: str = "forward") -> None:
+        """Put a function around a module's method: what torch's own hooks add to a call takes longer than they do."""
+        self._wrapped.append((module, method))
+        setattr(module, method, around(getattr(module, method)))
 
     def _shared(self, inner: Forward) -> Forward:
         """The model's forward, as a call that the ranks share."""
@@ -117,13 +117,13 @@ class SharedModel:
             if call is None:
                 return inner(*args, **kwargs)
             if attention is not None:
-                call.attention = attention
+                call.attention, call.first_keys = attention, None
             args = _change_arguments(call, title, arguments, args, kwargs)
             if call.control is not None:
                 self._cut_control(call)
             out = inner(*args, **kwargs)
             if attention is not None:
-                call.attention = around
+                call.attention, call.first_keys = around, None
             for change in results:
                 out = change(call, out)
             return out
@@ -137,9 +137,9 @@ class SharedModel:
             call = self._call
             if call is None:
                 return inner(*args, **kwargs)
-            call.attention = attention
+            call.attention, call.first_keys = attention, None
             out = inner(*args, **kwargs)
-            call.attention = around
+            call.attention, call.first_keys = around, None
             return out
 
         return forward

@@ -20,7 +20,7 @@ from torch import Tensor
 from ...parallel.displaced_uneven import HeldRows
 from ..plans.words import Attention, Run
 from .call import TokenCall
-from .group import Kernel, TokenGroup
+from .group import QKV, Kernel, TokenGroup
 from .places import rows_of
 
 GATHERED, BEFORE = "gathered.", "before."
@@ -32,9 +32,7 @@ class HoldingGroup(TokenGroup, Protocol):
     def attend_held(
         self,
         kernel: Kernel,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        qkv: QKV,
         *,
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
@@ -115,9 +113,7 @@ class PassCall(TokenCall):
         self,
         attention: Attention,
         kernel: Kernel,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        qkv: QKV,
         *,
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
@@ -129,16 +125,14 @@ class PassCall(TokenCall):
             return super().attend(
                 attention,
                 kernel,
-                q,
-                k,
-                v,
+                qkv,
                 query_lengths=query_lengths,
                 key_lengths=key_lengths,
                 mask=mask,
                 scale=scale,
             )
         self._refuse_small()
-        site = self._site(attention, k)
+        site = self._site(attention, qkv[1])
         if mask is not None and self._patch is not None and mask.shape[2] == sum(query_lengths) > 1:
             before = sum(query_lengths[: self._patch * self._ranks.parts])
             mask = mask.narrow(2, before, sum(self.of_chunk(query_lengths)))
@@ -146,9 +140,7 @@ class PassCall(TokenCall):
             self._held.put(f"{site}.mask", mask, self._places(attention, key_lengths), dim=3, total=mask.shape[3])
         return self._ranks.attend_held(
             kernel,
-            q,
-            k,
-            v,
+            qkv,
             query_lengths=self.of_chunk(query_lengths),
             key_lengths=self.of_chunk(key_lengths),
             mask=mask,

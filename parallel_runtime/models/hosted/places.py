@@ -24,7 +24,7 @@ def cut_grid(call: TokenCall, value: Tensor, word: Grid) -> Tensor:
     axis = _longer_side(call)
     start, length = call.start(GRID), call.streams[GRID][call.index]
     if flat:
-        cut = value.unflatten(dim, call.grid).narrow(dim + axis, start, length)
+        cut = value.unflatten(dim, (-1, *call.grid[1:])).narrow(dim + axis, start, length)
         return cut.flatten(dim, dim + 2).contiguous()
     if value.shape[dim + axis] == 1:
         return value
@@ -84,10 +84,12 @@ def cut_ranges(call: TokenCall, ranges: Sequence[tuple], runs: Sequence[Run]) ->
 
 
 def gather_grid(call: TokenCall, value: Tensor, dim: int) -> Tensor:
-    """All rows or columns."""
+    """All rows or columns, each of one value or of several: of the pixels of its patches."""
     if GRID in call.uncut:
         return value
-    return call.gather(GRID, value, dim=dim + _longer_side(call))
+    at, mine = dim + _longer_side(call), call.streams[GRID][call.index]
+    rows = value.unflatten(at, (mine, -1))
+    return call.gather(GRID, rows, dim=at).flatten(at, at + 1)
 
 
 def _longer_side(call: TokenCall) -> int:

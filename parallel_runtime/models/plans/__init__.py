@@ -9,7 +9,7 @@ from . import audio, images, lightricks, minimax, more_images, pixels, qwen, sha
 from .plan import Plan
 from .without import NEEDS_NONE, NOT_SAMPLED, WITHOUT
 
-__all__ = ["BETWEEN", "PLANS", "WITHOUT", "Plan", "find_plan", "not_sampled", "plan_for", "why_without"]
+__all__ = ["BETWEEN", "NOT_SAMPLED", "PLANS", "WITHOUT", "Plan", "find_plan", "not_sampled", "plan_for", "why_without"]
 
 PLANS: dict[str, Plan] = {
     path: plan

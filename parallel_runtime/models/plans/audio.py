@@ -1,6 +1,8 @@
-"""Plans of models of sound: ACE-Step 1.5, Stable Audio."""
+"""Plans of models of sound: ACE-Step 1.5, Stable Audio, MiniMax Music 3."""
 
 from .plan import Plan
+
+MUSIC = "diffusion_transformer.transformer"
 
 PLANS = {
     "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel": Plan(
@@ -17,5 +19,12 @@ PLANS = {
         },
         gather={"transformer.layers.-1": "x"},
         unless={"transformer.layers.*.self_attn": "feat_scale"},
+    ),
+    "comfy.ldm.minimax_music.dit.MiniMaxMusic3DiT": Plan(
+        each_call="diffusion_transformer",  # once for each 8 seconds
+        attention={f"{MUSIC}.layers": "x"},
+        cut={f"{MUSIC}.layers.0": {"x": "x"}, f"{MUSIC}.layers.*": {"rotation_matrix": "x@2"}},
+        gather={f"{MUSIC}.layers.-1": "x"},  # the first token, of the timestep, is left out next
+        unstaged="it runs all of its blocks for one part of the sound after another",
     ),
 }

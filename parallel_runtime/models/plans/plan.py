@@ -7,7 +7,19 @@ which needs ComfyUI (models/hosted/hooks.py).
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .words import FIRST, Attention, Index, Tokens, Word, WordText, introduced_by, parse, parse_attention, streams_in
+from .words import (
+    FIRST,
+    KEPT,
+    Attention,
+    Index,
+    Tokens,
+    Word,
+    WordText,
+    introduced_by,
+    parse,
+    parse_attention,
+    streams_in,
+)
 
 Words = Mapping[str, WordText]
 LONG_SKIPS = "each block of its second half takes the output of one of the first (long skips), on another stage"
@@ -15,9 +27,24 @@ Handed = str | tuple[str, ...]  # one argument by its name, several as a tuple o
 
 
 @dataclass(frozen=True, kw_only=True)
+class Keeps:
+    """What a class keeps on its instance between the calls of one sampling run, by names of the class.
+
+    `reset`: method (enabled: bool) that frees it, and says whether calls may keep any from now on. `decide`: method
+    that the class calls once in a call, which returns what is kept, None for a call that uses none, and whether all
+    that the call needs is in it. `patcher`: the attribute of which it asks `get_free_memory(device)`.
+    """
+
+    reset: str
+    decide: str
+    patcher: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """How one class is shared. Paths are names of modules in the class: "blocks.*" is each of the list, "blocks.0" the
-    first, "blocks.-1" the last; "" is the class itself.
+    first, "blocks.-1" the last; "" is the class itself. A path names its module's `forward`, or with a colon another
+    method: "blocks.*:forward_gen". Blocks with such methods in `cut` are called by these, and by no `forward`.
 
     `attention`: a module list of blocks -> what attention in them is over, or the same for modules inside a block, by
     their name in the block. `cut`: path -> argument of the module's forward ("#0": by position; "**a": in its
@@ -26,10 +53,13 @@ class Plan:
     tables, of which the first that the model has modules for holds. `whole`: as `cut`, for modules that need all
     tokens: arguments become whole, the output this rank's again. `control`: list in the argument `control` -> stream.
     `unless`: path -> attribute of a module; a model in which it is set is not what the plan is for, and refused.
+    `each_call`: the module that the class calls several times in one call, with other lengths; each is shared alone.
 
     For PipeFusion, whose stages have some of the blocks each: `hands`: list of blocks -> the arguments that a block
     makes for the next one, in the order of its outputs; left out where it is the one argument that the first block's
     tokens are in. `unstaged`: why blocks cannot be in stages, where these fields do not say it (`one_stage`).
+
+    `keeps`: what the class keeps from call to call, if anything.
     """
 
     attention: Mapping[str, str | Mapping[str, str]]
@@ -38,12 +68,15 @@ class Plan:
     whole: Mapping[str, Words] = field(default_factory=dict)
     control: Mapping[str, str] = field(default_factory=dict)
     unless: Mapping[str, str] = field(default_factory=dict)
+    each_call: str = ""
     hands: Mapping[str, Handed] = field(default_factory=dict)
     unstaged: str = ""
+    keeps: Keeps | None = None
 
     def __post_init__(self) -> None:
         known = {stream for word in self._cutting() for stream in introduced_by(word)}
         known |= {f"{FIRST}{word.stream}" for word in self._cutting() if isinstance(word, Index)}
+        known |= {f"{KEPT}{stream}" for stream in known} if self.keeps is not None else set()
         unknown = sorted({stream for word in self._all() for stream in streams_in(word)} - known)
         if unknown:
             raise ValueError(f"no word of the plan gives the length of {unknown[0]!r}; cut it alone somewhere")
@@ -99,6 +132,11 @@ class Plan:
     def gathers(self) -> tuple[Words, ...]:
         """The tables of `gather`, one or several."""
         return self.gather if isinstance(self.gather, tuple) else (self.gather,)
+
+    def methods_of(self, blocks: str) -> tuple[str, ...]:
+        """The methods by which the class calls the blocks of a list."""
+        named = [path.partition(":")[2] for path in self.cut if path.startswith(f"{blocks}.") and ":" in path]
+        return tuple(dict.fromkeys(named)) or ("forward",)
 
     def attention_of(self, blocks: str) -> dict[str, Attention]:
         """Module in a block -> what its attention is over; "" is the block itself."""

@@ -1,6 +1,6 @@
-"""Plans of Qwen-Image, Qwen-Image-Edit and Mage-Flow."""
+"""Plans of Qwen-Image, Qwen-Image-Edit, Qwen-Image 2.1 and Mage-Flow."""
 
-from .plan import Plan
+from .plan import Keeps, Plan
 
 QWEN_IMAGE = Plan(
     attention={"transformer_blocks": "txt+img"},
@@ -17,7 +17,21 @@ QWEN_IMAGE = Plan(
     hands={"transformer_blocks": ("encoder_hidden_states", "hidden_states")},
 )
 
+# Text and references come first and see nothing of the picture: every rank has all of them. Their keys are the same in
+# every step, so the class keeps them: a call that has them computes the picture's rows alone.
+QWEN_IMAGE_21 = Plan(
+    attention={"transformer_blocks": "img<-txt+img|img<-kept:txt+img|local"},
+    cut={
+        "transformer_blocks.*": {"prefix_len": "every:txt", "pe": "rest:txt+img"},
+        "transformer_blocks.0": {"x": "rest:txt+img"},
+    },
+    gather={"proj_out": "img"},
+    unstaged="its blocks are given a function that has the keys of all tokens",
+    keeps=Keeps(reset="reset_prefix_cache", decide="select_prefix_cache", patcher="current_patcher"),
+)
+
 PLANS = {
+    "comfy.ldm.qwen_image21.model.QwenImage21Transformer2DModel": QWEN_IMAGE_21,
     "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel": QWEN_IMAGE,
     "comfy.ldm.mage_flow.model.MageFlowTransformer2DModel": QWEN_IMAGE,  # the same blocks
 }

@@ -1,4 +1,7 @@
-"""Plans of Wan 2.1 and 2.2: text or image to video, 5B, camera, VACE, causal; speech, faces, poses, music to video."""
+"""Plans of Wan 2.1 and 2.2: text or image to video, 5B, camera, VACE, causal; speech, faces, poses, music to video.
+
+And Wan-Animate 2, which a video drives.
+"""
 
 from dataclasses import replace
 
@@ -40,6 +43,24 @@ PLANS = {
     ),
     "comfy.ldm.wan.model_animate.AnimateWanModel": replace(
         WAN, whole={"face_adapter.fuser_blocks.*": {"x": "x", "return": "x"}}
+    ),
+    # rows of all frames to a rank, since each frame attends by itself: to the video, and to its own frame of the pose
+    "comfy.ldm.wan.model_animate2.WanAnimate2Model": Plan(
+        attention={
+            "blocks": {
+                "self_attn:forward_pose": "frames",
+                "self_attn:forward_gen": "frames again",
+                "cross_attn": "local",
+            }
+        },
+        cut={
+            "patch_embedding": {"return": "grid@2"},
+            "blocks.*:forward_pose": {"freqs": "flat:grid@1"},
+            "blocks.*:forward_gen": {"freqs": "flat:grid@1"},
+            "blocks.*:kv_from_input": {"freqs": "flat:grid@1"},
+        },
+        gather={":unpatchify": "grid@2"},
+        unstaged="each of its blocks computes for the pose first, then for the video with what it made of that",
     ),
     "comfy.ldm.wan.model_wandancer.WanDancerModel": replace(
         WAN,

@@ -9,7 +9,8 @@ Words for a tensor, or for each tensor in a tuple or list:
     "img@2"           the same in dim 2
     "txt+img"         two streams, one after another; "-txt+img": of txt, only this rank's are there already
     "img+*"           tokens of img first; what follows stays as it is
-    "rest:txt+img"    the same as "txt+img"; img is new, and is all that txt leaves
+    "rest:txt+img"    the same as "txt+img"; img is new, and is all that txt leaves. A value that ends with txt stays
+                      as it is
     "order:txt+img"   a mask over all tokens in its last two dims: into the order in which the ranks hold them
     "frames:img"      one row for each frame: becomes one row for each token, then cut; "frames4:img" if it has 4 dims
     "grid@1"          dims 1, 2, 3 are time, height and width: cut along the longer of the last two
@@ -21,7 +22,8 @@ A dim of size 1 holds for all tokens and stays as it is. Words for other values:
     "guides:vid"      LTX's attention mask of guide frames, over these tokens
     "index:img"       a number of tokens of img, counted from the first
     "last:img"        rows in dim 1 for the last tokens of img; those before have none
-    "every:txt"       a number of tokens, which all ranks have: the length of txt, which is never cut
+    "every:txt"       a number of tokens, which all ranks have: the length of txt, which is never cut; another one in a
+                      later call of a module is its length from there on
     ("img", "")       a tuple of words, for a tuple or list of as many values; "" leaves a value as it is
 
 Words for attention, of the queries and keys in an attention call:
@@ -31,6 +33,12 @@ Words for attention, of the queries and keys in an attention call:
     "local"           keys are whole on every rank (cross attention): nothing is exchanged
     "vid+index:txt"   of txt only the first tokens, as many as the last "index:txt" said
     "txt+img|img"     the first of them in which there are as many queries and keys as in the call
+    "img|local"       the same; keys are whole where they are no more than the tokens that every rank has
+    "kept:txt+img"    before the keys of img those of txt that the class kept of a call before (`Plan.keeps`), whole on
+                      every rank: all keys that img leaves
+    "frames"          queries and keys are whole frames of the grid, as many as the call has
+    "frames again"    the same, in a module that attends several times in a run: the keys of its first call come first
+                      in all later ones, and are sent once
     "x within w"      keys at most as many tokens away as the attention's module says in its attribute `w`; it makes a
                       mask of that itself, from its own tokens. Where `w` is None they are all of x
 
@@ -43,10 +51,11 @@ from typing import Union
 
 GRID = "grid"
 FIRST = "index:"  # before the name of a stream: its first tokens, as many as the word "index:" said
+KEPT = "kept:"  # the same: its tokens in a call before, whose keys the class kept
 FORM = re.compile(r"(?:(?P<kind>[a-z]+)(?P<ndim>\d*):)?(?P<runs>[a-z0-9_+*-]+)(?:@(?P<dim>\d+))?")
 RUN = re.compile(r"-?[a-z][a-z0-9_]*")
 WITHIN = re.compile(r"([a-z][a-z0-9_]*) within ([a-z][a-z0-9_]*)")
-ATTENDED = re.compile(r"(?:index:)?[a-z][a-z0-9_]*")
+ATTENDED = re.compile(r"(?:index:|kept:)?[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,7 @@ class Attention:
     """The streams of an attention call's queries and keys. `local`: keys are whole.
 
     `within`: the module's attribute that says how many tokens away keys may be; `window`: what it says.
+    `frames`: they are any number of whole frames of the grid; `again`: later calls begin with the first one's keys.
     `otherwise`: what it is over where a call's lengths are not those of these streams.
     """
 
@@ -152,6 +162,8 @@ class Attention:
     local: bool = False
     within: str = ""
     window: int | None = None
+    frames: bool = False
+    again: bool = False
     otherwise: Union["Attention", None] = None
 
 
@@ -206,15 +218,18 @@ def parse_attention(text: str) -> Attention:
     """What `text` says of an attention call. Raises ValueError, with the text, for what it cannot be."""
     if text == "local":
         return Attention(local=True)
+    if text in ("frames", "frames again"):
+        return Attention((GRID,), (GRID,), frames=True, again=text != "frames")
     windowed = WITHIN.fullmatch(text)
     if windowed:
         return Attention((windowed[1],), (windowed[1],), within=windowed[2])
     first, *others = text.split("|")
     sides = [side.split("+") for side in first.split("<-")]
     names = [name for side in sides for name in side]
-    if len(sides) > 2 or "local" in others or not all(map(ATTENDED.fullmatch, names)):
+    if len(sides) > 2 or "local" in others[:-1] or not all(map(ATTENDED.fullmatch, names)):
         raise ValueError(
-            f"{text!r} says nothing of attention; use 'txt+img', 'vid<-aud', 'local', 'x within w' or 'txt+img|img'"
+            f"{text!r} says nothing of attention; use 'txt+img', 'vid<-aud', 'local', 'frames', 'x within w' or "
+            "'txt+img|img'"
         )
     otherwise = parse_attention("|".join(others)) if others else None
     return Attention(tuple(sides[0]), tuple(sides[-1]), otherwise=otherwise)

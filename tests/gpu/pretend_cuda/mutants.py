@@ -192,7 +192,7 @@ MUTANTS = (
     Mutant(
         "a stage receives before its own work is queued",
         "links.py",
-        "self._next.after <= self._worked_on and",
+        "due.after <= self._worked_on and",
         "True and",
         Trial(plan="pipefusion=2", launches_wait=True),
     ),
@@ -227,8 +227,8 @@ MUTANTS = (
     Mutant(
         "inputs on the first device",
         "latent.py",
-        ".to(self._timer.device)",
-        '.to("cuda:0")',
+        "self._mine(self._tensors[name]).to(self._timer.device)",
+        'self._mine(self._tensors[name]).to("cuda:0")',
         ULYSSES,
     ),
     Mutant(

@@ -1,10 +1,11 @@
 """A ComfyUI node pack for test hosts only: what no stock node gives, and a count of the model's calls.
 
 Owns: a style model of tiny widths, attention masks and skipped steps as popular packs make them, and two nodes that
-count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py), what the pack
-would choose by itself (choosing.py), runs that take turns (taking_turns.py), what rounds and overflows (rounding.py),
+count. Does not own: text encoders (tiny_text_encoders), nodes that reach into a model (reaching.py, refused.py), what
+the pack would choose by itself (choosing.py), runs that take turns (taking_turns.py), what rounds (rounding.py),
 what encoders would give (conditions.py, sounds.py), what attention is worth (without_exchange.py), keys of the step
-before (staleness.py), VAEs (vaes.py). Linked into a test host's custom_nodes, never part of the pack.
+before (staleness.py), VAEs (vaes.py), where a prompt stays for a while
+(holding.py). Linked into a test host's custom_nodes, never part of the pack.
 Letters: `L` text and image tokens.
 """
 
@@ -33,7 +34,9 @@ from .conditions import (
     RandomVAE,
     RandomVisionOutput,
 )
+from .holding import HoldLatent
 from .reaching import RandomModelPatch, ReachIntoModel, SwitchLoopWrong, SwitchOffExchange
+from .refused import PatchInside, RefusedInputs, RefusedLater
 from .rounding import SetGuidance, StockAttention
 from .sounds import RandomSound, RandomSoundVAE
 from .staleness import UseOldKeys
@@ -219,7 +222,8 @@ class ProbeNodes(ComfyExtension):
         nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, HostedModelLoader, ReachIntoModel]
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchLoopWrong, SwitchOffExchange]
-        nodes += [UseOldKeys, ObjectInConditioning, RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent]
+        nodes += [HoldLatent, UseOldKeys, ObjectInConditioning, RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent]
+        nodes += [RefusedInputs, RefusedLater, PatchInside]
         return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages, TileHere]
 
 

@@ -67,7 +67,8 @@ def compute_in_float64(model: Any) -> None:
     model.set_model_compute_dtype(torch.float64)
 
 
-WAYS = {
+WAYS: dict[str, Callable[[Any], None]] = {
+    "none": lambda model: None,
     "inject": inject,
     "wrap weight": wrap_weight,
     "replace layer": replace_layer,

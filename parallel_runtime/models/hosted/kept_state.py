@@ -1,0 +1,141 @@
+"""What a class of ComfyUI's keeps on itself between the calls of a run (`Plan.keeps`), with one decision for all ranks.
+
+    kept = kept_state(model)
+    kept.begin(run, ranks=2)             # calls of this run may keep; what is of another run is freed
+    with kept.calling(alike_over(group, device)):  # around each call
+        out = model(x, t, context=...)
+    kept.end()                           # nothing is kept any more, and calls keep nothing
+
+The class itself says what it keeps, where, and whether there is room: of free memory it asks the patcher, which in a
+rank is `FreeMemory`. Ranks have different memory, and a rank that uses what it kept runs its blocks otherwise than one
+that does not, so they would wait for each other for ever. `alike` says whether all ranks of the call decided the same;
+where they did not, none of them keeps anything for the rest of the run.
+
+Owns one module's state on this rank. Does not own when a run begins and ends, nor who shares a call (worker/).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..plans import find_plan
+from ..plans.plan import Keeps, Plan
+from .group import TokenGroup
+
+Alike = Callable[[int], bool]  # a number of this rank's; whether all ranks of the call say the same one
+NONE_USED, FILLED, FOUND = range(3)  # what a call decides
+
+
+@dataclass
+class Counted:
+    """Calls that might use what is kept, how many found it, and the rows that the first block made in all of them."""
+
+    calls: int = 0
+    found: int = 0
+    rows: int = 0
+
+
+class FreeMemory:
+    """Stands for ComfyUI's ModelPatcher where a class asks it how much memory is free."""
+
+    def __init__(self) -> None:
+        self.ranks = 1  # that have the memory of the host in common
+
+    def get_free_memory(self, device: torch.device) -> int:
+        """Bytes that this rank may take on a device."""
+        import comfy.model_management
+
+        free = int(comfy.model_management.get_free_memory(device))
+        return free // self.ranks if torch.device(device).type == "cpu" else free
+
+
+class KeptState:
+    """What `model`, an instance of the plan's class, keeps between calls. Until `begin` it keeps nothing."""
+
+    def __init__(self, model: nn.Module, plan: Plan, keeps: Keeps) -> None:
+        self.counted = Counted()
+        self._memory = FreeMemory()
+        self._reset: Callable[[bool], None] = getattr(model, keeps.reset)
+        self._run: object = None
+        self._alike: Alike | None = None
+        setattr(model, keeps.patcher, self._memory)
+        setattr(model, keeps.decide, partial(self._decided, getattr(model, keeps.decide)))
+        first = next(iter(model.get_submodule(plan.staged[0]).children()))
+        first.register_forward_hook(self._count_rows)
+
+    def begin(self, run: object, *, ranks: int = 1) -> None:
+        """Calls from here on are of `run`, by any name but None; `ranks` have the memory of the host in common."""
+        self._memory.ranks = ranks
+        if run != self._run:
+            self._reset(True)
+            self._run = run
+
+    def end(self) -> None:
+        """Free what is kept. Calls keep nothing until a run begins."""
+        if self._run is not None:
+            self._reset(False)
+            self._run = None
+
+    @contextmanager
+    def calling(self, alike: Alike) -> Iterator[None]:
+        """Around one call."""
+        self._alike = alike
+        self.counted.calls += 1
+        try:
+            yield
+        finally:
+            self._alike = None
+
+    def take_counted(self) -> Counted:
+        """What was counted since this was asked last."""
+        counted, self.counted = self.counted, Counted()
+        return counted
+
+    def _decided(
+        self,
+        decide: Callable[..., tuple[Any, bool]],
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> tuple[Any, bool]:
+        """The class's decision, where all ranks make the same one; else none is kept, and the run goes on without."""
+        state, found = decide(*args, **kwargs)
+        decision = NONE_USED if state is None else FOUND if found else FILLED
+        if self._alike is not None and not self._alike(decision):
+            self._reset(False)
+            return None, False
+        self.counted.found += decision == FOUND
+        return state, found
+
+    def _count_rows(self, _: nn.Module, __: object, out: Any) -> None:  # noqa: ANN401
+        if self._alike is not None and isinstance(out, torch.Tensor):
+            self.counted.rows += out.shape[1]
+
+
+def kept_state(model: nn.Module) -> KeptState | None:
+    """What a model keeps between calls; None for a class without a plan for it, or that lacks what the plan names."""
+    plan = find_plan(type(model))
+    if plan is None or plan.keeps is None or not has_methods(type(model), plan.keeps):
+        return None
+    return KeptState(model, plan, plan.keeps)
+
+
+def has_methods(kind: type, keeps: Keeps) -> bool:
+    """Whether a class has the methods that its plan names."""
+    return all(callable(getattr(kind, name, None)) for name in (keeps.reset, keeps.decide))
+
+
+def alike_over(group: TokenGroup, device: torch.device) -> Alike:
+    """What asks all ranks of a group, which have tensors on `device`, whether they say the same number."""
+
+    def alike(number: int) -> bool:
+        if group.parts == 1:
+            return True
+        mine = torch.tensor([number], device=device)
+        return bool((group.gather(mine, dim=0, lengths=[1] * group.parts) == number).all())
+
+    return alike

@@ -1,0 +1,84 @@
+"""torch's own switches that change what an operation computes, from ComfyUI's process to the ranks.
+
+ComfyUI sets some by its options, some in its main program alone, and packs set others. Owns which there are, and how
+each is read and set. A switch that this torch lacks, or refuses to tell, is left out.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, reduce
+
+import torch
+
+ATTRIBUTES = (
+    *(f"cuda.matmul.{name}" for name in ("allow_tf32", "allow_fp16_accumulation")),
+    *(f"cuda.matmul.allow_{name}_reduced_precision_reduction" for name in ("fp16", "bf16")),
+    *(f"cudnn.{name}" for name in ("enabled", "allow_tf32", "benchmark", "deterministic")),
+    *("mkldnn.enabled", "cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision"),
+)
+SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
+
+
+@dataclass(frozen=True)
+class Switch:
+    """How one is read, and set to what was read elsewhere."""
+
+    read: Callable[[], bool | str]
+    set: Callable[[bool | str], object]
+
+
+def read_flags() -> dict[str, bool | str]:
+    """All switches of this process, by name."""
+    found = {name: _value(switch) for name, switch in _switches().items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def set_flags(wanted: Mapping[str, bool | str]) -> None:
+    """Give this process what another one has. What is so already is not touched."""
+    switches = _switches()
+    for name, value in wanted.items():
+        here = _value(switches[name]) if name in switches else None
+        if here not in (None, value):
+            switches[name].set(value)
+
+
+def _value(switch: Switch) -> bool | str | None:
+    """None where this torch has no such switch, or refuses to tell."""
+    try:
+        found = switch.read()
+    except (AttributeError, RuntimeError):  # torch refuses to read by one name what was set by its other one
+        return None
+    return found if type(found) in (bool, str) else None
+
+
+def _switches() -> Mapping[str, Switch]:
+    found = {f"torch.backends.{name}": _attribute(name) for name in ATTRIBUTES}
+    for kernel in SDP_KERNELS:
+        name = f"{kernel}_sdp"
+        found[f"torch.backends.cuda.{name}"] = _pair(torch.backends.cuda, f"{name}_enabled", f"enable_{name}")
+    name = "fp16_bf16_reduction_math_sdp"
+    found[f"torch.backends.cuda.{name}"] = _pair(torch.backends.cuda, f"{name}_allowed", f"allow_{name}")
+    precision = "float32_matmul_precision"
+    found[f"torch.{precision}"] = _pair(torch, f"get_{precision}", f"set_{precision}")
+    found["torch.deterministic_algorithms"] = Switch(_deterministic, _set_deterministic)
+    return found
+
+
+def _attribute(path: str) -> Switch:
+    owner_path, _, name = path.rpartition(".")
+    owner = partial(reduce, getattr, owner_path.split("."), torch.backends)
+    return Switch(lambda: getattr(owner(), name), lambda value: setattr(owner(), name, value))
+
+
+def _pair(owner: object, read: str, write: str) -> Switch:
+    return Switch(lambda: getattr(owner, read)(), lambda value: getattr(owner, write)(value))
+
+
+def _deterministic() -> str:
+    if not torch.are_deterministic_algorithms_enabled():
+        return "off"
+    return "warn" if torch.is_deterministic_algorithms_warn_only_enabled() else "on"
+
+
+def _set_deterministic(value: bool | str) -> None:
+    torch.use_deterministic_algorithms(value != "off", warn_only=value == "warn")

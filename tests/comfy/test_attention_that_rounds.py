@@ -1,0 +1,64 @@
+"""A file or a command line that asks for attention that rounds: which one it is here, and what Ring says of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from host.fetch import comfyui_path
+
+# Finds the kernel for a file that asks for none, one that asks for int8 where this machine has it and where it has not,
+# and under another attention function. The class that reads a file's wish is a newer ComfyUI's: where there is none,
+# one by its rules stands in.
+SCRIPT = """
+import importlib, json, sys
+from trace_samplers import NAME, load
+load(sys.argv[1])
+import torch
+import comfy.ldm.modules.attention as attention
+source = importlib.import_module(f"{NAME}.nodes.host.hosted_source")
+
+def attention_comfy_kitchen_int8(): ...
+def attention_sage(): ...
+
+class Asked(torch.nn.Module):
+    here = True
+    def _load_from_state_dict(self, state, prefix, *_):
+        told = json.loads(state.pop(prefix + "config").numpy().tobytes())
+        assert told == {"attention": "comfy_kitchen_int8"}
+        self.function = attention_comfy_kitchen_int8 if self.here else None
+
+plain = {"blocks.0.attn.weight": torch.ones(2)}
+wish = torch.tensor(list(json.dumps({"attention": "comfy_kitchen_int8"}).encode()), dtype=torch.uint8)
+asking = plain | {"blocks.0.attn.comfy_attention.config": wish}
+found = [source.rounding_attention(plain), source.rounding_attention(asking)]
+if hasattr(attention, "ComfyAttention"):
+    assert attention.ComfyAttention().load_state_dict({"config": wish}).unexpected_keys == []
+attention.ComfyAttention = Asked
+found.append(source.rounding_attention(asking))
+Asked.here = False
+found.append(source.rounding_attention(asking))
+attention.optimized_attention = attention_sage
+found += [source.rounding_attention(asking), source.rounding_attention(plain)]
+print(json.dumps(found))
+"""
+
+
+def test_the_kernel_that_rounds_is_the_files_where_it_is_here_else_the_command_lines() -> None:
+    folder = Path(__file__).resolve().parents[1] / "host"
+    command = [sys.executable, "-c", SCRIPT, str(comfyui_path())]
+    environment = {"PYTHONPATH": str(folder), "PATH": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout) == ["", "", "comfy_kitchen_int8", "", "sage", "sage"]
+
+
+@pytest.mark.parametrize(("ring", "kernel", "said"), [(2, "sage", 1), (1, "sage", 0), (2, "", 0)])
+def test_ring_says_that_it_leaves_such_a_kernel_out(module_of_pack, ring: int, kernel: str, said: int) -> None:
+    found = module_of_pack("nodes.host.measures").exact_ring(kernel, ring)
+    assert len(found) == said
+    assert all("ring=2 attends with exact kernels, not with sage" in each for each in found)

@@ -1,0 +1,41 @@
+"""What ranks are told of ComfyUI's options where code has set one since it started; given ones are told by
+test_ranks_are_what_the_host_is.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from host.fetch import comfyui_path
+
+SCRIPT = """
+import importlib, sys
+from trace_samplers import NAME, load
+load(sys.argv[1])
+import comfy.cli_args
+told = importlib.import_module(f"{NAME}.nodes.host.hosted_source").this_comfyui
+options = [name for name in vars(comfy.cli_args.args) if name.startswith("use_") and name.endswith("_attention")]
+print(len(options))
+for option in options:
+    print(f"--{option.replace('_', '-')}" in told().options)
+    setattr(comfy.cli_args.args, option, True)
+    print(f"--{option.replace('_', '-')}" in told().options)
+"""
+
+
+def test_an_attention_that_a_pack_has_set_since_is_told_as_well() -> None:
+    folder = Path(__file__).resolve().parents[1] / "host"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(comfyui_path())],
+        env={"PYTHONPATH": str(folder), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    number, *told = done.stdout.split()
+    assert int(number) >= 5  # split, quad, pytorch, sage, flash; newer ones have ck
+    assert told == ["False", "True"] * int(number)

@@ -1,0 +1,51 @@
+"""Qwen-Image 2.1: from a text, and an edit with a reference of as many tokens as the picture has."""
+
+from __future__ import annotations
+
+from host.client import Workflow
+
+from .files import ModelFile, Rule
+from .graphs import encoder, node, picture, prompts, through
+from .variant import Variant
+
+FAMILY, FILE = "Qwen-Image 2.1", "tiny_qwen_image_2.1.safetensors"
+CHANNELS, PIXELS, TEXT = 64, 16, 48  # of a latent, of one of its rows and columns; numbers of a token of text
+WIDTH, HEIGHT = 7 * PIXELS, 5 * PIXELS  # 35 tokens, which neither 2 nor 3 divides
+SIZES = {"in_channels": CHANNELS, "out_channels": CHANNELS, "num_layers": 2, "attention_head_dim": 128}
+FILES = (
+    ModelFile(
+        name=FILE,
+        class_path="comfy.ldm.qwen_image21.model.QwenImage21Transformer2DModel",
+        arguments=SIZES | {"num_attention_heads": 5, "context_in_dim": TEXT, "mlp_ratio": 2},
+        rules=(Rule(r"text_norm\.weight$", std=0.1), Rule(r"modulation\.1\.weight$", gain=1.0)),
+        seed=92,
+    ),
+)
+
+
+def text_to_image(graph: Workflow) -> None:
+    """35 tokens of picture; prompts of unequal length."""
+    prompts(graph, width=TEXT, tokens=11, negative_tokens=7)
+    graph["latent"] = node("VAEEncode", **drawn(graph, "start"))
+    graph["sampler"]["inputs"]["latent_image"] = ["latent", 0]
+
+
+def drawn(graph: Workflow, name: str) -> dict[str, list]:
+    """The inputs of an encoder that makes a latent of the family."""
+    vae = encoder(graph, channels=CHANNELS, spatial=PIXELS, temporal=0)
+    return {"pixels": picture(graph, name, width=WIDTH, height=HEIGHT), "vae": vae}
+
+
+def edit(graph: Workflow) -> None:
+    """A reference of 35 tokens behind both prompts."""
+    text_to_image(graph)
+    graph["reference"] = node("VAEEncode", **drawn(graph, "picture"))
+    for name in ("positive", "negative"):
+        inputs = {"conditioning": [name, 0], "latent": ["reference", 0]}
+        through(graph, f"edit {name}", "ReferenceLatent", name, **inputs)
+
+
+VARIANTS = (
+    Variant(name="qwen-image 2.1", family=FAMILY, file=FILE, add=text_to_image),
+    Variant(name="qwen-image 2.1 edit", family=FAMILY, file=FILE, add=edit),
+)

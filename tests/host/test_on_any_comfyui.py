@@ -1,0 +1,106 @@
+"""What `make test-host` counts as what, its table and exit status; and the environment that it makes.
+
+Does not own: the tests that it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .client import PromptRefusedError
+from .layered import make, name_of, required, unconstrained
+from .outcomes import RefusedError, StockFailsError
+from .tally import EQUAL, REFUSED, STOCK_FAILS, TESTS, WRONG, outcome, table
+
+OF_STOCK = {"error": {"message": "Node 'NewerNode' not found", "details": ""}}
+OF_OURS = {"error": {"message": "Node 'SPConfig' not found", "details": ""}}
+
+
+def with_errors(*kinds: str) -> dict:
+    """The body of a refused prompt, in which a value of these nodes is wrong."""
+    wrong = [{"message": "Value not in list", "details": "codec: 'av1' not in ['h264']"}]
+    return {"node_errors": {str(n): {"class_type": kind, "errors": wrong} for n, kind in enumerate(kinds)}}
+
+
+@pytest.mark.parametrize(
+    ("error", "part", "found"),
+    [
+        (None, "families", EQUAL),
+        (None, "refusals", REFUSED),
+        (AssertionError("differs"), "families", WRONG),
+        (ValueError("no plan"), "nodes", WRONG),
+        (StockFailsError("no such sampler"), "flux", STOCK_FAILS),
+        (RefusedError("no plan"), "modules", REFUSED),
+        (PromptRefusedError(OF_STOCK), "workflows", STOCK_FAILS),
+        (PromptRefusedError(OF_OURS), "workflows", WRONG),
+        (PromptRefusedError(with_errors("SaveVideo")), "workflows", STOCK_FAILS),
+        (PromptRefusedError(with_errors("SaveVideo", "SPConfig")), "workflows", WRONG),
+        (PromptRefusedError({"error": {"message": "prompt has no outputs", "details": ""}}), "workflows", WRONG),
+    ],
+)
+def test_each_end_of_a_test_is_counted_as_what_it_is(error: Exception | None, part: str, found: str) -> None:
+    assert outcome(error, part) == found
+
+
+def test_the_table_has_a_row_for_each_kind_and_family_and_their_sum() -> None:
+    pairs = [("modules: Wan", EQUAL), ("modules: Wan", WRONG), ("browser", EQUAL), ("families: Lens", STOCK_FAILS)]
+    head, *rows = (line.split("  ") for line in table(pairs).splitlines())
+    cells = [[each.strip() for each in row if each.strip()] for row in (head, *rows)]
+    assert cells == [
+        [EQUAL, WRONG, REFUSED, STOCK_FAILS],
+        ["modules: Wan", "1", "1", "0", "0"],
+        ["families: Lens", "0", "0", "0", "1"],
+        ["browser", "1", "0", "0", "0"],
+        ["all", "2", "1", "0", "1"],
+    ]
+
+
+STOCK = "from host.outcomes import StockFailsError\ndef test_stock():\n    raise StockFailsError('no such node')\n"
+ENDS = {  # the text of a file of tests -> whether something is wrong
+    "def test_equal():\n    pass\n": False,
+    "def test_equal():\n    pass\n" + STOCK: False,
+    STOCK + "def test_wrong():\n    raise ValueError('1 is not 2')\n": True,
+    "import pytest\n@pytest.fixture\ndef server():\n    raise OSError\ndef test_wrong(server):\n    pass\n": True,
+    "import nothing_of_that_name\n": True,
+}
+
+
+@pytest.mark.parametrize(("text", "workers"), [*((text, 0) for text in ENDS), (f"{STOCK}{next(iter(ENDS))}", 1)])
+def test_the_exit_status_is_0_only_with_nothing_wrong(text: str, workers: int, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "host.tally", "-q", "-rN", "-n", str(workers)]
+    command += ["--rootdir", str(tmp_path), "-c", os.devnull, "-p", "no:cacheprovider", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    wrong = ENDS.get(text, False)
+    assert bool(run.returncode) == wrong, run.stdout + run.stderr
+    last = run.stdout.splitlines()[-1].split()
+    assert last[0] == "all"
+    assert (last[2] != "0") == wrong
+    assert (last[4] == "1") == ("StockFails" in text)
+
+
+def test_a_package_that_is_asked_for_replaces_what_the_tree_and_the_constraints_say() -> None:
+    lines = ["torch", "comfy-kitchen==0.2.31", "numpy>=1.25.0", "comfy_aimdo==0.4.13"]
+    assert required(lines, ["comfy-kitchen==0.2.40", "comfy-aimdo"]) == ["torch", "numpy>=1.25.0"]
+    constraints = "# of tests\ntorch==2.13.0\ntorchvision==0.28.0\ndiffusers==0.42.*; python_version >= '3.11'\n"
+    assert unconstrained(constraints, ["torch"]) == "# of tests\ndiffusers==0.42.*; python_version >= '3.11'\n"
+    assert unconstrained(constraints, ["comfy-kitchen"]) == constraints
+    assert name_of("Comfy_Kitchen>=0.2") == name_of("comfy-kitchen") == "comfy-kitchen"
+
+
+def test_an_environment_has_its_own_packages_before_those_below_it(tmp_path: Path) -> None:
+    python = make(tmp_path / "host", [], "", [])
+    own = next((tmp_path / "host").glob("lib/python*/site-packages"))
+    asked = "import einops, torch, sys; print(einops.__file__, torch.__file__, sys.prefix, sep='\\n')"
+    before, below, prefix = subprocess.check_output([python, "-c", asked], text=True).split()
+    assert Path(prefix) == tmp_path / "host"
+    assert not any(Path(each).is_relative_to(prefix) for each in (before, below))
+    (own / "einops.py").write_text("")
+    after, unchanged, _ = subprocess.check_output([python, "-c", asked], text=True).split()
+    assert (Path(after), unchanged) == (own / "einops.py", below)

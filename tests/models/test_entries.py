@@ -1,0 +1,148 @@
+"""Blocks that a model calls by other methods than `forward`: hooks on them, plans that name them, their weights.
+
+Does not own: parity of classes that have such blocks (test_hosted_parity.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from parallel_runtime.models.entries import entries_of, hook_entries
+from parallel_runtime.models.hosted.hook_points import find_hook_points
+from parallel_runtime.models.plans import PLANS, Plan
+from parallel_runtime.weights.block_shards import BlockShards
+from parallel_runtime.weights.unit_feed import UnitFeed
+
+CPU = torch.device("cpu")
+
+
+class Block(nn.Module):
+    """Called by two methods, of which one calls the other when asked to, and by `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward_pose(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    def forward_gen(self, x: Tensor, nested: bool = False) -> Tensor:
+        made = self.forward_pose(x) if nested else x
+        return made + self.layer(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] == 0:
+            raise ValueError("nothing")
+        return self.layer(x)
+
+
+class Model(nn.Module):
+    """Two blocks, each called twice in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block.forward_gen(block.forward_pose(x), nested=True)
+        return x
+
+
+class Alone:
+    """A group of one rank."""
+
+    size, index = 1, 0
+
+    def start_all_gather(self, mine: Tensor, whole: Tensor) -> None:
+        raise AssertionError("nobody is there")
+
+
+def plan(**changed: object) -> Plan:
+    """A plan of `Model`."""
+    said = {
+        "attention": {"blocks": "x"},
+        "cut": {"blocks.0:forward_pose": {"x": "x"}, "blocks.*:forward_gen": {"x": "x"}},
+        "gather": {"blocks.-1:forward_gen": "x"},
+    }
+    return Plan(**{**said, **changed})  # type: ignore[arg-type]
+
+
+def test_what_stands_around_a_block_runs_once_whichever_method_is_called() -> None:
+    block, said = Block(), list[str]()
+    hook_entries(block, entries_of(block), before=lambda: said.append("in"), after=lambda: said.append("out"))
+    assert entries_of(block) == ("forward", "forward_gen", "forward_pose")
+    for called in (block, block.forward_pose, lambda x: block.forward_gen(x, nested=True)):
+        said.clear()
+        called(torch.ones(1, 4))
+        assert said == ["in", "out"]
+    said.clear()
+    with pytest.raises(ValueError, match="nothing"):
+        block(torch.ones(0, 4))
+    with pytest.raises(RuntimeError):
+        block.forward_gen(torch.ones(1, 3))
+    assert said == ["in", "out"] * 2
+
+
+@pytest.mark.parametrize("methods", [lambda _: ("forward_pose", "forward_gen"), None])
+def test_weights_of_a_block_are_there_in_the_methods_that_are_named(
+    methods: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Model(), torch.randn(3, 4)
+    started = list[int]()
+    start = UnitFeed._start
+    monkeypatch.setattr(UnitFeed, "_start", lambda feed, at: (started.append(at), start(feed, at)))
+    with torch.inference_mode():
+        want = model(x)
+        blocks = {f"blocks.{number}": block for number, block in enumerate(model.blocks)}
+        shards = BlockShards(blocks, Alone(), rounded={}, device=CPU, offloaded=True, methods=methods)  # type: ignore[arg-type]
+        list(shards.load())
+        assert model.blocks[0].layer.weight is None
+        for _ in range(3):
+            started.clear()
+            shards.begin()
+            if methods is None:  # hooks on forward never fire
+                with pytest.raises((RuntimeError, TypeError)):
+                    model(x)
+                return
+            assert torch.equal(model(x), want)
+            shards.end()
+            assert len(started) == 2, "a block that runs again before any other is brought once"
+
+
+def hooked(said: Plan) -> dict[tuple[int, str], Sequence[str]]:
+    """Which arguments are cut at which method, by block."""
+    model = Model()
+    number = {id(block): at for at, block in enumerate(model.blocks)}
+    points = find_hook_points(model, said)
+    return {(number[id(each.module)], each.method): [cut.name for cut in each.arguments] for each in points}
+
+
+def test_a_path_with_a_colon_names_a_method() -> None:
+    both = {(0, "forward_pose"): ["x"], (1, "forward_pose"): [], (0, "forward_gen"): ["x"], (1, "forward_gen"): ["x"]}
+    assert hooked(plan()) == both
+    assert plan().methods_of("blocks") == ("forward_pose", "forward_gen")
+    assert PLANS["comfy.ldm.wan.model.WanModel"].methods_of("blocks") == ("forward",)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"gather": {"blocks.-1:forward_all": "x"}}, "Model of this ComfyUI has no method 'blocks.1:forward_all'"),
+        ({"gather": {"parts.*:forward": "x"}}, "Model of this ComfyUI has no module 'parts.*'"),
+        (
+            {"cut": {"blocks.0:forward_pose": {"x": "x"}, "blocks.*:forward_gen": {"pe": "x"}}},
+            "Model: blocks.0:forward_gen of this ComfyUI takes no argument 'pe'",
+        ),
+        ({"attention": {"blocks": {"layer:forward_pose": "x"}}}, "no method 'blocks.*.layer:forward_pose'"),
+    ],
+)
+def test_a_method_or_an_argument_that_the_class_lacks_is_named(changed: dict, said: str) -> None:
+    with pytest.raises(ValueError) as error:
+        hooked(plan(**changed))
+    assert said in str(error.value)
+    assert "use a ComfyUI that the plan was made for" in str(error.value)

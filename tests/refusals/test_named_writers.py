@@ -1,0 +1,116 @@
+"""The node that a refusal names is the one that did it: among several of its class, and behind somebody's `except`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from host.client import ComfyClient, Workflow
+from host.tiny_models import TinyModels
+
+from .cases import LATER, REACH, SKIPPED, between, ours, patched_by
+
+
+def first_line(client: ComfyClient, graph: Workflow, node: str) -> str:
+    result = client.queue(graph)
+    assert (result.status, result.error_node) == ("error", node), result.error_message
+    return result.error_message.splitlines()[0]
+
+
+def test_a_node_that_hides_the_cause_shows_it_as_its_text(client: ComfyClient, tiny_models: TinyModels) -> None:
+    result = client.queue(between(LATER, way="compile or say little")(tiny_models))
+    assert "Failed to compile model" in result.error_message
+    texts = "\n".join(text for name, text in result.texts if name == "between")
+    assert "RefusedLater (node between): it compiles the transformer in this process" in texts
+    assert "set compiled=blocks in SP Config" in texts
+
+
+def test_a_refusal_that_a_node_caught_goes_with_the_node(client: ComfyClient, tiny_models: TinyModels) -> None:
+    """The MODEL that it asked is the loader's, which ComfyUI keeps."""
+    graph = between(LATER, way="read and go on")(tiny_models)
+    for _ in range(2):  # the second time ComfyUI has the node's result
+        assert "RefusedLater (node between): it reads" in first_line(client, graph, "KSampler")
+    client.queue(ours(tiny_models)).require_success()
+
+
+def two_samplers(tiny: TinyModels, *, refused: str) -> Workflow:
+    """The latent of one sampler goes into another, each behind a node of its own; one of both writes an override."""
+    graph = ours(tiny)
+    for name, source in (("first", "sampler"), ("second", "next")):
+        way = "override attention" if name == refused else "none"
+        graph[name] = {"class_type": REACH, "inputs": {"model": ["model", 0], "way": way}}
+        if source == "next":
+            graph["next"] = copy.deepcopy(graph["sampler"])
+            graph["next"]["inputs"] |= {"latent_image": ["sampler", 0], "seed": 5}
+        graph[source]["inputs"]["model"] = [name, 0]
+    graph["save"]["inputs"]["samples"] = ["next", 0]
+    return graph
+
+
+@pytest.mark.parametrize("refused", ["first", "second"])
+def test_of_two_nodes_of_a_class_the_one_that_wrote_is_named(
+    refused: str, client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    said = first_line(client, two_samplers(tiny_models, refused=refused), "KSampler")
+    assert said.startswith(f"ReachIntoModel (node {refused}): it patches"), said
+
+
+@pytest.mark.parametrize("ways", [("override attention", "none"), ("none", "override attention")], ids=str)
+def test_of_two_nodes_of_a_class_behind_each_other_the_one_that_wrote_is_named(
+    ways: tuple[str, str], client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    graph = between(REACH, way=ways[0])(tiny_models)
+    graph["other"] = {"class_type": REACH, "inputs": {"model": ["between", 0], "way": ways[1]}}
+    graph["sampler"]["inputs"]["model"] = ["other", 0]
+    wrote = "other" if ways[0] == "none" else "between"
+    assert first_line(client, graph, "KSampler").startswith(f"ReachIntoModel (node {wrote}): it patches")
+
+
+def test_two_nodes_that_patch_blocks_have_a_line_each(client: ComfyClient, tiny_models: TinyModels) -> None:
+    graph = between(REACH, way="override attention")(tiny_models)
+    graph["other"] = {"class_type": LATER, "inputs": {"model": ["between", 0], "way": "write a block"}}
+    graph["sampler"]["inputs"]["model"] = ["other", 0]
+    lines = client.queue(graph).error_message.splitlines()
+    assert any(line.startswith("RefusedLater (node other): it patches") and "single_block 1" in line for line in lines)
+    assert any(line.startswith("ReachIntoModel (node between): it patches") for line in lines), lines
+
+
+def test_an_object_in_the_options_is_told_by_the_node_that_put_it_there(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    said = first_line(client, patched_by(LATER, way="keep object")(tiny_models), "KSampler")
+    assert said.startswith("RefusedLater (node between): it adds "), said
+    assert "transformer_options.frames_kept, a Projector" in said
+
+
+def skipping(tiny: TinyModels, **changed: Any) -> Workflow:
+    return between("SkipLayerGuidanceDiT", **{**SKIPPED, **changed})(tiny)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"scale": 0.0}, {"double_layers": "", "single_layers": ""}, {"start_percent": 0.999, "end_percent": 0.9995}],
+    ids=str,
+)
+def test_a_skip_layer_guidance_that_skips_nothing_runs(
+    changed: dict[str, Any], client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    client.queue(skipping(tiny_models, **changed)).require_success()
+
+
+def test_a_skip_layer_guidance_that_begins_later_is_refused_before_a_step(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    result = client.queue(skipping(tiny_models, start_percent=0.4))
+    assert "SkipLayerGuidanceDiT (node between)" in result.error_message and not result.progress
+
+
+def test_the_simple_one_runs_where_no_negative_is_computed(client: ComfyClient, tiny_models: TinyModels) -> None:
+    inputs = {"double_layers": "0", "single_layers": "0", "start_percent": 0.0, "end_percent": 1.0}
+    graph = between("SkipLayerGuidanceDiTSimple", **inputs)(tiny_models)
+    graph["sampler"]["inputs"]["cfg"] = 1.0
+    client.queue(graph).require_success()
+    graph["sampler"]["inputs"]["cfg"] = 2.0
+    assert "SkipLayerGuidanceDiTSimple (node between)" in first_line(client, graph, "KSampler")

@@ -102,6 +102,10 @@ parity-models: venv
 models-list: venv
 	$(RUN) -m families.class_list
 
+# Our nodes as ComfyUI describes them, for a ComfyUI that cannot have them; writes nodes/host/stand_ins.json
+stand-ins: venv
+	$(RUN) -m host.stand_ins
+
 # README's table of models, from docs/models.md
 readme-models: venv
 	$(RUN) -m families.readme_table

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import folder_paths
 from comfy_api.latest import io
 
 from ..parallel_runtime.cli.workload import relative_error
@@ -22,10 +21,12 @@ from .host.benchmark_cases import (
     traced,
     under_plan,
 )
+from .host.comfyui import folder_paths
 from .host.decoding import decode
 from .host.progress import NodeText
 from .host.report_history import published
 from .host.sampling import sizes_of
+from .host.version import refuse_off
 from .report import benchmark_report, loop_of, steps_of
 from .sampler import LOOPS, loop_input, sampler_inputs
 from .sockets import CATEGORY, TimingSocket
@@ -148,6 +149,7 @@ class Field:
 
     def write_traces(self, plan: ParallelPlan) -> list[dict[str, str]]:
         """Write each rank's trace under a plan to the output folder; the files as clients are told of them."""
+        refuse_off("files")
         folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(
             f"traces/{plan.name}", folder_paths.get_output_directory()
         )

@@ -82,7 +82,7 @@ class ParallelChoice:
         elif self.plan is not None and not self._may_shrink():
             raise ValueError(self._too_few(self.plan))
         else:
-            decision = self._automatic_for_any(unshared, whole_batches, count)
+            decision = replace(self._automatic_for_any(unshared, whole_batches, count), automatic=True)
         remarks = (f"blocks run uncompiled: only those of {titles()} are compiled",) if self.compiled else ()
         return replace(decision, reasons=(*decision.reasons, *remarks))
 
@@ -122,7 +122,7 @@ class ParallelChoice:
 
         Only for plans that were weighed, not for those that the user wrote.
         """
-        decision = self._automatic(model, work, held)
+        decision = replace(self._automatic(model, work, held), automatic=True)
         log.info("SP Config: auto takes %s for this run: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
 

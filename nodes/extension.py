@@ -6,6 +6,7 @@ from .benchmark import ParallelBenchmark
 from .config import SPConfig
 from .host.queued_prompt import watch_prompts
 from .host.routes import add_routes
+from .host.version import off, tell_at_load
 from .list_sampler import ParallelFluxListSampler
 from .loader import ParallelFluxLoader, ParallelModelLoader
 from .parallelize import ParallelizeModel
@@ -21,10 +22,13 @@ class ParallelDiTExtension(ComfyExtension):
     """What ComfyUI asks for the nodes."""
 
     async def on_load(self) -> None:
-        """The panel's routes, since the server's own are added after all packs are loaded; prompts; earlier names."""
-        add_routes(check_plan)
-        watch_prompts()
-        await register_renames()
+        """Says what ComfyUI lacks; the panel's routes, since the server's come after all packs; prompts; old names."""
+        tell_at_load()
+        if not off("panel"):
+            add_routes(check_plan)
+            watch_prompts()
+        if not off("panel") and not off("renames"):
+            await register_renames()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """All node classes, in the order of a graph."""

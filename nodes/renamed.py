@@ -1,11 +1,11 @@
 """Nodes that have another name now, for ComfyUI's node replacement: it offers the new node where an old one stands.
 
-The old ids stay, since saved workflows name them. Owns the table. In a ComfyUI without node replacement the old nodes
-go on as they are.
+The old ids stay, since saved workflows name them. Owns the table.
 """
 
-from comfy_api.latest import ComfyAPI, io
+from comfy_api.latest import io
 
+from .host.comfyui import comfy_api
 from .loader import ParallelFluxLoader, ParallelModelLoader
 from .sampler import ParallelFluxSampler, ParallelSampler
 
@@ -18,11 +18,9 @@ AFTER_SEED = "control_after_generate"  # the widget that ComfyUI's interface add
 
 async def register_renames() -> None:
     """Tell ComfyUI which node each earlier name stands for."""
-    if not hasattr(io, "NodeReplace"):
-        return
     for old, new in RENAMED:
         before, after = old.define_schema(), new.define_schema()
-        await ComfyAPI().node_replacement.register(
+        await comfy_api.latest.ComfyAPI().node_replacement.register(
             io.NodeReplace(
                 new_node_id=after.node_id,
                 old_node_id=before.node_id,

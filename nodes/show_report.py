@@ -4,13 +4,14 @@ import json
 import time
 from pathlib import Path
 
-import folder_paths
 from comfy_api.latest import io
 
 from ..parallel_runtime.report.chart import NoChartError, draw
 from ..parallel_runtime.report.schema import validate
 from ..parallel_runtime.report.text import describe
+from .host.comfyui import folder_paths
 from .host.progress import prompt_id
+from .host.version import refuse_off
 from .sockets import CATEGORY, TimingSocket
 
 MORE = ("timing_2", "timing_3", "timing_4")
@@ -74,6 +75,7 @@ def as_of_now(report: dict) -> dict:
 
 def _target(prefix: str) -> tuple[Path, str, str]:
     """Folder, name without its ending, and subfolder as clients are told, of the next free number."""
+    refuse_off("files")
     folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, folder_paths.get_output_directory())
     return Path(folder), f"{name}_{counter:05}_", subfolder
 

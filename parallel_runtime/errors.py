@@ -30,5 +30,12 @@ class SilentWorkersError(PoolError):
     """The workers failed: no rank showed life for as long as the request's deadline."""
 
 
+class RaisedInRankError(PoolError):
+    """The workers failed: Python code in a rank raised, and no known fault of the machine explains it.
+
+    Out of memory, lost ranks and errors of drivers and of NCCL are none of these.
+    """
+
+
 class RequestCancelledError(RuntimeError):
     """The caller cancelled a request. The workers are well and take the next one."""

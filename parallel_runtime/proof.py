@@ -163,6 +163,15 @@ class ProofStore:
         proofs = [_proof(each.get("proof")) for each in found if each["key"] | {"arguments": []} == wanted]
         return [proof for proof in proofs if proof is not None]
 
+    def counted(self, comfyui: str) -> dict[str, int]:
+        """How many kinds of calls have each verdict with a version of ComfyUI, for all classes and plans."""
+        entries = [each for each in self._entries().values() if isinstance(each, dict)]
+        found = [
+            each for each in entries if isinstance(each.get("key"), dict) and each["key"].get("comfyui") == comfyui
+        ]
+        verdicts = [proof.verdict for proof in map(_proof, (each.get("proof") for each in found)) if proof is not None]
+        return {each: verdicts.count(each) for each in VERDICTS if each in verdicts}
+
     def save(self, key: ProofKey, proof: Proof) -> None:
         """Keep it, where the folder can be written; else say so in the log: it is proven again next time."""
         entries = {**self._entries(), key.digest: {"key": asdict(key), "proof": asdict(proof)}}

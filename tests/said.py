@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from parallel_runtime.models.hosted.contract import FEATURES
+
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (
     *("nodes/choice.py", "nodes/config.py", "nodes/roles.py", "nodes/list_sampler.py", "nodes/benchmark.py"),
@@ -21,6 +23,7 @@ FILES = (
     *("nodes/host/in_worker_calls.py", "nodes/host/in_worker_sampling.py", "nodes/host/list_sampling.py"),
     *("nodes/host/machines.py", "nodes/host/parallel_decode.py", "nodes/host/progress.py", "nodes/host/proving.py"),
     *("nodes/host/sampling.py", "parallel_runtime/models/flux/config.py", "parallel_runtime/models/flux/inputs.py"),
+    "parallel_runtime/models/hosted/contract_check.py",
     *("parallel_runtime/models/hosted/build.py", "parallel_runtime/models/hosted/stage.py"),
     "parallel_runtime/pool/pool.py",
     *("nodes/host/measures.py", "nodes/host/new_model.py", "nodes/host/patcher.py", "nodes/host/refusals.py"),
@@ -39,8 +42,11 @@ OTHER_ARGUMENTS = {"tooltip", "description", "display_name", "pattern", "node_id
 NOT_SAID = {"debug", "info", "warning", "getLogger", "compile", "phase", "_degree"}
 # What is put together of single words, and the parts of a step that a plan is limited by.
 EXTRA = ("{1} sleeps", "compute", "communication", "launch", "proven")
+# What a missing line of the host contract turns off, and what happens instead.
+EXTRA += tuple(text for each in FEATURES.values() for text in (each.title, each.instead))
 # Names that are the same in every language.
 SAME = {"cuda", "torch", "comfyui", "rocm", "nccl", "mig", "mps", "RTX 2000 Ada", "Parallelize Model", "side branch"}
+SAME |= {"Parallel Benchmark", "Parallel Flux List Sampler", "Timed VAE Decode"}
 
 
 def sentences(source: str) -> list[str]:

@@ -63,6 +63,7 @@ NAME_FLUX = {
     "nodes/host/new_model.py",
     "nodes/host/flux_model.py",
     "nodes/host/flux_source.py",
+    "parallel_runtime/models/hosted/contract.py",  # what of ComfyUI's each needs
 }
 NODE_IDS = re.compile(r"Parallel ?Flux ?(Loader|List ?Sampler|Sampler)")
 NEVER = {"pickle", "multiprocessing", "marshal", "shelve", "dill", "cloudpickle"}

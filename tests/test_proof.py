@@ -111,6 +111,15 @@ def test_what_is_known_of_calls_with_any_arguments(tmp_path: Path) -> None:
     assert store.of_any_call(KEY) == [PROOF, refused]
 
 
+def test_verdicts_are_counted_by_the_version_of_comfyui(tmp_path: Path) -> None:
+    store = ProofStore(tmp_path / "proofs.json")
+    assert store.counted("0.30.0") == {}
+    for number, verdict in enumerate((PROVEN, PROVEN, REFUSED)):
+        store.save(replace(KEY, source=str(number)), replace(PROOF, verdict=verdict))
+    store.save(replace(KEY, comfyui="0.99.0"), PROOF)
+    assert store.counted("0.30.0") == {PROVEN: 2, REFUSED: 1} and store.counted("0.99.0") == {PROVEN: 1}
+
+
 @pytest.mark.parametrize("name", [field.name for field in fields(ProofKey)])
 def test_a_proof_of_another_version_is_not_believed(name: str, tmp_path: Path) -> None:
     """Nor one whose entry was moved under the name of another."""

@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import nodes as comfy_nodes
-from server import PromptServer
-
 from ...parallel_runtime.errors import PoolError
 from ...parallel_runtime.pool.status import first_line
+from .comfyui import PromptServer, comfy_nodes
 from .machines import MACHINES
 from .panel_state import PanelState
 from .pools import ALIVE, POOLS

@@ -8,9 +8,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
-from comfy.controlnet import ControlBase
-from comfy.model_patcher import ModelPatcher
 
+from .comfyui import ControlBase, ModelPatcher
 from .patcher import RemotePatcher
 
 LOOKED_INTO = 32  # tensors of a set whose numbers count, and of each the first few: of all the others the shape does

@@ -6,22 +6,19 @@ Owns how each is made and how one sampling run of it is measured. Does not own t
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import comfy.model_management
-import comfy.sd
-import comfy.utils
 import torch
-from comfy.model_patcher import ModelPatcher
-from comfy.nested_tensor import NestedTensor
 
 from ...parallel_runtime.checkpoint import FAST, FP8, HOSTED
 from ...parallel_runtime.plan import ParallelPlan, heads_error
 from ...parallel_runtime.planner.automatic import Decision
+from .comfyui import ModelPatcher, NestedTensor, check_cancelled, comfy
 from .convert_stock_model import copy_changes
 from .hosted_source import refuse_unplanned
 from .patcher import RemotePatcher
 from .refusals import refuse_in
 from .run_context import Recorder
 from .sampling import SamplingRecord, pooled_of, timed_run
+from .version import refuse_off
 from .workload_from_guider import work_of_settings
 
 SLOW_ATTENTION = (
@@ -32,6 +29,7 @@ SLOW_ATTENTION = (
 
 def require_ours(model: ModelPatcher) -> RemotePatcher:
     """The MODEL when it is ours. Raises `ValueError` for any other."""
+    refuse_off("benchmark")
     if not isinstance(model, RemotePatcher):
         raise ValueError(
             f"this MODEL is a {type(model).__name__} without workers; "
@@ -131,5 +129,5 @@ class RunsProgress:
 
     def step(self) -> None:
         """One run more. Raises ComfyUI's interrupt when the user cancels."""
-        comfy.model_management.throw_exception_if_processing_interrupted()
+        check_cancelled()
         self._bar.update(1)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import comfy.samplers
 import torch
-from comfy.patcher_extension import WrapperExecutor
 
 from ...parallel_runtime.plan import ParallelPlan, auto_plan
+from .comfyui import WrapperExecutor, comfy
 from .cooperative_tasks import inside_a_task, run_in_turns
 from .order import why_calls_keep_order
 from .progress import NodeText, OncePerPrompt
 from .run_context import RunContext, run_of
+from .version import off
 
 log = logging.getLogger(__name__)
 TOGETHER_KEY = "parallel_dit_lanes"
@@ -60,7 +60,7 @@ def calc_together(
         )
     whole = partial(executor, model, conds, x_in, timestep, model_options)
     run = run_of(model_options)
-    if run is None or run.plan.batch_groups == 1 or run.captured is not None:
+    if run is None or run.plan.batch_groups == 1 or run.captured is not None or off("cfg"):
         return whole()
     if vars(model).get("pooled") is not run.model:  # a guider may run another model with our options
         return whole()

@@ -5,12 +5,8 @@ Owns the recovery of both, and the refusal of a MODEL that has no file or carrie
 
 import inspect
 
-import comfy.sd
-import comfy.utils
-from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
-
 from ...parallel_runtime.checkpoint import COMPUTE_DTYPES, FAST, FP8
+from .comfyui import ModelPatcher, WrappersMP, comfy
 from .new_model import Chooser, Reader, read_any, read_checkpoint, remote_patcher
 from .patcher import RemotePatcher
 from .pools import Devices
@@ -22,6 +18,7 @@ from .refusals import (
     refuse_by,
     refuse_value,
 )
+from .version import refuse_off
 from .writers import nodes_like, values_in
 
 NODE = "Parallelize Model"
@@ -45,6 +42,7 @@ def parallelized(
     takes it. LoRAs, model sampling, wrappers and options come along. Raises `ValueError` for a MODEL that cannot be
     taken.
     """
+    refuse_off("parallelize")
     if isinstance(model, RemotePatcher):
         raise ValueError(f"{NODE}: this MODEL is parallel already; remove {NODE}, and change SP Config instead")
     path, options, read = _source(model)

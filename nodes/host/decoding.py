@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import comfy.model_management
-import nodes as comfy_nodes
 import torch
-from comfy.sd import VAE
 
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.wire.vae_messages import DecodeReply
 from .clock import synchronized_s
+from .comfyui import VAE, comfy, comfy_nodes
 from .parallel_decode import CannotShareError, decode_over
 from .progress import NodeText
+from .version import refuse_off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +39,7 @@ def decode(vae: VAE, latent: dict, devices: tuple[Device, ...] = ()) -> tuple[to
     With `devices`, what VAE Decode (Tiled) does, by their workers; where they cannot, VAE Decode and a note. Raises
     `PoolError` when one of them fails, and ComfyUI's interrupt when the user cancels.
     """
+    refuse_off("clock")
     if not devices:
         return _decode_here(vae, latent)
     try:

@@ -6,7 +6,7 @@ put there, wherever the user wants, and nowhere else.
 
 import os
 
-import folder_paths
+from .comfyui import folder_paths
 
 FOLDER = "diffusion_models"
 

@@ -6,15 +6,13 @@ Patchify, padding, reference ids, prediction type and all wrappers stay ComfyUI'
 
 import inspect
 
-import comfy.ldm.flux.model
-import comfy.model_base
-import comfy.model_management
 import torch
 
 from ...parallel_runtime.models.flux.config import FluxConfig
 from ...parallel_runtime.models.flux.inputs import ForwardArguments, step_tensors
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weight_patch import WeightPatchSet
+from .comfyui import Part, check_cancelled, comfy
 from .flux_source import Source
 from .kept_memory import kept_by_caches
 from .meta import META
@@ -24,7 +22,8 @@ from .run_context import RUN_KEY, RunContext, place_of, run_inside
 
 # What ComfyUI's own Flux reads inside its blocks; every other patch name has no effect on it, there as here.
 FLUX_PATCHES = ("post_input", "double_block", "single_block", "attn1_patch", "attn1_output_patch")
-BODY = inspect.signature(comfy.ldm.flux.model.Flux.forward_orig)
+STOCK_FLUX = Part("comfy.ldm.flux.model.Flux")
+BODY = inspect.signature(STOCK_FLUX.forward_orig)
 # ComfyUI's names of what its body takes, and ours.
 BODY_INPUTS = {name: name for name in ("img", "img_ids", "txt", "txt_ids", "timesteps", "y", "guidance", "control")}
 BODY_INPUTS |= {"attn_mask": "mask", "timestep_zero_index": "zero_timestep"}
@@ -67,7 +66,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
             out_dtype=tensors["img"].dtype,
             options=options,
             place=place_of(transformer_options),
-            check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+            check_cancelled=check_cancelled,
         )
         return out.to(given.img.device)
 

@@ -7,9 +7,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 
-import comfy.model_detection
 import torch
-from comfy.supported_models_base import BASE
 
 from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
@@ -20,6 +18,7 @@ from ...parallel_runtime.planner.automatic import usual_work
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from ...parallel_runtime.torch_flags import read_flags
 from ...parallel_runtime.weights.model_file import weight_bytes
+from .comfyui import BASE, comfy
 from .meta import META, MetaOperations
 from .pooled_model import WeightSizes
 

@@ -9,11 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import comfy.model_base
-import comfy.model_management
-import comfy.patcher_extension
 import torch
-from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...parallel_runtime.models.hosted.block_patches import OPTION
 from ...parallel_runtime.models.hosted.calls import STAY_HERE, CannotTravelError, HostedCall, forward_call
@@ -21,6 +17,7 @@ from ...parallel_runtime.models.hosted.other_calls import method_call
 from ...parallel_runtime.models.plans import BETWEEN
 from ...parallel_runtime.weight_patch import BESIDE
 from .block_patches import records
+from .comfyui import WrapperExecutor, WrappersMP, check_cancelled, get_all_wrappers
 from .hosted_source import refuse_unplanned
 from .pooled_model import PooledModel
 from .refusals import INSIDE_BLOCKS, check_transformer_options, refuse_added, refuse_by
@@ -28,6 +25,7 @@ from .run_context import RUN_KEY, RunContext, place_of, run_inside
 from .valueless import without_values
 from .writers import nodes_of
 
+AROUND_FORWARD = WrappersMP.DIFFUSION_MODEL
 # Of a call's transformer_options; and those that a class writes to, by the node that adds them.
 KEPT = STAY_HERE | {RUN_KEY}
 WRITTEN = {"ar_state": "SamplerARVideo"}
@@ -68,7 +66,7 @@ class _Remote:
             out_shape=call.out_shape,
             options=call.options,
             place=place,
-            check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+            check_cancelled=check_cancelled,
         )
         return call.outputs(flat)
 
@@ -84,7 +82,7 @@ class RemoteForward(_Remote):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         options = kwargs.get("transformer_options", {})
-        wrappers = comfy.patcher_extension.get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options) if self.wrapped else []
+        wrappers = get_all_wrappers(AROUND_FORWARD, options) if self.wrapped else []
         return WrapperExecutor.new_class_executor(self._forward, self.transformer, wrappers).execute(*args, **kwargs)
 
     def _forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

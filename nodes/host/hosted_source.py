@@ -8,9 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import comfy.model_base
 import torch
-from comfy.ldm.modules import attention
 
 from ...parallel_runtime.checkpoint import FP8, HOSTED, ComfyUI, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
@@ -25,9 +23,11 @@ from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.torch_flags import read_flags
 from ...parallel_runtime.weights.block_shards import blocks_of
 from ...parallel_runtime.weights.mapped_file import MappedFile
+from .comfyui import comfy, is_absent
 from .like_host import options_for_ranks
 from .meta import META, MetaOperations
 from .pooled_model import WeightSizes
+from .version import refuse_off
 
 # In the name of an attention function of ComfyUI's that computes in int8 or fp8.
 ROUNDING = ("sage", "attention3", "int8")
@@ -60,6 +60,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
 
     Raises `ValueError` when the file is missing or broken, or no diffusion model that ComfyUI knows.
     """
+    refuse_off("hosted")
     header = read_header(path)
     file = MappedFile(ModelSpec.of(path))
     tensors = {name: file.tensor(entry) for name, entry in header.tensors.items()}
@@ -82,7 +83,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     return HostedSource(
         recognised=replace(recognised, dtypes_kept=dtypes),
         model=model,
-        unshared=why_unshared(type(model.diffusion_model)),
+        unshared=why_unshared(type(model.diffusion_model)) or _misfit(model.diffusion_model),
         whole_batches=takes_whole_batches(type(model.diffusion_model)),
         spec=ModelSpec.of(
             path,
@@ -151,15 +152,24 @@ def why_unshared(kind: type) -> str:
     return f"ranks cannot share an image of {kind.__name__}: {why_without(kind)}"
 
 
+def _misfit(transformer: torch.nn.Module) -> str:
+    """Why the plan of a class does not fit it, as this ComfyUI or the file has it; "" where it does."""
+    try:
+        find_hook_points(transformer, plan_for(type(transformer)))
+    except ValueError as error:
+        return f"ranks cannot share an image of {type(transformer).__name__}: {error}"
+    return ""
+
+
 def rounding_attention(weights: Mapping[str, torch.Tensor]) -> str:
     """The attention kernel that rounds more than exact ones and by which ComfyUI computes a file here; "" for none.
 
     A file may ask for one itself: the config of a `ComfyAttention` among its tensors, which has a function where this
     machine has the kernel.
     """
-    function = attention.optimized_attention
+    function = comfy.ldm.modules.attention.optimized_attention
     config = next((tensor for name, tensor in weights.items() if name.endswith("comfy_attention.config")), None)
-    if config is not None and (kind := getattr(attention, "ComfyAttention", None)) is not None:
+    if config is not None and not is_absent(kind := comfy.ldm.modules.attention.ComfyAttention):
         asked = kind()
         asked.load_state_dict({"config": config})
         function = asked.function or function

@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import comfy.samplers
 import torch
-from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.models.hosted.calls import rows_that_belong_together, takes_whole_batches
 from ...parallel_runtime.models.hosted.formats import coarse_inputs
@@ -26,6 +24,7 @@ from ...parallel_runtime.models.plans import find_plan
 from ...parallel_runtime.models.plans.whole import find_whole
 from ...parallel_runtime.pool.calls import ModelCall, shape_of
 from ...parallel_runtime.pool.in_worker_sampling import shares
+from .comfyui import WrappersMP, comfy
 from .host_loop import HostLoopError
 from .hosted_model import KEPT
 from .order import of_step_cache

@@ -9,16 +9,14 @@ in ComfyUI's own loop, and the reason is said.
 import logging
 from collections.abc import Callable
 
-import comfy.model_management
-import comfy.samplers
 import torch
-from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.in_worker_sampling import Inpaint, InWorkerRun, refuse_long, seen_shape, shares
 from ...parallel_runtime.redact_paths import redact_paths
 from ...parallel_runtime.sampler_recurrence import SamplerRecurrence
+from .comfyui import WrappersMP, comfy
 from .cond_tasks import TOGETHER_KEY, tell_idle
 from .host_loop import HostLoopError
 from .in_worker_calls import Form, TokenForm, WholeForm, cond_names
@@ -118,15 +116,17 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         _refuse_ranges(guider, model_options, recurrence)
         inpaint = _inpaint(model, mask, x, recurrence)
         names = cond_names(guider, model_options)
-        _refuse_idle(context.plan, x.shape[0], len(names))
-        conds = form.conds(guider, model_options, x, sigmas[:1])
+        check_cancelled = comfy.model_management.throw_exception_if_processing_interrupted
+        plan, conds = None, []
+        while plan is not context.plan:  # a plan whose proof fails gives way to another, which calls otherwise
+            plan = context.plan
+            _refuse_idle(plan, x.shape[0], len(names))
+            conds = form.conds(guider, model_options, x, sigmas[:1])
+            for call in (cond.module_call for cond in conds if cond.module_call is not None):
+                context.check(call, check_cancelled)
         if len({seen_shape(cond.call) for cond in conds}) > 1:
             raise HostLoopError("one conditioning has other reference images than the other")
         cached = cache_of_run(guider, model_options, x, sigmas[:1], recurrence)
-        check_cancelled = comfy.model_management.throw_exception_if_processing_interrupted
-        for cond in conds:
-            if cond.module_call is not None:
-                context.check(cond.module_call, check_cancelled)
         tell_idle(context, len(names) * x.shape[0])
         _refuse_much_noise(len(recurrence.given) * x.numel() * 4)
         given = given_tensors(run, recurrence, x)

@@ -7,12 +7,11 @@ import functools
 import logging
 from collections.abc import Iterable, Sequence
 
-import comfy.cli_args
-
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.models.hosted.options import Options, read_options
 from ...parallel_runtime.packages import differences
 from ...parallel_runtime.wire.replies import LoadReply
+from .comfyui import comfy
 
 log = logging.getLogger(__name__)
 

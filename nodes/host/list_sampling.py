@@ -10,14 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import comfy.sampler_helpers
-import comfy.utils
-import latent_preview
 import torch
-from comfy.controlnet import ControlBase
-from comfy.model_base import BaseModel
-from comfy.model_patcher import ModelPatcher
 
+from .comfyui import BaseModel, ControlBase, ModelPatcher, comfy, latent_preview
 from .cooperative_tasks import Kept, run_in_turns
 from .order import why_runs_keep_order
 from .patcher import RemotePatcher
@@ -25,6 +20,7 @@ from .pooled_model import PooledModel
 from .run_context import Recorder, Request
 from .sampling import OnStep, SamplingRecord, check_latent, decision_of, pooled_of, timed_run
 from .thread_state import RandomNumbers
+from .version import refuse_off
 from .workload_from_guider import work_of_settings
 
 log = logging.getLogger(__name__)
@@ -93,6 +89,7 @@ def sample_list(model: ModelPatcher, runs: Sequence[Mapping[str, object]]) -> tu
 
     Raises `ValueError` for a latent without images, before anything is sampled.
     """
+    refuse_off("list")
     for number, run in enumerate(runs, start=1):
         check_latent(run["latent"], f"latent_image {number} of {len(runs)}")
     model = _under_plan_of_list(model, runs)

@@ -13,17 +13,15 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import comfy.model_management
-import folder_paths
-
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.errors import PoolError
 from ...parallel_runtime.machines.connection import read_token
 from ...parallel_runtime.machines.machine import Machine
 from ...parallel_runtime.machines.server import JOIN, MachineServer, Offer
 from ...parallel_runtime.machines.versions import own_versions
+from .comfyui import check_cancelled, folder_paths
 from .pools import POOLS
-from .version import comfyui_version
+from .version import comfyui_version, refuse_off
 
 FIRST_WAIT_S = 60.0
 AGAIN_WAIT_S = 8.0  # where as many had joined, or were waited for in vain: one that is well joins again within seconds
@@ -58,7 +56,7 @@ class FurtherMachines:
     def _wait(self, server: MachineServer, offer: Offer, say: Callable[[str], None]) -> None:
         until = time.monotonic() + (AGAIN_WAIT_S if self._most[offer.address] >= offer.count else FIRST_WAIT_S)
         while len(server.machines()) < offer.count and time.monotonic() < until:
-            comfy.model_management.throw_exception_if_processing_interrupted()
+            check_cancelled()
             there = f"{len(server.machines())} of {offer.count} further machines are there"
             refused = f"\nrefused: {server.refusals[-1]}" if server.refusals else ""
             say(f"{there}; {JOIN.format(server.address)}\nthe token is in {token_file()}{refused}")
@@ -142,6 +140,7 @@ class FurtherMachines:
 
 def token_file() -> Path:
     """The file with the token, made when it is first asked for; nobody else may read it."""
+    refuse_off("machines")
     path = Path(folder_paths.get_user_directory()) / "parallel_dit" / "join-token"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:

@@ -1,7 +1,8 @@
 """ComfyUI's layers without weights, for models that keep theirs elsewhere."""
 
-import comfy.ops
 import torch
+
+from .comfyui import comfy
 
 META = torch.device("meta")
 

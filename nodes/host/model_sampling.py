@@ -7,10 +7,10 @@ more for others, which the numbers must reproduce. Nodes that replace a MODEL's 
 Owns the asking. What is done with the numbers is worker/latent.py's.
 """
 
-import comfy.model_base
 import torch
 
 from ...parallel_runtime.sampler_recurrence import Prediction, SamplerRecurrence
+from .comfyui import comfy
 from .host_loop import HostLoopError
 
 UNITS = (1.0, 0.0, 0.7), (0.0, 1.0, -1.3)  # the third numbers are others

@@ -10,9 +10,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Protocol, TypeAlias
 
-import comfy.model_management
 import torch
-from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
 from ...parallel_runtime.checkpoint import FP8, read_header
 from ...parallel_runtime.cli.counting import Counted, Counts, usual_work_of
@@ -25,6 +23,7 @@ from ...parallel_runtime.planner.counted import CountedModel
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from ...parallel_runtime.report.build import plan_part
 from ...parallel_runtime.report.compare import suggestion
+from .comfyui import WrapperExecutor, WrappersMP, comfy
 from .cond_tasks import TOGETHER_KEY, calc_together
 from .device_memory import DeviceMemory, needed_memory
 from .flux_model import RemoteFlux
@@ -38,7 +37,8 @@ from .readable_weights import readable_weights
 from .refusals import check_controlnets, check_skipped_layers
 from .remote_hosted import remote_hosted
 from .run_context import RUN_KEY, begun
-from .workload_from_guider import work_of_run, work_of_settings
+from .version import off, refuse_off
+from .workload_from_guider import asks_both, work_of_run, work_of_settings
 
 REMEMBERED = 64  # decisions of a MODEL, by work
 PREDICTED_CLEARLY = 1.1  # times faster: what is predicted to be less may be none
@@ -75,15 +75,19 @@ def read_any(path: str, weight_dtype: str, devices: Devices) -> Source | HostedS
 
     Arguments as `read_source`. Raises `ValueError` when the file is missing or broken, or no diffusion model.
     """
-    own = weight_dtype not in FP8 and find_family(read_header(path)) is not None
-    return (read_source if own else read_hosted)(path, weight_dtype, devices)
+    return (read_source if _is_own(path, weight_dtype) else read_hosted)(path, weight_dtype, devices)
 
 
 def read_checkpoint(path: str, weight_dtype: str, devices: Devices) -> Source | HostedSource:
     """As `read_any` for a file that Load Checkpoint read, whose other parts may say more of the diffusion model."""
-    if weight_dtype not in FP8 and find_family(read_header(path)) is not None:
+    if _is_own(path, weight_dtype):
         return read_source(path, weight_dtype, devices)
     return read_hosted(path, weight_dtype, devices, checkpoint=True)
+
+
+def _is_own(path: str, weight_dtype: str) -> bool:
+    """Whether blocks of ours compute a file."""
+    return weight_dtype not in FP8 and find_family(read_header(path)) is not None and not off("flux")
 
 
 def remote_patcher(
@@ -105,6 +109,7 @@ def remote_patcher(
 
     Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
     """
+    refuse_off("parallel")
     source = read(path, weight_dtype, devices)
     if step_cache and isinstance(source, Source):
         raise ValueError(
@@ -208,6 +213,7 @@ def with_context(
     _refuse_beside(patcher, vars(guider).values())
     work = work_of_run(guider, noise, sigmas, patcher.decision)
     run = patcher.new_run(patcher.decision_for(work))
+    run.guided, run.images = asks_both(guider), noise.shape[0]
     check_skipped_layers(patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)
     with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import comfy.sampler_helpers
-from comfy.patcher_extension import CallbacksMP, WrappersMP
+from .comfyui import CallbacksMP, WrappersMP, comfy
+from .version import off
 
 PROMISE = "parallel_dit_any_order"
 OURS = __name__.rpartition(".nodes.")[0]
@@ -57,6 +57,8 @@ def why_calls_keep_order(
 
     `callbacks` are those of the patcher that samples; `conds` are the active entries.
     """
+    if off("cfg"):
+        return off("cfg")
     conds = list(conds)
     options = model_options.get("transformer_options", {})
     for key, what in (("default", "default conditioning"), ("hooks", "hooks"), ("gligen", "GLIGEN")):
@@ -79,6 +81,8 @@ def why_runs_keep_order(model: Any, conds: Iterable[Iterable[tuple]]) -> str | N
 
     `model` is a ModelPatcher, `conds` are CONDITIONINGs as they travel between nodes.
     """
+    if off("cfg"):
+        return off("cfg")
     if any(comfy.sampler_helpers.cond_has_hooks(cond) for cond in conds):
         return "a conditioning has hooks"
     model_options = model.model_options

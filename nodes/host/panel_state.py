@@ -10,20 +10,18 @@ import time
 import uuid
 from collections.abc import Mapping
 
-from comfy_api.latest import get_progress_state
-from comfy_execution.progress import NodeState
-from server import PromptServer
-
 from ...parallel_runtime import VERSION
 from ...parallel_runtime.cli.machine import calibration_identity
 from ...parallel_runtime.devices import parse_devices
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.redact_paths import redact_paths
 from ...parallel_runtime.report.environment import describe_devices
+from .comfyui import NodeState, PromptServer, get_progress_state
 from .live_times import LIVE
 from .machines import MACHINES
 from .pools import POOLS, Devices
 from .report_history import HISTORY, origin_of
+from .version import off, told_of_comfyui
 
 EVENT = "parallel_dit.state"
 INTERVAL_S = 0.25
@@ -52,6 +50,7 @@ class PanelState:
             run |= self._pace.of(run)
         state = {
             "version": VERSION,
+            "comfyui": told_of_comfyui(),
             "devices": _available(),
             "pools": [self._pool(pool, run) for pool in POOLS.all()],
             "machines": MACHINES.described(),
@@ -121,7 +120,7 @@ def _executing() -> bool:
 
 def _running_node() -> dict | None:
     """The node that executes: its prompt, graph and class; of several steps, the one ComfyUI's progress bar is at."""
-    if not _executing():
+    if off("texts") or not _executing():
         return None  # a cancelled node stays marked as running
     registry = get_progress_state()
     running = [each for each in list(registry.nodes.items()) if each[1]["state"] is NodeState.Running]

@@ -14,12 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import comfy.model_management
-import comfy.utils
-import nodes as comfy_nodes
 import torch
-from comfy.model_patcher import ModelPatcher
-from comfy.sd import VAE
 
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.pool.held_vae import Tile, VaeWeights
@@ -27,9 +22,11 @@ from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.torch_flags import read_flags
 from ...parallel_runtime.wire.protocol import DTYPE_BYTES
 from ...parallel_runtime.wire.vae_messages import DecodeReply
+from .comfyui import VAE, ModelPatcher, comfy, comfy_nodes
 from .hosted_source import this_comfyui
 from .pools import POOLS
 from .progress import NodeText
+from .version import off
 
 ROUND_BYTES = 256 << 20  # of pixels that come back at once, as far as each rank has a tile then
 ROUND_TILES = 256
@@ -58,6 +55,8 @@ def decode_over(vae: VAE, latent: dict, devices: Sequence[Device], *, clock: Cal
     Raises `CannotShareError`, before anything is decoded, for what ComfyUI has to decode; `PoolError` when a rank
     fails, and ComfyUI's interrupt when the user cancels.
     """
+    if off("decode"):
+        raise CannotShareError(off("decode"))
     samples = _refuse_unfit(vae, latent, devices)
     tiles = tiles_of(vae, samples)
     if len(tiles) == 1 or all(tile.latent.shape[2:] == samples.shape[2:] for tile in tiles):

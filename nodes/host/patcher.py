@@ -9,11 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import comfy.model_management
-import comfy.model_patcher
 import torch
-from comfy.hooks import WeightHook
-from comfy.patcher_extension import CallbacksMP
 
 from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.plan import ParallelPlan
@@ -21,6 +17,7 @@ from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.shapes import Work
 from ...parallel_runtime.weight_patch import WeightPatch, WeightPatchSet
 from .block_patches import models_beside, weights_beside
+from .comfyui import CallbacksMP, WeightHook, check_cancelled, comfy
 from .measures import unequal
 from .progress import NodeText, StepText
 from .refusals import (
@@ -306,7 +303,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             self.plan,
             self.patch_set(),
             progress=partial(text.loading, name),
-            check_cancelled=comfy.model_management.throw_exception_if_processing_interrupted,
+            check_cancelled=check_cancelled,
         )
         if self.recorder is not None:
             self.recorder.rank_load_s.update(rank_load_s)

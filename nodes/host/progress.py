@@ -4,14 +4,12 @@ import re
 import time
 from collections.abc import Sequence
 
-from comfy_api.latest import get_executing_context, get_progress_state
-from server import PromptServer
-
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.proof import NOT_PROVEN, Proof
 from ...parallel_runtime.wire.replies import StepReply
+from .comfyui import PromptServer, get_progress_state
 from .step_listener import StepListener
-from .writers import executing_node
+from .writers import executing, executing_node
 
 INTERVAL_S = 0.2
 EVENT = "parallel_dit.text"
@@ -19,7 +17,7 @@ EVENT = "parallel_dit.text"
 
 def prompt_id() -> str:
     """ComfyUI's id of the prompt that executes now, _ for the slashes that a client may give it; "" outside of one."""
-    context = get_executing_context()
+    context = executing()
     return "" if context is None else re.sub(r"[/\\]", "_", context.prompt_id)
 
 
@@ -88,6 +86,11 @@ class StepText(StepListener):
             self._proof = proof.text
             NodeText().say(self._proof)
 
+    def fell_back(self, decision: Decision, why: str) -> None:
+        """Told at once, and under each step."""
+        self._plan, self._proof = decision.plan.name, why
+        NodeText().say(why)
+
     def request(self, wall_s: float, ranks: Sequence[StepReply]) -> None:
         """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`; nothing where nobody samples."""
         ends = [rank.ran.began_s + rank.ran.step_s for rank in ranks if rank.ran is not None]
@@ -112,7 +115,7 @@ class StepText(StepListener):
 
     def _tell(self, wall_s: float, num_ranks: int, more: str) -> None:
         """ComfyUI's progress bar knows how many steps there are; the one that ends now is not counted in it yet."""
-        context = get_executing_context()
+        context = executing()
         progress = None if context is None else get_progress_state().nodes.get(context.node_id)
         if progress is None or progress["max"] <= 1:
             return

@@ -24,6 +24,7 @@ from ...parallel_runtime.models.hosted.calls import from_tree
 from ...parallel_runtime.models.hosted.formats import coarse_inputs, formats_of
 from ...parallel_runtime.models.plans import plan_for
 from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.planner.automatic import without_sharing
 from ...parallel_runtime.pool.calls import ModelCall, RunResult
 from ...parallel_runtime.pool.proving import arguments_of, prove
 from ...parallel_runtime.proof import NOT_NEEDED, NOT_PROVEN, PROVEN, REFUSED, Proof, ProofKey, ProofStore, default_path
@@ -55,7 +56,9 @@ class Prover:
     ) -> None:
         self._transformer, self.recognised, self.pooled = weakref.ref(transformer), recognised, pooled
         self.memory_required = memory_required
+        self._name = type(transformer).__name__
         self._known: dict[object, Proof] = {}
+        self._told: set[str] = set()
 
     @property
     def transformer(self) -> torch.nn.Module:
@@ -65,7 +68,8 @@ class Prover:
     def check(self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None]) -> None:
         """Have the call's plan proven, unless that is known, and note it in the run.
 
-        Raises `ValueError` for a plan that computes something else, `PoolError` when a worker fails.
+        The run goes on without a plan that auto took and that computes something else, or whose ranks raise. Raises
+        `ValueError` for such a plan of the user's, `PoolError` when a worker fails.
         """
         if call.options["method"] is not None:
             return
@@ -73,9 +77,26 @@ class Prover:
             proof = STAGED
         else:
             proof = WHOLE if run.plan.parts == 1 else self._proof(run, call, check_cancelled)
-        run.note(proof)
-        if proof.verdict == REFUSED:
+        if proof.verdict == REFUSED and not run.decision.automatic:
             raise ValueError(self._refusal(run.plan, proof))
+        if proof.verdict == REFUSED:
+            self._go_on_without(run, proof)
+            proof = WHOLE
+        run.note(proof)
+
+    def _go_on_without(self, run: RunContext, proof: Proof) -> None:
+        """Have the run go on under a plan that cuts no tokens, and say so: to the user each run, in the log once."""
+        decision = without_sharing(run.decision, self.pooled.plan.ranks, guided=run.guided, images=run.images)
+        lost = run.decision.gain_over(decision.plan)
+        slower = "" if lost is None or lost <= 1 else f", predicted to take {lost:.1f} times as long"
+        text = (
+            f"the proof of {run.plan.name} failed for {self._name} of ComfyUI {comfyui_version()} ({proof.reason}): "
+            f"the run goes on with {decision.plan.name}, where one device computes each image{slower}; report this line"
+        )
+        run.fall_back(decision, text)
+        if text not in self._told:
+            self._told.add(text)
+            log.warning(text)
 
     def told(self, plan: ParallelPlan) -> str:
         """What is known of a plan before anything runs, in a line."""
@@ -117,14 +138,13 @@ class Prover:
             proof = self._store.load(key)
             if proof is None:
                 proof = self._proven(run, call, check_cancelled)
-                if proof.error is not None:
+                if _is_judged(proof):
                     self._store.save(key, proof)
             # what was too large may be proven when a smaller one comes
-            self._known[(kind, sizes) if proof.error is None else kind] = proof
+            self._known[kind if _is_judged(proof) else (kind, sizes)] = proof
         return proof
 
     def _proven(self, run: RunContext, call: ModelCall, check_cancelled: Callable[[], None]) -> Proof:
-        name = type(self.transformer).__name__
         NodeText().say(f"proving once that {run.plan.name} computes what one device does")
 
         def ask(calls: Sequence[ModelCall]) -> RunResult:
@@ -138,12 +158,11 @@ class Prover:
             self.pooled.spec.dtype,
             room=lambda each: self._room(each, free),
             possible=self._possible,
+            retract=self.pooled.pool.retract_failure,
             coarse=coarse_inputs(self.recognised.config, self.recognised.weights, self.pooled.spec.kept),
         )
-        level = logging.INFO if proof.verdict != NOT_PROVEN else logging.WARNING
-        log.log(
-            level, "%s under %s is %s (%d calls, %.1f s)", name, run.plan.name, proof.text, proof.calls, proof.seconds
-        )
+        level, name = logging.INFO if proof.verdict != NOT_PROVEN else logging.WARNING, run.plan.name
+        log.log(level, "%s under %s is %s (%d calls, %.1f s)", self._name, name, proof.text, proof.calls, proof.seconds)
         return proof
 
     def _room(self, call: ModelCall, free: Sequence[int]) -> float:
@@ -168,7 +187,7 @@ class Prover:
 
     def _refusal(self, plan: ParallelPlan, proof: Proof) -> str:
         return (
-            f"{plan.describe()} is refused for {type(self.transformer).__name__} of ComfyUI {comfyui_version()}: "
+            f"{plan.describe()} is refused for {self._name} of ComfyUI {comfyui_version()}: "
             f"{proof.reason}; in SP Config, mode manual with ulysses=1 and ring=1 (cfg and data cut no tokens), and "
             "report this line: the pack's plan does not fit this ComfyUI"
         )
@@ -184,6 +203,10 @@ class Prover:
         """The dtypes of the file's weights, and the formats that ComfyUI packs weights into."""
         found = {str(each.dtype).removeprefix("torch.") for each in self.recognised.weights.values()}
         return sorted(found | formats_of(self.recognised.weights))
+
+
+def _is_judged(proof: Proof) -> bool:
+    return proof.error is not None or proof.verdict == REFUSED
 
 
 def _given(call: ModelCall) -> Any:  # noqa: ANN401  the call's arguments

@@ -7,8 +7,9 @@ names, and repeats what it says once for each of them; so a node names one input
 from collections.abc import Mapping
 from contextvars import ContextVar
 
-from comfy_api.latest import get_executing_context
-from server import PromptServer
+from .comfyui import PromptServer
+from .version import off
+from .writers import executing
 
 LOADERS = ("ParallelModelLoader", "ParallelFluxLoader")
 _PROMPT: ContextVar[Mapping[str, object]] = ContextVar("parallel_dit_queued_prompt")
@@ -54,7 +55,7 @@ def running_values(kind: str, name: str, *, absent: object) -> list[object]:
 
     One None without a server: nodes are run by a script then, and nobody knows which there are.
     """
-    server = getattr(PromptServer, "instance", None)
+    server = None if off("panel") else getattr(PromptServer, "instance", None)
     if server is None:
         return [None]
     prompts = [prompt for _, _, prompt, *_ in list(server.prompt_queue.currently_running.values())]
@@ -67,7 +68,7 @@ def _value(given: object) -> object:
 
 
 def _node_id() -> str:
-    context = get_executing_context()
+    context = executing()
     return "" if context is None else context.node_id
 
 

@@ -10,11 +10,10 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any
 
-import comfy.model_management
-import comfy.model_patcher
 import torch
 
 from ...parallel_runtime.models.hosted.build import Recognised
+from .comfyui import comfy
 from .refusals import refuse_in
 
 PREFIX = "diffusion_model."  # of the names of weights in ComfyUI's patches

@@ -6,10 +6,9 @@ Owns the list of such things and their messages: the first line names the node t
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import comfy.controlnet
-
 from ...parallel_runtime.models.hosted.calls import CannotTravelError
 from .block_patches import is_rebuilt
+from .comfyui import comfy, is_absent
 from .writers import (
     GraphNode,
     Written,
@@ -32,7 +31,7 @@ LAYERS = {"double_layers": "double_block", "single_layers": "single_block"}
 WITH_OUR_WEIGHTS = {
     kind: what
     for name, what in (("QwenFunControlNet", "own first layers"), ("ControlLora", "own weights"))
-    if (kind := vars(comfy.controlnet).get(name)) is not None
+    if not is_absent(kind := getattr(comfy.controlnet, name))
 }
 ATTENTION_OVERRIDES = ("optimized_attention_override",)
 # Under which of ComfyUI's `transformer_options` there is what would run inside the blocks: without them, nothing.

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from weakref import WeakMethod
 
-import comfy.model_base
-import comfy.model_management
 import torch
 
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weight_patch import BESIDE, WeightPatchSet
 from ...parallel_runtime.worker.hosted import METHODS
+from .comfyui import comfy
 from .hosted_model import RemoteForward, RemoteMethod
 from .hosted_source import HostedSource
 from .kept_memory import kept_by_caches

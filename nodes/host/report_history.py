@@ -8,10 +8,10 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
-from comfy_api.latest import get_executing_context
-from server import PromptServer
-
 from ...parallel_runtime.report.compare import Facts, facts_of, quicker, speedup, summary
+from .comfyui import PromptServer
+from .version import off
+from .writers import executing
 
 KEPT = 6  # of each kind, so that many runs do not push the one benchmark out
 END = "parallel-dit-measure"  # the node that ends what the panel queues for a comparison: web/panel/graph.mjs
@@ -29,7 +29,7 @@ class ReportHistory:
 
     def add(self, report: Mapping, advice: Mapping | None = None) -> None:
         """Keep a report of the node that executes now; `advice` is the planner's suggestion for such a run."""
-        context = get_executing_context()
+        context = executing()
         entry = {"kind": str(report.get("kind", "")), "report": dict(report), "summary": summary(report)}
         if context is not None:
             entry |= {"node_id": str(context.node_id)} | origin_of(context.prompt_id)
@@ -68,6 +68,8 @@ def origin_of(prompt_id: str) -> dict:
     """`graph`: the id of the editor's workflow that a running prompt was queued from, where it has one; `reference`,
     where the panel queued it for a comparison alone.
     """
+    if off("panel"):
+        return {}
     for _, running, prompt, found, *_ in list(PromptServer.instance.prompt_queue.currently_running.values()):
         for part in ("extra_pnginfo", "workflow", "id"):  # whatever a client sent
             found = found.get(part) if isinstance(found, Mapping) else None

@@ -16,10 +16,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 
 from aiohttp import web
-from comfy.cli_args import args
-from server import PromptServer
 
 from .actions import Actions, BusyError
+from .comfyui import PromptServer, args
 from .panel_state import PanelState
 from .report_history import HISTORY
 

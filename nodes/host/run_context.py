@@ -75,9 +75,13 @@ class CallProver(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class RunContext:
     """One sampling run with a MODEL of ours; no two are equal, and a deep copy of the options has the same one.
+
+    Nothing of it changes but `decision`, and that at most once: an automatic plan whose proof fails gives way to one
+    for the run's `images`, and for both sides at once where it is `guided` (`fall_back`). `remarks` are what the user
+    is told of that.
 
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
@@ -98,6 +102,9 @@ class RunContext:
     proofs: list[Proof] = field(default_factory=list)
     checked: deque[object] = field(default_factory=lambda: deque(maxlen=CHECKED_CALLS))
     wrapped: bool = False
+    images: int = 1
+    guided: bool = False
+    remarks: list[str] = field(default_factory=list)
     stock_cache: bool = False
     written: "Written | None" = None
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -168,6 +175,13 @@ class RunContext:
         if proof not in self.proofs:
             self.proofs.append(proof)
             self.listener.proved(proof)
+
+    def fall_back(self, decision: Decision, why: str) -> None:
+        """Go on under another plan; `why` is what the user is told."""
+        self.decision = decision
+        if why not in self.remarks:
+            self.remarks.append(why)
+            self.listener.fell_back(decision, why)
 
     def _hand_over(self, call: ModelCall, check_cancelled: Callable[[], None]) -> torch.Tensor:
         if TASK.get() is None:

@@ -4,20 +4,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import comfy.samplers
-import nodes as comfy_nodes
 import torch
-from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.proof import Proof
 from .clock import synchronized_s
+from .comfyui import ModelPatcher, WrappersMP, comfy, comfy_nodes
 from .in_worker_sampling import InWorkerSampler
 from .order import StepCache, skipped_by_stock
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .run_context import Recorder, Request, run_of
+from .version import off
 
 WRAPPER_KEY = "parallel_dit_clock"
 OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]
@@ -43,6 +41,7 @@ class SamplingRecord:
     loop: str = "host"  # where the sampler's loop ran: in ComfyUI, or resident in the workers
     loop_reason: str | None = None  # why a run that could have been resident was not
     proofs: Sequence[Proof] = ()  # what is known of its plan, where ComfyUI's own module computes
+    remarks: Sequence[str] = ()  # what the user is told of a plan that was given up
     skipped: StepCache | None = None  # what EasyCache or LazyCache skipped
     step_cache: float = 0.0  # the threshold of ours
 
@@ -114,7 +113,9 @@ def timed_run(
     timed = model.recorded_by(record.recorder) if isinstance(model, RemotePatcher) else model.clone()
     if beside:
         timed.set_additional_models(WRAPPER_KEY, list(beside))
-    if in_workers:
+    if in_workers and off("loop"):
+        record.loop_reason = off("loop")
+    elif in_workers:
         timed.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, _in_workers(record))
     timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step))
     (result,) = comfy_nodes.common_ksampler(timed, **settings)
@@ -184,10 +185,12 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
         marks = [synchronized_s(device)]
         record.began_s = marks[0]
         context = run_of(extra["model_options"])
-        record.decision = None if context is None else context.decision
         samples = executor(guider, sigmas, extra, step_done, *rest, **named)
         record.denoise_s = synchronized_s(device) - marks[0]
-        record.proofs = () if context is None else context.proofs
+        if context is None:
+            record.decision = None
+        else:  # as of now: a plan whose proof failed was given up for another
+            record.decision, record.proofs, record.remarks = context.decision, context.proofs, context.remarks
         record.step_cache = 0.0 if context is None else context.step_cache
         record.skipped = skipped_by_stock(extra["model_options"], steps=len(record.step_s))
         return samples

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.proof import Proof
 from ...parallel_runtime.wire.replies import StepReply
 
@@ -17,6 +18,9 @@ class StepListener:
 
     def proved(self, proof: Proof) -> None:
         """What is known of the plan, for a kind of call that the run makes; told once for each."""
+
+    def fell_back(self, decision: Decision, why: str) -> None:
+        """The run goes on under another plan, which `why` tells the user."""
 
     def resident_began(self) -> None:
         """A loop inside the workers begins."""

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import comfy.samplers
 import torch
-from comfy.patcher_extension import WrappersMP
 
 from ...parallel_runtime.sampler_recurrence import SamplerRecurrence
 from ...parallel_runtime.stock_caches import COMPUTE, MAY_SKIP, NOTE, CachedRows, Decision, StockCache
+from .comfyui import WrappersMP, comfy
 from .host_loop import HostLoopError
 from .in_worker_calls import captured, cond_names
 from .order import of_step_cache

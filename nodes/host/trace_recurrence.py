@@ -11,10 +11,10 @@ Owns the tracing. What a recurrence is and how it runs is parallel_runtime/sampl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import comfy.samplers
 import torch
 
 from ...parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
+from .comfyui import comfy
 
 # Relative, of sums over a whole run, in the precision a sampler is traced in.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-6}

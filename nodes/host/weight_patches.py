@@ -5,13 +5,12 @@ Owns the reading of ComfyUI's patch tuples and the refusal of those that cannot 
 
 from collections.abc import Mapping, Sequence
 
-import comfy.utils
 import torch
-from comfy.weight_adapter import adapters
-from comfy.weight_adapter.lora import LoRAAdapter
 
 from ...parallel_runtime.weight_patch import KINDS, WeightPatch, WeightPatchSet
+from .comfyui import LoRAAdapter, adapters, comfy
 from .refusals import refuse_by
+from .version import refuse_off
 from .writers import nodes_like
 
 PREFIX = "diffusion_model."
@@ -32,6 +31,8 @@ def patch_set(
     """
     if not patches and not beside:
         return WeightPatchSet()
+    if patches:
+        refuse_off("loras")
     changes = tuple(_patch(key, entry, hosted) for key, entries in patches.items() for entry in entries)
     modules = sorted({each.key.partition("/")[0] for each in beside})
     return WeightPatchSet(" ".join([str(uuid), *modules]), (*changes, *beside), side_branch)

@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import comfy.sampler_helpers
 import torch
-from comfy.model_patcher import ModelPatcher
-from comfy.samplers import CFGGuider
 
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.counted import CountedModel
 from ...parallel_runtime.planner.shapes import Work
+from .comfyui import CFGGuider, ModelPatcher, comfy
 from .order import why_calls_keep_order, why_runs_keep_order
+from .version import off
 
 PATCH = 2  # latent pixels a side of one token
 Sides = Mapping[str, Sequence[dict] | None]
@@ -27,6 +26,11 @@ def asks_negative(cfg: float, model_options: Mapping[str, object]) -> bool:
     return not math.isclose(cfg, 1.0) or bool(model_options.get("disable_cfg1_optimization", False))
 
 
+def asks_both(guider: CFGGuider) -> bool:
+    """Whether both prompt and negative are asked each step."""
+    return len(_asked(guider.conds, guider.cfg, guider.model_options)) > 1
+
+
 def work_of_run(guider: CFGGuider, noise: torch.Tensor, sigmas: torch.Tensor, decision: Decision) -> Work | None:
     """The work of a run that begins: `noise` (B, C, H, W) or as the model has it, `sigmas` (steps + 1,).
 
@@ -34,7 +38,7 @@ def work_of_run(guider: CFGGuider, noise: torch.Tensor, sigmas: torch.Tensor, de
     for only the bytes of elements and weights stay. It counts as guided where prompt and negative can be asked at once
     in every step.
     """
-    if decision.work is None:
+    if decision.work is None or off("choice"):
         return None
     sides = _asked(guider.conds, guider.cfg, guider.model_options)
     keep_order = why_calls_keep_order(guider.model_patcher.callbacks, _entries(sides), guider.model_options)
@@ -43,7 +47,7 @@ def work_of_run(guider: CFGGuider, noise: torch.Tensor, sigmas: torch.Tensor, de
 
 def work_of_settings(model: ModelPatcher, settings: Mapping[str, object], decision: Decision) -> Work | None:
     """The same of a sampling run with KSampler's inputs, before it begins."""
-    if decision.work is None:
+    if decision.work is None or off("choice"):
         return None
     conds = {name: settings[name] for name in ("positive", "negative")}
     converted = {name: comfy.sampler_helpers.convert_cond(each) for name, each in conds.items()}

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import nodes as comfy_nodes
-from comfy_api.latest import get_executing_context, get_progress_state
+from .comfyui import comfy_nodes, get_executing_context, get_progress_state
+from .version import off
 
+SAYS = not (off("texts") or off("panel"))  # this ComfyUI which node executes
 PACKAGE = __package__.rpartition(".")[0]  # that of the node classes of this pack
 # Links that hand on results: what is before the node that made them changed another MODEL, or a run that is over.
 RESULTS = frozenset(("AUDIO", "IMAGE", "LATENT", "MASK", "VIDEO"))
@@ -52,9 +53,14 @@ class GraphNode:
         return self.kind.__module__.startswith(f"{PACKAGE}.")
 
 
+def executing() -> Any:  # noqa: ANN401  ComfyUI's context
+    """What ComfyUI says of the node that executes now; None outside of one, and where it does not say."""
+    return get_executing_context() if SAYS else None
+
+
 def executing_node() -> GraphNode | None:
     """The node that executes now; None outside of a prompt."""
-    context = get_executing_context()
+    context = executing()
     return None if context is None else _node(context.node_id)
 
 

@@ -26,10 +26,12 @@ from ..errors import PoolError
 from ..machines.connection import read_token
 from ..machines.server import MachineServer, Offer
 from ..machines.versions import own_versions
+from ..models.hosted.contract_check import newer_than_tested
 from ..models.registry import USUAL, titles
 from ..plan import auto_plan
 from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
+from ..proof import ProofStore, default_path
 from ..wire.nccl_segments import leftovers
 from .calibrate import describe_calibration, keep_calibration
 from .check import Check
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
         file = {"file": describe_file(arguments.model, arguments.comfyui, selection.devices, free)}
     checks = [*machine_checks(), *_device_checks(selection, facts)]
     progress.phase("starting ComfyUI in a process of its own")
-    checks.append(_check_comfyui(arguments.comfyui))
+    checks.extend(_check_comfyui(arguments.comfyui))
     if all(check.ok for check in checks if check.needed):
         checks.extend(_live_checks(selection.devices, progress))
     can_run = all(check.ok for check in checks if check.needed)
@@ -161,17 +163,35 @@ def _device_checks(selection: DeviceSelection, facts: GpuFacts) -> list[Check]:
     return [*checks, replace(check_cuda(facts), needed=False)] if facts.error else checks
 
 
-def _check_comfyui(told: str | None) -> Check:
-    """Whether models that ComfyUI's own modules compute can be run and verified from here; others need none."""
+def _check_comfyui(told: str | None) -> list[Check]:
+    """Whether models that ComfyUI's own modules compute can be run and verified from here, and what else is to be known
+    of this ComfyUI; others need none."""
     try:
         comfyui = find_comfyui(told)
-        with ComfyUIProcess(comfyui, "cpu"):
+        with ComfyUIProcess(comfyui, "cpu") as process:
             seen = f"{version_of_comfyui(comfyui) or 'a version without a number'} can be imported"
-        return Check(name="comfyui", ok=True, seen=seen, remedy="", needed=False)
+            off = process.ask("contract")["off"]
+        checks = [Check(name="comfyui", ok=True, seen=seen, remedy="", needed=False)]
+        causes = "; ".join(each.rpartition("; ")[0] for each in off)
+        whole = causes or "this ComfyUI has all of `comfy` that the pack relies on"
+        remedy = off[0].rpartition("; ")[2] if off else ""
+        checks.append(Check(name="host contract", ok=not off, seen=whole, remedy=remedy, needed=False))
+        store = ProofStore(default_path(os.environ, Path.home()))
+        if newer := newer_than_tested(version_of_comfyui(comfyui), store):
+            checks.append(
+                Check(
+                    name="newer comfyui",
+                    ok=False,
+                    seen=newer,
+                    remedy="look for a newer version of the pack",
+                    needed=False,
+                )
+            )
+        return checks
     except ValueError as error:
         cause, _, remedy = str(error).rpartition("; ")
         seen = f"only {titles()} can be run from this command line: {cause}"
-        return Check(name="comfyui", ok=False, seen=seen, remedy=remedy, needed=False)
+        return [Check(name="comfyui", ok=False, seen=seen, remedy=remedy, needed=False)]
 
 
 def _look() -> str:

@@ -29,11 +29,13 @@ FORCING = "mode=manual forces another plan"
 class Decision:
     """A plan, and why it was taken; a plan that the user wrote needs no reasons.
 
+    `automatic`: auto took it, and may take another one instead.
     `work` is what it was weighed for, None where nothing was weighed: then it is the plan for any other work too.
     `model` is what was weighed then, `table` all plans that were, quickest first.
     """
 
     plan: ParallelPlan
+    automatic: bool = field(default=False, compare=False)
     reasons: tuple[str, ...] = ()
     work: Work | None = None
     model: AnyModel | None = None
@@ -113,7 +115,20 @@ def plan_of_run(
         everywhere = choose_plan(model, work, free, calibration, weights=(held.weights,))
         more = _with_more_devices(everywhere, choice.seconds_per_step, held.ranks, len(free))
     reasons = (*choice.reasons, *more, f"chosen for {describe_work(work)}")
-    return Decision(plan=choice.plan, reasons=reasons, work=work, model=model)
+    return Decision(plan=choice.plan, reasons=reasons, work=work, model=model, table=choice.table)
+
+
+def without_sharing(refused: Decision, num_ranks: int, *, guided: bool, images: int) -> Decision:
+    """In place of an automatic plan that cannot be used: one of at most `num_ranks` ranks that cuts no tokens.
+
+    `guided`: prompt and negative are asked in every step of the run; `images` of its batch. Weights are kept as they
+    are; sharded ones need all ranks, whether or not each has rows to compute.
+    """
+    weights = refused.plan.weights
+    cfg = 2 if num_ranks > 1 and (guided or weights == "sharded") else 1
+    data = num_ranks // cfg if weights == "sharded" else min(num_ranks // cfg, images)
+    plan = ParallelPlan(cfg=cfg, data=max(1, data), weights=weights)
+    return replace(refused, plan=plan)
 
 
 def _with_more_devices(everywhere: Choice, seconds_per_step: float, held: int, offered: int) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .. import VERSION, installed_version
 from ..checkpoint import LOAD_AGAIN, ModelSpec
-from ..errors import PoolError, SilentWorkersError
+from ..errors import PoolError, RaisedInRankError, SilentWorkersError
 from ..wire.replies import RankError
 from .known_errors import recognise
 from .process import RankProcess
@@ -20,6 +20,12 @@ FRESH = "the next prompt starts fresh workers"
 AGAIN = "the next prompt tries again"
 BUS_ERROR = "killed by SIGBUS"
 ABORTED = "killed by SIGABRT"  # how an exception in a thread of C++ ends a process: Python never sees it
+# What Python code raises that meets something else than it was written for; `EinopsError` is that of ComfyUI's models.
+RAISED_BY_CODE = (
+    *("TypeError", "AttributeError", "ValueError", "RuntimeError", "KeyError", "IndexError", "EinopsError"),
+    *("AssertionError", "NameError", "UnboundLocalError", "NotImplementedError", "ZeroDivisionError"),
+    *("ImportError", "ModuleNotFoundError"),
+)
 SYSTEM_REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "the system has no open file left; close other programs",
@@ -113,13 +119,15 @@ def pool_error(failure: Failure, *, printed: str, device: str, starting: bool) -
     """
     cause, remedy = failure.cause, AGAIN if starting and failure.remedy is FRESH else failure.remedy
     aborted = cause == ABORTED
+    kind = SilentWorkersError if failure.silent else PoolError
     if found := recognise(failure.said, printed) if failure.said or aborted else None:
         cause = f"{ABORTED}: {found.cause or found.words}" if aborted else found.cause or cause
         remedy = f"{found.known.remedy}; {remedy}"
+    elif failure.said.partition(":")[0] in RAISED_BY_CODE:
+        kind = RaisedInRankError
     detail = "\n".join(
         part for part in (failure.detail, f"rank {failure.rank} printed last:\n{printed}" if printed else "") if part
     )
-    kind = SilentWorkersError if failure.silent else PoolError
     return kind(cause, rank=failure.rank, device=device, remedy=remedy, detail=detail)
 
 

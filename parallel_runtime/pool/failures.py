@@ -31,7 +31,8 @@ class Failures:
     def retract(self) -> None:
         """The last failure was dealt with by other workers: it neither counts nor is shown."""
         self.last = None
-        self._times.pop()
+        if self._times:
+            self._times.pop()
 
     def forget(self) -> None:
         """Begin anew: the user has acted."""

@@ -300,6 +300,11 @@ class Pool:
             workers = self._ready(check)  # a plan that no model runs may be probed
             return workers.probe(workers.mesh(plan, check), check)
 
+    def retract_failure(self) -> None:
+        """The last failure was dealt with by its caller: it is not shown, and does not count towards too many."""
+        with self._lock.acquire(None):
+            self._generations.failures.retract()
+
     def close(self) -> None:
         """End the workers; a request in flight in another thread comes to its end first. The pool can start again."""
         with self._lock.acquire(None):

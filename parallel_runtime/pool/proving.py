@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from ..errors import RaisedInRankError
 from ..models.hosted.calls import from_tree
-from ..proof import NOT_PROVEN, Proof, judged
+from ..proof import NOT_PROVEN, REFUSED, Proof, judged
+from ..redact_paths import redact_paths
 from .calls import ModelCall, RunResult
 
 MAX_TOKENS = 8192  # in one attention call; beyond, a whole call on one device takes long, or does not fit
@@ -32,17 +34,28 @@ def prove(
     *,
     room: Room,
     possible: Callable[[ModelCall], bool],
+    retract: Callable[[], None] = lambda: None,
     coarse: float = 0.0,
 ) -> Proof:
     """Compute a call of a hosted model shared, whole and without exchange, and judge it; `coarse` as `judged`.
 
     A call with more than `MAX_TOKENS`, or that has no `room` (below 1), is made smaller, if `possible` says that the
     class takes what comes of it.
+
+    Where the shared call raises and the whole one does not, the plan is refused with the error. The workers ended with
+    it: `retract` has that failure forgotten. Raises PoolError for every other failure, and where the whole call raises.
     """
     began, calls, reason = time.perf_counter(), 0, ""
     shared: ModelCall | None = _under(call)
     while shared is not None:
-        result, calls = ask([shared]), calls + 1
+        try:
+            result, calls = ask([shared]), calls + 1
+        except RaisedInRankError as error:
+            retract()
+            fitting = shared if (fits := room(shared)) >= 1 else smaller_call(shared, fits)
+            ask([_under(fitting if fitting is not None and possible(fitting) else shared, whole=True)])
+            seconds = time.perf_counter() - began
+            return Proof(verdict=REFUSED, reason=redact_paths(error.cause), calls=calls + 2, seconds=seconds)
         tokens = max((step.tokens or 0 for step in result.ran), default=0)
         fits = room(shared)
         if tokens <= MAX_TOKENS and fits >= 1:

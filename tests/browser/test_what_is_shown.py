@@ -71,6 +71,11 @@ SHOWN = [
     ),
     ({"machines": [a_machine(problem="wan.safetensors is not in models")]}, ["✗ wan.safetensors is not in models"]),
     ({"offered": ["192.168.1.10:7861"]}, ["Further machines", "They may join at 192.168.1.10:7861", "Stop listening"]),
+    (
+        {"comfyui": {"version": "0.99.0", "notes": ["ComfyUI 0.99.0 is newer than 0.33.0", "the loop is off"]}},
+        ["ComfyUI 0.99.0 is newer than 0.33.0", "the loop is off"],
+    ),
+    ({"comfyui": {"version": None, "notes": "none"}}, ["No workers yet"]),
     ({"doctor": {"state": "running"}, "action": "doctor"}, ["this takes up to a minute"]),
     ({"doctor": {"state": "failed", "message": "the doctor said nothing"}}, ["the doctor said nothing"]),
     (

@@ -1,4 +1,4 @@
-"""A ComfyUI that is too old, or lacks something, gets one line in its log and no nodes; all else of it works.
+"""In a ComfyUI that is too old, or lacks what all needs, the nodes say so, with one line in its log; all else works.
 
 Owns: the oldest version, the messages, a real server that is too old. Does not own: that newer ones work (every other
 test of this folder; COMFYUI_PATH chooses the ComfyUI they run in).
@@ -6,7 +6,6 @@ test of this folder; COMFYUI_PATH chooses the ComfyUI they run in).
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
 import logging
@@ -21,7 +20,7 @@ import pytest
 from host import workflows
 from host.client import ComfyClient
 from host.fetch import OLDEST_SDIST, TOO_OLD_SDIST, fetched
-from host.pack_workflows import latent_of
+from host.pack_workflows import latent_of, parallel
 from host.server import PACK_ROOT, ComfyServer
 from host.tiny_models import TinyModels
 
@@ -63,34 +62,58 @@ def pretend_version(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("version", ["0.3.40", "0.20.1", "v0.23.9", "0.23", None])
-def test_an_older_comfyui_gets_no_nodes_and_one_line(version, pretend_version, pack, caplog) -> None:
+def test_an_older_comfyui_gets_nodes_that_say_so_and_one_line(version, pretend_version, pack, caplog) -> None:
     pretend_version(version)
-    assert hasattr(pack, "NODE_CLASS_MAPPINGS")
-    assert pack.NODE_CLASS_MAPPINGS == {}
+    nodes, titles = pack.NODE_CLASS_MAPPINGS, pack.NODE_DISPLAY_NAME_MAPPINGS
+    assert len(nodes) == 11 and titles.keys() == nodes.keys()
     (record,) = caplog.records
     line = record.getMessage()
     assert record.levelno == logging.ERROR
     assert "\n" not in line
     for word in (version or "without a version", f"needs ComfyUI {oldest()} or newer", "update ComfyUI (git pull"):
         assert word in line
+    for kind in nodes.values():
+        assert kind.INPUT_TYPES().keys() <= {"required", "optional"} and kind.VALIDATE_INPUTS(any=1) is True
+        with pytest.raises(ValueError, match=re.escape(line)):
+            getattr(kind(), kind.FUNCTION)(any=1)
 
 
 @pytest.mark.parametrize("version", [oldest(), "0.30.0", "v0.30.0-12-gabcdef", "1.0", "nightly"])
-def test_the_oldest_comfyui_and_newer_ones_are_sent_to_the_entrypoint(version, pretend_version, pack, caplog) -> None:
+def test_the_oldest_comfyui_and_newer_ones_are_looked_at(version, pretend_version, pack, monkeypatch, caplog) -> None:
+    """They are sent to the entrypoint where they have all that is needed."""
     pretend_version(version)
+    host = importlib.import_module(f"{pack.__name__}.nodes.host.version")
+    monkeypatch.setattr(host, "look", lambda: [])
+    monkeypatch.setitem(sys.modules, f"{pack.__name__}.nodes.extension", ModuleType("extension"))
     assert not hasattr(pack, "NODE_CLASS_MAPPINGS")
     assert caplog.records == []
 
 
-def test_a_comfyui_that_lacks_something_is_told_in_one_line(pretend_version, pack, monkeypatch) -> None:
+def test_a_comfyui_that_lacks_something_is_told_in_one_line(pretend_version, pack, monkeypatch, caplog) -> None:
     pretend_version("0.99.0")
     monkeypatch.setitem(sys.modules, "comfy_api", ModuleType("comfy_api"))
-    with pytest.raises(ImportError) as raised:
-        asyncio.run(pack.comfy_entrypoint())
-    line = str(raised.value)
+    assert len(pack.NODE_CLASS_MAPPINGS) == 11
+    (record,) = caplog.records
+    line = record.getMessage()
     assert "\n" not in line
-    for word in ("this is 0.99.0", "comfy_api", f"needs ComfyUI {oldest()} or newer", "update this pack"):
+    for word in (
+        "ComfyUI 0.99.0 has no `comfy_api.latest.ComfyExtension`",
+        "every node of Parallel DiT is off",
+        "pack",
+    ):
         assert word in line
+
+
+def test_what_no_line_of_the_contract_names_costs_one_line_too(pretend_version, pack, monkeypatch, caplog) -> None:
+    """A name that the pack needs while it is imported, and that nobody has written down."""
+    pretend_version("0.99.0")
+    host = importlib.import_module(f"{pack.__name__}.nodes.host.version")
+    monkeypatch.setattr(host, "look", lambda: [])
+    monkeypatch.setitem(sys.modules, "comfy_api", ModuleType("comfy_api"))
+    assert len(pack.NODE_CLASS_MAPPINGS) == 11
+    (record,) = caplog.records
+    for word in ("this is 0.99.0", "comfy_api", f"needs ComfyUI {oldest()} or newer", "update the pack"):
+        assert word in record.getMessage()
 
 
 def test_a_package_that_is_not_installed_is_named_with_the_remedy(pack) -> None:
@@ -112,7 +135,10 @@ def test_a_real_comfyui_that_is_too_old_starts_says_so_and_works(
     monkeypatch.setenv("COMFYUI_PATH", str(older))
     with ComfyServer(models=models_dir) as server:
         client = ComfyClient(server.url)
-        assert {"KSampler", "ParallelFluxLoader"} & client.object_info().keys() == {"KSampler"}
+        assert {"KSampler", "ParallelFluxLoader"} <= client.object_info().keys()
+        refused = client.queue(parallel(workflows.text_to_image(tiny_models)))
+        assert (refused.status, refused.error_node) == ("error", "SPConfig")
+        assert f"Parallel DiT needs ComfyUI {oldest()} or newer" in refused.error_message
         assert latent_of(client, workflows.text_to_image(tiny_models)).isfinite().all()
-        (line,) = [line for line in server.log.splitlines() if "Parallel DiT" in line]
+        line = next(line for line in server.log.splitlines() if "Parallel DiT" in line)
     assert line.startswith(f"Parallel DiT needs ComfyUI {oldest()} or newer, this is {version_of(older)}; ")

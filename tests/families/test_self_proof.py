@@ -21,10 +21,10 @@ from host.client import ComfyClient, PromptResult, Workflow
 from host.fetch import comfyui_path
 from host.forked_ranks import FOR_COMFYUI
 from host.outcomes import StockFailsError
-from host.pack_workflows import TOLERANCE, parallel
+from host.pack_workflows import TOLERANCE, latent_of, parallel
 from host.quantised import quantised
 from host.server import ComfyServer
-from parallel_runtime.proof import NOT_PROVEN, Proof, ProofKey, ProofStore
+from parallel_runtime.proof import NOT_PROVEN, Proof, ProofKey, ProofStore, relative_error
 
 from .graphs import node
 from .hosted import PLANS, WAN
@@ -140,6 +140,17 @@ def test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name(
     assert [entry["proof"]["verdict"] for entry in proofs(kept)].count("refused") == 1
     report = report_of(client.queue(ours(graph, "cfg 2")))
     assert report["proof"]["verdict"] == "not needed" and "cuts no tokens" in report["proof"]["reason"]
+
+
+def test_auto_goes_on_without_such_a_plan_and_gives_the_picture_of_one_device(client: ComfyClient) -> None:
+    stock = WAN.graph(cfg=3.0, seed=1, steps=2)
+    graph = ours(stock) | {"config": node("SPConfig", mode="auto", devices="cpu:2", ulysses=1, ring=1)}
+    report = report_of(client.queue(graph))
+    assert relative_error(latent_of(client, graph), latent_of(client, stock)) <= TOLERANCE
+    (warning,) = report["warnings"]
+    parts = ("the proof of uly2 failed for WanModel of ComfyUI", "(relative error ", "goes on with cfg2-ring1-uly1")
+    assert [part for part in parts if part not in warning] == [], warning
+    assert report["plan"]["name"] == "cfg2-ring1-uly1" and report["proof"]["verdict"] == "not needed"
 
 
 def test_a_plan_that_could_not_be_proven_runs_and_says_so(client: ComfyClient, kept: Path) -> None:

@@ -305,7 +305,7 @@ def the_kernel_is_comfyuis_function_with_the_callers_options(group: GlooGroup) -
 
     switch = AttentionSwitch(stock)
     switch.call = call
-    said = {"transformer_options": {"a": 1}, "low_precision_attention": False}
+    said = {"transformer_options": {"a": 1}, "low_precision_attention": False, "option_of_later": 3}
     parts = mine(call, "q", q), mine(call, "k", k), mine(call, "k", k)
     switch(*parts, 6, None, torch.float32, True, enable_gqa=True, **said)
     parts = mine(call, "q", q), mine(call, "k", q), mine(call, "k", q)
@@ -385,6 +385,21 @@ def what_came_in_containers_is_freed_before_the_kernel_ends(group: GlooGroup) ->
         given = [switch.container(each) for each in given]
         switch(*given, 6, skip_reshape=skip_reshape)
     assert found == [[True] * 3] * 4, found
+
+
+@check
+def an_attention_function_that_returns_no_tensor_is_named(group: GlooGroup) -> None:
+    """As one of a later ComfyUI may, with what it has measured: a failed proof, and no traceback of a reshape."""
+    q = torch.randn(1, 2, 7, 4)
+    switch = AttentionSwitch(lambda q, *_, **__: (q, None))
+    switch.call = shared_attention(group, q, q, parse_attention("q<-k"))
+    part = mine(switch.call, "q", q)
+    try:
+        switch(part, part, part, 2, skip_reshape=True)
+    except TypeError as error:
+        assert str(error) == "ComfyUI's attention function returned a tuple instead of a tensor"
+    else:
+        raise AssertionError("a tuple was taken for a tensor")
 
 
 @check

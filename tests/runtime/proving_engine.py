@@ -4,6 +4,7 @@ A call's option `wrong` names what is wrong. Owns what runs in the ranks; `test_
 rank finds this module through `python_path`.
 """
 
+import os
 from dataclasses import replace
 
 import torch
@@ -26,11 +27,22 @@ class Reversed(hosted.UnevenSequence):
         return torch.cat(parts[::-1], dim)
 
 
+def fail(wrong, *, shared):
+    """End the call, or the rank, as `wrong` says."""
+    if wrong == "always raises" or (wrong == "raises" and shared):
+        raise TypeError("forward() got an unexpected keyword argument 'rope'\nand more lines")
+    if wrong == "memory" and shared:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB")
+    if wrong == "dies" and shared and torch.distributed.get_rank() == 1:
+        os._exit(7)
+
+
 class ProvingEngine(Engine):
-    """The engine, with a wrong attention or a wrong gather for calls that ask for it."""
+    """The engine, with a wrong attention or gather, or an error, for calls that ask for it."""
 
     def _step(self, request, specs, **told):
         wrong, model = request.calls[0].get("wrong"), self.models[request.model]
+        fail(wrong, shared=not request.calls[0].get("whole"))
         if model.shared is not None:  # another plan may come: the hooks are put anew
             model.shared.remove()
             model.shared = None

@@ -390,7 +390,7 @@ def test_doctor_lists_passes_and_problems_with_remedies(command: Command) -> Non
     assert report["can_run"] is True
     names = [check["name"] for check in report["checks"] if check["name"] != "cuda"]  # of a torch for GPUs, without one
     machine = ["system", "torch", "packages", "shared memory", "descriptors", "temporary folder", "loopback"]
-    assert names == [*machine, "devices", "comfyui", "workers", "byte pattern", "parity"]
+    assert names == [*machine, "devices", "comfyui", "host contract", "workers", "byte pattern", "parity"]
     assert all(check["ok"] or check["remedy"] for check in report["checks"])
     assert report["versions"]["torch"]
     assert command("doctor", "--devices", "cuda:77").returncode == 2

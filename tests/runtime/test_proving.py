@@ -20,10 +20,12 @@ from families.wan import TEXT, wan_file
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.errors import PoolError, SilentWorkersError
 from parallel_runtime.models.hosted.calls import from_tree, to_tree
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import proving
 from parallel_runtime.pool.calls import ModelCall, RunResult
+from parallel_runtime.pool.failures import MAX_FAILURES
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.proving import arguments_of, prove, smaller_call
 from parallel_runtime.proof import NOT_PROVEN, PROVEN, REFUSED, Proof, relative_error
@@ -40,11 +42,15 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     return ModelSpec.of(str(path), "float32", adapter=HOSTED, comfyui=comfyui)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
+def a_pool() -> Pool:
     """Two ranks whose plans can be wrong."""
     engine, folders = "proving_engine:ProvingEngine", (str(Path(__file__).parent), FOLDER)
-    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1, engine=engine, python_path=folders) as made:
+    return Pool(parse_devices("cpu:2").devices, threads_per_rank=1, engine=engine, python_path=folders)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with a_pool() as made:
         yield made
 
 
@@ -83,6 +89,7 @@ def proof_of(
             "float32",
             room=lambda each: whole_bytes / each.tensors["t0"].numel(),
             possible=lambda _: fits,
+            retract=pool.retract_failure,
         ),
         asked,
     )
@@ -122,6 +129,41 @@ def test_a_wrong_plan_is_refused_with_its_error_and_the_next_right_one_is_proven
     assert f"relative error {proof.error:.1e}" in proof.reason and "at most 1.0e-05 in float32" in proof.reason
     assert proof_of(pool, spec, call_of(latent()))[0].verdict == PROVEN
     assert pool.generation == generation
+
+
+@pytest.mark.slow
+def test_a_shared_call_that_raises_refuses_the_plan_and_counts_as_no_failure_of_the_workers(
+    pool: Pool, spec: ModelSpec
+) -> None:
+    for _ in range(MAX_FAILURES + 1):  # that many failures in a minute would need the user
+        proof, (whole,) = proof_of(pool, spec, call_of(latent(), wrong="raises"))
+        assert (proof.verdict, proof.error) == (REFUSED, None)
+        assert proof.reason == "TypeError: forward() got an unexpected keyword argument 'rope'"
+        assert len(whole.outs) == 1 and pool.status()["last_failure"] is None
+    assert proof_of(pool, spec, call_of(latent()))[0].verdict == PROVEN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [("always raises", "TypeError: forward() got"), ("memory", "memory"), ("dies", "rank 1: exited with code 7")],
+)
+def test_what_is_no_fault_of_the_plan_is_no_failed_proof(wrong: str, words: str, spec: ModelSpec) -> None:
+    """The class takes the call in no way, memory is short, a rank is lost: the error is told, and nothing is judged."""
+    with a_pool() as pool:
+        with pytest.raises(PoolError) as raised:
+            proof_of(pool, spec, call_of(latent(), wrong=wrong))
+        assert words in str(raised.value).splitlines()[0] and pool.status()["last_failure"] is not None
+
+
+def test_cancel_and_silence_are_no_failed_proof() -> None:
+    for error in (KeyboardInterrupt(), SilentWorkersError("no answer")):
+
+        def ask(_: object, error: BaseException = error) -> RunResult:
+            raise error
+
+        with pytest.raises(type(error)):
+            prove(ask, call_of(latent()), "float32", room=lambda _: 2.0, possible=lambda _: True)
 
 
 @pytest.mark.slow

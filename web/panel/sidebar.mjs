@@ -23,6 +23,7 @@ export function mountSidebar(element, store, t, actions) {
     onclick: () => actions.run('timeline')
   })
   const nothing = h('p', { class: 'pdit-quiet', 'data-testid': 'pdit-nothing' })
+  const notes = h('ul', { class: 'pdit-notes', 'data-testid': 'pdit-notes' })
   const pools = h('div', { 'data-testid': 'pdit-pools' })
   const machines = makeMachines(t, actions)
   const hero = makeHero(t, actions)
@@ -34,6 +35,7 @@ export function mountSidebar(element, store, t, actions) {
     { class: 'pdit pdit-sidebar', 'data-testid': 'pdit-sidebar' },
     h('div', { class: 'pdit-buttons', role: 'toolbar', 'aria-label': t('panel.actions') }, ...buttons, timeline),
     checklist,
+    notes,
     nothing,
     pools,
     machines,
@@ -41,7 +43,7 @@ export function mountSidebar(element, store, t, actions) {
     doctor
   )
   element.replaceChildren(root)
-  const view = { root, buttons, nothing, pools, machines, run, hero, doctor, checklist, shown: null }
+  const view = { root, buttons, notes, nothing, pools, machines, run, hero, doctor, checklist, shown: null }
   const end = store.subscribe(() => update(view, store, t))
   return () => {
     end()
@@ -75,6 +77,7 @@ function update(view, store, t) {
           : t('panel.noPool')
   )
   view.nothing.hidden = view.nothing.textContent === ''
+  updateNotes(view.notes, state?.comfyui?.notes, t)
   for (const button of view.buttons) {
     const name = button.dataset.action
     const useless = state === null || state.action !== null || (name !== 'doctor' && live.length === 0)
@@ -92,6 +95,19 @@ function update(view, store, t) {
   updateRun(view, store, t)
   updateChecklist(view.checklist, store, t)
   updateDoctor(view.doctor, state?.doctor ?? { state: 'never' }, t)
+}
+
+/* What there is to know of this ComfyUI: that it is newer than those tested, and what is off in it. */
+function updateNotes(list, notes, t) {
+  const texts = Array.isArray(notes) ? notes.map((text) => t.said(String(text))) : []
+  list.hidden = texts.length === 0
+  keyed(
+    list,
+    texts,
+    (text) => text,
+    () => h('li', {}),
+    (row, text) => setText(row, text)
+  )
 }
 
 function makePool(t) {

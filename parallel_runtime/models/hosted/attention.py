@@ -139,7 +139,10 @@ class AttentionSwitch:
             given = {**options, "enable_gqa": True} if qkv[1].shape[1] != qkv[0].shape[1] else options
             q, k, v = map(self.container, qkv) if owned else qkv
             qkv.clear()
-            return self.stock(q, k, v, heads, mask, attn_precision, True, True, **given)
+            out = self.stock(q, k, v, heads, mask, attn_precision, True, True, **given)
+            if not isinstance(out, Tensor):
+                raise TypeError(f"ComfyUI's attention function returned a {type(out).__name__} instead of a tensor")
+            return out
 
         return kernel
 

@@ -5,6 +5,7 @@ line from standard input, JSON, and answers each with a line; tensors go through
 The asking side is cli/comfyui_process.py.
 """
 
+import importlib
 import io
 import json
 import math
@@ -24,6 +25,8 @@ from .attention import AttentionSwitch
 from .build import Built, build, recognise
 from .calls import from_tree, takes_whole_batches
 from .comfyui import import_comfyui
+from .contract import LINES
+from .contract_check import look, off_by_feature
 from .count import count_model
 from .dtypes import compute_dtype
 from .first_block import refuse_step_cache
@@ -51,6 +54,15 @@ class Reference:
 
         function = attention.optimized_attention
         return {"attention": (function.stock if isinstance(function, AttentionSwitch) else function).__name__}
+
+    def contract(self) -> dict[str, Any]:
+        """The version of this ComfyUI, and what of its `comfy` the host contract misses, a sentence a feature.
+
+        The other parts of ComfyUI are looked at where they run: when it loads the pack.
+        """
+        version = str(importlib.import_module("comfyui_version").__version__)
+        missing = look([line for line in LINES if line.name.startswith("comfy.")])
+        return {"version": version, "off": list(off_by_feature(missing, version).values())}
 
     def open(self, path: str, dtype: str, split: bool, stages: int, step_cache: float = 0.0) -> dict[str, Any]:
         """Build the model; its name, the dtype that it computes in, how coarsely its layers round what they are given.
@@ -223,7 +235,7 @@ def _save(tensors: Mapping[str, torch.Tensor], file: str) -> None:
     save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, file)
 
 
-QUESTIONS = ("start", "open", "describe", "count", "calls", "outputs", "run")
+QUESTIONS = ("start", "contract", "open", "describe", "count", "calls", "outputs", "run")
 
 
 def answer(reference: Reference, line: str) -> dict[str, Any]:

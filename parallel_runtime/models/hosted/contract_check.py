@@ -1,0 +1,153 @@
+"""Whether a ComfyUI has what this pack relies on (contract.py), in the process that has imported it.
+
+Owns the look and its words. Imports what a line names and is not imported yet; changes nothing.
+"""
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CodeType, FunctionType
+from typing import Any
+
+from ...proof import ProofStore
+from .contract import FEATURES, LINES, NEWEST_TESTED, OLDEST, Line
+
+UPDATE_PACK = "update the pack"
+UPDATE_COMFYUI = "update ComfyUI (git pull, then pip install -r requirements.txt, in its folder) and start it again"
+
+
+class MissingInComfyUIError(ValueError):
+    """ComfyUI lacks something that is needed now; the text is the sentence of the feature that is off."""
+
+
+class _Nothing:
+    """What is found where there is nothing: any value may be there, None too."""
+
+
+NOTHING = _Nothing()
+
+
+def look(lines: Sequence[Line] = LINES) -> list[Line]:
+    """The lines that this process's ComfyUI does not fulfil, in their order."""
+    return [line for line in lines if not _fulfilled(line)]
+
+
+def off_by_feature(missing: Iterable[Line], version: str | None) -> dict[str, str]:
+    """The features that are off, each with the sentence that says why; `version` as ComfyUI writes it."""
+    by_feature: dict[str, list[Line]] = {}
+    for line in missing:
+        by_feature.setdefault(line.feature, []).append(line)
+    return {name: sentence(name, by_feature[name], version) for name in FEATURES if name in by_feature}
+
+
+def sentence(feature: str, missing: Sequence[Line], version: str | None) -> str:
+    """What the user is told, such as ``ComfyUI 0.47 has no `X`: the loop in the workers is off (...); update the
+    pack``."""
+    first, about, version = missing[0], FEATURES[feature], version or "without a version"
+    named = f"{first.name}.{first.attribute}" if first.attribute else first.name
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    remedy = UPDATE_COMFYUI if is_older(version, OLDEST) else UPDATE_PACK
+    if first.arguments and (there := find(first.name)) is not NOTHING:
+        lacks = ", ".join(each for each in first.arguments if not _takes(there, [each]))
+        return (
+            f"ComfyUI {version} has a `{named}` that takes no {lacks}{more}: {about.title} is off, {about.instead}; "
+            f"{remedy}"
+        )
+    return f"ComfyUI {version} has no `{named}`{more}: {about.title} is off, {about.instead}; {remedy}"
+
+
+def numbers(version: str | None) -> tuple[int, ...] | None:
+    """A version as numbers; None for one without any, such as "nightly"."""
+    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version or "0.0")
+    return None if found is None else tuple(int(number or 0) for number in found.groups())
+
+
+def is_older(version: str | None, than: tuple[int, ...]) -> bool:
+    """Whether it is older; a version without numbers is given the chance."""
+    found = numbers(version)
+    return found is not None and found < than
+
+
+def newer_than_tested(version: str | None, store: ProofStore) -> str:
+    """What is said of a ComfyUI that is newer than the newest tested, with what `store` says is proven there; "" for
+    all others."""
+    found = numbers(version)
+    if version is None or found is None or found[:2] <= NEWEST_TESTED[:2]:
+        return ""
+    newest, counts = ".".join(map(str, NEWEST_TESTED)), store.counted(version)
+    known = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none so far"
+    return (
+        f"ComfyUI {version} is newer than {newest}, the newest that this version of the pack was tested with; "
+        f"plans are proven before their first step, kinds of calls there: {known}"
+    )
+
+
+def find(name: str) -> Any:  # noqa: ANN401  whatever ComfyUI has there
+    """What ComfyUI has under a full name; `NOTHING` where it has none."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        module = _module(".".join(parts[:length]))
+        if module is None:
+            continue
+        found: Any = module
+        for part in parts[length:]:
+            found = getattr(found, part, NOTHING)
+            if found is NOTHING:
+                break
+        if found is not NOTHING:
+            return found
+    return NOTHING
+
+
+def _module(path: str) -> object | None:
+    """The module, imported where it is not; None where there is none of this name."""
+    if path in sys.modules:
+        return sys.modules[path]
+    if "." in path and not hasattr(_module(path.rpartition(".")[0]), "__path__"):
+        return None  # an attribute of a module, not a part of a package
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError:
+        return None
+
+
+def _fulfilled(line: Line) -> bool:
+    found = find(line.name)
+    if found is NOTHING:
+        return False
+    if line.attribute:
+        return isinstance(found, type) and any(line.attribute in names for names in _names_in(found))
+    return not line.arguments or _takes(found, line.arguments)
+
+
+def _takes(function: Callable[..., object], arguments: Sequence[str]) -> bool:
+    """Whether a function, or a class when it is called, takes these arguments by name."""
+    function = vars(function).get("__init__", function) if isinstance(function, type) else function
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        try:
+            parameters = inspect.signature(function).parameters
+        except (TypeError, ValueError):  # it does not say
+            return True
+        return set(arguments) <= set(parameters) or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return set(arguments) <= set(named) or bool(code.co_flags & inspect.CO_VARKEYWORDS)
+
+
+def _names_in(kind: type) -> Iterator[Sequence[str]]:
+    """What a class and its bases have, and what the code of their methods names."""
+    for base in kind.__mro__[:-1]:
+        yield list(vars(base))
+        for value in vars(base).values():
+            function = getattr(value, "__func__", value)
+            if isinstance(function, FunctionType):
+                yield from _codes(function.__code__)
+
+
+def _codes(code: CodeType) -> Iterator[Sequence[str]]:
+    yield code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)

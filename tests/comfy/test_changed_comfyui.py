@@ -1,0 +1,83 @@
+"""A server whose ComfyUI is newer than those tested, and has other names for three things that the pack relies on.
+
+Owns: what works instead, what is said in the log, the panel's state and the report. Does not own: the list of what is
+relied on (test_contract.py), nor a class that a plan does not fit (families/test_failed_proof.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from host import workflows
+from host.client import ComfyClient
+from host.fetch import comfyui_path
+from host.pack_workflows import TOLERANCE, latent_of, parallel
+from host.server import ComfyServer
+from host.tiny_models import TinyModels
+from parallel_runtime.proof import relative_error
+
+CHANGES = {
+    "main.py": (),
+    "comfyui_version.py": (),
+    "comfy/samplers.py": ("KSamplerX0Inpaint", "can_concat_cond"),
+    "comfy/ldm/flux/model.py": ("forward_orig",),
+}
+SAID = {
+    "comfy.samplers.KSamplerX0Inpaint": "the loop in the workers is off, the loop stays in ComfyUI",
+    "comfy.samplers.can_concat_cond": "prompt and negative at once is off, they run one after the other",
+    "comfy.ldm.flux.model.Flux.forward_orig": "Flux.1 is off, ComfyUI's own computes it in the workers",
+}
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ComfyUI of links, with some files changed as a later version may have them."""
+    path = tmp_path_factory.mktemp("changed") / "ComfyUI"
+    shutil.copytree(comfyui_path(), path, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, renamed in CHANGES.items():
+        text = (path / name).read_text()
+        (path / name).unlink()  # Python looks for modules beside what a script's link names
+        for each in renamed:
+            assert each in text
+            text = text.replace(each, f"{each}_of_later")
+        (path / name).write_text('__version__ = "0.99.0"\n' if name == "comfyui_version.py" else text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(changed: Path, models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyServer]:
+    cache = str(tmp_path_factory.mktemp("cache"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("COMFYUI_PATH", str(changed))
+        with ComfyServer(models=models_dir, environment={"XDG_CACHE_HOME": cache}) as made:
+            yield made
+
+
+def test_what_lacks_nothing_works_and_the_rest_is_said(server: ComfyServer, tiny_models: TinyModels) -> None:
+    client = ComfyClient(server.url)
+    state = client.get("/parallel_dit/state")["comfyui"]
+    newer, *off = state["notes"]
+    assert state["version"] == "0.99.0"
+    assert newer.startswith("ComfyUI 0.99.0 is newer than ") and newer.endswith("kinds of calls there: none so far")
+    for name, what in SAID.items():
+        assert any(f"ComfyUI 0.99.0 has no `{name}`" in each and f"{what}; update the pack" in each for each in off)
+    assert len(off) == len(SAID)
+    assert [text for text in state["notes"] if server.log.count(text) != 1] == []
+
+    graph = workflows.text_to_image(tiny_models)
+    graph["sampler"]["inputs"]["cfg"] = 2.0
+    stock = latent_of(client, graph)
+    for plan, verdict in (({"ulysses": 2}, "proven"), ({"cfg": 2}, "not needed")):
+        ours = parallel(graph, mode="manual", sampler="ParallelSampler", **plan)
+        (report,) = client.queue(ours).require_success().outputs["sampler"]["parallel_dit"]
+        assert relative_error(latent_of(client, ours), stock) <= TOLERANCE
+        assert report["loop"]["kind"] == "host" and "the loop in the workers is off" in report["loop"]["reason"]
+        assert report["proof"]["verdict"] == verdict  # it is ComfyUI's own class
+    (newer, *_) = client.get("/parallel_dit/state")["comfyui"]["notes"]
+    assert newer.endswith("kinds of calls there: 1 proven")
+    assert "Traceback" not in server.log

@@ -1,0 +1,18 @@
+"""What stands for our nodes in a ComfyUI that cannot have them has their inputs and outputs, so workflows keep both."""
+
+from __future__ import annotations
+
+import json
+
+from host.client import ComfyClient
+from host.server import ComfyServer
+from host.stand_ins import FILE, described
+
+
+def test_the_stand_ins_are_our_nodes_as_comfyui_describes_them(comfy_server: ComfyServer) -> None:
+    """`make stand-ins` writes the file anew."""
+    found = described(ComfyClient(comfy_server.url).object_info())
+    kept = json.loads(FILE.read_text(encoding="utf-8"))
+    assert kept.keys() == found.keys() and len(kept) == 11
+    for name in kept:
+        assert kept[name] == found[name], name

@@ -14,7 +14,8 @@ import torch
 
 from ...parallel_runtime.models.hosted.build import Recognised
 from .comfyui import comfy
-from .refusals import refuse_in
+from .refusals import refuse_by
+from .writers import appliers_of_controlnets
 
 PREFIX = "diffusion_model."  # of the names of weights in ComfyUI's patches
 MARKS = ("comfy_quant", "weight_scale", "scale_weight")  # beside the weight of a quantised layer
@@ -50,8 +51,8 @@ class OwnWeights:
         stored = self._stored.get(name)
         if stored is None or any(f"{owner}.{mark}" in self._stored for mark in MARKS):
             there = "is not in the model's file" if stored is None else "is quantised in the model's file"
-            what = f"a ControlNet copies a weight of the model, {name}, that {there}"
-            raise refuse_in("its Apply ControlNet", what, "use a file of the model in bf16 or fp16")
+            what = f"its ControlNet copies a weight of the model, {name}, that {there}"
+            raise refuse_by(appliers_of_controlnets(), what, "use a file of the model in bf16 or fp16")
         value = stored.to(self._recognised.dtypes_kept.get(name, dtype))
         return self._patched(name, value) if f"{PREFIX}{name}" in self._patches else value
 

@@ -185,5 +185,6 @@ def test_a_controlnet_that_copies_what_a_file_has_quantised_is_refused(
     path.unlink()
     assert (result.status, result.error_node) == ("error", "KSampler")
     first_line = result.error_message.splitlines()[0]
-    assert "a ControlNet copies a weight of the model, y_embedder.mlp.0.weight, that is quantised" in first_line
-    assert "remove its Apply ControlNet, or use a file of the model in bf16 or fp16" in first_line
+    assert "copies a weight of the model, y_embedder.mlp.0.weight, that is quantised" in first_line
+    assert first_line.startswith("Apply ControlNet (node control): its ControlNet")
+    assert "remove that node, or use a file of the model in bf16 or fp16" in first_line

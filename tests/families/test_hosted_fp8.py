@@ -14,7 +14,7 @@ import pytest
 from host.adapters import write_adapter
 from host.client import ComfyClient, Workflow
 from host.fetch import comfyui_path
-from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error
+from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
@@ -68,6 +68,14 @@ def test_weights_in_fp8_lie_everywhere_as_stock_rounds_them(
     assert relative_error(latent_of(hosted_client, mine), right) <= TOLERANCE
     plain = ours(small(seed=31), weight_dtype="fp8_e4m3fn", **PLANS[plan])
     assert relative_error(latent_of(hosted_client, plain), stock(kept_in(small(seed=31), "fp8_e4m3fn"))) <= TOLERANCE
+
+
+def test_a_run_in_the_workers_has_weights_in_fp8(hosted_client: ComfyClient, stock: Stock) -> None:
+    graph = with_loras(small(seed=33), (LORA, 0.5))
+    mine = to_latent(ours(graph, weight_dtype="fp8_e5m2", sampler="ParallelSampler"))
+    result = hosted_client.queue(mine).require_success()
+    assert result.outputs["sampler"]["parallel_dit"][0]["loop"]["kind"] == "resident"
+    assert relative_error(saved_latent(hosted_client, result), stock(kept_in(graph, "fp8_e5m2"))) <= TOLERANCE
 
 
 def test_a_flux_in_fp8_is_computed_by_comfyuis_module(

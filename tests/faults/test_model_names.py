@@ -9,6 +9,8 @@ PROGRAM = """
     import importlib.util, sys
     sys.argv = ["main.py", "--cpu"]
     sys.path.insert(0, "COMFYUI")
+    import comfy.options
+    comfy.options.enable_args_parsing()
     import folder_paths
     folder_paths.add_model_folder_path("diffusion_models", "FOLDER", is_default=True)
     spec = importlib.util.spec_from_file_location("pack", "ROOT/__init__.py", submodule_search_locations=["ROOT"])

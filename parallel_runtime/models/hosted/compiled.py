@@ -1,0 +1,155 @@
+"""Blocks of ComfyUI's unmodified module as graphs of torch's compiler, below the hooks that share its tokens.
+
+    compiled = CompiledBlocks(model, plan_for(type(model)))     # before the hooks (hooks.py)
+    run = CompiledRun(graphs, watch)
+    with compiled.by(run):
+        out = model(x, t, context=...)
+    run.report()
+
+What is compiled is the block's own forward, as the class has it. Attention is one operator in it (traced_attention.py),
+and the lengths of tokens are symbols, so one graph serves all blocks of a kind, every plan, size and length of text. A
+block's weights are inputs of its graph, wherever they lie. A kind of block of which no graph can be made runs as usual.
+
+Owns which blocks have a graph and what they are given. Does not own how a graph is made (models/graphs.py).
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...wire.replies import CompiledBlocks as Report
+from ..graphs import Graphs, NoGraphError, Watch
+from ..plans.plan import Plan
+from .attention import installed
+from .hook_points import find_hook_points
+from .sites import name_site
+from .traced_attention import OPTIONS
+
+Forward = Callable[..., Any]
+
+
+@dataclass
+class Kind:
+    """Blocks of one list and class. `options`: where `transformer_options` stands; `reason`: why they have no graph."""
+
+    title: str
+    forward: Forward
+    options: int | None
+    reason: str = ""
+
+    def options_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """What the class gave as `transformer_options`."""
+        if OPTIONS in kwargs:
+            return kwargs[OPTIONS]
+        return args[self.options] if self.options is not None and self.options < len(args) else None
+
+
+class CompiledBlocks:
+    """The blocks of `model`, a class with this plan. Outside of `by` they run as they are."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        self._switch = installed()
+        self._run: CompiledRun | None = None
+        inner = {point.module for point in find_hook_points(model, plan) if point.arguments or point.results}
+        modules = dict(model.named_modules())
+        for path in plan.attention:
+            kinds: dict[type, Kind] = {}
+            for block in modules[path].children() if path in modules else ():
+                kind = kinds.get(type(block)) or _kind_of(block, plan, path)
+                kinds[type(block)] = kind
+                within = next((each for each in block.modules() if each is not block and each in inner), None)
+                if within is not None:
+                    kind.reason = f"{kind.title} shares tokens inside, at {type(within).__name__}"
+                if not kind.reason:
+                    self._name_sites(block, plan.attention_of(path))
+                block.forward = partial(self._entered, kind, block, block.forward)
+
+    @contextmanager
+    def by(self, run: "CompiledRun") -> Iterator[None]:
+        """Around calls of the model: its blocks run by graphs."""
+        self._switch.serve_graphs()
+        self._run = run
+        try:
+            yield
+        finally:
+            self._run = None
+
+    def _name_sites(self, block: nn.Module, said: Mapping[str, object]) -> None:
+        for name in filter(None, said):
+            path, _, method = name.partition(":")
+            if path in dict(block.named_modules()):
+                name_site(self._switch, block.get_submodule(path), method or "forward", name)
+
+    def _entered(self, kind: Kind, block: nn.Module, inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        run = self._run
+        if run is None:
+            return inner(*args, **kwargs)
+        self._switch.options = kind.options_of(args, kwargs)
+        return run.block(
+            kind, block, inner, tuple(map(_laid_out, args)), {name: _laid_out(kwargs[name]) for name in kwargs}
+        )
+
+
+class CompiledRun:
+    """One request by graphs: what ran without, and why. `watch` is told when a graph is made.
+
+    `reason`: why none of the model's blocks has one.
+    """
+
+    def __init__(self, graphs: Graphs, watch: Watch, reason: str = "") -> None:
+        self._graphs, self._watch = graphs, watch
+        self._uncompiled, self._reasons = 0, dict.fromkeys([reason] if reason else [])
+
+    def block(self, kind: Kind, block: nn.Module, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """A block's output."""
+        reason = kind.reason
+        if not reason:
+            form = (kind.title, *map(_form, args), *((name, _form(value)) for name, value in kwargs.items()))
+            try:
+                return self._graphs.whole(kind.forward, form, self._watch, block, *args, **kwargs)
+            except NoGraphError as error:
+                reason = f"torch's compiler can make no graph of {kind.title}: {error}"
+        self._uncompiled += 1
+        self._reasons[reason] = None
+        return inner(*args, **kwargs)
+
+    def report(self) -> Report:
+        """What graphs there are, and what this request's took."""
+        return Report(
+            graphs=self._graphs.made,
+            uncompiled_blocks=self._uncompiled,
+            compile_s=self._watch.compile_s,
+            reason="; ".join(self._reasons),
+        )
+
+
+def _kind_of(block: nn.Module, plan: Plan, path: str) -> Kind:
+    taken = list(inspect.signature(type(block).forward).parameters)[1:]
+    others = [method for method in plan.methods_of(path) if method != "forward"]
+    reason = f"the model calls its blocks by {' and '.join(others)}" if others else ""
+    options = taken.index(OPTIONS) if OPTIONS in taken else None
+    return Kind(type(block).__name__, type(block).forward, options, reason)
+
+
+def _laid_out(value: Any) -> Any:  # noqa: ANN401
+    """An argument with the strides that every block gives it: the first is often given views. As it is if expanded."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_laid_out, value))
+    if not isinstance(value, Tensor) or 0 in value.stride():
+        return value
+    value = value.contiguous()
+    return value.flatten().view(value.shape) if 1 in value.shape else value  # dims of one may have any stride
+
+
+def _form(value: Any) -> object:  # noqa: ANN401
+    """What of an argument a graph is made for: kinds and dtypes; of lengths, whether it is one."""
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(size == 1 for size in value.shape)
+    if isinstance(value, tuple | list):
+        return tuple(map(_form, value))
+    return type(value)

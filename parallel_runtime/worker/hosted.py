@@ -17,13 +17,13 @@ from ..models.graphs import Graphs, Watch
 from ..models.hosted.block_patches import OPTION
 from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import from_tree
-from ..models.hosted.compiled import CompiledBlocks, CompiledRun
+from ..models.hosted.compiled import CompiledBlocks, CompiledRun, blocks_of
 from ..models.hosted.first_block import CachedBlocks, Residuals
 from ..models.hosted.hooks import SharedModel
 from ..models.hosted.kept_state import KeptState, alike_over, kept_state
 from ..models.hosted.scales import shared as shared_scales
 from ..models.hosted.stage import StagedBlocks
-from ..models.plans import BETWEEN, find_plan, plan_for
+from ..models.plans import BETWEEN, plan_for
 from ..parallel.collectives import Axis
 from ..parallel.uneven import UnevenSequence
 from ..plan import BatchSlice
@@ -78,14 +78,7 @@ class HostedModel:
     @cached_property
     def blocks(self) -> CompiledBlocks | str:
         """The blocks, which graphs can run, or why none can; before any other function is around them."""
-        kind = type(self.module)
-        plan = find_plan(kind)
-        if plan is None:
-            return f"this pack has no plan of {kind.__name__}, which says what its blocks are"
-        try:
-            return CompiledBlocks(self.module, plan)
-        except ValueError as error:
-            return str(error)
+        return blocks_of(self.module)
 
     @cached_property
     def kept(self) -> KeptState | None:

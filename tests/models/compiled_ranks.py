@@ -25,12 +25,14 @@ LONGER = {9: 13, 10: 14, 14: 18}  # text tokens, height and width of the cases' 
 
 
 def longer(value: Any) -> Any:
-    """Another prompt and another size: noise in a tensor's new shape, numbers as they are."""
+    """Another prompt and another size: noise in a tensor's new shape, masks with everything, numbers as they are."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(longer, value))
-    if not isinstance(value, Tensor) or not value.is_floating_point() or not {*value.shape} & {*LONGER}:
+    if not isinstance(value, Tensor) or not {*value.shape} & {*LONGER}:
         return value
     shape = [LONGER.get(size, size) for size in value.shape]
+    if not value.is_floating_point():
+        return value.new_ones(shape)
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 

@@ -31,7 +31,7 @@ class AttentionSwitch:
         self.stock = stock
         self.container: Any = container or ()  # the class, of which nothing is one where ComfyUI has none
         self.call: TokenCall | None = None
-        self.site = ""  # of a block, the module that runs; "": none that its plan names (sites.py)
+        self.site = ""  # of a block, the module that runs; "": none that its plan names (entries.py)
         self.options: Any = None  # `transformer_options` of the block whose graph runs
         self._operator: torch.library.Library | None = None
 

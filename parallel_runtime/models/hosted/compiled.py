@@ -23,11 +23,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...wire.replies import CompiledBlocks as Report
+from ..entries import Entrance, name_site
 from ..graphs import Graphs, NoGraphError, Watch
+from ..plans import find_plan
 from ..plans.plan import Plan
-from .attention import installed
+from .attention import AttentionSwitch, installed
 from .hook_points import find_hook_points
-from .sites import name_site
+from .lightricks import GuideMask
 from .traced_attention import OPTIONS
 
 Forward = Callable[..., Any]
@@ -54,7 +56,7 @@ class CompiledBlocks:
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self._switch = installed()
-        self._run: CompiledRun | None = None
+        self._entrances: list[tuple[Entrance, Kind, nn.Module]] = []
         inner = {point.module for point in find_hook_points(model, plan) if point.arguments or point.results}
         modules = dict(model.named_modules())
         for path in plan.attention:
@@ -67,32 +69,25 @@ class CompiledBlocks:
                     kind.reason = f"{kind.title} shares tokens inside, at {type(within).__name__}"
                 if not kind.reason:
                     self._name_sites(block, plan.attention_of(path))
-                block.forward = partial(self._entered, kind, block, block.forward)
+                self._entrances.append((Entrance(block), kind, block))
 
     @contextmanager
     def by(self, run: "CompiledRun") -> Iterator[None]:
         """Around calls of the model: its blocks run by graphs."""
         self._switch.serve_graphs()
-        self._run = run
+        for entrance, kind, block in self._entrances:
+            entrance.instead = partial(run.block, kind, block, entrance.inner, self._switch)
         try:
             yield
         finally:
-            self._run = None
+            for entrance, *_ in self._entrances:
+                entrance.instead = None
 
     def _name_sites(self, block: nn.Module, said: Mapping[str, object]) -> None:
         for name in filter(None, said):
             path, _, method = name.partition(":")
             if path in dict(block.named_modules()):
                 name_site(self._switch, block.get_submodule(path), method or "forward", name)
-
-    def _entered(self, kind: Kind, block: nn.Module, inner: Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        run = self._run
-        if run is None:
-            return inner(*args, **kwargs)
-        self._switch.options = kind.options_of(args, kwargs)
-        return run.block(
-            kind, block, inner, tuple(map(_laid_out, args)), {name: _laid_out(kwargs[name]) for name in kwargs}
-        )
 
 
 class CompiledRun:
@@ -105,13 +100,25 @@ class CompiledRun:
         self._graphs, self._watch = graphs, watch
         self._uncompiled, self._reasons = 0, dict.fromkeys([reason] if reason else [])
 
-    def block(self, kind: Kind, block: nn.Module, inner: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        """A block's output."""
+    def block(
+        self,
+        kind: Kind,
+        block: nn.Module,
+        inner: Forward,
+        switch: AttentionSwitch,
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """A block's output; `inner` computes it without a graph."""
         reason = kind.reason
+        if any(isinstance(value, GuideMask) for value in (*args, *kwargs.values())):
+            reason = f"{kind.title} attends by masks of guide frames, which are no tensor"
         if not reason:
-            form = (kind.title, *map(_form, args), *((name, _form(value)) for name, value in kwargs.items()))
+            switch.options = kind.options_of(args, kwargs)
+            mine, named = tuple(map(_laid_out, args)), {name: _laid_out(value) for name, value in kwargs.items()}
+            form = (kind.title, *map(_form, mine), *((name, _form(value)) for name, value in named.items()))
             try:
-                return self._graphs.whole(kind.forward, form, self._watch, block, *args, **kwargs)
+                return self._graphs.whole(kind.forward, form, self._watch, block, *mine, **named)
             except NoGraphError as error:
                 reason = f"torch's compiler can make no graph of {kind.title}: {error}"
         self._uncompiled += 1
@@ -128,10 +135,24 @@ class CompiledRun:
         )
 
 
+def blocks_of(model: nn.Module) -> CompiledBlocks | str:
+    """The blocks of a model, for graphs; or why there are none to be had."""
+    kind = type(model)
+    plan = find_plan(kind)
+    if plan is None:
+        return f"this pack has no plan of {kind.__name__}, which would name its blocks"
+    try:
+        return CompiledBlocks(model, plan)
+    except ValueError as error:  # a plan for another ComfyUI
+        return str(error)
+
+
 def _kind_of(block: nn.Module, plan: Plan, path: str) -> Kind:
     taken = list(inspect.signature(type(block).forward).parameters)[1:]
     others = [method for method in plan.methods_of(path) if method != "forward"]
-    reason = f"the model calls its blocks by {' and '.join(others)}" if others else ""
+    reason = (
+        f"the model calls its blocks by {' and '.join(others)}, and their forward alone is compiled" if others else ""
+    )
     options = taken.index(OPTIONS) if OPTIONS in taken else None
     return Kind(type(block).__name__, type(block).forward, options, reason)
 

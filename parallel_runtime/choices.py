@@ -62,7 +62,7 @@ def with_choice(
     table: Mapping[str, Mapping[str, Any]],
     capability: tuple[int, int],
     **chosen: Any,  # noqa: ANN401
-) -> dict[str, dict[str, Any]]:
+) -> Mapping[str, Mapping[str, Any]]:
     """The table with these choices for a capability; what it has of the usual row stays out of its own."""
     own = {**table.get(_name(capability), {}), **chosen}
     changed = {**table, _name(capability): own}

@@ -12,10 +12,11 @@ to do. The bound is no measurement of several devices: nobody can be faster, any
 
 import argparse
 import contextlib
+import json
 import platform
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -72,6 +73,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--device", help="(default: cuda:0 where there is one, else cpu)")
     found.add_argument("--steps", type=int, default=5, help="medians of so many (default: %(default)s)")
     found.add_argument("--comfyui", help="the folder of its main.py (default: the one that this pack is in)")
+    found.add_argument("--option", action="append", default=[], help="an option of ComfyUI's, as --option=--fast")
+    found.add_argument("--json", action="store_true", help="print what was measured as one line of JSON, and no table")
     found.add_argument("--real", type=int, metavar="PAIRS", help="the formula beside two real CPU ranks, in pairs")
     return found
 
@@ -95,6 +98,7 @@ def asked_of(arguments: argparse.Namespace, folder: Path) -> Asked:
         seed=7,
     )
     comfyui = find_comfyui(arguments.comfyui or cases.comfyui_of_tests())
+    comfyui = replace(comfyui, options=(*comfyui.options, *arguments.option))
     depth = case.depth if case else None
     return Asked(
         path=str(path), name=arguments.model, size=size, dtype=dtype, depth=depth, device=device, comfyui=comfyui
@@ -128,6 +132,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
     if asked.device.type == "cpu":
         torch.set_num_threads(1)
     shares = measure(asked, degrees, ring=arguments.ring, steps=arguments.steps)
+    if arguments.json:
+        say(json.dumps([asdict(each) for each in shares]))
+        return
     frames = "" if asked.size.frames is None else f", {asked.size.frames} frames"
     say(
         f"{asked.name}: {asked.size.width} x {asked.size.height}{frames}, {asked.size.text_tokens} tokens of text, "
@@ -135,7 +142,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
         "",
         *shares_table(shares),
         "",
-        "bound: the share, and all of its exchange over a modelled link",
+        "bound: the share, and what shows of its exchange over a modelled link",
         "",
         *bounds_table(shares, links),
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from parallel_runtime.parallel.collectives import Axis, Traffic
+from parallel_runtime.parallel.overlap import possible_chunks
 from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.planner.hardware import Link
 
@@ -130,9 +131,18 @@ class LocalAxis(Axis):
 
 
 def local_sequence(
-    *, ulysses: int = 1, ring: int = 1, index: int = 0, device: torch.device, link: Link | None = None
+    *,
+    ulysses: int = 1,
+    ring: int = 1,
+    index: int = 0,
+    device: torch.device,
+    link: Link | None = None,
+    chunks: int = 1,
 ) -> UnevenSequence:
-    """The part `index` of ulysses * ring ranks, whose exchanges are local; traffic of all axes is counted as one."""
+    """The part `index` of ulysses * ring ranks, whose exchanges are local; traffic of all axes is counted as one.
+
+    `link`: exchanges take as long as over this one. `chunks`: heads go in so many at most.
+    """
     traffic, delivery = Traffic(), Delivery(device, link, max(ulysses, ring))
     axes = {
         name: LocalAxis(name, size, place, None, traffic, delivery=delivery)
@@ -142,7 +152,12 @@ def local_sequence(
             ("sequence", ring * ulysses, index),
         )
     }
-    return UnevenSequence(ring=axes["ring"], ulysses=axes["ulysses"], whole=axes["sequence"])
+    sequence = UnevenSequence(ring=axes["ring"], ulysses=axes["ulysses"], whole=axes["sequence"])
+    if chunks > 1:
+        sequence.chunks = lambda heads: max(
+            each for each in possible_chunks(heads.groups, heads.ranks) if each == 1 or each <= chunks
+        )
+    return sequence
 
 
 def fill(target: torch.Tensor, source: torch.Tensor) -> None:

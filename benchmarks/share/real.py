@@ -127,8 +127,8 @@ class Pair:
 
 
 def _told(asked: "Asked", pairs: Sequence[Pair], exchange: float, link: Link) -> list[str]:
-    head = "| pair | share ms, clock, core | exchange ms | formula ms, clock, core | real ms, clock, core | formula / real |"
-    lines = [head, "| --- " * 6 + "|"]
+    names = ("pair", "share ms, clock, core", "exchange ms", "formula ms", "real ms", "formula / real")
+    lines = [f"| {' | '.join(names)} |", "| --- " * 6 + "|"]
     ratios = [
         ((each.clock_s + exchange) / each.real_clock_s, (each.core_s + exchange) / each.real_core_s) for each in pairs
     ]

@@ -42,7 +42,12 @@ def run(setting: Setting) -> Result:
             for frozen in (False, True):
                 times = block_times(rank, call, steps, frozen=frozen)
                 means[frozen].append(mean(times))
-                cells = [median(times), quantiles(times, n=100, method="inclusive")[98], max(times), *(longest(times, n) for n in RANKS)]
+                cells = [
+                    median(times),
+                    quantiles(times, n=100, method="inclusive")[98],
+                    max(times),
+                    *(longest(times, n) for n in RANKS),
+                ]
                 said = " | ".join(f"{1e6 * each:.0f}" for each in cells)
                 lines.append(f"| {condition} | {'yes' if frozen else 'no'} | {said} |")
     ratio = mean(before / after for before, after in zip(means[False], means[True], strict=True))

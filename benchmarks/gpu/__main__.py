@@ -60,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def measure(arguments: argparse.Namespace, setting: Setting, state: State) -> bool:
     """Run what is to be run; whether all of it went well."""
     began, well = time.monotonic(), True
-    if setting.device.type == "cpu":
+    if setting.device.type == "cpu" and arguments.here:
         torch.set_num_threads(1)
     todo = [each for each in EXPERIMENTS if each.number not in state.results]
     if arguments.only is not None:

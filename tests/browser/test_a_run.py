@@ -57,7 +57,7 @@ def test_from_an_example_to_the_picture_its_figures_and_a_reload(comfy: ComfyPag
     assert len(rows) == 2
     assert all(row["compute"] > 50 and row["communication"] > 5 for row in rows), rows
     gained = expect_gain_once_measured(comfy)
-    comfy.page.evaluate("app.extensionManager.toast.removeAll()")
+    comfy.no_toasts()
     comfy.shot("run")
     before = headline.inner_text()
     comfy.reload()
@@ -113,7 +113,7 @@ def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(comfy: ComfyPage) 
     comfy.page.evaluate("window.open = (address) => { window.asked = address; return null }")  # a browser that blocks
     timeline.get_by_role("button", name="Perfetto").click()
     assert comfy.page.evaluate("window.asked") == "https://ui.perfetto.dev"
-    expect(comfy.page.locator(".p-toast-message", has_text="blocked the new tab")).to_be_visible()
+    expect(comfy.toast("blocked the new tab")).to_be_visible()
 
 
 def expect_files(comfy: ComfyPage) -> dict:

@@ -83,6 +83,11 @@ class ComfyPage:
         return self.page.get_by_test_id("pdit-sidebar")
 
     @property
+    def tab(self) -> Locator:
+        """The button of our sidebar tab, which may have a badge."""
+        return self.page.locator('.parallel-dit-tab-button, [data-testid="parallel-dit-tab-button"]')
+
+    @property
     def timeline(self) -> Locator:
         """Our bottom-panel tab."""
         return self.page.get_by_test_id("pdit-timeline")

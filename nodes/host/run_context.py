@@ -185,11 +185,9 @@ class RunContext:
 
     def _note_uncompiled(self, ranks: Sequence[StepReply] | Sequence[SampleReply]) -> None:
         """Have the user told, once, why ranks ran blocks without graphs that were to have some."""
-        for rank in ranks:
-            compiled = None if rank.ran is None else rank.ran.compiled
-            if compiled is None or not compiled.reason:
-                continue
-            why = f"blocks run uncompiled: {compiled.reason}"
+        compiled = [rank.ran.compiled for rank in ranks if rank.ran is not None]
+        for reason in dict.fromkeys(each.reason for each in compiled if each is not None and each.reason):
+            why = f"blocks run uncompiled: {reason}"
             if why not in self.remarks:
                 self.remarks.append(why)
                 self.listener.uncompiled(why)

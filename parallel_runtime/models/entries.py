@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from torch import nn
 
 Around = Callable[[], object]
-SITE = "site_of_plan"  # an attribute of what stands for a method of a module inside a block
 
 
 def entries_of(block: nn.Module) -> tuple[str, ...]:
@@ -57,6 +56,12 @@ def _between(enter: Around, inner: Callable[..., Any], leave: Around) -> Callabl
     return method
 
 
+class Named(Protocol):
+    """What knows which module of a block runs."""
+
+    site: str
+
+
 class Entrance:
     """Stands for a block's forward; while `instead` is set, that is called in its place."""
 
@@ -69,31 +74,9 @@ class Entrance:
         return (self.instead or self.inner)(*args, **kwargs)
 
 
-class Named(Protocol):
-    """What knows which module of a block runs."""
+def at_site(switch: Named, name: str, inner: Callable[..., Any], *first: object) -> Callable[..., Any]:
+    """A module's method, `inner`, that has `switch.site` be this name while it runs."""
 
-    site: str
-
-
-def name_site(switch: Named, module: nn.Module, method: str, name: str) -> bool:
-    """Have `switch.site` be `name` while the module's method runs. Returns whether it is new there.
-
-    What does so knows nothing of a call, and is the same code for all modules, so a graph of torch's compiler that was
-    made of one block serves all of its kind.
-    """
-    there = vars(module).get(method)
-    if there is not None and SITE in vars(there):
-        return False
-    if there is None:
-        forward = _at_site(switch, name, getattr(type(module), method), module)
-    else:  # another function on this instance
-        forward = _at_site(switch, name, there)
-    vars(forward)[SITE] = name
-    setattr(module, method, forward)
-    return True
-
-
-def _at_site(switch: Named, name: str, inner: Callable[..., Any], *first: object) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         around, switch.site = switch.site, name
         try:

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import torch
 
 from ..models.entries import hook_entries
-from ..models.graphs import Graphs, Watch
 from ..models.hosted.block_patches import OPTION
 from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import from_tree
@@ -76,8 +75,8 @@ class HostedModel:
         return self.weights.module
 
     @cached_property
-    def blocks(self) -> CompiledBlocks | str:
-        """The blocks, which graphs can run, or why none can; before any other function is around them."""
+    def blocks(self) -> CompiledBlocks:
+        """The blocks, which graphs can run; before any other function is around them."""
         return blocks_of(self.module)
 
     @cached_property
@@ -153,7 +152,7 @@ class HostedForward:
     ) -> None:
         self.model, self.sequence, self.timer, self.beat, self.sent = model, sequence, timer, beat, sent
         self.tokens = 0  # of the largest attention call that was shared
-        self.adapter: CompiledRun | None = None  # where blocks run by graphs
+        self.adapter: CompiledRun | None = None  # by which blocks run as graphs
         _ = model.blocks
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
         self._in_run = False  # whether calls may find what the module kept of others
@@ -166,15 +165,8 @@ class HostedForward:
         """Those of the model."""
         return self.model.weights
 
-    def compile_blocks(self, graphs: Graphs, watch: Watch) -> None:
-        """Have the blocks run by graphs, for as long as this request takes; `watch` is told when one is made."""
-        blocks = self.model.blocks
-        self.adapter = CompiledRun(graphs, watch, blocks if isinstance(blocks, str) else "")
-
     def _graphs(self) -> AbstractContextManager[None]:
-        """Around a call: its blocks run by graphs, if that was asked for."""
-        blocks = self.model.blocks
-        return nullcontext() if self.adapter is None or isinstance(blocks, str) else blocks.by(self.adapter)
+        return nullcontext() if self.adapter is None else self.adapter.calling()
 
     def take_kept(self) -> KeptCalls | None:
         """The calls that the module might keep something of, since this was asked last."""

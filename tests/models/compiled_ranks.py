@@ -44,18 +44,18 @@ def largest_difference(got: Tensor, want: Tensor) -> float:
 def compare(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     """A case's row."""
     from parallel_runtime.models.graphs import Graphs, Watch
-    from parallel_runtime.models.hosted.compiled import CompiledBlocks, CompiledRun
+    from parallel_runtime.models.hosted.compiled import blocks_of
     from parallel_runtime.models.hosted.hooks import SharedModel
     from parallel_runtime.models.plans import plan_for
     from parallel_runtime.timing import RegionTimer
 
     plan, group = plan_for(type(model)), GlooGroup()
-    blocks = CompiledBlocks(model, plan)
+    blocks = blocks_of(model)
     shared = SharedModel(model, plan, group)
     other = {name: longer(value) for name, value in copy.deepcopy(inputs).items()}
     want, want_longer = call(model, inputs), call(model, other)
-    run = CompiledRun(Graphs(), Watch(RegionTimer(torch.device("cpu"), on=False), lambda: None, lambda _: None))
-    with blocks.by(run):
+    run = blocks.run(Graphs(), Watch(RegionTimer(torch.device("cpu"), on=False), lambda: None, lambda _: None))
+    with run.calling():
         errors, graphs = [largest_difference(call(model, inputs), want)], [run.report().graphs]
         for given, expected in ((other, want_longer), (inputs, want)):
             errors.append(largest_difference(call(model, given), expected))

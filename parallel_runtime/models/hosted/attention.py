@@ -19,7 +19,7 @@ from .call import Lengths, TokenCall
 from .group import QKV, Kernel
 from .lightricks import GuideMask
 from .masks import whole_mask, window_mask
-from .traced_attention import OPTIONS, attend, define
+from .traced_attention import attend
 
 NAMES = ("optimized_attention", "optimized_attention_masked")
 
@@ -31,9 +31,7 @@ class AttentionSwitch:
         self.stock = stock
         self.container: Any = container or ()  # the class, of which nothing is one where ComfyUI has none
         self.call: TokenCall | None = None
-        self.site = ""  # of a block, the module that runs; "": none that its plan names (entries.py)
-        self.options: Any = None  # `transformer_options` of the block whose graph runs
-        self._operator: torch.library.Library | None = None
+        self.site = ""  # of a block, the module that runs; "": none that its plan names (sites.py)
 
     def __call__(
         self,
@@ -94,21 +92,6 @@ class AttentionSwitch:
         if attention is None or attention.otherwise is None:
             return attention
         return call.chosen(attention, (self.peek(q).shape[dim], self.peek(k).shape[dim]))
-
-    def serve_graphs(self) -> None:
-        """Have torch know the operator that stands for this function in graphs, which `__call__` needs in one."""
-        if self._operator is None:
-            self._operator = define(self._from_graph)
-
-    def _from_graph(self, *args: Any, site: str, options_too: bool = False, **options: Any) -> Tensor:  # noqa: ANN401
-        """As `__call__`, in the module of that name; `options_too`: the class gave `transformer_options`."""
-        if options_too:
-            options[OPTIONS] = self.options
-        around, self.site = self.site, site
-        try:
-            return self(*args, **options)
-        finally:
-            self.site = around
 
     def for_device(self, stock: Callable[..., Callable[..., Tensor]]) -> Callable[..., Callable[..., Tensor]]:
         """As ComfyUI's function that chooses attention for a device, `stock`; in a shared call, this."""

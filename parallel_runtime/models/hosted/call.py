@@ -60,7 +60,7 @@ class TokenCall:
         self.grid: tuple[int, int, int] = (0, 0, 0)
         self.changed: dict[tuple[int, int], tuple[Any, Any]] = {}  # see hooks.py
         self.attention: Attention | None = None  # of the block that runs; None outside of blocks
-        self.inside: Mapping[str, Attention] = {}  # of modules in it, by their names (entries.py)
+        self.inside: Mapping[str, Attention] = {}  # of modules in it, by their names (sites.py)
         # by the id of an Attention: to hash one takes longer
         self.lengths_of: dict[int, tuple[Lengths, tuple[int, int]]] = {}
         self.first_keys: FirstKeys | None = None  # of the block that runs, if its word is "again"

@@ -1,8 +1,8 @@
 """Blocks of ComfyUI's unmodified module as graphs of torch's compiler, below the hooks that share its tokens.
 
-    compiled = CompiledBlocks(model, plan_for(type(model)))     # before the hooks (hooks.py)
-    run = CompiledRun(graphs, watch)
-    with compiled.by(run):
+    blocks = blocks_of(model)           # before the hooks (hooks.py)
+    run = blocks.run(graphs, watch)
+    with run.calling():
         out = model(x, t, context=...)
     run.report()
 
@@ -16,21 +16,22 @@ Owns which blocks have a graph and what they are given. Does not own how a graph
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from ...wire.replies import CompiledBlocks as Report
-from ..entries import Entrance, name_site
+from ..entries import Entrance
 from ..graphs import Graphs, NoGraphError, Watch
 from ..plans import find_plan
 from ..plans.plan import Plan
-from .attention import AttentionSwitch, installed
+from .attention import installed
 from .hook_points import find_hook_points
 from .lightricks import GuideMask
-from .traced_attention import OPTIONS
+from .sites import name_site
+from .traced_attention import OPTIONS, GraphAttention, graph_attention
 
 Forward = Callable[..., Any]
 
@@ -51,61 +52,43 @@ class Kind:
         return args[self.options] if self.options is not None and self.options < len(args) else None
 
 
+@dataclass
 class CompiledBlocks:
-    """The blocks of `model`, a class with this plan. Outside of `by` they run as they are."""
+    """The blocks of a model, each with what stands for its forward, and their kind; `reason`: why there are none."""
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
-        self._switch = installed()
-        self._entrances: list[tuple[Entrance, Kind, nn.Module]] = []
-        inner = {point.module for point in find_hook_points(model, plan) if point.arguments or point.results}
-        modules = dict(model.named_modules())
-        for path in plan.attention:
-            kinds: dict[type, Kind] = {}
-            for block in modules[path].children() if path in modules else ():
-                kind = kinds.get(type(block)) or _kind_of(block, plan, path)
-                kinds[type(block)] = kind
-                within = next((each for each in block.modules() if each is not block and each in inner), None)
-                if within is not None:
-                    kind.reason = f"{kind.title} shares tokens inside, at {type(within).__name__}"
-                if not kind.reason:
-                    self._name_sites(block, plan.attention_of(path))
-                self._entrances.append((Entrance(block), kind, block))
+    entrances: list[tuple[Entrance, Kind, nn.Module]] = field(default_factory=list)
+    reason: str = ""
 
-    @contextmanager
-    def by(self, run: "CompiledRun") -> Iterator[None]:
-        """Around calls of the model: its blocks run by graphs."""
-        self._switch.serve_graphs()
-        for entrance, kind, block in self._entrances:
-            entrance.instead = partial(run.block, kind, block, entrance.inner, self._switch)
-        try:
-            yield
-        finally:
-            for entrance, *_ in self._entrances:
-                entrance.instead = None
-
-    def _name_sites(self, block: nn.Module, said: Mapping[str, object]) -> None:
-        for name in filter(None, said):
-            path, _, method = name.partition(":")
-            if path in dict(block.named_modules()):
-                name_site(self._switch, block.get_submodule(path), method or "forward", name)
+    def run(self, graphs: Graphs, watch: Watch) -> "CompiledRun":
+        """One request whose calls run by graphs; `watch` is told when one is made."""
+        return CompiledRun(self, graphs, watch)
 
 
 class CompiledRun:
-    """One request by graphs: what ran without, and why. `watch` is told when a graph is made.
+    """One request by graphs: what ran without, and why."""
 
-    `reason`: why none of the model's blocks has one.
-    """
+    def __init__(self, blocks: CompiledBlocks, graphs: Graphs, watch: Watch) -> None:
+        self._blocks, self._graphs, self._watch = blocks, graphs, watch
+        self._uncompiled, self._reasons = 0, dict.fromkeys([blocks.reason] if blocks.reason else [])
 
-    def __init__(self, graphs: Graphs, watch: Watch, reason: str = "") -> None:
-        self._graphs, self._watch = graphs, watch
-        self._uncompiled, self._reasons = 0, dict.fromkeys([reason] if reason else [])
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Around a call of the model. Outside of it the blocks run as they are."""
+        attention = graph_attention(installed())
+        for entrance, kind, block in self._blocks.entrances:
+            entrance.instead = partial(self.block, kind, block, entrance.inner, attention)
+        try:
+            yield
+        finally:
+            for entrance, *_ in self._blocks.entrances:
+                entrance.instead = None
 
     def block(
         self,
         kind: Kind,
         block: nn.Module,
         inner: Forward,
-        switch: AttentionSwitch,
+        attention: GraphAttention,
         *args: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
@@ -114,7 +97,7 @@ class CompiledRun:
         if any(isinstance(value, GuideMask) for value in (*args, *kwargs.values())):
             reason = f"{kind.title} attends by masks of guide frames, which are no tensor"
         if not reason:
-            switch.options = kind.options_of(args, kwargs)
+            attention.options = kind.options_of(args, kwargs)
             mine, named = tuple(map(_laid_out, args)), {name: _laid_out(value) for name, value in kwargs.items()}
             form = (kind.title, *map(_form, mine), *((name, _form(value)) for name, value in named.items()))
             try:
@@ -135,16 +118,28 @@ class CompiledRun:
         )
 
 
-def blocks_of(model: nn.Module) -> CompiledBlocks | str:
-    """The blocks of a model, for graphs; or why there are none to be had."""
-    kind = type(model)
-    plan = find_plan(kind)
+def blocks_of(model: nn.Module) -> CompiledBlocks:
+    """The blocks of a model; to be asked before any other function is around them."""
+    plan = find_plan(type(model))
     if plan is None:
-        return f"this pack has no plan of {kind.__name__}, which would name its blocks"
+        return CompiledBlocks(reason=f"this pack has no plan of {type(model).__name__}, which would name its blocks")
     try:
-        return CompiledBlocks(model, plan)
+        points = find_hook_points(model, plan)
     except ValueError as error:  # a plan for another ComfyUI
-        return str(error)
+        return CompiledBlocks(reason=str(error))
+    inner, switch = {point.module for point in points if point.arguments or point.results}, installed()
+    modules, found = dict(model.named_modules()), CompiledBlocks()
+    for path in plan.attention:
+        kinds: dict[type, Kind] = {}
+        for block in modules[path].children() if path in modules else ():
+            kind = kinds.setdefault(type(block), _kind_of(block, plan, path))
+            within = next((each for each in block.modules() if each is not block and each in inner), None)
+            if within is not None:
+                kind.reason = f"{kind.title} shares tokens inside, at {type(within).__name__}"
+            found.entrances.append((Entrance(block), kind, block))
+    for site in (site for point in points for site in point.sites):
+        name_site(switch, *site)
+    return found
 
 
 def _kind_of(block: nn.Module, plan: Plan, path: str) -> Kind:

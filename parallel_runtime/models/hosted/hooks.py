@@ -24,13 +24,13 @@ from typing import Any
 
 from torch import nn
 
-from ..entries import name_site
 from ..plans.plan import Plan
 from .attention import installed
 from .call import TokenCall
 from .cuts import cut_control
 from .group import TokenGroup
 from .hook_points import NOWHERE, Argument, HookPoint, find_hook_points
+from .sites import name_site
 
 Forward = Callable[..., Any]
 

@@ -1,14 +1,15 @@
 """ComfyUI's attention function as one operator of torch, so that a graph of a whole block has it inside.
 
 What the operator runs is the switch (attention.py), with the call that is under way then: who shares the tokens, with
-which keys and which kernel, is no part of the graph. The graph knows the name of the module that attends (entries.py).
+which keys and which kernel, is no part of the graph. The graph knows the name of the module that attends (sites.py).
 
 Owns the operator, and which arguments of ComfyUI's function it can take. `B` batch, `H` heads, `S` tokens, `D` head
 size.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,18 +23,29 @@ FLAGS = ("enable_gqa", "low_precision_attention")  # options of ComfyUI's functi
 OPTIONS = "transformer_options"
 PREFERRED = "preferred_attention"
 
-Run = Callable[..., Tensor]
+
+class Switch(Protocol):
+    """What stands where ComfyUI's function stood; `site`: the module of a block that runs."""
+
+    site: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        """As ComfyUI's function."""
 
 
-def define(run: Run) -> torch.library.Library:
-    """The operator, which calls `run` as ComfyUI's function, with `site` and `options_too` beside its arguments.
+class GraphAttention:
+    """The operator, there for as long as this, once a process. `options`: those of the block whose graph runs."""
 
-    It is there for as long as what is returned, once a process.
-    """
-    library = torch.library.Library(NAMESPACE, "FRAGMENT")
-    library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order,))
+    def __init__(self, switch: Switch) -> None:
+        self.options: Any = None  # its `transformer_options`
+        self._switch = switch
+        self._library = torch.library.Library(NAMESPACE, "FRAGMENT")
+        self._library.define(SCHEMA, tags=(torch.Tag.needs_fixed_stride_order,))
+        self._library.impl("attention", self._attend, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::attention", _shape, lib=self._library)
 
-    def attention(
+    def _attend(
+        self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -46,11 +58,19 @@ def define(run: Run) -> torch.library.Library:
         flags: str,
     ) -> Tensor:
         options = _options_of(flags, scale)
-        return run(q, k, v, heads, mask, attn_precision, by_heads, site=site, **options).contiguous()
+        if OPTIONS in options:
+            options[OPTIONS] = self.options
+        around, self._switch.site = self._switch.site, site
+        try:
+            return self._switch(q, k, v, heads, mask, attn_precision, by_heads, **options).contiguous()
+        finally:
+            self._switch.site = around
 
-    library.impl("attention", attention, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{NAMESPACE}::attention", _shape, lib=library)
-    return library
+
+@cache
+def graph_attention(switch: Switch) -> GraphAttention:
+    """The operator that calls this switch."""
+    return GraphAttention(switch)
 
 
 def attend(
@@ -85,11 +105,11 @@ def attend(
 
 
 def _options_of(flags: str, scale: float | None) -> dict[str, Any]:
-    """The keyword arguments that `attend` wrote; of `transformer_options`, that there were some."""
+    """The keyword arguments that `attend` wrote; of `transformer_options`, that they were given."""
     options: dict[str, Any] = {} if scale is None else {"scale": scale}
     for flag in flags.split(",")[:-1]:
         name, _, value = flag.partition("=")
-        options["options_too" if name == OPTIONS else name] = name == OPTIONS or value == "1"
+        options[name] = value == "1"
     return options
 
 

@@ -22,6 +22,7 @@ from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 
+from .cases import CASES
 from .compiled_ranks import largest_difference
 from .conftest import run_ranks
 from .pooled import call, write_wan
@@ -50,6 +51,9 @@ GRAPHS = {
 }
 # Case -> what is said of blocks that have none.
 NONE = {"Wan HuMo, reference, audio by frames": "WanAttentionBlockAudio shares tokens inside, at "}
+ANIMATE2 = "Wan-Animate 2, pose"  # which not every ComfyUI has
+if ANIMATE2 in CASES:
+    NONE[ANIMATE2] = "the model calls its blocks by forward_pose and forward_gen, "
 UNTRACED = {
     "Hunyuan3D 2.1, experts, long skips": "torch's compiler can make no graph of HunYuanDiTBlock: ",
     "LTX-Video, guide at half strength": "BasicTransformerBlock attends by masks of guide frames, ",
@@ -80,7 +84,7 @@ def test_blocks_by_graphs_are_the_blocks_for_every_prompt_and_size(
     assert max(max(rows[name]["errors"]) for name in graphs) > 0, "no block ran by a graph"
     for name, reason in none.items():
         assert rows[name]["reason"].startswith(reason), rows[name]
-        assert rows[name]["uncompiled"] > 0
+        assert rows[name]["uncompiled"] > 0 or "forward alone" in rows[name]["reason"]
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,8 @@ class CompiledRun:
 
     def __init__(self, blocks: CompiledBlocks, graphs: Graphs, watch: Watch) -> None:
         self._blocks, self._graphs, self._watch = blocks, graphs, watch
-        self._uncompiled, self._reasons = 0, dict.fromkeys([blocks.reason] if blocks.reason else [])
+        known = [blocks.reason, *(kind.reason for _, kind, _ in blocks.entrances)]
+        self._uncompiled, self._reasons = 0, dict.fromkeys(filter(None, known))
 
     @contextmanager
     def calling(self) -> Iterator[None]:

@@ -53,7 +53,7 @@ GRAPHS = {
 NONE = {"Wan HuMo, reference, audio by frames": "WanAttentionBlockAudio shares tokens inside, at "}
 ANIMATE2 = "Wan-Animate 2, pose"  # which not every ComfyUI has
 if ANIMATE2 in CASES:
-    NONE[ANIMATE2] = "the model calls its blocks by forward_pose and forward_gen, "
+    NONE[ANIMATE2] = "the model calls its blocks by forward_pose and forward_gen and "
 UNTRACED = {
     "Hunyuan3D 2.1, experts, long skips": "torch's compiler can make no graph of HunYuanDiTBlock: ",
     "LTX-Video, guide at half strength": "BasicTransformerBlock attends by masks of guide frames, ",

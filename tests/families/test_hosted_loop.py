@@ -121,7 +121,7 @@ def compared(
         assert loop_of(result)["kind"] == loop, loop_of(result)
         latents = [[saved_latent(client, each, node=saves) for each in (result, stock)] for saves in variant.latents]
         found[kind] = [relative_error(*pair) for pair in latents]
-        assert len(result.previews) == len(stock.previews) == 3
+        assert len(result.previews) == len(stock.previews) == 3 * variant.shown
         told = [[(each.value, each.max) for each in run.progress if each.node == "sampler"] for run in (result, stock)]
         assert told[0] == told[1]
     return found

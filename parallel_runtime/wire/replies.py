@@ -160,7 +160,10 @@ class KeptCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class RankWork:
-    """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights."""
+    """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights.
+
+    `attention`: the kernels that have attended so far in the rank's process.
+    """
 
     batch_group: int
     pieces: tuple[BatchSlice, ...]
@@ -171,6 +174,7 @@ class RankWork:
     compiled: CompiledBlocks | None = None
     cached: CachedCalls | None = None
     kept: KeptCalls | None = None
+    attention: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,7 +161,7 @@ class HostedForward:
         if not self._in_run or self.model.kept is None:
             return None
         counted = self.model.kept.take_counted()
-        return KeptCalls(calls=counted.calls, found=counted.found, rows=counted.rows)
+        return KeptCalls(calls=counted.calls, found=counted.found, rows=counted.rows, kept_bytes=counted.num_bytes)
 
     def begin_run(self, run: object, *, ranks: int) -> None:
         """The calls are of this run, by any name, on so many ranks; None: of none, and the module keeps nothing."""

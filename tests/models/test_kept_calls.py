@@ -148,7 +148,7 @@ if qwen21 in NEWER:
         assert two[0].step_s < 0.7 * one[0].step_s < one[0].warmup_step_s
         assert two[1].step_s > 0.9 * one[1].step_s == 0.9 * one[1].warmup_step_s
         assert model.count("module.matmul_flops", there) < 0.3 * model.in_first_step.count("module.matmul_flops", there)
-        slow = replace(quick, link=replace(quick.link, latency_s=0.07 * one[0].step_s))
+        slow = replace(quick, link=replace(quick.link, latency_s=0.1 * one[0].step_s))
         chosen = [choose_plan(model, each, [10**12] * 2, slow).plan for each in (there, off)]
         assert [plan and plan.parts for plan in chosen] == [2, 1]
 

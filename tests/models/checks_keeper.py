@@ -56,7 +56,7 @@ def a_call_computes_the_picture_alone_where_it_finds_the_text(group: GlooGroup) 
             got = call(model, step(number, text=text))
         assert difference(got, call(alone, step(number, text=text))) <= ERROR, number
         counted = kept.take_counted()
-        assert (counted.calls, counted.found, counted.num_bytes) == (1, found, KEPT), counted
+        assert (counted.calls, counted.found, counted.kept_bytes) == (1, found, KEPT), counted
         assert counted.rows == mine(group) + (0 if found else TEXT), counted
     shared.group = OwnTokensOnly()
     with kept.calling(alike):
@@ -78,7 +78,7 @@ def nothing_of_the_class_is_kept_of_another_run_nor_outside_of_one(group: GlooGr
         with kept.calling(alike_over(group, CPU)):
             assert difference(call(model, step(0)), call(Keeper(), step(0))) <= ERROR
         counted = kept.take_counted()
-        assert (counted.found, counted.num_bytes) == (found, 0 if run is None else KEPT), f"run {run}"
+        assert (counted.found, counted.kept_bytes) == (found, 0 if run is None else KEPT), f"run {run}"
 
 
 @check
@@ -91,7 +91,7 @@ def ranks_of_which_one_has_no_room_keep_nothing_together(group: GlooGroup) -> No
         with kept.calling(alike_over(group, CPU)):
             assert difference(call(model, step(0)), call(Keeper(), step(0))) <= ERROR
         counted = kept.take_counted()
-        assert (counted.found, counted.rows, counted.num_bytes) == (0, mine(group) + TEXT, 0)
+        assert (counted.found, counted.rows, counted.kept_bytes) == (0, mine(group) + TEXT, 0)
 
 
 @check

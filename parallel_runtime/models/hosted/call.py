@@ -7,7 +7,6 @@ first rank. Keys that a class kept of a call before are on every rank, and none 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,37 +14,10 @@ from torch import Tensor
 
 from ...parallel.shard import split_lengths
 from ..plans.words import FIRST, GRID, KEPT, UNPLANNED, Attention
+from .first_keys import FirstKeys
 from .group import QKV, Kernel, TokenGroup
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each rank in an attention call
-
-
-@dataclass
-class FirstKeys:
-    """Keys and values of all ranks in the first attention of a module's run, and room for those of a later one behind.
-
-    `lengths`: tokens of each rank among those of the first; `total`: of all of them.
-    """
-
-    lengths: Sequence[int]
-    total: int
-    keys: Tensor  # (B, H, total + room, D)
-    values: Tensor
-
-    def followed_by(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the first, and behind them these."""
-        wanted = self.total + keys.shape[2]
-        if self.keys.shape[2] < wanted:
-            self.keys, self.values = (self._longer(each, wanted) for each in (self.keys, self.values))
-        found = self.keys[:, :, :wanted], self.values[:, :, :wanted]
-        for each, more in zip(found, (keys, values), strict=True):
-            each[:, :, self.total :] = more
-        return found
-
-    def _longer(self, kept: Tensor, wanted: int) -> Tensor:
-        longer = kept.new_empty((*kept.shape[:2], wanted, kept.shape[3]))
-        longer[:, :, : self.total] = kept[:, :, : self.total]
-        return longer
 
 
 class TokenCall:

@@ -39,7 +39,7 @@ class Counted:
     calls: int = 0
     found: int = 0
     rows: int = 0
-    num_bytes: int = 0  # that are kept after the last of them
+    kept_bytes: int = 0  # after the last of them
 
 
 class FreeMemory:
@@ -118,7 +118,7 @@ class KeptState:
             yield
         finally:
             self._alike = None
-            self.counted.num_bytes = bytes_in(self._state)
+            self.counted.kept_bytes = bytes_in(self._state)
 
     def take_counted(self) -> Counted:
         """What was counted since this was asked last."""

@@ -2,8 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+from .group import QKV, Kernel
+
+if TYPE_CHECKING:
+    from .call import TokenCall
 
 
 @dataclass
@@ -32,3 +38,22 @@ class FirstKeys:
         longer = kept.new_empty((*kept.shape[:2], wanted, kept.shape[3]))
         longer[:, :, : self.total] = kept[:, :, : self.total]
         return longer
+
+
+def attend_again(call: "TokenCall", kernel: Kernel, qkv: QKV, key_lengths: Sequence[int]) -> Tensor:
+    """This rank's queries, with all heads, over the keys of all ranks, of which those of the first call are kept.
+
+    `qkv`, which is emptied: (B, H, S, D) each; the keys of the module's first call in this run come first in k, v.
+    """
+    q, k, v = qkv
+    qkv.clear()
+    kept = call.first_keys
+    if kept is None:
+        keys, values = call.group.whole_keys(k, v, lengths=key_lengths)
+        call.first_keys = FirstKeys(key_lengths, keys.shape[2], keys, values)
+    else:
+        mine = kept.lengths[call.index]
+        lengths = [now - first for now, first in zip(key_lengths, kept.lengths, strict=True)]
+        more = call.group.whole_keys(k[:, :, mine:], v[:, :, mine:], lengths=lengths)
+        keys, values = kept.followed_by(*more)
+    return kernel([q, keys, values], q.shape[1], None)

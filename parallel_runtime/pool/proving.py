@@ -59,7 +59,8 @@ def prove(
             outs, calls = [ask([again])], calls + 1
             tokens = max((step.tokens or 0 for step in outs[0].ran), default=0)
             fits = room(shared)
-            if tokens <= MAX_TOKENS and fits >= 1:
+            small = tokens <= MAX_TOKENS and fits >= 1
+            if small:
                 outs += [ask([again]) for _ in range(times - 1)]
         except RaisedInRankError as error:
             retract()
@@ -68,7 +69,7 @@ def prove(
             _computed(ask, _of_a_run(fitting, keeps=keeps, whole=True), times)
             seconds = time.perf_counter() - began
             return Proof(verdict=REFUSED, reason=redact_paths(error.cause), calls=calls + 1 + times, seconds=seconds)
-        if tokens <= MAX_TOKENS and fits >= 1:
+        if small:
             whole = _computed(ask, _of_a_run(shared, keeps=keeps, whole=True), times)
             control = _computed(ask, _of_a_run(shared, keeps=keeps, local_attention=True), times)
             proof = judged(dtype, shared=_side_by_side(outs), whole=whole, control=control, coarse=coarse)

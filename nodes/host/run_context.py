@@ -81,7 +81,8 @@ class RunContext:
 
     Nothing of it changes but `decision`, and that at most once: an automatic plan whose proof fails gives way to one
     for the run's `images`, and for both sides at once where it is `guided` (`fall_back`). `remarks` are what the user
-    is told of that.
+    is told of that. `loop` says where the sampler's loop ran once it has, in ComfyUI ("host") or in the workers
+    ("resident"); `loop_reason`, why it stayed in ComfyUI where it was to leave.
 
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
@@ -107,6 +108,8 @@ class RunContext:
     remarks: list[str] = field(default_factory=list)
     stock_cache: bool = False
     written: "Written | None" = None
+    loop: str = "host"
+    loop_reason: str | None = None
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RunContext":
@@ -175,6 +178,11 @@ class RunContext:
         if proof not in self.proofs:
             self.proofs.append(proof)
             self.listener.proved(proof)
+
+    def stays(self, reason: str) -> None:
+        """The sampler's loop stays in ComfyUI, for that reason."""
+        self.loop_reason = reason
+        self.listener.loop_stays(reason)
 
     def fall_back(self, decision: Decision, why: str) -> None:
         """Go on under another plan; `why` is what the user is told."""

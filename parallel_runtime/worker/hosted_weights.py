@@ -16,6 +16,7 @@ from ..models.hosted.block_patches import Beside
 from ..models.hosted.build import build, recognise
 from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
 from ..models.hosted.comfyui import import_comfyui
+from ..models.hosted.kept_layouts import keep_layouts
 from ..models.parts import plain_parts
 from ..models.plans import find_plan
 from ..models.plans.whole import find_whole
@@ -183,6 +184,7 @@ class HostedWeights:
         built.round_here()
         if self.device.type != "cpu":
             self.module.to(self.device)
+        keep_layouts(type(self.module), self.device)
         self._file.give_back()  # of what was converted or went to the device
 
     def _own_run(self) -> range:

@@ -9,6 +9,8 @@ from collections.abc import Hashable, Mapping
 
 import torch
 
+from ..pinned import to_device
+
 
 class RepeatedInputs:
     """Keeps this rank's parts of inputs that a request repeats, for as long as requests go on repeating them.
@@ -47,10 +49,10 @@ class RequestInputs:
         """
         kept = self._kept.get(whole.data_ptr()) if part.numel() else None
         if kept is None or part.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
-            return part.to(self._device)
+            return to_device(part, self._device)
         key = (part.data_ptr() - whole.data_ptr(), part.shape, part.stride(), part.dtype)
         if key not in kept:
-            kept[key] = part.to(self._device, copy=True)
+            kept[key] = to_device(part, self._device, copy=True)
         return kept[key]
 
 

@@ -13,6 +13,7 @@ import torch
 
 from ..parallel.collectives import Axis
 from ..parallel.shard import SequenceShard
+from ..pinned import to_device
 from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, Prediction, SamplerRecurrence, Trajectory
 from ..stock_caches import LOOKED_AT, CachedRows, StockCache
 from ..timing import RegionTimer
@@ -164,7 +165,7 @@ class LatentRows:
             return self._on_device(f"given.{number}")
 
     def _on_device(self, name: str) -> torch.Tensor:
-        return self._mine(self._tensors[name]).to(self._timer.device)
+        return to_device(self._mine(self._tensors[name]), self._timer.device)
 
     def _reading(self, call: int) -> Prediction:
         return self._recurrence.states[call].reading

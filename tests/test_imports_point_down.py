@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/wire", "runtime/parallel"),
     (
         "runtime/checkpoint",
+        "runtime/choices",
         "runtime/compiling",
         "runtime/devices",
         "runtime/exchange_groups",

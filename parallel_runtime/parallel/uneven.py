@@ -85,13 +85,15 @@ class UnevenSequence:
         key_lengths: Sequence[int],
         mask: torch.Tensor | None = None,
         scale: float | None = None,
+        common: int = 0,
     ) -> torch.Tensor:
         """Attention of this rank's queries over everybody's keys.
 
         `qkv`, which is emptied: q (B, Hq, S, D), k (B, Hk, T, D), v (B, Hk, T, Dv) of this rank, Hq a multiple of Hk;
         the lengths are the S and the T of every part, in part order; `mask` (B or 1, Hq or 1, all queries or 1, all
         keys), bool or added to the scores, with tokens in part order. `scale`, 1 / sqrt(D) by default, must be the one
-        that `kernel` uses. Returns (B, Hq, S, Dv).
+        that `kernel` uses. `common`: so many keys, before the T, are the same on every rank. They are not sent, and
+        come before all others in `mask`. Returns (B, Hq, S, Dv).
         """
         if self.parts == 1:
             return kernel(qkv, qkv[0].shape[1], mask)
@@ -99,16 +101,21 @@ class UnevenSequence:
         qkv.clear()
         by_head = mask is not None and mask.shape[1] > 1
         if k.shape[1] < self.ulysses.size or (by_head and self.ring.size > 1):
-            return self._over_all_keys(kernel, q, k, v, query_lengths, key_lengths, mask)
+            return self._over_all_keys(kernel, q, k, v, query_lengths, key_lengths, mask, common)
         groups = split_lengths(k.shape[1], self.ulysses.size)
         queries_a_group = q.shape[1] // k.shape[1]
         heads = tuple(count * queries_a_group for count in groups)
         if self.ulysses.size > 1:
+            first = sum(groups[: self.ulysses.index])
+            here = [each[:, first : first + groups[self.ulysses.index], :common] for each in (k, v)]
+            k, v = k[:, :, common:], v[:, :, common:]
             q, k, v = self._heads_for_tokens(q, k, v, groups, heads, query_lengths, key_lengths)
+            k, v = _behind(here, (k, v))
+            del here
         mask = self._mask_of(mask, heads, query_lengths)
         if self.ring.size > 1:
             totals = [sum(group) for group in self._by_ring(key_lengths)]
-            out = self._around_the_ring(q, k, v, lengths=totals, mask=mask, scale=scale)
+            out = self._around_the_ring(q, k, v, lengths=totals, mask=mask, scale=scale, common=common)
         elif q.shape[2]:
             qkv += (q, k, v)
             del q, k, v
@@ -222,15 +229,19 @@ class UnevenSequence:
         lengths: Sequence[int],
         mask: torch.Tensor | None,
         scale: float | None,
+        common: int,
     ) -> torch.Tensor:
-        """Attention over the keys of all ulysses groups, whose tokens `lengths` are, as they come around."""
+        """Attention over the first `common` keys, then over those of all ulysses groups, whose tokens `lengths` are, as
+        they come around."""
         width, values_width = max(q.shape[-1], v.shape[-1]), v.shape[-1]
         if scale is not None or width > q.shape[-1]:  # our kernels know no scale but 1 / sqrt of the width they see
             q = q * ((q.shape[-1] ** -0.5 if scale is None else scale) * width**0.5)
         q, k, v = (F.pad(each, (0, width - each.shape[-1])) for each in (q, k, v))  # nor two widths
         queries = q.transpose(1, 2)  # the kernels' layout, (B, S, H, D)
         bias = None if mask is None else additive_mask(mask[:, 0], q.dtype).expand(-1, q.shape[2], -1)
-        out = RingPass(self.ring, k.transpose(1, 2), v.transpose(1, 2), lengths=lengths).attend(queries, mask=bias)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths)
+        out = around.attend(queries, mask=bias, common=(k[:, :common], v[:, :common]))
         if out is None:
             return q.new_empty((*q.shape[:3], values_width))
         return out[..., :values_width].to(q.dtype).transpose(1, 2)
@@ -244,11 +255,20 @@ class UnevenSequence:
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
         mask: torch.Tensor | None,
+        common: int,
     ) -> torch.Tensor:
-        """This rank's queries with all heads, over everybody's keys and values, gathered."""
-        keys, values = self.whole_keys(k, v, lengths=key_lengths)
+        """This rank's queries with all heads, over the first `common` keys and everybody's others, gathered."""
+        here = [each[:, :, :common] for each in (k, v)]
+        gathered = self.whole_keys(k[:, :, common:], v[:, :, common:], lengths=key_lengths)
+        keys, values = _behind(here, gathered)
         if mask is not None and mask.shape[2] > 1:
             mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])
         if not q.shape[2]:
             return q.new_empty((*q.shape[:3], v.shape[-1]))
         return kernel([q, keys, values], q.shape[1], mask)
+
+
+def _behind(common: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values (B, H, T, D), each behind those that all ranks have."""
+    k, v = (torch.cat(each, 2) if each[0].shape[2] else each[1] for each in zip(common, others, strict=True))
+    return k, v

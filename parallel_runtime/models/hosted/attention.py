@@ -66,7 +66,8 @@ class AttentionSwitch:
             queries, keys = call.frame_lengths(qkv[0].shape[2]), call.frame_lengths(held)
         else:
             queries, keys = self._lengths(call, attention, qkv[0].shape[2], held)
-        call.tokens = max(call.tokens, sum(keys))
+        common = call.common_keys(attention, masked=mask is not None)
+        call.tokens = max(call.tokens, common + sum(keys))
         if call.uncut:
             qkv[1:] = [call.counted(attention.keys, tensor, 2) for tensor in qkv[1:]]
         if attention.again:
@@ -79,7 +80,8 @@ class AttentionSwitch:
             elif mask is not None:
                 mask = whole_mask(call, attention, mask, queries, keys, held)
             kernel, scale = self._kernel(attn_precision, options, owned=owned), options.get("scale")
-            out = call.attend(attention, kernel, qkv, query_lengths=queries, key_lengths=keys, mask=mask, scale=scale)
+            lengths = {"query_lengths": queries, "key_lengths": keys, "common": common}
+            out = call.attend(attention, kernel, qkv, **lengths, mask=mask, scale=scale)
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
     def for_device(self, stock: Callable[..., Callable[..., Tensor]]) -> Callable[..., Callable[..., Tensor]]:

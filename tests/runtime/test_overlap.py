@@ -1,0 +1,77 @@
+"""What hides behind attention by the model of overlap.py, and the number of chunks that follows from it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel_runtime.parallel.overlap import (
+    OverlapRates,
+    SharedHeads,
+    choose_chunks,
+    chunked_s,
+    finished_s,
+    possible_chunks,
+    ring_s,
+)
+
+SECONDS = st.floats(0, 10)
+NVLINK, MEMORY = 270e9, 10e9  # bytes a second
+
+
+def shared(tokens: int, heads: int, ranks: int, *, head_dim: int = 128) -> SharedHeads:
+    """Attention of as many queries as keys, in bf16."""
+    sent = 2 * tokens / ranks * heads * head_dim * (ranks - 1) / ranks
+    flops = 4.0 * tokens**2 * heads * head_dim / ranks
+    return SharedHeads(
+        groups=heads,
+        ranks=ranks,
+        keys=tokens,
+        head_dim=head_dim,
+        flops=flops,
+        arriving_bytes=3 * sent,
+        returning_bytes=sent,
+    )
+
+
+def chunks(tokens: int, heads: int, ranks: int, *, bandwidth: float = MEMORY, flops: float = 140e12) -> int:
+    rates = OverlapRates(attention_flops=flops, bandwidth=bandwidth, latency_s=40e-6)
+    return choose_chunks(shared(tokens, heads, ranks), rates)
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=8))
+def test_nothing_is_quicker_than_the_link_or_the_device_and_nothing_slower_than_both(pieces: list[tuple]) -> None:
+    arriving, attending, returning = zip(*pieces, strict=True)
+    found = finished_s(arriving, attending, returning)
+    link, device = sum(arriving) + sum(returning), sum(attending)
+    assert found >= max(link, arriving[0] + device + returning[-1]) - 1e-9
+    assert found <= link + device + 1e-9
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 10])
+def test_of_an_exchange_that_attention_can_hide_the_first_and_last_chunks_show(number: int) -> None:
+    found = chunked_s(attend_s=20.0, arriving_s=6.0, returning_s=2.0, latency_s=0.0, chunks=number)
+    assert found == pytest.approx(20 + 8 / number)
+
+
+def test_an_exchange_longer_than_attention_shows_the_difference_at_least() -> None:
+    found = chunked_s(attend_s=2.0, arriving_s=6.0, returning_s=2.0, latency_s=0.0, chunks=10)
+    assert 8.0 <= found < 8.5
+
+
+@pytest.mark.parametrize(("hop_s", "seconds"), [(1.0, 8.0), (2.0, 8.0), (3.0, 3 * 3.0 + 2.0), (0.0, 8.0)])
+def test_a_ring_shows_what_its_hops_take_beyond_attention_to_one_ranks_keys(hop_s: float, seconds: float) -> None:
+    assert ring_s(attend_s=8.0, hop_s=hop_s, ring=4) == pytest.approx(seconds)
+
+
+def test_one_chunk_where_the_link_is_fast_or_the_tokens_are_few() -> None:
+    assert chunks(32760, 40, 2) >= 5  # two cards that exchange through host memory
+    assert chunks(32760, 40, 2, bandwidth=NVLINK, flops=300e12) == 1
+    assert chunks(4608, 24, 2, bandwidth=NVLINK, flops=300e12) == 1
+    assert chunks(320, 24, 2) == 1
+
+
+def test_each_rank_has_heads_of_its_own_in_each_chunk_and_even_ones_where_they_come_out_even() -> None:
+    assert possible_chunks(40, 2) == [1, 2, 4, 5, 10]
+    assert possible_chunks(24, 8) == [1, 3]
+    assert possible_chunks(30, 4) == [1, 2, 3, 4, 5, 6, 7]
+    assert possible_chunks(8, 8) == possible_chunks(1, 2) == [1]

@@ -159,11 +159,13 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
             now_s = synchronized_s(device)
             record.step_s.append(now_s - marks[-1])
             marks.append(now_s)
+            if context is not None:
+                context.step += 1
             tell(step, denoised, x, total_steps)
 
+        context = run_of(extra["model_options"])
         marks = [synchronized_s(device)]
         record.began_s = marks[0]
-        context = run_of(extra["model_options"])
         samples = executor(guider, sigmas, extra, step_done, *rest, **named)
         record.denoise_s = synchronized_s(device) - marks[0]
         if context is None:

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import torch
 
+from ..choices import choice_for
 from ..models.graphs import Graphs, Watch
 from ..parallel.collectives import Axis
 from ..plan import BatchSlice
@@ -124,8 +125,11 @@ class Engine:
         return self._of_ranks(request)
 
     def new_timer(self, *, on: bool) -> RegionTimer:
-        """What times one request on this rank; its regions too when it is `on`."""
-        return RegionTimer(self.device, on=on)
+        """What times one request on this rank; its regions too when it is `on`, on a GPU in one step of several."""
+        if not on or self.device.type != "cuda":
+            return RegionTimer(self.device, on=on)
+        every = choice_for(torch.cuda.get_device_capability(self.device)).timed_every
+        return RegionTimer(self.device, on=True, every=every)
 
     def _unload(self, request: Unload) -> MemoryReply:
         self.repeated.clear()
@@ -185,6 +189,8 @@ class Engine:
         sent = self.repeated.of_request(tensors, request.repeated)
         pace = Pace(self.device, beat)
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
+        if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
+            forward.timer.enter_step(place[0], of=place[1])
         if mesh.plan.pipefusion > 1 and isinstance(model, HostedModel):
             forward = HostedPipeline(model, mesh, forward.timer, forward.beat, sent, step=request, held=self.held_keys)
         if isinstance(forward, HostedForward):

@@ -1,4 +1,4 @@
-"""What a rank leaves out between two steps: collections of all Python objects, and questions for its memory."""
+"""What a rank leaves out of most steps: collections of all Python objects, questions for its memory, timers' events."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from parallel_runtime.report.build import _all_timed
+from parallel_runtime.timing import RegionTimer, is_timed
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.worker import engine
+
+from .pretend_device import Event, pretended_cuda
 
 ROOT = Path(__file__).resolve().parents[2]
 # In a process of its own, whose collections are nobody else's. Says how many collections of all a run of many steps
@@ -76,3 +80,42 @@ def test_a_run_asks_for_its_memory_once(monkeypatch: pytest.MonkeyPatch) -> None
     now_s[0] += 2 * engine.MEMORY_S
     rank._memory_of_step()
     assert len(asked) == 2, "a long run is asked again"
+
+
+@pytest.mark.parametrize(("every", "share"), [(10, 0.1), (1, 1.0)])
+def test_with_timers_on_a_gpu_has_events_in_one_step_of_so_many(
+    every: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`every` 1 is what costs too much. A block of 9 regions, 18 events, as a step of Flux.1 has for each."""
+    recorded: list[None] = []
+    record = Event.record
+
+    def counting(event: Event, stream: object) -> None:
+        recorded.append(None)
+        record(event, stream)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Event, "record", counting)
+    with pretended_cuda() as stream:
+        timer = RegionTimer(torch.device("cuda"), every=every)
+        laps = []
+        for step in range(40):
+            timer.enter_step(step, of=40)
+            for name in "abcdefghi":
+                with timer.region(name):
+                    stream.run(0.001)
+            timer.lap()
+        laps = timer.laps()
+    assert len(recorded) == 40 * 18 * share
+    assert [step for step, lap in enumerate(laps) if lap] == [step for step in range(40) if step % every == 1 % every]
+
+
+@pytest.mark.parametrize(("steps", "timed"), [(1, [0]), (2, [1]), (4, [1]), (12, [1, 11])])
+def test_each_run_has_a_step_that_is_timed(steps: int, timed: list[int]) -> None:
+    assert [step for step in range(steps) if is_timed(step, of=steps, every=10)] == timed
+
+
+def test_steps_without_events_have_the_parts_of_the_timed_one_in_proportion() -> None:
+    parts = [{"timed": False, "regions": {}, "step_s": 3.0}, {"timed": True, "regions": {"a_s": 0.5}, "step_s": 1.0}]
+    parts.append({"timed": False, "regions": {}, "step_s": 2.0})
+    assert [step["regions"] for step in _all_timed(parts)] == [{"a_s": 1.5}, {"a_s": 0.5}, {"a_s": 1.0}]
+    assert _all_timed(parts[:1]) == parts[:1], "of a run that nobody timed nothing is known"

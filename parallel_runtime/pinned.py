@@ -54,6 +54,19 @@ def to_device(part: torch.Tensor, device: torch.device, *, copy: bool = False) -
     return copy_on_host(pinned, part).to(device, non_blocking=True)
 
 
+def to_host(target: torch.Tensor, rows: torch.Tensor) -> None:
+    """Copy `rows` to a tensor of the host, of any dtype; waits for the device, and for no driver that stages them."""
+    if rows.device.type != "cuda":
+        target.copy_(rows)
+        return
+    pinned = torch.empty(rows.shape, dtype=target.dtype, pin_memory=True)
+    pinned.copy_(rows, non_blocking=True)
+    arrival = torch.cuda.Event()
+    arrival.record(torch.cuda.current_stream(rows.device))
+    arrival.synchronize()
+    target.copy_(pinned)
+
+
 def copy_on_host(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """Copy into a contiguous CPU tensor of the same dtype and shape.
 

@@ -15,6 +15,7 @@ from ..models.base import Adapter, Block, Modulation, Tokens
 from ..parallel.kernels import additive_mask
 from ..parallel.sequence import LocalAttention, PendingOutput, SequenceAttention
 from ..parallel.shard import SequenceShard
+from ..pinned import to_host
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..weights.model_weights import ModelWeights
@@ -79,7 +80,7 @@ class Forward:
             tokens = self.adapter.embed(w, inputs["img"], self.adapter.condition(w, inputs))
         velocity = self.velocity(tokens, shard, inputs, options)
         with self.timer.region("gather"):
-            self._mine(piece, shard, "out", whole["out"]).copy_(velocity)  # waits for the device
+            to_host(self._mine(piece, shard, "out", whole["out"]), velocity)
 
     def shard(self, whole: Mapping[str, torch.Tensor]) -> SequenceShard:
         """This rank's part of a call's tokens."""

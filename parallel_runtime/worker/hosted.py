@@ -24,6 +24,7 @@ from ..models.hosted.stage import StagedBlocks
 from ..models.plans import BETWEEN, plan_for
 from ..parallel.collectives import Axis
 from ..parallel.uneven import UnevenSequence
+from ..pinned import to_host
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
@@ -355,5 +356,5 @@ class HostedForward:
         if self.sequence.index == 0:
             at = 0
             for each in flat:
-                room[piece.start : piece.stop, at : at + each.shape[1]].copy_(each)
+                to_host(room[piece.start : piece.stop, at : at + each.shape[1]], each)
                 at += each.shape[1]

@@ -18,6 +18,7 @@ import torch
 
 from ..models.hosted.calls import from_tree
 from ..models.hosted.first_block import Residuals
+from ..pinned import to_device
 from ..sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from ..wire.requests import GroupWork
 from .hosted import HostedForward
@@ -126,7 +127,7 @@ class HostedCalls:
             tensor = sent[f"t{number}"]
             if number in options["batched"]:
                 tensor = tensor.unflatten(0, (len(options["sides"]), -1))[:, start:stop].flatten(0, 1)
-            found.append(tensor.to(device))
+            found.append(to_device(tensor, device))
         return found
 
     def _outputs(self, cond: int, call: int, x: torch.Tensor) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 
 from ..parallel.collectives import Axis
 from ..parallel.shard import SequenceShard
-from ..pinned import to_device
+from ..pinned import to_device, to_host
 from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, Prediction, SamplerRecurrence, Trajectory
 from ..stock_caches import LOOKED_AT, CachedRows, StockCache
 from ..timing import RegionTimer
@@ -137,7 +137,7 @@ class LatentRows:
         rows = self._trajectory.enter(last, self._given(last))
         if self._writes:
             with self._timer.region("gather"):
-                self._mine(self._tensors["out"]).copy_(rows)
+                to_host(self._mine(self._tensors["out"]), rows)
 
     def _cached(self, cache: StockCache, sides: Sequence[int]) -> CachedRows:
         looked_at = self._shard.take(self._tensors[LOOKED_AT], stream="image", dim=1)[0].to(self._timer.device)

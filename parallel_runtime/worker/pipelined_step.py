@@ -16,6 +16,7 @@ import torch
 from ..models.base import Modulation
 from ..models.hosted.first_block import Residuals
 from ..parallel.links import Expected, Inbox, Outbox
+from ..pinned import to_host
 from ..plan import BatchSlice
 from ..wire.requests import CachedKeys, Step
 from .forward import Forward
@@ -123,7 +124,7 @@ class PipelinedStep:
         with self._forward.timer.region("gather"):
             runs = velocity.split([shard.image.stop - shard.image.start for shard in shards], 1)
             for shard, rows in zip(shards, runs, strict=True):
-                shard.take(out[piece.start : piece.stop], stream="image", dim=1).copy_(rows)
+                to_host(shard.take(out[piece.start : piece.stop], stream="image", dim=1), rows)
 
     def _source(self, piece: BatchSlice) -> BatchSlice:
         """The rows that a piece is computed of: its own or, with option `first_row`, a negative control, the first."""

@@ -227,8 +227,8 @@ MUTANTS = (
     Mutant(
         "inputs on the first device",
         "latent.py",
-        "self._mine(self._tensors[name]).to(self._timer.device)",
-        'self._mine(self._tensors[name]).to("cuda:0")',
+        "to_device(self._mine(self._tensors[name]), self._timer.device)",
+        'to_device(self._mine(self._tensors[name]), torch.device("cuda:0"))',
         ULYSSES,
     ),
     Mutant(

@@ -24,11 +24,6 @@ class DeviceInput:
     changes: bool
 
 
-def on_device(source: torch.Tensor) -> bool:
-    """Whether an input comes by this way."""
-    return source.device.type == "cuda"
-
-
 def arrived_of(side: SideStream, inputs: Sequence[DeviceInput]) -> list[torch.Tensor | None]:
     """The inputs of one device in memory of the host, None for those whose bytes were sent last."""
     others = [_differs(each) for each in inputs]

@@ -15,11 +15,10 @@ from ..models.base import Adapter, Block, Modulation, Tokens
 from ..parallel.kernels import additive_mask
 from ..parallel.sequence import LocalAttention, PendingOutput, SequenceAttention
 from ..parallel.shard import SequenceShard
-from ..pinned import to_host
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..weights.model_weights import ModelWeights
-from .inputs import RequestInputs, call_tensors
+from .inputs import RequestInputs, call_tensors, to_host
 from .mesh import Mesh
 
 # Sends what other ranks need first; what it returns attends, and gives this rank's part once it has arrived.

@@ -24,12 +24,11 @@ from ..models.hosted.stage import StagedBlocks
 from ..models.plans import BETWEEN, plan_for
 from ..parallel.collectives import Axis
 from ..parallel.uneven import UnevenSequence
-from ..pinned import to_host
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
 from .hosted_weights import HostedChanges, HostedWeights
-from .inputs import RequestInputs, call_tensors
+from .inputs import RequestInputs, call_tensors, to_host
 from .mesh import Mesh
 from .own_tokens import OwnTokens
 from .step_cache import skipping_blocks

@@ -18,11 +18,10 @@ import torch
 
 from ..models.hosted.calls import from_tree
 from ..models.hosted.first_block import Residuals
-from ..pinned import to_device
 from ..sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from ..wire.requests import GroupWork
 from .hosted import HostedForward
-from .inputs import call_tensors
+from .inputs import call_tensors, to_device
 from .latent import LatentRows
 from .mesh import Mesh
 from .stock_cache import SkippedCalls

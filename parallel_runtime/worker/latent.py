@@ -13,12 +13,12 @@ import torch
 
 from ..parallel.collectives import Axis
 from ..parallel.shard import SequenceShard
-from ..pinned import to_device, to_host
 from ..sampler_recurrence import NUM_SIDES, PREVIEW_SLOTS, Prediction, SamplerRecurrence, Trajectory
 from ..stock_caches import LOOKED_AT, CachedRows, StockCache
 from ..timing import RegionTimer
 from ..wire.requests import GroupWork
 from .host_copies import HostCopies
+from .inputs import to_device, to_host
 
 INPAINT = ("mask", "noise", "latent")
 

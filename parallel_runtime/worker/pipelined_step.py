@@ -16,11 +16,10 @@ import torch
 from ..models.base import Modulation
 from ..models.hosted.first_block import Residuals
 from ..parallel.links import Expected, Inbox, Outbox
-from ..pinned import to_host
 from ..plan import BatchSlice
 from ..wire.requests import CachedKeys, Step
 from .forward import Forward
-from .inputs import call_tensors
+from .inputs import call_tensors, to_host
 from .mesh import Mesh
 from .stage import CondState, PartRows, Stage
 

@@ -74,7 +74,7 @@ def on_a_device(monkeypatch, made):
 
     monkeypatch.setattr(arena, "SideStream", side)
     monkeypatch.setattr(arena, "on_device", lambda _: True)
-    monkeypatch.setattr(arena, "is_plain", lambda _: False)
+    monkeypatch.setattr(arena, "_is_plain", lambda _: False)
 
 
 @pytest.fixture(params=["host", "device"])

@@ -64,8 +64,8 @@ MUTANTS = (
     ),
     Mutant(
         "few tokens count as keys on every rank",
-        "return first, *(each - uncut for each in others)",
-        "return first, *others",
+        "if not self.index or not elsewhere:",
+        "if True:",
         ("test_cuts.py::test_few_tokens_count_once_among_the_keys",),
     ),
     Mutant(
@@ -181,8 +181,8 @@ MUTANTS = (
     ),
     Mutant(
         "a loop in the workers asks nobody whether its plan is proven",
-        "for call in (cond.module_call for cond in conds if cond.module_call is not None):",
-        "for call in ():",
+        "for cond in conds if cond.module_call is not None)",
+        "for cond in conds if cond.module_call is None)",
         ("test_self_proof.py::test_a_plan_that_the_present_comfyui_does_not_fit_is_refused_by_name",),
     ),
     Mutant(

@@ -200,7 +200,8 @@ HOSTED = """
     comfy.model_management.unet_dtype(device, model_params, supported_dtypes, weight_dtype)
     comfy.model_management.unet_manual_cast
     comfy.ops.manual_cast
-    comfy.ops.pick_operations(weight_dtype, compute_dtype, model_config)
+    comfy.ops.fp8_ops
+    comfy.ops.pick_operations(weight_dtype, compute_dtype, fp8_optimizations, model_config)
     comfy.options.enable_args_parsing
     comfy.patcher_extension.WrapperExecutor.new_class_executor(original, class_obj, wrappers)
     comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL
@@ -362,7 +363,6 @@ WHERE_THERE = (
     "comfy.controlnet.QwenFunControlNet",
     "comfy.ldm.modules.attention.AttentionTensorContainer",
     "comfy.ldm.modules.attention.ComfyAttention",
-    "comfy.model_management.supports_fp8_compute",
     "comfy.model_patcher.ModelPatcher.deepclone_multigpu",
     "comfy.model_patcher.ModelPatcher.model_state_dict_for_saving",
     "comfyui_version.__version__",

@@ -232,7 +232,7 @@ def _refuse_foreign(sampler: InWorkerSampler, guider: comfy.samplers.CFGGuider, 
     functions = {name: getattr(comfy.samplers, name) for name in STEP_FUNCTIONS}
     functions |= {name: getattr(CFGGuider, name) for name in _methods()}
     functions["apply_model"] = type(guider.inner_model).apply_model
-    functions["KSamplerX0Inpaint"] = comfy.samplers.KSamplerX0Inpaint.__call__
+    functions["KSamplerX0Inpaint"] = vars(comfy.samplers.KSamplerX0Inpaint)["__call__"]
     for name, function in functions.items():
         if pack := foreign(function):
             raise HostLoopError(f"{pack} replaces {name} of ComfyUI")

@@ -247,6 +247,9 @@ REPORT = {
         | {"skipped": _needed(_count), "of": _needed(_count)},
         many=True,
     ),
+    "kept": _object(
+        {name: _needed(_count) for name in ("calls", "found", "bytes")} | {"tokens": Field(_count, many=True)}
+    ),
     "warmup": Field(_count),
     "runs": Field(_count),
     "timings": _object(

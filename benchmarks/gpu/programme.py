@@ -61,12 +61,21 @@ def section(key: Mapping[str, str], results: Mapping[int, Mapping[str, Any]]) ->
 
 
 def write_page(page: Path, text: str) -> None:
-    """Put the tables between the page's marks, in the place of what is there. Raises `ValueError` without marks."""
+    """Put a machine's section between the page's marks, in the place of its old one; those of other devices or
+    versions stay. Raises `ValueError` for a page without marks.
+    """
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+    kept, end, after = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"{page} lacks {BEGIN} or {END}; add both where the tables belong")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    others = [f"### {each.strip()}" for each in kept.split("### ")[1:]]
+    mine = [*(each for each in others if _whose(each) != _whose(text)), text]
+    page.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(mine) + f"\n\n{END}{after}", encoding="utf-8")
+
+
+def _whose(text: str) -> list[str]:
+    """The lines of a section that name the device and the versions."""
+    return text.split("\n")[:3]
 
 
 def apply(

@@ -89,10 +89,11 @@ def asked_of(arguments: argparse.Namespace, folder: Path) -> Asked:
     path = Path(arguments.model)
     if not path.is_file():
         path = cases.write(arguments.model, folder, "bfloat16" if case else dtype)
+    side, text = (1024, 512) if device.type == "cuda" else (256, 64)
     size = Size(
-        width=arguments.width or (case.width if case else 256),
-        height=arguments.height or (case.height if case else 256),
-        text_tokens=arguments.text_tokens or (case.text_tokens if case else 64),
+        width=arguments.width or (case.width if case else side),
+        height=arguments.height or (case.height if case else side),
+        text_tokens=arguments.text_tokens or (case.text_tokens if case else text),
         frames=arguments.frames or (case.frames if case else None),
         batch=1,
         seed=7,

@@ -1,7 +1,7 @@
 """The bound of a step over several ranks: one rank's share, measured, and what its exchange adds over a named link.
 
     max(host, device) + exposed bytes / link + latencies        a device that runs ahead of its host
-    device            + exposed bytes / link + latencies        a CPU, whose share has the host in it
+    device            + all bytes / link + latencies            a CPU, whose share has the host in it
 
 No rank is quicker than its share and no link delivers sooner, so no step over such ranks takes less: it is a bound,
 and no measurement of several devices. Owns the formula and the tables. What is exposed is attended.py's, as
@@ -37,7 +37,12 @@ def exchange_s(share: Share, link: Link) -> float:
 
 
 def shown_s(share: Share, link: Link) -> float:
-    """Seconds of a step's exchange that nothing hides: of attention what overlap.py says, of gathers all."""
+    """Seconds of a step's exchange that nothing hides: of attention what overlap.py says, of gathers all.
+
+    Ranks on a CPU copy by themselves, so there nothing hides.
+    """
+    if not share.asynchronous:
+        return exchange_s(share, link)
     attended = share.repeated * sum(each.shown_s(link) for each in share.attended)
     in_attention = share.repeated * sum(each.num_bytes for each in share.attended)
     messages = share.repeated * len(share.attended) * (share.ring - 1 if share.ring > 1 else SWAPS)

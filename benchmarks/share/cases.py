@@ -14,10 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A published model: ComfyUI's class and its arguments with few blocks, its published depth, and the usual call."""
+    """A published model: ComfyUI's class and its arguments with few blocks, its published depth, and the usual call.
+
+    `told`: of a class whose files say their sizes themselves.
+    """
 
     class_path: str
     arguments: dict[str, Any] = field(default_factory=dict)
+    told: bool = False
     depth: int
     width: int
     height: int
@@ -68,6 +72,18 @@ CASES = {
         width=1024,
         height=1024,
     ),
+    "ltx-2": Case(
+        class_path="comfy.ldm.lightricks.av_model.LTXAVModel",
+        arguments={
+            **{"num_layers": 2, "rope_type": "split", "frequencies_precision": "float64"},
+            **{"use_middle_indices_grid": True, "timestep_scale_multiplier": 1000, "causal_temporal_positioning": True},
+        },
+        told=True,
+        depth=48,
+        width=1280,
+        height=704,
+        frames=121,
+    ),
     "minimax h3": Case(
         class_path="comfy.ldm.minimax.model.MiniMaxH3Model",
         arguments={"num_layers": 2},
@@ -97,7 +113,8 @@ def write(name: str, folder: Path, dtype: str) -> Path:
 
     if name in CASES:
         case, file = CASES[name], name.replace(" ", "_").replace(".", "_")
-        given = {"class_path": case.class_path, "arguments": case.arguments, "dtype": getattr(torch, dtype)}
+        given: dict[str, Any] = {"class_path": case.class_path, "arguments": case.arguments}
+        given |= {"dtype": getattr(torch, dtype), "told": tuple(case.arguments) if case.told else ()}
         (path,) = write_model_files(folder, [ModelFile(name=f"{file}.safetensors", **given)])
         return path
     if name not in BY_NAME:

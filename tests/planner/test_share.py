@@ -50,6 +50,7 @@ def test_a_gather_shows_whole_and_of_attention_what_heads_in_chunks_cannot_hide(
     alone = replace(SHARE, attended=(), num_bytes=1_000_000, messages=1)
     assert shown_s(alone, LINK) == pytest.approx(gather)
     assert shown_s(SHARE, LINK) == pytest.approx(gather + SHARE.attended[0].shown_s(LINK))
+    assert shown_s(replace(SHARE, asynchronous=False), LINK) == exchange_s(SHARE, LINK)  # a CPU copies by itself
 
 
 def test_a_deeper_model_has_more_of_what_blocks_take_and_as_much_of_the_rest() -> None:

@@ -28,7 +28,7 @@ from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
 from .hosted_weights import HostedChanges, HostedWeights
-from .inputs import RequestInputs, call_tensors
+from .inputs import RequestInputs, call_tensors, to_host
 from .mesh import Mesh
 from .own_tokens import OwnTokens
 from .step_cache import skipping_blocks
@@ -160,8 +160,7 @@ class HostedForward:
         """The calls that the module might keep something of, since this was asked last."""
         if not self._in_run or self.model.kept is None:
             return None
-        counted = self.model.kept.take_counted()
-        return KeptCalls(calls=counted.calls, found=counted.found, rows=counted.rows)
+        return KeptCalls(**vars(self.model.kept.take_counted()))
 
     def begin_run(self, run: object, *, ranks: int) -> None:
         """The calls are of this run, by any name, on so many ranks; None: of none, and the module keeps nothing."""
@@ -355,5 +354,5 @@ class HostedForward:
         if self.sequence.index == 0:
             at = 0
             for each in flat:
-                room[piece.start : piece.stop, at : at + each.shape[1]].copy_(each)
+                to_host(room[piece.start : piece.stop, at : at + each.shape[1]], each)
                 at += each.shape[1]

@@ -111,6 +111,7 @@ def test_this_comfyui_fulfils_every_line() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(PROCESS_S + 20)
 def test_each_line_that_is_missing_turns_off_its_features_and_the_pack_is_there() -> None:
     whole, *tried = loaded("each")
     lines = [*LINES, *(line for line in LINES if line.arguments)]  # the latter once more without their arguments alone

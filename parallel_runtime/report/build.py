@@ -146,9 +146,10 @@ def _of_run(ran: RankStep | RankRun | None) -> dict:
     steps."""
     if ran is None:
         return {}
+    found: dict = {"lane": ran.batch_group} | ({"attention": list(ran.attention)} if ran.attention else {})
     if isinstance(ran, RankStep):
-        return {"lane": ran.batch_group}
-    found: dict = {"lane": ran.batch_group, "run_sent_bytes": ran.sent_bytes, "run_weight_bytes": ran.weight_bytes}
+        return found
+    found |= {"run_sent_bytes": ran.sent_bytes, "run_weight_bytes": ran.weight_bytes}
     found |= {"prepare_s": ran.prepare_s, "finish_s": ran.finish_s}
     return found if ran.prepare_regions is None else found | {"prepare_regions": ran.prepare_regions}
 

@@ -127,11 +127,15 @@ class StrengthsReply(MemoryReply):
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledBlocks:
-    """Graphs that the process has made so far; of this request, blocks that ran without one and seconds for graphs."""
+    """Graphs that the process has made so far; of this request, blocks that ran without one and seconds for graphs.
+
+    `reason`: why blocks ran without one, where that is so of all blocks of their kind.
+    """
 
     graphs: int
     uncompiled_blocks: int
     compile_s: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +165,10 @@ class KeptCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class RankWork:
-    """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights."""
+    """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights.
+
+    `attention`: the kernels that have attended so far in the rank's process.
+    """
 
     batch_group: int
     pieces: tuple[BatchSlice, ...]
@@ -172,6 +179,7 @@ class RankWork:
     compiled: CompiledBlocks | None = None
     cached: CachedCalls | None = None
     kept: KeptCalls | None = None
+    attention: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...parallel.named_kernels import attend_heads
 from ..plans.words import UNPLANNED, Attention
 from .call import Lengths, TokenCall
 from .group import QKV, Kernel
@@ -143,6 +144,11 @@ class AttentionSwitch:
         def kernel(qkv: QKV, heads: int, mask: Tensor | None) -> Tensor:
             given = {**options, "enable_gqa": True} if qkv[1].shape[1] != qkv[0].shape[1] else options
             q, k, v = qkv
+            if mask is None and attn_precision is None and self.call is not None and (name := self.call.group.named):
+                out = attend_heads(name, q, k, v, scale=options.get("scale"))
+                if out is not None:
+                    qkv.clear()
+                    return out
             self._note(q, k, v, mask)
             q, k, v = map(self.container, qkv) if owned else qkv
             qkv.clear()

@@ -150,12 +150,13 @@ class CachedCalls:
 class KeptCalls:
     """Calls of a class that keeps something between them: how many, and how many found what they need in it.
 
-    `rows`: tokens that this rank's first block computed in all of them.
+    `rows`: tokens that this rank's first block computed in all of them; `kept_bytes`: what it keeps after the last.
     """
 
     calls: int
     found: int
     rows: int
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...parallel.named_kernels import attend_heads
 from ..plans.words import UNPLANNED, Attention
 from .call import Lengths, TokenCall
+from .first_keys import attend_again
 from .group import QKV, Kernel
 from .lightricks import GuideMask
 from .masks import whole_mask, window_mask
@@ -75,7 +76,7 @@ class AttentionSwitch:
         if call.uncut:
             qkv[1:] = [call.counted(attention.keys, tensor, 2) for tensor in qkv[1:]]
         if attention.again:
-            out = call.attend_again(self._kernel(attn_precision, options, owned=owned), qkv, keys)
+            out = attend_again(call, self._kernel(attn_precision, options, owned=owned), qkv, keys)
         elif isinstance(mask, GuideMask):
             out = self._guided(call, attention, qkv, mask, queries, keys, attn_precision, options)
         else:

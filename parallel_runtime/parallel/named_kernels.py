@@ -16,7 +16,7 @@ from importlib.util import find_spec
 import torch
 import torch.nn.functional as F
 
-from .kernels import attention_with_lse
+from .kernels import ATTENDED, attention_with_lse
 
 log = logging.getLogger(__name__)
 AUTO = "auto"
@@ -83,11 +83,6 @@ def described(name: str) -> str:
     return name if NAMED[name].exact else f"{name}, which rounds"
 
 
-def that_ran() -> tuple[str, ...]:
-    """Those that have attended in this process."""
-    return tuple(sorted(map(described, _RAN)))
-
-
 @lru_cache
 def _function(name: str) -> Callable[..., object]:
     """The call of yunchang's. Raises `ValueError` where a package is missing, or of a version without it."""
@@ -129,6 +124,7 @@ def attention_by(
         log.warning("%s failed and is not used again: %s", name, str(error).partition("\n")[0])
         return None
     _RAN.add(name)
+    ATTENDED.add(described(name))
     out, lse = (torch.cat(each) for each in zip(*parts, strict=True))
     return out, lse
 

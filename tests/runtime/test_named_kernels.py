@@ -36,7 +36,7 @@ class Packages:
         kernels = self.modules["yunchang.kernels"] = self.module("yunchang.kernels")
         kernels.AttnType = SimpleNamespace(**{each.member: each.member for each in NAMED.values()})
         kernels.select_flash_attn_impl = self.select
-        for attribute in ("_FAILED", "_RAN"):
+        for attribute in ("_FAILED", "_RAN", "ATTENDED"):
             monkeypatch.setattr(named_kernels, attribute, set())
         named_kernels._function.cache_clear()
 
@@ -101,7 +101,7 @@ def test_a_ring_merges_by_the_log_sum_exp_of_the_kernel_that_was_asked_for(packa
     expected = attention_with_lse(q, k, v)[0]
     torch.testing.assert_close(around_a_ring(q, k, v, cut=19, named=name), expected, rtol=1e-5, atol=1e-5)
     assert packages.calls == [NAMED[name].member] * (4 if name == "FlashInfer" else 2)
-    assert named_kernels.that_ran() == (f"{name}, which rounds" if name == "SageAttention" else name,)
+    assert named_kernels.ATTENDED == {f"{name}, which rounds" if name == "SageAttention" else name}
     packages.answer = lambda out, lse: (out, torch.zeros_like(lse))  # the control: as kernels that return none
     found = around_a_ring(q, k, v, cut=19, named=name)
     assert found is not None
@@ -181,7 +181,7 @@ def test_one_that_raises_when_first_called_gives_way_says_so_once_and_is_not_cal
     assert [record.getMessage() for record in caplog.records] == [
         "SageAttention failed and is not used again: unsupported capability"
     ]
-    assert named_kernels.that_ran() == ()
+    assert named_kernels.ATTENDED == set()
 
 
 def test_ulysses_has_it_too_but_for_masks_and_a_precision_that_is_asked_for(packages: Packages) -> None:

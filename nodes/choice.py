@@ -16,7 +16,7 @@ from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
 from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
-from ..parallel_runtime.models.registry import USUAL, titles
+from ..parallel_runtime.models.registry import USUAL
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
 from ..parallel_runtime.planner.choose import AnyModel
@@ -29,6 +29,7 @@ from .roles import roles
 log = logging.getLogger(__name__)
 LORA_MODES = ("merged", "side branch")
 COMPILED = ("off", "blocks")
+LOOPS = ("auto", "host")
 
 
 class _Compiling(TypedDict, total=False):
@@ -50,6 +51,7 @@ class ParallelChoice:
     compiled: bool = False  # the blocks run as graphs of torch's compiler
     remarks: tuple[str, ...] = ()
     step_cache: float = 0.0  # below this change of the first block's the others are skipped
+    loop: str = LOOPS[0]  # where samplers run their loop: in the workers where they can, or in ComfyUI
 
     def plan_for(self, model: ModelShape, work: Work) -> Decision:
         """The plan to run `model` with, an automatic one chosen for `work`; its reasons go to the log.
@@ -83,8 +85,7 @@ class ParallelChoice:
             raise ValueError(self._too_few(self.plan))
         else:
             decision = replace(self._automatic_for_any(unshared, whole_batches, count), automatic=True)
-        remarks = (f"blocks run uncompiled: only those of {titles()} are compiled",) if self.compiled else ()
-        return replace(decision, reasons=(*decision.reasons, *remarks))
+        return decision
 
     def _automatic_for_any(self, unshared: str, whole_batches: bool, count: Callable[[], Counted] | None) -> Decision:
         plan, reasons = self._plan_by_count(unshared, whole_batches)
@@ -206,6 +207,7 @@ def choice_of(
     compiled: str = COMPILED[0],
     step_cache: float = 0.0,
     machines: str = "",
+    loop: str = LOOPS[0],
 ) -> ParallelChoice:
     """What SP Config's inputs mean on this machine. Raises `ValueError` for those that cannot be used."""
     if (missing := missing_system()) is not None:
@@ -224,6 +226,7 @@ def choice_of(
         side_branch=lora == LORA_MODES[1],
         weights=weights,
         step_cache=step_cache,
+        loop=loop,
         **_compiling(compiled, selection),
     )
 

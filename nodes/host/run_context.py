@@ -81,7 +81,9 @@ class RunContext:
 
     Nothing of it changes but `decision`, and that at most once: an automatic plan whose proof fails gives way to one
     for the run's `images`, and for both sides at once where it is `guided` (`fall_back`). `remarks` are what the user
-    is told of that.
+    is told of that. `loop` says where the sampler's loop ran once it has, in ComfyUI ("host") or in the workers
+    ("resident"); `loop_reason`, why it stayed in ComfyUI where it was to leave. `step` of `steps` is under way, where
+    that is recorded.
 
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
@@ -107,6 +109,10 @@ class RunContext:
     remarks: list[str] = field(default_factory=list)
     stock_cache: bool = False
     written: "Written | None" = None
+    steps: int = 1
+    step: int = 0
+    loop: str = "host"
+    loop_reason: str | None = None
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RunContext":
@@ -176,12 +182,26 @@ class RunContext:
             self.proofs.append(proof)
             self.listener.proved(proof)
 
+    def stays(self, reason: str) -> None:
+        """The sampler's loop stays in ComfyUI, for that reason."""
+        self.loop_reason = reason
+        self.listener.loop_stays(reason)
+
     def fall_back(self, decision: Decision, why: str) -> None:
         """Go on under another plan; `why` is what the user is told."""
         self.decision = decision
         if why not in self.remarks:
             self.remarks.append(why)
             self.listener.fell_back(decision, why)
+
+    def _note_uncompiled(self, ranks: Sequence[StepReply] | Sequence[SampleReply]) -> None:
+        """Have the user told, once, why ranks ran blocks without graphs that were to have some."""
+        compiled = [rank.ran.compiled for rank in ranks if rank.ran is not None]
+        for reason in dict.fromkeys(each.reason for each in compiled if each is not None and each.reason):
+            why = f"blocks run uncompiled: {reason}"
+            if why not in self.remarks:
+                self.remarks.append(why)
+                self.listener.uncompiled(why)
 
     def _hand_over(self, call: ModelCall, check_cancelled: Callable[[], None]) -> torch.Tensor:
         if TASK.get() is None:
@@ -207,6 +227,7 @@ class RunContext:
             on_step=told,
             check_cancelled=self._checks(check_cancelled),
         )
+        self._note_uncompiled(result.ranks)
         calls = list(run.conds) * run.recurrence.num_calls
         self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
         return result
@@ -216,6 +237,7 @@ class RunContext:
         recorder = self.recorder
         return {
             "timed": recorder is not None,
+            **({} if recorder is None else {"step": (self.step, self.steps)}),
             "trace": recorder is not None and recorder.trace,
             "compiled": self.compiled,
             **({"step_cache": self.step_cache} if self.step_cache else {}),
@@ -230,6 +252,7 @@ class RunContext:
         result = self.model.pool.run(
             self.model.spec, self.plan, calls, patches=self.patches, check_cancelled=self._checks(check_cancelled)
         )
+        self._note_uncompiled(result.ranks)
         self.listener.request(result.wall_s, result.ranks)
         began_s = time.perf_counter() - result.wall_s
         self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces=result.traces)

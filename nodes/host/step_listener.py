@@ -16,11 +16,17 @@ class StepListener:
     def compiling(self) -> None:
         """The workers make graphs of the blocks; told again and again until they have."""
 
+    def uncompiled(self, why: str) -> None:
+        """Blocks that were to run as graphs do not, as `why` tells the user."""
+
     def proved(self, proof: Proof) -> None:
         """What is known of the plan, for a kind of call that the run makes; told once for each."""
 
     def fell_back(self, decision: Decision, why: str) -> None:
         """The run goes on under another plan, which `why` tells the user."""
+
+    def loop_stays(self, reason: str) -> None:
+        """The sampler's loop, which was to run in the workers, stays in ComfyUI."""
 
     def resident_began(self) -> None:
         """A loop inside the workers begins."""

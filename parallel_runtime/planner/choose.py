@@ -11,7 +11,7 @@ from math import prod
 
 from ..plan import AXES, WEIGHTS, Layout, ParallelPlan, crossing
 from .cost import Cost, step_cost
-from .counted import CountedModel, counted_cost, counted_memory
+from .counted import CountedModel, counted_cost, counted_memory, where_kept
 from .hardware import GIB, Calibration, Rates
 from .memory import Memory, memory_of
 from .shapes import ModelShape, Work
@@ -129,6 +129,8 @@ def _predict(
     model: AnyModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, free: int, num_ranks: int
 ) -> Prediction:
     if isinstance(model, CountedModel):
+        on_device = needed(model, work, plan, calibration.rates, num_ranks=num_ranks)
+        work = where_kept(model, work, plan, on_device, free=round(HEADROOM * free))
         cost = counted_cost(model, work, plan, calibration)
     else:
         cost = step_cost(model, work, plan, calibration)
@@ -140,13 +142,13 @@ def _predict(
 
 
 def _best(rows: list[Prediction]) -> Prediction:
-    """The quickest; among equals the one with fewer ranks, then less ring; one rank where more hardly help."""
+    """The quickest; among equals the one with fewer ranks, then whole weights; one rank where more hardly help."""
     fastest = rows[0]
     single = next((row for row in rows if row.plan.ranks == 1), None)
     if single is not None and single.run_s <= WORTHWHILE * fastest.run_s:
         return single
     equals = [row for row in rows if row.run_s <= EQUAL * fastest.run_s]
-    return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.plan.ring))
+    return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.run_s))
 
 
 def _of_machines(chosen: Prediction, table: Sequence[Prediction], calibration: Calibration) -> list[str]:

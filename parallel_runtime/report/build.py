@@ -96,6 +96,27 @@ def cached_calls(ranks: Sequence[StepReply | SampleReply]) -> CachedCalls:
     return CachedCalls(calls=sum(each.calls for each in counts), skipped=sum(each.skipped for each in counts))
 
 
+def kept_part(requests: Sequence[Sequence[StepReply | SampleReply]]) -> dict:
+    """What the model's class kept between the calls of these requests; {} where it keeps nothing.
+
+    Ranks that share a call count it once. `tokens`: what the first block of all ranks together computed in each
+    request; `bytes`: the most that one rank kept.
+    """
+    steps = [[ran.kept for reply in ranks if (ran := reply.ran) is not None and ran.kept] for ranks in requests]
+    if not any(each.calls for found in steps for each in found):
+        return {}
+    groups = [
+        {ran.batch_group: ran.kept for reply in ranks if (ran := reply.ran) is not None and ran.kept}.values()
+        for ranks in requests
+    ]
+    return {
+        "calls": sum(each.calls for found in groups for each in found),
+        "found": sum(each.found for found in groups for each in found),
+        "tokens": [sum(each.rows for each in found) for found in steps],
+        "bytes": max(each.kept_bytes for found in steps for each in found),
+    }
+
+
 def rank_parts(
     spans: Sequence[Span], devices: Sequence[Device], *, began_s: float, utilisation: Mapping[int, float] | None = None
 ) -> list[dict]:
@@ -125,9 +146,10 @@ def _of_run(ran: RankStep | RankRun | None) -> dict:
     steps."""
     if ran is None:
         return {}
+    found: dict = {"lane": ran.batch_group} | ({"attention": list(ran.attention)} if ran.attention else {})
     if isinstance(ran, RankStep):
-        return {"lane": ran.batch_group}
-    found: dict = {"lane": ran.batch_group, "run_sent_bytes": ran.sent_bytes, "run_weight_bytes": ran.weight_bytes}
+        return found
+    found |= {"run_sent_bytes": ran.sent_bytes, "run_weight_bytes": ran.weight_bytes}
     found |= {"prepare_s": ran.prepare_s, "finish_s": ran.finish_s}
     return found if ran.prepare_regions is None else found | {"prepare_regions": ran.prepare_regions}
 
@@ -139,7 +161,8 @@ def _of_step(ran: RankStep | RankRun, step: int) -> dict:
         told |= {name: getattr(ran, name) for name in COUNTS}
     else:
         told = {"step_s": ran.step_s[step], "began_s": None if ran.began_s is None else ran.began_s[step]}
-        told["regions"] = None if ran.regions is None else {name: each[step] for name, each in ran.regions.items()}
+        timed = ran.regions is not None and (ran.timed_steps is None or step in ran.timed_steps)
+        told["regions"] = {name: each[step] for name, each in (ran.regions or {}).items()} if timed else None
     return {name: value for name, value in told.items() if value is not None}
 
 
@@ -245,8 +268,23 @@ def _sum_up(span: Span, rank: int) -> dict | None:
     return total | {"regions": regions, "timed": timed, "pieces": [list(piece) for piece in pieces]}
 
 
-def _series(steps: Sequence[Mapping], spans: Sequence[Span], began_s: float) -> dict:
+def _all_timed(steps: Sequence[dict]) -> list[dict]:
+    """Steps whose parts were not timed, as one in several is on a GPU, have those of the timed one before, or of the
+    first one, in proportion to what the step took."""
+    known = next((step for step in steps if step["timed"] and step["regions"]), None)
+    found = []
+    for step in steps:
+        known = step if step["timed"] and step["regions"] else known
+        if not step["timed"] and known is not None and known["step_s"] > 0:
+            rate = step["step_s"] / known["step_s"]
+            step = step | {"timed": True, "regions": {name: rate * each for name, each in known["regions"].items()}}
+        found.append(step)
+    return found
+
+
+def _series(steps: Sequence[dict], spans: Sequence[Span], began_s: float) -> dict:
     """One rank's steps as lists, one entry a step. A field that a step lacks is no field of the run."""
+    steps = _all_timed(steps)
     series: dict = {"busy_s": [step["step_s"] for step in steps]}
     # A rank may end a step of a run in the workers long before its caller hears of it, and be at the next one.
     series["idle_s"] = [max(0.0, span.wall_s - step["step_s"]) for span, step in zip(spans, steps, strict=True)]

@@ -127,11 +127,15 @@ class StrengthsReply(MemoryReply):
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledBlocks:
-    """Graphs that the process has made so far; of this request, blocks that ran without one and seconds for graphs."""
+    """Graphs that the process has made so far; of this request, blocks that ran without one and seconds for graphs.
+
+    `reason`: why blocks ran without one, where that is so of all blocks of their kind.
+    """
 
     graphs: int
     uncompiled_blocks: int
     compile_s: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,17 +154,21 @@ class CachedCalls:
 class KeptCalls:
     """Calls of a class that keeps something between them: how many, and how many found what they need in it.
 
-    `rows`: tokens that this rank's first block computed in all of them.
+    `rows`: tokens that this rank's first block computed in all of them; `kept_bytes`: what it keeps after the last.
     """
 
     calls: int
     found: int
     rows: int
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankWork:
-    """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights."""
+    """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights.
+
+    `attention`: the kernels that have attended so far in the rank's process.
+    """
 
     batch_group: int
     pieces: tuple[BatchSlice, ...]
@@ -171,6 +179,7 @@ class RankWork:
     compiled: CompiledBlocks | None = None
     cached: CachedCalls | None = None
     kept: KeptCalls | None = None
+    attention: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +222,9 @@ class StageTimeline:
 class RankRun(RankWork):
     """A whole sampling run: seconds of each step, of what came before the first and after the last, and of waiting.
 
-    `began_s` is when each step began; `regions` has a list for each, an entry a step, and `prepare_regions` what was
-    before the first. A run of very many steps goes without `began_s` and `regions`, as a message has room for no more.
+    `began_s` is when each step began; `regions` has a list for each, an entry a step, which says nothing of steps that
+    are none of `timed_steps`, and `prepare_regions` what was before the first. A run of very many steps goes without
+    `began_s` and `regions`, as a message has room for no more.
     `skipped_calls` are those that EasyCache or LazyCache stood for; None without one.
     """
 
@@ -224,6 +234,7 @@ class RankRun(RankWork):
     waited_s: float
     began_s: tuple[float, ...] | None = None
     regions: dict[str, tuple[float, ...]] | None = None
+    timed_steps: tuple[int, ...] | None = None
     prepare_regions: dict[str, float] | None = None
     timeline: StageTimeline | None = None
     skipped_calls: int | None = None

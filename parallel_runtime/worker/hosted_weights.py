@@ -17,6 +17,7 @@ from ..models.hosted.build import build, recognise
 from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
 from ..models.hosted.comfyui import import_comfyui
 from ..models.hosted.formats import says_formats
+from ..models.hosted.kept_layouts import keep_layouts
 from ..models.hosted.scales import watch
 from ..models.parts import plain_parts
 from ..models.plans import find_plan
@@ -207,6 +208,7 @@ class HostedWeights:
             self.module.to(self.device)
         if self.own_copy:
             built.round_here()
+        keep_layouts(type(self.module), self.device)
         self._file.give_back()  # of what was converted or went to the device
 
     def _own_run(self) -> range:

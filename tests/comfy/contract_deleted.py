@@ -24,10 +24,10 @@ def start_comfyui():
     import comfy.options
 
     comfy.options.enable_args_parsing()
+    importlib.import_module("utils.extra_config")  # as main.py does, before nodes puts comfy/utils.py first
     import execution
     import nodes  # noqa: F401
     import server
-    import utils.extra_config  # noqa: F401  before nodes puts ComfyUI's folder `comfy` first
 
     made = server.PromptServer(asyncio.new_event_loop())
     made.prompt_queue = execution.PromptQueue(made)

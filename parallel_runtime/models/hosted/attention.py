@@ -16,11 +16,15 @@ from torch import Tensor
 
 from ..plans.words import UNPLANNED, Attention
 from .call import Lengths, TokenCall
+from .first_keys import attend_again
 from .group import QKV, Kernel
 from .lightricks import GuideMask
 from .masks import whole_mask, window_mask
+from .sdpa import backend_of
+from .traced_attention import attend
 
 NAMES = ("optimized_attention", "optimized_attention_masked")
+TORCHS = "pytorch"  # ComfyUI's function that has torch attend
 
 
 class AttentionSwitch:
@@ -30,6 +34,8 @@ class AttentionSwitch:
         self.stock = stock
         self.container: Any = container or ()  # the class, of which nothing is one where ComfyUI has none
         self.call: TokenCall | None = None
+        self.site = ""  # of a block, the module that runs; "": none that its plan names (sites.py)
+        self._ran: dict[tuple[object, ...], str] = {}  # by what the choice of a kernel depends on
 
     def __call__(
         self,
@@ -48,11 +54,11 @@ class AttentionSwitch:
         Each may be in a container of ComfyUI's, whose tensor belongs to the function that takes it: a call that is not
         shared is given the containers as they are. Raises `ValueError` for one that was taken already.
         """
+        if torch.compiler.is_compiling():
+            taken = self.take(q), self.take(k), self.take(v)
+            return attend(*taken, heads, mask, attn_precision, skip_reshape, skip_output_reshape, self.site, options)
         call = self.call
-        attention = None if call is None else call.attention
-        if call is not None and attention is not None and attention.otherwise is not None:
-            dim = 2 if skip_reshape else 1
-            attention = call.chosen(attention, (self.peek(q).shape[dim], self.peek(k).shape[dim]))
+        attention = None if call is None else self._attention(call, q, k, 2 if skip_reshape else 1)
         if call is None or attention is None or attention.local or (call.uncut and call.has_all_keys(attention)):
             return self.stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
         owned = isinstance(q, self.container)
@@ -71,7 +77,7 @@ class AttentionSwitch:
         if call.uncut:
             qkv[1:] = [call.counted(attention.keys, tensor, 2) for tensor in qkv[1:]]
         if attention.again:
-            out = call.attend_again(self._kernel(attn_precision, options, owned=owned), qkv, keys)
+            out = attend_again(call, self._kernel(attn_precision, options, owned=owned), qkv, keys)
         elif isinstance(mask, GuideMask):
             out = self._guided(call, attention, qkv, mask, queries, keys, attn_precision, options)
         else:
@@ -83,6 +89,13 @@ class AttentionSwitch:
             lengths = {"query_lengths": queries, "key_lengths": keys, "common": common}
             out = call.attend(attention, kernel, qkv, **lengths, mask=mask, scale=scale)
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+    def _attention(self, call: TokenCall, q: Any, k: Any, dim: int) -> Attention | None:  # noqa: ANN401
+        """What this attention is over: by the module that runs, and of alternatives by the tokens in `dim`."""
+        attention = call.inside.get(self.site, call.attention)
+        if attention is None or attention.otherwise is None:
+            return attention
+        return call.chosen(attention, (self.peek(q).shape[dim], self.peek(k).shape[dim]))
 
     def for_device(self, stock: Callable[..., Callable[..., Tensor]]) -> Callable[..., Callable[..., Tensor]]:
         """As ComfyUI's function that chooses attention for a device, `stock`; in a shared call, this."""
@@ -139,6 +152,8 @@ class AttentionSwitch:
 
         def kernel(qkv: QKV, heads: int, mask: Tensor | None) -> Tensor:
             given = {**options, "enable_gqa": True} if qkv[1].shape[1] != qkv[0].shape[1] else options
+            q, k, v = qkv
+            self._note(q, k, v, mask)
             q, k, v = map(self.container, qkv) if owned else qkv
             qkv.clear()
             out = self.stock(q, k, v, heads, mask, attn_precision, True, True, **given)
@@ -147,6 +162,18 @@ class AttentionSwitch:
             return out
 
         return kernel
+
+    def that_ran(self) -> tuple[str, ...]:
+        """What has attended in shared calls of this process: ComfyUI's function, with the kernel that torch took."""
+        return tuple(sorted(set(self._ran.values())))
+
+    def _note(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+        key = (q.dtype, q.device.type, q.shape[-1], q.shape[1] == k.shape[1], mask is None)
+        if key in self._ran:
+            return
+        name = getattr(self.stock, "__name__", "attention").removeprefix("attention_")
+        backend = backend_of(sys.modules["comfy.ops"], q, k, v, mask) if name == TORCHS else ""
+        self._ran[key] = f"{name}: {backend}" if backend else name
 
     def _lengths(self, call: TokenCall, attention: Attention, queries: int, keys: int) -> Lengths:
         """Queries and keys of each rank in this call, by the plan."""
@@ -194,6 +221,12 @@ def install() -> AttentionSwitch:
         setattr(module, name, switch)
     module.optimized_attention_for_device = switch.for_device(module.optimized_attention_for_device)
     return switch
+
+
+def that_ran() -> tuple[str, ...]:
+    """As the method of this process's switch; nothing where ComfyUI was not imported."""
+    function = getattr(sys.modules.get("comfy.ldm.modules.attention"), NAMES[0], None)
+    return function.that_ran() if isinstance(function, AttentionSwitch) else ()
 
 
 def installed() -> AttentionSwitch:

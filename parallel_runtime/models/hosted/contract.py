@@ -86,7 +86,7 @@ NODES = """
     comfy_api.latest.io.AnyType.Input
     comfy_api.latest.io.AnyType.Output
     comfy_api.latest.io.Boolean.Input(default, tooltip)
-    comfy_api.latest.io.Combo.Input(options, default, optional, tooltip)
+    comfy_api.latest.io.Combo.Input(options, default, optional, tooltip, advanced)
     comfy_api.latest.io.ComfyNode
     comfy_api.latest.io.Conditioning.Input
     comfy_api.latest.io.Custom
@@ -245,6 +245,8 @@ LOOP = """
     comfy.samplers.KSamplerX0Inpaint:inner_model
     comfy.model_base.BaseModel.scale_latent_inpaint(sigma, noise, latent_image)
     comfy.samplers.calc_cond_batch(model, conds, x_in, timestep, model_options)
+    comfy.samplers.cfg_function
+    comfy.samplers.sampling_function
 """
 CFG = """
     comfy.patcher_extension.CallbacksMP.ON_APPLY_HOOKS
@@ -361,6 +363,7 @@ WHERE_THERE = (
     "comfy.controlnet.QwenFunControlNet",
     "comfy.ldm.modules.attention.AttentionTensorContainer",
     "comfy.ldm.modules.attention.ComfyAttention",
+    "comfy.model_management.ensure_pin_budget",
     "comfy.model_patcher.ModelPatcher.deepclone_multigpu",
     "comfy.model_patcher.ModelPatcher.model_state_dict_for_saving",
     "comfyui_version.__version__",

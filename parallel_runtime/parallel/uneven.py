@@ -44,6 +44,7 @@ class UnevenSequence:
         self.whole = whole or (ring if ulysses.size == 1 else ulysses)
         self.parts = ring.size * ulysses.size
         self.index = ring.index * ulysses.size + ulysses.index
+        self.named = ""  # the kernel of a package that was asked for (named_kernels.py)
 
     def gather(self, tensor: torch.Tensor, *, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """The tensors of all parts as one along `dim`, in part order; `lengths` has how long each part's is there.
@@ -67,6 +68,10 @@ class UnevenSequence:
             for part, length in enumerate(lengths)
         ]
         return torch.cat(parts).movedim(0, dim)
+
+    def maximum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The largest over all parts of each number of `tensor`."""
+        return tensor if self.parts == 1 else self.whole.maximum(tensor)
 
     def whole_keys(
         self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]
@@ -241,7 +246,7 @@ class UnevenSequence:
         bias = None if mask is None else additive_mask(mask[:, 0], q.dtype).expand(-1, q.shape[2], -1)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths)
-        out = around.attend(queries, mask=bias, common=(k[:, :common], v[:, :common]))
+        out = around.attend(queries, mask=bias, common=(k[:, :common], v[:, :common]), named=self.named)
         if out is None:
             return q.new_empty((*q.shape[:3], values_width))
         return out[..., :values_width].to(q.dtype).transpose(1, 2)

@@ -111,6 +111,18 @@ MUTANTS = (
         (f"{QUANTISED}[nvfp4, its inputs rounded too-replicated]",),
     ),
     Mutant(
+        "layers of q, k and v each exchange the scale of the same tensor",
+        "if whole is not None and last is not None and last[0] is whole and last[1] == layout_cls:",
+        "if False:",
+        (f"{QUANTISED}[nvfp4, its inputs rounded too-replicated]",),
+    ),
+    Mutant(
+        "weights of a file in plain fp8 are loaded as what they are computed in",
+        'kept = next((name for name, dtype in FP8.items() if dtype == stored), "")',
+        'kept = ""',
+        ("test_formats_as_stock.py::test_a_rank_uses_the_kernels_of_stock_and_moves_its_bytes[8.9]",),
+    ),
+    Mutant(
         "batch groups of cfg parallel round by the largest number of their own rows",
         'over = mesh.axes["cfg"] if alike and',
         'over = mesh.axes["cfg"] if not alike and',

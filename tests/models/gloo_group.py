@@ -41,6 +41,7 @@ class GlooGroup:
         key_lengths: Sequence[int],
         mask: Tensor | None = None,
         scale: float | None = None,
+        each_head_alone: bool = True,
     ) -> Tensor:
         """All heads of this rank's queries over everybody's keys."""
         self.attentions += 1

@@ -1,4 +1,7 @@
-"""Attention over uneven heads, grouped heads and unequal lengths equals attention in one process, on real ranks."""
+"""Attention over uneven heads, grouped heads and unequal lengths equals attention in one process, on real ranks.
+
+Heads in chunks give the same bits as all at once, for the same bytes.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +94,10 @@ def test_attention_equals_one_process(pool: Pool, spec: ModelSpec, plan: Paralle
     found = attended(pool, spec, plan, case)
     assert max(rank["error"] for rank in found) <= TOLERANCE
     assert all(rank["gathered"] for rank in found)
+    for number, (calls, equal, same_bytes) in (each for rank in found for each in enumerate(rank["chunked"], 2)):
+        assert equal and same_bytes, f"{number} chunks"
+        if plan.ring == 1 and plan.ulysses <= case["groups"]:
+            assert calls == min(number, case["groups"] // plan.ulysses)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)

@@ -1,8 +1,11 @@
 """An engine whose steps are attention calls over uneven heads and tokens, in real ranks with real process groups.
 
 A step's options describe the call; each rank makes the whole of it from a seed, attends with its part, and notes how
-far it is from its rows of the whole. Owns what runs in the ranks; `test_uneven.py` says what must be found.
+far it is from its rows of the whole, and whether heads in chunks give the same bits. Owns what runs in the ranks;
+`test_uneven.py` says what must be found.
 """
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +42,11 @@ class UnevenEngine:
         return StepReply(ran=None, memory=NO_MEMORY)
 
 
+def forced(number, shared):
+    """So many chunks, whether or not they pay."""
+    return number
+
+
 def attended(mesh, *, heads, groups, queries, keys, width, values, mask, boolean, scale, exchange):
     """Relative error of this rank's rows, and what was sent. `queries` and `keys` are the tokens of every part."""
     sequence = mesh.uneven_sequence
@@ -54,7 +62,7 @@ def attended(mesh, *, heads, groups, queries, keys, width, values, mask, boolean
         added = added > -1 if boolean else added
         if boolean:
             added[..., 0] = True  # no query without a key
-    calls = []
+    calls, chunked = [], []
 
     def kernel(qkv, heads, mask):
         q, k, v = qkv
@@ -69,6 +77,14 @@ def attended(mesh, *, heads, groups, queries, keys, width, values, mask, boolean
     if exchange:
         given = {"query_lengths": queries, "key_lengths": keys, "mask": added, "scale": scale}
         got = sequence.attend(kernel, list(parts), **given)
+        of_one, sent = list(calls), mesh.traffic.num_bytes
+        for number in (2, 3):
+            calls.clear()
+            mesh.traffic.reset()
+            sequence.chunks = partial(forced, number)
+            again = sequence.attend(kernel, list(parts), **given)
+            chunked.append((len(calls), bool(torch.equal(again, got)), mesh.traffic.num_bytes == sent))
+        sequence.chunks, calls[:] = None, of_one
     else:
         got = F.scaled_dot_product_attention(*parts, scale=scale, enable_gqa=heads != groups)
     want = want[:, :, mine[0]]
@@ -78,5 +94,6 @@ def attended(mesh, *, heads, groups, queries, keys, width, values, mask, boolean
         "error": relative_error(got, want) if want.numel() else 0.0,
         "gathered": bool(torch.equal(gathered, k)),
         "heads": [call[0] for call in calls],
+        "chunked": chunked,
         "bytes": mesh.traffic.num_bytes,
     }

@@ -21,6 +21,8 @@ from .lightricks import GuideMask
 from .masks import whole_mask, window_mask
 
 NAMES = ("optimized_attention", "optimized_attention_masked")
+# ComfyUI's functions that compute each head without the others, to the last bit. Of others nobody has looked.
+EACH_HEAD_ALONE = frozenset(f"attention_{name}" for name in ("pytorch", "flash", "xformers", "sage"))
 
 
 class AttentionSwitch:
@@ -78,8 +80,16 @@ class AttentionSwitch:
                 mask = window_mask(mask, attention.window, sum(keys))
             elif mask is not None:
                 mask = whole_mask(call, attention, mask, queries, keys, held)
-            kernel, scale = self._kernel(attn_precision, options, owned=owned), options.get("scale")
-            out = call.attend(attention, kernel, qkv, query_lengths=queries, key_lengths=keys, mask=mask, scale=scale)
+            out = call.attend(
+                attention,
+                self._kernel(attn_precision, options, owned=owned),
+                qkv,
+                query_lengths=queries,
+                key_lengths=keys,
+                mask=mask,
+                scale=options.get("scale"),
+                each_head_alone=self._each_head_alone(options),
+            )
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
     def for_device(self, stock: Callable[..., Callable[..., Tensor]]) -> Callable[..., Callable[..., Tensor]]:
@@ -121,7 +131,10 @@ class AttentionSwitch:
         """Attention of all queries under one mask, then of some of them under their own."""
         options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
         kernel = self._kernel(attn_precision, options, owned=False)
-        attend = partial(call.attend, attention, kernel, key_lengths=keys, scale=options.get("scale"))
+        alone = self._each_head_alone(options)
+        attend = partial(
+            call.attend, attention, kernel, key_lengths=keys, scale=options.get("scale"), each_head_alone=alone
+        )
         q, k, v = qkv
         out = attend(qkv, query_lengths=queries, mask=mask.all)
         for each in mask.segments:
@@ -145,6 +158,13 @@ class AttentionSwitch:
             return out
 
         return kernel
+
+    def _each_head_alone(self, options: dict[str, Any]) -> bool:
+        """Whether the function that will attend computes a head alike whatever other heads it is given."""
+        preferred = options.get("preferred_attention")  # of a layer whose file names a function of its own
+        function = getattr(preferred, "function", None) or self.stock
+        overridden = "optimized_attention_override" in (options.get("transformer_options") or {})
+        return getattr(function, "__name__", "") in EACH_HEAD_ALONE and not overridden
 
     def _lengths(self, call: TokenCall, attention: Attention, queries: int, keys: int) -> Lengths:
         """Queries and keys of each rank in this call, by the plan."""

@@ -119,6 +119,7 @@ class PassCall(TokenCall):
         key_lengths: Sequence[int],
         mask: Tensor | None = None,
         scale: float | None = None,
+        each_head_alone: bool = True,
     ) -> Tensor:
         """This pass's queries over the keys of all tokens, of which those of later patches are of the call before."""
         if not self._staged:
@@ -130,6 +131,7 @@ class PassCall(TokenCall):
                 key_lengths=key_lengths,
                 mask=mask,
                 scale=scale,
+                each_head_alone=each_head_alone,
             )
         self._refuse_small()
         site = self._site(attention, qkv[1])

@@ -25,19 +25,27 @@ class RingPass:
         self.held = torch.stack((k, v)).contiguous()  # (2, B, T, H, D)
         self.under_way = self._start_hop(0)
 
-    def attend(self, q: torch.Tensor, *, mask: torch.Tensor | None) -> torch.Tensor | None:
+    def attend(
+        self, q: torch.Tensor, *, mask: torch.Tensor | None, common: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> torch.Tensor | None:
         """Attention of q (B, S, H, D) over all that come; the next hop travels while the present part is computed.
 
+        `common`: keys and values (B, C, H or fewer, D) that every rank has, and that come first in `mask`.
         `mask` (B or 1, S, all tokens) is added to the scores. Returns (B, S, H, D) in fp32, None where there is
         no query or no key.
         """
         out = lse = None
+        before = 0 if common is None else common[0].shape[1]
+        if common is not None and before and q.shape[1]:
+            columns = None if mask is None else mask[:, :, :before]
+            part_out, lse = attention_with_lse(q, *(_repeated(each, q.shape[2]) for each in common), mask=columns)
+            out = part_out.to(torch.float32, copy=True)
         for hop in range(self.ring.size):
             owner = (self.ring.index - hop) % self.ring.size
             if hop:
                 self.under_way = self._start_hop(hop)
             if q.shape[1] and self.lengths[owner]:
-                start = sum(self.lengths[:owner])
+                start = before + sum(self.lengths[:owner])
                 columns = None if mask is None else mask[:, :, start : start + self.lengths[owner]]
                 keys, values = (_repeated(each, q.shape[2]) for each in self.held)
                 part_out, part_lse = attention_with_lse(q, keys, values, mask=columns)

@@ -98,6 +98,7 @@ class UnevenSequence:
         mask: torch.Tensor | None = None,
         scale: float | None = None,
         each_head_alone: bool = True,
+        common: int = 0,
     ) -> torch.Tensor:
         """Attention of this rank's queries over everybody's keys.
 
@@ -105,22 +106,22 @@ class UnevenSequence:
         the lengths are the S and the T of every part, in part order; `mask` (B or 1, Hq or 1, all queries or 1, all
         keys), bool or added to the scores, with tokens in part order. `scale`, 1 / sqrt(D) by default, must be the one
         that `kernel` uses. `each_head_alone`: what `kernel` makes of a head does not depend on the other heads that it
-        is given; else it is given all of a rank's at once. Returns (B, Hq, S, Dv).
+        is given; else it is given all of a rank's at once. `common`: so many keys, before the T, are the same on every
+        rank. They are not sent, and come before all others in `mask`. Returns (B, Hq, S, Dv).
         """
         if self.parts == 1:
             return kernel(qkv, qkv[0].shape[1], mask)
         by_head, groups = mask is not None and mask.shape[1] > 1, qkv[1].shape[1]
         if groups < self.ulysses.size or (by_head and self.ring.size > 1):
-            return self._over_all_keys(kernel, qkv, query_lengths, key_lengths, mask)
+            return self._over_all_keys(kernel, qkv, query_lengths, key_lengths, mask, common)
         totals = [sum(group) for group in self._by_ring(key_lengths)]
-        attend = partial(self._attend_here, kernel, lengths=totals, scale=scale)
+        attend = partial(self._attend_here, kernel, lengths=totals, scale=scale, common=common)
         mask = self._rows_of(mask, query_lengths)
         if self.ulysses.size == 1:
             return attend(qkv, mask)
-        chunks = self._chunks(qkv, query_lengths, key_lengths) if each_head_alone else 1
-        return self._over_heads(
-            attend, qkv, chunks=chunks, query_lengths=query_lengths, key_lengths=key_lengths, mask=mask
-        )
+        chunks = self._chunks(qkv, query_lengths, key_lengths, common) if each_head_alone else 1
+        lengths = {"query_lengths": query_lengths, "key_lengths": key_lengths}
+        return self._over_heads(attend, qkv, chunks=chunks, **lengths, mask=mask, common=common)
 
     def _attend_here(
         self,
@@ -130,12 +131,14 @@ class UnevenSequence:
         *,
         lengths: Sequence[int],
         scale: float | None,
+        common: int,
     ) -> torch.Tensor:
-        """Attention of this ulysses group's queries over the keys of all groups, whose tokens `lengths` are."""
+        """Attention of this ulysses group's queries over the first `common` keys and those of all groups, whose tokens
+        `lengths` are."""
         if self.ring.size > 1:
             q, k, v = qkv
             qkv.clear()
-            return self._around_the_ring(q, k, v, lengths=lengths, mask=mask, scale=scale)
+            return self._around_the_ring(q, k, v, lengths=lengths, mask=mask, scale=scale, common=common)
         if qkv[0].shape[2]:
             return kernel(qkv, qkv[0].shape[1], mask)
         q, _, v = qkv
@@ -163,6 +166,7 @@ class UnevenSequence:
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
         mask: torch.Tensor | None,
+        common: int = 0,
     ) -> torch.Tensor:
         """All heads of this rank's tokens, given for this rank's heads of all tokens of its ulysses group, and back.
 
@@ -172,42 +176,48 @@ class UnevenSequence:
         groups, queries_a_group = qkv[1].shape[1], qkv[0].shape[1] // qkv[1].shape[1]
         cut = cut_groups(groups, self.ulysses.size, chunks)
         queries, keys = (self._by_ring(lengths)[self.ring.index] for lengths in (query_lengths, key_lengths))
-        whole = [qkv[:]] if tuple(queries) == tuple(keys) else [qkv[:1], qkv[1:]]
+        here = [each[:, :, :common] for each in qkv[1:]] if common else []
+        sent = [qkv[0], *(each[:, :, common:] for each in qkv[1:])]
         qkv.clear()
+        whole = [sent] if tuple(queries) == tuple(keys) else [sent[:1], sent[1:]]
+        del sent
         out_there = [
             HeadsOut(self.ulysses, whole.pop(0), cut=cut, groups=groups, lengths=lengths)
             for lengths in (queries, keys)[: len(whole)]
         ]
         heads = [tuple(count * queries_a_group for count in counts) for counts in cut]
         back, done = HeadsBack(self.ulysses, cut=heads, lengths=queries), list[torch.Tensor]()
-        for chunk, counts in enumerate(heads):
+        for chunk in range(chunks):
             arrived = [each for tensors in out_there for each in tensors.take(chunk)]
             if chunk + 1 < chunks:
                 for tensors in out_there:
                     tensors.start(chunk + 1)
             if done:
                 back.start(chunk - 1, done.pop())
+            before, mine = sum(cut[chunk][: self.ulysses.index]), cut[chunk][self.ulysses.index]
+            first = sum(map(sum, cut[:chunk])) + before
+            if here:
+                arrived[1:] = _behind([each.narrow(1, first, mine) for each in here], arrived[1:])
             of_heads = mask
             if mask is not None and mask.shape[1] > 1:
-                first = sum(map(sum, heads[:chunk])) + sum(counts[: self.ulysses.index])
-                of_heads = mask.narrow(1, first, counts[self.ulysses.index])
+                of_heads = mask.narrow(1, first * queries_a_group, mine * queries_a_group)
             done.append(attend(arrived, of_heads))
         return back.finish(done.pop())
 
-    def _chunks(self, qkv: QKV, query_lengths: Sequence[int], key_lengths: Sequence[int]) -> int:
+    def _chunks(self, qkv: QKV, query_lengths: Sequence[int], key_lengths: Sequence[int], common: int) -> int:
         """Into how many chunks the heads of this call are sent. What all ranks know decides, so all say the same."""
         if self.chunks is None:
             return 1
         (batch, heads, _, head_dim), groups, values_dim = qkv[0].shape, qkv[1].shape[1], qkv[2].shape[3]
         size, element_bytes = self.ulysses.size, qkv[0].element_size()
         sent = batch * element_bytes * (size - 1) / size
-        queries = max(sum(group) for group in self._by_ring(query_lengths))
+        queries, keys = max(sum(group) for group in self._by_ring(query_lengths)), common + sum(key_lengths)
         shared = SharedHeads(
             groups=groups,
             ranks=size,
-            keys=sum(key_lengths),
+            keys=keys,
             head_dim=head_dim,
-            flops=2.0 * batch * heads / size * queries * sum(key_lengths) * (head_dim + values_dim),
+            flops=2.0 * batch * heads / size * queries * keys * (head_dim + values_dim),
             arriving_bytes=sent
             * (max(query_lengths) * heads * head_dim + max(key_lengths) * groups * (head_dim + values_dim)),
             returning_bytes=sent * max(query_lengths) * heads * values_dim,
@@ -223,15 +233,19 @@ class UnevenSequence:
         lengths: Sequence[int],
         mask: torch.Tensor | None,
         scale: float | None,
+        common: int,
     ) -> torch.Tensor:
-        """Attention over the keys of all ulysses groups, whose tokens `lengths` are, as they come around."""
+        """Attention over the first `common` keys, then over those of all ulysses groups, whose tokens `lengths` are, as
+        they come around."""
         width, values_width = max(q.shape[-1], v.shape[-1]), v.shape[-1]
         if scale is not None or width > q.shape[-1]:  # our kernels know no scale but 1 / sqrt of the width they see
             q = q * ((q.shape[-1] ** -0.5 if scale is None else scale) * width**0.5)
         q, k, v = (F.pad(each, (0, width - each.shape[-1])) for each in (q, k, v))  # nor two widths
         queries = q.transpose(1, 2)  # the kernels' layout, (B, S, H, D)
         bias = None if mask is None else additive_mask(mask[:, 0], q.dtype).expand(-1, q.shape[2], -1)
-        out = RingPass(self.ring, k.transpose(1, 2), v.transpose(1, 2), lengths=lengths).attend(queries, mask=bias)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths)
+        out = around.attend(queries, mask=bias, common=(k[:, :common], v[:, :common]))
         if out is None:
             return q.new_empty((*q.shape[:3], values_width))
         return out[..., :values_width].to(q.dtype).transpose(1, 2)
@@ -243,13 +257,22 @@ class UnevenSequence:
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
         mask: torch.Tensor | None,
+        common: int,
     ) -> torch.Tensor:
-        """This rank's queries with all heads, over everybody's keys and values, gathered."""
+        """This rank's queries with all heads, over the first `common` keys and everybody's others, gathered."""
         q, k, v = qkv
         qkv.clear()
-        keys, values = self.whole_keys(k, v, lengths=key_lengths)
+        here = [each[:, :, :common] for each in (k, v)]
+        gathered = self.whole_keys(k[:, :, common:], v[:, :, common:], lengths=key_lengths)
+        keys, values = _behind(here, gathered)
         if mask is not None and mask.shape[2] > 1:
             mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])
         if not q.shape[2]:
             return q.new_empty((*q.shape[:3], v.shape[-1]))
         return kernel([q, keys, values], q.shape[1], mask)
+
+
+def _behind(common: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values (B, H, T, D), each behind those that all ranks have."""
+    k, v = (torch.cat(each, 2) if each[0].shape[2] else each[1] for each in zip(common, others, strict=True))
+    return k, v

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from types import ModuleType
 from typing import Any
@@ -112,7 +113,7 @@ def test_workers_that_fail_after_a_run_hide_neither_its_error_nor_its_result(
     error = module_of_pack("parallel_runtime.errors").PoolError
 
     class Workers:
-        def give_back(self, devices: list) -> None:
+        def give_back(self, devices: list, *, of_run: bool) -> None:
             raise error("killed by SIGKILL", rank=1, device="cuda:0", remedy="the next prompt starts fresh workers")
 
     monkeypatch.setattr(pooled_model.PooledModel, "started", True)
@@ -134,13 +135,16 @@ def test_workers_that_fail_after_a_run_hide_neither_its_error_nor_its_result(
 def test_after_a_run_ranks_on_comfyuis_gpu_give_back_what_they_cached(
     monkeypatch: pytest.MonkeyPatch, pooled_model, made, kind: str, device: torch.device, shared: list[int] | None
 ) -> None:
-    asked: list[list[int]] = []
+    asked: list[tuple[list[int], bool]] = []
 
     class Workers:
-        def give_back(self, devices: list) -> None:
-            asked.append([each.index for each in devices])
+        def give_back(self, devices: list, *, of_run: bool) -> None:
+            asked.append(([each.index for each in devices], of_run))
 
     monkeypatch.setattr(pooled_model.PooledModel, "started", True)
     monkeypatch.setattr(pooled_model.PooledModel, "pool", Workers())
-    made(kind, "ulysses=4").give_back(device)
-    assert asked == ([] if shared is None else [shared])
+    model = made(kind, "ulysses=4")
+    model.give_back(device)
+    assert asked == ([] if shared is None else [(shared, False)])
+    dataclasses.replace(model, keeps_state=True).give_back(device)  # a class that keeps something has it freed anyway
+    assert asked[-1] == (shared or [], True)

@@ -42,12 +42,15 @@ class GlooGroup:
         mask: Tensor | None = None,
         scale: float | None = None,
         each_head_alone: bool = True,
+        common: int = 0,
     ) -> Tensor:
-        """All heads of this rank's queries over everybody's keys."""
+        """All heads of this rank's queries over everybody's keys, behind those that each rank has."""
         self.attentions += 1
         q, k, v = qkv
         qkv.clear()
-        k, v = (self.gather(each, dim=2, lengths=key_lengths) for each in (k, v))
+        here = [each[:, :, :common] for each in (k, v)]
+        others = [self.gather(each[:, :, common:], dim=2, lengths=key_lengths) for each in (k, v)]
+        k, v = (torch.cat(each, 2) for each in zip(here, others, strict=True))
         if mask is not None and mask.shape[2] > 1:
             mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])
         return kernel([q, k, v], q.shape[1], mask) if q.shape[2] else q
@@ -63,3 +66,8 @@ class OwnTokensOnly(GlooGroup):
     def whole_keys(self, k: Tensor, v: Tensor, *, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Its own."""
         return k, v
+
+
+def chunks_of(number: int, _: object) -> int:
+    """For `UnevenSequence`: heads go in so many chunks, whether or not they pay."""
+    return number

@@ -29,14 +29,9 @@ from torch import Tensor
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.uneven import UnevenSequence
 
-from .gloo_group import GlooGroup, OwnTokensOnly
+from .gloo_group import GlooGroup, OwnTokensOnly, chunks_of
 
 CHUNKS = (1, 2, 3)  # into which heads are sent, where ranks have as many
-
-
-def chunks_of(number: int, _: object) -> int:
-    """So many, whether or not they pay."""
-    return number
 
 
 def start_comfyui(path: str) -> None:

@@ -75,6 +75,8 @@ if NEWER:
                 assert {each.found for each in counted} == {len(TEXTS) // parsed.cfg if step else 0}
                 prefixes = 0 if step else parsed.parts * sum(text + TARGET for text in TEXTS)
                 assert sum(each.rows for each in counted) == len(TEXTS) * TARGET + prefixes
+                sent = [each.sent_bytes for each in got.ran]
+                assert 0 < sent[0] <= 1.1 * max(sent[1:]) or parsed.parts == 1, "what all ranks have is not sent"
 
     def test_what_is_kept_goes_with_the_run_and_with_the_weights(pool: Pool, spec: ModelSpec) -> None:
         def found(run: str) -> int:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from host.fetch import comfyui_path
 from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import Workload, relative_error
@@ -384,7 +385,7 @@ def test_bench_says_which_judge_and_which_inputs_it_had(sample: ModelSpec, bench
 
 @pytest.mark.slow
 def test_doctor_lists_passes_and_problems_with_remedies(command: Command) -> None:
-    done = command("doctor", "--devices", "cpu:2", "--json")
+    done = command("doctor", "--devices", "cpu:2", "--comfyui", str(comfyui_path()), "--json")
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout
     assert report["can_run"] is True

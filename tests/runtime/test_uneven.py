@@ -41,6 +41,9 @@ CASES: dict[str, dict] = {
     "a mask of keys": {"heads": 5, "groups": 5, "mask": (2, 1, 1, "keys")},
     "a mask of scores, added": {"heads": 5, "groups": 5, "mask": (1, 1, "queries", "keys"), "boolean": False},
     "a mask by head": {"heads": 5, "groups": 5, "mask": (2, 5, "queries", "keys")},
+    "keys that every rank has": {"heads": 21, "groups": 7, "common": 6},
+    "and fewer groups than ranks": {"heads": 6, "groups": 1, "common": 6},
+    "and a mask": {"heads": 5, "groups": 5, "common": 6, "values": 24, "mask": (1, 1, "queries", "keys")},
 }
 
 
@@ -67,12 +70,14 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 def attended(pool: Pool, spec: ModelSpec, plan: ParallelPlan, case: dict, *, exchange: bool = True) -> list[dict]:
     """What each rank of the plan found."""
     tokens = case.get("tokens", SELF[1:] * 2)
-    sizes = {"queries": tokens[0], "keys": tokens[1]}
+    common = case.get("common", 0)
+    sizes = {"queries": tokens[0], "keys": common + tokens[1]}
     options = {
         "heads": case["heads"],
         "groups": case["groups"],
         "queries": parts_of(tokens[0], plan.parts),
         "keys": parts_of(tokens[1], plan.parts),
+        "common": common,
         "width": 16,
         "values": case.get("values", 16),
         "mask": [sizes.get(dim, dim) for dim in case.get("mask", ())],
@@ -98,6 +103,15 @@ def test_attention_equals_one_process(pool: Pool, spec: ModelSpec, plan: Paralle
         assert equal and same_bytes, f"{number} chunks"
         if plan.ring == 1 and plan.ulysses <= case["groups"]:
             assert calls == min(number, case["groups"] // plan.ulysses)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_keys_that_every_rank_has_are_not_sent(pool: Pool, spec: ModelSpec, plan: ParallelPlan) -> None:
+    without, some, many = (
+        [rank["bytes"] for rank in attended(pool, spec, plan, {"heads": 7, "groups": 7, "common": common})]
+        for common in (0, 6, 60)
+    )
+    assert without == some == many and min(without) > 0
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)

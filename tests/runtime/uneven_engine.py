@@ -47,11 +47,12 @@ def forced(number, shared):
     return number
 
 
-def attended(mesh, *, heads, groups, queries, keys, width, values, mask, boolean, scale, exchange):
-    """Relative error of this rank's rows, and what was sent. `queries` and `keys` are the tokens of every part."""
+def attended(mesh, *, heads, groups, queries, keys, common, width, values, mask, boolean, scale, exchange):
+    """Relative error of this rank's rows, and what was sent. `queries` and `keys` are the tokens of every part, behind
+    `common` keys that every rank has."""
     sequence = mesh.uneven_sequence
     generator = torch.Generator().manual_seed(heads * 100 + groups)
-    all_queries, all_keys = sum(queries), sum(keys)
+    all_queries, all_keys = sum(queries), common + sum(keys)
     q, k, v = (
         torch.randn(2, count, tokens, size, generator=generator)
         for count, tokens, size in ((heads, all_queries, width), (groups, all_keys, width), (groups, all_keys, values))
@@ -72,10 +73,11 @@ def attended(mesh, *, heads, groups, queries, keys, width, values, mask, boolean
     want = kernel([q, k, v], heads, added)
     calls.clear()
     mine = [slice(sum(all_[: sequence.index]), sum(all_[: sequence.index + 1])) for all_ in (queries, keys)]
+    own_keys = [*range(common), *range(common + mine[1].start, common + mine[1].stop)]
     mesh.traffic.reset()
-    parts = (q[:, :, mine[0]], k[:, :, mine[1]], v[:, :, mine[1]])
+    parts = (q[:, :, mine[0]], k[:, :, own_keys], v[:, :, own_keys])
     if exchange:
-        given = {"query_lengths": queries, "key_lengths": keys, "mask": added, "scale": scale}
+        given = {"query_lengths": queries, "key_lengths": keys, "mask": added, "scale": scale, "common": common}
         got = sequence.attend(kernel, list(parts), **given)
         of_one, sent = list(calls), mesh.traffic.num_bytes
         for number in (2, 3):
@@ -89,11 +91,12 @@ def attended(mesh, *, heads, groups, queries, keys, width, values, mask, boolean
         got = F.scaled_dot_product_attention(*parts, scale=scale, enable_gqa=heads != groups)
     want = want[:, :, mine[0]]
     assert got.shape == want.shape, (got.shape, want.shape)
-    gathered = sequence.gather(parts[1], dim=2, lengths=keys)
+    num_bytes = mesh.traffic.num_bytes
+    gathered = sequence.gather(parts[1][:, :, common:], dim=2, lengths=keys)
     return {
         "error": relative_error(got, want) if want.numel() else 0.0,
-        "gathered": bool(torch.equal(gathered, k)),
+        "gathered": bool(torch.equal(gathered, k[:, :, common:])),
         "heads": [call[0] for call in calls],
         "chunked": chunked,
-        "bytes": mesh.traffic.num_bytes,
+        "bytes": num_bytes,
     }

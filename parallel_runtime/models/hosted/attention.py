@@ -68,7 +68,8 @@ class AttentionSwitch:
             queries, keys = call.frame_lengths(qkv[0].shape[2]), call.frame_lengths(held)
         else:
             queries, keys = self._lengths(call, attention, qkv[0].shape[2], held)
-        call.tokens = max(call.tokens, sum(keys))
+        common = call.common_keys(attention, masked=mask is not None)
+        call.tokens = max(call.tokens, common + sum(keys))
         if call.uncut:
             qkv[1:] = [call.counted(attention.keys, tensor, 2) for tensor in qkv[1:]]
         if attention.again:
@@ -88,6 +89,7 @@ class AttentionSwitch:
                 key_lengths=keys,
                 mask=mask,
                 scale=options.get("scale"),
+                common=common,
                 each_head_alone=self._each_head_alone(options),
             )
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)

@@ -3,7 +3,7 @@
 Streams are cut into runs whose lengths differ by at most one. Of two streams one has its longer runs on the first
 ranks, the other on the last. A stream of fewer tokens than ranks is not cut: ComfyUI's modules stand no tensor without
 tokens; nor is one that its plan says every rank has. Every rank computes all of it, and as keys it counts once, on the
-first rank.
+first rank. Keys that a class kept of a call before are on every rank, and none sends them.
 """
 
 from collections.abc import Sequence
@@ -121,7 +121,8 @@ class TokenCall:
         return tuple(map(sum, zip(*(self._tokens(stream) for stream in streams), strict=True)))
 
     def key_lengths(self, streams: Sequence[str]) -> tuple[int, ...]:
-        """The same, those of a stream that is not cut on the first rank alone."""
+        """The same, those of a stream that is not cut on the first rank alone, and none of those that were kept."""
+        streams = [stream for stream in streams if not stream.startswith(KEPT)]
         first, *others = self.lengths(streams)
         uncut = sum(self._tokens(stream)[0] for stream in streams if stream in self.uncut)
         return first, *(each - uncut for each in others)
@@ -161,16 +162,30 @@ class TokenCall:
             self.introduce_whole(kept, more)
         return self.attended(attention)[1] == found
 
+    def common_keys(self, attention: Attention, *, masked: bool) -> int:
+        """How many of the keys were kept of a call before: they come first, and every rank has them.
+
+        Raises ValueError where there are some and the attention is `masked`.
+        """
+        first = attention.keys[0] if attention.keys else ""
+        if not first.startswith(KEPT):
+            return 0
+        if masked:
+            raise ValueError(f"{self.name}: a mask over keys that were kept; use a ComfyUI that the plan was made for")
+        return self.streams[first][self.index]
+
     def has_all_keys(self, attention: Attention) -> bool:
         """Whether every rank has all keys of this attention."""
         return attention is not UNPLANNED and self.uncut.issuperset(attention.keys)
 
     def counted(self, streams: Sequence[str], tensor: Tensor, dim: int) -> Tensor:
-        """Of a tensor with this rank's tokens of these streams in `dim`, those that count on this rank."""
-        if not self.index or not self.uncut.intersection(streams):
+        """Of a tensor with this rank's tokens of these streams in `dim`, those that count on this rank, and those that
+        were kept."""
+        elsewhere = {stream for stream in self.uncut.intersection(streams) if not stream.startswith(KEPT)}
+        if not self.index or not elsewhere:
             return tensor
         pieces = tensor.split([self._tokens(stream)[self.index] for stream in streams], dim)
-        return torch.cat([each for stream, each in zip(streams, pieces, strict=True) if stream not in self.uncut], dim)
+        return torch.cat([each for stream, each in zip(streams, pieces, strict=True) if stream not in elsewhere], dim)
 
     def of_chunk(self, lengths: Sequence[int]) -> Sequence[int]:
         """Of a number for each part those of the ranks that run now: of all, where a call is one pass."""

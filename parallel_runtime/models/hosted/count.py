@@ -177,7 +177,8 @@ class CountedSequence(UnevenSequence):
         counts, before = self.counter.counts, self.ulysses.traffic.num_bytes
         counts["exchanges"] += 1
         counts["query_bytes"] += q.nbytes + q.nbytes // q.shape[-1] * v.shape[-1]  # the output goes back
-        counts["key_bytes"] += k.nbytes + v.nbytes
+        sent = 1 - more.get("common", 0) / k.shape[2]  # of the keys: the others are on every rank
+        counts["key_bytes"] += sent * (k.nbytes + v.nbytes)
         known = counts.get("key_heads") or k.shape[1]
         counts["key_heads"] = min(known, k.shape[1])
 

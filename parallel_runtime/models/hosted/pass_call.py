@@ -120,6 +120,7 @@ class PassCall(TokenCall):
         mask: Tensor | None = None,
         scale: float | None = None,
         each_head_alone: bool = True,
+        common: int = 0,
     ) -> Tensor:
         """This pass's queries over the keys of all tokens, of which those of later patches are of the call before."""
         if not self._staged:
@@ -132,6 +133,7 @@ class PassCall(TokenCall):
                 mask=mask,
                 scale=scale,
                 each_head_alone=each_head_alone,
+                common=common,
             )
         self._refuse_small()
         site = self._site(attention, qkv[1])

@@ -35,7 +35,7 @@ Words for attention, of the queries and keys in an attention call:
     "txt+img|img"     the first of them in which there are as many queries and keys as in the call
     "img|local"       the same; keys are whole where they are no more than the tokens that every rank has
     "kept:txt+img"    before the keys of img those of txt that the class kept of a call before (`Plan.keeps`), whole on
-                      every rank: all keys that img leaves
+                      every rank, so none sends them: all keys that img leaves. First of the keys
     "frames"          queries and keys are whole frames of the grid, as many as the call has
     "frames again"    the same, in a module that attends several times in a run: the keys of its first call come first
                       in all later ones, and are sent once
@@ -226,7 +226,8 @@ def parse_attention(text: str) -> Attention:
     first, *others = text.split("|")
     sides = [side.split("+") for side in first.split("<-")]
     names = [name for side in sides for name in side]
-    if len(sides) > 2 or "local" in others[:-1] or not all(map(ATTENDED.fullmatch, names)):
+    misplaced = any(name.startswith(KEPT) for number, name in enumerate(names) if number != len(sides[0]))
+    if len(sides) > 2 or "local" in others[:-1] or misplaced or not all(map(ATTENDED.fullmatch, names)):
         raise ValueError(
             f"{text!r} says nothing of attention; use 'txt+img', 'vid<-aud', 'local', 'frames', 'x within w' or "
             "'txt+img|img'"

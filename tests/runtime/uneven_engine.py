@@ -32,7 +32,9 @@ class UnevenEngine:
             return LoadReply(dtype="float32", memory=NO_MEMORY)
         if message.op is Op.MESH:
             plan = message.body.plan
-            self.meshes[message.body.mesh] = Mesh(plan, device=CPU, groups=self.groups, show_waiting=lambda _: None)
+            self.meshes[message.body.mesh] = Mesh(
+                plan, device=CPU, groups=self.groups, show_waiting=lambda _: None, overlap=message.body.overlap
+            )
             return EmptyReply()
         mesh = self.meshes[message.body.mesh]
         options = dict(message.body.calls[0])
@@ -79,14 +81,14 @@ def attended(mesh, *, heads, groups, queries, keys, common, width, values, mask,
     if exchange:
         given = {"query_lengths": queries, "key_lengths": keys, "mask": added, "scale": scale, "common": common}
         got = sequence.attend(kernel, list(parts), **given)
-        of_one, sent = list(calls), mesh.traffic.num_bytes
+        first_calls, sent, chosen = list(calls), mesh.traffic.num_bytes, sequence.chunks
         for number in (2, 3):
             calls.clear()
             mesh.traffic.reset()
             sequence.chunks = partial(forced, number)
             again = sequence.attend(kernel, list(parts), **given)
             chunked.append((len(calls), bool(torch.equal(again, got)), mesh.traffic.num_bytes == sent))
-        sequence.chunks, calls[:] = None, of_one
+        sequence.chunks, calls[:] = chosen, first_calls
     else:
         got = F.scaled_dot_product_attention(*parts, scale=scale, enable_gqa=heads != groups)
     want = want[:, :, mine[0]]

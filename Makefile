@@ -149,9 +149,15 @@ fuzz: venv
 pretend-cuda: venv compiler
 	$(RUN) -m gpu.pretend_cuda $(PRETEND_FLAGS)
 
-# Every kind of plan on this machine's GPUs; where there is one, four ranks share it, once through NCCL and once through
-# gloo. Part of it: make gpu GPU_FLAGS="--match ring"
+# Experiments for one GPU in the order of what they decide, each under eight minutes, as many as fit half an hour; what is
+# done is not done again. Writes benchmarks/gpu.md, the choices by capability and the planner's constants. One of them:
+# make gpu GPU_FLAGS="--only 3"; do they run, on a CPU: make gpu GPU_FLAGS=--small
 gpu: venv
+	$(RUN) -m benchmarks.gpu $(GPU_FLAGS)
+
+# Every kind of plan on this machine's GPUs; where there is one, four ranks share it, once through NCCL and once through
+# gloo. Part of it: make gpu-plans GPU_FLAGS="--match ring"
+gpu-plans: venv
 	$(RUN) -m gpu.real_cuda $(GPU_FLAGS)
 
 # Several machines, as network namespaces of this one: plans, faults, who can reach what. Its last line: N cases, 0 wrong.

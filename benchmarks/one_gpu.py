@@ -2,7 +2,8 @@
 
     PYTHONPATH=tests python benchmarks/one_gpu.py FLUX.safetensors [--steps 20] [--rounds 3] [--write FILE]
 
-Each round runs every loader's graph with a seed of its own, one after the other. A step is the median time between two
+Each round runs every loader's graph with a seed of its own, one after the other, every second round in the other order.
+A step is the median time between two
 progress events of a run; "prompt" is all of it, the first one with loading. What our ranks hold is memory of other
 processes, so the GPU's whole use is read (nvidia-smi) after each run.
 """
@@ -75,7 +76,8 @@ def main() -> None:
     with ComfyServer(models=folder, environment={"START_EACH_RANK": "1"}) as server:
         client = ComfyClient(server.url)
         for number in range(arguments.rounds + 1):
-            for loader, runs in found.items():
+            in_turn = list(found.items())
+            for loader, runs in in_turn if number % 2 == 0 else reversed(in_turn):  # drift hits all alike
                 size = {"size": arguments.size, "steps": arguments.steps, "seed": 7 + number}
                 began = time.monotonic()
                 result = client.queue(graph_of(arguments.model.name, loader, **size)).require_success()

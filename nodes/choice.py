@@ -29,6 +29,7 @@ from .roles import roles
 log = logging.getLogger(__name__)
 LORA_MODES = ("merged", "side branch")
 COMPILED = ("off", "blocks")
+LOOPS = ("auto", "host")
 
 
 class _Compiling(TypedDict, total=False):
@@ -50,6 +51,7 @@ class ParallelChoice:
     compiled: bool = False  # the blocks run as graphs of torch's compiler
     remarks: tuple[str, ...] = ()
     step_cache: float = 0.0  # below this change of the first block's the others are skipped
+    loop: str = LOOPS[0]  # where samplers run their loop: in the workers where they can, or in ComfyUI
 
     def plan_for(self, model: ModelShape, work: Work) -> Decision:
         """The plan to run `model` with, an automatic one chosen for `work`; its reasons go to the log.
@@ -206,6 +208,7 @@ def choice_of(
     compiled: str = COMPILED[0],
     step_cache: float = 0.0,
     machines: str = "",
+    loop: str = LOOPS[0],
 ) -> ParallelChoice:
     """What SP Config's inputs mean on this machine. Raises `ValueError` for those that cannot be used."""
     if (missing := missing_system()) is not None:
@@ -224,6 +227,7 @@ def choice_of(
         side_branch=lora == LORA_MODES[1],
         weights=weights,
         step_cache=step_cache,
+        loop=loop,
         **_compiling(compiled, selection),
     )
 

@@ -15,7 +15,7 @@ from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.registry import find_family, read_own
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS
 from ..parallel_runtime.planner.automatic import usual_work
-from .choice import COMPILED, LORA_MODES, ParallelChoice, choice_of
+from .choice import COMPILED, LOOPS, LORA_MODES, ParallelChoice, choice_of
 from .host.files import diffusion_model_path
 from .host.machines import MACHINES
 from .host.progress import NodeText
@@ -83,6 +83,7 @@ class SPConfig(io.ComfyNode):
                     "0: off.",
                 ),
                 _machines_input(),
+                _loop_input(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
@@ -232,4 +233,17 @@ def _machines_input() -> io.Input:
         default="",
         optional=True,
         tooltip="HOST:PORT, an address of this machine where others may join; a comma and how many to wait for.",
+    )
+
+
+def _loop_input() -> io.Input:
+    """Added since the first release."""
+    return io.Combo.Input(
+        "loop",
+        options=list(LOOPS),
+        default=LOOPS[0],
+        optional=True,
+        advanced=True,
+        tooltip="auto runs all steps of KSampler and of custom samplers inside the workers, where nothing has to see "
+        "each step; host goes step by step.",
     )

@@ -4,7 +4,7 @@ from comfy_api.latest import io
 
 from ..parallel_runtime.checkpoint import COMPUTE_DTYPES, FP8
 from ..parallel_runtime.cli.machine import calibration_identity
-from .choice import ParallelChoice
+from .choice import LOOPS, ParallelChoice
 from .host.files import diffusion_model_path, diffusion_models, file_identity
 from .host.new_model import remote_patcher
 from .host.pools import POOLS
@@ -97,6 +97,7 @@ def load(unet_name: str, weight_dtype: str, sp_config: ParallelChoice) -> io.Nod
         side_branch=sp_config.side_branch,
         compiled=sp_config.compiled,
         step_cache=sp_config.step_cache,
+        in_workers=sp_config.loop == LOOPS[0],
     )
     NodeText().say("\n".join([*sp_config.told(model.decision), model.memory_text, *model.told_of_proof()]))
     return io.NodeOutput(model)

@@ -5,7 +5,7 @@ import logging
 from comfy_api.latest import io
 
 from ..parallel_runtime.cli.machine import calibration_identity
-from .choice import ParallelChoice
+from .choice import LOOPS, ParallelChoice
 from .host.convert_stock_model import parallelized
 from .host.pools import POOLS
 from .host.progress import NodeText
@@ -53,6 +53,7 @@ class ParallelizeModel(io.ComfyNode):
             side_branch=sp_config.side_branch,
             compiled=sp_config.compiled,
             step_cache=sp_config.step_cache,
+            in_workers=sp_config.loop == LOOPS[0],
         )
         NodeText().say("\n".join([*sp_config.told(ours.decision), ours.memory_text, *ours.told_of_proof()]))
         return io.NodeOutput(ours)

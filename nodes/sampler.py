@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from comfy_api.latest import io
 
+from .choice import LOOPS
 from .host.applied import applied_to
 from .host.report_history import published
 from .host.sampling import advice_of, sample, sampler_names, scheduler_names
 from .report import denoise_report
 from .sockets import CATEGORY, TimingSocket
 
-LOOPS = ("auto", "host")
 MODULATIONS = ("keep", "release")  # of versions up to 0.2, where release freed weights that fitted anyway
 
 

@@ -2,7 +2,8 @@
 
 Events are recorded where the work is queued and read once all is done, so that measuring waits for nothing and a step
 may begin while the one before is under way. On the CPU, work is done when its call returns. A timer that is off hands
-out one region that does nothing, for every name.
+out one region that does nothing, for every name. An event costs the host some microseconds and a block has dozens, so
+on a GPU a timer that is on is off in most steps.
 
 On a GPU a block's kernels are only queued when its Python returns. A heartbeat given then says nothing of the device: a
 step of minutes would be queued in a moment and silent after. So the host waits for the block `BLOCKS_AHEAD` before the
@@ -115,11 +116,15 @@ class EventMoments:
 
 
 class RegionTimer:
-    """Times a request on one device: the moments that are marked and, if it is `on`, named regions of each lap."""
+    """Times a request on one device: the moments that are marked and, if it is `on`, named regions of each lap.
 
-    def __init__(self, device: torch.device, *, on: bool = True) -> None:
+    `asked`: it is on in some steps, one in `every`.
+    """
+
+    def __init__(self, device: torch.device, *, on: bool = True, every: int = 1) -> None:
         self.device = device
-        self.on = on
+        self.on = self.asked = on
+        self._every = every
         self.regions: dict[str, ClockRegion | EventRegion] = {}
         self._laps: list[dict[str, ClockRegion | EventRegion]] = []
         self._moments = EventMoments(device) if device.type == "cuda" else ClockMoments()
@@ -158,6 +163,11 @@ class RegionTimer:
         """Seconds by region, `NAME_s`. Call it once the device has finished the step; {} when the timer is off."""
         return _seconds(self.regions)
 
+    def enter_step(self, step: int, of: int) -> bool:
+        """Be on in this step of so many, or off; returns which."""
+        self.on = self.asked and is_timed(step, of=of, every=self._every)
+        return self.on
+
     def lap(self) -> None:
         """End a step of several: regions start anew. Waits for nothing."""
         self._laps.append(self.regions)
@@ -166,6 +176,14 @@ class RegionTimer:
     def laps(self) -> list[dict[str, float]]:
         """`seconds` of each lap, once the device has finished them."""
         return [_seconds(lap) for lap in self._laps]
+
+
+def is_timed(step: int, *, of: int, every: int) -> bool:
+    """Whether a step of so many is one of those whose parts are timed: the second, and each `every`-th after it.
+
+    The first makes room and connects, and is like no other; of a run of one step it is the one.
+    """
+    return step % every == min(1, of - 1, every - 1)
 
 
 class Event(Protocol):

@@ -44,6 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/weight_patch",
         "runtime/sampler_recurrence",
         "runtime/stock_caches",
+        "runtime/pinned",
         "runtime/proof",
         "runtime/timing",
     ),

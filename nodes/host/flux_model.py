@@ -68,7 +68,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
             place=place_of(transformer_options),
             check_cancelled=check_cancelled,
         )
-        return out.to(given.img.device)
+        return out.to(given.img.device, non_blocking=True)
 
 
 class RemoteFlux(comfy.model_base.Flux):

@@ -13,7 +13,7 @@ from ...parallel_runtime.checkpoint import CheckpointHeader, ModelSpec, read_hea
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.models.flux.config import FluxConfig, file_names
 from ...parallel_runtime.models.flux.family import FluxModel
-from ...parallel_runtime.models.hosted.dtypes import compute_dtype
+from ...parallel_runtime.models.hosted.dtypes import loaded_dtypes
 from ...parallel_runtime.planner.automatic import usual_work
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from ...parallel_runtime.torch_flags import read_flags
@@ -63,7 +63,7 @@ def read_source(path: str, weight_dtype: str, devices: tuple[Device, ...]) -> So
     weights = _without_values(header, config)
     model_config = _detect(header, config, weights)
     device = torch.device(devices[0].kind, None if devices[0].kind == "cpu" else devices[0].index)
-    dtype = compute_dtype(weight_dtype, weights, model_config, device)
+    dtype, _ = loaded_dtypes(weight_dtype, weights, model_config, device)
     model_config.set_inference_dtype(dtype, None)
     model_config.custom_operations = MetaOperations
     return Source(

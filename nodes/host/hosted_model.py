@@ -107,7 +107,7 @@ class RemoteForward(_Remote):
             raise refuse_added(error, run.written) from error
         xs = [x] if isinstance(x, torch.Tensor) else x
         sent = self._send(call, run, place=place_of(options))
-        outs = [part.to(each.device) for part, each in zip(sent, xs, strict=True)]
+        outs = [part.to(each.device, non_blocking=True) for part, each in zip(sent, xs, strict=True)]
         return outs[0] if len(outs) == 1 else outs
 
     def _refuse_missing(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401

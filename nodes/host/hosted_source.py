@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...parallel_runtime.checkpoint import FP8, HOSTED, ComfyUI, ModelSpec, read_header
+from ...parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec, read_header
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.models.hosted.build import Recognised, recognise
 from ...parallel_runtime.models.hosted.calls import takes_whole_batches
-from ...parallel_runtime.models.hosted.dtypes import compute_dtype
+from ...parallel_runtime.models.hosted.dtypes import loaded_dtypes
 from ...parallel_runtime.models.hosted.hook_points import find_hook_points
 from ...parallel_runtime.models.hosted.stage import refuse_stages
 from ...parallel_runtime.models.plans import PLANS, Plan, find_plan, not_sampled, plan_for, why_without
@@ -66,8 +66,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     tensors = {name: file.tensor(entry) for name, entry in header.tensors.items()}
     recognised = recognise(path, tensors, header.metadata, checkpoint=checkpoint)
     device = torch.device(devices[0].kind, None if devices[0].kind == "cpu" else devices[0].index)
-    dtype = compute_dtype(weight_dtype, recognised.weights, recognised.config, device)
-    kept = weight_dtype if weight_dtype in FP8 else ""
+    dtype, kept = loaded_dtypes(weight_dtype, recognised.weights, recognised.config, device)
     if kept and recognised.quantised:
         raise ValueError(
             f"weight_dtype={kept}: the layers of {path} are quantised already, and stay as they are; set weight_dtype "
@@ -79,6 +78,9 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     name = str(dtype).removeprefix("torch.")
     unet_config = recognised.config.unet_config
     model = recognised.model(META)
+    held = dtypes
+    if device.type != "cpu" and not kept and not recognised.quantised:  # a device has a copy, as ComfyUI's loader's
+        held = {name: weight.dtype for name, weight in model.diffusion_model.named_parameters()}
     shared_by = find_plan(type(model.diffusion_model))
     return HostedSource(
         recognised=replace(recognised, dtypes_kept=dtypes),
@@ -95,7 +97,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
             kept=kept,
         ),
         keeps_state=shared_by is not None and shared_by.keeps is not None,
-        sizes=_sizes(recognised.weights, model.diffusion_model, dtypes),
+        sizes=_sizes(recognised.weights, model.diffusion_model, held),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
         rounding_attention=rounding_attention(recognised.weights),
     )

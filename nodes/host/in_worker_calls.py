@@ -246,5 +246,6 @@ def _without_caches(by_key: Mapping[str, list[Callable]]) -> dict[str, list[Call
 
 
 def cond_names(guider: comfy.samplers.CFGGuider, model_options: dict) -> tuple[str, ...]:
-    """The conditionings that each step asks for."""
-    return SIDES if asks_negative(guider.cfg, model_options) else SIDES[:1]
+    """The conditionings that each step asks for; ComfyUI needs no negative one that counts for nothing."""
+    needless = guider.cfg == 1.0 and not guider.conds.get(SIDES[1])
+    return SIDES if asks_negative(guider.cfg, model_options) and not needless else SIDES[:1]

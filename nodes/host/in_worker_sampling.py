@@ -8,6 +8,7 @@ in ComfyUI's own loop, and the reason is said.
 
 import logging
 from collections.abc import Callable
+from types import FunctionType
 
 import torch
 
@@ -16,15 +17,17 @@ from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.in_worker_sampling import Inpaint, InWorkerRun, refuse_long, seen_shape, shares
 from ...parallel_runtime.redact_paths import redact_paths
 from ...parallel_runtime.sampler_recurrence import SamplerRecurrence
-from .comfyui import WrappersMP, comfy
+from .comfyui import CFGGuider, WrappersMP, comfy
 from .cond_tasks import TOGETHER_KEY, tell_idle
+from .foreign_code import foreign, foreign_option
 from .host_loop import HostLoopError
 from .in_worker_calls import Form, TokenForm, WholeForm, cond_names
 from .model_sampling import with_predictions
-from .progress import NodeText
+from .order import CALLBACKS_IN_A_STEP
 from .run_context import RunContext, run_of
 from .stock_caches import cache_keys, cache_of_run
 from .trace_recurrence import SamplerRun, given_tensors, trace
+from .version import off
 
 log = logging.getLogger(__name__)
 
@@ -56,25 +59,39 @@ READ_BEFORE = ("model_sampling", "latent_format", "concat_keys", "diffusion_mode
 OUTSIDE = {WrappersMP.OUTER_SAMPLE, WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMPLER_SAMPLE}
 
 
+# Functions of ComfyUI that run in each step of its loop; a pack that replaces one would not be asked in the workers.
+STEP_FUNCTIONS = ("sampling_function", "calc_cond_batch", "cfg_function")
+SETTERS = ("__init__", "set_conds", "set_cfg")  # of guiders; run before a run begins
+
+
+def in_workers(sampler: comfy.samplers.Sampler, run: RunContext) -> comfy.samplers.Sampler:
+    """The same sampler with its loop in the workers where that can be; what was found is noted in the run."""
+    if off("loop"):
+        run.stays(str(off("loop")))
+    elif type(sampler) is not comfy.samplers.KSAMPLER:
+        run.stays(f"the sampler is a {type(sampler).__name__}")
+    else:
+        return InWorkerSampler(sampler, run)
+    return sampler
+
+
 class InWorkerSampler(comfy.samplers.KSAMPLER):
     """A stock sampler with its loop in the workers. What cannot live there it samples as the stock one does.
 
-    Noise, masks and callbacks are prepared by the stock class; our sampler function takes the place of its own. After a
-    run `loop` says where it was, and `reason` why it stayed in ComfyUI.
+    Noise, masks and callbacks are prepared by the stock class; our sampler function takes the place of its own. To
+    whoever looks at it, it has the stock one's function and options; what is put in their place is what samples.
     """
 
-    def __init__(self, stock: comfy.samplers.Sampler) -> None:
-        is_known = type(stock) is comfy.samplers.KSAMPLER
-        super().__init__(self._run, *((stock.extra_options, stock.inpaint_options) if is_known else ()))
-        self.loop = "host"
-        self.reason = None if is_known else f"the sampler is a {type(stock).__name__}"
-        self._stock = stock
+    def __init__(self, stock: comfy.samplers.KSAMPLER, run: RunContext) -> None:
+        super().__init__(stock.sampler_function, stock.extra_options, stock.inpaint_options)
+        self._of_run = run
 
     def sample(
         self,
         guider: comfy.samplers.CFGGuider,
         sigmas: torch.Tensor,
         extra_args: dict,
+        callback: Callable | None,
         *arguments: object,
         **named: object,
     ) -> torch.Tensor:
@@ -82,15 +99,18 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
 
         That a run must stay in ComfyUI's loop is known before any rank is asked, and before torch's random state moves.
         """
+        run = run_of(extra_args["model_options"]) or self._of_run
         try:
-            _refuse(guider, extra_args["model_options"], self.reason)
-            samples = super().sample(guider, sigmas, extra_args, *arguments, **named)
+            _refuse(guider, extra_args["model_options"])
+            _refuse_foreign(self, guider, callback)
+            ours = comfy.samplers.KSAMPLER(self._run, self.extra_options, self.inpaint_options)
+            samples = ours.sample(guider, sigmas, extra_args, callback, *arguments, **named)
         except HostLoopError as error:
-            self.reason = redact_paths(str(error))  # the sampler's own words may be part of it
-            log.info("Parallel Sampler: the loop stays in ComfyUI: %s", self.reason)
-            NodeText().say(f"The loop stays in ComfyUI: {self.reason}")
-            return self._stock.sample(guider, sigmas, extra_args, *arguments, **named)
-        self.loop = "resident"
+            reason = redact_paths(str(error))  # the sampler's own words may be part of it
+            log.info("the loop stays in ComfyUI: %s", reason)
+            run.stays(reason)
+            return super().sample(guider, sigmas, extra_args, callback, *arguments, **named)
+        run.loop = "resident"
         return samples
 
     def _run(
@@ -107,7 +127,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         """What stands where the stock class has its sampler function: (B, C, H, W) noise in, the sampled latent out."""
         guider, model_options = model.inner_model, extra_args["model_options"]
         context = run_of(model_options)
-        run = SamplerRun(sampler=self._stock, guider=guider, sigmas=sigmas, extra_args=extra_args)
+        run = SamplerRun(sampler=self, guider=guider, sigmas=sigmas, extra_args=extra_args)
         form, mask = form_of(context), extra_args["denoise_mask"]
         form.refuse_latent(x)
         recurrence, sigmas_left = _recurrence(run)
@@ -154,16 +174,14 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         return form.latent(result.out, x.shape).to(device=x.device, dtype=x.dtype)
 
 
-def _refuse(guider: comfy.samplers.CFGGuider, model_options: dict, reason: str | None) -> None:
-    """Raise `HostLoopError` for a MODEL, sampler (for that `reason`), guider or conditionings that need the host.
+def _refuse(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
+    """Raise `HostLoopError` for a MODEL, guider or conditionings that need the host.
 
     `model_options` are the sampler's: a wrapper around it may have changed those of the guider.
     """
     context = run_of(model_options)
     if context is None or vars(guider.inner_model).get("pooled") is not context.model:
         raise HostLoopError("the MODEL is a stock loader's")
-    if reason is not None:
-        raise HostLoopError(reason)
     _refuse_guider(guider, model_options)
     _refuse_model(guider)
     _refuse_conds(guider, model_options)
@@ -177,8 +195,9 @@ def form_of(context: RunContext) -> Form:
 
 def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
     """Raise `HostLoopError` for what changes from step to step by other hands than the sampler's."""
-    if type(guider) is not comfy.samplers.CFGGuider:
-        raise HostLoopError(f"the guider is a {type(guider).__name__}")
+    kind = type(guider)
+    if any(getattr(kind, name) is not getattr(CFGGuider, name) or name in vars(guider) for name in _methods()):
+        raise HostLoopError(f"the guider is a {kind.__name__}")
     for name, reason in OPTIONS.items():
         if model_options.get(name):
             raise HostLoopError(reason)
@@ -192,6 +211,33 @@ def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> Non
         raise HostLoopError(f"a node wraps the model's calls ({', '.join(map(str, others))})")
 
 
+def _methods() -> list[str]:
+    """What a guider does in a run, by name; what it is told before may be told in another way."""
+    return [name for name, value in vars(CFGGuider).items() if isinstance(value, FunctionType) and name not in SETTERS]
+
+
+def _refuse_foreign(sampler: InWorkerSampler, guider: comfy.samplers.CFGGuider, callback: Callable | None) -> None:
+    """Raise `HostLoopError` where code of a pack looks at the steps: a step's callback, the sampler's own function or
+    options, what is called as a step begins, and what stands in the place of functions of ComfyUI's."""
+    if callback is not None and (pack := foreign(callback)):
+        raise HostLoopError(f"a function of {pack} looks at each step")
+    for value in (sampler.sampler_function, *sampler.extra_options.values()):
+        if pack := foreign_option(value):
+            raise HostLoopError(f"the sampler is one of {pack}")
+    options = guider.model_options.get("transformer_options", {})
+    for by_kind in (guider.model_patcher.callbacks, options.get("callbacks", {})):
+        for kind in CALLBACKS_IN_A_STEP:
+            if any(by_kind.get(kind, {}).values()):
+                raise HostLoopError(f"a node looks at each step ({', '.join(map(str, by_kind[kind]))})")
+    functions = {name: getattr(comfy.samplers, name) for name in STEP_FUNCTIONS}
+    functions |= {name: getattr(CFGGuider, name) for name in _methods()}
+    functions["apply_model"] = type(guider.inner_model).apply_model
+    functions["KSamplerX0Inpaint"] = vars(comfy.samplers.KSamplerX0Inpaint)["__call__"]
+    for name, function in functions.items():
+        if pack := foreign(function):
+            raise HostLoopError(f"{pack} replaces {name} of ComfyUI")
+
+
 def _refuse_model(guider: comfy.samplers.CFGGuider) -> None:
     """Raise `HostLoopError` for parts of the model that a node replaced and that each step reads."""
     for name in guider.model_patcher.object_patches:
@@ -202,7 +248,7 @@ def _refuse_model(guider: comfy.samplers.CFGGuider) -> None:
 def _refuse_conds(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
     """Raise `HostLoopError` for conditionings that are not one and the same at each step and place."""
     for name in cond_names(guider, model_options):
-        entries = guider.conds[name] or []
+        entries = guider.conds.get(name) or []
         if len(entries) != 1:
             raise HostLoopError(f"the {name} conditioning has {len(entries)} parts")
         for key, reason in BY_STEP.items():

@@ -67,10 +67,12 @@ class _Requests:
         self._began_s = self._began_s or request.began_s
         self._ended_s = request.began_s + request.wall_s
         for rank, reply in enumerate(request.ranks):
-            if reply.ran is None or reply.ran.regions is None:
-                continue
             busy_s, waited_s = self._by_rank.get(rank, (0.0, 0.0))
+            if reply.ran is None or (reply.ran.regions is None and not busy_s):
+                continue
             more_s, waits_s = _busy(reply.ran)
+            if reply.ran.regions is None:  # a step whose parts were not timed is taken to be as those before
+                waits_s = waited_s / busy_s * more_s
             self._by_rank[rank] = busy_s + more_s, waited_s + min(more_s, waits_s)
 
 

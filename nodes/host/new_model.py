@@ -1,7 +1,7 @@
 """How a MODEL of ours is made of a file, and where each of its sampling runs gets its context.
 
-Owns who is asked for a plan, and when. What a plan is chosen by is the chooser's, what a run is asked for
-workload_from_guider.py's.
+Owns who is asked for a plan, and when, and that a run's loop goes to the workers where it can. What a plan is chosen by
+is the chooser's, what a run is asked for workload_from_guider.py's.
 """
 
 import os
@@ -29,6 +29,7 @@ from .device_memory import DeviceMemory, needed_memory
 from .flux_model import RemoteFlux
 from .flux_source import Source, read_source
 from .hosted_source import HostedSource, read_hosted, refuse_unplanned, this_comfyui
+from .in_worker_sampling import in_workers as to_workers
 from .live_times import LIVE
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
@@ -99,12 +100,14 @@ def remote_patcher(
     side_branch: bool,
     compiled: bool = False,
     step_cache: float = 0.0,
+    in_workers: bool = True,
     read: Reader = read_any,
 ) -> RemotePatcher:
     """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
 
     `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of
-    the first block's output below which the other blocks are skipped. `read` chooses who computes it: `read_hosted` has
+    the first block's output below which the other blocks are skipped. `in_workers`: samplers run their loop in the
+    workers where they can. `read` chooses who computes it: `read_hosted` has
     ComfyUI's own modules compute any model.
 
     Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
@@ -146,7 +149,7 @@ def remote_patcher(
     if decision.model is not None and decision.plan.ranks > 1:
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled and isinstance(source, Source)
-    patcher.step_cache = step_cache
+    patcher.step_cache, patcher.in_workers = step_cache, in_workers
     if isinstance(source, Source):
         weighed = replace(decision, work=source.work, model=source.shape)
         patcher.advise = partial(_advised, chooser=chooser, weighed=weighed)
@@ -196,7 +199,7 @@ def with_context(
     executor: WrapperExecutor,
     noise: torch.Tensor,
     latent: torch.Tensor,
-    sampler: object,
+    sampler: comfy.samplers.Sampler,
     sigmas: torch.Tensor,
     *more: object,
     **named: object,
@@ -213,10 +216,11 @@ def with_context(
     _refuse_beside(patcher, vars(guider).values())
     work = work_of_run(guider, noise, sigmas, patcher.decision)
     run = patcher.new_run(patcher.decision_for(work))
-    run.guided, run.images = asks_both(guider), noise.shape[0]
+    run.guided, run.images, run.steps = asks_both(guider), noise.shape[0], max(1, len(sigmas) - 1)
     check_skipped_layers(patcher.written(), sigmas.tolist()[:-1], guided=_is_guided(guider))
     LIVE.begins(run)
     with begun(guider.model_options, run), readable_weights(patcher.model, patcher.patches, guider.conds):
+        sampler = to_workers(sampler, run) if patcher.in_workers else sampler
         return executor(noise, latent, sampler, sigmas, *more, **named)
 
 

@@ -54,6 +54,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.recorder: Recorder | None = None
         self.side_branch = self.compiled = False
         self.step_cache = 0.0
+        self.in_workers = True  # samplers run their loop there where they can
         self.memory_text = ""  # what a device needs, for people
         self.origin = object()  # the node that made the MODEL, of which clones are
         self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
@@ -74,6 +75,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy.decision, copy.choose_again, copy.advise = self.decision, self.choose_again, self.advise
         copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
         copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
+        copy.in_workers = self.in_workers
         copy.refused, copy._written = self.refused, self.written()
         return copy
 
@@ -99,12 +101,6 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
     def told_of_proof(self) -> list[str]:
         """What is known of the MODEL's plan with this ComfyUI, a line; [] where our own blocks compute."""
         return [] if self.model.prover is None else [self.model.prover.told(self.plan)]
-
-    def recorded_by(self, recorder: Recorder) -> "RemotePatcher":
-        """The same MODEL; what its runs ask of the workers is recorded."""
-        copy = self.clone()
-        copy.recorder = recorder
-        return copy
 
     def new_run(self, decision: Decision) -> RunContext:
         """The context of a sampling run that begins under this plan. Raises `ValueError` for patches of its blocks."""

@@ -69,14 +69,14 @@ class StepText(StepListener):
     """What a step of one run took, written on the node that samples, at most every `INTERVAL_S` and after the last.
 
     Auto's plan of the run is told when it begins and under each of its steps; a given one is on SP Config. So is a plan
-    that could not be proven.
+    that could not be proven, and why the sampler's loop stays in ComfyUI.
     """
 
     def __init__(self, decision: Decision) -> None:
         self._next_s = 0.0
         self._told_s = 0.0
         self._plan = f"{decision.plan.name}, chosen for {decision.chosen_for}" if decision.chosen_for else ""
-        self._proof = ""
+        self._proof = self._loop = ""
         if self._plan:
             NodeText().say(self._plan)
 
@@ -90,6 +90,11 @@ class StepText(StepListener):
         """Told at once, and under each step."""
         self._plan, self._proof = decision.plan.name, why
         NodeText().say(why)
+
+    def loop_stays(self, reason: str) -> None:
+        """Told at once, and under each step."""
+        self._loop = f"The loop stays in ComfyUI: {reason}"
+        NodeText().say(self._loop)
 
     def request(self, wall_s: float, ranks: Sequence[StepReply]) -> None:
         """One exchange with the workers: `step 7/20 · 0.41 s · 4 ranks · skew 3 %`; nothing where nobody samples."""
@@ -127,4 +132,4 @@ class StepText(StepListener):
         took = f"{wall_s:.2f} s" if wall_s >= 0.1 else f"{wall_s * 1000:.0f} ms"
         ranks = f"{num_ranks} rank{'s' if num_ranks != 1 else ''}"
         line = " · ".join(word for word in (f"step {step}/{steps}", took, ranks, more) if word)
-        NodeText().say("\n".join(filter(None, (line, self._plan, self._proof))))
+        NodeText().say("\n".join(filter(None, (line, self._plan, self._proof, self._loop))))

@@ -81,7 +81,9 @@ class RunContext:
 
     Nothing of it changes but `decision`, and that at most once: an automatic plan whose proof fails gives way to one
     for the run's `images`, and for both sides at once where it is `guided` (`fall_back`). `remarks` are what the user
-    is told of that.
+    is told of that. `loop` says where the sampler's loop ran once it has, in ComfyUI ("host") or in the workers
+    ("resident"); `loop_reason`, why it stayed in ComfyUI where it was to leave. `step` of `steps` is under way, where
+    that is recorded.
 
     `captured` collects the run's calls instead of sending them; each is answered with zeros. `prover` is that of a
     model that ComfyUI's own module computes, `proofs` what it found for the calls of this run, `checked` the forms and
@@ -107,6 +109,10 @@ class RunContext:
     remarks: list[str] = field(default_factory=list)
     stock_cache: bool = False
     written: "Written | None" = None
+    steps: int = 1
+    step: int = 0
+    loop: str = "host"
+    loop_reason: str | None = None
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RunContext":
@@ -176,6 +182,11 @@ class RunContext:
             self.proofs.append(proof)
             self.listener.proved(proof)
 
+    def stays(self, reason: str) -> None:
+        """The sampler's loop stays in ComfyUI, for that reason."""
+        self.loop_reason = reason
+        self.listener.loop_stays(reason)
+
     def fall_back(self, decision: Decision, why: str) -> None:
         """Go on under another plan; `why` is what the user is told."""
         self.decision = decision
@@ -216,6 +227,7 @@ class RunContext:
         recorder = self.recorder
         return {
             "timed": recorder is not None,
+            **({} if recorder is None else {"step": (self.step, self.steps)}),
             "trace": recorder is not None and recorder.trace,
             "compiled": self.compiled,
             **({"step_cache": self.step_cache} if self.step_cache else {}),

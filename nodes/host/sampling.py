@@ -10,12 +10,10 @@ from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.proof import Proof
 from .clock import synchronized_s
 from .comfyui import ModelPatcher, WrappersMP, comfy, comfy_nodes
-from .in_worker_sampling import InWorkerSampler
 from .order import StepCache, skipped_by_stock
 from .patcher import RemotePatcher
 from .pooled_model import PooledModel
 from .run_context import Recorder, Request, run_of
-from .version import off
 
 WRAPPER_KEY = "parallel_dit_clock"
 OnStep = Callable[[int, torch.Tensor, torch.Tensor, int], None]
@@ -110,13 +108,13 @@ def timed_run(
     `on_step` gets what ComfyUI's progress and preview would get.
     """
     called_s = time.perf_counter()
-    timed = model.recorded_by(record.recorder) if isinstance(model, RemotePatcher) else model.clone()
+    timed = model.clone()
+    if isinstance(timed, RemotePatcher):
+        timed.recorder, timed.in_workers = record.recorder, in_workers and timed.in_workers
+    elif in_workers:
+        record.loop_reason = "the MODEL is a stock loader's"
     if beside:
         timed.set_additional_models(WRAPPER_KEY, list(beside))
-    if in_workers and off("loop"):
-        record.loop_reason = off("loop")
-    elif in_workers:
-        timed.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, _in_workers(record))
     timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step))
     (result,) = comfy_nodes.common_ksampler(timed, **settings)
     record.device, record.sizes = model.load_device, sizes_of(model, result)
@@ -143,25 +141,6 @@ def check_latent(latent: dict, name: str) -> None:
         raise ValueError(f"{name} has shape {shape}, a batch of 0 images; connect a latent of at least one")
 
 
-def _in_workers(record: SamplingRecord) -> Callable[..., torch.Tensor]:
-    """A wrapper of ComfyUI's `outer_sample`: the same run, its sampler's loop in the workers where that can be."""
-
-    def run(
-        executor: Callable,
-        noise: object,
-        latent: object,
-        sampler: comfy.samplers.Sampler,
-        *rest: object,
-        **named: object,
-    ) -> torch.Tensor:
-        ours = InWorkerSampler(sampler)
-        samples = executor(noise, latent, ours, *rest, **named)
-        record.loop, record.loop_reason = ours.loop, ours.reason
-        return samples
-
-    return run
-
-
 def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None) -> Callable[..., torch.Tensor]:
     """A wrapper of the sampler's loop: after models are loaded, before the first step, until after the last."""
 
@@ -180,17 +159,20 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
             now_s = synchronized_s(device)
             record.step_s.append(now_s - marks[-1])
             marks.append(now_s)
+            if context is not None:
+                context.step += 1
             tell(step, denoised, x, total_steps)
 
+        context = run_of(extra["model_options"])
         marks = [synchronized_s(device)]
         record.began_s = marks[0]
-        context = run_of(extra["model_options"])
         samples = executor(guider, sigmas, extra, step_done, *rest, **named)
         record.denoise_s = synchronized_s(device) - marks[0]
         if context is None:
             record.decision = None
         else:  # as of now: a plan whose proof failed was given up for another
             record.decision, record.proofs, record.remarks = context.decision, context.proofs, context.remarks
+            record.loop, record.loop_reason = context.loop, context.loop_reason
         record.step_cache = 0.0 if context is None else context.step_cache
         record.skipped = skipped_by_stock(extra["model_options"], steps=len(record.step_s))
         return samples

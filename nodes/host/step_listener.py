@@ -22,6 +22,9 @@ class StepListener:
     def fell_back(self, decision: Decision, why: str) -> None:
         """The run goes on under another plan, which `why` tells the user."""
 
+    def loop_stays(self, reason: str) -> None:
+        """The sampler's loop, which was to run in the workers, stays in ComfyUI."""
+
     def resident_began(self) -> None:
         """A loop inside the workers begins."""
 

@@ -18,6 +18,8 @@ from .comfyui import comfy
 
 # Relative, of sums over a whole run, in the precision a sampler is traced in.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-6}
+TRIED = (2, 2, 3, 5)  # of latents whose run the recurrence must reproduce: places and images may count, too
+SHOWN_TOLERANCE = 0.05  # of what a step shows; uni_pc makes it of the noise again, up to 3e-3 off, on few numbers
 MAX_WINDOW = 8  # earlier calls that a multistep sampler looks back on
 MAX_STEPS = 500  # tracing keeps (4 x steps)^2 numbers, and a recurrence of more would not fit into a message
 MAX_FACTOR = 2.0  # a state made of large multiples of others would enlarge their rounding
@@ -34,6 +36,7 @@ class Run:
     inputs: list[torch.Tensor] = field(default_factory=list)
     sigmas: list[float] = field(default_factory=list)
     step_ends: list[int] = field(default_factory=list)
+    shown: list[torch.Tensor] = field(default_factory=list)  # as the denoised latent, at each of the step's ends
     result: torch.Tensor | None = None
     sigmas_left: torch.Tensor | None = None  # the sigmas it was given, which some samplers change
 
@@ -93,6 +96,7 @@ class SamplerRun:
 
         def step_done(news: dict) -> None:
             run.step_ends.append(len(run.inputs) - 1)
+            run.shown.append(news["denoised"].clone())
 
         run.sigmas_left = self.sigmas.to(x.device, copy=True)
         run.result = self.sampler.sampler_function(
@@ -133,14 +137,16 @@ def _trace(
     width = 1 + _max_calls(len(run.sigmas))
     shape = (1, width, 1, 1)
     units = torch.eye(width, dtype=dtype).view(width, *shape)
-    randoms = torch.randn((width, *shape), dtype=dtype, generator=torch.Generator().manual_seed(1))
+    randoms = torch.randn((width, *TRIED), dtype=dtype, generator=torch.Generator().manual_seed(1))
     runs = []
-    for vectors in (torch.zeros_like(units), units, randoms):
-        with torch.random.fork_rng(devices=[]):  # each of the three draws the same noise
+    for vectors in (torch.zeros_like(units), units, torch.zeros_like(randoms), randoms):
+        with torch.random.fork_rng(devices=[]):  # each draws the same noise for latents of its shape
             runs.append(run.with_answers(vectors[0].clone(), lambda number, _, v=vectors: v[number + 1].clone()))
-    still, unit, random = runs
-    if not unit.sigmas == still.sigmas == random.sigmas or not unit.step_ends == still.step_ends == random.step_ends:
+    still, unit, plain, random = runs
+    if any(each.sigmas != unit.sigmas or each.step_ends != unit.step_ends for each in runs):
         raise NotLinearError("what it does depends on what the model says")
+    if any(each.shape != TRIED for each in (*random.inputs, random.result)):
+        raise NotLinearError("it changes the size of the latent")
     ends = unit.step_ends
     if unit.inputs and (not ends or ends[0] < 0 or ends != sorted(set(ends))):
         raise NotLinearError("its steps do not each end with a call of the model")
@@ -154,7 +160,7 @@ def _trace(
         ),
         step_ends=tuple(ends),
     )
-    _check(recurrence, random, still, randoms, 100 * TOLERANCES[dtype])
+    _check(recurrence, random, plain, randoms, 100 * TOLERANCES[dtype])
     return recurrence, still.sigmas_left
 
 
@@ -226,7 +232,8 @@ def _given(state: RecurrenceStep, number: int, still: Sequence[torch.Tensor]) ->
 
 
 def _check(recurrence: SamplerRecurrence, run: Run, still: Run, vectors: torch.Tensor, tolerance: float) -> None:
-    """Raise `NotLinearError` unless the recurrence reproduces the sampler's run on random numbers."""
+    """Raise `NotLinearError` unless the recurrence reproduces the sampler's run on random numbers, and what the sampler
+    shows after a step is what the model said last. `still` is its run on zeros of the same shape."""
     noise = [*still.inputs, still.result]
 
     def given(number: int) -> torch.Tensor:
@@ -237,6 +244,8 @@ def _check(recurrence: SamplerRecurrence, run: Run, still: Run, vectors: torch.T
         return vectors[number + 1]
 
     _check_close(recurrence.run(given, denoise), run.result, tolerance)
+    for end, shown in zip(run.step_ends, run.shown, strict=True):
+        _check_close(shown, vectors[end + 1], SHOWN_TOLERANCE)
 
 
 def _check_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:

@@ -52,7 +52,7 @@ class HostedTrial:
             opened = self._process.ask("open", path=os.path.abspath(path), dtype=dtype, **shared)
             self.title: str = opened["model"]
             self.coarse: float = opened["coarse"]
-            self.spec = ModelSpec.of(path, opened["dtype"], adapter=HOSTED, comfyui=found)
+            self.spec = ModelSpec.of(path, opened["dtype"], adapter=HOSTED, comfyui=found, kept=opened["kept"])
             self._take_calls()
         except BaseException:
             self.close()

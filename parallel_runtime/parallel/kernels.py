@@ -2,22 +2,27 @@
 
 Letters: `B` batch, `S` query tokens, `T` key tokens, `H` heads, `D` head size. Layout is (B, S, H, D) throughout. A
 mask (B or 1, S, T) is added to the scores; `additive_mask` makes one.
-Owns the choice of torch's kernels and the empty cases that crash or poison them. Knows no rank.
+Owns the choice of torch's kernels, what becomes of one that fails, and the empty cases that crash or poison them. Knows
+no rank.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
 from enum import Enum
 
 import torch
 import torch.nn.functional as F
 
+from ..choices import choice_for
+
+log = logging.getLogger(__name__)
 aten = torch.ops.aten
 # A score this low has no weight in any softmax. Minus infinity would make a part that is masked whole NaN.
 MASKED = -3e4
 AMPERE = (8, 0)  # the compute capability from which there are flash attention and bf16 matrix units
 HALVES = (torch.float16, torch.bfloat16)
 MULTIPLE = 8  # of which a fused CUDA kernel wants the head size; torch's front end pads, its kernels do not
-FLASH_HEAD = 256  # the largest head size of flash attention
+FLASH_HEAD, CUDNN_HEAD = 256, 128  # the largest head sizes that flash attention and cuDNN's attention always take
 
 
 class Kernel(Enum):
@@ -25,19 +30,32 @@ class Kernel(Enum):
 
     DISPATCHED = "scaled_dot_product_attention"  # torch chooses, which it does well but for bf16 before Ampere
     CPU = "flash attention for the CPU"
+    CUDNN = "cuDNN's attention"
     FLASH = "flash attention"
     EFFICIENT = "memory-efficient attention"
     EFFICIENT_FP32 = "memory-efficient attention in fp32"
     FORMULA = "matrix products and a softmax"
 
 
-def choose_kernel(
-    dtype: torch.dtype, *, capability: tuple[int, int] | None, with_lse: bool, masked: bool, head_dim: int
-) -> Kernel:
-    """The kernel for a device of a compute capability, None for a CPU.
+OF_CHOICE = {"cudnn": Kernel.CUDNN, "flash": Kernel.FLASH, "efficient": Kernel.EFFICIENT}
+_FAILED: set[Kernel] = set()  # of this process: each raised when it was first called
+_RAN: set[Kernel] = set()
 
-    Flash attention takes halves, no mask, and Ampere or newer. The memory-efficient kernel takes fp16 and fp32 on every
-    device, and bf16 from Ampere on; before, torch's own choice for bf16 is to keep all S * T scores in memory.
+
+def choose_kernel(
+    dtype: torch.dtype,
+    *,
+    capability: tuple[int, int] | None,
+    with_lse: bool,
+    masked: bool,
+    head_dim: int,
+    failed: Collection[Kernel] = (),
+) -> Kernel:
+    """The kernel for a device of a compute capability, None for a CPU; none of those that `failed`.
+
+    Which is quickest with a log-sum-exp is the table's to say (choices.py). Flash attention and cuDNN's take halves, no
+    mask, and Ampere or newer. The memory-efficient kernel takes fp16 and fp32 on every device, and bf16 from Ampere on;
+    before, torch's own choice for bf16 is to keep all S * T scores in memory.
     """
     if capability is None:
         return Kernel.CPU if with_lse else Kernel.DISPATCHED
@@ -48,8 +66,11 @@ def choose_kernel(
         return Kernel.FORMULA if with_lse else Kernel.DISPATCHED
     if emulated:
         return Kernel.EFFICIENT_FP32
-    flash = dtype in HALVES and capability >= AMPERE and not masked and head_dim <= FLASH_HEAD
-    return Kernel.FLASH if flash else Kernel.EFFICIENT
+    fused = dtype in HALVES and capability >= AMPERE and not masked
+    fits = {Kernel.CUDNN: fused and head_dim <= CUDNN_HEAD, Kernel.FLASH: fused and head_dim <= FLASH_HEAD}
+    first = OF_CHOICE[choice_for(capability).ring_kernel]
+    candidates = (first, Kernel.FLASH, Kernel.EFFICIENT)
+    return next((each for each in candidates if fits.get(each, True) and each not in failed), Kernel.FORMULA)
 
 
 def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -76,17 +97,41 @@ def attention_with_lse(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over a part of the keys. S and T must be above zero: torch's CPU kernel dies on empty input.
 
-    Returns out (B, S, H, D) and the log-sum-exp of the scores (B, S, H, 1) in fp32, with which parts are merged.
+    Returns out (B, S, H, D) and the log-sum-exp of the scores (B, S, H, 1) in fp32, with which parts are merged. A
+    kernel that raises when it is first called is said so in the log and not called again in this process; another one
+    takes its place. Raises `RuntimeError` when there is none, and out of memory as it comes.
     """
-    kernel = _WITH_LSE[_kernel_for(q, mask, with_lse=True)]
-    out, lse = kernel(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
-    return out.transpose(1, 2), lse.to(torch.float32).transpose(1, 2).unsqueeze(-1)
+    heads_first = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    while True:
+        kernel = _kernel_for(q, mask, with_lse=True)
+        try:
+            out, lse = _WITH_LSE[kernel](*heads_first, mask)
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, RuntimeError, TypeError) as error:  # torch lacks it, it refuses, it has other arguments
+            if kernel in _RAN or kernel not in OF_CHOICE.values():
+                raise
+            _FAILED.add(kernel)
+            log.warning("%s failed and is not used again: %s", kernel.value, str(error).partition("\n")[0])
+        else:
+            _RAN.add(kernel)
+            return out.transpose(1, 2), lse.to(torch.float32).transpose(1, 2).unsqueeze(-1)
+
+
+def kernels_that_ran() -> tuple[str, ...]:
+    """The names of those with a log-sum-exp that this process has called."""
+    return tuple(sorted(kernel.value for kernel in _RAN))
 
 
 def _kernel_for(q: torch.Tensor, mask: torch.Tensor | None, *, with_lse: bool) -> Kernel:
     capability = torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else None
     return choose_kernel(
-        q.dtype, capability=capability, with_lse=with_lse, masked=mask is not None, head_dim=q.shape[-1]
+        q.dtype,
+        capability=capability,
+        with_lse=with_lse,
+        masked=mask is not None,
+        head_dim=q.shape[-1],
+        failed=_FAILED,
     )
 
 
@@ -99,6 +144,15 @@ def _cpu(
     bias = None if mask is None else mask[:, None]
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=bias)[:2]
     return out, lse
+
+
+def _cudnn(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if mask is not None:
+        raise ValueError("cuDNN's attention is given no mask; choose_kernel never gives it one")
+    out, lse = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[:2]
+    return out, lse.reshape(out.shape[:3])  # (B, H, S, 1)
 
 
 def _flash(
@@ -142,6 +196,7 @@ _WITH_LSE: dict[
     Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]],
 ] = {
     Kernel.CPU: _cpu,
+    Kernel.CUDNN: _cudnn,
     Kernel.FLASH: _flash,
     Kernel.EFFICIENT: _efficient,
     Kernel.EFFICIENT_FP32: _efficient_fp32,

@@ -140,13 +140,13 @@ def _predict(
 
 
 def _best(rows: list[Prediction]) -> Prediction:
-    """The quickest; among equals the one with fewer ranks, then less ring; one rank where more hardly help."""
+    """The quickest; among equals the one with fewer ranks, then whole weights; one rank where more hardly help."""
     fastest = rows[0]
     single = next((row for row in rows if row.plan.ranks == 1), None)
     if single is not None and single.run_s <= WORTHWHILE * fastest.run_s:
         return single
     equals = [row for row in rows if row.run_s <= EQUAL * fastest.run_s]
-    return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.plan.ring))
+    return min(equals, key=lambda row: (row.plan.ranks, row.plan.weights != "replicated", row.run_s))
 
 
 def _of_machines(chosen: Prediction, table: Sequence[Prediction], calibration: Calibration) -> list[str]:

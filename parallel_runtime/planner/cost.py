@@ -10,7 +10,7 @@ The device's time of one block, on the slowest rank, is
     4 (S / R) S (d / U) / attention rate                            scores and values (arXiv 2205.14135)
     passes s d e / memory bandwidth                                 norms, rotary, gates, activations
     all-to-all bytes / its bandwidth + latencies                    arXiv 2309.14509
-    (R - 1) hops                                                    attention hides none of it, arXiv 2310.01889
+    (R - 1) hops, less what attention hides (parallel/overlap.py)   arXiv 2310.01889
     (R - 1) merge passes s d 4 / memory bandwidth                   parts of the output merged in fp32
     gathered weights that compute does not hide                     ZeRO 3, arXiv 1910.02054
 
@@ -22,6 +22,7 @@ computed again with every patch; the first step is synchronous.
 import math
 from dataclasses import dataclass, replace
 
+from ..parallel.overlap import ring_s
 from ..parallel.shard import NEVER
 from ..parallel.traffic import AttentionShape, predict
 from ..plan import ParallelPlan
@@ -103,9 +104,9 @@ class _CostModel:
         weights = shape.block_params / shape.blocks * work.weight_bytes
         merges = software.merge_passes * (plan.ring - 1) * mine * shape.hidden * 4  # fp32
         moved = weights + software.passes * mine * shape.hidden * work.element_bytes + merges
-        compute = 2 * mine * shape.token_params / rates.matmul_flops
-        compute += 4 * mine * work.tokens * shape.hidden / rates.attention_flops + moved / rates.memory_bandwidth
-        exchange = self._exchange_s(fraction)
+        attend_s = 4 * mine * work.tokens * shape.hidden / rates.attention_flops
+        compute = 2 * mine * shape.token_params / rates.matmul_flops + attend_s + moved / rates.memory_bandwidth
+        exchange = self._exchange_s(fraction, attend_s)
         communication = exchange + max(0.0, self._weights_s(weights) - compute - exchange)
         launch = software.block_s + (software.exchange_s if plan.parts > 1 else 0.0) + (plan.ring - 1) * software.hop_s
         if rates.asynchronous:
@@ -146,8 +147,8 @@ class _CostModel:
         communication += relayed_s(plan, self.calibration, 2 * work.rows * work.image_tokens * shape.channels * 4)
         return compute, communication, self.calibration.software.block_s
 
-    def _exchange_s(self, fraction: float) -> float:
-        """Seconds one block waits for tokens of other ranks."""
+    def _exchange_s(self, fraction: float, attend_s: float) -> float:
+        """Seconds one block waits for tokens of other ranks; blocks of our own exchange all heads at once."""
         plan, link = self.plan, self.calibration.link
         around = self.calibration.link_of(plan.parts, plan.ranks)
         swapped, hop = self._bytes_a_block()
@@ -156,7 +157,10 @@ class _CostModel:
             waiting += fraction * swapped / link.all_to_all_bandwidth(plan.ulysses)
             waiting += self.calibration.software.swap_calls * link.latency_s
         if plan.ring > 1:
-            waiting += (plan.ring - 1) * (fraction * hop / around.bandwidth + around.latency_s)
+            hop_s = fraction * hop / around.bandwidth + around.latency_s
+            both_s = ring_s(attend_s=attend_s, hop_s=hop_s, ring=plan.ring)
+            hops_s = (plan.ring - 1) * hop_s
+            waiting += self.calibration.rates.waited_s(sent_s=hops_s, attend_s=attend_s, both_s=both_s)
         return waiting
 
     def _bytes_a_block(self) -> tuple[float, float]:

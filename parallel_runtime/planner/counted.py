@@ -13,7 +13,8 @@ is ceil(H / U) / H of the heads (1 / U where H < U, with keys gathered) and 1 / 
 
     (q, k, v and output) / N (U - 1) / U in all-to-alls, (R - 1) times (k, v) / N around the ring, and what is gathered
 
-and the host takes its time to start each operation. Weights are read once a call.
+of which the first two hide behind shared attention by parallel/overlap.py, heads in as many chunks as ranks choose, and
+the host takes its time to start each operation. Weights are read once a call.
 
 In a pipeline each call begins and ends with the pipeline empty: M patches pass S stages in M + S - 1 turns, each with
 blocks / S. A patch has its part of the picture and the whole text, and attends to all keys; stages hand on one tensor
@@ -26,6 +27,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ..parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s, ring_s
 from ..parallel.shard import split_lengths
 from ..plan import ParallelPlan
 from .cost import Cost, relayed_s, rows_per_group
@@ -87,6 +89,11 @@ class CountedModel:
         """Heads that ranks can share out."""
         return max(1, self.key_heads)
 
+    def head_dim(self, work: Work) -> int:
+        """Size of a head of keys, of attention that ranks share."""
+        numbers = self.count("key_bytes", work) / 2 / work.element_bytes
+        return max(1, round(numbers / max(1.0, self.count("exchanges", work)) / work.tokens / self.heads))
+
     @property
     def largest_block(self) -> int:
         """Bytes of the block that has the most."""
@@ -115,10 +122,13 @@ class Amounts:
 
     matmul_flops: float
     attention_flops: float
+    attended_flops: float  # those of attention that ranks share
+    attended_scores: float
     scores: float  # of queries and keys, each of which the softmax takes an exponential of
     moved_bytes: float
     operations: float
-    swapped_bytes: float
+    arriving_bytes: float  # in all-to-alls: q, k and v, then the output
+    returning_bytes: float
     hop_bytes: float  # of one hop around the ring
     gathered_bytes: float
     exchanges: float
@@ -141,21 +151,27 @@ def amounts_of(
     attended = (math.ceil(heads / ulysses) / heads if heads >= ulysses else 1 / ulysses) / ring
     queries, keys = count("query_bytes"), count("key_bytes")
     moved = count("module.moved_bytes") + attended * count("attended.moved_bytes")
-    swapped = 0.0
+    arriving = returning = 0.0
     if ring > 1:
         moved += merge_passes * (ring - 1) * queries / 2 / parts * 4 / work.element_bytes  # outputs, in fp32
     if ulysses > 1:
         moved += EXCHANGED / parts * count("exchange.moved_bytes")
-        swapped = keys / parts * (ulysses - 1) if heads < ulysses else (queries + keys) / parts * (1 - 1 / ulysses)
+        given = (1 - 1 / ulysses) / parts
+        arriving = keys / parts * (ulysses - 1) if heads < ulysses else (queries / 2 + keys) * given
+        returning = 0.0 if heads < ulysses else queries / 2 * given
+    flops, scores = attended * count("attended.attention_flops"), attended * count("attended.scores")
     return Amounts(
         matmul_flops=count("module.matmul_flops"),
-        attention_flops=count("module.attention_flops") + attended * count("attended.attention_flops"),
-        scores=count("module.scores") + attended * count("attended.scores"),
+        attention_flops=count("module.attention_flops") + flops,
+        attended_flops=flops,
+        attended_scores=scores,
+        scores=count("module.scores") + scores,
         moved_bytes=moved,
         operations=count("module.operations")
         + count("attended.operations")
         + (count("exchange.operations") if parts > 1 else 0.0),
-        swapped_bytes=swapped,
+        arriving_bytes=arriving,
+        returning_bytes=returning,
         hop_bytes=keys / parts if ring > 1 else 0.0,
         gathered_bytes=count("gathered_bytes") * (parts - 1) / parts,
         exchanges=count("exchanges") if parts > 1 else 0.0,
@@ -198,24 +214,68 @@ def _pass_s(
     model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, patches: int
 ) -> tuple[float, float, float]:
     """Seconds of compute, communication and launch of a patch of every call of a step through all blocks."""
-    rates, link, software = calibration.rates, calibration.link, calibration.software
+    rates, software = calibration.rates, calibration.software
     amounts = amounts_of(model, work, plan, merge_passes=software.merge_passes, patches=patches)
     rows = rows_per_group(work, plan)
     compute = amounts.matmul_flops / rates.matmul_flops
     compute += rates.attention_s(amounts.attention_flops, amounts.scores) + rates.moving_s(amounts.moved_bytes)
     calls = 2 if work.guided and plan.cfg == 1 else 1  # prompt and negative read the weights one after another
     compute = rows * compute + calls * model.weight_bytes / rates.memory_bandwidth
-    sending = amounts.swapped_bytes / link.all_to_all_bandwidth(plan.ulysses)
     around = calibration.link_of(plan.parts, plan.ranks)
-    sending += ((plan.ring - 1) * amounts.hop_bytes + amounts.gathered_bytes) / around.bandwidth
-    swaps, hops = (plan.ulysses > 1) * software.swap_calls * amounts.exchanges, (plan.ring - 1) * amounts.exchanges
-    waiting = swaps * link.latency_s + (amounts.gathers + hops) * around.latency_s
-    communication = rows * sending + calls * waiting
+    communication = rows * amounts.gathered_bytes / around.bandwidth + calls * amounts.gathers * around.latency_s
+    communication += _exchanges_s(model, work, plan, calibration, amounts, calls=calls)
     communication += max(0.0, _weights_s(model, plan, calibration) - compute - communication)
     launch = calls * amounts.operations * software.operation_s
     if rates.asynchronous:
         launch = max(0.0, launch - compute - communication)
     return compute, communication, launch
+
+
+def _exchanges_s(
+    model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, amounts: Amounts, *, calls: int
+) -> float:
+    """Seconds of a step for which ranks wait for heads and for hops, beside the attention that they share.
+
+    A pipeline's stages send all heads at once, and gather what others have around the ring: nothing hides.
+    """
+    times = calls * amounts.exchanges
+    if not times:
+        return 0.0
+    rates, link, around = calibration.rates, calibration.link, calibration.link_of(plan.parts, plan.ranks)
+    rows = rows_per_group(work, plan) / times  # a row's amounts are of all attentions: what one of them has of these
+    attend_s = rows * rates.attention_s(amounts.attended_flops, amounts.attended_scores)
+    waited = 0.0
+    if plan.ring > 1:
+        hop_s = rows * amounts.hop_bytes / around.bandwidth + around.latency_s
+        sent = (plan.ring - 1) * hop_s
+        both = sent + attend_s if plan.pipefusion > 1 else ring_s(attend_s=attend_s, hop_s=hop_s, ring=plan.ring)
+        waited += rates.waited_s(sent_s=sent, attend_s=attend_s, both_s=both)
+    if plan.ulysses > 1:
+        bandwidth = link.all_to_all_bandwidth(plan.ulysses)
+        there, back = rows * amounts.arriving_bytes, rows * amounts.returning_bytes
+        chunks = 1
+        if plan.pipefusion == 1 and rates.asynchronous and model.heads >= plan.ulysses:
+            shared = SharedHeads(
+                groups=model.heads,
+                ranks=plan.ulysses,
+                keys=work.tokens,
+                head_dim=model.head_dim(work),
+                flops=rows * amounts.attended_flops,
+                arriving_bytes=there,
+                returning_bytes=back,
+            )
+            given = OverlapRates(attention_flops=rates.attention_flops, bandwidth=bandwidth, latency_s=link.latency_s)
+            chunks = choose_chunks(shared, given)
+        both = chunked_s(
+            attend_s=attend_s,
+            arriving_s=there / bandwidth,
+            returning_s=back / bandwidth,
+            latency_s=link.latency_s,
+            chunks=chunks,
+        )
+        sent = (there + back) / bandwidth + 2 * chunks * link.latency_s
+        waited += rates.waited_s(sent_s=sent, attend_s=attend_s, both_s=both)
+    return times * waited
 
 
 def _handed_s(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, patches: int) -> float:

@@ -9,6 +9,9 @@ from ..plan import crossing
 
 GIB = 2**30
 NARROW, WIDE = 16, 64  # sizes of heads with which attention is measured on a CPU
+# The part of what could hide behind attention that does: a transfer takes multiprocessors and memory from the kernel
+# beside it. Read off published runs of rings (benchmarks/planner.md).
+HIDDEN = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,14 @@ class Rates:
     def attention_s(self, flops: float, scores: float) -> float:
         """Seconds of attention of so many FLOPs and scores, whatever the size of its heads."""
         return flops / self.attention_flops + self.score_s * (scores - flops / (4 * WIDE))
+
+    def waited_s(self, *, sent_s: float, attend_s: float, both_s: float) -> float:
+        """Seconds for which attention of `attend_s` waits for transfers of `sent_s`.
+
+        `both_s`: of both together by parallel/overlap.py, where neither slows the other. Nothing hides on a CPU, whose
+        cores copy.
+        """
+        return sent_s - (HIDDEN * (sent_s + attend_s - both_s) if self.asynchronous else 0.0)
 
     def moving_s(self, num_bytes: float) -> float:
         """Seconds of operations between matrices that read and write so many bytes."""

@@ -2,11 +2,16 @@
 
 Owns the figures, which device a name means, and which link a machine of such devices usually has. Spec-sheet figures
 are the vendors' (dense, no sparsity). What is reached of them, PCIe links and the host's seconds were fitted to
-published runs of other engines (benchmarks/planner.md); `doctor --calibrate` measures ours.
+published runs of other engines (benchmarks/planner.md); `doctor --calibrate` measures ours. Of a device that this
+project has measured, measured.json has what stands in their place.
 """
 
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 from .hardware import GIB, Calibration, Link, Rates, Software
 
@@ -39,7 +44,7 @@ DEVICES = {
     "A100 PCIe": KnownDevice(312.0, 1935.0, 80, 0.60, 0.70),
     "A100 PCIe 40GB": KnownDevice(312.0, 1555.0, 40, 0.60, 0.70),
     "L40S": KnownDevice(362.0, 864.0, 48, 0.60, 0.55),
-    "L40": KnownDevice(181.0, 864.0, 48, 1.00, 0.74),
+    "L40": KnownDevice(181.0, 864.0, 48, 1.00, 0.73),
     "L20": KnownDevice(119.5, 864.0, 48, 1.00, 0.89),
     "RTX 4090": KnownDevice(165.0, 1008.0, 24, 0.85, 0.85),
     "RTX 3090": KnownDevice(
@@ -57,19 +62,24 @@ SHARED_ABOVE = 4
 _LINKS = {
     "nvlink4": Link(name="nvlink4", bandwidth=270e9, latency_s=25e-6),
     "nvlink3": Link(name="nvlink3", bandwidth=180e9, latency_s=25e-6),
-    "pcie4": Link(name="pcie4", bandwidth=31.5e9, latency_s=40e-6, contention=0.32),
-    "pcie4-shared": Link(name="pcie4-shared", bandwidth=24.3e9, latency_s=40e-6, contention=2.45),
-    "pcie3": Link(name="pcie3", bandwidth=15.75e9, latency_s=40e-6, contention=0.32),
-    "pcie3-shared": Link(name="pcie3-shared", bandwidth=12.15e9, latency_s=40e-6, contention=2.45),
+    "pcie4": Link(name="pcie4", bandwidth=31.5e9, latency_s=40e-6, contention=0.323),
+    "pcie4-shared": Link(name="pcie4-shared", bandwidth=23.3e9, latency_s=40e-6, contention=2.42),
+    "pcie3": Link(name="pcie3", bandwidth=15.75e9, latency_s=40e-6, contention=0.323),
+    "pcie3-shared": Link(name="pcie3-shared", bandwidth=11.65e9, latency_s=40e-6, contention=2.42),
     "memory": Link(name="memory", bandwidth=2e9, latency_s=0.21e-3),
     # between machines: what TCP leaves of the line, and what a message of a library takes on it
     "ethernet1": Link(name="ethernet1", bandwidth=0.115e9, latency_s=0.2e-3),
     "ethernet10": Link(name="ethernet10", bandwidth=1.1e9, latency_s=0.1e-3),
 }
 # The host's seconds are those of the engines in the published tables, not of ours.
-EAGER = Software(name="eager", passes=94.0, merge_passes=12.0, block_s=1.01e-03, exchange_s=1.55e-03, hop_s=1.94e-04)
+EAGER = Software(name="eager", passes=93.5, merge_passes=17.9, block_s=1.02e-03, exchange_s=1.54e-03, hop_s=1.95e-04)
 COMPILED = Software(name="compiled", passes=22.0, merge_passes=8.0, block_s=0.5e-3, exchange_s=0.2e-3, hop_s=0.1e-3)
 ON_CPU = Software(name="cpu", passes=30.0, merge_passes=4.0, block_s=3.40e-04, exchange_s=7.63e-04, hop_s=0.1e-3)
+MEASURED = Path(__file__).with_name("measured.json")
+# What a measured device may have there: of its rates, and of the host that starts its blocks one by one.
+OF_RATES = ("matmul_flops", "attention_flops", "memory_bandwidth")
+OF_SOFTWARE = ("passes", "block_s", "exchange_s", "hop_s", "operation_s")
+MEASURES = (*OF_RATES, *OF_SOFTWARE)
 CPU_THREAD = Rates(
     name="cpu",
     matmul_flops=159e9,
@@ -107,10 +117,14 @@ def usual_link(name: str, devices: int) -> Link:
     return known_link(f"{link}-shared" if shared else link)
 
 
-def known_calibration(device: str, link: str | None = None, *, devices: int = 2, compiled: bool = False) -> Calibration:
+def known_calibration(
+    device: str, link: str | None = None, *, devices: int = 2, compiled: bool = False, measured: bool = True
+) -> Calibration:
     """Constants from the table, with the link that a machine with so many such devices usually has.
 
-    `cpu` is one thread of a CPU a rank. Raises `ValueError` for a device or a link that is not in the table.
+    `cpu` is one thread of a CPU a rank. `measured`: of a device that this project has measured, its own constants in
+    the place of those that were fitted to other engines. Raises `ValueError` for a device or a link that is not in the
+    table.
     """
     if device == "cpu":
         return Calibration(
@@ -123,7 +137,25 @@ def known_calibration(device: str, link: str | None = None, *, devices: int = 2,
     reaching = known_link(link) if link else usual_link(device, devices)
     software = COMPILED if compiled else EAGER
     source = f"a table of known devices ({rates.name}, {reaching.name}, {software.name}), not measured here"
+    own = _measured().get(rates.name, {}) if measured else {}
+    rates = replace(rates, **{name: own[name] for name in OF_RATES if name in own})
+    if own and not compiled:
+        software = replace(software, **{name: own[name] for name in OF_SOFTWARE if name in own})
     return Calibration(rates=rates, link=reaching, software=software, source=source)
+
+
+@lru_cache(maxsize=1)
+def _measured() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(MEASURED.read_text(encoding="utf-8"))
+    return found
+
+
+def table_name(name: str) -> str:
+    """The table's name of a device that a driver names; the driver's own where the table has none."""
+    try:
+        return _device_named(name)
+    except ValueError:
+        return name
 
 
 def _device_named(name: str) -> str:

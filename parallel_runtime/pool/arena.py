@@ -5,8 +5,8 @@ the number of its content. A number stands for one copy's bytes for ever, so a r
 one that does not reads them where they lie. Nothing is ever taken for the same by name, address or `id()`.
 
 Owns the layout of shared memory on the parent's side and what lies there. Does not own the memory itself
-(wire/channel.py), what ranks keep (worker/repeated.py), nor who may write it when: a request's area is written again
-only after all ranks have answered it (worker_group.py).
+(wire/channel.py), how inputs of a CUDA device come here (device_inputs.py), what ranks keep (worker/inputs.py), nor who
+may write it when: a request's area is written again only after all ranks have answered it (worker_group.py).
 """
 
 import ctypes
@@ -14,12 +14,14 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from ..pinned import SideStream
 from ..wire.channel import CONTROL_BYTES, Attach, Segment, SegmentTable
 from ..wire.protocol import ALIGNMENT, TensorSpec
+from .device_inputs import INTEGERS, DeviceInput, arrived_of
 from .failure import system_error
 
 OUT = "out"
@@ -27,8 +29,6 @@ OUT = "out"
 GROWTH_BYTES = 1 << 24
 # Of inputs that do not lie in plain CPU memory, a request's first ones up to this are kept to compare the next with.
 TWIN_BYTES = 64 << 20
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bits compare, where NaNs would not
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,14 @@ class Placed:
 
 @dataclass(frozen=True)
 class _Content:
-    """What lies in a place: its number, and for a source that is not plain CPU memory a copy of it on its device."""
+    """What lies in a place: its number, and for a source that is not plain CPU memory a copy of it on its device.
+
+    `changed`: another content lay there before, so that the next one will be another, too.
+    """
 
     number: int
     last_sent: torch.Tensor | None
+    changed: bool = False
 
 
 class Arena:
@@ -68,6 +72,8 @@ class Arena:
         self._further = 0  # index of the further segment; 0: none yet. Indices are never used again
         self._numbers = itertools.count(1)
         self._contents: dict[TensorSpec, _Content] = {}  # the last request's inputs
+        self._sides = functools.cache(SideStream)  # by device
+        self._pins = False  # whether the last request's inputs lay on a CUDA device, where its results will go
 
     def place(self, tensors: Mapping[str, torch.Tensor], results: Sequence[Extent] = ()) -> Placed:
         """Have `tensors` in shared memory and leave room for the results, which are the last entries.
@@ -95,21 +101,50 @@ class Arena:
         before, self._contents = self._contents, {}
         repeated: dict[str, int] = {}
         last_sent_bytes = TWIN_BYTES
+        arrived = self._from_devices({spec: tensors[spec.name].detach() for spec in specs}, before)
         for spec in specs:
             source, place, content = tensors[spec.name].detach(), self._table.tensor(spec), before.get(spec)
-            if content is None or not _holds(place, content.last_sent, source):
-                _copy(place, source)
-                content = _Content(next(self._numbers), _last_sent_copy(source, at_most=last_sent_bytes))
+            if spec in arrived:
+                here = arrived[spec]
+                holds = here is None
+            else:
+                here, holds = source, content is not None and _holds(place, content.last_sent, source)
+            if content is None or not holds:
+                _copy(place, source if here is None else here)
+                kept = _last_sent_copy(source, at_most=last_sent_bytes)
+                content = _Content(next(self._numbers), kept, changed=content is not None)
             else:
                 repeated[spec.name] = content.number
+                content = replace(content, changed=False) if content.changed else content
             last_sent_bytes -= 0 if content.last_sent is None else content.last_sent.nbytes
             self._contents[spec] = content
         return repeated
 
+    def _from_devices(
+        self, sources: Mapping[TensorSpec, torch.Tensor], before: Mapping[TensorSpec, _Content]
+    ) -> dict[TensorSpec, torch.Tensor | None]:
+        """Inputs that lie on a CUDA device, on the host; None of those that are what was sent last."""
+        found: dict[TensorSpec, torch.Tensor | None] = {}
+        devices = {source.device for source in sources.values() if on_device(source)}
+        self._pins = bool(devices)
+        for device in devices:
+            inputs = {
+                spec: DeviceInput(source, known.last_sent if known else None, changes=known is None or known.changed)
+                for spec, source in sources.items()
+                if source.device == device and on_device(source)
+                for known in [before.get(spec)]
+            }
+            found |= zip(inputs, arrived_of(self._sides(device), list(inputs.values())), strict=True)
+        return found
+
+    def _own_memory(self, like: torch.Tensor) -> torch.Tensor:
+        """Room for a result; pinned, where it will go on to a CUDA device."""
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=self._pins)
+
     def take(self, spec: TensorSpec) -> torch.Tensor:
         """A copy of a tensor, in memory of its own: the next request overwrites the segment."""
         view = self._table.tensor(spec)
-        return _copy(torch.empty_like(view), view)
+        return _copy(self._own_memory(view), view)
 
     def _replace_further(self, num_bytes: int) -> None:
         index, dropped = self._further + 1, (self._further,) if self._further else ()
@@ -126,6 +161,11 @@ class Arena:
             self._announce(Attach(segment=index, num_bytes=num_bytes, drop=dropped), fd)
         finally:
             os.close(fd)
+
+
+def on_device(source: torch.Tensor) -> bool:
+    """Whether an input lies on a CUDA device."""
+    return source.device.type == "cuda"
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -150,7 +190,7 @@ def _holds(place: torch.Tensor, last_sent: torch.Tensor | None, source: torch.Te
         return not _memcmp()(place.data_ptr(), source.data_ptr(), place.nbytes)
     if last_sent is None or last_sent.device != source.device:
         return False
-    bits = _INTEGERS[source.element_size()]
+    bits = INTEGERS[source.element_size()]
     return torch.equal(last_sent.view(bits), source.resolve_neg().view(bits))
 
 

@@ -139,7 +139,8 @@ def _of_step(ran: RankStep | RankRun, step: int) -> dict:
         told |= {name: getattr(ran, name) for name in COUNTS}
     else:
         told = {"step_s": ran.step_s[step], "began_s": None if ran.began_s is None else ran.began_s[step]}
-        told["regions"] = None if ran.regions is None else {name: each[step] for name, each in ran.regions.items()}
+        timed = ran.regions is not None and (ran.timed_steps is None or step in ran.timed_steps)
+        told["regions"] = {name: each[step] for name, each in (ran.regions or {}).items()} if timed else None
     return {name: value for name, value in told.items() if value is not None}
 
 
@@ -245,8 +246,23 @@ def _sum_up(span: Span, rank: int) -> dict | None:
     return total | {"regions": regions, "timed": timed, "pieces": [list(piece) for piece in pieces]}
 
 
-def _series(steps: Sequence[Mapping], spans: Sequence[Span], began_s: float) -> dict:
+def _all_timed(steps: Sequence[dict]) -> list[dict]:
+    """Steps whose parts were not timed, as one in several is on a GPU, have those of the timed one before, or of the
+    first one, in proportion to what the step took."""
+    known = next((step for step in steps if step["timed"] and step["regions"]), None)
+    found = []
+    for step in steps:
+        known = step if step["timed"] and step["regions"] else known
+        if not step["timed"] and known is not None and known["step_s"] > 0:
+            rate = step["step_s"] / known["step_s"]
+            step = step | {"timed": True, "regions": {name: rate * each for name, each in known["regions"].items()}}
+        found.append(step)
+    return found
+
+
+def _series(steps: Sequence[dict], spans: Sequence[Span], began_s: float) -> dict:
     """One rank's steps as lists, one entry a step. A field that a step lacks is no field of the run."""
+    steps = _all_timed(steps)
     series: dict = {"busy_s": [step["step_s"] for step in steps]}
     # A rank may end a step of a run in the workers long before its caller hears of it, and be at the next one.
     series["idle_s"] = [max(0.0, span.wall_s - step["step_s"]) for span, step in zip(spans, steps, strict=True)]

@@ -213,8 +213,9 @@ class StageTimeline:
 class RankRun(RankWork):
     """A whole sampling run: seconds of each step, of what came before the first and after the last, and of waiting.
 
-    `began_s` is when each step began; `regions` has a list for each, an entry a step, and `prepare_regions` what was
-    before the first. A run of very many steps goes without `began_s` and `regions`, as a message has room for no more.
+    `began_s` is when each step began; `regions` has a list for each, an entry a step, which says nothing of steps that
+    are none of `timed_steps`, and `prepare_regions` what was before the first. A run of very many steps goes without
+    `began_s` and `regions`, as a message has room for no more.
     `skipped_calls` are those that EasyCache or LazyCache stood for; None without one.
     """
 
@@ -224,6 +225,7 @@ class RankRun(RankWork):
     waited_s: float
     began_s: tuple[float, ...] | None = None
     regions: dict[str, tuple[float, ...]] | None = None
+    timed_steps: tuple[int, ...] | None = None
     prepare_regions: dict[str, float] | None = None
     timeline: StageTimeline | None = None
     skipped_calls: int | None = None

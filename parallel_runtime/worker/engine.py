@@ -4,6 +4,7 @@ Owns the handles and the requests. Marries one adapter, one set of weights and o
 blocks is forward.py's. Knows no ComfyUI, no socket, and no arithmetic of a model.
 """
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 import psutil
 import torch
 
+from ..choices import choice_for
 from ..models.graphs import Graphs, Watch
 from ..parallel.collectives import Axis
 from ..plan import BatchSlice
@@ -60,6 +62,8 @@ from .sampling_request import run_sample
 from .trace import Trace
 from .vae import RankVae
 
+MEMORY_S = 1.0  # between two questions for the memory of steps
+
 
 class Engine:
     """What one rank holds and does. `handle` is called with one request at a time."""
@@ -76,7 +80,8 @@ class Engine:
         self.repeated = RepeatedInputs(device)
         self._show_waiting = partial(segments.show_waiting, rank)
         self.graphs = Graphs()
-        self._process = psutil.Process()  # asked after every request, and slow to make
+        self._process = psutil.Process()  # asked after many requests, and slow to make
+        self._asked: tuple[float, Memory] | None = None  # when a step asked for its memory, and the answer
 
     @torch.inference_mode()
     def handle(
@@ -98,6 +103,10 @@ class Engine:
             return self.vae.answer(request, message.tensors, progress=progress, cancelled=cancelled, beat=beat)
         if self.vae.on_device:
             self.vae.leave_device()
+        if not isinstance(request, Step):
+            self._asked = None
+        if isinstance(request, Sample | Trim):
+            gc.collect()  # not within a step; models are not looked at (loading.py)
         # what a class keeps between calls is of one run with one model, and as its weights were
         self.models.end_runs(but=request.model if isinstance(request, Step) else None)
         if isinstance(request, Step):
@@ -116,8 +125,11 @@ class Engine:
         return self._of_ranks(request)
 
     def new_timer(self, *, on: bool) -> RegionTimer:
-        """What times one request on this rank; its regions too when it is `on`."""
-        return RegionTimer(self.device, on=on)
+        """What times one request on this rank; its regions too when it is `on`, on a GPU in one step of several."""
+        if not on or self.device.type != "cuda":
+            return RegionTimer(self.device, on=on)
+        every = choice_for(torch.cuda.get_device_capability(self.device)).timed_every
+        return RegionTimer(self.device, on=True, every=every)
 
     def _unload(self, request: Unload) -> MemoryReply:
         self.repeated.clear()
@@ -182,6 +194,8 @@ class Engine:
         sent = self.repeated.of_request(tensors, request.repeated)
         pace = Pace(self.device, beat)
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
+        if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
+            forward.timer.enter_step(place[0], of=place[1])
         if mesh.plan.pipefusion > 1 and isinstance(model, HostedModel):
             forward = HostedPipeline(model, mesh, forward.timer, forward.beat, sent, step=request, held=self.held_keys)
         if isinstance(forward, HostedForward):
@@ -213,7 +227,7 @@ class Engine:
             tokens=forward.tokens if isinstance(forward, HostedForward) else None,
             **self._counts(model, mesh, forward),
         )
-        return StepReply(memory=self._memory(), ran=ran)
+        return StepReply(memory=self._memory_of_step(), ran=ran)
 
     def _sample(
         self,
@@ -290,6 +304,13 @@ class Engine:
             "cached": forward.cached if isinstance(forward, HostedForward) else None,
             "kept": forward.take_kept() if isinstance(forward, HostedForward) else None,
         }
+
+    def _memory_of_step(self) -> Memory:
+        """Asked in the first step of a run, and again every `MEMORY_S`: it takes longer than a small step may."""
+        now_s = time.perf_counter()
+        if self._asked is None or now_s - self._asked[0] >= MEMORY_S:
+            self._asked = (now_s, self._memory())
+        return self._asked[1]
 
     def _memory(self) -> Memory:
         resident_bytes = self._process.memory_info().rss

@@ -18,7 +18,7 @@ from ..parallel.shard import SequenceShard
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..weights.model_weights import ModelWeights
-from .inputs import RequestInputs, call_tensors
+from .inputs import RequestInputs, call_tensors, to_host
 from .mesh import Mesh
 
 # Sends what other ranks need first; what it returns attends, and gives this rank's part once it has arrived.
@@ -79,7 +79,7 @@ class Forward:
             tokens = self.adapter.embed(w, inputs["img"], self.adapter.condition(w, inputs))
         velocity = self.velocity(tokens, shard, inputs, options)
         with self.timer.region("gather"):
-            self._mine(piece, shard, "out", whole["out"]).copy_(velocity)  # waits for the device
+            to_host(self._mine(piece, shard, "out", whole["out"]), velocity)
 
     def shard(self, whole: Mapping[str, torch.Tensor]) -> SequenceShard:
         """This rank's part of a call's tokens."""

@@ -8,23 +8,11 @@ and from there to its place when it has arrived. On the CPU it is a plain copy, 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
+from ..pinned import ArrivedCopy, SideStream
 from ..sampler_recurrence import PREVIEW_SLOTS
-
-
-class ArrivedCopy(Protocol):
-    """Whether a copy has arrived, as `torch.cuda.Event`."""
-
-    def query(self) -> bool:
-        """Whether it has, without waiting."""
-        ...
-
-    def synchronize(self) -> None:
-        """Return when it has."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +29,7 @@ class HostCopies:
     """The copies of one run, in the order in which they were started."""
 
     def __init__(self, device: torch.device) -> None:
-        self._beside = _Beside(device) if device.type == "cuda" else None
+        self._beside = SideStream(device) if device.type == "cuda" else None
         self._free: dict[torch.Size, list[torch.Tensor]] = {}
         self._pending: deque[_Pending | Callable[[], None]] = deque()
 
@@ -87,23 +75,3 @@ class HostCopies:
             return
         first.target.copy_(first.pinned)
         self._free[first.pinned.shape].append(first.pinned)
-
-
-class _Beside:
-    """A stream of a CUDA device beside the one that computes."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
-
-    def pinned(self, shape: torch.Size) -> torch.Tensor:
-        """Memory of the host, fp32, that the device writes to by itself."""
-        return torch.empty(shape, dtype=torch.float32, pin_memory=True)
-
-    def start(self, pinned: torch.Tensor, rows: torch.Tensor) -> ArrivedCopy:
-        """Begin to copy, once the current stream has made `rows`."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            pinned.copy_(rows, non_blocking=True)
-            arrival = torch.cuda.Event()
-            arrival.record(self._stream)
-        return arrival

@@ -28,7 +28,7 @@ from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
 from .hosted_weights import HostedChanges, HostedWeights
-from .inputs import RequestInputs, call_tensors
+from .inputs import RequestInputs, call_tensors, to_host
 from .mesh import Mesh
 from .own_tokens import OwnTokens
 from .step_cache import skipping_blocks
@@ -355,5 +355,5 @@ class HostedForward:
         if self.sequence.index == 0:
             at = 0
             for each in flat:
-                room[piece.start : piece.stop, at : at + each.shape[1]].copy_(each)
+                to_host(room[piece.start : piece.stop, at : at + each.shape[1]], each)
                 at += each.shape[1]

@@ -21,7 +21,7 @@ from ..models.hosted.first_block import Residuals
 from ..sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from ..wire.requests import GroupWork
 from .hosted import HostedForward
-from .inputs import call_tensors
+from .inputs import call_tensors, to_device
 from .latent import LatentRows
 from .mesh import Mesh
 from .stock_cache import SkippedCalls
@@ -126,7 +126,7 @@ class HostedCalls:
             tensor = sent[f"t{number}"]
             if number in options["batched"]:
                 tensor = tensor.unflatten(0, (len(options["sides"]), -1))[:, start:stop].flatten(0, 1)
-            found.append(tensor.to(device))
+            found.append(to_device(tensor, device))
         return found
 
     def _outputs(self, cond: int, call: int, x: torch.Tensor) -> list[torch.Tensor]:

@@ -16,6 +16,8 @@ from ..models.hosted.block_patches import Beside
 from ..models.hosted.build import build, recognise
 from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
 from ..models.hosted.comfyui import import_comfyui
+from ..models.hosted.formats import says_formats
+from ..models.hosted.kept_layouts import keep_layouts
 from ..models.parts import plain_parts
 from ..models.plans import find_plan
 from ..models.plans.whole import find_whole
@@ -127,12 +129,28 @@ class HostedWeights:
 
     @property
     def _file_bytes(self) -> int:
-        """Bytes of the file, of a checkpoint those of the model alone; one a number where weights are kept in fp8."""
-        if not self._spec.checkpoint and not self._spec.kept:
+        """Bytes of the file, of a checkpoint those of the model alone; as they are held, where that is not the file's.
+
+        One a number where weights are kept in fp8; where narrow ones are widened, those of the compute dtype.
+        """
+        widened = self.own_copy and not self._spec.kept
+        if not self._spec.checkpoint and not self._spec.kept and not widened:
             return self._spec.size_bytes
-        tensors = read_header(self._spec.path).tensors
+        header = read_header(self._spec.path)
+        tensors = header.tensors
         inside = {name: entry for name, entry in tensors.items() if name.startswith(IN_CHECKPOINT)} or tensors
-        return sum(each.num_bytes // (each.dtype.itemsize if self._spec.kept else 1) for each in inside.values())
+        least = self.dtype.itemsize if widened and not says_formats(inside, header.metadata) else 1
+        numbers = [(each.num_bytes // each.dtype.itemsize, each.dtype.itemsize) for each in inside.values()]
+        return sum(number * (1 if self._spec.kept else max(size, least)) for number, size in numbers)
+
+    @property
+    def _spread(self) -> bool:
+        return self._group.size > 1 or self._offloaded
+
+    @property
+    def own_copy(self) -> bool:
+        """Whether this rank has whole weights of its own, and so as ComfyUI's loader holds them."""
+        return self.device.type != "cpu" and not self._spread
 
     def load(self, *, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
         """Import ComfyUI if need be and make the module. Raises `RequestCancelledError` once `cancelled()` is true."""
@@ -153,9 +171,9 @@ class HostedWeights:
         recognised = recognise(self._spec.path, tensors, header.metadata, checkpoint=self._spec.checkpoint)
         self.quantised = recognised.quantised
         yield 0
-        spread = self._group.size > 1 or self._offloaded
-        in_place = self.device.type == "cpu" and not spread
-        built = build(self._spec.path, recognised, self.dtype, kept=self._spec.kept, cast_in_use=in_place)
+        in_place = not self._spread and not self.own_copy
+        kept, widened = self._spec.kept, self.own_copy
+        built = build(self._spec.path, recognised, self.dtype, kept=kept, cast_in_use=in_place, widened=widened)
         self._whole, self.declared = built.whole, built.declared
         blocks, plan = self._find_blocks(), find_plan(type(self.module))
         if self.stages > 1 and plan is not None:
@@ -167,7 +185,7 @@ class HostedWeights:
         self._leave_others()
         if in_place:  # a copy of each rank's own would take as much as the model
             built = built.casting_in_use(self.blocks)
-        if spread:
+        if self._spread:
             self.shards = BlockShards(
                 self.blocks,
                 self._group,
@@ -177,12 +195,17 @@ class HostedWeights:
                 methods=self.methods_of,
             )
             yield from self.shards.load()
-        elif self.device.type != "cpu":
-            views = {name: weight for name, weight in self.module.named_parameters() if name not in built.rounded}
-            self._views = FileViews(self.module, views, self.device)
-        built.round_here()
+        elif self.own_copy:
+            wide = {name: dtype for name, dtype in built.rounded.items() if built.widens(name)}
+            rounded = built.rounded.keys() - wide.keys()
+            views = {name: weight for name, weight in self.module.named_parameters() if name not in rounded}
+            self._views = FileViews(self.module, views, self.device, wide)
+        built.round_here(widen=not self.own_copy)
         if self.device.type != "cpu":
             self.module.to(self.device)
+        if self.own_copy:
+            built.round_here()
+        keep_layouts(type(self.module), self.device)
         self._file.give_back()  # of what was converted or went to the device
 
     def _own_run(self) -> range:

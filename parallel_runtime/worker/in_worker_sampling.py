@@ -109,7 +109,8 @@ class InWorkerLoop:
     ) -> None:
         self._recurrence, self._calls, self._timer, self._pace, self._copies = recurrence, calls, timer, pace, copies
         self._leaves: list[Leave] = []  # of each step, and of calls after the last one
-        self._live = LiveTimes(timer.device) if timer.on else None
+        self._timed_steps: list[int] = []
+        self._live = LiveTimes(timer.device) if timer.asked else None
 
     def run(self, gate: Gate, *, step_done: Callable[[int, TimeSpent | None], None]) -> None:
         """Run to the end; the result and the previews go to the request's tensors, this rank's rows of them.
@@ -148,6 +149,8 @@ class InWorkerLoop:
         for call in range(self._recurrence.num_calls):
             if call in starts:
                 waited_s = gate.wait(starts[call], meanwhile=self._while_waiting)
+                if self._timer.enter_step(starts[call], of=len(ends)):
+                    self._timed_steps.append(starts[call])
                 self._leaves.append(Leave(at_s=time.perf_counter(), waited_s=waited_s))
             self._calls.run(call)
             if call in ends:
@@ -172,8 +175,9 @@ class InWorkerLoop:
             finish_s=finished_s - [prepared_s, *ends_s][-1],
             waited_s=sum(leave.waited_s for leave in self._leaves),
             began_s=_brief(began_s) if fit else None,
-            regions=_by_name(steps) if fit and self._timer.on else None,
-            prepare_regions=prepared if self._timer.on else None,
+            regions=_by_name(steps) if fit and self._timer.asked else None,
+            timed_steps=tuple(self._timed_steps) if fit and self._timer.asked else None,
+            prepare_regions=prepared if self._timer.asked else None,
             timeline=self._calls.timeline(),
             skipped_calls=None if self._calls.skipped is None else self._calls.skipped.count,
             **work,

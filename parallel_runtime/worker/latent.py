@@ -18,6 +18,7 @@ from ..stock_caches import LOOKED_AT, CachedRows, StockCache
 from ..timing import RegionTimer
 from ..wire.requests import GroupWork
 from .host_copies import HostCopies
+from .inputs import to_device, to_host
 
 INPAINT = ("mask", "noise", "latent")
 
@@ -136,7 +137,7 @@ class LatentRows:
         rows = self._trajectory.enter(last, self._given(last))
         if self._writes:
             with self._timer.region("gather"):
-                self._mine(self._tensors["out"]).copy_(rows)
+                to_host(self._mine(self._tensors["out"]), rows)
 
     def _cached(self, cache: StockCache, sides: Sequence[int]) -> CachedRows:
         looked_at = self._shard.take(self._tensors[LOOKED_AT], stream="image", dim=1)[0].to(self._timer.device)
@@ -164,7 +165,7 @@ class LatentRows:
             return self._on_device(f"given.{number}")
 
     def _on_device(self, name: str) -> torch.Tensor:
-        return self._mine(self._tensors[name]).to(self._timer.device)
+        return to_device(self._mine(self._tensors[name]), self._timer.device)
 
     def _reading(self, call: int) -> Prediction:
         return self._recurrence.states[call].reading

@@ -33,6 +33,7 @@ class LiveTimes:
         self._queued: deque[_Queued] = deque()
         self._compute_s = self._communication_s = self._idle_s = 0.0
         self._before_s = time.perf_counter()
+        self._waiting = 0.0  # the share of the last timed step in which it waited, and so of those after it
 
     def begin(self) -> None:
         """The first step begins."""
@@ -55,8 +56,11 @@ class LiveTimes:
     def _count(self, step: _Queued, now_s: float) -> None:
         idle_s = min(step.waited_s, max(0.0, step.leave_s - self._before_s))
         busy_s = max(0.0, now_s - self._before_s - idle_s)
-        waited_s = sum(region.seconds() for name, region in step.regions.items() if f"{name}_s" in WAITING)
-        self._communication_s += min(waited_s, busy_s)
-        self._compute_s += max(0.0, busy_s - waited_s)
+        if step.regions and busy_s > 0:
+            waits_s = sum(region.seconds() for name, region in step.regions.items() if f"{name}_s" in WAITING)
+            self._waiting = min(1.0, waits_s / busy_s)
+        waited_s = self._waiting * busy_s
+        self._communication_s += waited_s
+        self._compute_s += busy_s - waited_s
         self._idle_s += idle_s
         self._before_s = now_s

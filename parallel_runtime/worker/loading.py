@@ -33,6 +33,8 @@ from .hosted import HostedModel
 from .hosted_weights import HostedChanges, HostedWeights
 from .measure import free_bytes
 
+SELDOM = 1_000  # collections of the middle generation until Python collects all; 10 by itself
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -127,6 +129,7 @@ class LoadedModels(dict[int, LoadedModel | HostedModel]):
         self[request.model] = opened.model
         set_flags(request.spec.flags)  # after ComfyUI's import, which sets some
         wait_for(self._device)
+        keep_from_collections()
         return LoadReply(
             load_s=time.perf_counter() - began,
             parameter_bytes=opened.model.weights.parameter_bytes,
@@ -188,5 +191,19 @@ class LoadedModels(dict[int, LoadedModel | HostedModel]):
 
     def _let_go(self) -> None:
         """Free a model that was dropped: a module of ComfyUI's and the hooks on it refer to each other."""
-        gc.collect()
+        gc.unfreeze()
+        keep_from_collections()
         self.give_back()
+
+
+def keep_from_collections() -> None:
+    """Collect now, and have no later collection look at what is there.
+
+    Of torch, ComfyUI and a model these are a million objects, which a collection of all takes 50 to 100 ms for: on one
+    rank, while the others wait. Of what comes later Python makes one seldom by itself, and the engine one as a run
+    begins or has ended; the smaller ones stay.
+    """
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, SELDOM)

@@ -19,7 +19,7 @@ from ..parallel.links import Expected, Inbox, Outbox
 from ..plan import BatchSlice
 from ..wire.requests import CachedKeys, Step
 from .forward import Forward
-from .inputs import call_tensors
+from .inputs import call_tensors, to_host
 from .mesh import Mesh
 from .stage import CondState, PartRows, Stage
 
@@ -123,7 +123,7 @@ class PipelinedStep:
         with self._forward.timer.region("gather"):
             runs = velocity.split([shard.image.stop - shard.image.start for shard in shards], 1)
             for shard, rows in zip(shards, runs, strict=True):
-                shard.take(out[piece.start : piece.stop], stream="image", dim=1).copy_(rows)
+                to_host(shard.take(out[piece.start : piece.stop], stream="image", dim=1), rows)
 
     def _source(self, piece: BatchSlice) -> BatchSlice:
         """The rows that a piece is computed of: its own or, with option `first_row`, a negative control, the first."""

@@ -35,13 +35,16 @@ SET = """([kind, name, value]) => {
   widget.value = value
   widget.callback?.(value)
 }"""
+NO_TOASTS = """() => {
+  const { toast } = app.extensionManager
+  toast[toast.dismissAll ? 'dismissAll' : 'removeAll']()  // a frontend has one of them
+}"""
 TIDY = """async (nodes2) => {
-  const { sidebarTab, bottomPanel, toast, setting } = app.extensionManager
+  const { sidebarTab, bottomPanel, setting } = app.extensionManager
   app.graph.clear()
   if (sidebarTab.activeSidebarTabId) sidebarTab.toggleSidebarTab(sidebarTab.activeSidebarTabId)
   if (bottomPanel.activeBottomPanelTabId === 'parallel-dit.timeline')
     bottomPanel.toggleBottomPanelTab('parallel-dit.timeline')
-  for (const none of ['removeAll', 'dismissAll']) toast[none]?.()  // by the frontend's version
   await setting.set('Comfy.VueNodes.Enabled', nodes2)
   await setting.set('Comfy.ColorPalette', 'dark')
 }"""
@@ -80,6 +83,11 @@ class ComfyPage:
         return self.page.get_by_test_id("pdit-sidebar")
 
     @property
+    def tab(self) -> Locator:
+        """The button of our sidebar tab, which may have a badge."""
+        return self.page.locator('.parallel-dit-tab-button, [data-testid="parallel-dit-tab-button"]')
+
+    @property
     def timeline(self) -> Locator:
         """Our bottom-panel tab."""
         return self.page.get_by_test_id("pdit-timeline")
@@ -92,9 +100,18 @@ class ComfyPage:
     def tidy(self) -> None:
         """As a test finds it: an empty graph, no panel, no toast, the dark theme."""
         self.errors.clear()
+        self.no_toasts()
         self.page.evaluate(TIDY, self.nodes2)
         for panel in (self.sidebar, self.timeline):
             expect(panel).to_have_count(0)
+
+    def no_toasts(self) -> None:
+        """Take all toasts away."""
+        self.page.evaluate(NO_TOASTS)
+
+    def toast(self, text: str) -> Locator:
+        """A toast that says `text`, whichever of its two kinds this frontend has."""
+        return self.page.locator('.p-toast-message, [data-testid="toast"]', has_text=text)
 
     def reload(self) -> None:
         """As F5 does."""

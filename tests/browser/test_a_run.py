@@ -57,7 +57,7 @@ def test_from_an_example_to_the_picture_its_figures_and_a_reload(comfy: ComfyPag
     assert len(rows) == 2
     assert all(row["compute"] > 50 and row["communication"] > 5 for row in rows), rows
     gained = expect_gain_once_measured(comfy)
-    comfy.page.evaluate("app.extensionManager.toast.removeAll()")
+    comfy.no_toasts()
     comfy.shot("run")
     before = headline.inner_text()
     comfy.reload()
@@ -113,7 +113,7 @@ def test_the_timeline_looks_at_a_step_and_saves_what_it_shows(comfy: ComfyPage) 
     comfy.page.evaluate("window.open = (address) => { window.asked = address; return null }")  # a browser that blocks
     timeline.get_by_role("button", name="Perfetto").click()
     assert comfy.page.evaluate("window.asked") == "https://ui.perfetto.dev"
-    expect(comfy.page.locator(".p-toast-message", has_text="blocked the new tab")).to_be_visible()
+    expect(comfy.toast("blocked the new tab")).to_be_visible()
 
 
 def expect_files(comfy: ComfyPage) -> dict:
@@ -207,15 +207,14 @@ def test_a_worker_that_dies_is_told_with_the_remedy_in_full_view(comfy: ComfyPag
     comfy.page.wait_for_function(IN_FULL_VIEW, arg=card.element_handle())
     expect(comfy.page.get_by_test_id("error-overlay")).to_be_hidden()  # ComfyUI's own card of the node
     expect(sidebar.locator(".pdit-failure")).to_contain_text("rank 0")
-    badge = comfy.page.locator(".parallel-dit-tab-button .sidebar-icon-badge")
-    expect(badge).to_have_text("!")
+    expect(comfy.tab).to_contain_text("!")
     expect(comfy.page.get_by_test_id("pdit-result").first).to_contain_text("stopped before its end")
     comfy.shot("failure")
     comfy.load_example()
     comfy.run()
     expect(sidebar.locator(".pdit-failure")).to_be_hidden()
     expect(card).to_have_count(0)
-    expect(badge).to_have_count(0)
+    expect(comfy.tab).not_to_contain_text("!")
 
 
 @pytest.mark.full

@@ -107,13 +107,21 @@ RAISE = """([text, kind, kinds]) => {
   const traceback = [`  File "/comfy/execution.py", line 1`, `  File "/comfy/custom_nodes/${pack}/nodes/a.py", line 2`]
   const detail = { node_id: String(node.id), node_type: kind, exception_message: text, traceback }
   app.api.dispatchCustomEvent('execution_error', detail) }"""
-FOREIGN = """() => app.api.dispatchCustomEvent('execution_error', { node_id: '1', node_type: 'KSampler',
-  exception_message: 'their fault', traceback: ['  File "/comfy/nodes.py", line 1'] })"""
+# Of a prompt that this page has queued, of the graph that it shows: ComfyUI shows no other.
+FOREIGN = """async () => {
+  const node = app.graph.nodes.find((each) => each.comfyClass === 'VAELoader')
+  await app.queuePrompt(0, 1)
+  app.api.dispatchCustomEvent('execution_error', { prompt_id: 'p', node_id: String(node.id), node_type: 'VAELoader',
+    exception_type: 'RuntimeError', exception_message: 'their fault', executed: [],
+    traceback: ['  File "/comfy/nodes.py", line 1'] }) }"""
 
 
 def test_bypassing_is_offered_where_it_helps_and_errors_of_others_are_left_to_comfyui(made_up: MadeUp) -> None:
     page = made_up.comfy.page
     card = page.get_by_test_id("pdit-error-card")
+    answer = {"prompt_id": "p", "number": 1, "node_errors": {}}
+    page.route(re.compile("/prompt$"), lambda route: route.fulfill(json=answer))
+    made_up.comfy.load_example()
     page.evaluate(FOREIGN)
     expect(page.get_by_test_id("error-overlay")).to_be_visible()
     expect(card).to_have_count(0)

@@ -75,7 +75,7 @@ def test_what_is_suggested_can_be_applied_to_the_graph_that_it_is_of(made_up: Ma
     made_up.tell(pools=[a_pool()], reports=[entry | {"graph": "another"}])
     expect(result).to_contain_text("not run yet")
     comfy.open_sidebar().get_by_role("button", name="Use ring2").click()
-    expect(comfy.page.locator(".p-toast-message", has_text="another workflow")).to_be_visible()
+    expect(comfy.toast("another workflow")).to_be_visible()
 
 
 def test_a_node_goes_on_to_the_next_queued_run_though_nobody_saw_the_first_one_end(made_up: MadeUp) -> None:

@@ -200,10 +200,10 @@ def test_a_benchmark_is_against_stock_comfyui_and_stays_with_its_own_size(made_u
     bars.get_by_role("button", name="Use uly2").click()
     values = comfy.page.evaluate(f"Object.fromEntries({comfy.node('SPConfig')}.widgets.map((w) => [w.name, w.value]))")
     assert [values[name] for name in ("mode", "ulysses", "ring", "data", "devices")] == ["manual", 2, 1, 1, "cpu:2"]
-    expect(comfy.page.locator(".p-toast-message", has_text="has the plan uly2 now")).to_be_visible()
+    expect(comfy.toast("has the plan uly2 now")).to_be_visible()
     comfy.page.evaluate("app.graph.clear()")
     bars.get_by_role("button", name="Use uly2").click()
-    expect(comfy.page.locator(".p-toast-message", has_text="no SP Config")).to_be_visible()
+    expect(comfy.toast("no SP Config")).to_be_visible()
 
 
 def test_the_picture_of_the_timeline_says_what_it_is_of(made_up: MadeUp) -> None:

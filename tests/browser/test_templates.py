@@ -36,7 +36,8 @@ READ = """async (path) => {
 DROPPED = """async (name) => {
   const pinia = document.querySelector('#vue-app').__vue_app__.config.globalProperties.$pinia
   const store = pinia._s.get('subgraph')
-  const listed = store.subgraphBlueprints.find((each) => each.display_name === name)
+  const all = store.subgraphBlueprints ?? [...pinia._s.get('nodeDef').blueprintNodeDefsByName.values()]
+  const listed = all.find((each) => each.display_name === name)
   const held = store.getBlueprint(listed.name)
   app.graph.clear()
   app.canvas._deserializeItems({ nodes: held.nodes, subgraphs: held.definitions.subgraphs }, { position: [100, 100] })

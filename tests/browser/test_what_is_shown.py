@@ -313,7 +313,7 @@ def test_the_panel_speaks_the_users_language(tabs: Tabs, comfy_server: ComfyServ
     settings.post("/settings", {"Comfy.Locale": "zh"})
     try:
         comfy = tabs.get("zh")
-        comfy.page.locator(".parallel-dit-tab-button").click()
+        comfy.tab.click()
         expect(comfy.sidebar).to_contain_text("重启")
         comfy.load_example(ulysses=5)  # what the server says, too
         titles = comfy.page.evaluate("app.graph.nodes.map((node) => node.title)")

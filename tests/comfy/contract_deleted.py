@@ -22,12 +22,12 @@ NAME = "deleted_in_turn"
 def start_comfyui():
     """What main.py does before packs are loaded."""
     import comfy.options
+    import utils.extra_config  # noqa: F401  as main.py does, before nodes puts the folder with comfy/utils.py first
 
     comfy.options.enable_args_parsing()
     import execution
     import nodes  # noqa: F401
     import server
-    import utils.extra_config  # noqa: F401  before nodes puts ComfyUI's folder `comfy` first
 
     made = server.PromptServer(asyncio.new_event_loop())
     made.prompt_queue = execution.PromptQueue(made)

@@ -17,6 +17,7 @@ import pytest
 from host.fetch import comfyui_path
 from host.server import PACK_ROOT
 from parallel_runtime.models.hosted.contract import FEATURES, LINES, WHERE_THERE
+from parallel_runtime.models.hosted.contract_check import NOTHING, find
 
 from .contract_uses import files, uses_in
 
@@ -88,6 +89,15 @@ def test_a_name_that_the_contract_lacks_is_found(tmp_path: Any) -> None:
         "comfy.sd.VAE.tiled",
         "nodes.KSampler",
     ]
+
+
+def test_a_module_that_cannot_be_imported_is_missing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose own package has moved a name: what it has is off, and the pack is there."""
+    (tmp_path / "made_for_another.py").write_text("KEPT = 1\nfrom json import gone\n")
+    (tmp_path / "whole_module.py").write_text("KEPT = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find("made_for_another.KEPT") is NOTHING
+    assert find("whole_module.KEPT") == 1
 
 
 def test_no_line_is_there_twice_and_every_feature_has_some() -> None:

@@ -322,12 +322,16 @@ def test_a_plan_is_judged_before_it_is_queued(
         assert answer[key].startswith(text)
 
 
-@pytest.mark.parametrize("sampler", ["KSampler", "ParallelFluxSampler"])
-def test_each_step_is_told_on_the_node_that_samples(sampler: str, client: ComfyClient, tiny_models: TinyModels) -> None:
+@pytest.mark.parametrize(
+    ("sampler", "loop"), [("KSampler", "host"), ("KSampler", "auto"), ("ParallelFluxSampler", "auto")]
+)
+def test_each_step_is_told_on_the_node_that_samples(
+    sampler: str, loop: str, client: ComfyClient, tiny_models: TinyModels
+) -> None:
     graph = workflows.text_to_image(tiny_models, seed=908, steps=3)
-    result = client.queue(parallel(graph, mode="manual", ulysses=2, sampler=sampler))
+    result = client.queue(parallel(graph, mode="manual", ulysses=2, sampler=sampler, loop=loop))
     told = [text for node, text in result.require_success().texts if node == "sampler" and text.startswith("step ")]
-    skew = r" · skew \d+ %" if sampler == "KSampler" else ""  # ranks of a loop of their own report at its end
+    skew = r" · skew \d+ %" if loop == "host" else ""  # ranks of a loop of their own report at its end
     assert re.fullmatch(rf"step 3/3 · \d+(\.\d+)? m?s · 2 ranks{skew}", told[-1]), told
 
 

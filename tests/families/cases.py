@@ -70,7 +70,7 @@ class Case:
     @property
     def previews(self) -> bool:
         """Whether stock ComfyUI shows previews of it."""
-        return self.variant.previews
+        return self.variant.shown
 
     def workflow(self) -> Workflow:
         """The stock graph."""

@@ -11,6 +11,10 @@ from .graphs import VIDEO_AND_AUDIO, encoder, node, picture, prompts, separate, 
 from .variant import Variant
 
 FAMILY = "LTX"
+UNSHOWN = """class LTXAV(LTXV):
+    def __init__(self):
+        self.latent_rgb_factors = None
+"""
 TEXT, TOKENS = 48, 13
 SIZE = {"width": 224, "height": 160, "length": 33, "batch_size": 1}  # 5 frames of 5 x 7, a token each: 175
 PICTURE = {"width": 224, "height": 160}
@@ -122,7 +126,14 @@ VARIANTS = (
         )
     ),
     *(
-        Variant(name=f"ltx-2 {name}", family=FAMILY, file="tiny_ltx_2.safetensors", add=add, latents=VIDEO_AND_AUDIO)
+        Variant(
+            name=f"ltx-2 {name}",
+            family=FAMILY,
+            file="tiny_ltx_2.safetensors",
+            add=add,
+            latents=VIDEO_AND_AUDIO,
+            unshown=UNSHOWN,
+        )
         for name, add in (("t2v", text_to_video_with_sound), ("i2v", image_to_video_with_sound))
     ),
 )

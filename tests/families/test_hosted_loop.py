@@ -22,7 +22,7 @@ from host.pack_workflows import TOLERANCE, latent_of, relative_error, saved_late
 from host.quantised import quantised
 from host.server import ComfyServer
 from host.workers import worker_pids
-from parity.runner import parallelized, switched_off
+from parity.runner import parallelized, progress_of, switched_off
 
 from .cases import PLANS
 from .conftest import Stock
@@ -121,8 +121,8 @@ def compared(
         assert loop_of(result)["kind"] == loop, loop_of(result)
         latents = [[saved_latent(client, each, node=saves) for each in (result, stock)] for saves in variant.latents]
         found[kind] = [relative_error(*pair) for pair in latents]
-        assert len(result.previews) == len(stock.previews) == 3
-        told = [[(each.value, each.max) for each in run.progress if each.node == "sampler"] for run in (result, stock)]
+        assert len(result.previews) == len(stock.previews) == 3 * variant.shown
+        told = [[each for each in progress_of(run) if each[0] == "sampler"] for run in (result, stock)]
         assert told[0] == told[1]
     return found
 

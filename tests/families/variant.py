@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from host.client import Workflow
+from host.fetch import comfyui_path
 
 from .graphs import plain
 
@@ -17,7 +18,8 @@ class Variant:
     """One way to run a family: `file` lies in `diffusion_models`, `add` puts the family's own nodes into a graph.
 
     `latents` are the ids of the graph's SaveLatent nodes: joint latents are split by a stock node and saved apart.
-    `previews`: whether ComfyUI makes any of such latents.
+    `previews`: whether ComfyUI makes any of such latents; `unshown`: where only some ComfyUIs do, what the source of
+    latent formats says in those that do not.
     """
 
     name: str
@@ -26,6 +28,13 @@ class Variant:
     add: Callable[[Workflow], None]
     latents: tuple[str, ...] = ("save",)
     previews: bool = True
+    unshown: str = ""
+
+    @property
+    def shown(self) -> bool:
+        """Whether this ComfyUI makes previews."""
+        formats = comfyui_path() / "comfy" / "latent_formats.py"
+        return self.previews and not (self.unshown and self.unshown in formats.read_text(encoding="utf-8"))
 
     def graph(
         self, loader: dict[str, Any] | None = None, *, cfg: float = 1.0, seed: int = 7, steps: int = 3

@@ -1,4 +1,4 @@
-"""What `make gpu` changes so that ranks share one GPU, as far as it shows without one. Its runs need a GPU."""
+"""What `make gpu-plans` changes so that ranks share one GPU, as far as it shows without one. Its runs need a GPU."""
 
 import subprocess
 import sys

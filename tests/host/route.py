@@ -108,7 +108,7 @@ def sample(path: Path, engine: str) -> None:
     plan = of_pack("parallel_runtime.plan").ParallelPlan(ulysses=2)
     choice = of_pack("nodes.choice").ParallelChoice(devices_text="cpu:2", selection=devices, plan=plan)
     make = of_pack("nodes.host.new_model").remote_patcher
-    model = make(str(path), "default", devices=devices.devices, chooser=choice, side_branch=False)
+    model = make(str(path), "default", devices=devices.devices, chooser=choice, side_branch=False, in_workers=False)
     latent = torch.zeros(LATENTS[engine])
     conditioning = [[torch.randn(1, 13, WIDTHS[engine]), {"pooled_output": torch.randn(1, 32), "guidance": 3.5}]]
     noise = torch.randn(latent.shape)

@@ -60,6 +60,17 @@ def test_runs_of_a_stream_put_together_are_the_whole(parts: int, dim: int) -> No
 
 
 @pytest.mark.parametrize("parts", PARTS)
+def test_a_rotary_table_of_four_dims_is_cut_behind_its_heads(parts: int) -> None:
+    table = (rows(2, 7, 6), rows(2, 7, 7, 6), rows(2, 7, 7, 3, 2, 2), True)
+    cut = shares(calls(parts, img=7), "heads:img", table)
+    for number, dim in enumerate((1, 2, 1)):
+        assert torch.equal(torch.cat([each[number] for each in cut], dim), table[number])
+    assert all(each[-1] is True for each in cut)
+    with pytest.raises(ValueError, match="cannot be gathered"):
+        gatherer(parse("heads:img"))
+
+
+@pytest.mark.parametrize("parts", PARTS)
 def test_what_a_stream_that_every_rank_has_leaves_is_cut(parts: int) -> None:
     value, ranks = rows(1, 4 + 7, 2), calls(parts)
     assert shares(ranks, "every:txt", 4) == [4] * parts

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from . import checks_build, checks_kept, checks_patches, checks_unets, checks_whole, checks_words  # noqa: F401  which add to them
+from . import checks_build, checks_kept, checks_layouts, checks_patches, checks_unets, checks_whole, checks_words  # noqa: F401  which add to them
 from .checks import CHECKS
 
 pytestmark = pytest.mark.slow

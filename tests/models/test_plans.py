@@ -47,6 +47,7 @@ TXT, IMG = Run("txt"), Run("img")
         ("last:img", Last("img")),
         ("every:txt", Every("txt")),
         ("rest:txt+img", Tokens((TXT, IMG), opens=True)),
+        ("heads:img", Tokens((IMG,), heads=True)),
         ("guides:vid", Guides("vid")),
         ("frames:x", Frames("x")),
         ("frames4:x", Frames("x", 4)),
@@ -63,7 +64,7 @@ def test_a_word_is_parsed(text: str | tuple[str, ...], word: object) -> None:
     "text",
     ["", "rangs:img", "img@", "img@x", "img img", "txt++img", "*", "*+img", "ranges:img@2", "order4:img", "index:a+b"]
     + ["frames:-x", "last:-x", "order:grid", "guides:a+b", "grid+img", "IMG", "img+*@2+a", "--img"]
-    + ["every:a+b", "rest:img", "rest:txt+-img", "rest:txt+img@2"],
+    + ["every:a+b", "rest:img", "rest:txt+-img", "rest:txt+img@2", "heads:txt+img", "heads:-img"],
 )
 def test_a_word_that_is_none_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="no word of|takes|no stream|stands|none of") as error:
@@ -110,7 +111,9 @@ def test_a_number_that_all_have_and_what_is_left_give_lengths() -> None:
         Plan(attention={}, cut={"a.0": {"x": "rest:txt+img"}}, gather={"b": "img"})
 
 
-@pytest.mark.parametrize("text", ["txt+img", "-img", "img+*", "order:img", "index:img", "last:img", "flat:grid@1"])
+@pytest.mark.parametrize(
+    "text", ["txt+img", "-img", "img+*", "order:img", "index:img", "last:img", "flat:grid@1", "heads:img"]
+)
 def test_no_other_word_gives_a_length(text: str) -> None:
     assert introduced_by(parse(text)) == set()
 

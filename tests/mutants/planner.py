@@ -7,15 +7,27 @@ from .mutant import Mutant
 MUTANTS = (
     Mutant(
         "a matrix costs one operation a weight and token",
-        "compute = 2 * mine * shape.token_params / rates.matmul_flops\n",
-        "compute = mine * shape.token_params / rates.matmul_flops\n",
+        "compute = 2 * mine * shape.token_params / rates.matmul_flops +",
+        "compute = mine * shape.token_params / rates.matmul_flops +",
         ("test_cost.py::test_matrices_cost_two_operations_a_weight_and_token_of_this_rank",),
     ),
     Mutant(
         "attention sees this rank's keys alone",
-        "compute += 4 * mine * work.tokens * shape.hidden / rates.attention_flops",
-        "compute += 4 * mine * mine * shape.hidden / rates.attention_flops",
+        "attend_s = 4 * mine * work.tokens * shape.hidden / rates.attention_flops",
+        "attend_s = 4 * mine * mine * shape.hidden / rates.attention_flops",
         ("test_cost.py::test_attention_costs_four_operations_a_query_key_and_channel_shared_by_all_ranks",),
+    ),
+    Mutant(
+        "all that could hide behind attention hides",
+        "(HIDDEN * (sent_s + attend_s - both_s) if self.asynchronous else 0.0)",
+        "(sent_s + attend_s - both_s if self.asynchronous else 0.0)",
+        ("test_cost.py::test_half_of_what_a_hop_could_hide_behind_attention_hides_and_on_a_cpu_nothing",),
+    ),
+    Mutant(
+        "the planner has all heads sent at once",
+        "            chunks = choose_chunks(shared, given)\n",
+        "            choose_chunks(shared, given)\n",
+        ("test_cost.py::test_heads_in_chunks_hide_as_ranks_send_them",),
     ),
     Mutant(
         "the host always runs ahead",

@@ -89,14 +89,14 @@ MUTANTS = (
     ),
     Mutant(
         "an input that changed is not sent again",
-        "if content is None or not _holds(place, content.last_sent, source):",
-        "if content is None:",
+        "here, holds = source, content is not None and _holds(place, content.last_sent, source)",
+        "here, holds = source, content is not None",
         ("test_repeated_inputs.py::test_bits_are_compared_and_not_values",),
     ),
     Mutant(
         "not a number is never equal to itself",
-        "_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}",
-        "_INTEGERS = {1: torch.uint8, 2: torch.float16, 4: torch.float32, 8: torch.float64}",
+        "INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}",
+        "INTEGERS = {1: torch.uint8, 2: torch.float16, 4: torch.float32, 8: torch.float64}",
         ("test_repeated_inputs.py::test_bits_are_compared_and_not_values",),
     ),
     Mutant(

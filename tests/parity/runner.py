@@ -105,6 +105,13 @@ class Row:
         return self
 
 
+def progress_of(result: PromptResult) -> tuple[tuple[str, int, int], ...]:
+    """Progress as (node, value, max). Without previews ComfyUI leaves out what comes soon after another report, so
+    only each node's first and last are told then."""
+    told = ((each.node, each.value, each.max) for each in result.progress)
+    return tuple((node, value, most) for node, value, most in told if result.previews or value in (1, most))
+
+
 class FailedRunError(RuntimeError):
     """A prompt that did not succeed; the text is one line. `refused`: whether a user is told what to do instead."""
 
@@ -158,9 +165,8 @@ class Bench:
         if result.status != "success":
             said = f"{result.status} in {result.error_node}: {first_line(result.error_message)}"
             raise FailedRunError(said, refused=result.error_type == "ValueError")
-        progress = tuple((each.node, each.value, each.max) for each in result.progress)
         latents = tuple(saved_latent(self.client, result, node=node) for node in saves)
-        return Run(latents, progress, len(result.previews), calls_of(result))
+        return Run(latents, progress_of(result), len(result.previews), calls_of(result))
 
     def _parallelized(self, graph: Case, plan: str) -> Workflow:
         return parallelized(graph.workflow(), loader=graph.loader, **self.plans[plan])

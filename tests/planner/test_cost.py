@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_runtime.models.flux.family import FLUX_DEV
+from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import useful_plans
 from parallel_runtime.planner.cost import step_cost
-from parallel_runtime.planner.hardware import Calibration, Link, Rates, Software
+from parallel_runtime.planner.counted import CountedModel, counted_cost
+from parallel_runtime.planner.hardware import HIDDEN, Calibration, Link, Rates, Software
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.memory import BLOCKS_AT_HAND, CUDA_CONTEXT_BYTES, memory_of
 from parallel_runtime.planner.shapes import ModelShape, Work
@@ -83,6 +85,60 @@ def test_exchanges_cost_their_bytes_and_a_latency_a_call() -> None:
     assert seconds(only("link", bandwidth=1.0), ring=2) == pytest.approx(2 * 4 * 2 * 2 * 2 + gathered)
     assert seconds(only("link", latency_s=1.0), ulysses=2) == pytest.approx(2 + 1)
     assert seconds(only("link", latency_s=1.0), ring=4) == pytest.approx(3 + 1)
+
+
+def test_half_of_what_a_hop_could_hide_behind_attention_hides_and_on_a_cpu_nothing() -> None:
+    """Two ranks: 4 * 8 * 8 * 4 / 2 FLOPs, half of them while the one hop travels, which is of 64 bytes."""
+    hop, gathered = 64, 6
+    for attention_flops, hidden in ((1.0, hop), (8.0, 512 / 8 / 2), (NEVER, 0)):
+        calibration = replace(only("link", bandwidth=1.0), rates=replace(UNIT.rates, attention_flops=attention_flops))
+        attention = 512 / attention_flops
+        assert seconds(calibration, ring=2) == pytest.approx(attention + hop - HIDDEN * hidden + gathered)
+        on_cpu = replace(calibration, rates=replace(calibration.rates, asynchronous=False))
+        assert seconds(on_cpu, ring=2) == pytest.approx(attention + hop + gathered)
+
+
+# 16 heads of 128, of 10,000 tokens in one attention: what is counted of a row of a call.
+COUNTED = CountedModel(
+    name="counted",
+    whole={
+        "attended.attention_flops": (0.0, 0.0, 4.0 * 16 * 128),
+        "query_bytes": (0.0, 2.0 * 2 * 16 * 128),
+        "key_bytes": (0.0, 2.0 * 2 * 16 * 128),
+        "exchanges": (3.0,),
+    },
+    shared={},
+    numbers_per_token=1.0,
+    key_heads=16,
+    weight_bytes=0,
+    block_bytes=(),
+)
+
+
+def test_heads_in_chunks_hide_as_ranks_send_them() -> None:
+    """The planner's number of chunks is the ranks': of three attentions, each of which has a third of all."""
+    work = Work(image_tokens=10_000, text_tokens=0)
+    calibration = replace(
+        UNIT,
+        rates=replace(UNIT.rates, attention_flops=100e12),
+        link=Link(name="slow", bandwidth=10e9, latency_s=40e-6),
+    )
+    flops, sent = 4.0 * 16 * 128 * 10_000**2 / 2 / 3, 2.0 * 2 * 16 * 128 * 10_000 / 4 / 3
+    shared = SharedHeads(
+        groups=16, ranks=2, keys=10_000, head_dim=43, flops=flops, arriving_bytes=1.5 * sent, returning_bytes=sent / 2
+    )
+    chunks = choose_chunks(shared, OverlapRates(attention_flops=100e12, bandwidth=10e9, latency_s=40e-6))
+    assert chunks > 1
+    assert COUNTED.head_dim(work) == 43  # of all heads of three attentions as one: a third of 128
+    attend, whole = flops / 100e12, 2 * sent / 10e9
+    both = chunked_s(attend_s=attend, arriving_s=0.75 * whole, returning_s=0.25 * whole, latency_s=40e-6, chunks=chunks)
+    waiting = whole + 2 * chunks * 40e-6
+    expected = 3 * (attend + waiting - HIDDEN * (waiting + attend - both))
+    assert counted_cost(COUNTED, work, ParallelPlan(ulysses=2), calibration).step_s == pytest.approx(expected)
+    at_once = 3 * (attend + whole + 2 * 40e-6)
+    assert counted_cost(COUNTED, work, ParallelPlan(ulysses=2), calibration).step_s < at_once
+    on_cpu = replace(calibration, rates=replace(calibration.rates, asynchronous=False))
+    assert counted_cost(COUNTED, work, ParallelPlan(ulysses=2), on_cpu).step_s == pytest.approx(at_once)
 
 
 def test_a_shared_bridge_slows_an_all_to_all_of_many_ranks_and_no_ring() -> None:

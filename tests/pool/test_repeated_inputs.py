@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import arena
@@ -44,9 +45,74 @@ class Memory:
         return placed
 
 
-@pytest.fixture
-def memory():
+class Side:
+    """Stands for a stream beside the one that computes: copies are made when one of them is waited for."""
+
+    def __init__(self, device):
+        self.device, self.queue, self.waits = device, [], 0
+
+    def pinned(self, shape, dtype):
+        return torch.empty(shape, dtype=dtype)
+
+    def start(self, pinned, rows):
+        self.queue.append((pinned, rows))
+        return self
+
+    def synchronize(self):
+        self.waits += 1
+        while self.queue:
+            pinned, rows = self.queue.pop(0)
+            pinned.copy_(rows)
+
+
+def on_a_device(monkeypatch, made):
+    """Inputs of the arena are taken for those of a device; its side stream is put into `made`."""
+
+    def side(device):
+        made.append(Side(device))
+        return made[-1]
+
+    monkeypatch.setattr(arena, "SideStream", side)
+    monkeypatch.setattr(arena, "on_device", lambda _: True)
+    monkeypatch.setattr(arena, "_is_plain", lambda _: False)
+
+
+@pytest.fixture(params=["host", "device"])
+def memory(request, monkeypatch):
+    if request.param == "device":
+        on_a_device(monkeypatch, [])
     return Memory(1 << 20)
+
+
+class HostWaits(TorchDispatchMode):
+    """Counts operators that bring a value of a tensor to Python: on a device, each waits for all that is queued."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in (torch.ops.aten.equal.default, torch.ops.aten._local_scalar_dense.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("way", ["beside", "plain"])
+def test_a_step_waits_once_for_all_inputs_of_a_device(monkeypatch, way):
+    """`plain`: the negative control, a comparison that waits for each input."""
+    sides = []
+    on_a_device(monkeypatch, sides)
+    if way == "plain":
+        monkeypatch.setattr(arena, "on_device", lambda _: False)
+    memory = Memory(1 << 20)
+    constant = {f"c{number}": torch.randn(3, 40) for number in range(6)}
+    waits = []
+    for _ in range(5):
+        before = sides[0].waits if sides else 0
+        with HostWaits() as found:
+            placed = memory.arena.place({name: each.clone() for name, each in constant.items()} | {"x": torch.rand(9)})
+        waits.append(found.count + (sides[0].waits if sides else 0) - before)
+    assert set(placed.repeated) == set(constant)
+    assert waits == ([1, 2, 1, 1, 1] if way == "beside" else [0, 7, 7, 7, 7])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

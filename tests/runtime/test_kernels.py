@@ -7,7 +7,8 @@ from parallel_runtime.parallel import kernels
 from parallel_runtime.parallel.kernels import Kernel, attention, attention_with_lse, choose_kernel, merge
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-TURING, AMPERE, ADA, HOPPER, BLACKWELL = (7, 5), (8, 0), (8, 9), (9, 0), (12, 0)
+TURING, AMPERE, ADA, HOPPER, BLACKWELL, RTX_BLACKWELL = (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)
+FUSED = (Kernel.FLASH, Kernel.CUDNN)
 
 
 def make(tokens: int, *, batch: int = 2, heads: int = 3, width: int = 64, seed: int = 0) -> torch.Tensor:
@@ -72,8 +73,9 @@ def test_no_queries_is_no_crash() -> None:
         (TURING, FP32, Kernel.EFFICIENT),
         (TURING, BF16, Kernel.EFFICIENT_FP32),
         ((7, 0), FP16, Kernel.EFFICIENT),
-        *((capability, FP16, Kernel.FLASH) for capability in (AMPERE, (8, 6), ADA, HOPPER, BLACKWELL)),
-        *((capability, BF16, Kernel.FLASH) for capability in (AMPERE, (8, 6), ADA, HOPPER, BLACKWELL)),
+        *((capability, FP16, Kernel.FLASH) for capability in (AMPERE, (8, 6), ADA, RTX_BLACKWELL)),
+        *((capability, BF16, Kernel.FLASH) for capability in (AMPERE, (8, 6), ADA, RTX_BLACKWELL)),
+        *((capability, dtype, Kernel.CUDNN) for capability in (HOPPER, BLACKWELL) for dtype in (FP16, BF16)),
         *((capability, FP32, Kernel.EFFICIENT) for capability in (AMPERE, (8, 6), ADA, HOPPER, BLACKWELL)),
     ],
 )
@@ -84,8 +86,9 @@ def test_the_kernel_with_a_log_sum_exp_is_one_that_the_device_has(
         return choose_kernel(dtype, capability=capability, with_lse=True, masked=masked, head_dim=head_dim)
 
     assert chosen() is kernel
-    assert chosen(masked=True) is (Kernel.EFFICIENT if kernel is Kernel.FLASH else kernel), "flash takes no mask"
-    assert chosen(head_dim=264) is (Kernel.EFFICIENT if kernel is Kernel.FLASH else kernel), "nor so wide a head"
+    assert chosen(masked=True) is (Kernel.EFFICIENT if kernel in FUSED else kernel), "flash takes no mask"
+    assert chosen(head_dim=264) is (Kernel.EFFICIENT if kernel in FUSED else kernel), "nor so wide a head"
+    assert chosen(head_dim=192) is (Kernel.FLASH if kernel in FUSED else kernel), "cuDNN's takes 128 everywhere"
     assert chosen(head_dim=100) is (Kernel.CPU if capability is None else Kernel.FORMULA), "kernels do not pad heads"
 
 
@@ -109,3 +112,72 @@ def test_the_formula_agrees_with_the_kernel_of_this_device(monkeypatch: pytest.M
             for found, wanted in zip(attention_with_lse(q, k, v, mask=given), expected, strict=True):
                 torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(attention(q, k, v, mask=given), expected[0], rtol=1e-5, atol=1e-5)
+
+
+class PretendHopper:
+    """Attention with the log-sum-exp as on a Hopper, whose kernels are made up of the exact one for the CPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.called: list[Kernel] = []
+        self.raises: dict[Kernel, Exception] = {}
+        chosen = kernels.choose_kernel
+        monkeypatch.setattr(kernels, "_FAILED", set())
+        monkeypatch.setattr(kernels, "_RAN", set())
+        monkeypatch.setattr(
+            kernels, "choose_kernel", lambda dtype, **given: chosen(BF16, **given | {"capability": HOPPER})
+        )
+        monkeypatch.setattr(
+            kernels, "_WITH_LSE", {each: self.kernel(each) for each in kernels._WITH_LSE} | {Kernel.CPU: kernels._cpu}
+        )
+
+    def kernel(self, each: Kernel):
+        def run(q, k, v, mask):
+            self.called.append(each)
+            if each in self.raises:
+                raise self.raises[each]
+            return kernels._cpu(q, k, v, mask)
+
+        return run
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("No available kernel.\nmore"), TypeError("6 arguments"), AttributeError("no such operator")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_kernel_that_raises_when_first_called_gives_way_says_so_once_and_is_not_called_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    device = PretendHopper(monkeypatch)
+    device.raises[Kernel.CUDNN] = error
+    q, k, v = make(33, seed=1), make(70, seed=2), make(70, seed=3)
+    for _ in range(2):
+        torch.testing.assert_close(attention_with_lse(q, k, v)[0], by_hand(q, k, v), rtol=1e-5, atol=1e-5)
+    assert device.called == [Kernel.CUDNN, Kernel.FLASH, Kernel.FLASH]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"cuDNN's attention failed and is not used again: {str(error).splitlines()[0]}"
+    ]
+    assert kernels.kernels_that_ran() == ("flash attention",)
+
+
+def test_what_ran_once_and_memory_that_is_short_are_no_reason_for_another_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = PretendHopper(monkeypatch)
+    q = make(9)
+    device.raises[Kernel.CUDNN] = torch.OutOfMemoryError("full")
+    with pytest.raises(torch.OutOfMemoryError):
+        attention_with_lse(q, q, q)
+    del device.raises[Kernel.CUDNN]
+    attention_with_lse(q, q, q)
+    device.raises[Kernel.CUDNN] = RuntimeError("an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        attention_with_lse(q, q, q)
+    assert set(device.called) == {Kernel.CUDNN}
+
+
+def test_cudnns_log_sum_exp_is_of_the_shape_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operator returns (B, H, S, 1): torch's own function of the shapes says so."""
+    q, k = (torch.empty(2, 3, tokens, 64, dtype=BF16, device="meta") for tokens in (5, 7))
+    out, lse = kernels._cudnn(q, k, k, None)
+    assert (out.shape, lse.shape, lse.dtype) == ((2, 3, 5, 64), (2, 3, 5), FP32)

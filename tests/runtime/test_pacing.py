@@ -52,13 +52,13 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
         def __init__(self, device: torch.device) -> None:
             assert device == GPU
 
-        def pinned(self, shape: torch.Size) -> torch.Tensor:
-            return torch.full(shape, float("nan"))
+        def pinned(self, shape: torch.Size, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.full(shape, float("nan"), dtype=dtype)
 
         def start(self, pinned: torch.Tensor, rows: torch.Tensor) -> Point:
             return made.put(lambda: pinned.copy_(rows))
 
-    monkeypatch.setattr(host_copies, "_Beside", Beside)
+    monkeypatch.setattr(host_copies, "SideStream", Beside)
     return made
 
 

@@ -63,6 +63,7 @@ def as_blueprint(name: str, graph: Workflow, drawn: dict[str, Any]) -> dict[str,
     links = [dict(zip(names, link, strict=True)) for link in drawn["links"]]
     for link in links:
         link |= {"origin_id": first + link["origin_id"], "target_id": first + link["target_id"]}
+    sockets_first(nodes, links)
     shown = _shown(nodes, {node["title"]: graph_node for node, graph_node in zip(nodes, _inside(graph), strict=True)})
     inputs = [_input(name, place, each, links) for place, each in enumerate(shown)]
     outputs = [_output(name, place, *each, links) for place, each in enumerate(_results(graph, nodes))]
@@ -92,6 +93,17 @@ def as_blueprint(name: str, graph: Workflow, drawn: dict[str, Any]) -> dict[str,
         **{"revision": 0, "last_node_id": number, "last_link_id": 0, "nodes": [node], "links": [], "version": 0.4},
         "definitions": {"subgraphs": [definition]},
     }
+
+
+def sockets_first(nodes: list[dict[str, Any]], links: list[dict[str, Any]]) -> None:
+    """Inputs in the order in which the editor saves them, widgets last: the one of ComfyUI 0.24 takes the places that
+    links name to be in that order when it drops a blueprint."""
+    for node in nodes:
+        before = node["inputs"]
+        node["inputs"] = sorted(before, key=lambda each: "widget" in each)
+        for link in links:
+            if link["target_id"] == node["id"]:
+                link["target_slot"] = node["inputs"].index(before[link["target_slot"]])
 
 
 def inside(blueprint: dict[str, Any]) -> dict[str, Any]:

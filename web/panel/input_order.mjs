@@ -15,7 +15,8 @@ const ORDER = [
   'weights',
   'lora',
   'compiled',
-  'step_cache'
+  'step_cache',
+  'loop'
 ]
 
 /** Draw a node's widgets in `ORDER`, those that it does not name where they are; both renderers draw them as they lie. */

@@ -240,11 +240,8 @@ function values(node) {
 
 /* The file of the first loader that is linked to an SP Config: plan and memory are those of this file. */
 function ofLoader(node) {
-  const targets = (node.outputs?.[0]?.links ?? []).map((id) => {
-    const link = node.graph?.getLink?.(id) ?? node.graph?.links?.[id]
-    return node.graph?.getNodeById(link?.target_id)
-  })
-  const loader = targets.find((each) => LOADERS.has(each?.comfyClass))
+  const targets = node.graph ? node.getOutputNodes(0) : null
+  const loader = targets?.find((each) => LOADERS.has(each.comfyClass))
   const widgets = (loader?.widgets ?? []).filter((widget) => OF_A_LOADER.includes(widget.name) && widget.value)
   return Object.fromEntries(widgets.map((widget) => [widget.name, String(widget.value)]))
 }

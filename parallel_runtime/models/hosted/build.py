@@ -2,8 +2,8 @@
 
 Owns which of ComfyUI's classes it is, the dtype of every weight, and which of them are copies. Does not own where the
 tensors come from, nor how the module's calls are shared (hooks.py). Source: `load_diffusion_model_state_dict` in
-ComfyUI's comfy/sd.py; what it rounds when it loads is rounded here, what it only widens stays as the file has it and is
-widened where it is used.
+ComfyUI's comfy/sd.py; what it rounds when it loads is rounded here. What it only widens is widened too where a device
+has a copy of its own; else it stays as the file has it and is widened where it is used.
 """
 
 import re
@@ -53,14 +53,29 @@ class Recognised:
         return getattr(self.config, "quant_config", None) is not None
 
     def declare(self, dtype: torch.dtype, kept: str) -> None:
-        """Have models made from now on compute in `dtype`, their weights in the fp8 of that name or, of none, in it."""
+        """Have models made from now on compute in `dtype`, their weights in the fp8 of that name or, of none, in it.
+
+        Which layers cast, and which multiply in fp8, is ComfyUI's to say, by its options and the device.
+        """
+        self.config.custom_operations = None
         if not kept:
             # what stock ComfyUI says to its classes: quantised layers cast by themselves
             self.config.set_inference_dtype(dtype, dtype if self.quantised else None)
             return
         self.config.set_inference_dtype(FP8[kept], dtype)
-        self.config.custom_operations = None  # which layers cast, and which multiply in fp8, is ComfyUI's to say
         self.config.optimizations = {**self.config.optimizations, "fp8": kept.endswith(FAST)}
+
+    def operations(self) -> Any:  # noqa: ANN401  a class of comfy.ops
+        """The layers that ComfyUI would choose for what was declared."""
+        import comfy.ops
+
+        config = self.config
+        return comfy.ops.pick_operations(
+            config.unet_config.get("dtype"),
+            config.manual_cast_dtype,
+            fp8_optimizations=config.optimizations.get("fp8", False),
+            model_config=config,
+        )
 
     def model(self, device: torch.device) -> Any:  # noqa: ANN401
         """ComfyUI's model, a comfy.model_base.BaseModel, whose transformer is on `device` and has no weights yet."""
@@ -174,41 +189,59 @@ class Built:
                     rounded.pop(name, None)
         return replace(self, rounded=rounded)
 
-    def round_here(self) -> None:
-        """Give the weights that the module has now the dtypes of `rounded`, as ComfyUI's loader does."""
+    def widens(self, name: str) -> bool:
+        """Whether the weight is the file's still, and only gets larger when it is rounded."""
+        return name in self.rounded and _widens(self.module.get_parameter(name).dtype, self.rounded[name])
+
+    def round_here(self, *, widen: bool = True) -> None:
+        """Give the weights that the module has now the dtypes of `rounded`, as ComfyUI's loader does.
+
+        Without `widen` those that get larger are left for later: for when the module is where it computes.
+        """
         for path, owner in self.module.named_modules():
             for name, weight in owner.named_parameters(recurse=False):
                 dtype = self.rounded.get(f"{path}.{name}" if path else name, weight.dtype)
-                if weight.dtype != dtype:
+                if weight.dtype != dtype and (widen or not _widens(weight.dtype, dtype)):
                     setattr(owner, name, torch.nn.Parameter(weight.to(dtype), requires_grad=False))
 
 
-def build(path: str, recognised: Recognised, dtype: torch.dtype, *, kept: str = "", cast_in_use: bool = False) -> Built:
+def build(
+    path: str,
+    recognised: Recognised,
+    dtype: torch.dtype,
+    *,
+    kept: str = "",
+    cast_in_use: bool = False,
+    widened: bool = False,
+) -> Built:
     """ComfyUI's transformer with the file's weights, to compute in `dtype`; nothing is rounded or copied yet.
 
     `kept`: the fp8 that its weights are rounded to, "" for the file's. With `cast_in_use` its layers can round weights
-    as they are used. Raises `ValueError` when the file lacks weights that the class has.
+    as they are used; `widened`: no layer widens what ComfyUI's loader would hold wider than the file, once the weights
+    are rounded. Raises `ValueError` when the file lacks weights that the class has.
     """
     import comfy.ops
 
     config = recognised.config
     recognised.declare(dtype, kept)
-    if not recognised.quantised and not kept:
-        stored = {each.dtype for each in recognised.weights.values() if each.is_floating_point()}
-        casts = any(_widens(each, dtype) or (cast_in_use and each != dtype) for each in stored)
-        config.custom_operations = comfy.ops.manual_cast if casts else comfy.ops.disable_weight_init
+    stored = {each.dtype for each in recognised.weights.values() if each.is_floating_point()}
+    casts = any((_widens(each, dtype) and not widened) or (cast_in_use and each != dtype) for each in stored)
+    uncast = comfy.ops.disable_weight_init
+    if casts and not recognised.quantised and recognised.operations() is uncast:  # stock holds what it computes in
+        config.custom_operations = comfy.ops.manual_cast
     # a quantised layer has no weight before it is loaded, and is loaded to where it was made
     whole, declared, missing = _assigned(recognised, CPU if recognised.quantised else META)
     model = whole.diffusion_model
-    if recognised.quantised:
-        declared |= give_back_copies(model, recognised.weights)
+    plain = give_back_copies(model, recognised.weights) if recognised.quantised else {}  # widened by loading
+    declared |= plain
     if missing:
         raise ValueError(
             f"{path} lacks {len(missing)} weight(s) of {type(model).__name__}, {missing[0]} for one; download it again"
         )
     if any(buffer.is_meta for buffer in model.buffers()):  # computed when the module is made, so no file has it
         whole, declared, _ = _assigned(recognised, CPU)
-    return Built(whole, declared, _rounded(whole.diffusion_model, declared, quantised=recognised.quantised))
+    rounded = _rounded(whole.diffusion_model, declared, quantised=recognised.quantised, widened=widened)
+    return Built(whole, declared, rounded | plain if widened else rounded)
 
 
 def _assigned(recognised: Recognised, device: torch.device) -> tuple[Any, dict[str, torch.dtype], list[str]]:
@@ -226,10 +259,13 @@ def _assigned(recognised: Recognised, device: torch.device) -> tuple[Any, dict[s
     return whole, declared, missing
 
 
-def _rounded(model: torch.nn.Module, declared: Mapping[str, torch.dtype], *, quantised: bool) -> dict[str, torch.dtype]:
+def _rounded(
+    model: torch.nn.Module, declared: Mapping[str, torch.dtype], *, quantised: bool, widened: bool
+) -> dict[str, torch.dtype]:
     """The weights that lose digits in the dtype that the class made them with, or that nothing casts, and that dtype.
 
-    ComfyUI's loader copies into the class's own weights. Quantised layers load their weights themselves.
+    ComfyUI's loader copies into the class's own weights; with `widened`, so it is with all that have another dtype.
+    Quantised layers load their weights themselves.
     """
     found = {}
     for path, module in model.named_modules():
@@ -240,7 +276,7 @@ def _rounded(model: torch.nn.Module, declared: Mapping[str, torch.dtype], *, qua
         for name, weight in module.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
             dtype = declared.get(full, weight.dtype)
-            widened_in_use = casts and _widens(weight.dtype, dtype) and not reads_dtype(model, full)
+            widened_in_use = casts and not widened and _widens(weight.dtype, dtype) and not reads_dtype(model, full)
             if weight.dtype != dtype and not widened_in_use:
                 found[full] = dtype
     return found

@@ -157,12 +157,21 @@ def _misfit(name: str, patches: Sequence[WeightPatch], shape: list[int]) -> Valu
 
 
 class FileViews:
-    """The file's weights as views of its pages, for a module on a device: of a changed one nothing is kept there."""
+    """The file's weights as views of its pages, for a module on a device: of a changed one nothing is kept there.
+
+    `widened`: the dtypes that some of them have there, by name, where that is not the file's.
+    """
 
     collective = False
 
-    def __init__(self, module: torch.nn.Module, views: Mapping[str, torch.nn.Parameter], device: torch.device) -> None:
-        self._module, self._views, self._device = module, views, device
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        views: Mapping[str, torch.nn.Parameter],
+        device: torch.device,
+        widened: Mapping[str, torch.dtype],
+    ) -> None:
+        self._module, self._views, self._device, self._widened = module, views, device, widened
 
     def pristine(self, path: str) -> torch.nn.Parameter | None:
         """A weight as the file says it; None for one that was rounded."""
@@ -178,6 +187,8 @@ class FileViews:
             owner, _, last = path.rpartition(".")
             here = self._views[path] if weight is None else weight
             moved = torch.nn.Parameter(here.to(self._device), requires_grad=False)
+            if weight is None and path in self._widened:
+                moved = torch.nn.Parameter(moved.to(self._widened[path]), requires_grad=False)
             self._module.get_submodule(owner)._parameters[last] = moved
 
 

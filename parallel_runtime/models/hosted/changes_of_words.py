@@ -47,7 +47,7 @@ def gatherer(word: Word) -> Change:
         return _of_each([gatherer(part) if part else None for part in word.words])
     if isinstance(word, Grid) and not word.flat:
         return of_tensors(partial(gather_grid, dim=word.dim))
-    if isinstance(word, Tokens) and not word.rest:
+    if isinstance(word, Tokens) and not (word.rest or word.heads):
         return of_tensors(partial(gather_tokens, word=word))
     raise ValueError(f"{word} cannot be gathered; use streams or 'grid'")
 

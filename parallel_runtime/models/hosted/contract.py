@@ -86,7 +86,7 @@ NODES = """
     comfy_api.latest.io.AnyType.Input
     comfy_api.latest.io.AnyType.Output
     comfy_api.latest.io.Boolean.Input(default, tooltip)
-    comfy_api.latest.io.Combo.Input(options, default, optional, tooltip)
+    comfy_api.latest.io.Combo.Input(options, default, optional, tooltip, advanced)
     comfy_api.latest.io.ComfyNode
     comfy_api.latest.io.Conditioning.Input
     comfy_api.latest.io.Custom
@@ -200,7 +200,8 @@ HOSTED = """
     comfy.model_management.unet_dtype(device, model_params, supported_dtypes, weight_dtype)
     comfy.model_management.unet_manual_cast
     comfy.ops.manual_cast
-    comfy.ops.pick_operations(weight_dtype, compute_dtype, model_config)
+    comfy.ops.fp8_ops
+    comfy.ops.pick_operations(weight_dtype, compute_dtype, fp8_optimizations, model_config)
     comfy.options.enable_args_parsing
     comfy.patcher_extension.WrapperExecutor.new_class_executor(original, class_obj, wrappers)
     comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL
@@ -244,6 +245,8 @@ LOOP = """
     comfy.samplers.KSamplerX0Inpaint:inner_model
     comfy.model_base.BaseModel.scale_latent_inpaint(sigma, noise, latent_image)
     comfy.samplers.calc_cond_batch(model, conds, x_in, timestep, model_options)
+    comfy.samplers.cfg_function
+    comfy.samplers.sampling_function
 """
 CFG = """
     comfy.patcher_extension.CallbacksMP.ON_APPLY_HOOKS
@@ -360,7 +363,6 @@ WHERE_THERE = (
     "comfy.controlnet.QwenFunControlNet",
     "comfy.ldm.modules.attention.AttentionTensorContainer",
     "comfy.ldm.modules.attention.ComfyAttention",
-    "comfy.model_management.supports_fp8_compute",
     "comfy.model_patcher.ModelPatcher.deepclone_multigpu",
     "comfy.model_patcher.ModelPatcher.model_state_dict_for_saving",
     "comfyui_version.__version__",

@@ -102,14 +102,14 @@ def find(name: str) -> Any:  # noqa: ANN401  whatever ComfyUI has there
 
 
 def _module(path: str) -> object | None:
-    """The module, imported where it is not; None where there is none of this name."""
+    """The module, imported where it is not; None where there is none of this name, or it lacks what it imports."""
     if path in sys.modules:
         return sys.modules[path]
     if "." in path and not hasattr(_module(path.rpartition(".")[0]), "__path__"):
         return None  # an attribute of a module, not a part of a package
     try:
         return importlib.import_module(path)
-    except ModuleNotFoundError:
+    except ImportError:
         return None
 
 

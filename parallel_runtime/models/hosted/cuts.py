@@ -31,8 +31,9 @@ def of_tensors(change: Callable[[TokenCall, Tensor], Tensor]) -> Change:
 
 
 def cut_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:
-    """This rank's rows of the streams in `word.dim`, as a tensor of its own: blocks write in place."""
-    dim, total = word.dim, value.shape[word.dim]
+    """This rank's rows of the streams in the word's dim, as a tensor of its own: blocks write in place."""
+    dim = 2 if word.heads and value.ndim == 4 else word.dim
+    total = value.shape[dim]
     if total == 1 and all(run.stream in call.streams for run in word.runs):
         return value  # one row for all tokens
     if word.opens:

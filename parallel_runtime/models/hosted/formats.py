@@ -5,15 +5,16 @@ Owns both. The formats themselves, how they are loaded and how they compute, are
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
 
-from ...checkpoint import FAST, shown
+from ...checkpoint import FAST, FP8, shown
 from ..parts import as_parameter, plain_parts
 
 MARK = ".comfy_quant"  # of a layer: a JSON text, {"format": ...}
+HEADER, OLD_MARK = "_quantization_metadata", "scaled_fp8"  # the same for all layers: in the header, and of old files
 SCALE = ".weight_scale"
 FROM_INPUT = {"input_scale", "pre_quant_scale"}  # what a format may have for a layer's input, and need not
 # Relative errors of a call, at most. A number that a last digit sends to the other side of a step moves what follows,
@@ -77,14 +78,14 @@ def _check_layer(
 
 def check_metadata(path: str, metadata: Mapping[str, str]) -> None:
     """Raise `ValueError` where a file's header tells the formats of its layers in a way that cannot be read."""
-    text = metadata.get("_quantization_metadata")
+    text = metadata.get(HEADER)
     if text is None:
         return
     told = _json(text)
     layers = told.get("layers") if isinstance(told, dict) else None
     if not isinstance(layers, dict):
         raise ValueError(
-            f"{path}: _quantization_metadata in its header is not a JSON object with layers; "
+            f"{path}: {HEADER} in its header is not a JSON object with layers; "
             "download the file again, or use another one"
         )
 
@@ -105,10 +106,10 @@ def coarse_inputs(
     ComfyUI widens the weights and rounds nothing.
     """
     if kept:
-        import comfy.model_management
+        import comfy.ops
 
-        multiplied = kept.endswith(FAST) and comfy.model_management.supports_fp8_compute()
-        return COARSEST if multiplied else 0.0
+        chosen = comfy.ops.pick_operations(None, None, fp8_optimizations=kept.endswith(FAST))
+        return COARSEST if chosen is comfy.ops.fp8_ops and FP8[kept] == torch.float8_e4m3fn else 0.0
     marks = [_said("", name, mark) for name, mark in weights.items() if name.endswith(MARK)]
     formats = {str(said.get("format")) for said in marks if not said.get("full_precision_matrix_mult")}
     if not formats:
@@ -117,6 +118,11 @@ def coarse_inputs(
 
     widened = set(getattr(comfy.ops.pick_operations(None, None, model_config=config), "_disabled", ()))
     return max((COARSE.get(each, COARSEST) for each in formats - widened), default=0.0)
+
+
+def says_formats(names: Iterable[str], metadata: Mapping[str, str]) -> bool:
+    """Whether a file says formats of its layers, in one of the ways that ComfyUI reads."""
+    return HEADER in metadata or any(name.endswith((MARK, OLD_MARK)) for name in names)
 
 
 def give_back_copies(module: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.dtype]:

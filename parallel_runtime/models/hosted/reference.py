@@ -28,7 +28,7 @@ from .comfyui import import_comfyui
 from .contract import LINES
 from .contract_check import look, off_by_feature
 from .count import count_model
-from .dtypes import compute_dtype
+from .dtypes import loaded_dtypes
 from .first_block import refuse_step_cache
 from .formats import coarse_inputs
 from .hook_points import find_hook_points
@@ -41,7 +41,7 @@ class Reference:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.path, self.dtype = "", torch.float32
+        self.path, self.dtype, self.kept = "", torch.float32, ""
         self._built: Built | None = None
         self._built_in = self.dtype
         self._steps: list[list[Recorded]] = []
@@ -73,7 +73,7 @@ class Reference:
         """
         self.path = path
         recognised = self._recognise()
-        self.dtype = compute_dtype(dtype, recognised.weights, recognised.config, self.device)
+        self.dtype, self.kept = loaded_dtypes(dtype, recognised.weights, recognised.config, self.device)
         self._build(self.dtype)
         if stages > 1:
             refuse_stages(self._opened.module, stages)
@@ -83,7 +83,8 @@ class Reference:
         return {
             "model": type(self._opened.whole).__name__,
             "dtype": str(self.dtype).removeprefix("torch."),
-            "coarse": coarse_inputs(recognised.config, recognised.weights),
+            "kept": self.kept,
+            "coarse": coarse_inputs(recognised.config, recognised.weights, self.kept),
         }
 
     def describe(self, path: str) -> dict[str, Any]:
@@ -93,7 +94,7 @@ class Reference:
         """
         self.path = path
         recognised = self._recognise()
-        dtype = compute_dtype("default", recognised.weights, recognised.config, self.device)
+        dtype, _ = loaded_dtypes("default", recognised.weights, recognised.config, self.device)
         built = build(path, recognised, dtype)
         kind, unshared = type(built.module), ""
         try:
@@ -124,7 +125,7 @@ class Reference:
         """
         self.path = path
         recognised = self._recognise()
-        computed_in = compute_dtype(dtype, recognised.weights, recognised.config, self.device)
+        computed_in, self.kept = loaded_dtypes(dtype, recognised.weights, recognised.config, self.device)
         built, frames = build(path, recognised, computed_in), size.get("frames")
         kind = type(built.module)
         try:
@@ -198,7 +199,7 @@ class Reference:
         if self._built is not None and self._built_in == dtype:
             return
         self._built = None  # what it took goes first
-        built = build(self.path, self._recognise(), dtype)
+        built = build(self.path, self._recognise(), dtype, kept=self.kept)
         built.round_here()
         built.module.to(self.device)
         self._built, self._built_in = built, dtype

@@ -1,4 +1,4 @@
-"""Plans of LTX-Video and LTX-2 (video and audio)."""
+"""Plans of LTX-Video and LTX-2 (video and audio). Before ComfyUI 0.28 rotary tables by heads are (B, H, S, D)."""
 
 from .plan import Plan
 
@@ -7,7 +7,7 @@ PLANS = {
         attention={"transformer_blocks": {"attn1": "vid", "attn2": "local"}},
         cut={
             "transformer_blocks.0": {"x": "vid"},
-            "transformer_blocks.*": {"pe": "vid", "timestep": "vid", "self_attention_mask": "guides:vid"},
+            "transformer_blocks.*": {"pe": "heads:vid", "timestep": "vid", "self_attention_mask": "guides:vid"},
         },
         gather={"transformer_blocks.-1": "vid"},
     ),
@@ -25,13 +25,13 @@ PLANS = {
         cut={
             "transformer_blocks.0": {"x": ("vid", "aud")},
             "transformer_blocks.*": {
-                "v_pe": "vid",
-                "v_cross_pe": "vid",
+                "v_pe": "heads:vid",
+                "v_cross_pe": "heads:vid",
                 "v_timestep": "frames:vid",
                 "v_cross_scale_shift_timestep": "frames:vid",
                 "v_cross_gate_timestep": "frames:vid",
-                "a_pe": "aud",
-                "a_cross_pe": "aud",
+                "a_pe": "heads:aud",
+                "a_cross_pe": "heads:aud",
                 "a_timestep": "aud",
                 "a_cross_scale_shift_timestep": "aud",
                 "a_cross_gate_timestep": "aud",

@@ -7,6 +7,7 @@ Words for a tensor, or for each tensor in a tuple or list:
 
     "img"             dim 1 holds the tokens of img: this rank's are taken, or everybody's put together
     "img@2"           the same in dim 2
+    "heads:img"       the same in dim 1; of a tensor of 4 dims in dim 2, behind its heads
     "txt+img"         two streams, one after another; "-txt+img": of txt, only this rank's are there already
     "img+*"           tokens of img first; what follows stays as it is
     "rest:txt+img"    the same as "txt+img"; img is new, and is all that txt leaves. A value that ends with txt stays
@@ -71,12 +72,14 @@ class Tokens:
     """Dim `dim` holds these runs, one after another; `rest`: and more, which stays as it is.
 
     `opens`: the last run is of a stream that is new, whose length is what the others leave.
+    `heads`: a tensor of 4 dims has heads in dim 1 and the tokens in dim 2.
     """
 
     runs: tuple[Run, ...]
     dim: int = 1
     rest: bool = False
     opens: bool = False
+    heads: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,12 +206,14 @@ def _of_kind(kind: str, runs: tuple[Run, ...], ndim: str, text: str) -> Word:
         return Tokens(runs, opens=True)
     kinds: dict[str, type[Index | Last | Every | Guides]]
     kinds = {"index": Index, "last": Last, "every": Every, "guides": Guides}
-    if kind not in ("frames", *kinds):
-        known = ", ".join(sorted(("flat", "frames", "order", "ranges", "rest", *kinds)))
+    if kind not in ("frames", "heads", *kinds):
+        known = ", ".join(sorted(("flat", "frames", "heads", "order", "ranges", "rest", *kinds)))
         raise ValueError(f"{text!r}: {kind!r} is none of {known}; use one of them")
     if len(runs) != 1 or runs[0].held:
         raise ValueError(f"{text!r}: {kind!r} takes one stream; name one")
     stream = runs[0].stream
+    if kind == "heads":
+        return Tokens(runs, heads=True)
     if kind == "frames":
         return Frames(stream, int(ndim) if ndim else None)
     return kinds[kind](stream)
@@ -266,6 +271,6 @@ def introduced_by(word: Word) -> set[str]:
         return {word.stream}
     if isinstance(word, Tokens) and word.opens:
         return {word.runs[-1].stream}
-    if isinstance(word, Tokens) and len(word.runs) == 1 and not word.rest and not word.runs[0].held:
+    if isinstance(word, Tokens) and len(word.runs) == 1 and not (word.rest or word.heads or word.runs[0].held):
         return streams_in(word)
     return set()

@@ -290,6 +290,11 @@ def flash(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, s
     return out, lse, None, None, q.shape[2], k.shape[2], nothing, nothing, nothing
 
 
+def cudnn(q, k, v, bias, compute_lse, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+    out, lse, *others = flash(q, k, v)
+    return out, lse.unsqueeze(-1), *others
+
+
 def efficient(q, k, v, bias, compute_lse, dropout_p=0.0, is_causal=False, *, scale=None):
     if q.dtype == torch.bfloat16 and PRETENCE.capability < (8, 0):
         raise RuntimeError("Expected query dtype fp16 or fp32; bf16 is only supported on sm80 or newer")
@@ -361,6 +366,7 @@ def install():
     cuda.Stream, cuda.Event, cuda.current_stream, cuda.stream = Stream, Event, current_stream, on_stream
     kernels = torch.library.Library("aten", "IMPL")
     kernels.impl("_scaled_dot_product_flash_attention", flash, "CUDA")
+    kernels.impl("_scaled_dot_product_cudnn_attention", cudnn, "CUDA")
     kernels.impl("_scaled_dot_product_efficient_attention", efficient, "CUDA")
     PRETENCE.streams[0].kernels = kernels  # held, or they are taken back
     dispatched = torch.nn.functional.scaled_dot_product_attention

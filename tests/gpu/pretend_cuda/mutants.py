@@ -100,7 +100,7 @@ MUTANTS = (
     ),
     Mutant(
         "a preview's copy does not wait for the step",
-        "host_copies.py",
+        "pinned.py",
         "        self._stream.wait_stream(torch.cuda.current_stream(self._device))\n",
         "",
         ULYSSES,
@@ -121,7 +121,7 @@ MUTANTS = (
     ),
     Mutant(
         "a preview's event is recorded on the stream that computes",
-        "host_copies.py",
+        "pinned.py",
         "            arrival.record(self._stream)",
         "            arrival.record(torch.cuda.default_stream(self._device))",
         ULYSSES,
@@ -227,8 +227,8 @@ MUTANTS = (
     Mutant(
         "inputs on the first device",
         "latent.py",
-        "self._mine(self._tensors[name]).to(self._timer.device)",
-        'self._mine(self._tensors[name]).to("cuda:0")',
+        "to_device(self._mine(self._tensors[name]), self._timer.device)",
+        'to_device(self._mine(self._tensors[name]), torch.device("cuda:0"))',
         ULYSSES,
     ),
     Mutant(

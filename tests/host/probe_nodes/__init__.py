@@ -37,6 +37,7 @@ from .conditions import (
 )
 from .controls import RandomInpaintingControlNet, RandomModelPatch
 from .holding import HoldLatent
+from .looking import LookAtSteps, ReportLooks, SampleByPack
 from .reaching import ReachIntoModel, SwitchLoopWrong, SwitchOffExchange
 from .refused import PatchInside, RefusedInputs, RefusedLater
 from .rounding import SetGuidance, StockAttention
@@ -237,6 +238,7 @@ class ProbeNodes(ComfyExtension):
         nodes += [AddGlobalNoise, MakeList, EmptyBatch, LikeKnownGpus, HostedModelLoader, ReachIntoModel]
         nodes += [RandomConditioning, MoreText, RandomPictures, RandomVisionOutput, RandomVAE, AttendInHalves]
         nodes += [RandomTextEncoder, RandomSound, RandomSoundVAE, SwitchLoopWrong, SwitchOffExchange]
+        nodes += [LookAtSteps, ReportLooks, SampleByPack]
         nodes += [TextOfTokens, RandomInpaintingControlNet, HoldLatent, UseOldKeys, ObjectInConditioning]
         nodes += [RandomModelPatch, HiDreamO1Prompt, EmptySplatLatent, RefusedInputs, RefusedLater, PatchInside]
         return [*nodes, SampleInTurn, StockAttention, SetGuidance, SmallVAE, RandomLatent, CompareImages, TileHere]

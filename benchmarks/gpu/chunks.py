@@ -1,0 +1,88 @@
+"""Experiment 7: how much of a slow link's exchange hides, by chunks of heads and around a ring.
+
+One rank's share whose exchanges are there when the named link would have delivered them (benchmarks/share/exchange.py):
+on a GPU a stream of its own sleeps as long, while attention runs. Beside each step stands what overlap.py predicts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.share.attended import Attended, noting
+from benchmarks.share.bound import link_named
+from benchmarks.share.exchange import local_sequence
+from benchmarks.share.rank import OneRank, timed_runs
+from parallel_runtime.models.hosted.calls import HostedCall
+from parallel_runtime.planner.hardware import Link
+
+from .setting import Result, Setting
+
+RATES = ("6", "10", "22")  # GB/s: PCIe 3.0, through host memory, PCIe 4.0 with peer access
+MODELS = ("flux.1", "wan 14b")
+MOST = (1, 2, 4, 8)
+NEAR = 1.02  # what counts as the quickest
+RANKS = 2
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of a step with so many chunks at most, or around a ring, and what of its exchange shows."""
+
+    way: str
+    link: Link
+    seconds: float
+    shown_s: float
+    predicted_s: float
+
+
+def run(setting: Setting) -> Result:
+    """Every model, link and way."""
+    lines = ["| model | link | way | ms a step | of it exchange that shows | predicted |", "| --- " * 6 + "|"]
+    quickest: list[int] = []
+    for name in setting.model_names()[:1] if setting.small else MODELS:
+        rank = setting.rank(name)
+        call = rank.call(setting.size(name))
+        for rate in RATES[:1] if setting.small else RATES:
+            timed = by_chunks(rank, call, link_named(rate), (1, 2) if setting.small else MOST, setting.steps)
+            least = min(each.seconds for each in timed.values())
+            quickest.append(min(most for most, each in timed.items() if each.seconds <= NEAR * least))
+            rows = [*timed.values(), around_a_ring(rank, call, link_named(rate), setting.steps)]
+            lines += [
+                f"| {name} | {each.link.name} | {each.way} | {1e3 * each.seconds:.2f} | {1e3 * each.shown_s:.2f} | "
+                f"{1e3 * each.predicted_s:.2f} |"
+                for each in rows
+            ]
+    most = max(quickest)
+    decided = f"fewest chunks within 2 % of the quickest, over models and links: {min(quickest)} to {most}"
+    return Result(table=lines, decided=decided, choices={"most_chunks": most} if setting.capability else {})
+
+
+def by_chunks(rank: OneRank, call: HostedCall, link: Link, most: Sequence[int], steps: int) -> dict[int, Timed]:
+    """With at most 1, 2, ... chunks."""
+    found = {}
+    for count in most:
+        without, attended = _step(rank, call, None, steps, count)
+        seconds, _ = _step(rank, call, link, steps, count)
+        predicted = sum(each.shown_s(link, count) for each in attended)
+        found[count] = Timed(f"{count} chunk(s)", link, seconds, seconds - without, predicted)
+    return found
+
+
+def around_a_ring(rank: OneRank, call: HostedCall, link: Link, steps: int) -> Timed:
+    """The same ranks around a ring."""
+    times = []
+    for each in (None, link):
+        sequence = local_sequence(ring=RANKS, device=rank.device, link=each)
+        times.append(timed_runs(rank.step(call, sequence), steps)[0])
+    with noting(sequence, rank.device) as attended:
+        rank.step(call, sequence)()
+    predicted = sum(each.shown_s(link) for each in attended)
+    return Timed(f"ring {RANKS}", link, times[1], times[1] - times[0], predicted)
+
+
+def _step(rank: OneRank, call: HostedCall, link: Link | None, steps: int, count: int) -> tuple[float, list[Attended]]:
+    sequence = local_sequence(ulysses=RANKS, device=rank.device, link=link, chunks=count)
+    run = rank.step(call, sequence)
+    seconds, _ = timed_runs(run, steps)
+    with noting(sequence, rank.device) as attended:
+        run()
+    return seconds, attended

@@ -1,0 +1,84 @@
+"""Experiment 4: what a file's format costs, with ComfyUI's options for it: each in a process of its own.
+
+ComfyUI reads its options once, when it is imported.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .setting import ROOT, Result, Setting
+
+PLAIN = "float8_e4m3fn"  # matrices of blocks rounded, without scales
+FORMATS = (PLAIN, "fp8 e4m3", "int8, a scale a row")  # the others as tests/host/quantised.py writes them
+OPTIONS: tuple[tuple[str, ...], ...] = ((), ("--fast", "fp8_matrix_mult"))
+LIMIT_S = 150
+
+
+def write_format(setting: Setting, name: str, kind: str) -> Path:
+    """The model's file in a format."""
+    source = setting.file(name)
+    if kind == setting.dtype:
+        return source
+    path = source.with_name(f"{kind.replace(',', '').replace(' ', '_')}_{source.name}")
+    if path.is_file():
+        return path
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    from host.quantised import quantised
+
+    with safe_open(source, framework="pt") as file:
+        whole, said = {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}
+    tensors, more = (_rounded(whole), {}) if kind == PLAIN else quantised(whole, kind)
+    save_file(tensors, path, metadata={**said, **more})
+    return path
+
+
+def _rounded(whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    stored = getattr(torch, PLAIN)
+    return {key: each.to(stored) if each.ndim == 2 and "block" in key else each for key, each in whole.items()}
+
+
+def run(setting: Setting) -> Result:
+    """Each format with each option that it is affected by."""
+    name = setting.model_names()[0]
+    lines = ["| format | options | device ms | host ms | clock ms | ranks |", "| --- " * 6 + "|"]
+    clocks: dict[tuple[str, tuple[str, ...]], float] = {}
+    for kind, options in _cases(setting):
+        for share in measured(setting, name, write_format(setting, name, kind), options):
+            if share["ranks"] == 1:
+                clocks[kind, options] = share["clock_s"]
+            cells = " | ".join(f"{1e3 * share[each]:.2f}" for each in ("device_s", "host_s", "clock_s"))
+            lines.append(f"| {kind} | {' '.join(options)} | {cells} | {share['ranks']} |")
+    plain = clocks[setting.dtype, ()]
+    ratios = {key: seconds / plain for key, seconds in clocks.items() if key != (setting.dtype, ())}
+    said = "; ".join(f"{kind} {' '.join(options)} {ratio:.2f}x" for (kind, options), ratio in ratios.items())
+    return Result(table=lines, decided=f"{name}, one rank, beside {setting.dtype}: {said}")
+
+
+def measured(setting: Setting, name: str, path: Path, options: tuple[str, ...]) -> list[dict[str, Any]]:
+    """One rank's shares of a file, in a process whose ComfyUI has these options. Raises `ValueError` where it ends."""
+    size = setting.size(name)
+    command = [sys.executable, "-m", "benchmarks.share", "--json", "--model", str(path), "--dtype", setting.dtype]
+    command += ["--device", str(setting.device), "--comfyui", setting.comfyui.path, "--steps", str(setting.steps)]
+    command += ["--ranks", "1" if setting.small else "1,2", "--width", str(size.width), "--height", str(size.height)]
+    command += ["--text-tokens", str(size.text_tokens), *(f"--option={each}" for each in options)]
+    done = subprocess.run(  # noqa: S603  our own module
+        command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise ValueError(f"the share of {path.name} ended with status {done.returncode}: {said[-1]}")
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _cases(setting: Setting) -> list[tuple[str, tuple[str, ...]]]:
+    if setting.small:
+        return [(setting.dtype, ()), (PLAIN, ())]
+    return [(setting.dtype, ()), *((kind, options) for kind in FORMATS for options in OPTIONS)]

@@ -1,0 +1,203 @@
+"""ComfyUI's own sampler nodes with a parallel MODEL: their loop runs in the workers, unless something looks at a step.
+
+Owns: KSampler, KSampler (Advanced), SamplerCustom and SamplerCustomAdvanced beside stock; SP Config's `loop`; who keeps
+the loop in ComfyUI. Does not own: the loop in the workers (test_hosted_loop.py, comfy's test_nodes_in_worker_sampling).
+
+Where a loop ran is seen by a run whose loop in the workers is wrong on purpose: a loop in ComfyUI does not mind.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from host.client import ComfyClient, Event, PromptResult, Workflow
+from host.pack_workflows import TOLERANCE, relative_error, saved_latent
+from host.server import ComfyServer
+from host.workers import worker_pids
+from parity.runner import parallelized
+
+from .conftest import Stock
+from .graphs import node
+from .hosted import VISIBLE, WAN
+
+PLAN: dict[str, Any] = {"devices": "cpu:2", "ulysses": 2}
+STEPS = 3
+
+
+def ksampler() -> Workflow:
+    """With KSampler."""
+    return WAN.graph(cfg=3.0, steps=STEPS)
+
+
+def advanced() -> Workflow:
+    """Some steps of a run, which leaves noise behind."""
+    graph = ksampler()
+    given = graph["sampler"]["inputs"]
+    given.pop("denoise", None)
+    seed = given.pop("seed")
+    given |= {"add_noise": "enable", "noise_seed": seed, "start_at_step": 1, "end_at_step": STEPS}
+    given |= {"return_with_leftover_noise": "enable", "steps": STEPS + 1}
+    graph["sampler"]["class_type"] = "KSamplerAdvanced"
+    return graph
+
+
+def custom(*, sampler: str = "KSamplerSelect", **inputs: Any) -> Workflow:
+    """With SamplerCustom; `sampler` makes the SAMPLER."""
+    graph = ksampler()
+    given = graph["sampler"]["inputs"]
+    named = {"sampler_name": "euler"} if sampler == "KSamplerSelect" else {}
+    graph["select"] = node(sampler, **{**named, **inputs})
+    model = given["model"]
+    graph["sigmas"] = node("BasicScheduler", model=model, scheduler="simple", steps=STEPS, denoise=1.0)
+    wanted = {name: given[name] for name in ("model", "positive", "negative", "latent_image", "cfg")}
+    links = {"sampler": ["select", 0], "sigmas": ["sigmas", 0]}
+    graph["sampler"] = node("SamplerCustom", **wanted, **links, noise_seed=given["seed"], add_noise=True)
+    return graph
+
+
+def with_guider(kind: str) -> Workflow:
+    """With SamplerCustomAdvanced and a guider."""
+    graph = custom(sampler="SamplerDPMPP_2M_SDE", solver_type="midpoint", eta=1.0, s_noise=1.0, noise_device="cpu")
+    given = graph["sampler"]["inputs"]
+    sides = {"conditioning": given["positive"]}
+    if kind == "CFGGuider":
+        sides = {"positive": given["positive"], "negative": given["negative"], "cfg": 3.0}
+    graph["guider"] = node(kind, model=given["model"], **sides)
+    graph["noise"] = node("RandomNoise", noise_seed=7)
+    links = {"noise": ["noise", 0], "guider": ["guider", 0]}
+    same = {name: given[name] for name in ("sampler", "sigmas", "latent_image")}
+    graph["sampler"] = node("SamplerCustomAdvanced", **links, **same)
+    return graph
+
+
+GRAPHS = {
+    "KSampler": ksampler(),
+    "KSampler (Advanced)": advanced(),
+    "SamplerCustom": custom(),
+    "SamplerCustomAdvanced, CFGGuider": with_guider("CFGGuider"),
+    "SamplerCustomAdvanced, BasicGuider": with_guider("BasicGuider"),
+}
+
+
+def behind_model(graph: Workflow, name: str, class_type: str, **inputs: Any) -> Workflow:
+    """The graph with one more node between its MODEL and all that samples with it."""
+    graph = copy.deepcopy(graph)
+    readers = [each for each in graph.values() if each["inputs"].get("model") is not None]
+    link = graph["sampler"]["inputs"].get("model") or graph["guider"]["inputs"]["model"]
+    for each in readers:
+        if each["inputs"]["model"] == link:
+            each["inputs"]["model"] = [name, 0]
+    graph[name] = node(class_type, model=link, **inputs)
+    return graph
+
+
+def ours(graph: Workflow, **config: Any) -> Workflow:
+    """The same graph over two ranks."""
+    return parallelized(graph, **PLAN, **config)
+
+
+def wrong(graph: Workflow) -> Workflow:
+    """The same graph of ours, its loop in the workers wrong on purpose."""
+    return behind_model(graph, "wrong", "SwitchLoopWrong", way="local_attention")
+
+
+def progress_of(result: PromptResult) -> list[tuple[float, float]]:
+    return [(each.value, each.max) for each in result.progress if each.node == "sampler"]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_stock_samplers_run_their_loop_in_the_workers(name: str, hosted_client: ComfyClient) -> None:
+    graph = GRAPHS[name]
+    if "Custom" in name:
+        graph = graph | {"denoised": node("SaveLatent", samples=["sampler", 1], filename_prefix="denoised")}
+    stock, mine = hosted_client.queue(graph), hosted_client.queue(ours(graph))
+    for saves in ["save", *(["denoised"] if "Custom" in name else [])]:
+        latents = [saved_latent(hosted_client, each, node=saves) for each in (mine, stock)]
+        assert relative_error(*latents) <= TOLERANCE, saves
+    assert progress_of(mine) == progress_of(stock)
+    assert len(mine.previews) == len(stock.previews) > 0
+    assert not any("The loop stays" in text for _, text in mine.texts)
+    seen = hosted_client.queue(wrong(ours(graph)))
+    assert relative_error(saved_latent(hosted_client, seen), saved_latent(hosted_client, stock)) > VISIBLE
+
+
+def test_sp_config_keeps_the_loop_in_comfyui(hosted_client: ComfyClient, stock: Stock) -> None:
+    graph = wrong(ours(ksampler(), loop="host"))
+    assert relative_error(saved_latent(hosted_client, hosted_client.queue(graph)), stock(ksampler())) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("config", "own"), [("host", "auto"), ("auto", "host"), ("auto", "auto")])
+def test_parallel_sampler_runs_its_loop_in_the_workers_where_both_say_auto(
+    config: str, own: str, hosted_client: ComfyClient
+) -> None:
+    graph = ours(ksampler(), loop=config)
+    graph["sampler"]["class_type"] = "ParallelSampler"
+    graph["sampler"]["inputs"]["loop"] = own
+    loop = hosted_client.queue(graph).require_success().outputs["sampler"]["parallel_dit"][0]["loop"]
+    assert loop == {"kind": "resident" if "host" not in (config, own) else "host"}
+
+
+LOOKS = {
+    "callback": "looks at each step",
+    "state": "a node looks at each step (look)",
+    "function": "replaces cfg_function of ComfyUI",
+}
+
+
+@pytest.mark.parametrize("way", LOOKS)
+def test_the_loop_stays_where_a_node_looks_at_each_step(way: str, hosted_client: ComfyClient, stock: Stock) -> None:
+    graph = behind_model(ksampler(), "look", "LookAtSteps", way=way)
+    check_looked(hosted_client, stock(ksampler()), graph, LOOKS[way])
+
+
+def test_the_loop_stays_with_a_sampler_of_a_pack(hosted_client: ComfyClient, stock: Stock) -> None:
+    check_looked(hosted_client, stock(custom()), custom(sampler="SampleByPack"), "the sampler is one of")
+
+
+def test_the_loop_stays_with_a_guider_that_asks_otherwise(hosted_client: ComfyClient) -> None:
+    graph = with_guider("BasicGuider")
+    given = graph["guider"]["inputs"]
+    both = {"cond1": given["conditioning"], "cond2": given["conditioning"], "negative": given["conditioning"]}
+    numbers = {"cfg_conds": 2.0, "cfg_cond2_negative": 1.5, "style": "regular"}
+    graph["guider"] = node("DualCFGGuider", model=given["model"], **both, **numbers)
+    check_stays(hosted_client, graph, "the guider is a Guider_DualCFG")
+
+
+def check_looked(client: ComfyClient, right: Any, graph: Workflow, reason: str) -> None:
+    """The run stays in ComfyUI, says why, and whoever looks has seen every step."""
+    graph = graph | {"looks": node("ReportLooks", latent=["sampler", 0])}
+    result = check_stays(client, graph, reason)
+    assert relative_error(saved_latent(client, result), right) <= TOLERANCE
+    assert result.outputs["looks"]["looks"][0] >= STEPS
+
+
+def check_stays(client: ComfyClient, graph: Workflow, reason: str) -> PromptResult:
+    """The run of ours, whose loop in the workers would be wrong."""
+    result = client.queue(wrong(ours(graph))).require_success()
+    said = [text for name, text in result.texts if name == "sampler" and "The loop stays in ComfyUI: " in text]
+    assert said and all(reason in text for text in said), result.texts
+    return result
+
+
+def test_cancel_in_the_middle_keeps_the_workers_and_the_next_prompt_right(
+    hosted_client: ComfyClient, hosted_server: ComfyServer, stock: Stock
+) -> None:
+    right = hosted_client.queue(ours(ksampler()))
+    pids = worker_pids(hosted_server)
+
+    def on_event(event: Event) -> None:
+        if event.type == "progress" and event.data["value"] == 3:
+            hosted_client.interrupt()
+
+    result = hosted_client.queue(ours(WAN.graph(cfg=3.0, steps=300)), on_event=on_event)
+    assert result.status == "interrupted"
+    assert 3 <= result.progress[-1].value < 300
+    again = ksampler()
+    again["sampler"]["inputs"]["denoise"] = 0.99999  # another cache key, the same steps
+    found = hosted_client.queue(ours(again))
+    assert relative_error(saved_latent(hosted_client, found), stock(ksampler())) <= TOLERANCE
+    assert relative_error(saved_latent(hosted_client, right), stock(ksampler())) <= TOLERANCE
+    assert worker_pids(hosted_server) == pids

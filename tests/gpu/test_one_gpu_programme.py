@@ -1,0 +1,148 @@
+"""The experiments of `make gpu` in small form on a CPU, what becomes of their results, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu.attention_table import as_exchanged, best
+from benchmarks.gpu.programme import BEGIN, END, apply, section, write_page
+from benchmarks.gpu.setting import GIB, refuse_little_memory
+from benchmarks.gpu.skew import longest
+from benchmarks.gpu.state import State
+from benchmarks.share.device_time import union_s
+from parallel_runtime.choices import TABLE, read
+from parallel_runtime.planner.known import MEASURED, known_calibration
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = {"device": "NVIDIA H100 80GB HBM3", "torch": "2.11", "size": "full"}
+RESULT = {"table": ["| a |"], "decided": "so", "choices": {}, "constants": {}}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_experiment_runs_in_small_form_and_none_a_second_time(tmp_path: Path, capfd) -> None:
+    """Experiment 9 raises unless a rank's share counts the bytes that a real rank sent, and they are right together."""
+    state = tmp_path / "state.json"
+    words = ["--small", "--state", str(state), "--models", str(tmp_path / "models")]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    given = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True, "check": False}
+    run = subprocess.run([sys.executable, "-m", "benchmarks.gpu", "--here", *words], **given)
+    assert run.returncode == 0, run.stderr[-3000:]
+    (machine,) = json.loads(state.read_text())["machines"]
+    assert [int(number) for number in machine["results"]] == [1, 2, 4, 3, 7, 5, 8, 9]
+    assert all(len(result["table"]) > 2 for result in machine["results"].values())
+    assert not any(result["choices"] for result in machine["results"].values())  # a CPU decides nothing of a GPU
+    assert float(machine["results"]["9"]["decided"].split("one process ")[1].split(",")[0]) < 1e-5
+    assert (command.main(words), capfd.readouterr().out) == (0, "")
+
+
+def test_an_experiment_that_takes_too_long_is_ended_and_the_others_results_stay(tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.setattr(command, "LIMIT_S", 0.01)
+    parser = ["--small", "--state", str(tmp_path / "state.json"), "--models", str(tmp_path), "--only", "2"]
+    assert command.main(parser) == 1
+    assert "2 took more than 0.01 s and was ended; its figures of before stay" in capfd.readouterr().out
+
+
+def test_results_count_for_the_device_and_the_versions_that_they_were_measured_with(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    State(path, KEY).keep(3, RESULT)
+    assert list(State(path, KEY).results) == [3]
+    other = State(path, {**KEY, "torch": "2.12"})
+    assert (other.results, other.others) == ({}, [KEY])
+    other.keep(1, RESULT)
+    assert list(State(path, KEY).results) == [3]
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "cannot be read"), ('{"format": 0, "machines": []}', "has format 0")])
+def test_a_state_file_of_another_format_is_refused_and_not_overwritten(tmp_path, text, said) -> None:
+    (path := tmp_path / "state.json").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        State(path, KEY)
+    assert path.read_text() == text
+
+
+def test_machines_that_cannot_run_it_are_refused(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert command.main(["--state", str(tmp_path / "state.json")]) == 2
+    assert "sees 0 GPUs, and these experiments need 1" in capsys.readouterr().err
+    refuse_little_memory(20 * GIB, 24 * GIB, "cuda:0")
+    with pytest.raises(ValueError, match=r"cuda:0 has 11\.0 of 24\.0 GiB free and the experiments need 20 GiB; close"):
+        refuse_little_memory(11 * GIB, 24 * GIB, "cuda:0")
+
+
+def test_choices_and_constants_are_written_with_their_device_and_nothing_else_changes(tmp_path: Path) -> None:
+    table, measured = tmp_path / "choices.json", tmp_path / "measured.json"
+    table.write_text(TABLE.read_text())
+    measured.write_text(MEASURED.read_text())
+    results = {
+        2: {**RESULT, "choices": {"sdpa_first": "", "ring_kernel": "flash"}, "constants": {"attention_flops": 6e14}},
+        3: {**RESULT, "choices": {"timed_every": 1}, "constants": {"operation_s": 5e-6, "unknown_s": 1.0}},
+    }
+    apply(KEY, (9, 0), results, table=table, measured=measured)
+    rows = json.loads(table.read_text())
+    chosen = read(rows, (9, 0))
+    assert (chosen.sdpa_first, chosen.ring_kernel, chosen.timed_every) == ("", "flash", 1)
+    assert "NVIDIA H100 80GB HBM3, torch 2.11" in chosen.source
+    assert rows["10.0"] == json.loads(TABLE.read_text())["10.0"]
+    h100 = json.loads(measured.read_text())["H100"]
+    assert (h100["attention_flops"], h100["operation_s"]) == (6e14, 5e-6)
+    assert h100["block_s"] == json.loads(MEASURED.read_text())["H100"]["block_s"]
+    assert "unknown_s" not in h100
+
+
+def test_tables_take_the_place_of_their_machines_old_ones_and_others_stay(tmp_path: Path) -> None:
+    (page := tmp_path / "gpu.md").write_text(f"before\n{BEGIN}\n{END}\nafter\n")
+    newer = {**KEY, "torch": "2.12"}
+    for key, row in ((KEY, "| old |"), (newer, "| other |"), (KEY, "| new |")):
+        write_page(page, section(key, {3: {**RESULT, "table": [row]}}))
+    text = page.read_text()
+    assert text.startswith(f"before\n{BEGIN}\n\n### NVIDIA H100 80GB HBM3\n\ntorch 2.12.")
+    assert ("| old |" in text, text.count("| other |"), text.count("| new |")) == (False, 1, 1)
+    assert text.endswith(f"{END}\nafter\n")
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="lacks"):
+        write_page(page, "text")
+
+
+def test_a_kernel_takes_the_present_ones_place_where_it_is_clearly_better_and_takes_all_shapes() -> None:
+    assert best({"flash": [1.0, 1.0], "cudnn": [1.5, 1.2]}) == "cudnn"
+    assert best({"flash": [1.0, 1.0], "cudnn": [1.02, 1.03]}) == "flash"
+    assert best({"flash": [1.0, 1.0], "cudnn": [9.0, 0.0]}) == "flash"
+
+
+def test_what_is_timed_lies_as_an_exchange_leaves_it() -> None:
+    from benchmarks.gpu.attention_table import Shape
+
+    q, k, v = as_exchanged(3, Shape("any", 6, 8, 5), torch.device("cpu"), torch.float32)
+    assert (q.shape, q.stride(), k.data_ptr() - q.data_ptr()) == ((1, 3, 5, 8), (24, 8, 72, 1), 3 * 8 * 4)
+    assert v.untyped_storage().data_ptr() == q.untyped_storage().data_ptr()
+
+
+def test_a_device_is_busy_while_any_stream_is() -> None:
+    assert union_s([(0, 10), (5, 12), (6, 7), (20, 21)]) == (pytest.approx(13e-6), pytest.approx(8e-6))
+    assert union_s([]) == (0.0, 0.0)
+
+
+def test_of_several_ranks_the_slowest_draw_counts() -> None:
+    times = [1.0] * 9 + [11.0]
+    assert longest(times, 1) == pytest.approx(2.0, rel=0.1)
+    assert longest(times, 8) > 3 * longest(times, 1)
+
+
+def test_what_this_project_measured_stands_in_the_place_of_other_engines_figures() -> None:
+    own, others = known_calibration("H100"), known_calibration("H100", measured=False)
+    assert own.software.block_s == 7.45e-4 < others.software.block_s
+    assert own.rates.attention_flops == 5.66e14
+    assert (
+        known_calibration("H100", compiled=True).software
+        == known_calibration("H100", compiled=True, measured=False).software
+    )
+    assert known_calibration("A100") == known_calibration("A100", measured=False)

@@ -1,0 +1,105 @@
+"""Nodes that look at each step of a sampling run, as packs do whose own loop it is not.
+
+Owns: one node for each way in which code that is no part of ComfyUI gets between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import comfy.samplers
+import torch
+from comfy.k_diffusion.sampling import sample_euler
+from comfy.patcher_extension import CallbacksMP, WrappersMP
+from comfy_api.latest import io
+
+CATEGORY = "tests"
+SEEN: list[str] = []
+
+
+def by_callback(model: Any) -> None:
+    """A function around the progress of each step."""
+
+    def around(executor: Any, guider: Any, sigmas: Any, extra: Any, callback: Any, *rest: Any, **named: Any) -> Any:
+        def look(*step: Any) -> None:
+            SEEN.append("callback")
+            callback(*step)
+
+        return executor(guider, sigmas, extra, look, *rest, **named)
+
+    model.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "look", around)
+
+
+def by_state(model: Any) -> None:
+    """What ComfyUI calls as each step begins."""
+    model.add_callback_with_key(CallbacksMP.ON_PREPARE_STATE, "look", lambda *_: SEEN.append("state"))
+
+
+def by_replacing(model: Any) -> None:
+    """Another function in the place of ComfyUI's, for the time of the run."""
+
+    def around(executor: Any, *arguments: Any, **named: Any) -> Any:
+        stock = comfy.samplers.cfg_function
+
+        def look(*each: Any, **more: Any) -> Any:
+            SEEN.append("function")
+            return stock(*each, **more)
+
+        comfy.samplers.cfg_function = look
+        try:
+            return executor(*arguments, **named)
+        finally:
+            comfy.samplers.cfg_function = stock
+
+    model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "look", around)
+
+
+LOOKS: dict[str, Callable[[Any], None]] = {"callback": by_callback, "state": by_state, "function": by_replacing}
+
+
+class LookAtSteps(io.ComfyNode):
+    """Looks at each step in one of LOOKS."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Model.Input("model"), io.Combo.Input("way", options=list(LOOKS))]
+        return io.Schema(node_id="LookAtSteps", category=CATEGORY, inputs=inputs, outputs=[io.Model.Output()])
+
+    @classmethod
+    def execute(cls, model: Any, way: str) -> io.NodeOutput:
+        model = model.clone()
+        SEEN.clear()
+        LOOKS[way](model)
+        return io.NodeOutput(model)
+
+
+class SampleByPack(io.ComfyNode):
+    """A sampler of a pack's own, which happens to be Euler's."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(node_id="SampleByPack", category=CATEGORY, inputs=[], outputs=[io.Sampler.Output()])
+
+    @classmethod
+    def execute(cls) -> io.NodeOutput:
+        SEEN.clear()
+
+        def sample(model: Any, x: torch.Tensor, sigmas: torch.Tensor, **named: Any) -> torch.Tensor:
+            SEEN.extend("sampler" for _ in sigmas[1:])
+            return sample_euler(model, x, sigmas, **named)
+
+        return io.NodeOutput(comfy.samplers.KSAMPLER(sample))
+
+
+class ReportLooks(io.ComfyNode):
+    """How often a node that looks has looked until `latent` was there."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        inputs = [io.Latent.Input("latent")]
+        return io.Schema(node_id="ReportLooks", category=CATEGORY, inputs=inputs, is_output_node=True)
+
+    @classmethod
+    def execute(cls, latent: dict[str, Any]) -> io.NodeOutput:
+        return io.NodeOutput(ui={"looks": [len(SEEN)]})

@@ -1,0 +1,64 @@
+"""Ranks use the kernels that ComfyUI's own loader would have them use, and move the bytes of weights that it moves.
+
+Owns the expectations by card and format. Does not own how both are counted (formats_as_stock.py), nor that ranks that
+share a call agree (test_quantised.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from .conftest import run_ranks
+from .formats_as_stock import CARDS, FAST
+
+# Kernels that multiply in the file's own format, by their names, and the cards that have them. Others widen first.
+FP8, INT8, STAND_IN = "aten._scaled_mm", "comfy_kitchen.int8_linear", "stand_in."
+PRODUCTS = {
+    ("fp8 e4m3", ""): (FP8, ("8.9", "9.0", "12.0")),
+    ("fp8 e4m3", "fp8_matrix_mult"): (FP8, ("8.9", "9.0", "12.0")),
+    ("fp8 plain", "fp8_matrix_mult"): (FP8, ("8.9", "9.0", "12.0")),
+    ("int8, rotated", ""): (INT8, tuple(CARDS)),
+    ("nvfp4", ""): (STAND_IN, ("12.0",)),
+    ("mxfp8", ""): (STAND_IN, ("12.0",)),
+}
+MORE_THAN_THE_FILE = 1.2
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What formats_as_stock.py counted, by file, card and --fast."""
+    folder = run_ranks("formats_as_stock", tmp_path_factory.mktemp("stock"), "1")
+    found: dict[str, Any] = json.loads((folder / "rows.json").read_text())
+    return found
+
+
+def alike(row: dict[str, Any]) -> bool:
+    """Whether a rank does what stock does, to the last bit."""
+    pairs = [row[name] for name in ("kernels", "moved", "held", "layers", "dtypes")]
+    return row["equal"] and all(stock == rank for stock, rank in pairs)
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_a_rank_uses_the_kernels_of_stock_and_moves_its_bytes(rows: dict[str, Any], card: str) -> None:
+    for fast, kinds in FAST.items():
+        for kind in set(kinds) - rows["absent"].keys():
+            row = rows[f"{kind} | {card} | {fast}"]
+            assert alike(row), (kind, fast, row)
+            kernel, cards = PRODUCTS.get((kind, fast), ("", ()))
+            multiplied = any(name.startswith(kernel) for name in row["kernels"][1]) if kernel else False
+            assert multiplied == (card in cards), (kind, fast, row["kernels"])
+            if multiplied:
+                assert row["moved"][1] <= MORE_THAN_THE_FILE * row["file"], (kind, fast, row)
+
+
+def test_a_rank_that_chose_as_for_another_card_would_be_seen(rows: dict[str, Any]) -> None:
+    """The control: a rank on a card without products beside stock on one that has them."""
+    for kind, fast in PRODUCTS:
+        old, new = (rows[f"{kind} | {card} | {fast}"] for card in ("8.6", "12.0"))
+        swapped = new | {name: [new[name][0], old[name][1]] for name in ("kernels", "moved", "held", "layers")}
+        assert alike(swapped) == (kind == "int8, rotated"), kind

@@ -1,0 +1,121 @@
+"""What a rank leaves out of most steps: collections of all Python objects, questions for its memory, timers' events."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_runtime.report.build import _all_timed
+from parallel_runtime.timing import RegionTimer, is_timed
+from parallel_runtime.wire.channel import Segment, SegmentTable
+from parallel_runtime.worker import engine
+
+from .pretend_device import Event, pretended_cuda
+
+ROOT = Path(__file__).resolve().parents[2]
+# In a process of its own, whose collections are nobody else's. Says how many collections of all a run of many steps
+# had, and whether a model in a cycle, which was there when the next one was loaded, is gone once it was dropped.
+COLLECTIONS = """
+import gc, json, sys, weakref
+import torch
+from parallel_runtime.worker.loading import LoadedModels, keep_from_collections
+
+full, kept = [], sys.argv[1] == "kept"
+gc.callbacks.append(lambda phase, info: full.append(1) if phase == "stop" and info["generation"] == 2 else None)
+
+class Model:
+    def __init__(self):
+        self.hook = lambda: self
+
+models = LoadedModels(rank=0, device=torch.device("cpu"), memory=lambda: None)
+models[1] = Model()
+if kept:
+    keep_from_collections()
+full.clear()
+run = [[step] for step in range(600_000)]
+collections = len(full)
+gone = weakref.ref(models.pop(1))
+gc.collect()
+before = gone() is None
+models._let_go()
+print(json.dumps([collections, before, gone() is None]))
+"""
+
+
+@pytest.mark.parametrize("way", ["kept", "as Python does"])
+def test_no_collection_of_all_falls_into_a_run_and_dropped_models_are_freed(way: str) -> None:
+    """`as Python does`: the negative control."""
+    command = [sys.executable, "-c", COLLECTIONS, way.split()[0]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    collections, freed_by_collecting, freed = json.loads(done.stdout)
+    assert (collections == 0) == (way == "kept")
+    assert freed_by_collecting == (way != "kept"), "what is kept from collections is not freed by one"
+    assert freed
+
+
+def test_a_run_asks_for_its_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, fd = Segment.create(1 << 20)
+    os.close(fd)
+    rank = engine.Engine(rank=0, device=torch.device("cpu"), segments=SegmentTable(segment))
+    asked: list[None] = []
+    ask, now_s = rank._memory, [100.0]
+
+    def asking() -> engine.Memory:
+        asked.append(None)
+        return ask()
+
+    monkeypatch.setattr(rank, "_memory", asking)
+    monkeypatch.setattr(engine.time, "perf_counter", lambda: now_s[0])
+    for _ in range(40):  # a run of 0.4 s
+        now_s[0] += 0.01
+        assert rank._memory_of_step().resident_bytes > 0
+    assert len(asked) == 1
+    now_s[0] += 2 * engine.MEMORY_S
+    rank._memory_of_step()
+    assert len(asked) == 2, "a long run is asked again"
+
+
+@pytest.mark.parametrize(("every", "share"), [(10, 0.1), (1, 1.0)])
+def test_with_timers_on_a_gpu_has_events_in_one_step_of_so_many(
+    every: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`every` 1 is what costs too much. A block of 9 regions, 18 events, as a step of Flux.1 has for each."""
+    recorded: list[None] = []
+    record = Event.record
+
+    def counting(event: Event, stream: object) -> None:
+        recorded.append(None)
+        record(event, stream)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Event, "record", counting)
+    with pretended_cuda() as stream:
+        timer = RegionTimer(torch.device("cuda"), every=every)
+        laps = []
+        for step in range(40):
+            timer.enter_step(step, of=40)
+            for name in "abcdefghi":
+                with timer.region(name):
+                    stream.run(0.001)
+            timer.lap()
+        laps = timer.laps()
+    assert len(recorded) == 40 * 18 * share
+    assert [step for step, lap in enumerate(laps) if lap] == [step for step in range(40) if step % every == 1 % every]
+
+
+@pytest.mark.parametrize(("steps", "timed"), [(1, [0]), (2, [1]), (4, [1]), (12, [1, 11])])
+def test_each_run_has_a_step_that_is_timed(steps: int, timed: list[int]) -> None:
+    assert [step for step in range(steps) if is_timed(step, of=steps, every=10)] == timed
+
+
+def test_steps_without_events_have_the_parts_of_the_timed_one_in_proportion() -> None:
+    parts = [{"timed": False, "regions": {}, "step_s": 3.0}, {"timed": True, "regions": {"a_s": 0.5}, "step_s": 1.0}]
+    parts.append({"timed": False, "regions": {}, "step_s": 2.0})
+    assert [step["regions"] for step in _all_timed(parts)] == [{"a_s": 1.5}, {"a_s": 0.5}, {"a_s": 1.0}]
+    assert _all_timed(parts[:1]) == parts[:1], "of a run that nobody timed nothing is known"

@@ -22,9 +22,9 @@ NAME = "deleted_in_turn"
 def start_comfyui():
     """What main.py does before packs are loaded."""
     import comfy.options
-    import utils.extra_config  # noqa: F401  as main.py does, before nodes puts the folder with comfy/utils.py first
 
     comfy.options.enable_args_parsing()
+    importlib.import_module("utils.extra_config")  # as main.py does, before nodes puts comfy/utils.py first
     import execution
     import nodes  # noqa: F401
     import server

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from ..choices import choice_for
 from ..devices import Device, ranks_by_machine
 from ..parallel.overlap import OverlapRates
 from ..plan import ParallelPlan
@@ -121,6 +122,7 @@ def overlap(devices: Sequence[Device], plan: ParallelPlan) -> OverlapRates | Non
         attention_flops=found.rates.attention_flops,
         bandwidth=found.link.all_to_all_bandwidth(plan.ulysses),
         latency_s=found.link.latency_s,
+        most_chunks=choice_for(torch.cuda.get_device_capability(devices[0].index)).most_chunks,
     )
 
 

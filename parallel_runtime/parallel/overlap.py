@@ -25,12 +25,13 @@ class OverlapRates:
     """What the choice must know of devices and link. All ranks that share heads are given the same.
 
     `attention_flops`: FLOP/s of one rank's attention; `bandwidth`: bytes/s that one rank sends in an all-to-all of
-    these ranks; `latency_s`: of one collective call.
+    these ranks; `latency_s`: of one collective call; `most_chunks`: 0 where no figure of the device limits them.
     """
 
     attention_flops: float
     bandwidth: float
     latency_s: float
+    most_chunks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,7 @@ def choose_chunks(shared: SharedHeads, rates: OverlapRates) -> int:
             chunks=chunks,
         )
         for chunks in possible_chunks(shared.groups, shared.ranks)
+        if chunks <= (rates.most_chunks or MOST_CHUNKS)
     }
     best = min(seconds, key=lambda chunks: seconds[chunks])
     return best if seconds[best] <= (1 - WORTHWHILE) * seconds[1] else 1

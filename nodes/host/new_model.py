@@ -148,7 +148,7 @@ def remote_patcher(
     patcher.memory_text = memory_for(source, decision, devices).text
     if decision.model is not None and decision.plan.ranks > 1:
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
-    patcher.side_branch, patcher.compiled = side_branch, compiled and isinstance(source, Source)
+    patcher.side_branch, patcher.compiled = side_branch, compiled
     patcher.step_cache, patcher.in_workers = step_cache, in_workers
     if isinstance(source, Source):
         weighed = replace(decision, work=source.work, model=source.shape)

@@ -30,8 +30,6 @@ def open_trial(
     _refuse_step_cache(arguments.step_cache, plans, of_ours=None if family is None else family.title)
     steps = getattr(arguments, "steps", 1)
     if family is None:
-        if arguments.compile:
-            raise ValueError(f"--compile: only blocks of {titles()} are compiled; leave --compile out")
         if not hasattr(arguments, "steps") and any(plan.pipefusion > 1 for plan in plans):
             raise ValueError(
                 f"bench times pipelines of {titles()} alone, not of {os.path.basename(arguments.model)}; use "

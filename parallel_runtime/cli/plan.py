@@ -78,7 +78,7 @@ def _model(arguments: argparse.Namespace, progress: Progress) -> tuple[AnyModel,
 def _counted(arguments: argparse.Namespace, work: Work) -> tuple[CountedModel, Work]:
     """A model of ComfyUI's, which says itself how many tokens an image has."""
     if arguments.compiled:
-        raise ValueError(f"--compiled: only {titles()} is compiled so far; leave --compiled out")
+        raise ValueError(f"--compiled: compiled blocks of {titles()} alone were fitted; leave --compiled out")
     comfyui = find_comfyui(arguments.comfyui)
     size = {"width": arguments.width, "height": arguments.height, "frames": arguments.frames}
     counted = Counts().of(arguments.model, arguments.dtype, comfyui, **size)

@@ -112,8 +112,8 @@ MUTANTS = (
     ),
     Mutant(
         "a rank rounds by the largest number of its own tokens",
-        "largest = ranks.gather(largest.reshape(1), dim=0, lengths=(1,) * ranks.parts).amax()",
-        "ranks.gather(largest.reshape(1), dim=0, lengths=(1,) * ranks.parts).amax()",
+        "largest = ranks.maximum(largest)",
+        "ranks.maximum(largest)",
         (f"{QUANTISED}[nvfp4, its inputs rounded too-replicated]",),
     ),
     Mutant(

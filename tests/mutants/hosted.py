@@ -155,6 +155,12 @@ MUTANTS = (
         ("test_possible_calls.py::test_a_class_that_keeps_something_compares_no_values_that_are_not_there",),
     ),
     Mutant(
+        "what a class kept is found by another model's steps, and after its weights changed",
+        "self.models.end_runs(but=request.model if isinstance(request, Step) else None)",
+        "self.models.end_runs(but=7)",
+        ("test_given_back.py::test_what_a_class_keeps_goes_with_any_request_that_is_no_step_of_its_model",),
+    ),
+    Mutant(
         "keys that every rank has are sent around the ring",
         "around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths)",
         "around = RingPass(self.ring, k, v, lengths=[common + length for length in lengths])",

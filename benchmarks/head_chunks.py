@@ -135,14 +135,15 @@ def measured(case: Case, tokens: int, axis: EmulatedAxis, agreed: torch.Tensor) 
     `agreed`: shared by the ranks, where the first one writes how much slower than on the card all is.
     """
     exposed: dict[int, list[float]] = {n: [] for n in (1, case.chunks)}
-    attend_s = [waited(case, tokens, n, axis, slow=None)[0] for n in (*exposed, 1, 1, 1)][-3:]
-    if axis.index == 0:
-        agreed[0] = statistics.median(attend_s) / case.attend_s
-    waited(case, tokens, 1, axis, slow=None)  # the other rank has it by now
-    slow = float(agreed[0])
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS + 1):  # the first one warms up
+        attend_s = waited(case, tokens, case.chunks, axis, slow=None)[0]
+        if axis.index == 0:
+            agreed[0] = attend_s / case.attend_s
+        waited(case, case.ranks, 1, axis, slow=None)  # of a token a rank: the other one has read it after
+        slow = float(agreed[0])
         for n, found in exposed.items():
-            found.append(waited(case, tokens, n, axis, slow=slow)[1] / (slow * case.exchange_s(1)))
+            share = waited(case, tokens, n, axis, slow=slow)[1] / (slow * case.exchange_s(1))
+            found += [share] if number else []
     return {str(n): statistics.median(each) for n, each in exposed.items()}
 
 

@@ -10,7 +10,7 @@ are (overlap.py) nor when each is sent (uneven.py).
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -46,7 +46,7 @@ class HeadsOut:
         axis: Axis,
         tensors: Sequence[torch.Tensor],
         *,
-        cut: Sequence[tuple[int, ...]],
+        cut: tuple[tuple[int, ...], ...],
         groups: int,
         lengths: Sequence[int],
     ) -> None:
@@ -54,7 +54,7 @@ class HeadsOut:
         self._batch = tensors[0].shape[0]
         # (heads a group, their size) of each tensor
         self._shapes = [(tensor.shape[1] // groups, tensor.shape[3]) for tensor in tensors]
-        self._group = sum(self._batch * heads * size for heads, size in self._shapes)  # numbers a token and group
+        self._group = self._batch * sum([heads * size for heads, size in self._shapes])  # numbers a token and group
         self._sent = self._pack(tensors)
         self._under_way: AllToAll | None = None
 
@@ -72,9 +72,10 @@ class HeadsOut:
         if chunk + 1 == len(self._cut):
             self._sent = []
         count = self._cut[chunk][self._axis.index]
-        parts = received.view(sum(self._lengths), count * self._group).split(self._widths(count), 1)
+        tokens = sum(self._lengths)
+        parts = received.view(tokens, count * self._group).split_with_sizes(self._widths(count), 1)
         return [
-            part.unflatten(1, (self._batch, count * heads, size)).permute(1, 2, 0, 3)
+            part.view(tokens, self._batch, count * heads, size).permute(1, 2, 0, 3)
             for part, (heads, size) in zip(parts, self._shapes, strict=True)
         ]
 
@@ -94,21 +95,21 @@ class HeadsOut:
     def _pack(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The messages of all chunks, one behind the other: share after share (U in each), tokens outermost in each,
         so that what arrives lies as one tensor."""
-        counts = [count for each in self._cut for count in each]
-        tokens = tensors[0].shape[2]
-        packed = tensors[0].new_empty(tokens * sum(counts) * self._group)
+        tokens, batch = tensors[0].shape[2], self._batch
+        numbers = [sum(each) * tokens * self._group for each in self._cut]
+        packed = tensors[0].new_empty(sum(numbers))
         group = start = 0
-        for shares, count in _runs(counts):
+        for shares, count in _runs(self._cut):
             row = count * self._group
             room = packed[start : start + shares * tokens * row].view(shares, tokens, row)
-            parts = room.split(self._widths(count), 2)
+            parts = room.split_with_sizes(self._widths(count), 2)
             for tensor, part, (heads, size) in zip(tensors, parts, self._shapes, strict=True):
-                given = tensor.narrow(1, group * heads, shares * count * heads).unflatten(1, (shares, count * heads))
-                part.unflatten(2, (self._batch, count * heads, size)).copy_(given.permute(1, 3, 0, 2, 4))
+                given = tensor.narrow(1, group * heads, shares * count * heads)
+                given = given.view(batch, shares, count * heads, tokens, size).permute(1, 3, 0, 2, 4)
+                part.view(shares, tokens, batch, count * heads, size).copy_(given)
             group += shares * count
             start += room.numel()
-        ends = accumulate((sum(each) * tokens * self._group for each in self._cut), initial=0)
-        return [packed[first:last] for first, last in pairwise(ends)]
+        return list(packed.split_with_sizes(numbers))
 
 
 class HeadsBack:
@@ -135,7 +136,9 @@ class HeadsBack:
         by_token = [
             part.view(tokens, batch, count, size).transpose(0, 1)
             for chunk, counts in zip(received, self._cut, strict=True)
-            for part, count in zip(chunk.split([tokens * batch * n * size for n in counts]), counts, strict=True)
+            for part, count in zip(
+                chunk.split_with_sizes([tokens * batch * n * size for n in counts]), counts, strict=True
+            )
         ]
         # (B, S, all heads, D) in memory, as the model flattens it next
         return torch.cat(by_token, 2).transpose(1, 2)
@@ -150,12 +153,13 @@ class HeadsBack:
         )
 
 
-def _runs(counts: Sequence[int]) -> list[Run]:
+@lru_cache(maxsize=1024)
+def _runs(cut: tuple[tuple[int, ...], ...]) -> tuple[Run, ...]:
     """Equal neighbours together."""
     found: list[Run] = []
-    for count in counts:
+    for count in chain.from_iterable(cut):
         if found and found[-1].groups == count:
             found[-1] = Run(found[-1].shares + 1, count)
         else:
             found.append(Run(1, count))
-    return found
+    return tuple(found)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from parallel_runtime.models.hosted.attention import AttentionSwitch, install, installed
 from parallel_runtime.models.hosted.call import TokenCall
-from parallel_runtime.models.hosted.count import SilentAxis
+from parallel_runtime.models.hosted.count import OperationCounter, SilentAxis
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.plans import Plan, plan_for
 from parallel_runtime.models.plans.words import UNPLANNED, Attention, parse_attention
@@ -425,6 +425,28 @@ def heads_come_in_chunks_where_the_function_computes_each_alone(group: GlooGroup
     called.clear()
     switch(q, q, q, 6, skip_reshape=True)
     assert len(called) == 1
+
+
+@check
+def heads_in_chunks_hold_no_more_at_once_than_all_together(group: GlooGroup) -> None:
+    """Two chunks a twelfth more: both are there while the message is. `whole`: what a rank has of q, k and v."""
+    most = {}
+    for chunks in (1, 2, 3, 5):
+        sequence = UnevenSequence(
+            ring=Axis("ring"), ulysses=SilentAxis("ulysses", size=2), chunks=partial(chunks_of, chunks)
+        )
+
+        def kernel(qkv: list[Tensor], heads: int, mask: Tensor | None) -> Tensor:
+            shape = qkv[0].shape
+            qkv.clear()
+            return torch.empty(shape)
+
+        with OperationCounter() as counter:
+            qkv = [torch.empty(1, 30, 64, 16) for _ in range(3)]
+            whole = sum(each.nbytes for each in qkv)
+            sequence.attend(kernel, qkv, query_lengths=(64, 64), key_lengths=(64, 64))
+        most[chunks] = counter.counts["held_bytes"] / whole
+    assert most[1] == most[3] == most[5] == 2 and most[2] <= 2 + 1 / 6, most
 
 
 @check

@@ -14,7 +14,7 @@ import torch
 
 from ..choices import choice_for
 from ..devices import Device, ranks_by_machine
-from ..parallel.overlap import OverlapRates
+from ..exchange_groups import OverlapRates
 from ..plan import ParallelPlan
 from ..planner.hardware import Calibration
 from ..planner.known import COMPILED, known_calibration, known_link

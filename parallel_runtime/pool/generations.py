@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from ..devices import STOCK_NODES, missing_system
 from ..errors import PoolError, SilentWorkersError
+from ..exchange_groups import OverlapRates
 from ..machines.machine import Machine
-from ..parallel.overlap import OverlapRates
 from ..plan import ParallelPlan
 from ..rank_environment import RankSettings
 from . import nccl_files

@@ -19,8 +19,8 @@ from typing import Any
 from ..checkpoint import ModelSpec
 from ..devices import Device
 from ..errors import PoolError
+from ..exchange_groups import OverlapRates
 from ..machines.machine import Machine
-from ..parallel.overlap import OverlapRates
 from ..plan import MAX_RANKS, Layout, ParallelPlan, refuse_unfit_machines
 from ..rank_environment import RankSettings
 from ..weight_patch import PRISTINE, WeightPatchSet

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checkpoint import ModelSpec
-from ..parallel.overlap import OverlapRates
+from ..exchange_groups import OverlapRates
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
 from ..weight_patch import WeightPatchSet
 from ..wire.protocol import Op, TensorSpec

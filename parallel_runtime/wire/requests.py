@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, get_args
 
 from ..checkpoint import ModelSpec
-from ..exchange_groups import ExchangeGroup
-from ..parallel.overlap import OverlapRates
+from ..exchange_groups import ExchangeGroup, OverlapRates
 from ..plan import BatchSlice, Layout, ParallelPlan
 from ..sampler_recurrence import SamplerRecurrence
 from ..stock_caches import StockCache

@@ -1,7 +1,7 @@
 """Which groups of ranks exchange something under a plan, in the order in which they are made.
 
-Owns their names, and what ranks are told of their link, which the parent, the ranks and the planner share. Makes no process
-group: `worker/mesh.py` does.
+Owns their names, and what ranks are told of their link, which the parent, the ranks and the planner share. Makes no
+process group: `worker/mesh.py` does.
 """
 
 import functools

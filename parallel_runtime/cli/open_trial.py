@@ -26,7 +26,7 @@ def open_trial(
 
     Raises `ValueError` for what the file or an option makes impossible.
     """
-    family = find_family(read_header(arguments.model))
+    family = find_family(read_header(arguments.model), comfyui=arguments.comfyui is not None)
     _refuse_step_cache(arguments.step_cache, plans, of_ours=None if family is None else family.title)
     steps = getattr(arguments, "steps", 1)
     if family is None:

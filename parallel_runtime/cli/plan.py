@@ -65,7 +65,7 @@ def _model(arguments: argparse.Namespace, progress: Progress) -> tuple[AnyModel,
             f"--file-dtype={arguments.file_dtype}: {Path(arguments.model).name} says its own; leave it out"
         )
     header = read_header(arguments.model)
-    if find_family(header) is None:
+    if find_family(header, comfyui=arguments.comfyui is not None) is None:
         progress.phase(f"counting {Path(arguments.model).name} in a ComfyUI process")
         return _counted(arguments, work)
     for option in ("frames", "comfyui"):

@@ -129,9 +129,9 @@ class HeadsBack:
     def finish(self, out: torch.Tensor) -> torch.Tensor:
         """Send the last chunk's output, and put all together: (B, all heads, S, D)."""
         batch, _, _, size = out.shape
-        last = self._send(len(self._cut) - 1, out, self._axis.all_to_all)
-        received = [*(each.wait() for each in self._under_way), last]
+        received = [each.wait() for each in self._under_way]  # before the last, which may be on another stream
         self._under_way = []
+        received.append(self._send(len(self._cut) - 1, out, self._axis.all_to_all))
         tokens = self._lengths[self._axis.index]
         by_token = [
             part.view(tokens, batch, count, size).transpose(0, 1)

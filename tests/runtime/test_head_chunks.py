@@ -52,10 +52,10 @@ def test_while_a_chunk_is_attended_to_the_next_arrives_and_the_one_before_goes_b
         ("wait", there[2]),
         ("start", back[1]),
         ("attend", 1),
-        ("start", back[2]),
-        ("wait", back[2]),
         ("wait", back[0]),
         ("wait", back[1]),
+        ("start", back[2]),
+        ("wait", back[2]),
     ]
 
 

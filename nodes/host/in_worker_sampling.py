@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FunctionType
 
 import torch
+from tqdm.auto import tqdm  # ComfyUI's samplers draw with it
 
 from ...parallel_runtime.checkpoint import HOSTED
 from ...parallel_runtime.plan import ParallelPlan
@@ -154,20 +155,19 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         def step_done(step: int, rows: torch.Tensor) -> None:
             denoised = form.latent(rows, x.shape).to(x.device)
             callback({"i": step, "denoised": denoised, "x": denoised})
+            bar.update()
 
-        result = context.sample(
-            InWorkerRun(
-                recurrence=recurrence,
-                conds=tuple(cond.call for cond in conds),
-                cfg=float(guider.cfg),
-                given={number: form.rows(tensor).float() for number, tensor in given.items()},
-                inpaint=inpaint and Inpaint(**{name: form.rows(part).float() for name, part in inpaint.items()}),
-                cache=cached and cached.cache,
-                looked_at=cached and form.rows(cached.looked_at).bool(),
-            ),
-            on_step=step_done,
-            check_cancelled=check_cancelled,
+        asked = InWorkerRun(
+            recurrence=recurrence,
+            conds=tuple(cond.call for cond in conds),
+            cfg=float(guider.cfg),
+            given={number: form.rows(tensor).float() for number, tensor in given.items()},
+            inpaint=inpaint and Inpaint(**{name: form.rows(part).float() for name, part in inpaint.items()}),
+            cache=cached and cached.cache,
+            looked_at=cached and form.rows(cached.looked_at).bool(),
         )
+        with tqdm(total=len(recurrence.step_ends), disable=disable) as bar:
+            result = context.sample(asked, on_step=step_done, check_cancelled=check_cancelled)
         sigmas.copy_(sigmas_left)
         if cached is not None:
             cached.holder.total_steps_skipped = result.skipped_calls

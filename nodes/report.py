@@ -12,6 +12,7 @@ from ..parallel_runtime.proof import NOT_PROVEN, Proof
 from ..parallel_runtime.report.build import (
     Span,
     cached_calls,
+    kept_part,
     new_report,
     plan_part,
     proof_part,
@@ -59,6 +60,7 @@ def denoise_report(record: SamplingRecord, settings: Mapping[str, object], appli
         loop=loop_of(record),
         proof=proof_part(record.proofs),
         step_caches=_step_caches([record]),
+        kept=kept_part([request.ranks for request in record.requests]),
         timings=timings | _request_timings(record.requests) | span_timings(ranks),
         ranks=ranks,
     )
@@ -89,6 +91,7 @@ def list_report(
         loop={"kind": "host"},
         proof=proof_part(proofs),
         step_caches=_step_caches(record.runs),
+        kept=kept_part([request.ranks for request in record.requests]),
         timings=timings | _request_timings(record.requests) | span_timings(ranks),
         images=[
             {

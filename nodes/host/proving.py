@@ -22,7 +22,7 @@ from ...parallel_runtime.models.hosted.block_patches import OPTION
 from ...parallel_runtime.models.hosted.build import Recognised
 from ...parallel_runtime.models.hosted.calls import from_tree
 from ...parallel_runtime.models.hosted.formats import coarse_inputs, formats_of
-from ...parallel_runtime.models.plans import plan_for
+from ...parallel_runtime.models.plans import find_plan, plan_for
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import without_sharing
 from ...parallel_runtime.pool.calls import ModelCall, RunResult
@@ -41,7 +41,7 @@ WHOLE = Proof(verdict=NOT_NEEDED, reason="the plan cuts no tokens, each rank run
 STAGED = Proof(verdict=NOT_PROVEN, reason="no rank of a pipeline has all blocks to compute a whole call with")
 # What shares tokens here: a proof made with other code is not believed.
 SHARING = ("models/hosted", "models/plans", "models/parts.py")
-SHARING += ("parallel/uneven.py", "worker/hosted.py", "weights/block_shards.py")
+SHARING += ("pool/proving.py", "parallel/uneven.py", "worker/hosted.py", "weights/block_shards.py")
 
 
 class Prover:
@@ -160,6 +160,7 @@ class Prover:
             possible=self._possible,
             retract=self.pooled.pool.retract_failure,
             coarse=coarse_inputs(self.recognised.config, self.recognised.weights, self.pooled.spec.kept),
+            keeps=self.pooled.keeps_state,
         )
         level, name = logging.INFO if proof.verdict != NOT_PROVEN else logging.WARNING, run.plan.name
         log.log(level, "%s under %s is %s (%d calls, %.1f s)", self._name, name, proof.text, proof.calls, proof.seconds)
@@ -176,6 +177,9 @@ class Prover:
         given: Any = from_tree(call.options["call"], [tensor.to(META) for tensor in call.tensors.values()])
         if OPTION in given["kwargs"]["transformer_options"]:  # pictures are encoded for the latent's size
             return False
+        plan = find_plan(type(self.transformer))
+        if plan is not None and plan.keeps is not None and self.pooled.keeps_state:  # it would compare values
+            getattr(self.transformer, plan.keeps.reset)(False)
         try:
             with torch.no_grad():
                 out: Any = type(self.transformer).forward(self.transformer, *given["args"], **given["kwargs"])

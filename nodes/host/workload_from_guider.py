@@ -7,12 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
+from ...parallel_runtime.models.plans import find_plan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.counted import CountedModel
-from ...parallel_runtime.planner.shapes import Work
+from ...parallel_runtime.planner.shapes import KEPT_ON, STORED_AS, Work
 from .comfyui import CFGGuider, ModelPatcher, comfy
 from .order import why_calls_keep_order, why_runs_keep_order
 from .version import off
@@ -42,7 +44,8 @@ def work_of_run(guider: CFGGuider, noise: torch.Tensor, sigmas: torch.Tensor, de
         return None
     sides = _asked(guider.conds, guider.cfg, guider.model_options)
     keep_order = why_calls_keep_order(guider.model_patcher.callbacks, _entries(sides), guider.model_options)
-    return _work(decision, noise.shape, sides, steps=len(sigmas) - 1, at_once=keep_order is None)
+    work = _work(decision, noise.shape, sides, steps=len(sigmas) - 1, at_once=keep_order is None)
+    return _as_kept(work, guider.model_patcher, guider.model_options)
 
 
 def work_of_settings(model: ModelPatcher, settings: Mapping[str, object], decision: Decision) -> Work | None:
@@ -54,7 +57,8 @@ def work_of_settings(model: ModelPatcher, settings: Mapping[str, object], decisi
     sides = _asked(converted, settings["cfg"], model.model_options)
     keep_order = why_runs_keep_order(model, conds.values()) or why_calls_keep_order({}, _entries(sides), {})
     latent, steps = settings["latent"]["samples"], settings["steps"]
-    return _work(decision, latent.shape, sides, steps=steps, at_once=keep_order is None)
+    work = _work(decision, latent.shape, sides, steps=steps, at_once=keep_order is None)
+    return _as_kept(work, model, model.model_options)
 
 
 def _asked(conds: Sides, cfg: float, model_options: Mapping[str, object]) -> list[Sequence[dict]]:
@@ -75,16 +79,31 @@ def _work(
         return None
     tokens = partial(_counted_tokens, decision.model) if isinstance(decision.model, CountedModel) else _tokens
     entries = _entries(sides)
-    texts = [entry["cross_attn"].shape[1] for entry in entries if entry.get("cross_attn") is not None]
+    texts = [0 if entry.get("cross_attn") is None else entry["cross_attn"].shape[1] for entry in entries]
     references = [sum(tokens(each.shape) for each in entry.get("reference_latents") or ()) for entry in entries]
+    image = tokens(shape)
+    if isinstance(decision.model, CountedModel) and decision.model.kept_bytes:  # of references as of the text
+        texts = [sum(each) for each in zip(texts, references, strict=True)]
+    else:
+        image += max(references, default=0)
     return replace(
         usual,
-        image_tokens=tokens(shape) + max(references, default=0),
+        image_tokens=image,
         text_tokens=max(texts, default=0),
         guided=at_once and len(sides) > 1 and not any(map(_is_for_some_steps, entries)),
         batch=shape[0],
         steps=max(1, steps),
     )
+
+
+def _as_kept(work: Work | None, model: ModelPatcher, model_options: Mapping[str, Any]) -> Work | None:
+    """The work with where and how the model's class keeps something between steps, as a node may have said."""
+    plan = find_plan(type(model.model.diffusion_model))
+    if work is None or plan is None or plan.keeps is None:
+        return work
+    said = model_options["transformer_options"].get(plan.keeps.option, {})
+    device = said.get("device")
+    return replace(work, kept_on=device if device in KEPT_ON else KEPT_ON[0], kept_as=said.get("dtype", STORED_AS))
 
 
 def _tokens(shape: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ from math import prod
 
 from ..plan import AXES, WEIGHTS, Layout, ParallelPlan, crossing
 from .cost import Cost, step_cost
-from .counted import CountedModel, counted_cost, counted_memory
+from .counted import CountedModel, counted_cost, counted_memory, where_kept
 from .hardware import GIB, Calibration, Rates
 from .memory import Memory, memory_of
 from .shapes import ModelShape, Work
@@ -129,6 +129,8 @@ def _predict(
     model: AnyModel, work: Work, plan: ParallelPlan, calibration: Calibration, *, free: int, num_ranks: int
 ) -> Prediction:
     if isinstance(model, CountedModel):
+        on_device = needed(model, work, plan, calibration.rates, num_ranks=num_ranks)
+        work = where_kept(model, work, plan, on_device, free=round(HEADROOM * free))
         cost = counted_cost(model, work, plan, calibration)
     else:
         cost = step_cost(model, work, plan, calibration)

@@ -16,6 +16,9 @@ is ceil(H / U) / H of the heads (1 / U where H < U, with keys gathered) and 1 / 
 of which the first two hide behind shared attention by parallel/overlap.py, heads in as many chunks as ranks choose, and
 the host takes its time to start each operation. Weights are read once a call.
 
+A class that keeps something from call to call is counted in a call that finds it, and in the one that fills it, which
+the first step makes of each side. What lies in host memory comes to the device in every step, behind what is computed.
+
 In a pipeline each call begins and ends with the pipeline empty: M patches pass S stages in M + S - 1 turns, each with
 blocks / S. A patch has its part of the picture and the whole text, and attends to all keys; stages hand on one tensor
 of the width of the queries. What is outside of the blocks counts as part of them.
@@ -23,7 +26,7 @@ of the width of the queries. What is outside of the blocks counts as part of the
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,9 +36,10 @@ from ..plan import ParallelPlan
 from .cost import Cost, relayed_s, rows_per_group
 from .hardware import Calibration, Rates
 from .memory import BLOCKS_AT_HAND, Memory, runtime_bytes
-from .shapes import Work
+from .shapes import STORED_AS, Work
 
 Polynomial = tuple[float, ...]  # of 1, n, n n, t, n t, t t
+ROOM = 4  # times what a call keeps has to be free on the device, or it lies in host memory
 EXCHANGED = 2.0  # copies of what goes out and comes in are counted on one of two ranks
 
 
@@ -47,6 +51,8 @@ class CountedModel:
     that ranks share, 0 where they share none. `block_bytes`: of each block that ranks with sharded weights share;
     `staged_blocks`: of how many stages may have a part, 0 where none may.
     `whole_batches`: all rows of a call are one rank's. `from_real_calls`: its forward reads values, so it was computed.
+    `kept_bytes`: what a class keeps from call to call, by the format; `filling`: `whole` and `shared` of the call that
+    fills it, where those of the model are of one that finds it.
     """
 
     name: str
@@ -59,15 +65,18 @@ class CountedModel:
     staged_blocks: int = 0
     whole_batches: bool = False
     from_real_calls: bool = False
+    kept_bytes: Mapping[str, Polynomial] = field(default_factory=dict)
+    filling: tuple[Mapping[str, Polynomial], Mapping[str, Polynomial]] | None = None
 
     @classmethod
     def of(cls, name: str, counted: Mapping[str, Any]) -> "CountedModel":
         """The answer of the process that counts. Raises `ValueError` for one that lacks something."""
         try:
+            filling = counted["filling"]
             return cls(
                 name=name,
-                whole={key: tuple(each) for key, each in counted["whole"].items()},
-                shared={key: tuple(each) for key, each in counted["shared"].items()},
+                whole=_table(counted["whole"]),
+                shared=_table(counted["shared"]),
                 numbers_per_token=float(counted["numbers_per_token"]),
                 key_heads=int(counted["key_heads"]),
                 weight_bytes=int(counted["weight_bytes"]),
@@ -75,6 +84,8 @@ class CountedModel:
                 staged_blocks=int(counted["staged_blocks"]),
                 whole_batches=bool(counted["whole_batches"]),
                 from_real_calls=bool(counted["from_real_calls"]),
+                kept_bytes=_table(counted["kept_bytes"]),
+                filling=None if filling is None else (_table(filling[0]), _table(filling[1])),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"what was counted of {name} cannot be read ({error!r}); count it again") from error
@@ -98,6 +109,14 @@ class CountedModel:
     def largest_block(self) -> int:
         """Bytes of the block that has the most."""
         return max(self.block_bytes, default=self.weight_bytes)
+
+    @property
+    def in_first_step(self) -> "CountedModel":
+        """The model in calls that find nothing that was kept."""
+        if self.filling is None:
+            return self
+        whole, shared = self.filling
+        return replace(self, whole=whole, shared=shared, filling=None, kept_bytes={})
 
     def image_tokens(self, numbers: float) -> int:
         """Tokens of a latent of so many numbers a row."""
@@ -185,10 +204,16 @@ def _value(polynomials: Mapping[str, Polynomial], name: str, work: Work) -> floa
     return sum(factor * power for factor, power in zip(polynomials.get(name, ()), powers, strict=False))
 
 
+def _table(counted: Mapping[str, Any]) -> dict[str, Polynomial]:
+    return {name: tuple(each) for name, each in counted.items()}
+
+
 def counted_cost(model: CountedModel, work: Work, plan: ParallelPlan, calibration: Calibration) -> Cost:
     """The time of one step of this plan."""
+    first = model.in_first_step
+    model = first if work.kept_on == "off" else model
     parts = _pass_s(model, work, plan, calibration, patches=1)
-    warmup_step_s = sum(parts)
+    warmup_step_s = sum(parts if model is first else _pass_s(first, work, plan, calibration, patches=1))
     if plan.pipefusion > 1:
         handed = partial(_handed_s, model, work, plan, calibration)
         warmup_step_s += (plan.pipefusion - 1) * handed(patches=1)
@@ -224,7 +249,10 @@ def _pass_s(
     around = calibration.link_of(plan.parts, plan.ranks)
     communication = rows * amounts.gathered_bytes / around.bandwidth + calls * amounts.gathers * around.latency_s
     communication += _exchanges_s(model, work, plan, calibration, amounts, calls=calls)
-    communication += max(0.0, _weights_s(model, plan, calibration) - compute - communication)
+    fetched = _weights_s(model, plan, calibration)
+    if work.kept_on == "cpu" and rates.asynchronous:
+        fetched += rows * _kept_bytes(model, work) / rates.host_bandwidth
+    communication += max(0.0, fetched - compute - communication)
     launch = calls * amounts.operations * software.operation_s
     if rates.asynchronous:
         launch = max(0.0, launch - compute - communication)
@@ -307,6 +335,32 @@ def kept_by_step_cache(model: CountedModel, work: Work, plan: ParallelPlan) -> f
     return model.count("residual_bytes", work, plan.parts) if work.step_cache else 0.0
 
 
+def _kept_bytes(model: CountedModel, work: Work) -> float:
+    """Bytes a row that the model's class keeps on each rank from call to call, wherever."""
+    if not model.kept_bytes or work.kept_on == "off":
+        return 0.0
+    return max(0.0, _value(model.kept_bytes, work.kept_as if work.kept_as in model.kept_bytes else STORED_AS, work))
+
+
+def kept_by_class(model: CountedModel, work: Work, rates: Rates) -> tuple[float, float]:
+    """Bytes a row that the model's class keeps from call to call, on each rank's device and in host memory for it."""
+    found = _kept_bytes(model, work)
+    return (0.0, found) if work.kept_on == "cpu" and rates.asynchronous else (found, 0.0)
+
+
+def where_kept(model: CountedModel, work: Work, plan: ParallelPlan, memory: Memory, *, free: int) -> Work:
+    """The work with the place where its class keeps things, `memory` being what the plan needs with them on the device.
+
+    As Qwen-Image 2.1: on the device, where what is free is more than `ROOM` times what one call keeps.
+    """
+    if work.kept_on != "auto" or not model.kept_bytes:
+        return work
+    rows = rows_per_group(work, plan)
+    of_call = _kept_bytes(model, work) * (rows // 2 if work.guided and plan.cfg == 1 else rows)
+    spare = free - memory.weights - memory.runtime
+    return replace(work, kept_on="gpu" if spare > ROOM * of_call else "cpu")
+
+
 def counted_memory(
     model: CountedModel, work: Work, plan: ParallelPlan, rates: Rates, *, num_ranks: int | None = None
 ) -> Memory:
@@ -321,7 +375,10 @@ def counted_memory(
     buffers = rows * model.count("key_bytes", work) / plan.pipefusion / plan.parts if plan.pipefusion > 1 else 0.0
     exchanges = max(1.0, model.count("exchanges", work))
     an_exchange = (model.count("query_bytes", work) + 2 * model.count("key_bytes", work)) / exchanges / plan.parts
-    held = model.count("held_bytes", work, plan.parts) + kept_by_step_cache(model, work, plan)
+    held = max(each.count("held_bytes", work, plan.parts) for each in (model, model.in_first_step))
+    on_device, on_host = kept_by_class(model, work, rates)
+    held += kept_by_step_cache(model, work, plan) + on_device
+    host += rows * on_host
     return Memory(
         weights=round(weights),
         activations=round(rows * held),

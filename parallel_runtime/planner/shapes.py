@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from ..parallel.shard import SequenceShard
 
+KEPT_ON = ("auto", "gpu", "cpu", "off")  # the device where there is room and else the host; the device; the host
+STORED_AS = "default"  # in the dtype that is computed in
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
@@ -67,7 +70,8 @@ class Work:
     """One image (or video, or batch) to denoise. `guided` is a cfg scale above 1: every row runs twice a step.
 
     `element_bytes` is of activations, `weight_bytes` of one weight as it lies in memory. `step_cache`: what blocks
-    added is kept from call to call.
+    added is kept from call to call. `kept_on`, `kept_as`: where and how a class keeps what it finds again in the steps
+    behind the first one, of `KEPT_ON`, and the name of a format. Tokens whose keys it keeps count as text.
     """
 
     image_tokens: int
@@ -78,6 +82,8 @@ class Work:
     element_bytes: int = 2
     weight_bytes: int = 2
     step_cache: bool = False
+    kept_on: str = KEPT_ON[0]
+    kept_as: str = STORED_AS
 
     def __post_init__(self) -> None:
         lowest = {"image_tokens": 1, "text_tokens": 0, "batch": 1, "steps": 1, "element_bytes": 1, "weight_bytes": 1}

@@ -1,12 +1,14 @@
 """A call of a model computed by a plan and whole, to see whether both are the same; proof.py has the verdict.
 
 Owns which calls are made and how large they may be. Every rank of the plan computes the whole call by ComfyUI's own
-module with its hooks off; blocks are still gathered one at a time, so sharded weights stay sharded. Does not own when
-it is asked, nor what memory there is (nodes/host/proving.py), nor what a rank computes (worker/hosted.py).
+module with its hooks off; blocks are still gathered one at a time, so sharded weights stay sharded. A class that keeps
+something between calls is called twice in a run of its own: the second call finds what the first one kept. Does not own
+when it is asked, nor what memory there is (nodes/host/proving.py), nor what a rank computes (worker/hosted.py).
 """
 
 import math
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,8 +38,11 @@ def prove(
     possible: Callable[[ModelCall], bool],
     retract: Callable[[], None] = lambda: None,
     coarse: float = 0.0,
+    keeps: bool = False,
 ) -> Proof:
     """Compute a call of a hosted model shared, whole and without exchange, and judge it; `coarse` as `judged`.
+
+    `keeps`: its class keeps something between the calls of a run, so each is computed twice, and both are judged.
 
     A call with more than `MAX_TOKENS`, or that has no `room` (below 1), is made smaller, if `possible` says that the
     class takes what comes of it.
@@ -46,22 +51,29 @@ def prove(
     it: `retract` has that failure forgotten. Raises PoolError for every other failure, and where the whole call raises.
     """
     began, calls, reason = time.perf_counter(), 0, ""
+    times = 2 if keeps else 1
     shared: ModelCall | None = _under(call)
     while shared is not None:
+        again = _of_a_run(shared, keeps=keeps)
         try:
-            result, calls = ask([shared]), calls + 1
+            outs, calls = [ask([again])], calls + 1
+            tokens = max((step.tokens or 0 for step in outs[0].ran), default=0)
+            fits = room(shared)
+            small = tokens <= MAX_TOKENS and fits >= 1
+            if small:
+                outs += [ask([again]) for _ in range(times - 1)]
         except RaisedInRankError as error:
             retract()
             fitting = shared if (fits := room(shared)) >= 1 else smaller_call(shared, fits)
-            ask([_under(fitting if fitting is not None and possible(fitting) else shared, whole=True)])
+            fitting = fitting if fitting is not None and possible(fitting) else shared
+            _computed(ask, _of_a_run(fitting, keeps=keeps, whole=True), times)
             seconds = time.perf_counter() - began
-            return Proof(verdict=REFUSED, reason=redact_paths(error.cause), calls=calls + 2, seconds=seconds)
-        tokens = max((step.tokens or 0 for step in result.ran), default=0)
-        fits = room(shared)
-        if tokens <= MAX_TOKENS and fits >= 1:
-            whole, control = ask([_under(shared, whole=True), _under(shared, local_attention=True)]).outs
-            proof = judged(dtype, shared=result.outs[0], whole=whole, control=control, coarse=coarse)
-            return replace(proof, tokens=tokens, calls=calls + 2, seconds=time.perf_counter() - began)
+            return Proof(verdict=REFUSED, reason=redact_paths(error.cause), calls=calls + 1 + times, seconds=seconds)
+        if small:
+            whole = _computed(ask, _of_a_run(shared, keeps=keeps, whole=True), times)
+            control = _computed(ask, _of_a_run(shared, keeps=keeps, local_attention=True), times)
+            proof = judged(dtype, shared=_side_by_side(outs), whole=whole, control=control, coarse=coarse)
+            return replace(proof, tokens=tokens, calls=calls + 3 * times - 1, seconds=time.perf_counter() - began)
         reason = (
             f"{tokens} tokens are more than the {MAX_TOKENS} that one device computes whole"
             if tokens > MAX_TOKENS
@@ -109,7 +121,22 @@ def smaller_call(call: ModelCall, share: float) -> ModelCall | None:
     return replace(call, tensors=tensors, out_shape=(rows, numbers))
 
 
-def _under(call: ModelCall, **options: bool) -> ModelCall:
+def _of_a_run(call: ModelCall, *, keeps: bool, **options: bool) -> ModelCall:
+    """The call under these options; of a class that keeps something, in a run of its own."""
+    run = {"pipeline": {"run": f"proof {uuid.uuid4().hex}", "key": ""}} if keeps else {}
+    return _under(call, **options, **run)
+
+
+def _computed(ask: Ask, call: ModelCall, times: int) -> torch.Tensor:
+    return _side_by_side([ask([call]) for _ in range(times)])
+
+
+def _side_by_side(results: Sequence[RunResult]) -> torch.Tensor:
+    """The outputs of requests of one call each, (B, all their numbers)."""
+    return torch.cat([result.outs[0] for result in results], 1)
+
+
+def _under(call: ModelCall, **options: object) -> ModelCall:
     return replace(call, options={**call.options, **AGAIN, **options})
 
 

@@ -96,6 +96,27 @@ def cached_calls(ranks: Sequence[StepReply | SampleReply]) -> CachedCalls:
     return CachedCalls(calls=sum(each.calls for each in counts), skipped=sum(each.skipped for each in counts))
 
 
+def kept_part(requests: Sequence[Sequence[StepReply | SampleReply]]) -> dict:
+    """What the model's class kept between the calls of these requests; {} where it keeps nothing.
+
+    Ranks that share a call count it once. `tokens`: what the first block of all ranks together computed in each
+    request; `bytes`: the most that one rank kept.
+    """
+    steps = [[ran.kept for reply in ranks if (ran := reply.ran) is not None and ran.kept] for ranks in requests]
+    if not any(each.calls for found in steps for each in found):
+        return {}
+    groups = [
+        {ran.batch_group: ran.kept for reply in ranks if (ran := reply.ran) is not None and ran.kept}.values()
+        for ranks in requests
+    ]
+    return {
+        "calls": sum(each.calls for found in groups for each in found),
+        "found": sum(each.found for found in groups for each in found),
+        "tokens": [sum(each.rows for each in found) for found in steps],
+        "bytes": max(each.kept_bytes for found in steps for each in found),
+    }
+
+
 def rank_parts(
     spans: Sequence[Span], devices: Sequence[Device], *, began_s: float, utilisation: Mapping[int, float] | None = None
 ) -> list[dict]:
@@ -125,9 +146,10 @@ def _of_run(ran: RankStep | RankRun | None) -> dict:
     steps."""
     if ran is None:
         return {}
+    found: dict = {"lane": ran.batch_group} | ({"attention": list(ran.attention)} if ran.attention else {})
     if isinstance(ran, RankStep):
-        return {"lane": ran.batch_group}
-    found: dict = {"lane": ran.batch_group, "run_sent_bytes": ran.sent_bytes, "run_weight_bytes": ran.weight_bytes}
+        return found
+    found |= {"run_sent_bytes": ran.sent_bytes, "run_weight_bytes": ran.weight_bytes}
     found |= {"prepare_s": ran.prepare_s, "finish_s": ran.finish_s}
     return found if ran.prepare_regions is None else found | {"prepare_regions": ran.prepare_regions}
 

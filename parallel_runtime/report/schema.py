@@ -149,6 +149,7 @@ RANK = {
     "run_sent_bytes": Field(_count),
     "run_weight_bytes": Field(_count),
     "pieces": Field(_pieces, many=True),
+    "attention": Field(_text, many=True),
     "memory": _object({name: Field(_count) for name in ("allocated_bytes", "reserved_bytes", "resident_bytes")}),
     "utilisation": Field(_share),
 }
@@ -245,6 +246,9 @@ REPORT = {
         {"name": _needed(_text), "threshold": _needed(_number), "counts": _needed(_one_of("steps", "calls"))}
         | {"skipped": _needed(_count), "of": _needed(_count)},
         many=True,
+    ),
+    "kept": _object(
+        {name: _needed(_count) for name in ("calls", "found", "bytes")} | {"tokens": Field(_count, many=True)}
     ),
     "warmup": Field(_count),
     "runs": Field(_count),

@@ -73,6 +73,11 @@ def _run_lines(report: Mapping) -> Iterator[str]:
     for cache in report.get("step_caches", []):
         skipped = f"{cache['skipped']} of {cache['of']} {cache['counts']} skipped"
         yield f"step cache {cache['name']} at {cache['threshold']:g}: {skipped}"
+    if kept := report.get("kept"):
+        yield (
+            f"keys kept between steps: found in {kept['found']} of {kept['calls']} calls, {kept['bytes'] / 1e6:.1f} MB "
+            f"a rank; tokens computed: {', '.join(map(str, kept['tokens']))}"
+        )
     if timings.get("rank0_s"):
         rank0, slowest = (statistics.median(timings[name]) for name in ("rank0_s", "slowest_rank_s"))
         skew = f", skew {_seconds(max(timings['skew_s']))} at most" if "skew_s" in timings else ""

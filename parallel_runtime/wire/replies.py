@@ -150,17 +150,21 @@ class CachedCalls:
 class KeptCalls:
     """Calls of a class that keeps something between them: how many, and how many found what they need in it.
 
-    `rows`: tokens that this rank's first block computed in all of them.
+    `rows`: tokens that this rank's first block computed in all of them; `kept_bytes`: what it keeps after the last.
     """
 
     calls: int
     found: int
     rows: int
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankWork:
-    """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights."""
+    """What a rank of the plan ran in one request, and sent: collectives and bytes, of activations and of weights.
+
+    `attention`: the kernels that have attended so far in the rank's process.
+    """
 
     batch_group: int
     pieces: tuple[BatchSlice, ...]
@@ -171,6 +175,7 @@ class RankWork:
     compiled: CompiledBlocks | None = None
     cached: CachedCalls | None = None
     kept: KeptCalls | None = None
+    attention: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

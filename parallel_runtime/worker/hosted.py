@@ -160,8 +160,7 @@ class HostedForward:
         """The calls that the module might keep something of, since this was asked last."""
         if not self._in_run or self.model.kept is None:
             return None
-        counted = self.model.kept.take_counted()
-        return KeptCalls(calls=counted.calls, found=counted.found, rows=counted.rows)
+        return KeptCalls(**vars(self.model.kept.take_counted()))
 
     def begin_run(self, run: object, *, ranks: int) -> None:
         """The calls are of this run, by any name, on so many ranks; None: of none, and the module keeps nothing."""

@@ -130,6 +130,23 @@ def memory_of_the_host_is_shared_by_its_ranks(group: GlooGroup) -> None:
     import comfy.model_management
 
     memory, free = FreeMemory(), comfy.model_management.get_free_memory
+    model, asked = qwen21(), list[int]()
+    budget = comfy.model_management.ensure_pin_budget
+    comfy.model_management.ensure_pin_budget = lambda size, **_: asked.append(size) or True
+    SharedModel(model, plan_for(type(model)), group)
+    (_, inputs), *_ = steps("default", "auto")
+    kept = kept_state(model)
+    assert kept is not None
+    model.current_patcher.get_free_memory = lambda device: 0
+    try:
+        for number in (1, 4):
+            kept.begin(number, ranks=number)
+            with kept.calling(alike_over(group, CPU)):
+                call(model, inputs)
+            kept.end()
+    finally:
+        comfy.model_management.ensure_pin_budget = budget
+    assert asked[1] == 4 * asked[0] > 0
     comfy.model_management.get_free_memory = lambda device: 1000
     try:
         memory.ranks = 4

@@ -78,7 +78,16 @@ def compare(model: torch.nn.Module, inputs: dict[str, Any], want: Tensor) -> dic
 
 def run_checks() -> dict[str, str]:
     """Check -> what was wrong on this rank, "" when nothing was."""
-    from . import checks_build, checks_kept, checks_layouts, checks_patches, checks_unets, checks_whole, checks_words  # noqa: F401  which add to them
+    from . import (  # noqa: F401  which add to them
+        checks_build,
+        checks_keeper,
+        checks_kept,
+        checks_layouts,
+        checks_patches,
+        checks_unets,
+        checks_whole,
+        checks_words,
+    )
     from .checks import CHECKS
     from .gloo_group import GlooGroup
 

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from . import checks_build, checks_kept, checks_layouts, checks_patches, checks_unets, checks_whole, checks_words  # noqa: F401  which add to them
+from . import (  # noqa: F401  which add to them
+    checks_build,
+    checks_keeper,
+    checks_kept,
+    checks_layouts,
+    checks_patches,
+    checks_unets,
+    checks_whole,
+    checks_words,
+)
 from .checks import CHECKS
 
 pytestmark = pytest.mark.slow

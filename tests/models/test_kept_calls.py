@@ -1,24 +1,33 @@
 """Calls of Qwen-Image 2.1 in a pool: later steps compute the picture's rows alone, and nothing of a run outlives it.
 
-There where ComfyUI can load the model. Owns when a run begins and ends in the ranks; the rows and keys of one call are
-checks_kept.py's.
+There where ComfyUI can load the model. Owns when a run begins and ends in the ranks, and that the planner counts what
+they keep and compute; the rows and keys of one call are checks_kept.py's.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from families import qwen21
 from families.qwen21 import FILE
 from families.variants import NEWER, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
+from parallel_runtime.cli.comfyui_process import find_comfyui
+from parallel_runtime.cli.counting import Counts
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.calls import to_tree
 from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.planner.choose import choose_plan
+from parallel_runtime.planner.counted import CountedModel, counted_cost, counted_memory, kept_by_class, where_kept
+from parallel_runtime.planner.known import known_calibration
+from parallel_runtime.planner.shapes import Work
 from parallel_runtime.pool.calls import ModelCall, RunResult
 from parallel_runtime.pool.pool import Pool
 
@@ -26,26 +35,33 @@ pytestmark = pytest.mark.slow
 TEXTS, TARGET, STEPS, ERROR = (7, 11), 35, 3, 1e-5  # tokens of the prompts and of the picture, as many as the reference
 
 
-def call(step: int, text: int, run: str | None) -> ModelCall:
-    """A call of a step of a run, None for one of no run."""
+def call(step: int, text: int, run: str | None, *, stored: str = "", reference: bool = True) -> ModelCall:
+    """A call of a step of a run, None for one of no run; `stored`: in which format something is kept."""
     numbers = torch.Generator().manual_seed(text)
-    context, reference = torch.randn(1, text, 48, generator=numbers), torch.randn(1, 64, 5, 7, generator=numbers)
+    context, references = torch.randn(1, text, 48, generator=numbers), [torch.randn(1, 64, 5, 7, generator=numbers)]
     x = torch.randn(1, 64, 5, 7, generator=numbers.manual_seed(step))
-    kwargs = {"ref_latents": [reference], "transformer_options": {}}
+    told = {"qwen_image21_cache": {"device": "gpu", "dtype": stored}} if stored else {}
+    kwargs = {"ref_latents": references if reference else [], "transformer_options": told}
     tree, tensors = to_tree({"args": [x, torch.tensor([0.9 - 0.2 * step]), context], "kwargs": kwargs})
-    options = {"call": tree, "tensors": len(tensors), "batched": [0, 1, 2, 3], "residuals": [], "method": None}
+    options = {
+        "call": tree,
+        "tensors": len(tensors),
+        "batched": [*range(len(tensors))],
+        "residuals": [],
+        "method": None,
+    }
     if run is not None:
         options["pipeline"] = {"run": run, "key": ""}
     named = {f"t{number}": tensor for number, tensor in enumerate(tensors)}
     return ModelCall(tensors=named, out_shape=(1, x.numel()), out_dtype=torch.float32, options=options)
 
 
-def step_of(pool: Pool, spec: ModelSpec, plan: ParallelPlan, step: int, run: str | None) -> RunResult:
+def step_of(pool: Pool, spec: ModelSpec, plan: ParallelPlan, step: int, run: str | None, **more: Any) -> RunResult:
     """A step of two conditionings."""
-    return pool.run(spec, plan, [call(step, text, run) for text in TEXTS])
+    return pool.run(spec, plan, [call(step, text, run, **more) for text in TEXTS])
 
 
-if NEWER:
+if qwen21 in NEWER:
 
     @pytest.fixture(scope="module")
     def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
@@ -87,3 +103,69 @@ if NEWER:
         assert [found("a"), found("a")] == [0, 2]
         pool.unload(spec)
         assert [found("a"), found("a")] == [0, 2]
+
+    @pytest.fixture(scope="module")
+    def model(spec: ModelSpec) -> CountedModel:
+        """The model as it is counted, on the meta device."""
+        found = Counts().of(spec.path, "float32", find_comfyui(str(comfyui_path()))).model
+        assert not found.from_real_calls
+        return found
+
+    @pytest.mark.parametrize("stored", ["default", "int8", "int4"])
+    def test_the_planner_counts_the_bytes_that_ranks_keep(
+        pool: Pool, spec: ModelSpec, model: CountedModel, stored: str
+    ) -> None:
+        rates = known_calibration("cpu").rates
+        for plan in (ParallelPlan(ulysses=2), ParallelPlan(cfg=2, ulysses=2)):
+            run, guided = (
+                f"{stored}, {plan.name}",
+                Work(image_tokens=TARGET, text_tokens=0, guided=True, kept_as=stored),
+            )
+            of_sides = [kept_by_class(model, replace(guided, text_tokens=text), rates)[0] for text in TEXTS]
+            (ran, *_), first, *_ = (
+                step_of(pool, spec, plan, 0, f"{run}, {more}", stored=stored, reference=more).ran
+                for more in (False, True)
+            )
+            assert ran.kept.kept_bytes == round(sum(of_sides) if plan.cfg == 1 else of_sides[0])
+            # of a reference the key has as many numbers as the latent has channels, of the text as the encoder has
+            longer = [kept_by_class(model, replace(guided, text_tokens=each + TARGET), rates)[0] for each in TEXTS]
+            said = sum(longer) if plan.cfg == 1 else longer[0]
+            assert first[0].kept.kept_bytes == pytest.approx(said, rel=0.05)
+            work = replace(guided, text_tokens=max(TEXTS))
+            told, off = (counted_memory(model, each, plan, rates) for each in (work, replace(work, kept_on="off")))
+            sides = 2 // plan.cfg
+            assert told.activations - off.activations == pytest.approx(sides * of_sides[1], abs=1)
+
+    def test_the_planner_weighs_steps_that_find_what_the_first_one_kept(model: CountedModel) -> None:
+        """References of four times the picture: without what is kept each rank computes all of them in every step."""
+        there = Work(image_tokens=1024, text_tokens=4096, guided=False, element_bytes=4)
+        off, table = replace(there, kept_on="off"), known_calibration("cpu")
+        quick = replace(table, link=replace(table.link, latency_s=0.0, bandwidth=1e15))
+        one, two = (
+            [counted_cost(model, each, plan, quick) for each in (there, off)]
+            for plan in (ParallelPlan(), ParallelPlan(ulysses=2))
+        )
+        assert two[0].step_s < 0.7 * one[0].step_s < one[0].warmup_step_s
+        assert two[1].step_s > 0.9 * one[1].step_s == 0.9 * one[1].warmup_step_s
+        assert model.count("module.matmul_flops", there) < 0.3 * model.in_first_step.count("module.matmul_flops", there)
+        slow = replace(quick, link=replace(quick.link, latency_s=0.1 * one[0].step_s))
+        chosen = [choose_plan(model, each, [10**12] * 2, slow).plan for each in (there, off)]
+        assert [plan and plan.parts for plan in chosen] == [2, 1]
+
+    def test_what_is_kept_lies_where_there_is_room_or_where_the_node_says(model: CountedModel) -> None:
+        table, plan = known_calibration("H100"), ParallelPlan(ulysses=2)
+        work = Work(image_tokens=1024, text_tokens=4096, guided=True, element_bytes=4)
+        memory = counted_memory(model, work, plan, table.rates)
+        of_call, none = kept_by_class(model, work, table.rates)
+        assert none == 0
+        for room, place in ((4.1, "gpu"), (3.9, "cpu")):
+            free = round(memory.weights + memory.runtime + room * of_call)
+            placed = where_kept(model, work, plan, memory, free=free)
+            assert placed.kept_on == place
+            found = counted_memory(model, placed, plan, table.rates)
+            assert (found.host_bytes > 0) == (place == "cpu")
+            assert found.total + found.host_bytes == pytest.approx(memory.total, abs=2)
+        cpu = replace(work, kept_on="cpu")
+        costs = [counted_cost(model, each, plan, table) for each in (work, cpu)]
+        assert costs[0].communication_s < costs[1].communication_s, "it comes to the device in every step"
+        assert where_kept(model, cpu, plan, memory, free=10**12) == cpu

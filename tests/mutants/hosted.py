@@ -130,9 +130,29 @@ MUTANTS = (
     ),
     Mutant(
         "any size of call is computed whole",
-        "if tokens <= MAX_TOKENS and fits >= 1:",
-        "if tokens <= MAX_TOKENS:",
+        "small = tokens <= MAX_TOKENS and fits >= 1",
+        "small = tokens <= MAX_TOKENS",
         ("test_proving.py::test_a_call_that_is_too_large_is_proven_on_a_smaller_latent",),
+    ),
+    Mutant(
+        "a proof of a class that keeps something looks at its first call alone",
+        "times = 2 if keeps else 1",
+        "times = 1",
+        (
+            "test_hosted_hooks.py::test_every_rank_finds_that[3-a_proof_covers_the_call_that_finds_what_another_one_kept]",
+        ),
+    ),
+    Mutant(
+        "a smaller call of a class that keeps something is compared with the one before",
+        "getattr(self.transformer, plan.keeps.reset)(False)",
+        "getattr(self.transformer, plan.keeps.reset)(True) if self._told else None",
+        ("test_possible_calls.py::test_a_class_that_keeps_something_compares_no_values_that_are_not_there",),
+    ),
+    Mutant(
+        "keys that every rank has are sent around the ring",
+        "around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths)",
+        "around = RingPass(self.ring, k, v, lengths=[common + length for length in lengths])",
+        ("test_uneven.py::test_keys_that_every_rank_has_are_not_sent",),
     ),
     Mutant(
         "masks of any number of dims are one kind of call",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from parallel_runtime.checkpoint import ComfyUI
-from parallel_runtime.models.hosted.options import ALWAYS, KEPT, apply_options, read_options
+from parallel_runtime.models.hosted.options import ALWAYS, KEPT, MEANT, apply_options, read_options
 from parallel_runtime.wire.records import from_body, to_body
 
 
@@ -157,3 +157,4 @@ def test_the_page_has_the_list() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
     for reason, names in KEPT.items():
         assert f"| {reason} | {', '.join(f'`{name}`' for name in names)} |\n" in page, reason
+    assert all(text in page for text in MEANT)

@@ -14,6 +14,7 @@ from parallel_runtime.proof import NOT_NEEDED, NOT_PROVEN, PROVEN, Proof
 from parallel_runtime.report.build import (
     Span,
     case,
+    kept_part,
     new_report,
     plan_part,
     proof_part,
@@ -23,7 +24,7 @@ from parallel_runtime.report.build import (
 )
 from parallel_runtime.report.schema import ReportError, fields, validate
 from parallel_runtime.report.text import describe
-from parallel_runtime.wire.replies import Memory, StepReply
+from parallel_runtime.wire.replies import KeptCalls, Memory, StepReply
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 DEVICES = parse_devices("cpu:2").devices
@@ -204,6 +205,20 @@ def broken(path: str, value: object) -> dict:
 def test_what_the_schema_does_not_have_is_refused_by_name(path: str, value: object, words: str) -> None:
     with pytest.raises(ReportError, match=re.escape(words)):
         validate(broken(path, value))
+
+
+def test_what_a_class_kept_is_counted_once_for_the_ranks_that_share_a_call() -> None:
+    steps = [(0, 18 + 9), (2, 18)]  # found, tokens of a rank
+    requests = [
+        [step_reply(kept=KeptCalls(calls=2, found=found, rows=rows, kept_bytes=500_000)) for _ in range(2)]
+        for found, rows in steps
+    ]
+    part = kept_part(requests)
+    assert part == {"calls": 4, "found": 2, "tokens": [54, 36], "bytes": 500_000}
+    report = denoise() | {"kept": part}
+    validate(report)
+    assert "keys kept between steps: found in 2 of 4 calls, 0.5 MB a rank; tokens computed: 54, 36" in describe(report)
+    assert kept_part([[step_reply()], [BEYOND]]) == {}
 
 
 def test_the_page_explains_every_field_and_no_other() -> None:

@@ -16,11 +16,14 @@ from torch import Tensor
 
 from ..plans.words import UNPLANNED, Attention
 from .call import Lengths, TokenCall
+from .first_keys import attend_again
 from .group import QKV, Kernel
 from .lightricks import GuideMask
 from .masks import whole_mask, window_mask
+from .sdpa import backend_of
 
 NAMES = ("optimized_attention", "optimized_attention_masked")
+TORCHS = "pytorch"  # ComfyUI's function that has torch attend
 
 
 class AttentionSwitch:
@@ -30,6 +33,7 @@ class AttentionSwitch:
         self.stock = stock
         self.container: Any = container or ()  # the class, of which nothing is one where ComfyUI has none
         self.call: TokenCall | None = None
+        self._ran: dict[tuple[object, ...], str] = {}  # by what the choice of a kernel depends on
 
     def __call__(
         self,
@@ -71,7 +75,7 @@ class AttentionSwitch:
         if call.uncut:
             qkv[1:] = [call.counted(attention.keys, tensor, 2) for tensor in qkv[1:]]
         if attention.again:
-            out = call.attend_again(self._kernel(attn_precision, options, owned=owned), qkv, keys)
+            out = attend_again(call, self._kernel(attn_precision, options, owned=owned), qkv, keys)
         elif isinstance(mask, GuideMask):
             out = self._guided(call, attention, qkv, mask, queries, keys, attn_precision, options)
         else:
@@ -139,6 +143,8 @@ class AttentionSwitch:
 
         def kernel(qkv: QKV, heads: int, mask: Tensor | None) -> Tensor:
             given = {**options, "enable_gqa": True} if qkv[1].shape[1] != qkv[0].shape[1] else options
+            q, k, v = qkv
+            self._note(q, k, v, mask)
             q, k, v = map(self.container, qkv) if owned else qkv
             qkv.clear()
             out = self.stock(q, k, v, heads, mask, attn_precision, True, True, **given)
@@ -147,6 +153,18 @@ class AttentionSwitch:
             return out
 
         return kernel
+
+    def that_ran(self) -> tuple[str, ...]:
+        """What has attended in shared calls of this process: ComfyUI's function, with the kernel that torch took."""
+        return tuple(sorted(set(self._ran.values())))
+
+    def _note(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+        key = (q.dtype, q.device.type, q.shape[-1], q.shape[1] == k.shape[1], mask is None)
+        if key in self._ran:
+            return
+        name = getattr(self.stock, "__name__", "attention").removeprefix("attention_")
+        backend = backend_of(sys.modules["comfy.ops"], q, k, v, mask) if name == TORCHS else ""
+        self._ran[key] = f"{name}: {backend}" if backend else name
 
     def _lengths(self, call: TokenCall, attention: Attention, queries: int, keys: int) -> Lengths:
         """Queries and keys of each rank in this call, by the plan."""
@@ -194,6 +212,12 @@ def install() -> AttentionSwitch:
         setattr(module, name, switch)
     module.optimized_attention_for_device = switch.for_device(module.optimized_attention_for_device)
     return switch
+
+
+def that_ran() -> tuple[str, ...]:
+    """As the method of this process's switch; nothing where ComfyUI was not imported."""
+    function = getattr(sys.modules.get("comfy.ldm.modules.attention"), NAMES[0], None)
+    return function.that_ran() if isinstance(function, AttentionSwitch) else ()
 
 
 def installed() -> AttentionSwitch:

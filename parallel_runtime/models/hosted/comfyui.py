@@ -1,8 +1,8 @@
 """ComfyUI's own packages in a worker: found where the host says, told the host's options, imported once.
 
-Owns the import and its order: the device and the options are chosen before it, the attention function and what makes
-scales are replaced after it and before any model's file. Imports no custom nodes, and nothing of ComfyUI outside
-`comfy`, as block_patches.py does for a MODEL that has such patches.
+Owns the import and its order: the device and the options are chosen before it; the attention function, the order of
+torch's kernels and what makes scales are replaced after it and before any model's file. Imports no custom nodes, and
+nothing of ComfyUI outside `comfy`, as block_patches.py does for a MODEL that has such patches.
 """
 
 import importlib
@@ -14,7 +14,7 @@ import torch
 from ...checkpoint import ComfyUI
 from ...packages import imported_packages
 from ...wire.replies import Imported
-from . import attention, scales
+from . import attention, scales, sdpa
 from .options import apply_options
 
 # At most one, and the options that it did not take: modules are the process's.
@@ -47,6 +47,9 @@ def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: boo
     if shared:
         attention.install()
         scales.install()
+    if shared:
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        sdpa.put_first(importlib.import_module("comfy.ops"), capability)
     for name in ("comfy.model_base", "comfy.model_detection", "comfy.supported_models", "comfy.ops", "comfy.utils"):
         importlib.import_module(name)
     _IMPORTED.append((comfyui, left_out))

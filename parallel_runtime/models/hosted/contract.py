@@ -363,6 +363,7 @@ WHERE_THERE = (
     "comfy.controlnet.QwenFunControlNet",
     "comfy.ldm.modules.attention.AttentionTensorContainer",
     "comfy.ldm.modules.attention.ComfyAttention",
+    "comfy.model_management.ensure_pin_budget",
     "comfy.model_patcher.ModelPatcher.deepclone_multigpu",
     "comfy.model_patcher.ModelPatcher.model_state_dict_for_saving",
     "comfyui_version.__version__",

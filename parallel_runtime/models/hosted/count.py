@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,10 +28,12 @@ from torch.utils.flop_counter import flop_registry
 from ...parallel.collectives import Axis
 from ...parallel.uneven import QKV, AttentionFunction, UnevenSequence
 from ..plans import find_plan
-from ..plans.plan import Plan
+from ..plans.plan import Keeps, Plan
 from .attention import installed
+from .count_kept import STORED, filled_once, kept_bytes, options_of
 from .first_block import CachedBlocks, Residuals, refuse_step_cache
 from .hooks import SharedModel
+from .kept_state import has_methods
 from .random_calls import Size, call_of, find_widths, latent_shapes
 from .stage import staged_blocks
 
@@ -267,41 +270,78 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
     plan, real = find_plan(type(module)), device.type != "meta"
     points = REAL_POINTS if real else POINTS
     widths = find_widths(model, points[0].size(frames), device)
-    alone, shared, numbers, calls = [], [], [], []
+    numbers, calls = [], []
     for point in points:
         shapes = latent_shapes(model, point.size(frames))
         calls.append(call_of(model, point.size(frames), shapes, widths, device))
         numbers.append(float(sum(math.prod(shape) for shape in shapes)))
-    kept = residual_bytes(module, plan, calls)  # first: its functions go with those that are taken off
-    for call, bytes_of_call in zip(calls, kept, strict=True):
-        counts = count_call(module, plan, 1, call)
-        shared.append(counts if plan is None else count_call(module, plan, RANKS, call))
-        alone.append(counts | bytes_of_call)
-    per_number = _slope(numbers, [each.get("tokens", 0.0) for each in alone]) or 1 / (4 * shapes[0][1])
+    skipping = residual_bytes(module, plan, calls)  # first: its functions go with those that are taken off
+    keeps = None if plan is None or plan.keeps is None or not has_methods(type(module), plan.keeps) else plan.keeps
+    alone = [_calls_of_a_run(module, plan, keeps, 1, call) for call in calls]
+    shared = alone if plan is None else [_calls_of_a_run(module, plan, keeps, RANKS, call) for call in calls]
+    for counts, bytes_of_call in zip(alone, skipping, strict=True):
+        counts[0] |= bytes_of_call
+    per_number = _slope(numbers, [each[0].get("tokens", 0.0) for each in alone]) or 1 / (4 * shapes[0][1])
     tokens = [(number * per_number, float(point.text_tokens)) for number, point in zip(numbers, points, strict=True)]
+    kept: dict[str, Polynomial] = {}
+    if keeps is not None:
+        of_calls = [kept_bytes(module, keeps, call) for call in calls]
+        kept = {name: _fit(tokens, [each[name] for each in of_calls], real=real) for name in of_calls[0]}
+        for one, two, bytes_of_call in zip(alone, shared, of_calls, strict=True):
+            for filling in (one[1], two[1]):  # what the counter saw it keep
+                filling["held_bytes"] -= bytes_of_call[STORED[0]]
+    whole, split = _fitted(tokens, alone, shared, 0, shares=plan is not None, real=real)
+    return {
+        "numbers_per_token": 1 / per_number,
+        "key_heads": int(alone[0][0].get("key_heads", 0)),
+        "from_real_calls": real,
+        "staged_blocks": 0 if plan is None or plan.one_stage else staged_blocks(module, plan),
+        "whole": whole,
+        "shared": split,
+        "kept_bytes": kept,
+        "filling": _fitted(tokens, alone, shared, 1, shares=True, real=real) if kept else None,
+    }
+
+
+def _calls_of_a_run(
+    module: torch.nn.Module, plan: Plan | None, keeps: Keeps | None, parts: int, call: Callable[..., object]
+) -> list[Counts]:
+    """What a call takes; of a class that keeps something, one that finds it, and the one that fills it."""
+    if keeps is None:
+        return [count_call(module, plan, parts, call)]
+    given = partial(call, **options_of(keeps, STORED[0]))
+    with filled_once(module, keeps):
+        filling = count_call(module, plan, parts, given)
+        return [count_call(module, plan, parts, given), filling]
+
+
+def _fitted(
+    tokens: Sequence[tuple[float, float]],
+    alone: Sequence[Sequence[Counts]],
+    shared: Sequence[Sequence[Counts]],
+    number: int,
+    *,
+    shares: bool,
+    real: bool,
+) -> tuple[dict[str, Polynomial], dict[str, Polynomial]]:
+    """Of these calls of a run what every rank takes and what ranks share, by name; `shares`: they share tokens."""
+    one_rank, of_two = ([counts[number] for counts in found] for found in (alone, shared))
     whole: dict[str, Polynomial] = {}
     split: dict[str, Polynomial] = {}
-    for name in sorted({name for counts in (*alone, *shared) for name in counts} - {"tokens"}):
-        ones, twos = ([counts.get(name, 0.0) for counts in found] for found in (alone, shared))
+    for name in sorted({name for counts in (*one_rank, *of_two) for name in counts} - {"tokens"}):
+        ones, twos = ([counts.get(name, 0.0) for counts in found] for found in (one_rank, of_two))
         if name == "held_bytes":  # the most at once is no polynomial, and grows with the tokens
             whole[name], split[name] = _held(sum(tokens[2]), ones[2], twos[2])
             continue
         if name == RESIDUAL_BYTES:
             split[name] = _fit(tokens, ones, real=real)
-        elif name in SHARED and plan is not None:
+        elif name in SHARED and shares:
             whole[name] = _fit(tokens, [2 * two - one for one, two in zip(ones, twos, strict=True)], real=real)
             split[name] = _fit(tokens, [2 * (one - two) for one, two in zip(ones, twos, strict=True)], real=real)
         else:
             exchanged = name.startswith(EXCHANGE) or name == "sent_bytes"
             whole[name] = _fit(tokens, twos if exchanged else ones, real=real)
-    return {
-        "numbers_per_token": 1 / per_number,
-        "key_heads": int(alone[0].get("key_heads", 0)),
-        "from_real_calls": real,
-        "staged_blocks": 0 if plan is None or plan.one_stage else staged_blocks(module, plan),
-        "whole": whole,
-        "shared": split,
-    }
+    return whole, split
 
 
 def _slope(numbers: Sequence[float], tokens: Sequence[float]) -> float:

@@ -25,6 +25,7 @@ from torch import nn
 
 from ..plans import find_plan
 from ..plans.plan import Keeps, Plan
+from .bytes_in import bytes_in
 from .group import TokenGroup
 
 Alike = Callable[[int], bool]  # a number of this rank's; whether all ranks of the call say the same one
@@ -38,6 +39,7 @@ class Counted:
     calls: int = 0
     found: int = 0
     rows: int = 0
+    kept_bytes: int = 0  # after the last of them
 
 
 class FreeMemory:
@@ -54,6 +56,26 @@ class FreeMemory:
         return free // self.ranks if torch.device(device).type == "cpu" else free
 
 
+@contextmanager
+def host_memory_for(ranks: int) -> Iterator[None]:
+    """Inside, ComfyUI is asked for host memory for all `ranks`, each of which asks before any of them takes it."""
+    import comfy.model_management as module
+
+    stock = getattr(module, "ensure_pin_budget", None)
+    if stock is None or ranks == 1:
+        yield
+        return
+
+    def for_all(size: int, *args: Any, **kwargs: Any) -> bool:  # noqa: ANN401
+        return bool(stock(ranks * size, *args, **kwargs))
+
+    module.ensure_pin_budget = for_all
+    try:
+        yield
+    finally:
+        module.ensure_pin_budget = stock
+
+
 class KeptState:
     """What `model`, an instance of the plan's class, keeps between calls. Until `begin` it keeps nothing."""
 
@@ -62,6 +84,7 @@ class KeptState:
         self._memory = FreeMemory()
         self._reset: Callable[[bool], None] = getattr(model, keeps.reset)
         self._run: object = None
+        self._state: Any = None  # what the class keeps, as it is asked for in a call
         self._alike: Alike | None = None
         setattr(model, keeps.patcher, self._memory)
         setattr(model, keeps.decide, partial(self._decided, getattr(model, keeps.decide)))
@@ -72,14 +95,19 @@ class KeptState:
         """Calls from here on are of `run`, by any name but None; `ranks` have the memory of the host in common."""
         self._memory.ranks = ranks
         if run != self._run:
-            self._reset(True)
+            self._free(keep=True)
             self._run = run
 
     def end(self) -> None:
         """Free what is kept. Calls keep nothing until a run begins."""
         if self._run is not None:
-            self._reset(False)
+            self._free(keep=False)
             self._run = None
+
+    def _free(self, *, keep: bool) -> None:
+        """Free what is kept; whether calls may keep any from now on."""
+        self._reset(keep)
+        self._state = None
 
     @contextmanager
     def calling(self, alike: Alike) -> Iterator[None]:
@@ -90,6 +118,7 @@ class KeptState:
             yield
         finally:
             self._alike = None
+            self.counted.kept_bytes = bytes_in(self._state)
 
     def take_counted(self) -> Counted:
         """What was counted since this was asked last."""
@@ -103,11 +132,13 @@ class KeptState:
         **kwargs: Any,  # noqa: ANN401
     ) -> tuple[Any, bool]:
         """The class's decision, where all ranks make the same one; else none is kept, and the run goes on without."""
-        state, found = decide(*args, **kwargs)
+        with host_memory_for(self._memory.ranks):
+            state, found = decide(*args, **kwargs)
         decision = NONE_USED if state is None else FOUND if found else FILLED
         if self._alike is not None and not self._alike(decision):
-            self._reset(False)
+            self._free(keep=False)
             return None, False
+        self._state = state
         self.counted.found += decision == FOUND
         return state, found
 

@@ -48,6 +48,11 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     ),
     "the pool keeps what ranks print": ("--verbose", "--log-stdout", "--debug-hang"),
 }
+# What else ranks have otherwise than ComfyUI, on purpose.
+MEANT = (
+    "On compute capability 9.0 and 10.0 workers try cuDNN's attention first where ComfyUI tries FlashAttention 2: as "
+    "exact, and quicker there (`parallel_runtime/choices.json`). A report names what attended (`ranks[].attention`).",
+)
 REASONS: Mapping[str, str] = {name: reason for reason, names in KEPT.items() for name in names}
 # What ranks have whatever ComfyUI has. Graphs would hold the addresses of tensors that ranks exchange.
 ALWAYS = ("--disable-comfy-compiler", "--disable-cuda-graphs", "--disable-dynamic-vram")

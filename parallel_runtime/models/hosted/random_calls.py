@@ -133,15 +133,21 @@ def call_of(
     shapes: Sequence[tuple[int, ...]],
     widths: Mapping[str, int | None],
     device: torch.device,
-) -> Callable[[], Any]:
+) -> Callable[..., Any]:
     """One call of the transformer, whose weights are on `device`, as often as one likes; on the meta device too.
 
-    What ComfyUI makes of latents and conditionings reads their values, so then it is made on the CPU.
+    It takes transformer options by their names. What ComfyUI makes of latents and conditionings reads their values, so
+    then it is made on the CPU.
     """
     made_on = CPU if device.type == "meta" else device
     given = _Run(model, size, shapes, widths, made_on).arguments()
     args, kwargs = tree_map(lambda each: each.to(device) if isinstance(each, torch.Tensor) else each, given)
-    return lambda: model.diffusion_model(*args, **kwargs)
+
+    def call(**options: object) -> Any:  # noqa: ANN401
+        told = {**kwargs.get("transformer_options", {}), **options}
+        return model.diffusion_model(*args, **(kwargs | ({"transformer_options": told} if told else {})))
+
+    return call
 
 
 class _CalledWith(Exception):  # noqa: N818  nothing went wrong

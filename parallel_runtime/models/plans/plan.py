@@ -32,12 +32,15 @@ class Keeps:
 
     `reset`: method (enabled: bool) that frees it, and says whether calls may keep any from now on. `decide`: method
     that the class calls once in a call, which returns what is kept, None for a call that uses none, and whether all
-    that the call needs is in it. `patcher`: the attribute of which it asks `get_free_memory(device)`.
+    that the call needs is in it. `patcher`: the attribute of which it asks `get_free_memory(device)`. `option`: the
+    transformer option in which a node says where and how it is kept: {"device": "auto", "gpu", "cpu" or "off", "dtype":
+    "default" or the name of a format}.
     """
 
     reset: str
     decide: str
     patcher: str
+    option: str
 
 
 @dataclass(frozen=True, kw_only=True)

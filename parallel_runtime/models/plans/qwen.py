@@ -27,7 +27,12 @@ QWEN_IMAGE_21 = Plan(
     },
     gather={"proj_out": "img"},
     unstaged="its blocks are given a function that has the keys of all tokens",
-    keeps=Keeps(reset="reset_prefix_cache", decide="select_prefix_cache", patcher="current_patcher"),
+    keeps=Keeps(
+        reset="reset_prefix_cache",
+        decide="select_prefix_cache",
+        patcher="current_patcher",
+        option="qwen_image21_cache",
+    ),
 )
 
 PLANS = {

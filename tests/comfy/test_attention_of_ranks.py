@@ -1,0 +1,87 @@
+"""From an option of ComfyUI's parser to the attention function of a rank, packages that a GPU needs made up here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from host.fetch import comfyui_path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Each says that it was called, and attends exactly.
+STAND_INS = {
+    "sageattention": """
+import torch.nn.functional as F
+def sageattn(q, k, v, attn_mask=None, is_causal=False, tensor_layout="NHD", **options):
+    print("called sageattn")
+    if tensor_layout == "HND":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+    return F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
+""",
+    "flash_attn": """
+import torch.nn.functional as F
+def flash_attn_func(q, k, v, *, dropout_p=0.0, causal=False, **options):
+    print("called flash_attn_func")
+    return F.scaled_dot_product_attention(*(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
+""",
+}
+IN_A_RANK = """
+import sys, torch
+from parallel_runtime.checkpoint import ComfyUI
+from parallel_runtime.models.hosted.attention import installed
+from parallel_runtime.models.hosted.comfyui import import_comfyui
+sys.path.insert(0, sys.argv[2])
+from comfy_options import options_of
+import_comfyui(ComfyUI(sys.argv[1], options_of(sys.argv[3:])), torch.device("cpu"))
+q = torch.randn(1, 2, 64, 64, dtype=torch.bfloat16)
+switch = installed()
+kernel = switch._kernel(None, {}, owned=False)
+out = kernel([q, q, q], 2, None)
+expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+assert (out.float() - expected.float()).norm() < 0.02 * expected.float().norm()
+print("ran", *switch.that_ran(), sep="|")
+"""
+# Reads them off ComfyUI's own parser as its process does; in a child, since this process becomes the rank.
+OPTIONS_OF = """
+import json, subprocess, sys
+READ = '''
+import json, sys
+sys.path.insert(0, sys.argv[1])
+sys.argv = sys.argv[:1] + sys.argv[2:]
+import comfy.options
+comfy.options.enable_args_parsing()
+from comfy.cli_args import args, parser
+from parallel_runtime.models.hosted.options import read_options
+print(json.dumps(read_options(parser, args).told))
+'''
+def options_of(words):
+    done = subprocess.run([sys.executable, "-c", READ, sys.argv[1], *words], capture_output=True, text=True, check=True)
+    return tuple(json.loads(done.stdout.splitlines()[-1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "called", "ran"),
+    [
+        ("--use-sage-attention", "called sageattn", "sage"),
+        ("--use-flash-attention", "called flash_attn_func", "flash"),
+        ("--use-pytorch-cross-attention", "", "pytorch: flash attention"),
+        ("--use-split-cross-attention", "", "split"),
+    ],
+)
+def test_an_option_of_the_parser_is_the_function_of_a_rank(tmp_path: Path, option: str, called: str, ran: str) -> None:
+    for name, text in STAND_INS.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "comfy_options.py").write_text(OPTIONS_OF)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    command = [sys.executable, "-c", IN_A_RANK, str(comfyui_path()), str(tmp_path), option, "--cpu"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert lines[-1] == f"ran|{ran}"
+    assert [line for line in lines if line.startswith("called")] == ([called] if called else [])

@@ -206,6 +206,8 @@ _COLUMNS = """
 - **table**: the table that ships (`parallel_runtime/planner/known.py`): what `plan` and SP Config's auto take on a
   machine that nobody has calibrated. It knows the device by its name, and one PCIe 4.0 link for machines of up to
   four devices, another for larger ones, each fitted to the fitted rows of all such machines at once.
+  What this project measured of its own engine on an H100 (`parallel_runtime/planner/measured.json`), which they take as
+  well, is left out: these rows are other engines'.
 - **table elsewhere**: the same, with the PCIe link fitted without the rows of the machine it is judged on. No fit saw
   your machine's link either: of these columns this is the nearest to what the table is worth on PCIe. Fractions of the
   devices and the host's seconds were still fitted with those rows. On NVLink it equals the column before.

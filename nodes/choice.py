@@ -16,7 +16,7 @@ from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
 from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
-from ..parallel_runtime.models.registry import USUAL, titles
+from ..parallel_runtime.models.registry import USUAL
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
 from ..parallel_runtime.planner.choose import AnyModel
@@ -85,8 +85,7 @@ class ParallelChoice:
             raise ValueError(self._too_few(self.plan))
         else:
             decision = replace(self._automatic_for_any(unshared, whole_batches, count), automatic=True)
-        remarks = (f"blocks run uncompiled: only those of {titles()} are compiled",) if self.compiled else ()
-        return replace(decision, reasons=(*decision.reasons, *remarks))
+        return decision
 
     def _automatic_for_any(self, unshared: str, whole_batches: bool, count: Callable[[], Counted] | None) -> Decision:
         plan, reasons = self._plan_by_count(unshared, whole_batches)

@@ -171,7 +171,7 @@ def _why_refused(choice: ParallelChoice, name: str) -> str:
     """Why a file of our own blocks cannot take the degrees, "" where it can; other files say so when they load."""
     try:
         header = read_header(diffusion_model_path(name))
-        own = None if find_family(header) is None else read_own(header)
+        own = None if find_family(header, comfyui=True) is None else read_own(header)
     except ValueError:  # the loader says it
         return ""
     try:

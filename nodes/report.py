@@ -24,7 +24,7 @@ from ..parallel_runtime.report.environment import utilisation
 from .host.decoding import DecodeRecord
 from .host.like_host import options_part
 from .host.list_sampling import ListRecord
-from .host.measures import exact_ring, unequal
+from .host.measures import exact_ring, unequal, widened
 from .host.pooled_model import PooledModel
 from .host.progress import prompt_id
 from .host.run_context import Request
@@ -229,6 +229,7 @@ def _report(
             *pooled.unlike_host,
             *unequal(devices, pooled.measured[: plan.ranks]),
             *exact_ring(pooled.rounding_attention, plan.ring),
+            *widened(pooled.widened_formats),
         ]
         model = {"file": os.path.basename(pooled.spec.path), "dtype": pooled.spec.dtype}
         more = dict(applied or {})

@@ -1,7 +1,8 @@
 """Experiment 1: where the milliseconds between stock ComfyUI's step and one hosted rank's go.
 
-One model three times: ComfyUI's module bare in this process, the same as one rank calls it (hooks, signs of life,
-hand-over), and a rank of a pool. Of the pool two times stand beside each other: the rank's own step, and what its
+One model four times: stock ComfyUI's module in a process of its own, which has nothing of this pack; the same bare in
+this process, with the attention kernels that ranks ask first; as one rank calls it (hooks, signs of life, hand-over);
+and a rank of a pool. Of the pool two times stand beside each other: the rank's own step, and what its
 caller waits; the difference is the boundary between steps.
 """
 
@@ -59,10 +60,11 @@ def run(setting: Setting) -> Result:
     if setting.device.type == "cuda":
         busy = {"bare": busy_in(bare, setting.device), "hosted": busy_in(lambda: hosted(), setting.device)}
     clock, _ = timed_runs(hosted, setting.steps)
-    rank_s, caller_s = _pool(setting, name)
+    rank_s, caller_s, stock_s = _pool(setting, name)
     boundary = caller_s - rank_s
     rows = [
-        _row("ComfyUI's module, bare", median(seconds["bare"]), busy["bare"]),
+        _row("stock ComfyUI's module, in a process of its own", stock_s, None),
+        _row("bare, with the attention of ranks", median(seconds["bare"]), busy["bare"]),
         _row("as one rank calls it", median(seconds["hosted"]), busy["hosted"]),
         _row("a rank of a pool, its own step", rank_s, None),
         _row("what its caller waits", caller_s, None),
@@ -92,22 +94,24 @@ def _row(way: str, seconds: float, busy: Busy | None) -> str:
     return f"| {way} | {1e3 * seconds:.2f} {more}"
 
 
-def _pool(setting: Setting, name: str) -> tuple[float, float]:
-    """Median seconds of the rank's step and of its caller."""
+def _pool(setting: Setting, name: str) -> tuple[float, float, float]:
+    """Median seconds of the rank's step, of its caller, and of stock ComfyUI's process."""
     size = setting.size(name)
     workload = Workload(width=size.width, height=size.height, text_tokens=size.text_tokens, frames=size.frames)
     told = "cpu:1" if setting.device.type == "cpu" else str(setting.device)
     devices = parse_devices(told, num_cuda=torch.cuda.device_count()).devices
-    plan, found = ParallelPlan(), []
+    plan, found, stock_s = ParallelPlan(), list[tuple[float, float]](), list[float]()
     given = {"steps": 1, "comfyui": setting.comfyui.path, "device": devices[0]}
     with (
         closing(HostedTrial(str(setting.file(name)), setting.dtype, workload, [plan], **given)) as trial,
         Pool(devices, threads_per_rank=1) as pool,
     ):
         runner = PlanRunner(pool, trial.spec, plan, options={"timed": False})
+        stock = trial.one_process(getattr(torch, trial.spec.dtype), 1)
         for _ in range(2 + setting.steps):
+            stock_s.append(_once(stock))
             began = time.perf_counter()
             runner.run(trial.calls)
             found.append((max(rank.step_s for rank in runner.ranks), time.perf_counter() - began))
     own, caller = zip(*found[2:], strict=True)
-    return median(own), median(caller)
+    return median(own), median(caller), median(stock_s[2:])

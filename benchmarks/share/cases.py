@@ -36,7 +36,7 @@ CASES = {
         arguments={
             **{"in_channels": 16, "out_channels": 16, "vec_in_dim": 768, "context_in_dim": 4096, "hidden_size": 3072},
             **{"mlp_ratio": 4.0, "num_heads": 24, "depth": 1, "depth_single_blocks": 2, "axes_dim": [16, 56, 56]},
-            **{"theta": 10000, "patch_size": 2, "qkv_bias": True, "guidance_embed": True},
+            **{"theta": 10000, "patch_size": 2, "qkv_bias": True, "guidance_embed": True, "txt_ids_dims": []},
         },
         depth=57,
         width=1024,

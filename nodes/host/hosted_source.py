@@ -15,6 +15,7 @@ from ...parallel_runtime.devices import Device
 from ...parallel_runtime.models.hosted.build import Recognised, recognise
 from ...parallel_runtime.models.hosted.calls import takes_whole_batches
 from ...parallel_runtime.models.hosted.dtypes import loaded_dtypes
+from ...parallel_runtime.models.hosted.formats import widened_formats
 from ...parallel_runtime.models.hosted.hook_points import find_hook_points
 from ...parallel_runtime.models.hosted.stage import refuse_stages
 from ...parallel_runtime.models.plans import PLANS, Plan, find_plan, not_sampled, plan_for, why_without
@@ -39,7 +40,7 @@ class HostedSource:
 
     `model` is ComfyUI's on the meta device; `unshared` says why no ranks can share its tokens, "" where they can;
     `whole_batches`: all rows of a call, both sides of cfg among them, are one rank's; `keeps_state` and
-    `rounding_attention` as in `PooledModel`.
+    `rounding_attention` and `widened_formats` as in `PooledModel`.
     """
 
     recognised: Recognised
@@ -51,6 +52,7 @@ class HostedSource:
     sizes: WeightSizes
     num_heads: int
     rounding_attention: str
+    widened_formats: tuple[str, ...]
 
 
 def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, checkpoint: bool = False) -> HostedSource:
@@ -79,7 +81,8 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     unet_config = recognised.config.unet_config
     model = recognised.model(META)
     held = dtypes
-    if device.type != "cpu" and not kept and not recognised.quantised:  # a device has a copy, as ComfyUI's loader's
+    on_cpu = device.type == "cpu"
+    if not on_cpu and not kept and not recognised.quantised:  # a device has a copy, as ComfyUI's loader's
         held = {name: weight.dtype for name, weight in model.diffusion_model.named_parameters()}
     shared_by = find_plan(type(model.diffusion_model))
     return HostedSource(
@@ -100,6 +103,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
         sizes=_sizes(recognised.weights, model.diffusion_model, held),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
         rounding_attention=rounding_attention(recognised.weights),
+        widened_formats=() if on_cpu else widened_formats(recognised.config, recognised.weights),
     )
 
 

@@ -35,6 +35,16 @@ def unequal(devices: Sequence[Device], measured: Sequence[MeasureReply]) -> list
     return warnings
 
 
+def widened(formats: Sequence[str]) -> list[str]:
+    """A warning where the device has no product of numbers in these formats of a file."""
+    if not formats:
+        return []
+    return [
+        f"the device cannot multiply in {', '.join(formats)}: as in ComfyUI, weights are widened in each step, with "
+        "the same result and more time; a file in int8, or in bf16 where it fits, is quicker here"
+    ]
+
+
 def exact_ring(kernel: str, ring: int) -> list[str]:
     """A warning where ComfyUI computes attention by `kernel`, which rounds, and Ring by ours, which are exact."""
     if ring == 1 or not kernel:

@@ -88,7 +88,9 @@ def read_checkpoint(path: str, weight_dtype: str, devices: Devices) -> Source | 
 
 def _is_own(path: str, weight_dtype: str) -> bool:
     """Whether blocks of ours compute a file."""
-    return weight_dtype not in FP8 and find_family(read_header(path)) is not None and not off("flux")
+    if weight_dtype in FP8 or off("flux"):
+        return False
+    return find_family(read_header(path), comfyui=not off("hosted")) is not None
 
 
 def remote_patcher(
@@ -128,6 +130,7 @@ def remote_patcher(
         num_heads=source.num_heads,
         shares_tokens=isinstance(source, Source) or not source.unshared,
         rounding_attention="" if isinstance(source, Source) else source.rounding_attention,
+        widened_formats=() if isinstance(source, Source) else source.widened_formats,
         keeps_state=isinstance(source, HostedSource) and source.keeps_state,
     )
 
@@ -148,7 +151,7 @@ def remote_patcher(
     patcher.memory_text = memory_for(source, decision, devices).text
     if decision.model is not None and decision.plan.ranks > 1:
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
-    patcher.side_branch, patcher.compiled = side_branch, compiled and isinstance(source, Source)
+    patcher.side_branch, patcher.compiled = side_branch, compiled
     patcher.step_cache, patcher.in_workers = step_cache, in_workers
     if isinstance(source, Source):
         weighed = replace(decision, work=source.work, model=source.shape)

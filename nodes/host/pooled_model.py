@@ -39,7 +39,8 @@ class PooledModel:
 
     `plan` is one that the weights serve as they lie; `shares_tokens`, whether ranks can share an image of the model;
     `rounding_attention` names the inexact attention kernel by which ComfyUI computes it here, "" for an exact one;
-    `keeps_state`, whether its class keeps something from call to call of a run.
+    `widened_formats` are those of the file that its device does not multiply in; `keeps_state`, whether its class keeps
+    something from call to call of a run.
     """
 
     devices: Devices
@@ -49,6 +50,7 @@ class PooledModel:
     num_heads: int
     shares_tokens: bool = True
     rounding_attention: str = ""
+    widened_formats: tuple[str, ...] = ()
     keeps_state: bool = False
 
     @cached_property

@@ -76,7 +76,7 @@ class StepText(StepListener):
         self._next_s = 0.0
         self._told_s = 0.0
         self._plan = f"{decision.plan.name}, chosen for {decision.chosen_for}" if decision.chosen_for else ""
-        self._proof = self._loop = ""
+        self._proof = self._uncompiled = self._loop = ""
         if self._plan:
             NodeText().say(self._plan)
 
@@ -109,6 +109,11 @@ class StepText(StepListener):
             self._next_s = now_s + INTERVAL_S
             NodeText().say("compiling the blocks; the next steps do without")
 
+    def uncompiled(self, why: str) -> None:
+        """Told at once, and under each step."""
+        self._uncompiled = "\n".join(filter(None, (self._uncompiled, why)))
+        NodeText().say(why)
+
     def resident_began(self) -> None:
         """A loop inside the workers begins: its first step counts from here."""
         self._told_s = time.perf_counter()
@@ -132,4 +137,5 @@ class StepText(StepListener):
         took = f"{wall_s:.2f} s" if wall_s >= 0.1 else f"{wall_s * 1000:.0f} ms"
         ranks = f"{num_ranks} rank{'s' if num_ranks != 1 else ''}"
         line = " · ".join(word for word in (f"step {step}/{steps}", took, ranks, more) if word)
-        NodeText().say("\n".join(filter(None, (line, self._plan, self._proof, self._loop))))
+        told = (line, self._plan, self._proof, self._uncompiled, self._loop)
+        NodeText().say("\n".join(filter(None, told)))

@@ -194,6 +194,15 @@ class RunContext:
             self.remarks.append(why)
             self.listener.fell_back(decision, why)
 
+    def _note_uncompiled(self, ranks: Sequence[StepReply] | Sequence[SampleReply]) -> None:
+        """Have the user told, once, why ranks ran blocks without graphs that were to have some."""
+        compiled = [rank.ran.compiled for rank in ranks if rank.ran is not None]
+        for reason in dict.fromkeys(each.reason for each in compiled if each is not None and each.reason):
+            why = f"blocks run uncompiled: {reason}"
+            if why not in self.remarks:
+                self.remarks.append(why)
+                self.listener.uncompiled(why)
+
     def _hand_over(self, call: ModelCall, check_cancelled: Callable[[], None]) -> torch.Tensor:
         if TASK.get() is None:
             (out,) = self._send([call], check_cancelled)
@@ -218,6 +227,7 @@ class RunContext:
             on_step=told,
             check_cancelled=self._checks(check_cancelled),
         )
+        self._note_uncompiled(result.ranks)
         calls = list(run.conds) * run.recurrence.num_calls
         self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces={})
         return result
@@ -242,6 +252,7 @@ class RunContext:
         result = self.model.pool.run(
             self.model.spec, self.plan, calls, patches=self.patches, check_cancelled=self._checks(check_cancelled)
         )
+        self._note_uncompiled(result.ranks)
         self.listener.request(result.wall_s, result.ranks)
         began_s = time.perf_counter() - result.wall_s
         self._record(calls, began_s=began_s, wall_s=result.wall_s, ranks=result.ranks, traces=result.traces)

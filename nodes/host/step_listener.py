@@ -16,6 +16,9 @@ class StepListener:
     def compiling(self) -> None:
         """The workers make graphs of the blocks; told again and again until they have."""
 
+    def uncompiled(self, why: str) -> None:
+        """Blocks that were to run as graphs do not, as `why` tells the user."""
+
     def proved(self, proof: Proof) -> None:
         """What is known of the plan, for a kind of call that the run makes; told once for each."""
 

@@ -81,15 +81,16 @@ def _work(
     entries = _entries(sides)
     texts = [0 if entry.get("cross_attn") is None else entry["cross_attn"].shape[1] for entry in entries]
     references = [sum(tokens(each.shape) for each in entry.get("reference_latents") or ()) for entry in entries]
-    image = tokens(shape)
+    image, kept = tokens(shape), 0
     if isinstance(decision.model, CountedModel) and decision.model.kept_bytes:  # of references as of the text
-        texts = [sum(each) for each in zip(texts, references, strict=True)]
+        texts, kept = [sum(each) for each in zip(texts, references, strict=True)], max(references, default=0)
     else:
         image += max(references, default=0)
     return replace(
         usual,
         image_tokens=image,
         text_tokens=max(texts, default=0),
+        reference_tokens=kept,
         guided=at_once and len(sides) > 1 and not any(map(_is_for_some_steps, entries)),
         batch=shape[0],
         steps=max(1, steps),

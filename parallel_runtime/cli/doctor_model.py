@@ -38,7 +38,7 @@ def describe_file(path: str, comfyui: str | None, devices: Sequence[Device], fre
     Raises `ValueError` for a file that is no diffusion model, and where ComfyUI is needed and is not to be found.
     """
     header = read_header(path)
-    family = find_family(header)
+    family = find_family(header, comfyui=comfyui is not None)
     if family is None:
         report, needed, refuse = _hosted(path, comfyui, devices[0])
     else:

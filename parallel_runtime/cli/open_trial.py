@@ -26,12 +26,10 @@ def open_trial(
 
     Raises `ValueError` for what the file or an option makes impossible.
     """
-    family = find_family(read_header(arguments.model))
+    family = find_family(read_header(arguments.model), comfyui=arguments.comfyui is not None)
     _refuse_step_cache(arguments.step_cache, plans, of_ours=None if family is None else family.title)
     steps = getattr(arguments, "steps", 1)
     if family is None:
-        if arguments.compile:
-            raise ValueError(f"--compile: only blocks of {titles()} are compiled; leave --compile out")
         if not hasattr(arguments, "steps") and any(plan.pipefusion > 1 for plan in plans):
             raise ValueError(
                 f"bench times pipelines of {titles()} alone, not of {os.path.basename(arguments.model)}; use "

@@ -65,7 +65,7 @@ def _model(arguments: argparse.Namespace, progress: Progress) -> tuple[AnyModel,
             f"--file-dtype={arguments.file_dtype}: {Path(arguments.model).name} says its own; leave it out"
         )
     header = read_header(arguments.model)
-    if find_family(header) is None:
+    if find_family(header, comfyui=arguments.comfyui is not None) is None:
         progress.phase(f"counting {Path(arguments.model).name} in a ComfyUI process")
         return _counted(arguments, work)
     for option in ("frames", "comfyui"):
@@ -78,7 +78,7 @@ def _model(arguments: argparse.Namespace, progress: Progress) -> tuple[AnyModel,
 def _counted(arguments: argparse.Namespace, work: Work) -> tuple[CountedModel, Work]:
     """A model of ComfyUI's, which says itself how many tokens an image has."""
     if arguments.compiled:
-        raise ValueError(f"--compiled: only {titles()} is compiled so far; leave --compiled out")
+        raise ValueError(f"--compiled: compiled blocks of {titles()} alone were fitted; leave --compiled out")
     comfyui = find_comfyui(arguments.comfyui)
     size = {"width": arguments.width, "height": arguments.height, "frames": arguments.frames}
     counted = Counts().of(arguments.model, arguments.dtype, comfyui, **size)

@@ -131,7 +131,10 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
         report["step_cache"] = cached.report(references)
         report["within_tolerance"] = report["within_tolerance"] and cached.agrees(tolerance)
     if arguments.compile:
-        report["graphs_by_rank"] = [rank.compiled.graphs for rank in runner.ranks if rank.compiled is not None]
+        compiled = [rank.compiled for rank in runner.ranks if rank.compiled is not None]
+        report["graphs_by_rank"] = [each.graphs for each in compiled]
+        reasons = dict.fromkeys(each.reason for each in compiled if each.reason)
+        report["warnings"] += [f"blocks run uncompiled: {reason}" for reason in reasons]
     if stale is not None:
         report |= {"warmup_steps": plan.warmup_steps, "patches": plan.num_patches}
         report["stale_difference"] = worst([relative_error(*pair) for pair in zip(stale, references, strict=True)])

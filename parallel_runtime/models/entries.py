@@ -1,8 +1,11 @@
-"""Functions that run before and after a block, by whichever method its model calls it: `forward`, or others instead."""
+"""Functions that run before and after a block, by whichever method its model calls it: `forward`, or others instead.
+
+And in place of it, and what says which of the modules inside it runs.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -51,3 +54,34 @@ def _between(enter: Around, inner: Callable[..., Any], leave: Around) -> Callabl
             leave()
 
     return method
+
+
+class Named(Protocol):
+    """What knows which module of a block runs."""
+
+    site: str
+
+
+class Entrance:
+    """Stands for a block's forward; while `instead` is set, that is called in its place."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.inner: Callable[..., Any] = block.forward
+        self.instead: Callable[..., Any] | None = None
+        block.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return (self.instead or self.inner)(*args, **kwargs)
+
+
+def at_site(switch: Named, name: str, inner: Callable[..., Any], *first: object) -> Callable[..., Any]:
+    """A module's method, `inner`, that has `switch.site` be this name while it runs."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        around, switch.site = switch.site, name
+        try:
+            return inner(*first, *args, **kwargs)
+        finally:
+            switch.site = around
+
+    return forward

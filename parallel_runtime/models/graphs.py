@@ -7,7 +7,7 @@ blocks say which functions and by which key (the model's compiled.py).
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,7 +19,9 @@ from ..wire.replies import Compiling
 
 BEAT_S = 1.0
 GRAPHS_A_FUNCTION = 8  # torch's own limit, beyond which it would run a function uncompiled
+FORMS_A_FUNCTION = 64  # graphs of one function, of all models that a rank has had
 Values = tuple[torch.Tensor, ...]
+Function: TypeAlias = Callable[..., Any]
 Half: TypeAlias = Callable[..., Values | None]  # the second half of a block writes to its tokens
 Marks: TypeAlias = Sequence[tuple[torch.Tensor, int]]  # dimensions of which a graph must know no number
 
@@ -34,6 +36,10 @@ class Watch:
     compile_s: float = 0.0
 
 
+class NoGraphError(Exception):
+    """The compiler can make no graph of a function; in its words."""
+
+
 class Graphs:
     """All graphs of one rank's process, which torch keeps for it. Imports the compiler on first use."""
 
@@ -41,6 +47,55 @@ class Graphs:
         self.made = 0
         self._compiled: dict[Half, Half] = {}
         self._known: dict[Half, set[object]] = {}
+        self._whole: dict[Function, Function] = {}
+        self._whole_known: dict[Function, dict[object, str]] = {}  # by form of the call; why it has no graph, if so
+        self._watch: Watch | None = None
+        self._telling = False
+        self._backend = self._make  # one object: torch compares
+
+    def whole(self, function: Function, form: object, watch: Watch, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """A function's result from a graph of all of it, for any lengths; `form`: what else tells calls apart.
+
+        Raises `NoGraphError` with the compiler's own words where it can make none, before anything has run.
+        """
+        known = self._whole_known.setdefault(function, {})
+        if said := known.get(form, ""):
+            raise NoGraphError(said)
+        self._watch = watch
+        try:
+            if form in known:
+                return self._whole[function](*args, **kwargs)
+            with self._told(watch):
+                if function not in self._whole:
+                    self._whole[function] = self._for_all_lengths(function)
+                result = self._whole[function](*args, **kwargs)
+        except _errors_of_compiler() as error:
+            known[form] = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise NoGraphError(known[form]) from error
+        known[form] = ""
+        return result
+
+    def _for_all_lengths(self, function: Function) -> Function:
+        import torch._dynamo.config as config
+        from torch.fx.experimental import _config
+
+        _config.use_duck_shape = False  # two lengths that are equal today need not be tomorrow
+        limit = "recompile_limit" if "recompile_limit" in dir(config) else "cache_size_limit"
+        setattr(config, limit, max(vars(config).get(limit, 0), FORMS_A_FUNCTION))
+        return torch.compile(function, backend=self._backend, dynamic=True, fullgraph=True)
+
+    @contextmanager
+    def _told(self, watch: Watch) -> Iterator[None]:
+        """Around the making of a graph, and another within it."""
+        if self._telling:
+            yield
+            return
+        self._telling = True
+        try:
+            with _making(watch):
+                yield
+        finally:
+            self._telling = False
 
     def call(
         self, function: Half, key: object, marks: Callable[[], Marks], watch: Watch, *arguments: object
@@ -79,8 +134,10 @@ class Graphs:
         """The backend: TorchInductor, counted."""
         from torch._dynamo import lookup_backend
 
-        self.made += 1
-        return lookup_backend("inductor")(graph, list(inputs))
+        with nullcontext() if self._watch is None else self._told(self._watch):
+            compiled = lookup_backend("inductor")(graph, list(inputs))
+        self.made += 1  # torch may begin again within, which raises
+        return compiled
 
 
 @contextmanager
@@ -104,3 +161,12 @@ def _making(watch: Watch) -> Iterator[None]:
         watch.compile_s += time.perf_counter() - began
         watch.timer.spent("compile", time.perf_counter() - began)
     watch.tell(Compiling(begins=False))
+
+
+def _errors_of_compiler() -> tuple[type[Exception], ...]:
+    """What torch's compiler raises where it cannot make a graph; this torch's names."""
+    import torch._dynamo.exc as tracing
+    import torch._inductor.exc as lowering
+
+    found = [vars(tracing).get(name) for name in ("TorchDynamoException", "FailOnRecompileLimitHit")]
+    return tuple(each for each in (*found, vars(lowering).get("InductorError")) if each is not None)

@@ -4,7 +4,7 @@ Owns the choice between families whose blocks are ours (family.py says what each
 modules, which compute every other file. Imports no ComfyUI.
 """
 
-from ..checkpoint import CheckpointHeader
+from ..checkpoint import FP8, CheckpointHeader
 from .family import Family, OwnModel
 from .flux.family import FLUX
 
@@ -13,8 +13,14 @@ OWN: tuple[Family, ...] = (FLUX,)
 USUAL: Family = FLUX
 
 
-def find_family(header: CheckpointHeader) -> Family | None:
-    """The family whose blocks of ours compute this file; None: ComfyUI's own modules do, if it knows the file."""
+def find_family(header: CheckpointHeader, *, comfyui: bool = False) -> Family | None:
+    """The family whose blocks of ours compute this file; None: ComfyUI's own modules do, if it knows the file.
+
+    `comfyui`: they are at hand. Then they compute all files in fp8: blocks of ours widen such weights in every step,
+    ComfyUI's layers multiply in fp8 where the device can.
+    """
+    if comfyui and any(entry.dtype in FP8.values() for entry in header.tensors.values()):
+        return None
     return next((family for family in OWN if family.recognises(header)), None)
 
 

@@ -100,6 +100,14 @@ class Axis:
         """Begin to exchange runs of rows, as `all_to_all`; `send` must be left alone until `AllToAll.wait`."""
         return AllToAll(self, send, send_lengths, receive_lengths)
 
+    def maximum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The largest over all ranks of each number of `tensor`, which is contiguous; of the same shape and dtype."""
+        with self.traffic.waiting():
+            found = tensor.to("cpu" if self.staged else tensor.device, copy=True)
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
+            self.traffic.add((self.size - 1) * tensor.nbytes)
+            return found.to(tensor.device)
+
     def start_shift(self, send: torch.Tensor, receive: torch.Tensor) -> "Shift":
         """Begin sending `send` to the next rank of the axis and receiving `receive` from the one before.
 

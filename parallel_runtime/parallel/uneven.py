@@ -68,6 +68,10 @@ class UnevenSequence:
         ]
         return torch.cat(parts).movedim(0, dim)
 
+    def maximum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The largest over all parts of each number of `tensor`."""
+        return tensor if self.parts == 1 else self.whole.maximum(tensor)
+
     def whole_keys(
         self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -146,6 +146,9 @@ def describe_work(work: Work) -> str:
     """The work in words, such as `4096 image tokens, 512 text tokens, prompt and negative, one image, 20 steps`."""
     sides = "prompt and negative" if work.guided else "one conditioning at a time"
     images = "one image" if work.batch == 1 else f"{work.batch} images"
+    if work.reference_tokens:
+        text = work.text_tokens
+        return f"{work.image_tokens} image tokens, {text} of text and references, {sides}, {images}, {work.steps} steps"
     return f"{work.image_tokens} image tokens, {work.text_tokens} text tokens, {sides}, {images}, {work.steps} steps"
 
 

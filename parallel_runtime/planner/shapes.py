@@ -71,7 +71,8 @@ class Work:
 
     `element_bytes` is of activations, `weight_bytes` of one weight as it lies in memory. `step_cache`: what blocks
     added is kept from call to call. `kept_on`, `kept_as`: where and how a class keeps what it finds again in the steps
-    behind the first one, of `KEPT_ON`, and the name of a format. Tokens whose keys it keeps count as text.
+    behind the first one, of `KEPT_ON`, and the name of a format. Tokens whose keys it keeps count as text,
+    `reference_tokens` of them of references.
     """
 
     image_tokens: int
@@ -84,6 +85,7 @@ class Work:
     step_cache: bool = False
     kept_on: str = KEPT_ON[0]
     kept_as: str = STORED_AS
+    reference_tokens: int = 0
 
     def __post_init__(self) -> None:
         lowest = {"image_tokens": 1, "text_tokens": 0, "batch": 1, "steps": 1, "element_bytes": 1, "weight_bytes": 1}

@@ -146,7 +146,7 @@ def _of_run(ran: RankStep | RankRun | None) -> dict:
     steps."""
     if ran is None:
         return {}
-    found: dict = {"lane": ran.batch_group} | ({"attention": list(ran.attention)} if ran.attention else {})
+    found: dict = {"lane": ran.batch_group} | ({"attention": ", ".join(ran.attention)} if ran.attention else {})
     if isinstance(ran, RankStep):
         return found
     found |= {"run_sent_bytes": ran.sent_bytes, "run_weight_bytes": ran.weight_bytes}

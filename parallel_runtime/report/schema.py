@@ -149,7 +149,7 @@ RANK = {
     "run_sent_bytes": Field(_count),
     "run_weight_bytes": Field(_count),
     "pieces": Field(_pieces, many=True),
-    "attention": Field(_text, many=True),
+    "attention": Field(_text),
     "memory": _object({name: Field(_count) for name in ("allocated_bytes", "reserved_bytes", "resident_bytes")}),
     "utilisation": Field(_share),
 }

@@ -127,11 +127,15 @@ class StrengthsReply(MemoryReply):
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledBlocks:
-    """Graphs that the process has made so far; of this request, blocks that ran without one and seconds for graphs."""
+    """Graphs that the process has made so far; of this request, blocks that ran without one and seconds for graphs.
+
+    `reason`: why blocks ran without one, where that is so of all blocks of their kind.
+    """
 
     graphs: int
     uncompiled_blocks: int
     compile_s: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,8 +193,8 @@ class Engine:
         forward = self._forward(model, mesh, sent, calls=request.calls, progress=progress, beat=pace.block_queued)
         if (place := next((options["step"] for options in request.calls if options.get("step")), None)) is not None:
             forward.timer.enter_step(place[0], of=place[1])
-        if mesh.plan.pipefusion > 1 and isinstance(model, HostedModel):
-            forward = HostedPipeline(model, mesh, forward.timer, forward.beat, sent, step=request, held=self.held_keys)
+        if mesh.plan.pipefusion > 1 and isinstance(forward, HostedForward):
+            forward = HostedPipeline.of(forward, mesh, step=request, held=self.held_keys)
         if isinstance(forward, HostedForward):
             told = request.pipeline
             if told:
@@ -282,11 +282,13 @@ class Engine:
         timer = self.new_timer(on=any(options.get("timed") for options in calls))
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)
+        compiled = any(options.get("compiled") for options in calls)
+        watch = Watch(timer, beat, progress)
         if isinstance(model, HostedModel):
-            return HostedForward(model, mesh.uneven_sequence, timer, beat, sent)
-        adapter = model.adapter
-        if any(options.get("compiled") for options in calls):
-            adapter = adapter.compiled(self.graphs, Watch(timer, beat, progress))
+            hosted = HostedForward(model, mesh.uneven_sequence, timer, beat, sent)
+            hosted.adapter = model.blocks.run(self.graphs, watch) if compiled else None
+            return hosted
+        adapter = model.adapter.compiled(self.graphs, watch) if compiled else model.adapter
         return Forward(adapter, model.weights, mesh.sequence, self.device, timer, beat, sent)
 
     def _counts(self, model: LoadedModel | HostedModel, mesh: Mesh, forward: Forward | HostedForward) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Owns the marriage of the module with this rank's part of a plan. Does not own th
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from ..models.entries import hook_entries
 from ..models.hosted.block_patches import OPTION
 from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import from_tree
+from ..models.hosted.compiled import CompiledBlocks, CompiledRun, blocks_of
 from ..models.hosted.first_block import CachedBlocks, Residuals
 from ..models.hosted.hooks import SharedModel
 from ..models.hosted.kept_state import KeptState, alike_over, kept_state
@@ -47,6 +48,7 @@ class HostedModel:
     changes: HostedChanges
     shared: SharedModel | None = None
     between: SharedModel | None = None  # the same for calls with patches of the blocks
+    sharings: list[SharedModel] = field(default_factory=list)  # those that are there, in the order of their hooks
     beat: Callable[[], None] | None = None
     skipping: CachedBlocks | None = None
 
@@ -71,6 +73,11 @@ class HostedModel:
     def module(self) -> torch.nn.Module:
         """ComfyUI's transformer, once it is loaded."""
         return self.weights.module
+
+    @cached_property
+    def blocks(self) -> CompiledBlocks:
+        """The blocks, which graphs can run; before any other function is around them."""
+        return blocks_of(self.module)
 
     @cached_property
     def kept(self) -> KeptState | None:
@@ -118,8 +125,10 @@ class HostedModel:
         cut = sequence.parts > 1 or new_call is not None
         if cut and patched and self.between is None:
             self.between = SharedModel(module, plan_for(type(module), BETWEEN), sequence)
+            self.sharings.append(self.between)
         if cut and not patched and self.shared is None:
             self.shared = SharedModel(module, plan_for(type(module)), sequence)
+            self.sharings.append(self.shared)
         for shared, serves in ((self.shared, not patched), (self.between, patched)):
             if shared is not None:
                 shared.active, shared.group, shared.new_call = serves and cut, sequence, new_call
@@ -133,8 +142,6 @@ class HostedModel:
 class HostedForward:
     """The model on one rank, for as long as one request takes. Tokens are shared by the ranks of `sequence`."""
 
-    adapter = None  # it reports nothing of its own
-
     def __init__(
         self,
         model: HostedModel,
@@ -145,6 +152,8 @@ class HostedForward:
     ) -> None:
         self.model, self.sequence, self.timer, self.beat, self.sent = model, sequence, timer, beat, sent
         self.tokens = 0  # of the largest attention call that was shared
+        self.adapter: CompiledRun | None = None  # by which blocks run as graphs
+        _ = model.blocks
         self.cached: CachedCalls | None = None  # of pieces of this rank's that a step cache was asked about
         self._in_run = False  # whether calls may find what the module kept of others
         self.residuals_of: Callable[[BatchSlice], Residuals | None] = lambda _: (
@@ -155,6 +164,9 @@ class HostedForward:
     def weights(self) -> HostedWeights:
         """Those of the model."""
         return self.model.weights
+
+    def _graphs(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.adapter is None else self.adapter.calling()
 
     def take_kept(self) -> KeptCalls | None:
         """The calls that the module might keep something of, since this was asked last."""
@@ -258,7 +270,7 @@ class HostedForward:
         function = module if method is None else getattr(module, method)
         self._forget()
         try:
-            with self.model.calling(), self._scales(sequence, over), self._keeping(sequence), skipping:
+            with self.model.calling(), self._scales(sequence, over), self._keeping(sequence), skipping, self._graphs():
                 return function(*given["args"], **given["kwargs"])
         finally:
             self.tokens = max(self.tokens, self.model.tokens)
@@ -289,7 +301,7 @@ class HostedForward:
             skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over)
         self.model.under(sequence, self.beat)
         self._forget()
-        with self.model.calling(), self._scales(sequence, None), self._keeping(sequence), skipping:
+        with self.model.calling(), self._scales(sequence, None), self._keeping(sequence), skipping, self._graphs():
             out: torch.Tensor = self.weights.whole.apply_model(x, sigma, **given)
         self.beat()
         return out

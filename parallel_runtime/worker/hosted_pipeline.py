@@ -55,6 +55,13 @@ class HostedPipeline(HostedForward):
         self._axes = {"ring": mesh.axes["ring"], "ulysses": mesh.axes["ulysses"]}
         self._links = Links(mesh, device=model.weights.device)
 
+    @classmethod
+    def of(cls, forward: HostedForward, mesh: Mesh, *, step: Step, held: HeldKeys) -> "HostedPipeline":
+        """What `forward` would run, in passes."""
+        made = cls(forward.model, mesh, forward.timer, forward.beat, forward.sent, step=step, held=held)
+        made.adapter = forward.adapter
+        return made
+
     def run_batch_groups(self, *arguments: Any) -> None:  # noqa: ANN401
         """As `HostedForward.run_batch_groups`; returns when what was sent has been received."""
         try:

@@ -18,6 +18,7 @@ from ..models.hosted.changes import Changes, FileViews, HeldElsewhere
 from ..models.hosted.comfyui import import_comfyui
 from ..models.hosted.formats import says_formats
 from ..models.hosted.kept_layouts import keep_layouts
+from ..models.hosted.scales import watch
 from ..models.parts import plain_parts
 from ..models.plans import find_plan
 from ..models.plans.whole import find_whole
@@ -175,6 +176,8 @@ class HostedWeights:
         kept, widened = self._spec.kept, self.own_copy
         built = build(self._spec.path, recognised, self.dtype, kept=kept, cast_in_use=in_place, widened=widened)
         self._whole, self.declared = built.whole, built.declared
+        if self.quantised:
+            watch(self.module)
         blocks, plan = self._find_blocks(), find_plan(type(self.module))
         if self.stages > 1 and plan is not None:
             self.staged_blocks = blocks_of(self.module, plan.staged)

@@ -70,9 +70,9 @@ def total_over(sharing: Sequence[UnevenSequence]) -> Total:
 def cached_blocks(model: "HostedModel") -> CachedBlocks:
     """The blocks as a step cache skips them, hooked when that is first asked for."""
     if model.skipping is None:
-        for shared in (model.shared, model.between):
-            if shared is not None:  # its hooks go around those of the cache
-                shared.remove()
+        for shared in reversed(model.sharings):  # their hooks go around those of the cache
+            shared.remove()
+        model.sharings.clear()
         model.shared = model.between = None
         model.skipping = CachedBlocks(model.module, plan_for(type(model.module)))
     return model.skipping

@@ -1,6 +1,7 @@
-"""Deletes each line of the host contract in turn, loads the pack and prints what came of it, a line of JSON each.
+"""Loads the pack as it is; then, if asked, without each line of the host contract in turn; prints what came of it.
 
-Run by test_contract.py with ComfyUI's folder and the pack's; a fork for each line, so that none knows of another.
+Run by test_contract.py with ComfyUI's folder, the pack's and "each"; a line of JSON and a fork for each line of the
+contract, so that none knows of another.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import sys
 import traceback
 import types
 
-tree, pack = sys.argv[1:3]
+tree, pack, *each = sys.argv[1:]
 sys.path[:0] = [tree]
 sys.argv = ["main.py", "--cpu"]
 NAME = "deleted_in_turn"
@@ -22,9 +23,9 @@ NAME = "deleted_in_turn"
 def start_comfyui():
     """What main.py does before packs are loaded."""
     import comfy.options
-    import utils.extra_config  # noqa: F401  as main.py does, before nodes puts the folder with comfy/utils.py first
 
     comfy.options.enable_args_parsing()
+    importlib.import_module("utils.extra_config")  # as main.py does, before nodes puts comfy/utils.py first
     import execution
     import nodes  # noqa: F401
     import server
@@ -136,8 +137,8 @@ def main():
     import torch  # noqa: F401  the slow part, before forks
 
     contract = part_of_pack("parallel_runtime.models.hosted.contract")
-    cases = [(None, False), *((line, False) for line in contract.LINES)]
-    cases += [(line, True) for line in contract.LINES if line.arguments]
+    lines = contract.LINES if each else ()
+    cases = [(None, False), *((line, False) for line in lines), *((line, True) for line in lines if line.arguments)]
     for line, arguments in cases:
         sys.stdout.flush()
         pid = os.fork()

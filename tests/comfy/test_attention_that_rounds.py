@@ -62,3 +62,10 @@ def test_ring_says_that_it_leaves_such_a_kernel_out(module_of_pack, ring: int, k
     found = module_of_pack("nodes.host.measures").exact_ring(kernel, ring)
     assert len(found) == said
     assert all("ring=2 attends with exact kernels, not with sage" in each for each in found)
+
+
+@pytest.mark.parametrize("formats", [(), ("float8_e4m3fn", "nvfp4")])
+def test_a_format_that_the_device_does_not_multiply_in_is_named(module_of_pack, formats: tuple[str, ...]) -> None:
+    found = module_of_pack("nodes.host.measures").widened(formats)
+    assert len(found) == len(formats[:1])
+    assert all("cannot multiply in float8_e4m3fn, nvfp4: as in ComfyUI, weights are widened" in each for each in found)

@@ -90,10 +90,14 @@ def test_a_file_in_half_or_fp8_is_as_near_to_its_values_as_stock_is(
 def test_the_same_file_computed_in_fp32_is_exact_with_and_without_a_lora(
     kind: str, client: ComfyClient, tiny_models: TinyModels
 ) -> None:
+    """ComfyUI's modules compute an fp8 file, and round a merged weight of a scaled one to fp8 again, as stock does."""
     for build in (lambda graph: graph, lambda graph: workflows.with_lora(graph, tiny_models.lora_fused, strength=0.5)):
         exact = latent_of(client, build(graph_of(tiny_models, file_of(kind, "exact"))))
         ours = latent_of(client, build(parallel(graph_of(tiny_models, file_of(kind)), weight_dtype="float32")))
-        assert relative_error(ours, exact) <= TOLERANCE
+        stock = latent_of(client, build(graph_of(tiny_models, file_of(kind))))
+        assert relative_error(ours, stock if kind == "fp8 scaled" else exact) <= TOLERANCE
+    if kind == "fp8 scaled":  # what blocks of this pack would compute
+        assert relative_error(ours, exact) > 100 * TOLERANCE
 
 
 @pytest.mark.full

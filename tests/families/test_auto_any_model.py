@@ -6,7 +6,6 @@ Owns: the calibration that the server finds, made so that an exchange costs as m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,33 +13,17 @@ import pytest
 from host.client import ComfyClient, Workflow
 from host.pack_workflows import TOLERANCE, latent_of, parallel, relative_error, saved_latent, to_latent
 from host.server import ComfyServer
-from parallel_runtime.cli.machine import device_set
-from parallel_runtime.devices import parse_devices
-from parallel_runtime.planner.known import known_calibration, known_link
-from parallel_runtime.planner.store import FILE, FOLDER, CalibrationStore
 
+from .calibrated import calibrate
 from .variants import BY_NAME, write_families
 
 pytestmark = pytest.mark.slow
 WAN = BY_NAME["wan 2.1 t2v"]
-FLOPS, LATENCY_S = 1e9, 0.1  # ranks so slow that sharing pays, and exchanges that cost more than a small picture
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("calibrated")
-
-
-def calibrate(folder: Path, devices: str) -> None:
-    """As `doctor --calibrate` does, with constants that are told."""
-    table = known_calibration("cpu")
-    told = replace(
-        table,
-        rates=replace(table.rates, matmul_flops=FLOPS, attention_flops=FLOPS),
-        link=replace(known_link("memory"), latency_s=LATENCY_S, bandwidth=1e12),
-        source="told by a test",
-    )
-    CalibrationStore(folder / FOLDER / FILE).save(device_set(parse_devices(devices).devices), told)
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,6 @@ def not_ours(folder: Path) -> Path:
     [
         ((), ["needs ComfyUI's own modules", "not in the custom_nodes", "--comfyui PATH"]),
         (("--comfyui", "/nowhere"), ["/nowhere has no comfy/model_base.py", "--comfyui PATH"]),
-        (("--compile",), ["--compile: only blocks of Flux.1 are compiled", "leave --compile out"]),
         (("--frames", "0"), ["--frames=0 is outside 1 to"]),
     ],
 )

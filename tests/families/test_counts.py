@@ -184,7 +184,7 @@ def test_a_forward_that_reads_values_is_counted_in_real_calls_and_plan_says_so(f
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--compiled",), ["--compiled: only Flux.1 is compiled so far", "leave --compiled out"]),
+        (("--compiled",), ["--compiled: compiled blocks of Flux.1 alone were fitted", "leave --compiled out"]),
         ((), ["needs ComfyUI's own modules", "--comfyui PATH"]),
     ],
 )

@@ -19,6 +19,7 @@ from host.pack_workflows import TOLERANCE, parallel, relative_error, saved_laten
 from host.server import ComfyServer
 
 from . import qwen21
+from .calibrated import calibrate
 from .graphs import node
 from .hosted import VISIBLE, between, with_loras
 from .variants import BY_NAME, NEWER, write_families
@@ -35,7 +36,9 @@ if qwen21 in NEWER:
         """A server with the model and a LoRA of its keys, and nothing proven yet."""
         models = write_families(tmp_path_factory.mktemp("models"), only=["qwen-image 2.1 edit"])
         write_adapter(models / "loras" / LORA, "lora_alpha", {"transformer_blocks.0.attn.to_k": (640, 640)})
-        environment = {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), **FOR_COMFYUI}
+        cache = tmp_path_factory.mktemp("cache")
+        calibrate(cache, "cpu:2")
+        environment = {"XDG_CACHE_HOME": str(cache), **FOR_COMFYUI}
         with ComfyServer(models=models, environment=environment) as server:
             yield ComfyClient(server.url)
 
@@ -88,3 +91,13 @@ if qwen21 in NEWER:
         latent, report = run(client, graph, data=2)
         assert relative_error(latent, stock(client, graph)) <= TOLERANCE
         assert report["kept"]["found"] == 2 * 2 * (STEPS - 1)
+
+    def test_auto_weighs_steps_that_find_text_and_references(client: ComfyClient) -> None:
+        graph = between(edit(seed=10), "cache", "QwenImage21Cache", device="cpu", dtype="int8")
+        ours = parallel(graph, mode="auto", loader="ParallelModelLoader", sampler="ParallelSampler")
+        result = client.queue(ours).require_success()
+        (report,) = result.outputs["sampler"]["parallel_dit"]
+        said = f"35 image tokens, {max(PROMPTS)} of text and references, prompt and negative, one image, {STEPS} steps"
+        assert report["plan"]["chosen_for"] == said
+        assert report["kept"]["found"] == 2 * (STEPS - 1)
+        assert relative_error(saved_latent(client, result), stock(client, graph)) <= TOLERANCE

@@ -14,11 +14,11 @@ from host.fetch import comfyui_path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_ranks(module: str, folder: Path, numbers: str, *more: str) -> Path:
+def run_ranks(module: str, folder: Path, numbers: str, *more: str, timeout_s: float = 280) -> Path:
     """Run one of this folder's modules that fork ranks; returns `folder`, in which it wrote."""
     command = [sys.executable, "-m", f"models.{module}", str(comfyui_path()), str(folder), numbers, *more]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 

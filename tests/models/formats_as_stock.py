@@ -30,6 +30,7 @@ from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.build import recognise
 from parallel_runtime.models.hosted.comfyui import import_comfyui
 from parallel_runtime.models.hosted.dtypes import loaded_dtypes
+from parallel_runtime.models.hosted.formats import widened_formats
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.worker.hosted_weights import HostedWeights
 
@@ -173,6 +174,15 @@ def of_rank(path: Path, comfyui: ComfyUI) -> Loaded:
     return called(weights.module, dtype)
 
 
+def said_of(path: Path) -> list[str]:
+    """The formats of a file that are said to be widened on this card."""
+    import comfy.utils
+
+    tensors, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
+    recognised = recognise(str(path), tensors, metadata or {})
+    return list(widened_formats(recognised.config, recognised.weights))
+
+
 def row(stock: Loaded, rank: Loaded, file_bytes: int) -> dict[str, Any]:
     """The two side by side, stock's first."""
     return {
@@ -200,7 +210,8 @@ def main(comfyui: str, folder: Path) -> int:
             with card(capability, fast):
                 for kind in paths.keys() & set(kinds):
                     path = paths[kind]
-                    rows[f"{kind} | {name} | {fast}"] = row(of_stock(path), of_rank(path, said), path.stat().st_size)
+                    found = row(of_stock(path), of_rank(path, said), path.stat().st_size)
+                    rows[f"{kind} | {name} | {fast}"] = found | {"widened": said_of(path)}
     (folder / "rows.json").write_text(json.dumps(rows))
     return 0
 

@@ -84,7 +84,7 @@ def nothing_is_exchanged_for_formats_that_round_token_by_token(axis: Axis) -> No
     class Silent(UnevenSequence):
         """Ranks that are never asked."""
 
-        def gather(self, *_: object, **__: object) -> Tensor:
+        def maximum(self, *_: object) -> Tensor:
             """Raises."""
             raise AssertionError("a number was exchanged")
 

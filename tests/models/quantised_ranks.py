@@ -167,10 +167,23 @@ def compare(case: str, spec: ModelSpec, want: dict[str, Tensor], *, sharded: boo
     if size == 2 and not sharded:
         errors["cfg"] = difference(over_groups(model, (0, 0)), want["plain"].flatten())
         errors["cfg, own scales"] = difference(over_groups(model, (0, 1)), want["plain"].flatten())
+    errors["exchanged"] = exchanged(model, sequence)
+    for layer in model.module.modules():
+        vars(layer).pop("forward", None) if hasattr(layer, "layout_type") else None
+    errors["exchanged, unwatched"] = exchanged(model, sequence)
     errors["own scales"] = difference(call(model, sequence, scales=False), want["plain"])
     sequence.attend = OwnTokens.attend.__get__(sequence)  # type: ignore[method-assign]
     errors["control"] = difference(call(model, sequence), want["plain"])
     return errors
+
+
+def exchanged(model: HostedModel, sequence: UnevenSequence) -> int:
+    """How many maxima ranks exchange in a call."""
+    maxima: list[Tensor] = []
+    sequence.maximum = lambda each: maxima.append(each) or UnevenSequence.maximum(sequence, each)  # type: ignore[method-assign, func-returns-value]
+    call(model, sequence)
+    del sequence.maximum
+    return len(maxima)
 
 
 def over_groups(model: HostedModel, calls: tuple[int, int]) -> Tensor:

@@ -6,6 +6,7 @@ fails ends no other: the ranks are forked anew for those after it. Writes into F
 - RANKS.json, a row for each case: relative error, that of the negative control, or why it failed;
 - left_out.json, cases that ComfyUI itself cannot run, and those whose class has no plan;
 - checks-RANKS-RANK.json, what each check of checks.py found on a rank;
+- given.json, for each case the layers that are given the tensor of the layer before (shared_inputs.py);
 - classes.json, what ComfyUI's list of models has (supported.py).
 """
 
@@ -17,6 +18,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .gloo_group import GlooGroup, OwnTokensOnly
+from .shared_inputs import Found, watched
 
 
 def start_comfyui(path: str) -> None:
@@ -202,13 +205,15 @@ def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
     from .cases import CASES
 
     cases: dict[str, tuple[Any, Any, Any]] = {}
+    given: dict[str, Found] = {}
     left_out: dict[str, dict[str, str]] = {"stock fails": {}, "refused": {}}
     with torch.inference_mode():
         for name, make in CASES.items():
             if only in name:
                 try:
                     model, inputs = make()
-                    cases[name] = (model, inputs, call(model, inputs))
+                    with watched(model) as given[name]:
+                        cases[name] = (model, inputs, call(model, inputs))
                 except Exception as error:  # noqa: BLE001  whatever this ComfyUI's class raises for the case
                     left_out["stock fails"][name] = f"{type(error).__name__}: {error}"
     for name in list(cases):
@@ -218,6 +223,7 @@ def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
             left_out["refused"][name] = str(error)
             del cases[name]
     (folder / "left_out.json").write_text(json.dumps(left_out))
+    (folder / "given.json").write_text(json.dumps({name: asdict(each) for name, each in given.items()}))
     if not only:
         from .supported import found
 

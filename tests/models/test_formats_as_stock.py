@@ -52,6 +52,8 @@ def test_a_rank_uses_the_kernels_of_stock_and_moves_its_bytes(rows: dict[str, An
             kernel, cards = PRODUCTS.get((kind, fast), ("", ()))
             multiplied = any(name.startswith(kernel) for name in row["kernels"][1]) if kernel else False
             assert multiplied == (card in cards), (kind, fast, row["kernels"])
+            if (kind, fast) in PRODUCTS and "plain" not in kind:
+                assert bool(row["widened"]) != multiplied, "what the report says of the card is wrong"
             if multiplied:
                 assert row["moved"][1] <= MORE_THAN_THE_FILE * row["file"], (kind, fast, row)
 

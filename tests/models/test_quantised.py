@@ -26,6 +26,9 @@ ROUND_INPUTS = ("int8", "w4a4", "mixed")
 CONTROL = 0.1  # without exchange each case must be this wrong
 OWN_SCALES = 3e-2  # and this, where each rank takes a scale from its own tokens
 NO_LAYERS = 18_000  # bytes in fp32 of Wan's modulations, which nothing casts where it is used
+# Layers of two blocks: q, k, v and the output twice, and two of the MLP; q, k and v of the image's tokens have one
+# exchange together, and k and v of the text's. Where each channel is smoothed before, each layer rounds its own.
+LAYERS, TOGETHER = 2 * 10, 2 * 7
 FROM_ALL_TOKENS = [f"{kind}{ON_A_GPU}" for kind in ("nvfp4", "nvfp4, smoothed")]
 
 pytestmark = pytest.mark.slow
@@ -56,6 +59,9 @@ def judge(folder: Path, ranks: int, case: str, layout: str) -> None:
     assert not row["taken back"], "a LoRA was not taken back to the last bit"
     assert row["bytes elsewhere"] <= NO_LAYERS, "weights are held beside the file's pages"
     assert row["LoRA changes"] > CONTROL and row["control"] > CONTROL, row
+    asks = LAYERS if case in FROM_ALL_TOKENS else 0
+    together = TOGETHER if case == FROM_ALL_TOKENS[0] else asks
+    assert (row["exchanged"], row["exchanged, unwatched"]) == (together, asks), row
     for name in row.keys() & {"own scales", "cfg, own scales"}:
         assert (row[name] > OWN_SCALES) == (case in FROM_ALL_TOKENS), row
 

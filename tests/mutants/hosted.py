@@ -106,8 +106,8 @@ MUTANTS = (
     ),
     Mutant(
         "a rank rounds by the largest number of its own tokens",
-        "largest = ranks.gather(largest.reshape(1), dim=0, lengths=(1,) * ranks.parts).amax()",
-        "ranks.gather(largest.reshape(1), dim=0, lengths=(1,) * ranks.parts).amax()",
+        "largest = ranks.maximum(largest)",
+        "ranks.maximum(largest)",
         (f"{QUANTISED}[nvfp4, its inputs rounded too-replicated]",),
     ),
     Mutant(
@@ -147,6 +147,12 @@ MUTANTS = (
         "getattr(self.transformer, plan.keeps.reset)(False)",
         "getattr(self.transformer, plan.keeps.reset)(True) if self._told else None",
         ("test_possible_calls.py::test_a_class_that_keeps_something_compares_no_values_that_are_not_there",),
+    ),
+    Mutant(
+        "what a class kept is found by another model's steps, and after its weights changed",
+        "self.models.end_runs(but=request.model if isinstance(request, Step) else None)",
+        "self.models.end_runs(but=7)",
+        ("test_given_back.py::test_what_a_class_keeps_goes_with_any_request_that_is_no_step_of_its_model",),
     ),
     Mutant(
         "keys that every rank has are sent around the ring",

@@ -5,20 +5,25 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from noted import FOLDER, Notes
 
+from models.keeper import PLAN, Keeper
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.hosted.kept_state import KeptState
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.wire.channel import Segment, SegmentTable
 from parallel_runtime.wire.protocol import Message, Op
-from parallel_runtime.wire.requests import Trim
+from parallel_runtime.wire.requests import ChangeWeights, MeasureDevice, Step, Trim, Unload
 from parallel_runtime.worker.engine import Engine
+from parallel_runtime.worker.hosted import HostedModel
 from runtime.in_worker_runs import make_run
 
 
@@ -41,6 +46,36 @@ def test_a_rank_on_a_shared_gpu_empties_its_cache_and_no_other_does(
     engine.handle(message, progress=nothing, cancelled=nothing, beat=nothing)
     assert emptying == [{}] * emptied, "once, and after what the run had kept was let go"
     assert engine.held_keys.slots == {}
+
+
+CHANGE = {"side_branch": False, "first": True, "last": True, "records": ()}
+STEP = {"calls": (), "batch_groups": ((),), "repeated": {}, "pipeline": (), "mesh": 1}
+
+
+@pytest.mark.parametrize(
+    ("request_", "kept"),
+    [
+        (ChangeWeights(model=7, **CHANGE), False),
+        (Unload(model=8), False),
+        (Trim(ranks=()), False),
+        (MeasureDevice(), False),
+        (Step(model=8, **STEP), False),
+        (Step(model=7, **STEP), True),
+    ],
+    ids=["weights change", "another model goes", "the run has ended", "another request", "another model's", "a step"],
+)
+def test_what_a_class_keeps_goes_with_any_request_that_is_no_step_of_its_model(request_: Any, kept: bool) -> None:
+    segment, fd = Segment.create(1 << 16)
+    os.close(fd)
+    engine, keeper = Engine(rank=0, device=torch.device("cpu"), segments=SegmentTable(segment)), Keeper()
+    engine.models[7] = model = HostedModel(weights=SimpleNamespace(module=keeper), group=None, changes=None)
+    model.kept = KeptState(keeper, PLAN, PLAN.keeps)
+    model.kept.begin("run")
+    assert keeper.enabled
+    keeper.kept = {"key": torch.ones(1), "blocks": []}
+    with suppress(KeyError, AttributeError):  # the rest of a request is not what is asked about
+        engine.handle(Message(request_.op, 0, 1, 1, request_), progress=nothing, cancelled=nothing, beat=nothing)
+    assert (keeper.kept is not None, keeper.enabled) == (kept, kept)
 
 
 def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(sample: ModelSpec) -> None:

@@ -64,6 +64,15 @@ def test_a_flux_in_a_format_of_comfyuis_layers_goes_to_comfyuis_modules(
     assert find_family(CheckpointHeader("model.safetensors", tensors, 20)) is (FLUX if ours or not mark else None)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
+def test_a_flux_in_fp8_goes_to_comfyuis_modules_where_they_are_at_hand(dtype: torch.dtype) -> None:
+    """Blocks of ours widen such weights in every step."""
+    name = "double_blocks.0.img_mlp.0.weight"
+    file = CheckpointHeader("model.safetensors", {**header(*OURS).tensors, name: TensorEntry(dtype, (4,), 0, 4)}, 4)
+    assert find_family(file) is FLUX
+    assert find_family(file, comfyui=True) is (FLUX if dtype == torch.bfloat16 else None)
+
+
 def test_a_flux_in_fp8_whose_scale_is_missing_is_refused() -> None:
     with pytest.raises(ValueError, match="double_blocks.0.img_attn.qkv is said to be in a format with a scale"):
         read_own(header(*OURS, "double_blocks.0.img_attn.qkv.comfy_quant"))

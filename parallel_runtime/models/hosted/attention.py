@@ -21,6 +21,7 @@ from .group import QKV, Kernel
 from .lightricks import GuideMask
 from .masks import whole_mask, window_mask
 from .sdpa import backend_of
+from .traced_attention import attend
 
 NAMES = ("optimized_attention", "optimized_attention_masked")
 TORCHS = "pytorch"  # ComfyUI's function that has torch attend
@@ -33,6 +34,7 @@ class AttentionSwitch:
         self.stock = stock
         self.container: Any = container or ()  # the class, of which nothing is one where ComfyUI has none
         self.call: TokenCall | None = None
+        self.site = ""  # of a block, the module that runs; "": none that its plan names (sites.py)
         self._ran: dict[tuple[object, ...], str] = {}  # by what the choice of a kernel depends on
 
     def __call__(
@@ -52,11 +54,11 @@ class AttentionSwitch:
         Each may be in a container of ComfyUI's, whose tensor belongs to the function that takes it: a call that is not
         shared is given the containers as they are. Raises `ValueError` for one that was taken already.
         """
+        if torch.compiler.is_compiling():
+            taken = self.take(q), self.take(k), self.take(v)
+            return attend(*taken, heads, mask, attn_precision, skip_reshape, skip_output_reshape, self.site, options)
         call = self.call
-        attention = None if call is None else call.attention
-        if call is not None and attention is not None and attention.otherwise is not None:
-            dim = 2 if skip_reshape else 1
-            attention = call.chosen(attention, (self.peek(q).shape[dim], self.peek(k).shape[dim]))
+        attention = None if call is None else self._attention(call, q, k, 2 if skip_reshape else 1)
         if call is None or attention is None or attention.local or (call.uncut and call.has_all_keys(attention)):
             return self.stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
         owned = isinstance(q, self.container)
@@ -87,6 +89,13 @@ class AttentionSwitch:
             lengths = {"query_lengths": queries, "key_lengths": keys, "common": common}
             out = call.attend(attention, kernel, qkv, **lengths, mask=mask, scale=scale)
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+    def _attention(self, call: TokenCall, q: Any, k: Any, dim: int) -> Attention | None:  # noqa: ANN401
+        """What this attention is over: by the module that runs, and of alternatives by the tokens in `dim`."""
+        attention = call.inside.get(self.site, call.attention)
+        if attention is None or attention.otherwise is None:
+            return attention
+        return call.chosen(attention, (self.peek(q).shape[dim], self.peek(k).shape[dim]))
 
     def for_device(self, stock: Callable[..., Callable[..., Tensor]]) -> Callable[..., Callable[..., Tensor]]:
         """As ComfyUI's function that chooses attention for a device, `stock`; in a shared call, this."""

@@ -6,7 +6,7 @@ tokens; nor is one that its plan says every rank has. Every rank computes all of
 first rank. Keys that a class kept of a call before are on every rank, and none sends them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,10 +31,11 @@ class TokenCall:
         self.uncut: set[str] = set()  # streams of which every rank has all tokens
         self.grid: tuple[int, int, int] = (0, 0, 0)
         self.changed: dict[tuple[int, int], tuple[Any, Any]] = {}  # see hooks.py
-        self.attention: Attention | None = None  # of the module that runs; None outside of blocks
+        self.attention: Attention | None = None  # of the block that runs; None outside of blocks
+        self.inside: Mapping[str, Attention] = {}  # of modules in it, by their names (sites.py)
         # by the id of an Attention: to hash one takes longer
         self.lengths_of: dict[int, tuple[Lengths, tuple[int, int]]] = {}
-        self.first_keys: FirstKeys | None = None  # of the module that runs, if its word is "again"
+        self.first_keys: FirstKeys | None = None  # of the block that runs, if its word is "again"
         self.tokens = 0  # keys of the largest attention call so far
 
     def introduce(self, stream: str, total: int) -> tuple[int, ...]:

@@ -114,10 +114,19 @@ def coarse_inputs(
     formats = {str(said.get("format")) for said in marks if not said.get("full_precision_matrix_mult")}
     if not formats:
         return 0.0
+    return max((COARSE.get(each, COARSEST) for each in formats - _without_product(config)), default=0.0)
+
+
+def widened_formats(config: Any, weights: Mapping[str, torch.Tensor]) -> tuple[str, ...]:  # noqa: ANN401  a BASE
+    """The formats of a file in which ComfyUI's device does not multiply: their weights are widened in each step."""
+    formats = formats_of(weights)
+    return tuple(sorted(formats & _without_product(config))) if formats else ()
+
+
+def _without_product(config: Any) -> set[str]:  # noqa: ANN401  a BASE
     import comfy.ops
 
-    widened = set(getattr(comfy.ops.pick_operations(None, None, model_config=config), "_disabled", ()))
-    return max((COARSE.get(each, COARSEST) for each in formats - widened), default=0.0)
+    return set(getattr(comfy.ops.pick_operations(None, None, model_config=config), "_disabled", ()))
 
 
 def says_formats(names: Iterable[str], metadata: Mapping[str, str]) -> bool:

@@ -46,7 +46,8 @@ class HookPoint:
     arguments: list[Argument] = field(default_factory=list)
     results: list[Change] = field(default_factory=list)
     attention: Attention | None = None  # while the module runs; None: as around it
-    around: Attention | None = None
+    inside: Mapping[str, Attention] = field(default_factory=dict)  # while a module in it runs, by its name in the block
+    sites: list[tuple[nn.Module, str, str]] = field(default_factory=list)  # those modules, the method, and the name
 
 
 def find_hook_points(model: nn.Module, plan: Plan) -> list[HookPoint]:
@@ -87,17 +88,22 @@ class _Places:
 
     def _attention(self, blocks: str, said: Mapping[str, Attention], methods: Collection[str]) -> None:
         """Blocks themselves, and modules in them."""
-        in_block = said.get("", UNPLANNED)
+        inside = {name: attention for name, attention in said.items() if name}
         paths = self._matching(f"{blocks}.*")
         for path in paths:
+            here = {
+                name: self._windowed(f"{path}.{name}", attention)
+                for name, attention in inside.items()
+                if self._has(f"{path}.{name}")
+            }
+            named = {name: _parted(f"{path}.{name}") for name in here}
+            sites = [(self.modules[module], method, name) for name, (module, method) in named.items()]
             for method in methods:
-                self._at(f"{path}:{method}").attention = in_block
-        for name, attention in said.items():
-            found = [f"{path}.{name}" for path in paths if self._has(f"{path}.{name}")]
-            if name and paths and not found:
+                point = self._at(f"{path}:{method}")
+                point.attention, point.inside, point.sites = said.get("", UNPLANNED), here, sites
+        for name in inside if paths else ():
+            if not any(self._has(f"{path}.{name}") for path in paths):
                 raise self._missing(f"{blocks}.*.{name}")
-            for path in found if name else []:
-                self._at(path).attention, self._at(path).around = self._windowed(path, attention), in_block
 
     def _windowed(self, path: str, attention: Attention) -> Attention:
         """With the window that the module says."""

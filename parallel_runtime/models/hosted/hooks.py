@@ -25,12 +25,12 @@ from typing import Any
 from torch import nn
 
 from ..plans.plan import Plan
-from ..plans.words import Attention
 from .attention import installed
 from .call import TokenCall
 from .cuts import cut_control
 from .group import TokenGroup
 from .hook_points import NOWHERE, Argument, HookPoint, find_hook_points
+from .sites import name_site
 
 Forward = Callable[..., Any]
 
@@ -46,8 +46,12 @@ class SharedModel:
         self._switch = installed()
         self._call: TokenCall | None = None
         self._control_at = _position_of(model, "control")
-        self._wrapped: list[tuple[nn.Module, str]] = []
+        self._wrapped: list[tuple[nn.Module, str, Forward | None]] = []
         for point in find_hook_points(model, plan):
+            for module, method, name in point.sites:
+                there = vars(module).get(method)
+                if name_site(self._switch, module, method, name):
+                    self._wrapped.append((module, method, there))
             self._wrap(point.module, partial(self._placed, point), point.method)
         self._wrap(model.get_submodule(plan.each_call), self._shared)
 
@@ -57,14 +61,17 @@ class SharedModel:
         return self._call
 
     def remove(self) -> None:
-        """Take every hook off. The model is then as it was."""
-        for module, method in self._wrapped:
-            vars(module).pop(method, None)  # the model itself may be wrapped twice
+        """Take every hook off. The model is then as it was before; of several sharings, the last is the first to go."""
+        for module, method, before in reversed(self._wrapped):
+            if before is None:
+                del vars(module)[method]
+            else:
+                setattr(module, method, before)
         self._wrapped.clear()
 
     def _wrap(self, module: nn.Module, around: Callable[[Forward], Forward], method: str = "forward") -> None:
         """Put a function around a module's method: what torch's own hooks add to a call takes longer than they do."""
-        self._wrapped.append((module, method))
+        self._wrapped.append((module, method, vars(module).get(method)))
         setattr(module, method, around(getattr(module, method)))
 
     def _shared(self, inner: Forward) -> Forward:
@@ -107,9 +114,7 @@ class SharedModel:
 
     def _placed(self, point: HookPoint, inner: Forward) -> Forward:
         """A module's forward that sets the attention of what is in it, and changes its arguments and its output."""
-        attention, around = point.attention, point.around
-        if attention is not None and not point.arguments and not point.results:
-            return self._attending(attention, around, inner)
+        attention, inside = point.attention, point.inside
         title, arguments, results = type(point.module).__name__, tuple(point.arguments), tuple(point.results)
 
         def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -117,29 +122,15 @@ class SharedModel:
             if call is None:
                 return inner(*args, **kwargs)
             if attention is not None:
-                call.attention, call.first_keys = attention, None
+                call.attention, call.inside, call.first_keys = attention, inside, None
             args = _change_arguments(call, title, arguments, args, kwargs)
             if call.control is not None:
                 self._cut_control(call)
             out = inner(*args, **kwargs)
             if attention is not None:
-                call.attention, call.first_keys = around, None
+                call.attention, call.inside, call.first_keys = None, {}, None
             for change in results:
                 out = change(call, out)
-            return out
-
-        return forward
-
-    def _attending(self, attention: Attention, around: Attention | None, inner: Forward) -> Forward:
-        """As `_placed`, where attention is all there is to set."""
-
-        def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            call = self._call
-            if call is None:
-                return inner(*args, **kwargs)
-            call.attention, call.first_keys = attention, None
-            out = inner(*args, **kwargs)
-            call.attention, call.first_keys = around, None
             return out
 
         return forward

@@ -6,11 +6,14 @@ that the file says, are left alone. Which is which is not written here: each for
 
 ComfyUI asks `QuantizedTensor.from_float` for all of it, which `install` replaces, once a process. Where a tensor is
 whole on every rank, the maximum over all of them is that of each; so in every call that ranks share it is exchanged.
+Layers that are given the same tensor one after the other, as those of q, k and v, have one exchange together: `watch`
+has them say what they are given. The tensor itself decides, not its memory, so all ranks decide alike.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,8 +26,11 @@ class Sharing(Protocol):
     def parts(self) -> int:
         """Number of ranks."""
 
-    def gather(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
-        """Everybody's `tensor`, whole along `dim`."""
+    def maximum(self, tensor: Tensor) -> Tensor:
+        """The largest of each number over all ranks."""
+
+
+Scale: TypeAlias = Callable[[Tensor], Any]  # the largest value () in a tensor to what a format calls the scale of it
 
 
 class SharedScales:
@@ -33,34 +39,73 @@ class SharedScales:
     def __init__(self, stock: Any) -> None:  # noqa: ANN401  comfy_kitchen's classmethod
         self.stock = stock
         self.sharing: tuple[Sharing, ...] = ()
-        self._known: dict[tuple[str, torch.dtype], bool] = {}
+        self.layer_input: Tensor | None = None  # of the layer that asks, where it is watched
+        self._last: tuple[Tensor, str, Any] | None = None  # the last such input, the format, and its scale
+        self._known: dict[tuple[str, torch.dtype], Scale | None] = {}
 
     def __call__(self, tensor: Tensor, layout_cls: str, **given: Any) -> Any:  # noqa: ANN401  a QuantizedTensor
         """`tensor` (rows, width) in a format, its scale in `given` or None."""
-        if not self.sharing or given.get("scale") is not None or not self._takes_maximum(tensor, layout_cls):
+        whole, self.layer_input = self.layer_input, None
+        if not self.sharing or given.get("scale") is not None or (rule := self._rule(tensor, layout_cls)) is None:
             return self.stock(tensor, layout_cls, **given)
-        largest = tensor.abs().amax() if tensor.numel() else tensor.new_zeros(())
-        for ranks in self.sharing:
-            largest = ranks.gather(largest.reshape(1), dim=0, lengths=(1,) * ranks.parts).amax()
+        last = self._last
+        if whole is not None and last is not None and last[0] is whole and last[1] == layout_cls:
+            scale = last[2]
+        else:
+            self._last = None
+            scale = rule(self._largest(tensor))
+            self._last = None if whole is None else (whole, layout_cls, scale)
         if not tensor.numel():  # an expert that no token of this rank goes to
             return tensor
-        return self.stock(tensor, layout_cls, **given | {"scale": self._scale(largest, layout_cls)})
+        return self.stock(tensor, layout_cls, **given | {"scale": scale})
 
-    def _takes_maximum(self, tensor: Tensor, layout_cls: str) -> bool:
+    def takes_maximum(self, layout_cls: str) -> bool:
         """Whether the format has one scale for a whole tensor, and takes it from the values."""
+        return self._rule(torch.ones(()), layout_cls) is not None
+
+    def share(self, sharing: Sequence[Sharing]) -> None:
+        """Have these ranks' tensors count as one from now on; nobody's: those of each by themselves."""
+        self.sharing, self.layer_input, self._last = tuple(sharing), None, None
+
+    def _largest(self, tensor: Tensor) -> Tensor:
+        """The largest value () that any rank has."""
+        largest = tensor.new_zeros((), dtype=torch.float32)
+        if tensor.numel():
+            largest = torch.linalg.vector_norm(tensor, float("inf"), dtype=torch.float32)
+        for ranks in self.sharing:
+            largest = ranks.maximum(largest)
+        return largest.to(tensor.dtype)
+
+    def _rule(self, tensor: Tensor, layout_cls: str) -> Scale | None:
+        """How the format makes its scale of the largest value; None where it has several, or none of the values'.
+
+        It is tried with some numbers: where their quotients by one number are its scales, it is that division.
+        """
         key = (layout_cls, tensor.dtype)
         if key not in self._known:
-            scales = [self._scale(tensor.new_tensor(largest), layout_cls) for largest in (1.0, 2.0)]
+            tried = [tensor.new_tensor(largest) for largest in TRIED]
+            scales = [self._scale(each, layout_cls) for each in tried]
             single = all(isinstance(each, Tensor) and each.numel() == 1 for each in scales)
-            self._known[key] = single and bool(scales[0] != scales[1])
+            if not single or bool(scales[0] == scales[1]):
+                self._known[key] = None
+            else:
+                one = self._scale(torch.ones((), device=tensor.device), layout_cls)
+                divide = partial(_quotient, divisor=round(1 / float(one)))
+                same = all(torch.equal(divide(each), scale) for each, scale in zip(tried, scales, strict=True))
+                self._known[key] = divide if same else partial(self._scale, layout_cls=layout_cls)
         return self._known[key]
 
     def _scale(self, largest: Tensor, layout_cls: str) -> Any:  # noqa: ANN401  what the format calls its scale
         """What the format makes of a tensor whose largest value this is."""
-        return self.stock(largest.expand(TRIED, TRIED).contiguous(), layout_cls).params.scale
+        return self.stock(largest.expand(BLOCK, BLOCK).contiguous(), layout_cls).params.scale
 
 
-TRIED = 32  # rows and columns of the tensor by which a format is tried: a whole block of any
+BLOCK = 32  # rows and columns of the tensor by which a format is tried: a whole block of any
+TRIED = (1.0, 2.0, 0.3, 0.0123, 3.7, 11.1, 97.0, 431.0, 5003.0)
+
+
+def _quotient(largest: Tensor, *, divisor: int) -> Tensor:
+    return (largest / divisor).float()
 
 
 @contextmanager
@@ -70,11 +115,40 @@ def shared(sharing: Sequence[Sharing]) -> Iterator[None]:
     if switch is None:
         yield
         return
-    switch.sharing = tuple(sharing)
+    switch.share(sharing)
     try:
         yield
     finally:
-        switch.sharing = ()
+        switch.share(())
+
+
+def watch(module: torch.nn.Module) -> None:
+    """Have the layers of a module that take a scale of all they are given say what that is; not where it is changed
+    before it is rounded.
+
+    No class that ranks share may write to a tensor between two layers that it gives it to.
+    """
+    import comfy.quant_ops
+
+    switch = _installed()
+    for layer in module.modules() if switch is not None else ():
+        name: str = getattr(layer, "quant_format", None) or ""
+        told: dict[str, Any] = comfy.quant_ops.QUANT_ALGOS.get(name, {})
+        rounds = bool(name) and told.get("quantize_input", True) and not layer._full_precision_mm
+        given = [getattr(layer, each, None) for each in ("pre_quant_scale", "input_scale")]
+        if (
+            rounds
+            and given == [None, None]
+            and switch is not None
+            and switch.takes_maximum(told["comfy_tensor_layout"])
+        ):
+            layer.forward = partial(_say_input, switch, layer.forward)
+
+
+def _say_input(switch: SharedScales, inner: Callable[..., Any], tensor: Tensor, *more: Any, **named: Any) -> Any:  # noqa: ANN401
+    if switch.sharing:
+        switch.layer_input = tensor
+    return inner(tensor, *more, **named)
 
 
 def install() -> None:

@@ -1,0 +1,172 @@
+"""Blocks of ComfyUI's unmodified module as graphs of torch's compiler, below the hooks that share its tokens.
+
+    blocks = blocks_of(model)           # before the hooks (hooks.py)
+    run = blocks.run(graphs, watch)
+    with run.calling():
+        out = model(x, t, context=...)
+    run.report()
+
+What is compiled is the block's own forward, as the class has it. Attention is one operator in it (traced_attention.py),
+and the lengths of tokens are symbols, so one graph serves all blocks of a kind, every plan, size and length of text. A
+block's weights are inputs of its graph, wherever they lie. A kind of block of which no graph can be made runs as usual.
+
+Owns which blocks have a graph and what they are given. Does not own how a graph is made (models/graphs.py).
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...wire.replies import CompiledBlocks as Report
+from ..entries import Entrance
+from ..graphs import Graphs, NoGraphError, Watch
+from ..plans import find_plan
+from ..plans.plan import Plan
+from .attention import installed
+from .hook_points import find_hook_points
+from .lightricks import GuideMask
+from .sites import name_site
+from .traced_attention import OPTIONS, GraphAttention, graph_attention
+
+Forward = Callable[..., Any]
+
+
+@dataclass
+class Kind:
+    """Blocks of one list and class. `options`: where `transformer_options` stands; `reason`: why they have no graph."""
+
+    title: str
+    forward: Forward
+    options: int | None
+    reason: str = ""
+
+    def options_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        """What the class gave as `transformer_options`."""
+        if OPTIONS in kwargs:
+            return kwargs[OPTIONS]
+        return args[self.options] if self.options is not None and self.options < len(args) else None
+
+
+@dataclass
+class CompiledBlocks:
+    """The blocks of a model, each with what stands for its forward, and their kind; `reason`: why there are none."""
+
+    entrances: list[tuple[Entrance, Kind, nn.Module]] = field(default_factory=list)
+    reason: str = ""
+
+    def run(self, graphs: Graphs, watch: Watch) -> "CompiledRun":
+        """One request whose calls run by graphs; `watch` is told when one is made."""
+        return CompiledRun(self, graphs, watch)
+
+
+class CompiledRun:
+    """One request by graphs: what ran without, and why."""
+
+    def __init__(self, blocks: CompiledBlocks, graphs: Graphs, watch: Watch) -> None:
+        self._blocks, self._graphs, self._watch = blocks, graphs, watch
+        known = [blocks.reason, *(kind.reason for _, kind, _ in blocks.entrances)]
+        self._uncompiled, self._reasons = 0, dict.fromkeys(filter(None, known))
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Around a call of the model. Outside of it the blocks run as they are."""
+        attention = graph_attention(installed())
+        for entrance, kind, block in self._blocks.entrances:
+            entrance.instead = partial(self.block, kind, block, entrance.inner, attention)
+        try:
+            yield
+        finally:
+            for entrance, *_ in self._blocks.entrances:
+                entrance.instead = None
+
+    def block(
+        self,
+        kind: Kind,
+        block: nn.Module,
+        inner: Forward,
+        attention: GraphAttention,
+        *args: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """A block's output; `inner` computes it without a graph."""
+        reason = kind.reason
+        if any(isinstance(value, GuideMask) for value in (*args, *kwargs.values())):
+            reason = f"{kind.title} attends by masks of guide frames, which are no tensor"
+        if not reason:
+            attention.options = kind.options_of(args, kwargs)
+            mine, named = tuple(map(_laid_out, args)), {name: _laid_out(value) for name, value in kwargs.items()}
+            form = (kind.title, *map(_form, mine), *((name, _form(value)) for name, value in named.items()))
+            try:
+                return self._graphs.whole(kind.forward, form, self._watch, block, *mine, **named)
+            except NoGraphError as error:
+                reason = f"torch's compiler can make no graph of {kind.title}: {error}"
+        self._uncompiled += 1
+        self._reasons[reason] = None
+        return inner(*args, **kwargs)
+
+    def report(self) -> Report:
+        """What graphs there are, and what this request's took."""
+        return Report(
+            graphs=self._graphs.made,
+            uncompiled_blocks=self._uncompiled,
+            compile_s=self._watch.compile_s,
+            reason="; ".join(self._reasons),
+        )
+
+
+def blocks_of(model: nn.Module) -> CompiledBlocks:
+    """The blocks of a model; to be asked before any other function is around them."""
+    plan = find_plan(type(model))
+    if plan is None:
+        return CompiledBlocks(reason=f"this pack has no plan of {type(model).__name__}, which would name its blocks")
+    try:
+        points = find_hook_points(model, plan)
+    except ValueError as error:  # a plan for another ComfyUI
+        return CompiledBlocks(reason=str(error))
+    inner, switch = {point.module for point in points if point.arguments or point.results}, installed()
+    modules, found = dict(model.named_modules()), CompiledBlocks()
+    for path in plan.attention:
+        kinds: dict[type, Kind] = {}
+        for block in modules[path].children() if path in modules else ():
+            kind = kinds.setdefault(type(block), _kind_of(block, plan, path))
+            within = next((each for each in block.modules() if each is not block and each in inner), None)
+            if within is not None:
+                kind.reason = f"{kind.title} shares tokens inside, at {type(within).__name__}"
+            found.entrances.append((Entrance(block), kind, block))
+    for site in (site for point in points for site in point.sites):
+        name_site(switch, *site)
+    return found
+
+
+def _kind_of(block: nn.Module, plan: Plan, path: str) -> Kind:
+    taken = list(inspect.signature(type(block).forward).parameters)[1:]
+    others = [method for method in plan.methods_of(path) if method != "forward"]
+    reason = (
+        f"the model calls its blocks by {' and '.join(others)}, and their forward alone is compiled" if others else ""
+    )
+    options = taken.index(OPTIONS) if OPTIONS in taken else None
+    return Kind(type(block).__name__, type(block).forward, options, reason)
+
+
+def _laid_out(value: Any) -> Any:  # noqa: ANN401
+    """An argument with the strides that every block gives it: the first is often given views. As it is if expanded."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_laid_out, value))
+    if not isinstance(value, Tensor) or 0 in value.stride():
+        return value
+    value = value.contiguous()
+    return value.flatten().view(value.shape) if 1 in value.shape else value  # dims of one may have any stride
+
+
+def _form(value: Any) -> object:  # noqa: ANN401
+    """What of an argument a graph is made for: kinds and dtypes; of lengths, whether it is one."""
+    if isinstance(value, Tensor):
+        return value.dtype, tuple(size == 1 for size in value.shape)
+    if isinstance(value, tuple | list):
+        return tuple(map(_form, value))
+    return type(value)

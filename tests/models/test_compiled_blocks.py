@@ -1,0 +1,158 @@
+"""Blocks of ComfyUI's own classes by graphs of torch's compiler: the same numbers, a graph for each kind of block.
+
+Owns the bounds and the counts. How the cases run in ranks is compiled_ranks.py's. In a pool, one set of two ranks for
+all tests: each counts from what graphs there are when it begins, so they run in any order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from runtime.loras import lora
+
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.devices import parse_devices
+from parallel_runtime.plan import ParallelPlan
+from parallel_runtime.pool.calls import RunResult
+from parallel_runtime.pool.pool import Pool
+from parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
+
+from .cases import CASES
+from .compiled_ranks import largest_difference
+from .conftest import run_ranks
+from .pooled import call, write_wan
+
+# To make a graph takes some 10 s of a core, and minutes where others use them.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ERROR = 1e-5  # of numbers about 1, fp32: what another order of additions explains
+CONTROL = 1e-3  # without exchange a case must be this wrong
+
+# Case -> graphs: kinds of blocks, of which some classes have several (the last block is another one); and after a
+# whole call, if its blocks are given other things.
+QUICK = {"MiniMax H3": 1, "Z-Image": 1}
+GRAPHS = {
+    "Flux.1": 2,
+    "HunyuanVideo, text mask": 2,
+    "Qwen-Image, text mask": 1,
+    "Krea 2": 1,
+    "SD3.5 large": 2,
+    "PixArt alpha": 1,
+    "Wan t2v": 1,
+    "LTX-Video": 1,
+    "LTX-2, a timestep for each frame": (1, 2),  # of frames, where a call is whole
+    "Kandinsky 5": 1,
+    "Stable Audio 1": 1,
+}
+# Case -> what is said of blocks that have none.
+NONE = {"Wan HuMo, reference, audio by frames": "WanAttentionBlockAudio shares tokens inside, at "}
+ANIMATE2 = "Wan-Animate 2, pose"  # which not every ComfyUI has
+if ANIMATE2 in CASES:
+    NONE[ANIMATE2] = "the model calls its blocks by forward_pose and forward_gen and "
+UNTRACED = {
+    "Hunyuan3D 2.1, experts, long skips": "torch's compiler can make no graph of HunYuanDiTBlock: ",
+    "LTX-Video, guide at half strength": "BasicTransformerBlock attends by masks of guide frames, ",
+}
+
+
+@pytest.mark.parametrize(
+    ("graphs", "none"),
+    [
+        pytest.param(QUICK, NONE, id="two families"),
+        pytest.param(GRAPHS, UNTRACED, id="the others", marks=pytest.mark.full),
+    ],
+)
+def test_blocks_by_graphs_are_the_blocks_for_every_prompt_and_size(
+    graphs: dict[str, int | tuple[int, int]], none: dict[str, str], tmp_path: Path
+) -> None:
+    run_ranks("compiled_ranks", tmp_path, "2", *graphs, *none, timeout_s=1500)
+    rows = json.loads((tmp_path / "2.json").read_text())
+    assert set(rows) == {*graphs, *none}
+    for name, row in rows.items():
+        assert row["size"] > 0.3, "numbers that are near 0 hide an error"
+        assert max(row["errors"]) <= ERROR, f"{name}: {row}"
+        assert row["control"] > CONTROL, f"{name}: without exchange the case must be wrong"
+    made = {name: tuple(rows[name]["graphs"]) for name in graphs}
+    expected = {name: each if isinstance(each, tuple) else (each, each) for name, each in graphs.items()}
+    assert made == {name: (shared, shared, shared, whole) for name, (shared, whole) in expected.items()}
+    assert not any(rows[name]["uncompiled"] or rows[name]["reason"] for name in graphs)
+    assert max(max(rows[name]["errors"]) for name in graphs) > 0, "no block ran by a graph"
+    for name, reason in none.items():
+        assert rows[name]["reason"].startswith(reason), rows[name]
+        assert rows[name]["uncompiled"] > 0 or "forward alone" in rows[name]["reason"]
+
+
+@pytest.fixture(scope="module")
+def wan(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """The model's file."""
+    return write_wan(tmp_path_factory.mktemp("wan"))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """Two ranks."""
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
+        yield pool
+
+
+def run(
+    pool: Pool, spec: ModelSpec, plan: str, *, patches: WeightPatchSet = PRISTINE, size: int = 8, **options: object
+) -> RunResult:
+    """A call by a plan, of a text and a video of this size."""
+    made = call(1, text=size, size=(2, size, 12))
+    made = replace(made, options={**made.options, **options})
+    return pool.run(spec, ParallelPlan.parse(plan), [made], patches=patches)
+
+
+@pytest.mark.full
+def test_a_graph_outlives_plans_weights_that_move_and_merged_loras(pool: Pool, wan: ModelSpec) -> None:
+    states: list[str] = []
+    first = call(1, text=8, size=(2, 8, 12))
+    first = replace(first, options={**first.options, "compiled": True, "timed": True})
+    step = pool.run(wan, ParallelPlan(ulysses=2), [first], check_cancelled=lambda: states.append(pool.state))
+    assert "compiling" in states
+    for rank in step.ran:
+        assert (rank.compiled.graphs, rank.compiled.uncompiled_blocks, rank.compiled.reason) == (1, 0, "")
+        assert rank.regions["compile_s"] == pytest.approx(rank.compiled.compile_s)
+    changed = lora(wan, "blocks.0.self_attn.q.weight", "blocks.1.ffn.0.weight", side_branch=False)
+    for plan, patches in (
+        ("ulysses=2", PRISTINE),
+        ("ulysses=2", changed),
+        ("ring=2", PRISTINE),
+        ("ulysses=1", PRISTINE),
+        ("ulysses=2,weights=sharded", PRISTINE),
+        ("ulysses=2,weights=sharded", changed),
+        ("ulysses=1,weights=offloaded", PRISTINE),
+        ("pipefusion=2,patches=2", PRISTINE),
+    ):
+        for size in (8, 14):
+            told = {"pipeline": {"run": f"{plan} {size}", "key": "text"}}
+            want = run(pool, wan, plan, patches=patches, size=size, **told)
+            told["pipeline"]["run"] += " again"
+            got = run(pool, wan, plan, patches=patches, size=size, compiled=True, **told)
+            assert largest_difference(got.outs[0], want.outs[0]) <= ERROR, plan
+            assert all(rank.compiled is None for rank in want.ran)
+            counts = {(rank.compiled.graphs, rank.compiled.uncompiled_blocks) for rank in got.ran}
+            assert counts == {(1, 0)}, f"{plan}: {counts}"
+    plain, with_lora = (
+        run(pool, wan, "ulysses=2", patches=each, compiled=True).outs[0] for each in (PRISTINE, changed)
+    )
+    assert largest_difference(plain, with_lora) > CONTROL, "the graph has another LoRA's weights"
+    alone = run(pool, wan, "ulysses=2", compiled=True, local_attention=True).outs[0]
+    assert largest_difference(plain, alone) > CONTROL, "without exchange the call must be wrong"
+
+
+@pytest.mark.full
+def test_a_step_cache_that_comes_later_keeps_the_graphs(pool: Pool, wan: ModelSpec) -> None:
+    told = {"pipeline": {"run": "cached", "key": "text"}, "compiled": True}
+    before = run(pool, wan, "ulysses=2", **told)
+    first, second = (run(pool, wan, "ulysses=2", step_cache=10.0, **told) for _ in range(2))
+    assert torch.equal(first.outs[0], before.outs[0])
+    assert [rank.cached.skipped for rank in second.ran] == [1, 1]
+    assert {rank.compiled.graphs for rank in second.ran} == {rank.compiled.graphs for rank in before.ran}
+    assert {rank.compiled.uncompiled_blocks for rank in first.ran} == {0}

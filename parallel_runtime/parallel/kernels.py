@@ -40,6 +40,7 @@ class Kernel(Enum):
 OF_CHOICE = {"cudnn": Kernel.CUDNN, "flash": Kernel.FLASH, "efficient": Kernel.EFFICIENT}
 _FAILED: set[Kernel] = set()  # of this process: each raised when it was first called
 _RAN: set[Kernel] = set()
+ATTENDED: set[str] = set()  # what has attended in this process and can be named, for its report
 
 
 def choose_kernel(
@@ -115,12 +116,8 @@ def attention_with_lse(
             log.warning("%s failed and is not used again: %s", kernel.value, str(error).partition("\n")[0])
         else:
             _RAN.add(kernel)
+            ATTENDED.add(kernel.value)
             return out.transpose(1, 2), lse.to(torch.float32).transpose(1, 2).unsqueeze(-1)
-
-
-def kernels_that_ran() -> tuple[str, ...]:
-    """The names of those with a log-sum-exp that this process has called."""
-    return tuple(sorted(kernel.value for kernel in _RAN))
 
 
 def _kernel_for(q: torch.Tensor, mask: torch.Tensor | None, *, with_lse: bool) -> Kernel:

@@ -44,6 +44,7 @@ class UnevenSequence:
         self.whole = whole or (ring if ulysses.size == 1 else ulysses)
         self.parts = ring.size * ulysses.size
         self.index = ring.index * ulysses.size + ulysses.index
+        self.named = ""  # the kernel of a package that was asked for (named_kernels.py)
 
     def gather(self, tensor: torch.Tensor, *, dim: int, lengths: Sequence[int]) -> torch.Tensor:
         """The tensors of all parts as one along `dim`, in part order; `lengths` has how long each part's is there.
@@ -245,7 +246,7 @@ class UnevenSequence:
         bias = None if mask is None else additive_mask(mask[:, 0], q.dtype).expand(-1, q.shape[2], -1)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths)
-        out = around.attend(queries, mask=bias, common=(k[:, :common], v[:, :common]))
+        out = around.attend(queries, mask=bias, common=(k[:, :common], v[:, :common]), named=self.named)
         if out is None:
             return q.new_empty((*q.shape[:3], values_width))
         return out[..., :values_width].to(q.dtype).transpose(1, 2)

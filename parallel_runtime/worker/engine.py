@@ -15,9 +15,8 @@ import torch
 
 from ..choices import choice_for
 from ..models.graphs import Graphs, Watch
-from ..models.hosted.attention import that_ran
 from ..parallel.collectives import Axis
-from ..parallel.kernels import kernels_that_ran
+from ..parallel.kernels import ATTENDED
 from ..plan import BatchSlice
 from ..timing import Pace, RegionTimer, wait_for_all
 from ..wire.channel import SegmentTable
@@ -302,7 +301,7 @@ class Engine:
             "compiled": None if forward.adapter is None else forward.adapter.report(),
             "cached": forward.cached if isinstance(forward, HostedForward) else None,
             "kept": forward.take_kept() if isinstance(forward, HostedForward) else None,
-            "attention": (*that_ran(), *kernels_that_ran()),
+            "attention": tuple(sorted(ATTENDED)),
         }
 
     def _memory_of_step(self) -> Memory:

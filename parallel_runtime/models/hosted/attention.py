@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...parallel.kernels import ATTENDED
+from ...parallel.named_kernels import attend_heads
 from ..plans.words import UNPLANNED, Attention
 from .call import Lengths, TokenCall
 from .first_keys import attend_again
@@ -35,7 +37,7 @@ class AttentionSwitch:
         self.container: Any = container or ()  # the class, of which nothing is one where ComfyUI has none
         self.call: TokenCall | None = None
         self.site = ""  # of a block, the module that runs; "": none that its plan names (sites.py)
-        self._ran: dict[tuple[object, ...], str] = {}  # by what the choice of a kernel depends on
+        self._noted: set[tuple[object, ...]] = set()  # what the choice of a kernel depends on, of calls so far
 
     def __call__(
         self,
@@ -153,6 +155,11 @@ class AttentionSwitch:
         def kernel(qkv: QKV, heads: int, mask: Tensor | None) -> Tensor:
             given = {**options, "enable_gqa": True} if qkv[1].shape[1] != qkv[0].shape[1] else options
             q, k, v = qkv
+            if mask is None and attn_precision is None and self.call is not None and (name := self.call.group.named):
+                out = attend_heads(name, q, k, v, scale=options.get("scale"))
+                if out is not None:
+                    qkv.clear()
+                    return out
             self._note(q, k, v, mask)
             q, k, v = map(self.container, qkv) if owned else qkv
             qkv.clear()
@@ -163,17 +170,15 @@ class AttentionSwitch:
 
         return kernel
 
-    def that_ran(self) -> tuple[str, ...]:
-        """What has attended in shared calls of this process: ComfyUI's function, with the kernel that torch took."""
-        return tuple(sorted(set(self._ran.values())))
-
     def _note(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+        """For the report of this process: ComfyUI's function, with the kernel that torch takes."""
         key = (q.dtype, q.device.type, q.shape[-1], q.shape[1] == k.shape[1], mask is None)
-        if key in self._ran:
+        if key in self._noted:
             return
+        self._noted.add(key)
         name = getattr(self.stock, "__name__", "attention").removeprefix("attention_")
         backend = backend_of(sys.modules["comfy.ops"], q, k, v, mask) if name == TORCHS else ""
-        self._ran[key] = f"{name}: {backend}" if backend else name
+        ATTENDED.add(f"{name}: {backend}" if backend else name)
 
     def _lengths(self, call: TokenCall, attention: Attention, queries: int, keys: int) -> Lengths:
         """Queries and keys of each rank in this call, by the plan."""
@@ -221,12 +226,6 @@ def install() -> AttentionSwitch:
         setattr(module, name, switch)
     module.optimized_attention_for_device = switch.for_device(module.optimized_attention_for_device)
     return switch
-
-
-def that_ran() -> tuple[str, ...]:
-    """As the method of this process's switch; nothing where ComfyUI was not imported."""
-    function = getattr(sys.modules.get("comfy.ldm.modules.attention"), NAMES[0], None)
-    return function.that_ran() if isinstance(function, AttentionSwitch) else ()
 
 
 def installed() -> AttentionSwitch:

@@ -17,6 +17,9 @@ Kernel = Callable[[QKV, int, Tensor | None], Tensor]
 class TokenGroup(Protocol):
     """The ranks that share the tokens of one call. Lengths are planned ints, a number for each rank, in part order."""
 
+    named: str
+    """The attention kernel of a package that was asked for, "" for ComfyUI's function."""
+
     @property
     def parts(self) -> int:
         """Number of ranks that share the tokens."""

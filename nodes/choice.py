@@ -17,6 +17,7 @@ from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_sys
 from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.hosted.first_block import refuse_stages_with_cache
 from ..parallel_runtime.models.registry import USUAL
+from ..parallel_runtime.parallel.named_kernels import AUTO, CHOICES, described, missing
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
 from ..parallel_runtime.planner.choose import AnyModel
@@ -52,6 +53,7 @@ class ParallelChoice:
     remarks: tuple[str, ...] = ()
     step_cache: float = 0.0  # below this change of the first block's the others are skipped
     loop: str = LOOPS[0]  # where samplers run their loop: in the workers where they can, or in ComfyUI
+    attention: str = ""  # a kernel of a package, where ranks share tokens
 
     def plan_for(self, model: ModelShape, work: Work) -> Decision:
         """The plan to run `model` with, an automatic one chosen for `work`; its reasons go to the log.
@@ -140,7 +142,9 @@ class ParallelChoice:
 
     def told(self, decision: Decision) -> list[str]:
         """The decision in lines: the plan's name, what each device will do, and the reasons."""
-        return [decision.plan.name, *roles(decision.plan, self.selection.devices), *decision.reasons, *self.remarks]
+        by = [f"attention by {described(self.attention)}, where there is no mask"] if self.attention else []
+        doing = roles(decision.plan, self.selection.devices)
+        return [decision.plan.name, *doing, *decision.reasons, *self.remarks, *by]
 
     def _fitting(self, model: ModelShape, work: Work) -> Decision:
         """The plan, held against the devices: it may leave some out, but not ask for more."""
@@ -208,10 +212,12 @@ def choice_of(
     step_cache: float = 0.0,
     machines: str = "",
     loop: str = LOOPS[0],
+    attention: str = AUTO,
 ) -> ParallelChoice:
     """What SP Config's inputs mean on this machine. Raises `ValueError` for those that cannot be used."""
     if (missing := missing_system()) is not None:
         raise ValueError(f"{missing}; {STOCK_NODES}")
+    _refuse_attention(attention)
     plan = None
     if mode == "manual":
         degrees = {"data": data, "cfg": cfg, "pipefusion": pipefusion, "ring": ring, "ulysses": ulysses}
@@ -227,8 +233,17 @@ def choice_of(
         weights=weights,
         step_cache=step_cache,
         loop=loop,
+        attention="" if attention == AUTO else attention,
         **_compiling(compiled, selection),
     )
+
+
+def _refuse_attention(attention: str) -> None:
+    """Raise `ValueError` for an attention kernel whose packages this Python, which is the workers' too, has not."""
+    if attention not in CHOICES:
+        raise ValueError(f"attention={attention!r} is unknown; use one of {', '.join(CHOICES)}")
+    if attention != AUTO and (lacking := missing(attention)):
+        raise ValueError(lacking)
 
 
 def with_machines(here: DeviceSelection, machines: str) -> DeviceSelection:

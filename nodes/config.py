@@ -13,6 +13,7 @@ from ..parallel_runtime.checkpoint import read_header
 from ..parallel_runtime.devices import parse_devices
 from ..parallel_runtime.machines.server import Offer
 from ..parallel_runtime.models.registry import find_family, read_own
+from ..parallel_runtime.parallel.named_kernels import CHOICES
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS
 from ..parallel_runtime.planner.automatic import usual_work
 from .choice import COMPILED, LOOPS, LORA_MODES, ParallelChoice, choice_of
@@ -84,6 +85,7 @@ class SPConfig(io.ComfyNode):
                 ),
                 _machines_input(),
                 _loop_input(),
+                _attention_input(),
             ],
             outputs=[SpConfigSocket.Output(display_name="sp_config")],
         )
@@ -246,4 +248,17 @@ def _loop_input() -> io.Input:
         advanced=True,
         tooltip="auto runs all steps of KSampler and of custom samplers inside the workers, where nothing has to see "
         "each step; host goes step by step.",
+    )
+
+
+def _attention_input() -> io.Input:
+    """Added since the first release."""
+    return io.Combo.Input(
+        "attention",
+        options=list(CHOICES),
+        default=CHOICES[0],
+        optional=True,
+        advanced=True,
+        tooltip="auto: ComfyUI's attention function; else a kernel of a package, for models that ComfyUI computes. "
+        "SageAttention rounds: not the same picture.",
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.share.attended import Attended, noting
 from benchmarks.share.bound import link_named
-from benchmarks.share.exchange import local_sequence
+from benchmarks.share.exchange import at_most, local_sequence
 from benchmarks.share.rank import OneRank, timed_runs
 from parallel_runtime.models.hosted.calls import HostedCall
 from parallel_runtime.planner.hardware import Link
@@ -62,7 +62,7 @@ def by_chunks(rank: OneRank, call: HostedCall, link: Link, most: Sequence[int], 
     for count in most:
         without, attended = _step(rank, call, None, steps, count)
         seconds, _ = _step(rank, call, link, steps, count)
-        predicted = sum(each.shown_s(link, count) for each in attended)
+        predicted = sum(each.shown_s(link, at_most(each.heads, count)) for each in attended)
         found[count] = Timed(f"{count} chunk(s)", link, seconds, seconds - without, predicted)
     return found
 

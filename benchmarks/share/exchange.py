@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from parallel_runtime.parallel.collectives import Axis, Traffic
-from parallel_runtime.parallel.overlap import possible_chunks
+from parallel_runtime.parallel.overlap import SharedHeads, possible_chunks
 from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.planner.hardware import Link
 
@@ -154,10 +154,13 @@ def local_sequence(
     }
     sequence = UnevenSequence(ring=axes["ring"], ulysses=axes["ulysses"], whole=axes["sequence"])
     if chunks > 1:
-        sequence.chunks = lambda heads: max(
-            each for each in possible_chunks(heads.groups, heads.ranks) if each == 1 or each <= chunks
-        )
+        sequence.chunks = lambda heads: at_most(heads, chunks)
     return sequence
+
+
+def at_most(heads: SharedHeads, chunks: int) -> int:
+    """The largest number of chunks up to this one in which each rank has heads."""
+    return max(each for each in possible_chunks(heads.groups, heads.ranks) if each <= max(1, chunks))
 
 
 def fill(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -36,12 +36,13 @@ def parallelized(
     compiled: bool = False,
     step_cache: float = 0.0,
     in_workers: bool = True,
+    attention: str = "",
 ) -> RemotePatcher:
     """The same MODEL over `devices`, with the plans that `chooser` says.
 
-    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` and `in_workers` as
-    `remote_patcher` takes them. LoRAs, model sampling, wrappers and options come along. Raises `ValueError` for a MODEL
-    that cannot be taken.
+    `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache`, `in_workers` and
+    `attention` as `remote_patcher` takes them. LoRAs, model sampling, wrappers and options come along. Raises
+    `ValueError` for a MODEL that cannot be taken.
     """
     refuse_off("parallelize")
     if isinstance(model, RemotePatcher):
@@ -56,6 +57,7 @@ def parallelized(
         compiled=compiled,
         step_cache=step_cache,
         in_workers=in_workers,
+        attention=attention,
         read=read,
     )
     _refuse_what_stays_behind(model, ours.model.patch_kinds)

@@ -103,14 +103,15 @@ def remote_patcher(
     compiled: bool = False,
     step_cache: float = 0.0,
     in_workers: bool = True,
+    attention: str = "",
     read: Reader = read_any,
 ) -> RemotePatcher:
     """The MODEL for the file at `path`, over `devices`, with the plans that `chooser` says.
 
     `side_branch` runs LoRAs beside the weights, `compiled` the blocks as graphs; `step_cache` is the change of
     the first block's output below which the other blocks are skipped. `in_workers`: samplers run their loop in the
-    workers where they can. `read` chooses who computes it: `read_hosted` has
-    ComfyUI's own modules compute any model.
+    workers where they can. `attention`: the kernel of a package, where one was asked for. `read` chooses who computes
+    it: `read_hosted` has ComfyUI's own modules compute any model.
 
     Raises `ValueError` when the file cannot be used, or the plan or a step cache does not fit it.
     """
@@ -120,6 +121,11 @@ def remote_patcher(
         raise ValueError(
             f"step_cache={step_cache:g}: blocks of this pack compute {os.path.basename(path)}, and keep no step cache; "
             "set step_cache to 0, or use the nodes EasyCache or LazyCache"
+        )
+    if attention and isinstance(source, Source):
+        raise ValueError(
+            f"attention={attention}: blocks of this pack compute {os.path.basename(path)}, with torch's kernels; set "
+            "attention in SP Config to auto"
         )
     decision = decide_for(source, chooser)
     pooled = PooledModel(
@@ -152,7 +158,7 @@ def remote_patcher(
     if decision.model is not None and decision.plan.ranks > 1:
         patcher.choose_again = lru_cache(REMEMBERED)(partial(chooser.plan_of_run, decision.model, held=decision.plan))
     patcher.side_branch, patcher.compiled = side_branch, compiled
-    patcher.step_cache, patcher.in_workers = step_cache, in_workers
+    patcher.step_cache, patcher.in_workers, patcher.attention = step_cache, in_workers, attention
     if isinstance(source, Source):
         weighed = replace(decision, work=source.work, model=source.shape)
         patcher.advise = partial(_advised, chooser=chooser, weighed=weighed)

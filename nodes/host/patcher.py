@@ -54,6 +54,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.recorder: Recorder | None = None
         self.side_branch = self.compiled = False
         self.step_cache = 0.0
+        self.attention = ""  # a kernel of a package, by its name
         self.in_workers = True  # samplers run their loop there where they can
         self.memory_text = ""  # what a device needs, for people
         self.origin = object()  # the node that made the MODEL, of which clones are
@@ -75,6 +76,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy.decision, copy.choose_again, copy.advise = self.decision, self.choose_again, self.advise
         copy.side_branch, copy.compiled, copy.recorder = self.side_branch, self.compiled, self.recorder
         copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
+        copy.attention = self.attention
         copy.in_workers = self.in_workers
         copy.refused, copy._written = self.refused, self.written()
         return copy
@@ -113,6 +115,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             listener=StepText(decision),
             recorder=self.recorder,
             step_cache=self.step_cache,
+            attention=self.attention,
             prover=self.model.prover,
             wrapped="model_function_wrapper" in self.model_options,
             stock_cache="easycache" in self.model_options["transformer_options"],

@@ -97,6 +97,7 @@ class RunContext:
     patches: WeightPatchSet = PRISTINE
     compiled: bool = False
     step_cache: float = 0.0
+    attention: str = ""
     listener: StepListener = field(default_factory=StepListener)
     recorder: Recorder | None = None
     captured: list[ModelCall] | None = None
@@ -241,12 +242,22 @@ class RunContext:
             "trace": recorder is not None and recorder.trace,
             "compiled": self.compiled,
             **({"step_cache": self.step_cache} if self.step_cache else {}),
+            **({"attention": self.attention} if self.attention else {}),
         }
 
     def _together(self) -> tuple:
         """What runs have in common whose calls may travel in one request."""
         model, patches = self.model, self.patches
-        return model.devices, model.spec, self.plan, patches.name, patches.side_branch, self.compiled, self.step_cache
+        return (
+            model.devices,
+            model.spec,
+            self.plan,
+            patches.name,
+            patches.side_branch,
+            self.compiled,
+            self.step_cache,
+            self.attention,
+        )
 
     def _send(self, calls: list[ModelCall], check_cancelled: Callable[[], None]) -> list[torch.Tensor]:
         result = self.model.pool.run(

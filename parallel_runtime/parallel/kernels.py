@@ -40,6 +40,7 @@ class Kernel(Enum):
 OF_CHOICE = {"cudnn": Kernel.CUDNN, "flash": Kernel.FLASH, "efficient": Kernel.EFFICIENT}
 _FAILED: set[Kernel] = set()  # of this process: each raised when it was first called
 _RAN: set[Kernel] = set()
+ATTENDED: set[str] = set()  # what has attended in this process and can be named, for its report
 
 
 def choose_kernel(
@@ -115,12 +116,8 @@ def attention_with_lse(
             log.warning("%s failed and is not used again: %s", kernel.value, str(error).partition("\n")[0])
         else:
             _RAN.add(kernel)
+            ATTENDED.add(kernel.value)
             return out.transpose(1, 2), lse.to(torch.float32).transpose(1, 2).unsqueeze(-1)
-
-
-def kernels_that_ran() -> tuple[str, ...]:
-    """The names of those with a log-sum-exp that this process has called."""
-    return tuple(sorted(kernel.value for kernel in _RAN))
 
 
 def _kernel_for(q: torch.Tensor, mask: torch.Tensor | None, *, with_lse: bool) -> Kernel:
@@ -219,6 +216,9 @@ def merge(
     out, part_out (B, S, H, D); lse, part_lse (B, S, H, 1). Source: Ring Attention (arXiv 2310.01889), the update
     written as one interpolation with weight sigmoid(part_lse - lse), as in zhuzilin/ring-flash-attention PR 34.
     """
-    out.lerp_(part_out.to(torch.float32), torch.sigmoid(part_lse - lse))
+    # In fp32 torch's CPU functions round an element by its place in memory: with other heads beside it, other bits.
+    dtype = torch.float64 if lse.device.type == "cpu" else torch.float32
+    ours, part = lse.to(dtype), part_lse.to(dtype)
+    out.lerp_(part_out.to(torch.float32), torch.sigmoid(part - ours).to(torch.float32))
     # Not lse - logsigmoid(lse - part_lse): after a part that is masked whole, that loses three digits.
-    return out, torch.logaddexp(lse, part_lse)
+    return out, torch.logaddexp(ours, part).to(torch.float32)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from .collectives import Axis, Shift
-from .kernels import attention_with_lse, merge
+from .kernels import merge
+from .named_kernels import attend_with_lse
 
 Hop = tuple[Shift, torch.Tensor]  # under way, and where it arrives
 
@@ -26,11 +27,17 @@ class RingPass:
         self.under_way = self._start_hop(0)
 
     def attend(
-        self, q: torch.Tensor, *, mask: torch.Tensor | None, common: tuple[torch.Tensor, torch.Tensor] | None = None
+        self,
+        q: torch.Tensor,
+        *,
+        mask: torch.Tensor | None,
+        common: tuple[torch.Tensor, torch.Tensor] | None = None,
+        named: str = "",
     ) -> torch.Tensor | None:
         """Attention of q (B, S, H, D) over all that come; the next hop travels while the present part is computed.
 
-        `common`: keys and values (B, C, H or fewer, D) that every rank has, and that come first in `mask`.
+        `common`: keys and values (B, C, H or fewer, D) that every rank has, and that come first in `mask`. `named`: the
+        kernel of a package that was asked for, "" for torch's.
         `mask` (B or 1, S, all tokens) is added to the scores. Returns (B, S, H, D) in fp32, None where there is
         no query or no key.
         """
@@ -38,7 +45,7 @@ class RingPass:
         before = 0 if common is None else common[0].shape[1]
         if common is not None and before and q.shape[1]:
             columns = None if mask is None else mask[:, :, :before]
-            part_out, lse = attention_with_lse(q, *(_repeated(each, q.shape[2]) for each in common), mask=columns)
+            part_out, lse = attend_with_lse(named, q, *(_repeated(each, q.shape[2]) for each in common), mask=columns)
             out = part_out.to(torch.float32, copy=True)
         for hop in range(self.ring.size):
             owner = (self.ring.index - hop) % self.ring.size
@@ -48,7 +55,7 @@ class RingPass:
                 start = before + sum(self.lengths[:owner])
                 columns = None if mask is None else mask[:, :, start : start + self.lengths[owner]]
                 keys, values = (_repeated(each, q.shape[2]) for each in self.held)
-                part_out, part_lse = attention_with_lse(q, keys, values, mask=columns)
+                part_out, part_lse = attend_with_lse(named, q, keys, values, mask=columns)
                 if out is None or lse is None:
                     out, lse = part_out.to(torch.float32, copy=True), part_lse
                 else:

@@ -23,7 +23,15 @@ from .calls import ModelCall, RunResult
 
 MAX_TOKENS = 8192  # in one attention call; beyond, a whole call on one device takes long, or does not fit
 STEP, LEAST = 8, 8  # of the height and width of a smaller latent: what patches of any family divide
-AGAIN = {"timed": False, "trace": False, "local_attention": False, "whole": False, "step_cache": 0.0, "pipeline": None}
+AGAIN = {
+    "timed": False,
+    "trace": False,
+    "local_attention": False,
+    "whole": False,
+    "step_cache": 0.0,
+    "pipeline": None,
+    "attention": "",
+}
 
 Ask = Callable[[Sequence[ModelCall]], RunResult]
 Room = Callable[[ModelCall], float]  # bytes that are free for a whole call's activations, over those it needs

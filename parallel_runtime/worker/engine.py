@@ -15,9 +15,8 @@ import torch
 
 from ..choices import choice_for
 from ..models.graphs import Graphs, Watch
-from ..models.hosted.attention import that_ran
 from ..parallel.collectives import Axis
-from ..parallel.kernels import kernels_that_ran
+from ..parallel.kernels import ATTENDED
 from ..plan import BatchSlice
 from ..timing import Pace, RegionTimer, wait_for_all
 from ..wire.channel import SegmentTable
@@ -162,8 +161,13 @@ class Engine:
         if request.freed:
             wait_for_all(self.device)
             self.groups.free(request.freed)
-        plan, groups, show_waiting = request.plan, self.groups, self._show_waiting
-        self.meshes[request.mesh] = Mesh(plan, device=self.device, groups=groups, show_waiting=show_waiting)
+        self.meshes[request.mesh] = Mesh(
+            request.plan,
+            device=self.device,
+            groups=self.groups,
+            show_waiting=self._show_waiting,
+            overlap=request.overlap,
+        )
         return EmptyReply()
 
     def _trim(self, request: Trim) -> MemoryReply:
@@ -302,7 +306,7 @@ class Engine:
             "compiled": None if forward.adapter is None else forward.adapter.report(),
             "cached": forward.cached if isinstance(forward, HostedForward) else None,
             "kept": forward.take_kept() if isinstance(forward, HostedForward) else None,
-            "attention": (*that_ran(), *kernels_that_ran()),
+            "attention": tuple(sorted(ATTENDED)),
         }
 
     def _memory_of_step(self) -> Memory:

@@ -334,6 +334,7 @@ class HostedForward:
             return UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
         if options.get("local_attention"):
             return OwnTokens(ring=self.sequence.ring, ulysses=self.sequence.ulysses, whole=self.sequence.whole)
+        self.sequence.named = str(options.get("attention", ""))
         return self.sequence
 
     def _inputs(

@@ -34,6 +34,7 @@ import sys, torch
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.models.hosted.attention import installed
 from parallel_runtime.models.hosted.comfyui import import_comfyui
+from parallel_runtime.parallel.kernels import ATTENDED
 sys.path.insert(0, sys.argv[2])
 from comfy_options import options_of
 import_comfyui(ComfyUI(sys.argv[1], options_of(sys.argv[3:])), torch.device("cpu"))
@@ -43,7 +44,7 @@ kernel = switch._kernel(None, {}, owned=False)
 out = kernel([q, q, q], 2, None)
 expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
 assert (out.float() - expected.float()).norm() < 0.02 * expected.float().norm()
-print("ran", *switch.that_ran(), sep="|")
+print("ran", *ATTENDED, sep="|")
 """
 # Reads them off ComfyUI's own parser as its process does; in a child, since this process becomes the rank.
 OPTIONS_OF = """

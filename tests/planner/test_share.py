@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.share.attended import Attended
 from benchmarks.share.bound import bound_s, bounds_table, exchange_s, link_named, shown_s
-from benchmarks.share.exchange import Delivery, fill, local_sequence
+from benchmarks.share.exchange import Delivery, at_most, fill, local_sequence
 from benchmarks.share.rank import Share
 from parallel_runtime.parallel.overlap import SharedHeads
 from parallel_runtime.planner.hardware import Link
@@ -98,6 +98,10 @@ def test_a_message_takes_as_long_as_its_link_says() -> None:
     assert delivery.seconds(1_000_000, to_all=True) == pytest.approx(3e-3)
     assert delivery.seconds(1_000_000, to_all=False) == pytest.approx(2e-3)
     assert Delivery(CPU).seconds(1_000_000, to_all=True) == 0.0
+
+
+def test_heads_go_in_as_many_chunks_as_come_out_even_and_no_more_than_asked() -> None:
+    assert [at_most(HEADS, chunks) for chunks in (1, 2, 5, 8)] == [1, 2, 4, 6]  # 12 heads a rank
 
 
 def test_what_is_longer_than_its_source_is_filled_from_the_start_again() -> None:

@@ -123,6 +123,7 @@ class PretendHopper:
         chosen = kernels.choose_kernel
         monkeypatch.setattr(kernels, "_FAILED", set())
         monkeypatch.setattr(kernels, "_RAN", set())
+        monkeypatch.setattr(kernels, "ATTENDED", set())
         monkeypatch.setattr(
             kernels, "choose_kernel", lambda dtype, **given: chosen(BF16, **given | {"capability": HOPPER})
         )
@@ -157,7 +158,7 @@ def test_a_kernel_that_raises_when_first_called_gives_way_says_so_once_and_is_no
     assert [record.getMessage() for record in caplog.records] == [
         f"cuDNN's attention failed and is not used again: {str(error).splitlines()[0]}"
     ]
-    assert kernels.kernels_that_ran() == ("flash attention",)
+    assert kernels.ATTENDED == {"flash attention"}
 
 
 def test_what_ran_once_and_memory_that_is_short_are_no_reason_for_another_kernel(

@@ -16,7 +16,8 @@ const ORDER = [
   'lora',
   'compiled',
   'step_cache',
-  'loop'
+  'loop',
+  'attention'
 ]
 
 /** Draw a node's widgets in `ORDER`, those that it does not name where they are; both renderers draw them as they lie. */

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...parallel.kernels import ATTENDED
+from ...parallel.named_kernels import attend_heads
 from ..plans.words import UNPLANNED, Attention
 from .call import Lengths, TokenCall
 from .first_keys import attend_again
@@ -25,6 +27,8 @@ from .traced_attention import attend
 
 NAMES = ("optimized_attention", "optimized_attention_masked")
 TORCHS = "pytorch"  # ComfyUI's function that has torch attend
+# ComfyUI's functions that compute each head without the others, to the last bit. Of others nobody has looked.
+EACH_HEAD_ALONE = frozenset(f"attention_{name}" for name in ("pytorch", "flash", "xformers", "sage"))
 
 
 class AttentionSwitch:
@@ -35,7 +39,7 @@ class AttentionSwitch:
         self.container: Any = container or ()  # the class, of which nothing is one where ComfyUI has none
         self.call: TokenCall | None = None
         self.site = ""  # of a block, the module that runs; "": none that its plan names (sites.py)
-        self._ran: dict[tuple[object, ...], str] = {}  # by what the choice of a kernel depends on
+        self._noted: set[tuple[object, ...]] = set()  # what the choice of a kernel depends on, of calls so far
 
     def __call__(
         self,
@@ -85,9 +89,17 @@ class AttentionSwitch:
                 mask = window_mask(mask, attention.window, sum(keys))
             elif mask is not None:
                 mask = whole_mask(call, attention, mask, queries, keys, held)
-            kernel, scale = self._kernel(attn_precision, options, owned=owned), options.get("scale")
-            lengths = {"query_lengths": queries, "key_lengths": keys, "common": common}
-            out = call.attend(attention, kernel, qkv, **lengths, mask=mask, scale=scale)
+            out = call.attend(
+                attention,
+                self._kernel(attn_precision, options, owned=owned),
+                qkv,
+                query_lengths=queries,
+                key_lengths=keys,
+                mask=mask,
+                scale=options.get("scale"),
+                common=common,
+                each_head_alone=self._each_head_alone(options),
+            )
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
     def _attention(self, call: TokenCall, q: Any, k: Any, dim: int) -> Attention | None:  # noqa: ANN401
@@ -136,7 +148,10 @@ class AttentionSwitch:
         """Attention of all queries under one mask, then of some of them under their own."""
         options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
         kernel = self._kernel(attn_precision, options, owned=False)
-        attend = partial(call.attend, attention, kernel, key_lengths=keys, scale=options.get("scale"))
+        alone = self._each_head_alone(options)
+        attend = partial(
+            call.attend, attention, kernel, key_lengths=keys, scale=options.get("scale"), each_head_alone=alone
+        )
         q, k, v = qkv
         out = attend(qkv, query_lengths=queries, mask=mask.all)
         for each in mask.segments:
@@ -153,6 +168,11 @@ class AttentionSwitch:
         def kernel(qkv: QKV, heads: int, mask: Tensor | None) -> Tensor:
             given = {**options, "enable_gqa": True} if qkv[1].shape[1] != qkv[0].shape[1] else options
             q, k, v = qkv
+            if mask is None and attn_precision is None and self.call is not None and (name := self.call.group.named):
+                out = attend_heads(name, q, k, v, scale=options.get("scale"))
+                if out is not None:
+                    qkv.clear()
+                    return out
             self._note(q, k, v, mask)
             q, k, v = map(self.container, qkv) if owned else qkv
             qkv.clear()
@@ -163,17 +183,22 @@ class AttentionSwitch:
 
         return kernel
 
-    def that_ran(self) -> tuple[str, ...]:
-        """What has attended in shared calls of this process: ComfyUI's function, with the kernel that torch took."""
-        return tuple(sorted(set(self._ran.values())))
-
     def _note(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+        """For the report of this process: ComfyUI's function, with the kernel that torch takes."""
         key = (q.dtype, q.device.type, q.shape[-1], q.shape[1] == k.shape[1], mask is None)
-        if key in self._ran:
+        if key in self._noted:
             return
+        self._noted.add(key)
         name = getattr(self.stock, "__name__", "attention").removeprefix("attention_")
         backend = backend_of(sys.modules["comfy.ops"], q, k, v, mask) if name == TORCHS else ""
-        self._ran[key] = f"{name}: {backend}" if backend else name
+        ATTENDED.add(f"{name}: {backend}" if backend else name)
+
+    def _each_head_alone(self, options: dict[str, Any]) -> bool:
+        """Whether the function that will attend computes a head alike whatever other heads it is given."""
+        preferred = options.get("preferred_attention")  # of a layer whose file names a function of its own
+        function = getattr(preferred, "function", None) or self.stock
+        overridden = "optimized_attention_override" in (options.get("transformer_options") or {})
+        return getattr(function, "__name__", "") in EACH_HEAD_ALONE and not overridden
 
     def _lengths(self, call: TokenCall, attention: Attention, queries: int, keys: int) -> Lengths:
         """Queries and keys of each rank in this call, by the plan."""
@@ -221,12 +246,6 @@ def install() -> AttentionSwitch:
         setattr(module, name, switch)
     module.optimized_attention_for_device = switch.for_device(module.optimized_attention_for_device)
     return switch
-
-
-def that_ran() -> tuple[str, ...]:
-    """As the method of this process's switch; nothing where ComfyUI was not imported."""
-    function = getattr(sys.modules.get("comfy.ldm.modules.attention"), NAMES[0], None)
-    return function.that_ran() if isinstance(function, AttentionSwitch) else ()
 
 
 def installed() -> AttentionSwitch:

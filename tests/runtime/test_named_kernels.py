@@ -1,0 +1,209 @@
+"""Kernels of packages by name: the choice, the refusals, the merging, with exact kernels behind yunchang's call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from parallel_runtime.models.hosted.attention import AttentionSwitch
+from parallel_runtime.parallel import named_kernels
+from parallel_runtime.parallel.collectives import Axis, Shift
+from parallel_runtime.parallel.kernels import attention_with_lse
+from parallel_runtime.parallel.named_kernels import CHOICES, NAMED, attend_heads, attend_with_lse, missing
+from parallel_runtime.parallel.ring import RingPass
+
+NAMES = list(NAMED)
+
+
+def tensors(*shape: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(*shape, generator=generator) * 2 for _ in range(3)]
+
+
+class Packages:
+    """yunchang, and the packages of all kernels, made up: each call is noted, and attends exactly."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.answer: Callable[[torch.Tensor, torch.Tensor], object] = lambda out, lse: (out, lse)
+        self.monkeypatch = monkeypatch
+        self.modules = {name: self.module(name) for name in ("yunchang", *(each.package for each in NAMED.values()))}
+        kernels = self.modules["yunchang.kernels"] = self.module("yunchang.kernels")
+        kernels.AttnType = SimpleNamespace(**{each.member: each.member for each in NAMED.values()})
+        kernels.select_flash_attn_impl = self.select
+        for attribute in ("_FAILED", "_RAN", "ATTENDED"):
+            monkeypatch.setattr(named_kernels, attribute, set())
+        named_kernels._function.cache_clear()
+
+    def module(self, name: str) -> ModuleType:
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        self.monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    def lack(self, name: str) -> None:
+        self.monkeypatch.delitem(sys.modules, name)
+
+    def select(self, member: str, stage: str) -> Callable[..., object]:
+        assert stage == "fwd-only"
+
+        def flash(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_softmax):
+            assert (dropout_p, causal, window_size) == (0.0, False, (-1, -1))
+            assert member != "FLASHINFER" or len(q) == 1, "it takes one image a call"
+            return self.attend(member, q, k, v, softmax_scale)
+
+        def sage(q, k, v, is_causal, sm_scale):
+            assert not is_causal
+            return self.attend(member, q, k, v, sm_scale)
+
+        return sage if member == "SAGE_AUTO" else flash
+
+    def attend(self, member: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> object:
+        """As theirs: the log-sum-exp is (B, H, S)."""
+        self.calls.append(member)
+        out, lse = attention_with_lse(q * (scale * q.shape[-1] ** 0.5), k, v)
+        return self.answer(out, lse.squeeze(-1).transpose(1, 2))
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> Packages:
+    cached = named_kernels._function
+    yield Packages(monkeypatch)
+    cached.cache_clear()
+
+
+class RingOfTwo(Axis):
+    """The second rank's keys and values arrive; nothing is sent."""
+
+    def __init__(self, theirs: torch.Tensor) -> None:
+        super().__init__("ring", 2, 0)
+        self.theirs = theirs
+
+    def start_shift(self, sent: torch.Tensor, arriving: torch.Tensor) -> Shift:
+        arriving.copy_(self.theirs)
+        return SimpleNamespace(wait=lambda: None)  # type: ignore[return-value]
+
+
+def around_a_ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cut: int, named: str) -> torch.Tensor | None:
+    ring = RingOfTwo(torch.stack((k[:, cut:], v[:, cut:])))
+    passing = RingPass(ring, k[:, :cut], v[:, :cut], lengths=(cut, k.shape[1] - cut))
+    return passing.attend(q, mask=None, named=named)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_ring_merges_by_the_log_sum_exp_of_the_kernel_that_was_asked_for(packages: Packages, name: str) -> None:
+    q, k, v = tensors(2, 50, 3, 64)
+    expected = attention_with_lse(q, k, v)[0]
+    torch.testing.assert_close(around_a_ring(q, k, v, cut=19, named=name), expected, rtol=1e-5, atol=1e-5)
+    assert packages.calls == [NAMED[name].member] * (4 if name == "FlashInfer" else 2)
+    assert named_kernels.ATTENDED == {f"{name}, which rounds" if name == "SageAttention" else name}
+    packages.answer = lambda out, lse: (out, torch.zeros_like(lse))  # the control: as kernels that return none
+    found = around_a_ring(q, k, v, cut=19, named=name)
+    assert found is not None
+    assert (found - expected).norm() > 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_of_a_model_attend_by_it_grouped_of_two_widths_and_with_the_models_scale(
+    packages: Packages, name: str
+) -> None:
+    q = tensors(2, 6, 33, 24)[0]
+    k, v = tensors(2, 3, 40, 24)[1], tensors(2, 3, 40, 16)[2]
+    found = attend_heads(name, q, k, v, scale=0.3)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert set(packages.calls) == {NAMED[name].member}
+
+
+def test_nothing_is_imported_until_it_is_used_and_a_mask_is_torchs_kernels(packages: Packages) -> None:
+    packages.monkeypatch.setattr(named_kernels, "_function", lambda name: pytest.fail(f"{name} was asked for"))
+    q, k, v = tensors(1, 9, 2, 16)
+    mask = torch.zeros(1, 9, 9)
+    for name in ("", "SageAttention"):
+        given = None if not name else mask
+        expected = attention_with_lse(q, k, v, mask=given)
+        for found, wanted in zip(attend_with_lse(name, q, k, v, mask=given), expected, strict=True):
+            assert torch.equal(found, wanted)
+    assert packages.calls == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_missing_is_refused_with_the_line_that_installs_it(packages: Packages, name: str) -> None:
+    assert missing(name) == ""
+    packages.lack(NAMED[name].package)
+    assert missing(name).startswith(f"attention={name}: this Python has no {NAMED[name].package}; pip install yunchang")
+    packages.lack("yunchang")
+    assert f"no yunchang and no {NAMED[name].package}" in missing(name)
+    assert missing(name).endswith("or set attention in SP Config to auto")
+    with pytest.raises(ValueError, match="this Python has no yunchang"):
+        attend_with_lse(name, *tensors(1, 9, 2, 16))
+
+
+@pytest.mark.parametrize("without", ["select_flash_attn_impl", "AttnType"])
+def test_another_version_is_refused_with_that_line_too(packages: Packages, without: str) -> None:
+    delattr(packages.modules["yunchang.kernels"], without)
+    with pytest.raises(ValueError, match=r"attention=FlashInfer: this version of yunchang .*; pip install yunchang"):
+        attend_with_lse("FlashInfer", *tensors(1, 9, 2, 16))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda out, lse: out,
+        lambda out, lse: (out, None),
+        lambda out, lse: (out, lse[..., :1]),
+        lambda out, lse: (lse, out),
+    ],
+    ids=["no log-sum-exp", "None for it", "one of another shape", "the other way round"],
+)
+def test_a_version_that_returns_something_else_is_refused(packages: Packages, answer: Callable) -> None:
+    packages.answer = answer
+    with pytest.raises(ValueError, match="attention=SageAttention: this version returns"):
+        attend_with_lse("SageAttention", *tensors(1, 9, 2, 16))
+
+
+def test_one_that_raises_when_first_called_gives_way_says_so_once_and_is_not_called_again(
+    packages: Packages, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(out: torch.Tensor, lse: torch.Tensor) -> object:
+        raise RuntimeError("unsupported capability\nmore")
+
+    packages.answer = fail
+    q, k, v = tensors(1, 9, 2, 16)
+    for _ in range(2):
+        assert torch.equal(attend_with_lse("SageAttention", q, k, v)[0], attention_with_lse(q, k, v)[0])
+    assert packages.calls == ["SAGE_AUTO"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "SageAttention failed and is not used again: unsupported capability"
+    ]
+    assert named_kernels.ATTENDED == set()
+
+
+def test_ulysses_has_it_too_but_for_masks_and_a_precision_that_is_asked_for(packages: Packages) -> None:
+    stock_calls = []
+
+    def stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options):
+        stock_calls.append((mask is not None, attn_precision))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    switch = AttentionSwitch(stock)
+    switch.call = SimpleNamespace(group=SimpleNamespace(named="FlashInfer"))  # type: ignore[assignment]
+    q, k, v = tensors(1, 2, 9, 16)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    for mask, precision in ((None, None), (torch.zeros(1, 1, 9, 9), None), (None, torch.float32)):
+        found = switch._kernel(precision, {}, owned=False)([q, k, v], 2, mask)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert packages.calls == ["FLASHINFER"]
+    assert stock_calls == [(True, None), (False, torch.float32)]
+    switch.call.group.named = ""
+    switch._kernel(None, {}, owned=False)([q, k, v], 2, None)
+    assert len(packages.calls) == 1
+
+
+def test_the_choices_are_auto_and_the_kernels() -> None:
+    assert CHOICES == ("auto", "FlashAttention 3", "SageAttention", "FlashInfer")

@@ -11,6 +11,10 @@ lengthen.
 Each case runs in one chunk and in the number that ranks choose, in turn. What is exposed is what the rank waits, as a
 part of what the link takes for one chunk: in one chunk all of it, which is the control. It may be 1 / chunks, or what
 attention is too short to hide (1 - attention / exchange), and 5 points. "by the formula" is what overlap.py predicts.
+
+Images attend for a shorter time than their exchange takes, so most of it shows whatever the number of chunks. Copies,
+which are linear in the tokens, weigh more here than on the card: where exchange and attention are about equal, more is
+exposed than the formula says.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Which groups of ranks exchange something under a plan, in the order in which they are made.
 
-Owns their names, which the parent, the ranks and the planner share. Makes no process group: `worker/mesh.py` does.
+Owns their names, and what ranks are told of their link, which the parent, the ranks and the planner share. Makes no
+process group: `worker/mesh.py` does.
 """
 
 import functools
@@ -10,6 +11,20 @@ from .plan import Layout, ParallelPlan
 
 GROUPED_AXES = ("cfg", "ring", "ulysses")
 ACTIVATIONS, LINK, WEIGHTS = "activations", "link", "weights"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapRates:
+    """What the choice must know of devices and link. All ranks that share heads are given the same.
+
+    `attention_flops`: FLOP/s of one rank's attention; `bandwidth`: bytes/s that one rank sends in an all-to-all of
+    these ranks; `latency_s`: of one collective call; `most_chunks`: 0 where no figure of the device limits them.
+    """
+
+    attention_flops: float
+    bandwidth: float
+    latency_s: float
+    most_chunks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

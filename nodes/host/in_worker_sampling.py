@@ -8,6 +8,7 @@ in ComfyUI's own loop, and the reason is said.
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FunctionType
 
 import torch
@@ -17,7 +18,7 @@ from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.pool.in_worker_sampling import Inpaint, InWorkerRun, refuse_long, seen_shape, shares
 from ...parallel_runtime.redact_paths import redact_paths
 from ...parallel_runtime.sampler_recurrence import SamplerRecurrence
-from .comfyui import CFGGuider, WrappersMP, comfy
+from .comfyui import CFGGuider, WrappersMP, comfy, is_absent
 from .cond_tasks import TOGETHER_KEY, tell_idle
 from .foreign_code import foreign, foreign_option
 from .host_loop import HostLoopError
@@ -154,20 +155,21 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         def step_done(step: int, rows: torch.Tensor) -> None:
             denoised = form.latent(rows, x.shape).to(x.device)
             callback({"i": step, "denoised": denoised, "x": denoised})
+            if bar is not None:
+                bar.update()
 
-        result = context.sample(
-            InWorkerRun(
-                recurrence=recurrence,
-                conds=tuple(cond.call for cond in conds),
-                cfg=float(guider.cfg),
-                given={number: form.rows(tensor).float() for number, tensor in given.items()},
-                inpaint=inpaint and Inpaint(**{name: form.rows(part).float() for name, part in inpaint.items()}),
-                cache=cached and cached.cache,
-                looked_at=cached and form.rows(cached.looked_at).bool(),
-            ),
-            on_step=step_done,
-            check_cancelled=check_cancelled,
+        asked = InWorkerRun(
+            recurrence=recurrence,
+            conds=tuple(cond.call for cond in conds),
+            cfg=float(guider.cfg),
+            given={number: form.rows(tensor).float() for number, tensor in given.items()},
+            inpaint=inpaint and Inpaint(**{name: form.rows(part).float() for name, part in inpaint.items()}),
+            cache=cached and cached.cache,
+            looked_at=cached and form.rows(cached.looked_at).bool(),
         )
+        draw = comfy.k_diffusion.sampling.tqdm  # as the samplers do in ComfyUI's log
+        with nullcontext() if is_absent(draw) else draw(total=len(recurrence.step_ends), disable=disable) as bar:
+            result = context.sample(asked, on_step=step_done, check_cancelled=check_cancelled)
         sigmas.copy_(sigmas_left)
         if cached is not None:
             cached.holder.total_steps_skipped = result.skipped_calls

@@ -81,7 +81,9 @@ def _busy(ran: RankStep | RankRun) -> tuple[float, float]:
     regions = ran.regions or {}
     if isinstance(ran, RankStep):
         return ran.step_s, sum(regions.get(name, 0.0) for name in WAITING)
-    return sum(ran.step_s), sum(sum(regions.get(name, ())) for name in WAITING)
+    busy_s, waits_s = sum(ran.step_s), sum(sum(regions.get(name, ())) for name in WAITING)
+    timed_s = busy_s if ran.timed_steps is None else sum(ran.step_s[step] for step in ran.timed_steps)
+    return busy_s, waits_s * busy_s / timed_s if timed_s > 0 else 0.0  # the other steps are taken to be alike
 
 
 def _shares(spent: Mapping[str, float] | None) -> dict[str, float] | None:

@@ -10,9 +10,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from ...parallel_runtime.checkpoint import ModelSpec
+from ...parallel_runtime.cli.machine import overlap
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.machines.machine import Machine
 from ...parallel_runtime.plan import ParallelPlan
@@ -141,6 +143,7 @@ class PoolRegistry:
                 devices,
                 deadline_s=deadline_from(os.environ),
                 machines=(lambda _: _machines_of(devices)) if further else None,
+                overlap=partial(overlap, devices),
             )
         return self._pools[devices]
 

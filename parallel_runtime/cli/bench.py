@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -23,6 +24,7 @@ from ..report.chart import draw, require_chart
 from ..report.interleave import BenchmarkCase, Run, Timed, interleave, table
 from ..report.text import describe as in_words
 from ..report.text import verdict
+from .machine import overlap
 from .open_trial import open_trial
 from .steady import SteadyPlan, WeightLayouts
 from .terminal import SILENT, Paint, Progress, plain
@@ -46,7 +48,8 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
         if arguments.compile:
             refuse_uncompilable(selection.devices)
         progress.phase(f"starting {len(selection.devices)} rank(s) and loading the model")
-        with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
+        chunks = partial(overlap, selection.devices)
+        with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank, overlap=chunks) as pool:
             places = WeightLayouts.of(pool, trial.spec, [ParallelPlan(), *plans])
             race = Race(places, trial, arguments.threads_per_rank)
             began = time.perf_counter()

@@ -12,7 +12,10 @@ from pathlib import Path
 import psutil
 import torch
 
+from ..choices import choice_for
 from ..devices import Device, ranks_by_machine
+from ..exchange_groups import OverlapRates
+from ..plan import ParallelPlan
 from ..planner.hardware import Calibration
 from ..planner.known import COMPILED, known_calibration, known_link
 from ..planner.store import CalibrationStore, default_path
@@ -104,6 +107,23 @@ def as_told(calibration: Calibration, *, link: str | None, compiled: bool) -> Ca
         source = f"{calibration.source}; compiled blocks are the table's"
         calibration = replace(calibration, software=software, source=source)
     return calibration
+
+
+def overlap(devices: Sequence[Device], plan: ParallelPlan) -> OverlapRates | None:
+    """By what ranks of a plan on these devices send heads in chunks. None on a CPU, whose cores carry the bytes
+    themselves, on devices that nobody knows, and where a plan shares out no heads."""
+    if devices[0].kind == "cpu" or plan.ulysses == 1:
+        return None
+    try:
+        found = constants(devices)
+    except ValueError:  # neither calibrated nor in the table
+        return None
+    return OverlapRates(
+        attention_flops=found.rates.attention_flops,
+        bandwidth=found.link.all_to_all_bandwidth(plan.ulysses),
+        latency_s=found.link.latency_s,
+        most_chunks=choice_for(torch.cuda.get_device_capability(devices[0].index)).most_chunks,
+    )
 
 
 def free_bytes(devices: Sequence[Device]) -> list[int]:

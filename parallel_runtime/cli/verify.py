@@ -23,7 +23,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
@@ -35,6 +35,7 @@ from ..pool.pool import Pool
 from ..weight_patch import PRISTINE
 from ..wire.replies import RankStep, StepReply
 from .cached import Cached, describe_cached
+from .machine import overlap
 from .open_trial import open_trial
 from .terminal import SILENT, Paint, Progress, plain
 from .trial import Inputs, Results, Trial
@@ -106,7 +107,8 @@ def run(arguments: argparse.Namespace, progress: Progress = SILENT) -> dict:
             refuse_uncompilable(selection.devices)
         options = {**options, "compiled": arguments.compile}
         progress.phase(f"starting {len(selection.devices)} rank(s) and loading the model")
-        with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank) as pool:
+        chunks = partial(overlap, selection.devices)
+        with Pool(selection.devices, threads_per_rank=arguments.threads_per_rank, overlap=chunks) as pool:
             loaded = pool.load(trial.spec, plan, progress=progress.count)
             progress.phase(f"computing {plan.name}")
             runner = PlanRunner(pool, trial.spec, plan, options=options)

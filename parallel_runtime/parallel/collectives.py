@@ -92,7 +92,7 @@ class Axis:
         self, send: torch.Tensor, *, send_lengths: tuple[int, ...], receive_lengths: tuple[int, ...]
     ) -> torch.Tensor:
         """Exchange runs of rows: `send` (sum(send_lengths), ...), contiguous; returns (sum(receive_lengths), ...)."""
-        return self.start_all_to_all(send, send_lengths=send_lengths, receive_lengths=receive_lengths).wait()
+        return AllToAll(self, send, send_lengths, receive_lengths, at_once=True).wait()
 
     def start_all_to_all(
         self, send: torch.Tensor, *, send_lengths: tuple[int, ...], receive_lengths: tuple[int, ...]
@@ -125,10 +125,19 @@ class Axis:
 
 
 class AllToAll:
-    """Runs of rows on their way to everybody."""
+    """Runs of rows on their way to everybody. `at_once`: the rank does nothing before it waits.
+
+    A device then has the exchange on the stream that it computes on, where torch can, so no stream joins another.
+    """
 
     def __init__(
-        self, axis: Axis, send: torch.Tensor, send_lengths: tuple[int, ...], receive_lengths: tuple[int, ...]
+        self,
+        axis: Axis,
+        send: torch.Tensor,
+        send_lengths: tuple[int, ...],
+        receive_lengths: tuple[int, ...],
+        *,
+        at_once: bool = False,
     ) -> None:
         if axis.group is None:
             raise ValueError(f"axis {axis.name} of size {axis.size} has no group; exchange over an axis of two or more")
@@ -136,17 +145,22 @@ class AllToAll:
         with axis.traffic.waiting():
             self.source = send.cpu() if axis.staged else send  # held here: it must outlive the transfer
             self.received = self.source.new_empty((sum(receive_lengths), *send.shape[1:]))
+            options = dist.AllToAllOptions()
+            if at_once and hasattr(options, "asyncOp"):
+                options.asyncOp = False
+            # Equal runs need no sizes. All ranks say so alike: one of other sizes would have some of these runs.
+            equal = len({*send_lengths, *receive_lengths}) == 1 and send_lengths[0] > 0
+            sizes = ([], []) if equal else (list(receive_lengths), list(send_lengths))
             # The group's own method: what torch.distributed puts around it takes a quarter of a small exchange.
-            self.work = axis.group.alltoall_base(
-                self.received, self.source, list(receive_lengths), list(send_lengths), dist.AllToAllOptions()
-            )
+            self.work = axis.group.alltoall_base(self.received, self.source, *sizes, options)
         row_bytes = send.element_size() * math.prod(send.shape[1:])
         axis.traffic.add((send.shape[0] - send_lengths[axis.index]) * row_bytes)
 
     def wait(self) -> torch.Tensor:
         """What arrived, (sum(receive_lengths), ...), complete to whatever the current stream runs next."""
         with self.axis.traffic.waiting():
-            self.work.wait()
+            if self.work is not None:  # on the stream that computes there is nothing to wait for
+                self.work.wait()
             return self.received.to(self.device)
 
 

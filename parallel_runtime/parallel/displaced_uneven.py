@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 
 from .collectives import Axis
-from .shard import split_lengths
 from .uneven import QKV, AttentionFunction, UnevenSequence
 
 
@@ -80,28 +79,30 @@ class DisplacedUneven(UnevenSequence):
         is all there is: its keys are attended to as they came, and columns of `mask` are those; else those of the mask
         are in the order of what is kept.
         """
-        q, k, v = qkv
-        qkv.clear()
-        by_heads = 1 < self.ulysses.size <= k.shape[1]
-        heads: Sequence[int] = ()
-        if by_heads:
-            groups = split_lengths(k.shape[1], self.ulysses.size)
-            heads = tuple(count * (q.shape[1] // k.shape[1]) for count in groups)
-            q, k, v = self._heads_for_tokens(q, k, v, groups, heads, query_lengths, key_lengths)
-            mask = self._mask_of(mask, heads, query_lengths)
-        elif mask is not None and mask.shape[2] > 1:
+        by_heads = 1 < self.ulysses.size <= qkv[1].shape[1]
+
+        def attend(qkv: QKV, mask: torch.Tensor | None) -> torch.Tensor:
+            q, k, v = qkv
+            qkv.clear()
+            if self.parts > 1:
+                k, v = self._all_keys(k, v, key_lengths, by_heads=by_heads)
+            keys = held.put(f"{site}.k", k, places, dim=2, total=total)
+            values = held.put(f"{site}.v", v, places, dim=2, total=total)
+            if fresh:
+                keys, values = k, v
+            if not q.shape[2]:
+                return q.new_empty((*q.shape[:3], v.shape[-1]))
+            qkv += (q, keys, values)
+            return kernel(qkv, q.shape[1], mask)
+
+        if by_heads:  # in one chunk: what is kept of a call must be found by calls of other lengths
+            mask = self._rows_of(mask, query_lengths)
+            return self._over_heads(
+                attend, qkv, chunks=1, query_lengths=query_lengths, key_lengths=key_lengths, mask=mask
+            )
+        if mask is not None and mask.shape[2] > 1:
             mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])
-        if self.parts > 1:
-            k, v = self._all_keys(k, v, key_lengths, by_heads=by_heads)
-        keys = held.put(f"{site}.k", k, places, dim=2, total=total)
-        values = held.put(f"{site}.v", v, places, dim=2, total=total)
-        if fresh:
-            keys, values = k, v
-        qkv += (q, keys, values)
-        out = kernel(qkv, q.shape[1], mask) if q.shape[2] else q.new_empty((*q.shape[:3], v.shape[-1]))
-        if by_heads:
-            out = self._tokens_for_heads(out, heads, self._by_ring(query_lengths)[self.ring.index])
-        return out
+        return attend(qkv, mask)
 
     def _all_keys(
         self, k: torch.Tensor, v: torch.Tensor, key_lengths: Sequence[int], *, by_heads: bool

@@ -11,6 +11,8 @@ what is predicted is what runs. Pure: every rank that is given the same numbers 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..exchange_groups import OverlapRates as OverlapRates  # for all who call this module
+
 MOST_CHUNKS = 10
 # A further chunk has a kernel of its own, whose last blocks of queries leave a device partly idle: this part of the
 # time in which it attends to as many blocks of queries as it has multiprocessors.
@@ -18,19 +20,6 @@ IDLE, QUERY_ROWS, MULTIPROCESSORS = 0.25, 128, 128
 LAUNCH_S = 50e-6  # the host's time to start a further chunk: two exchanges, a kernel, a copy
 # What chunks must save, as a part of the attention with its exchange. Below it they are not worth their launches.
 WORTHWHILE = 0.03
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverlapRates:
-    """What the choice must know of devices and link. All ranks that share heads are given the same.
-
-    `attention_flops`: FLOP/s of one rank's attention; `bandwidth`: bytes/s that one rank sends in an all-to-all of
-    these ranks; `latency_s`: of one collective call.
-    """
-
-    attention_flops: float
-    bandwidth: float
-    latency_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +95,7 @@ def choose_chunks(shared: SharedHeads, rates: OverlapRates) -> int:
             chunks=chunks,
         )
         for chunks in possible_chunks(shared.groups, shared.ranks)
+        if chunks <= (rates.most_chunks or MOST_CHUNKS)
     }
     best = min(seconds, key=lambda chunks: seconds[chunks])
     return best if seconds[best] <= (1 - WORTHWHILE) * seconds[1] else 1

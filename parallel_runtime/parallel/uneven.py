@@ -6,24 +6,27 @@ does the same for a model whose blocks are written for it: heads that the degree
 while the block goes on.
 
 Heads are shared out by whole groups (a head of keys with its heads of queries), the first ranks one more where they do
-not come out even. Where there are fewer groups than ranks, or a mask differs by head under Ring, every rank gets all
-keys and values, and attends with its own queries.
+not come out even. They go in chunks where that hides the exchange behind attention (overlap.py). Where there are fewer
+groups than ranks, or a mask differs by head under Ring, every rank gets all keys and values, and attends with its own
+queries.
 
-Owns who computes which heads and what is exchanged for that. Does not own which tokens a rank has, nor the function
-that computes attention: a model brings its own. Ring alone uses ours, which says the log-sum-exp.
+Owns who computes which heads and when what is exchanged for that. Does not own how messages are laid out
+(head_chunks.py), which tokens a rank has, nor the function that computes attention: a model brings its own. Ring alone
+uses ours, which says the log-sum-exp.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from functools import partial
 from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 
 from .collectives import Axis
+from .head_chunks import HeadsBack, HeadsOut, cut_groups
 from .kernels import additive_mask
+from .overlap import SharedHeads
 from .ring import RingPass
-from .shard import split_lengths
 
 # q (B, heads, S, D), k and v (B, heads of keys, T, D). Whoever is given the list empties it: what was sent away is not
 # held while a kernel runs, nor what the kernel is done with.
@@ -35,12 +38,21 @@ AttentionFunction: TypeAlias = Callable[[QKV, int, torch.Tensor | None], torch.T
 class UnevenSequence:
     """Attention over tokens spread over `ring` x `ulysses` ranks, ulysses the inner axis.
 
-    `whole` is the axis of all of them; without it, that of the two which is alone.
+    `whole` is the axis of all of them; without it, that of the two which is alone. `chunks` chooses into how many
+    chunks the heads of a call are sent, alike on all ranks; None: into one.
     """
 
-    def __init__(self, *, ring: Axis, ulysses: Axis, whole: Axis | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        ring: Axis,
+        ulysses: Axis,
+        whole: Axis | None = None,
+        chunks: Callable[[SharedHeads], int] | None = None,
+    ) -> None:
         self.ring = ring
         self.ulysses = ulysses
+        self.chunks = chunks
         self.whole = whole or (ring if ulysses.size == 1 else ulysses)
         self.parts = ring.size * ulysses.size
         self.index = ring.index * ulysses.size + ulysses.index
@@ -90,6 +102,7 @@ class UnevenSequence:
         key_lengths: Sequence[int],
         mask: torch.Tensor | None = None,
         scale: float | None = None,
+        each_head_alone: bool = True,
         common: int = 0,
     ) -> torch.Tensor:
         """Attention of this rank's queries over everybody's keys.
@@ -97,133 +110,124 @@ class UnevenSequence:
         `qkv`, which is emptied: q (B, Hq, S, D), k (B, Hk, T, D), v (B, Hk, T, Dv) of this rank, Hq a multiple of Hk;
         the lengths are the S and the T of every part, in part order; `mask` (B or 1, Hq or 1, all queries or 1, all
         keys), bool or added to the scores, with tokens in part order. `scale`, 1 / sqrt(D) by default, must be the one
-        that `kernel` uses. `common`: so many keys, before the T, are the same on every rank. They are not sent, and
-        come before all others in `mask`. Returns (B, Hq, S, Dv).
+        that `kernel` uses. `each_head_alone`: what `kernel` makes of a head does not depend on the other heads that it
+        is given; else it is given all of a rank's at once. `common`: so many keys, before the T, are the same on every
+        rank. They are not sent, and come before all others in `mask`. Returns (B, Hq, S, Dv).
         """
         if self.parts == 1:
             return kernel(qkv, qkv[0].shape[1], mask)
-        q, k, v = qkv
-        qkv.clear()
-        by_head = mask is not None and mask.shape[1] > 1
-        if k.shape[1] < self.ulysses.size or (by_head and self.ring.size > 1):
-            return self._over_all_keys(kernel, q, k, v, query_lengths, key_lengths, mask, common)
-        groups = split_lengths(k.shape[1], self.ulysses.size)
-        queries_a_group = q.shape[1] // k.shape[1]
-        heads = tuple(count * queries_a_group for count in groups)
-        if self.ulysses.size > 1:
-            first = sum(groups[: self.ulysses.index])
-            here = [each[:, first : first + groups[self.ulysses.index], :common] for each in (k, v)]
-            k, v = k[:, :, common:], v[:, :, common:]
-            q, k, v = self._heads_for_tokens(q, k, v, groups, heads, query_lengths, key_lengths)
-            k, v = _behind(here, (k, v))
-            del here
-        mask = self._mask_of(mask, heads, query_lengths)
+        by_head, groups = mask is not None and mask.shape[1] > 1, qkv[1].shape[1]
+        if groups < self.ulysses.size or (by_head and self.ring.size > 1):
+            return self._over_all_keys(kernel, qkv, query_lengths, key_lengths, mask, common)
+        totals = [sum(group) for group in self._by_ring(key_lengths)]
+        attend = partial(self._attend_here, kernel, lengths=totals, scale=scale, common=common)
+        mask = self._rows_of(mask, query_lengths)
+        if self.ulysses.size == 1:
+            return attend(qkv, mask)
+        chunks = self._chunks(qkv, query_lengths, key_lengths, common) if each_head_alone else 1
+        lengths = {"query_lengths": query_lengths, "key_lengths": key_lengths}
+        return self._over_heads(attend, qkv, chunks=chunks, **lengths, mask=mask, common=common)
+
+    def _attend_here(
+        self,
+        kernel: AttentionFunction,
+        qkv: QKV,
+        mask: torch.Tensor | None,
+        *,
+        lengths: Sequence[int],
+        scale: float | None,
+        common: int,
+    ) -> torch.Tensor:
+        """Attention of this ulysses group's queries over the first `common` keys and those of all groups, whose tokens
+        `lengths` are."""
         if self.ring.size > 1:
-            totals = [sum(group) for group in self._by_ring(key_lengths)]
-            out = self._around_the_ring(q, k, v, lengths=totals, mask=mask, scale=scale, common=common)
-        elif q.shape[2]:
-            qkv += (q, k, v)
-            del q, k, v
-            out = kernel(qkv, qkv[0].shape[1], mask)
-        else:
-            out = q.new_empty((*q.shape[:3], v.shape[-1]))
-        if self.ulysses.size > 1:
-            out = self._tokens_for_heads(out, heads, self._by_ring(query_lengths)[self.ring.index])
-        return out
+            q, k, v = qkv
+            qkv.clear()
+            return self._around_the_ring(q, k, v, lengths=lengths, mask=mask, scale=scale, common=common)
+        if qkv[0].shape[2]:
+            return kernel(qkv, qkv[0].shape[1], mask)
+        q, _, v = qkv
+        qkv.clear()
+        return q.new_empty((*q.shape[:3], v.shape[-1]))
 
     def _by_ring(self, lengths: Sequence[int]) -> list[Sequence[int]]:
         """The lengths of the parts of each ulysses group, in the order of the ring."""
         size = self.ulysses.size
         return [lengths[start : start + size] for start in range(0, len(lengths), size)]
 
-    def _mask_of(
-        self, mask: torch.Tensor | None, heads: Sequence[int], query_lengths: Sequence[int]
-    ) -> torch.Tensor | None:
-        """Of the whole mask, the rows of this ulysses group's queries and this rank's heads; columns stay whole."""
-        if mask is None:
-            return None
-        if mask.shape[1] > 1:
-            mask = mask.narrow(1, sum(heads[: self.ulysses.index]), heads[self.ulysses.index])
-        if mask.shape[2] > 1 and self.ring.size > 1:
+    def _rows_of(self, mask: torch.Tensor | None, query_lengths: Sequence[int]) -> torch.Tensor | None:
+        """Of the whole mask, the rows of this ulysses group's queries; heads and columns stay whole."""
+        if mask is not None and mask.shape[2] > 1 and self.ring.size > 1:
             totals = [sum(group) for group in self._by_ring(query_lengths)]
             mask = mask.narrow(2, sum(totals[: self.ring.index]), totals[self.ring.index])
         return mask
 
-    def _heads_for_tokens(
+    def _over_heads(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        groups: Sequence[int],
-        heads: Sequence[int],
+        attend: Callable[[QKV, torch.Tensor | None], torch.Tensor],
+        qkv: QKV,
+        *,
+        chunks: int,
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All heads of this rank's tokens, given for this rank's heads of all tokens of its ulysses group.
+        mask: torch.Tensor | None,
+        common: int = 0,
+    ) -> torch.Tensor:
+        """All heads of this rank's tokens, given for this rank's heads of all tokens of its ulysses group, and back.
 
-        One message to each where queries and keys are of the same tokens, two where they are not.
+        While a chunk of the heads is attended to, the next one is on its way here, and the one before on its way back.
+        A chunk is one message to each where queries and keys are of the same tokens, two where they are not.
         """
-        queries = self._by_ring(query_lengths)[self.ring.index]
-        keys = self._by_ring(key_lengths)[self.ring.index]
-        if tuple(queries) == tuple(keys):
-            q, k, v = self._exchange_heads((q, k, v), (heads, groups, groups), queries)
-            return q, k, v
-        (q,) = self._exchange_heads((q,), (heads,), queries)
-        k, v = self._exchange_heads((k, v), (groups, groups), keys)
-        return q, k, v
-
-    def _exchange_heads(
-        self, tensors: Sequence[torch.Tensor], heads: Sequence[Sequence[int]], lengths: Sequence[int]
-    ) -> list[torch.Tensor]:
-        """Tensors (B, all heads, tokens, D) of the same tokens to (B, own heads, all tokens, D), views of one buffer.
-
-        `heads` has for each tensor how many every rank gets. Tokens are outermost in a message, so that what arrives
-        lies as one tensor.
-        """
-        mine, tokens, batch = self.ulysses.index, lengths[self.ulysses.index], tensors[0].shape[0]
-        # numbers a token: of each destination, of each tensor
-        widths = [
-            [batch * count[rank] * t.shape[3] for t, count in zip(tensors, heads, strict=True)] for rank in self._ranks
+        groups, queries_a_group = qkv[1].shape[1], qkv[0].shape[1] // qkv[1].shape[1]
+        cut = cut_groups(groups, self.ulysses.size, chunks)
+        queries, keys = (self._by_ring(lengths)[self.ring.index] for lengths in (query_lengths, key_lengths))
+        here = [each[:, :, :common] for each in qkv[1:]] if common else []
+        sent = [qkv[0], *(each[:, :, common:] for each in qkv[1:])]
+        qkv.clear()
+        whole = [sent] if tuple(queries) == tuple(keys) else [sent[:1], sent[1:]]
+        del sent
+        out_there = [
+            HeadsOut(self.ulysses, whole.pop(0), cut=cut, groups=groups, lengths=lengths)
+            for lengths in (queries, keys)[: len(whole)]
         ]
-        rows = [sum(each) for each in widths]
-        send = tensors[0].new_empty(tokens * sum(rows))
-        starts = [0, *accumulate(tokens * row for row in rows)]
-        for rank in self._ranks:
-            block = send[starts[rank] : starts[rank + 1]].view(tokens, rows[rank])
-            for tensor, count, part in zip(tensors, heads, block.split(widths[rank], 1), strict=True):
-                given = tensor.narrow(1, sum(count[:rank]), count[rank])
-                part.view(tokens, batch, count[rank], tensor.shape[3]).copy_(given.permute(2, 0, 1, 3))
-        received = self.ulysses.all_to_all(
-            send,
-            send_lengths=tuple(tokens * row for row in rows),
-            receive_lengths=tuple(length * rows[mine] for length in lengths),
+        heads = [tuple(count * queries_a_group for count in counts) for counts in cut]
+        back, done = HeadsBack(self.ulysses, cut=heads, lengths=queries), list[torch.Tensor]()
+        for chunk in range(chunks):
+            arrived = [each for tensors in out_there for each in tensors.take(chunk)]
+            if chunk + 1 < chunks:
+                for tensors in out_there:
+                    tensors.start(chunk + 1)
+            if done:
+                back.start(chunk - 1, done.pop())
+            before, mine = sum(cut[chunk][: self.ulysses.index]), cut[chunk][self.ulysses.index]
+            first = sum(map(sum, cut[:chunk])) + before
+            if here:
+                arrived[1:] = _behind([each.narrow(1, first, mine) for each in here], arrived[1:])
+            of_heads = mask
+            if mask is not None and mask.shape[1] > 1:
+                of_heads = mask.narrow(1, first * queries_a_group, mine * queries_a_group)
+            done.append(attend(arrived, of_heads))
+        return back.finish(done.pop())
+
+    def _chunks(self, qkv: QKV, query_lengths: Sequence[int], key_lengths: Sequence[int], common: int) -> int:
+        """Into how many chunks the heads of this call are sent. What all ranks know decides, so all say the same."""
+        if self.chunks is None:
+            return 1
+        (batch, heads, _, head_dim), groups, values_dim = qkv[0].shape, qkv[1].shape[1], qkv[2].shape[3]
+        size, element_bytes = self.ulysses.size, qkv[0].element_size()
+        sent = batch * element_bytes * (size - 1) / size
+        queries, keys = max(sum(group) for group in self._by_ring(query_lengths)), common + sum(key_lengths)
+        shared = SharedHeads(
+            groups=groups,
+            ranks=size,
+            keys=keys,
+            head_dim=head_dim,
+            flops=2.0 * batch * heads / size * queries * keys * (head_dim + values_dim),
+            arriving_bytes=sent
+            * (max(query_lengths) * heads * head_dim + max(key_lengths) * groups * (head_dim + values_dim)),
+            returning_bytes=sent * max(query_lengths) * heads * values_dim,
         )
-        parts = received.view(sum(lengths), rows[mine]).split(widths[mine], 1)
-        return [
-            part.unflatten(1, (batch, count[mine], tensor.shape[3])).permute(1, 2, 0, 3)
-            for part, tensor, count in zip(parts, tensors, heads, strict=True)
-        ]
-
-    @property
-    def _ranks(self) -> range:
-        return range(self.ulysses.size)
-
-    def _tokens_for_heads(self, out: torch.Tensor, heads: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-        """The way back: (B, own heads, all tokens, Dv) to (B, all heads, own tokens, Dv)."""
-        batch, count, _, width = out.shape
-        tokens = lengths[self.ulysses.index]
-        send = out.permute(2, 0, 1, 3).contiguous().view(-1)  # tokens outermost
-        received = self.ulysses.all_to_all(
-            send,
-            send_lengths=tuple(length * batch * count * width for length in lengths),
-            receive_lengths=tuple(tokens * batch * each * width for each in heads),
-        )
-        parts = received.split([tokens * batch * each * width for each in heads])
-        by_token = [
-            part.view(tokens, batch, each, width).transpose(0, 1) for part, each in zip(parts, heads, strict=True)
-        ]
-        # (B, S, Hq, Dv) in memory, as the model flattens it next
-        return torch.cat(by_token, 2).transpose(1, 2)
+        return min(self.chunks(shared), groups // size)
 
     def _around_the_ring(
         self,
@@ -254,15 +258,15 @@ class UnevenSequence:
     def _over_all_keys(
         self,
         kernel: AttentionFunction,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        qkv: QKV,
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
         mask: torch.Tensor | None,
         common: int,
     ) -> torch.Tensor:
         """This rank's queries with all heads, over the first `common` keys and everybody's others, gathered."""
+        q, k, v = qkv
+        qkv.clear()
         here = [each[:, :, :common] for each in (k, v)]
         gathered = self.whole_keys(k[:, :, common:], v[:, :, common:], lengths=key_lengths)
         keys, values = _behind(here, gathered)

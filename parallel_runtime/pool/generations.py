@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 
 from ..devices import STOCK_NODES, missing_system
 from ..errors import PoolError, SilentWorkersError
+from ..exchange_groups import OverlapRates
 from ..machines.machine import Machine
+from ..plan import ParallelPlan
 from ..rank_environment import RankSettings
 from . import nccl_files
 from .deadlines import PEER_CHECK_S
@@ -39,6 +41,7 @@ class WorkerSettings:
     budget_bytes: int | None
     check_peers: bool
     machines: Callable[[Check], Sequence[Machine]]
+    overlap: Callable[[ParallelPlan], OverlapRates | None]
 
 
 class Generations:
@@ -95,6 +98,7 @@ class Generations:
             load_deadline_s=settings.load_deadline_s,
             budget_bytes=settings.budget_bytes,
             check_copies=settings.check_peers,
+            overlap=settings.overlap,
         )
         workers.settle(check)
         return workers

@@ -19,6 +19,7 @@ from typing import Any
 from ..checkpoint import ModelSpec
 from ..devices import Device
 from ..errors import PoolError
+from ..exchange_groups import OverlapRates
 from ..machines.machine import Machine
 from ..plan import MAX_RANKS, Layout, ParallelPlan, refuse_unfit_machines
 from ..rank_environment import RankSettings
@@ -76,6 +77,10 @@ class RequestLock:
             self.lock.release()
 
 
+def _all_at_once(_: ParallelPlan) -> None:
+    """Nothing is known of devices and link."""
+
+
 class Pool:
     """Workers on `devices`, one a rank, in rank order. Usable from any thread; one request at a time, others wait.
 
@@ -92,6 +97,9 @@ class Pool:
     `machines(check)`: further machines, whose ranks follow those of this one, in order; asked when workers start, and
     again when a plan needs more ranks than there are. It may wait, and calls `check` meanwhile. Their devices may be
     named among `devices`, at the end.
+
+    `overlap(plan)`: what is known of devices and link, by which ranks of a plan send heads of attention in chunks; by
+    default nothing, and they send all at once.
 
     `check_cancelled`, wherever it is taken, is called about every 50 ms in the caller's thread and cancels by raising.
     """
@@ -110,6 +118,7 @@ class Pool:
         memory_budget_bytes: int | None = None,
         check_peers: bool | None = None,
         machines: Callable[[Check], Sequence[Machine]] | None = None,
+        overlap: Callable[[ParallelPlan], OverlapRates | None] = _all_at_once,
     ) -> None:
         if not 1 <= len(devices) <= MAX_RANKS:
             raise ValueError(f"{len(devices)} devices for a pool; name 1 to {MAX_RANKS}")
@@ -133,6 +142,7 @@ class Pool:
             budget_bytes=memory_budget_bytes,
             check_peers=ranks.backend == "nccl" if check_peers is None else check_peers,
             machines=machines or (lambda _: ()),
+            overlap=overlap,
         )
         self._machines = machines
         self._generations = Generations(ranks, settings, lock=self._lock.lock)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..checkpoint import ModelSpec
+from ..exchange_groups import OverlapRates
 from ..plan import MAX_RANKS, BatchSlice, Layout, ParallelPlan
 from ..weight_patch import WeightPatchSet
 from ..wire.protocol import Op, TensorSpec
@@ -50,7 +51,7 @@ class WorkerGroup:
 
     `numbers` gives the requests' numbers, which rise over all generations. `deadline_s()`: of a request that has none
     of its own; `load_deadline_s`: of loading a model. `budget_bytes` as `HeldWeights` has it. With `check_copies`, what
-    ranks send each other is not believed to arrive until it has been seen to.
+    ranks send each other is not believed to arrive until it has been seen to. `overlap` as the argument of `Pool`.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class WorkerGroup:
         load_deadline_s: float,
         budget_bytes: int | None,
         check_copies: bool,
+        overlap: Callable[[ParallelPlan], OverlapRates | None],
     ) -> None:
         self.generation = generation
         self.meshes = Meshes(len(generation.ranks))
         self.memory: list[Memory] = []  # as each rank said last
         self.copies_are_sound = not check_copies or len(generation.ranks) == 1  # else `damaged_copies` is to find it
-        self._numbers, self._deadline_s = numbers, deadline_s
+        self._numbers, self._deadline_s, self._overlap = numbers, deadline_s, overlap
         self._handles = itertools.count(1)  # of models and meshes; none is used again
         self._told_ranks = 0  # how many were asked with the tensors that lie in the arena
         self._stale = KvCacheTracker()
@@ -139,7 +141,10 @@ class WorkerGroup:
                 self.meshes.apply(change)
                 self._ensured = {use: each for use, each in self._ensured.items() if each.mesh not in dropped}
 
-            self._ask(MakeMesh(mesh=change.handle, plan=plan, dropped=dropped, freed=change.freed), check, on_done=note)
+            made = MakeMesh(
+                mesh=change.handle, plan=plan, dropped=dropped, freed=change.freed, overlap=self._overlap(plan)
+            )
+            self._ask(made, check, on_done=note)
         handle = self.meshes.use(plan)
         if handle is None:
             raise RuntimeError(f"the mesh of {plan.describe()} was made and is not there")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, get_args
 
 from ..checkpoint import ModelSpec
-from ..exchange_groups import ExchangeGroup
+from ..exchange_groups import ExchangeGroup, OverlapRates
 from ..plan import BatchSlice, Layout, ParallelPlan
 from ..sampler_recurrence import SamplerRecurrence
 from ..stock_caches import StockCache
@@ -97,7 +97,8 @@ class SetStrengths:
 class MakeMesh:
     """Forget the meshes `dropped`, free the groups `freed` in their order, then make those of a plan.
 
-    What is freed is in no mesh that is left, and no weights that are held use it.
+    What is freed is in no mesh that is left, and no weights that are held use it. `overlap`: by what ranks choose into
+    how many chunks they send heads; None: one.
     """
 
     op: ClassVar = Op.MESH
@@ -106,6 +107,7 @@ class MakeMesh:
     plan: ParallelPlan
     dropped: tuple[int, ...]
     freed: tuple[ExchangeGroup, ...]
+    overlap: OverlapRates | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,8 +161,13 @@ class Engine:
         if request.freed:
             wait_for_all(self.device)
             self.groups.free(request.freed)
-        plan, groups, show_waiting = request.plan, self.groups, self._show_waiting
-        self.meshes[request.mesh] = Mesh(plan, device=self.device, groups=groups, show_waiting=show_waiting)
+        self.meshes[request.mesh] = Mesh(
+            request.plan,
+            device=self.device,
+            groups=self.groups,
+            show_waiting=self._show_waiting,
+            overlap=request.overlap,
+        )
         return EmptyReply()
 
     def _trim(self, request: Trim) -> MemoryReply:

@@ -6,7 +6,7 @@ group; the two sides of cfg meet in whole sampling runs.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from ..exchange_groups import (
 from ..parallel.collectives import Axis, Traffic
 from ..parallel.displaced import DisplacedAttention
 from ..parallel.links import Link
+from ..parallel.overlap import OverlapRates, choose_chunks
 from ..parallel.pattern import count_wrong_bytes, count_wrong_bytes_of_links
 from ..parallel.sequence import SequenceAttention
 from ..parallel.uneven import UnevenSequence
@@ -79,10 +80,18 @@ class Mesh:
     """
 
     def __init__(
-        self, plan: ParallelPlan, *, device: torch.device, groups: Groups, show_waiting: Callable[[bool], None]
+        self,
+        plan: ParallelPlan,
+        *,
+        device: torch.device,
+        groups: Groups,
+        show_waiting: Callable[[bool], None],
+        overlap: OverlapRates | None = None,
     ) -> None:
-        """`show_waiting` is told when this rank begins and ends to wait for others."""
+        """`show_waiting` is told when this rank begins and ends to wait for others. `overlap`: by what heads are sent
+        in chunks; without it all at once."""
         self.plan = plan
+        self._chunks = None if overlap is None else partial(choose_chunks, rates=overlap)
         self.traffic = Traffic(show_waiting=show_waiting)
         rank = dist.get_rank() if dist.is_initialized() else 0
         self.member = rank < plan.ranks
@@ -147,7 +156,8 @@ class Mesh:
     @cached_property
     def uneven_sequence(self) -> UnevenSequence:
         """As `sequence`, for a model whose attention is a call like any other."""
-        return UnevenSequence(ring=self.axes["ring"], ulysses=self.axes["ulysses"], whole=self._sequence_axis)
+        ring, ulysses = self.axes["ring"], self.axes["ulysses"]
+        return UnevenSequence(ring=ring, ulysses=ulysses, whole=self._sequence_axis, chunks=self._chunks)
 
     def displaced(self) -> DisplacedAttention:
         """As `sequence`, for a plan with stages: the keys of the patches not under way are of the step before."""

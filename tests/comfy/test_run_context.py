@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,3 +89,24 @@ def test_a_proof_is_asked_for_once_for_each_form_and_shape_of_a_runs_calls(new_r
         with pytest.raises(NothingStartsError):
             run.call({"t0": x}, out_shape=(1, 4), options={"call": tree, "method": None}, check_cancelled=stop)
     assert asked == [(plain, small.shape), (masked, small.shape), (plain, wide.shape)]
+
+
+def test_why_blocks_run_without_graphs_is_told_once_and_kept_for_the_report(new_run, module_of_pack) -> None:
+    told: list[str] = []
+    compiled = module_of_pack("parallel_runtime.wire.replies").CompiledBlocks
+
+    class Listener(module_of_pack("nodes.host.step_listener").StepListener):
+        def uncompiled(self, why: str) -> None:
+            told.append(why)
+
+    class Workers:
+        def run(self, spec: object, plan: object, calls: object, **_: object) -> SimpleNamespace:
+            reports = [compiled(graphs=1, uncompiled_blocks=number, compile_s=0.0, reason=why) for number, why in said]
+            ranks = [SimpleNamespace(ran=SimpleNamespace(compiled=each)) for each in [*reports, None]]
+            return SimpleNamespace(ranks=ranks, wall_s=0.1, traces={}, outs=[torch.zeros(1, 4)])
+
+    model = SimpleNamespace(pool=Workers(), spec=None, keeps_state=False)
+    run = replace(new_run("/a.safetensors"), model=model, compiled=True, listener=Listener(), recorder=None)
+    for said in ([(0, "")], [(2, "A has no graph"), (2, "A has no graph")], [(2, "A has no graph")]):
+        run.call({}, out_shape=(1, 4), options={"call": {}}, check_cancelled=lambda: None)
+        assert told == run.remarks == (["blocks run uncompiled: A has no graph"] if said[0][1] else [])

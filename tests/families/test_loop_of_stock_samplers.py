@@ -124,6 +124,15 @@ def test_stock_samplers_run_their_loop_in_the_workers(name: str, hosted_client: 
     assert relative_error(saved_latent(hosted_client, seen), saved_latent(hosted_client, stock)) > VISIBLE
 
 
+def test_the_steps_are_drawn_in_the_log_as_comfyuis_loop_draws_them(
+    hosted_client: ComfyClient, hosted_server: ComfyServer
+) -> None:
+    """A run of a number of steps that no other one has."""
+    for number, loop in ((7, "auto"), (11, "host")):
+        hosted_client.queue(ours(WAN.graph(cfg=3.0, steps=number), loop=loop)).require_success()
+        assert f" {number}/{number} [" in hosted_server.log, loop
+
+
 def test_sp_config_keeps_the_loop_in_comfyui(hosted_client: ComfyClient, stock: Stock) -> None:
     graph = wrong(ours(ksampler(), loop="host"))
     assert relative_error(saved_latent(hosted_client, hosted_client.queue(graph)), stock(ksampler())) <= TOLERANCE

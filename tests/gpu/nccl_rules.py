@@ -372,6 +372,10 @@ class SimulatedGroup(dist.ProcessGroup):
         _: object = None,
     ) -> SimulatedWork:
         """Runs of rows of everybody to everybody."""
+        if not (target_lengths or source_lengths):  # equal runs
+            target_lengths, source_lengths = (
+                [tensor.shape[0] // len(self._members)] * len(self._members) for tensor in (target, source)
+            )
         for tensor, lengths in ((target, target_lengths), (source, source_lengths)):
             if sum(lengths) != tensor.shape[0] or len(lengths) != len(self._members):
                 raise NcclRuleError(f"all_to_all of {tensor.shape[0]} rows in runs of {lengths}; they do not add up")

@@ -10,8 +10,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import product
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from parallel_runtime.models.hosted.attention import AttentionSwitch, install, installed
 from parallel_runtime.models.hosted.call import TokenCall
-from parallel_runtime.models.hosted.count import SilentAxis
+from parallel_runtime.models.hosted.count import OperationCounter, SilentAxis
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.plans import Plan, plan_for
 from parallel_runtime.models.plans.words import UNPLANNED, Attention, parse_attention
@@ -27,7 +28,7 @@ from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.uneven import UnevenSequence
 
 from .cases import CASES
-from .gloo_group import GlooGroup
+from .gloo_group import GlooGroup, chunks_of
 from .tiny import noise
 from .try_plan import Outputs, first_unlike
 
@@ -373,9 +374,10 @@ def what_came_in_containers_is_freed_before_the_kernel_ends(group: GlooGroup) ->
         found.append([each() is None for each in seen])
         return out
 
-    parts = UnevenSequence(ring=Axis("ring"), ulysses=SilentAxis("ulysses", size=2))
-    for skip_reshape in (True, False):
-        call = TokenCall(parts, "Tiny")
+    stock.__name__ = "attention_pytorch"  # which computes each head alone, so heads may come in chunks
+    for skip_reshape, chunks in product((True, False), (1, 3)):
+        ulysses = SilentAxis("ulysses", size=2)
+        call = TokenCall(UnevenSequence(ring=Axis("ring"), ulysses=ulysses, chunks=partial(chunks_of, chunks)), "Tiny")
         call.introduce("q", 14)
         call.attention = parse_attention("q")
         switch = AttentionSwitch(stock, container_class())
@@ -383,8 +385,68 @@ def what_came_in_containers_is_freed_before_the_kernel_ends(group: GlooGroup) ->
         given = [torch.randn(1, 6, 7, 4) if skip_reshape else torch.randn(1, 7, 24) for _ in range(3)]
         before = [weakref.ref(each) for each in given]
         given = [switch.container(each) for each in given]
+        found.clear()
         switch(*given, 6, skip_reshape=skip_reshape)
-    assert found == [[True] * 3] * 4, found
+        assert found == [[True] * 3] * 2 * chunks, found
+
+
+@check
+def heads_come_in_chunks_where_the_function_computes_each_alone(group: GlooGroup) -> None:
+    """Else, and where a layer or an override names a function that nobody has looked at, all of a rank's at once."""
+    called = []
+
+    def named(name: str) -> Callable[..., Tensor]:
+        def function(q: Tensor, *_: Any, **__: Any) -> Tensor:
+            called.append(name)
+            return q
+
+        function.__name__ = name
+        return function
+
+    ulysses = SilentAxis("ulysses", size=2)
+    call = TokenCall(UnevenSequence(ring=Axis("ring"), ulysses=ulysses, chunks=partial(chunks_of, 3)), "Tiny")
+    call.introduce("q", 14)
+    call.attention = parse_attention("q")
+    int8, flash = (SimpleNamespace(function=named(f"attention_{name}")) for name in ("comfy_kitchen_int8", "flash"))
+    for options, chunks in (
+        ({}, 3),
+        ({"preferred_attention": SimpleNamespace(function=None)}, 3),
+        ({"preferred_attention": flash}, 3),
+        ({"preferred_attention": int8}, 1),
+        ({"transformer_options": {"optimized_attention_override": int8.function}}, 1),
+    ):
+        called.clear()
+        switch = AttentionSwitch(named("attention_pytorch"))
+        switch.call = call
+        q = torch.randn(1, 6, 7, 4)
+        switch(q, q, q, 6, skip_reshape=True, **options)
+        assert len(called) == chunks, options
+    switch.stock = named("attention_sub_quad")
+    called.clear()
+    switch(q, q, q, 6, skip_reshape=True)
+    assert len(called) == 1
+
+
+@check
+def heads_in_chunks_hold_no_more_at_once_than_all_together(group: GlooGroup) -> None:
+    """Two chunks a twelfth more: both are there while the message is. `whole`: what a rank has of q, k and v."""
+    most = {}
+    for chunks in (1, 2, 3, 5):
+        sequence = UnevenSequence(
+            ring=Axis("ring"), ulysses=SilentAxis("ulysses", size=2), chunks=partial(chunks_of, chunks)
+        )
+
+        def kernel(qkv: list[Tensor], heads: int, mask: Tensor | None) -> Tensor:
+            shape = qkv[0].shape
+            qkv.clear()
+            return torch.empty(shape)
+
+        with OperationCounter() as counter:
+            qkv = [torch.empty(1, 30, 64, 16) for _ in range(3)]
+            whole = sum(each.nbytes for each in qkv)
+            sequence.attend(kernel, qkv, query_lengths=(64, 64), key_lengths=(64, 64))
+        most[chunks] = counter.counts["held_bytes"] / whole
+    assert most[1] == most[3] == most[5] == 2 and most[2] <= 2 + 1 / 6, most
 
 
 @check

@@ -7,6 +7,7 @@ Rank 0 writes RANKS.json, a row for each case: errors beside the same call witho
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
 import sys
@@ -53,6 +54,8 @@ def compare(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     blocks = blocks_of(model)
     shared = SharedModel(model, plan, group)
     other = {name: longer(value) for name, value in copy.deepcopy(inputs).items()}
+    if "transformer_options" in inspect.signature(type(model).forward).parameters:
+        other["transformer_options"] = {"sigmas": torch.ones(1), "cond_or_uncond": [0], "patches": {}}
     want, want_longer = call(model, inputs), call(model, other)
     run = blocks.run(Graphs(), Watch(RegionTimer(torch.device("cpu"), on=False), lambda: None, lambda _: None))
     with run.calling():

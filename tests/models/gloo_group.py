@@ -16,6 +16,7 @@ class GlooGroup:
 
     def __init__(self) -> None:
         self.parts, self.index = dist.get_world_size(), dist.get_rank()
+        self.named = ""  # no kernel was asked for
         self.attentions = 0
 
     def gather(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
@@ -41,6 +42,7 @@ class GlooGroup:
         key_lengths: Sequence[int],
         mask: Tensor | None = None,
         scale: float | None = None,
+        each_head_alone: bool = True,
         common: int = 0,
     ) -> Tensor:
         """All heads of this rank's queries over everybody's keys, behind those that each rank has."""
@@ -65,3 +67,8 @@ class OwnTokensOnly(GlooGroup):
     def whole_keys(self, k: Tensor, v: Tensor, *, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Its own."""
         return k, v
+
+
+def chunks_of(number: int, _: object) -> int:
+    """For `UnevenSequence`: heads go in so many chunks, whether or not they pay."""
+    return number

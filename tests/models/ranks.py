@@ -28,8 +28,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .gloo_group import GlooGroup, OwnTokensOnly
+from parallel_runtime.parallel.collectives import Axis
+from parallel_runtime.parallel.uneven import UnevenSequence
+
+from .gloo_group import GlooGroup, OwnTokensOnly, chunks_of
 from .shared_inputs import Found, watched
+
+CHUNKS = (1, 2, 3)  # into which heads are sent, where ranks have as many
 
 
 def start_comfyui(path: str) -> None:
@@ -63,7 +68,7 @@ def difference(got: Tensor, want: Tensor) -> float:
 
 
 def compare(model: torch.nn.Module, inputs: dict[str, Any], want: Tensor) -> dict[str, Any]:
-    """A case shared: twice, then without exchange, then whole again."""
+    """A case shared: twice, with heads in one chunk and in more, then without exchange, then whole again."""
     from parallel_runtime.models.hosted.hooks import SharedModel
     from parallel_runtime.models.plans import plan_for
 
@@ -71,12 +76,26 @@ def compare(model: torch.nn.Module, inputs: dict[str, Any], want: Tensor) -> dic
     shared = SharedModel(model, plan_for(type(model)), group)
     error = max(difference(call(model, inputs), want) for _ in range(2))
     gathers = group.attentions
+    axis = Axis("ulysses", group.parts, group.index, dist.group.WORLD)
+    outputs, exchanges = [], []
+    for number in CHUNKS:
+        axis.traffic.reset()
+        shared.group = UnevenSequence(ring=Axis("ring"), ulysses=axis, chunks=partial(chunks_of, number))
+        outputs.append(call(model, inputs))
+        exchanges.append(axis.traffic.calls)
     shared.group = OwnTokensOnly()
     control = difference(call(model, inputs), want)
     shared.active = False
     whole = difference(call(model, inputs), want)
     shared.remove()
-    return {"error": error, "control": control, "whole": whole, "attentions": gathers}
+    return {
+        "error": max(error, difference(outputs[0], want)),
+        "control": control,
+        "whole": whole,
+        "attentions": gathers,
+        "chunks": all(torch.equal(outputs[0], each) for each in outputs[1:]),
+        "exchanges": exchanges,
+    }
 
 
 def run_checks() -> dict[str, str]:

@@ -32,4 +32,5 @@ def test_a_shared_model_equals_the_same_module_in_one_process(results: Path, nam
     assert row["error"] <= ERROR
     assert row["whole"] == 0, "with the hooks inactive the model is as it was"
     assert row["attentions"] > 0, "no attention call went through the group"
+    assert row["chunks"], "heads in chunks give other bits than all at once"
     assert row["control"] > CONTROL, "without exchange the case must be wrong"

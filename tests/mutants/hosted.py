@@ -15,26 +15,26 @@ QUANTISED = "test_quantised.py::test_a_shared_file_equals_the_same_module_in_one
 MUTANTS = (
     Mutant(
         "a rank takes the heads of its neighbour",
-        "given = tensor.narrow(1, sum(count[:rank]), count[rank])",
-        "given = tensor.narrow(1, sum(count[: rank - 1]), count[rank])",
+        "            group += shares * count\n",
+        "            group += shares * count - 1\n",
         (f"{UNEVEN}[heads that no degree divides-ulysses 2]",),
     ),
     Mutant(
         "heads of queries are shared out without their groups",
-        "queries_a_group = q.shape[1] // k.shape[1]",
-        "queries_a_group = 1",
+        "groups, queries_a_group = qkv[1].shape[1], qkv[0].shape[1] // qkv[1].shape[1]",
+        "groups, queries_a_group = qkv[1].shape[1], 1",
         (f"{UNEVEN}[grouped heads-ulysses 2]",),
     ),
     Mutant(
         "keys come as the queries' tokens lie",
-        "k, v = self._exchange_heads((k, v), (groups, groups), keys)",
-        "k, v = self._exchange_heads((k, v), (groups, groups), queries)",
+        "for lengths in (queries, keys)[: len(whole)]",
+        "for lengths in (queries, queries)[: len(whole)]",
         (f"{UNEVEN}[other lengths of keys-ulysses 2]",),
     ),
     Mutant(
         "a mask by head is the first rank's on every rank",
-        "mask = mask.narrow(1, sum(heads[: self.ulysses.index]), heads[self.ulysses.index])",
-        "mask = mask.narrow(1, 0, heads[self.ulysses.index])",
+        "of_heads = mask.narrow(1, first * queries_a_group, mine * queries_a_group)",
+        "of_heads = mask.narrow(1, 0, mine * queries_a_group)",
         (f"{UNEVEN}[a mask by head-ulysses 2]",),
     ),
     Mutant(
@@ -61,6 +61,12 @@ MUTANTS = (
         "return torch.cat(by_token, 2).transpose(1, 2)",
         "return torch.cat(by_token[::-1], 2).transpose(1, 2)",
         (f"{UNEVEN}[thirty heads-ulysses 2]",),
+    ),
+    Mutant(
+        "every chunk has the rows of a mask of the first one's heads",
+        "first = sum(map(sum, cut[:chunk])) + before",
+        "first = before",
+        (f"{UNEVEN}[a mask by head-ulysses 2]",),
     ),
     Mutant(
         "few tokens count as keys on every rank",
@@ -109,6 +115,18 @@ MUTANTS = (
         "largest = ranks.maximum(largest)",
         "ranks.maximum(largest)",
         (f"{QUANTISED}[nvfp4, its inputs rounded too-replicated]",),
+    ),
+    Mutant(
+        "layers of q, k and v each exchange the scale of the same tensor",
+        "if whole is not None and last is not None and last[0] is whole and last[1] == layout_cls:",
+        "if False:",
+        (f"{QUANTISED}[nvfp4, its inputs rounded too-replicated]",),
+    ),
+    Mutant(
+        "weights of a file in plain fp8 are loaded as what they are computed in",
+        'kept = next((name for name, dtype in FP8.items() if dtype == stored), "")',
+        'kept = ""',
+        ("test_formats_as_stock.py::test_a_rank_uses_the_kernels_of_stock_and_moves_its_bytes[8.9]",),
     ),
     Mutant(
         "batch groups of cfg parallel round by the largest number of their own rows",

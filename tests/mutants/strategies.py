@@ -15,14 +15,14 @@ MERGED = "test_kernels.py::test_merged_parts_equal_the_whole_and_a_wrong_log_sum
 MUTANTS = (
     Mutant(
         "parts of a ring are merged by the wrong side's weight",
-        "torch.sigmoid(part_lse - lse)",
-        "torch.sigmoid(lse - part_lse)",
+        "torch.sigmoid(part - ours)",
+        "torch.sigmoid(ours - part)",
         (MERGED,),
     ),
     Mutant(
         "the log-sum-exp of merged parts is the larger one's",
-        "return out, torch.logaddexp(lse, part_lse)",
-        "return out, torch.maximum(lse, part_lse)",
+        "return out, torch.logaddexp(ours, part)",
+        "return out, torch.maximum(ours, part)",
         (MERGED,),
     ),
     Mutant(

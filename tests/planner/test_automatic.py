@@ -4,10 +4,11 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_runtime.cli.machine import constants, whole_bytes
+from parallel_runtime.cli.machine import constants, overlap, whole_bytes
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.models.flux.family import FLUX_DEV as FLUX
 from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
@@ -143,6 +144,23 @@ def test_looking_at_cpu_ranks_gives_constants_and_a_share_of_the_memory(monkeypa
     devices = parse_devices("cpu:2").devices
     assert constants(devices) == known_calibration("cpu")
     assert sum(whole_bytes(devices)) > GIB and len(set(whole_bytes(devices))) == 1
+
+
+def test_ranks_are_told_of_devices_and_link_where_a_plan_shares_heads_of_known_ones(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no calibration of this machine
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    devices = (Device("cuda", 0), Device("cuda", 1))
+    for name, known in (("NVIDIA L40", True), ("NVIDIA Unheard Of", False)):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        told = overlap(devices, ParallelPlan(ulysses=2))
+        assert (told is not None) == known
+        assert overlap(devices, ParallelPlan(ring=2)) is None, "no heads are shared out"
+        if told is not None:
+            l40 = known_calibration("L40")
+            assert told.attention_flops == l40.rates.attention_flops
+            assert (told.bandwidth, told.latency_s) == (l40.link.all_to_all_bandwidth(2), l40.link.latency_s)
+    assert overlap(parse_devices("cpu:2").devices, ParallelPlan(ulysses=2)) is None, "cores carry the bytes themselves"
 
 
 def of_run(held: str, count: int, calibration: Calibration = H100, *, gib: int = 80, **asked: int | bool) -> Decision:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from parallel_runtime.checkpoint import ComfyUI, ModelSpec
 from parallel_runtime.exchange_groups import ExchangeGroup
 from parallel_runtime.packages import Package
+from parallel_runtime.parallel.overlap import OverlapRates
 from parallel_runtime.plan import BatchSlice, Layout, ParallelPlan
 from parallel_runtime.sampler_recurrence import RecurrenceStep, SamplerRecurrence
 from parallel_runtime.wire import replies, requests, vae_messages
@@ -40,6 +41,7 @@ CASES = [
         plan=ParallelPlan(ulysses=2, cfg=2),
         dropped=(2, 3),
         freed=(ExchangeGroup(purpose="link", ranks=(1, 0)),),
+        overlap=OverlapRates(attention_flops=1e14, bandwidth=1e10, latency_s=4e-5),
     ),
     requests.Step(
         model=1,

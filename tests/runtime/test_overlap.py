@@ -70,6 +70,12 @@ def test_one_chunk_where_the_link_is_fast_or_the_tokens_are_few() -> None:
     assert chunks(320, 24, 2) == 1
 
 
+def test_no_more_chunks_than_a_figure_of_the_device_allows() -> None:
+    for most in (1, 2, 4):
+        rates = OverlapRates(attention_flops=140e12, bandwidth=MEMORY, latency_s=40e-6, most_chunks=most)
+        assert choose_chunks(shared(32760, 40, 2), rates) == most
+
+
 def test_each_rank_has_heads_of_its_own_in_each_chunk_and_even_ones_where_they_come_out_even() -> None:
     assert possible_chunks(40, 2) == [1, 2, 4, 5, 10]
     assert possible_chunks(24, 8) == [1, 3]

@@ -1,4 +1,7 @@
-"""Attention over uneven heads, grouped heads and unequal lengths equals attention in one process, on real ranks."""
+"""Attention over uneven heads, grouped heads and unequal lengths equals attention in one process, on real ranks.
+
+Heads in chunks give the same bits as all at once, for the same bytes.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +12,7 @@ from noted import FOLDER, Notes
 
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.parallel.overlap import OverlapRates
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
@@ -25,6 +29,8 @@ PLANS = {
     "ring 3": ParallelPlan(ring=3),
     "ulysses 2 x ring 2": ParallelPlan(ring=2, ulysses=2),
 }
+# So slow a link that chunks pay from about 2,000 tokens on.
+SLOW = OverlapRates(attention_flops=1e9, bandwidth=2e6, latency_s=0.0)
 SELF, CROSS = (13, 29), (29, 11)
 CASES: dict[str, dict] = {
     "heads that no degree divides": {"heads": 7, "groups": 7},
@@ -53,7 +59,8 @@ def parts_of(tokens: int, parts: int) -> tuple[int, ...]:
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
     engine, folders = "uneven_engine:UnevenEngine", (str(HERE), FOLDER)
-    with Pool(parse_devices("cpu:4").devices, threads_per_rank=1, engine=engine, python_path=folders) as made:
+    devices = parse_devices("cpu:4").devices
+    with Pool(devices, threads_per_rank=1, engine=engine, python_path=folders, overlap=lambda _: SLOW) as made:
         yield made
 
 
@@ -96,6 +103,10 @@ def test_attention_equals_one_process(pool: Pool, spec: ModelSpec, plan: Paralle
     found = attended(pool, spec, plan, case)
     assert max(rank["error"] for rank in found) <= TOLERANCE
     assert all(rank["gathered"] for rank in found)
+    for number, (calls, equal, same_bytes) in (each for rank in found for each in enumerate(rank["chunked"], 2)):
+        assert equal and same_bytes, f"{number} chunks"
+        if plan.ring == 1 and plan.ulysses <= case["groups"]:
+            assert calls == min(number, case["groups"] // plan.ulysses)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -128,3 +139,14 @@ def test_ranks_attend_with_whole_groups_of_heads(
 ) -> None:
     found = attended(pool, spec, PLANS[plan], CASES[case])
     assert [rank["heads"] for rank in found] == [[count] for count in heads]
+
+
+def test_a_run_whose_length_changes_the_number_of_chunks(pool: Pool, spec: ModelSpec) -> None:
+    """Step by step as the pool's constants of devices and link say, on all ranks alike."""
+    chunks = []
+    for tokens in (2048, 29, 2048):
+        found = attended(pool, spec, PLANS["ulysses 2"], {"heads": 32, "groups": 32, "tokens": (tokens, tokens)})
+        assert max(rank["error"] for rank in found) <= TOLERANCE
+        assert found[0]["heads"] == found[1]["heads"] and sum(found[0]["heads"]) == 16
+        chunks.append(len(found[0]["heads"]))
+    assert chunks[0] == chunks[2] > chunks[1] == 1

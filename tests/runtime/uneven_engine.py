@@ -1,8 +1,11 @@
 """An engine whose steps are attention calls over uneven heads and tokens, in real ranks with real process groups.
 
 A step's options describe the call; each rank makes the whole of it from a seed, attends with its part, and notes how
-far it is from its rows of the whole. Owns what runs in the ranks; `test_uneven.py` says what must be found.
+far it is from its rows of the whole, and whether heads in chunks give the same bits. Owns what runs in the ranks;
+`test_uneven.py` says what must be found.
 """
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +32,9 @@ class UnevenEngine:
             return LoadReply(dtype="float32", memory=NO_MEMORY)
         if message.op is Op.MESH:
             plan = message.body.plan
-            self.meshes[message.body.mesh] = Mesh(plan, device=CPU, groups=self.groups, show_waiting=lambda _: None)
+            self.meshes[message.body.mesh] = Mesh(
+                plan, device=CPU, groups=self.groups, show_waiting=lambda _: None, overlap=message.body.overlap
+            )
             return EmptyReply()
         mesh = self.meshes[message.body.mesh]
         options = dict(message.body.calls[0])
@@ -37,6 +42,11 @@ class UnevenEngine:
         if mesh.member:
             note(notes, self.rank, attended(mesh, **options))
         return StepReply(ran=None, memory=NO_MEMORY)
+
+
+def forced(number, shared):
+    """So many chunks, whether or not they pay."""
+    return number
 
 
 def attended(mesh, *, heads, groups, queries, keys, common, width, values, mask, boolean, scale, exchange):
@@ -55,7 +65,7 @@ def attended(mesh, *, heads, groups, queries, keys, common, width, values, mask,
         added = added > -1 if boolean else added
         if boolean:
             added[..., 0] = True  # no query without a key
-    calls = []
+    calls, chunked = [], []
 
     def kernel(qkv, heads, mask):
         q, k, v = qkv
@@ -71,6 +81,14 @@ def attended(mesh, *, heads, groups, queries, keys, common, width, values, mask,
     if exchange:
         given = {"query_lengths": queries, "key_lengths": keys, "mask": added, "scale": scale, "common": common}
         got = sequence.attend(kernel, list(parts), **given)
+        first_calls, sent, chosen = list(calls), mesh.traffic.num_bytes, sequence.chunks
+        for number in (2, 3):
+            calls.clear()
+            mesh.traffic.reset()
+            sequence.chunks = partial(forced, number)
+            again = sequence.attend(kernel, list(parts), **given)
+            chunked.append((len(calls), bool(torch.equal(again, got)), mesh.traffic.num_bytes == sent))
+        sequence.chunks, calls[:] = chosen, first_calls
     else:
         got = F.scaled_dot_product_attention(*parts, scale=scale, enable_gqa=heads != groups)
     want = want[:, :, mine[0]]
@@ -81,5 +99,6 @@ def attended(mesh, *, heads, groups, queries, keys, common, width, values, mask,
         "error": relative_error(got, want) if want.numel() else 0.0,
         "gathered": bool(torch.equal(gathered, k[:, :, common:])),
         "heads": [call[0] for call in calls],
+        "chunked": chunked,
         "bytes": num_bytes,
     }

@@ -27,6 +27,8 @@ from .traced_attention import attend
 
 NAMES = ("optimized_attention", "optimized_attention_masked")
 TORCHS = "pytorch"  # ComfyUI's function that has torch attend
+# ComfyUI's functions that compute each head without the others, to the last bit. Of others nobody has looked.
+EACH_HEAD_ALONE = frozenset(f"attention_{name}" for name in ("pytorch", "flash", "xformers", "sage"))
 
 
 class AttentionSwitch:
@@ -87,9 +89,17 @@ class AttentionSwitch:
                 mask = window_mask(mask, attention.window, sum(keys))
             elif mask is not None:
                 mask = whole_mask(call, attention, mask, queries, keys, held)
-            kernel, scale = self._kernel(attn_precision, options, owned=owned), options.get("scale")
-            lengths = {"query_lengths": queries, "key_lengths": keys, "common": common}
-            out = call.attend(attention, kernel, qkv, **lengths, mask=mask, scale=scale)
+            out = call.attend(
+                attention,
+                self._kernel(attn_precision, options, owned=owned),
+                qkv,
+                query_lengths=queries,
+                key_lengths=keys,
+                mask=mask,
+                scale=options.get("scale"),
+                common=common,
+                each_head_alone=self._each_head_alone(options),
+            )
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
     def _attention(self, call: TokenCall, q: Any, k: Any, dim: int) -> Attention | None:  # noqa: ANN401
@@ -138,7 +148,10 @@ class AttentionSwitch:
         """Attention of all queries under one mask, then of some of them under their own."""
         options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
         kernel = self._kernel(attn_precision, options, owned=False)
-        attend = partial(call.attend, attention, kernel, key_lengths=keys, scale=options.get("scale"))
+        alone = self._each_head_alone(options)
+        attend = partial(
+            call.attend, attention, kernel, key_lengths=keys, scale=options.get("scale"), each_head_alone=alone
+        )
         q, k, v = qkv
         out = attend(qkv, query_lengths=queries, mask=mask.all)
         for each in mask.segments:
@@ -179,6 +192,13 @@ class AttentionSwitch:
         name = getattr(self.stock, "__name__", "attention").removeprefix("attention_")
         backend = backend_of(sys.modules["comfy.ops"], q, k, v, mask) if name == TORCHS else ""
         ATTENDED.add(f"{name}: {backend}" if backend else name)
+
+    def _each_head_alone(self, options: dict[str, Any]) -> bool:
+        """Whether the function that will attend computes a head alike whatever other heads it is given."""
+        preferred = options.get("preferred_attention")  # of a layer whose file names a function of its own
+        function = getattr(preferred, "function", None) or self.stock
+        overridden = "optimized_attention_override" in (options.get("transformer_options") or {})
+        return getattr(function, "__name__", "") in EACH_HEAD_ALONE and not overridden
 
     def _lengths(self, call: TokenCall, attention: Attention, queries: int, keys: int) -> Lengths:
         """Queries and keys of each rank in this call, by the plan."""

@@ -14,10 +14,11 @@ Owns which blocks have a graph and what they are given. Does not own how a graph
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,22 +35,41 @@ from .sites import name_site
 from .traced_attention import OPTIONS, GraphAttention, graph_attention
 
 Forward = Callable[..., Any]
+PATCHES = "patches"
+# What ComfyUI and its classes say of a call in `transformer_options`.
+TOLD = frozenset(("block_index", "block_type", "total_blocks", "cond_or_uncond", "uuids", "sigmas", "sample_sigmas"))
 
 
 @dataclass
 class Kind:
-    """Blocks of one list and class. `options`: where `transformer_options` stands; `reason`: why they have no graph."""
+    """Blocks of one list and class. `options`: where `transformer_options` stands.
+
+    `unread`: what of `TOLD` no block reads; `reason`: why they have no graph.
+    """
 
     title: str
     forward: Forward
     options: int | None
+    unread: frozenset[str]
     reason: str = ""
 
-    def options_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        """What the class gave as `transformer_options`."""
-        if OPTIONS in kwargs:
-            return kwargs[OPTIONS]
-        return args[self.options] if self.options is not None and self.options < len(args) else None
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+        """What the graph is given, and `transformer_options` as the class gave them, which attention gets.
+
+        What the options tell of a call, and patches of which there are none, are left out for the graph: it would be
+        made anew for other ones.
+        """
+        mine, named = tuple(map(_laid_out, args)), {name: _laid_out(value) for name, value in kwargs.items()}
+        by_place = OPTIONS not in kwargs and self.options is not None and self.options < len(args)
+        options = args[self.options or 0] if by_place else kwargs.get(OPTIONS)
+        if type(options) is dict:
+            left_out = self.unread if options.get(PATCHES) else {*self.unread, PATCHES}
+            read = {name: value for name, value in options.items() if name not in left_out}
+            if by_place:
+                mine = (*mine[: self.options], read, *mine[(self.options or 0) + 1 :])
+            else:
+                named[OPTIONS] = read
+        return mine, named, options
 
 
 @dataclass
@@ -98,8 +118,7 @@ class CompiledRun:
         if any(isinstance(value, GuideMask) for value in (*args, *kwargs.values())):
             reason = f"{kind.title} attends by masks of guide frames, which are no tensor"
         if not reason:
-            attention.options = kind.options_of(args, kwargs)
-            mine, named = tuple(map(_laid_out, args)), {name: _laid_out(value) for name, value in kwargs.items()}
+            mine, named, attention.options = kind.given(args, kwargs)
             form = (kind.title, *map(_form, mine), *((name, _form(value)) for name, value in named.items()))
             try:
                 return self._graphs.whole(kind.forward, form, self._watch, block, *mine, **named)
@@ -150,7 +169,19 @@ def _kind_of(block: nn.Module, plan: Plan, path: str) -> Kind:
         f"the model calls its blocks by {' and '.join(others)}, and their forward alone is compiled" if others else ""
     )
     options = taken.index(OPTIONS) if OPTIONS in taken else None
-    return Kind(type(block).__name__, type(block).forward, options, reason)
+    classes = {base for each in block.modules() for base in type(each).__mro__ if issubclass(base, nn.Module)}
+    functions = [value for each in classes for value in vars(each).values() if isinstance(value, FunctionType)]
+    words = {word for each in functions for word in _words(each.__code__)}
+    return Kind(type(block).__name__, type(block).forward, options, TOLD - words, reason)
+
+
+def _words(code: CodeType) -> Iterator[str]:
+    """The texts in a function, and in those inside it."""
+    for each in code.co_consts:
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, CodeType):
+            yield from _words(each)
 
 
 def _laid_out(value: Any) -> Any:  # noqa: ANN401

@@ -361,6 +361,7 @@ LINES: tuple[Line, ...] = (
 WHERE_THERE = (
     "comfy.controlnet.ControlLora",
     "comfy.controlnet.QwenFunControlNet",
+    "comfy.k_diffusion.sampling.tqdm",
     "comfy.ldm.modules.attention.AttentionTensorContainer",
     "comfy.ldm.modules.attention.ComfyAttention",
     "comfy.model_management.ensure_pin_budget",

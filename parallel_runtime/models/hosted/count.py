@@ -148,15 +148,23 @@ class SilentAxis(Axis):
         self.traffic.add((send.shape[0] - send_lengths[self.index]) * row_bytes)
         return send.new_zeros((sum(receive_lengths), *send.shape[1:]))
 
+    def start_all_to_all(self, send: Tensor, **lengths: tuple[int, ...]) -> Any:  # noqa: ANN401
+        """As `Axis.start_all_to_all`; what arrives is there at once."""
+        return _Arrived(self.all_to_all(send, **lengths))
+
     def start_all_gather(self, mine: Tensor, whole: Tensor) -> Any:  # noqa: ANN401
         """As `Axis.start_all_gather`; what arrives is there at once."""
         self.traffic.add((self.size - 1) * mine.nbytes)
-        return _Arrived()
+        return _Arrived(whole)
 
 
 class _Arrived:
-    def wait(self) -> None:
+    def __init__(self, received: Tensor) -> None:
+        self._received = received
+
+    def wait(self) -> Tensor:
         """Nothing is under way."""
+        return self._received
 
 
 class CountedSequence(UnevenSequence):

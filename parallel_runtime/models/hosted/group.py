@@ -43,6 +43,7 @@ class TokenGroup(Protocol):
         key_lengths: Sequence[int],
         mask: Tensor | None = None,
         scale: float | None = None,
+        each_head_alone: bool = True,
         common: int = 0,
     ) -> Tensor:
         """Attention of this rank's queries over everybody's keys.
@@ -50,6 +51,7 @@ class TokenGroup(Protocol):
         `qkv`, which is emptied: q (B, Hq, Sq, D), k and v (B, Hk, Sk, D), this rank's tokens with all heads; Hq is a
         multiple of Hk. `mask`
         is broadcastable to (B, Hq or 1, all queries or 1, all keys), tokens in part order, bool or added to the scores.
+        `each_head_alone`: what `kernel` makes of a head does not depend on the other heads that it is given.
         `common`: so many keys, before the Sk, are the same on every rank, and come first in `mask`.
         Returns (B, Hq, Sq, Dv). Some ranks may have no queries, none may have no keys.
         """

@@ -119,6 +119,7 @@ class PassCall(TokenCall):
         key_lengths: Sequence[int],
         mask: Tensor | None = None,
         scale: float | None = None,
+        each_head_alone: bool = True,
         common: int = 0,
     ) -> Tensor:
         """This pass's queries over the keys of all tokens, of which those of later patches are of the call before."""
@@ -131,6 +132,7 @@ class PassCall(TokenCall):
                 key_lengths=key_lengths,
                 mask=mask,
                 scale=scale,
+                each_head_alone=each_head_alone,
                 common=common,
             )
         self._refuse_small()

@@ -252,8 +252,8 @@ def install() -> AttentionSwitch:
 
 def _holds(module: ModuleType, functions: Sequence[object]) -> bool:
     """Whether a module has one of these functions under its name of ComfyUI's."""
-    held = vars(module)
-    return any(held.get(name) is not None and held[name] in functions for name in (*NAMES, CHOOSER))
+    held = [vars(module).get(name) for name in (*NAMES, CHOOSER)]
+    return any(each is function for each in held for function in functions)
 
 
 def installed() -> AttentionSwitch:

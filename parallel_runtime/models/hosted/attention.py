@@ -239,12 +239,12 @@ def install() -> AttentionSwitch:
         return stock
     masked, chosen = module.optimized_attention_masked, module.optimized_attention_for_device
     holders = [each for each in list(sys.modules.values()) if each is module or _holds(each, (stock, masked, chosen))]
-    early = [each.__name__ for each in holders if not f"{each.__name__}.".startswith("comfy.")]
-    if early:
+    others = [each for each in holders if not each.__name__.startswith("comfy.")]
+    if early := [each.__name__ for each in others if _holds(each, [stock])]:
         raise RuntimeError(f"{min(early)} was imported before attention could be replaced; install the switch first")
     switch = AttentionSwitch(stock, getattr(module, "AttentionTensorContainer", None))
     put = dict.fromkeys(NAMES, switch) | {CHOOSER: switch.for_device(chosen)}
-    for each in holders:
+    for each in (each for each in holders if each not in others):
         for name in put.keys() & vars(each).keys():
             setattr(each, name, put[name])
     return switch
@@ -252,7 +252,7 @@ def install() -> AttentionSwitch:
 
 def _holds(module: ModuleType, functions: Sequence[object]) -> bool:
     """Whether a module has one of these functions under its name of ComfyUI's."""
-    held = [vars(module).get(name) for name in (*NAMES, CHOOSER)]
+    held = [getattr(module, "__dict__", {}).get(name) for name in (*NAMES, CHOOSER)]
     return any(each is function for each in held for function in functions)
 
 

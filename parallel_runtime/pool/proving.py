@@ -98,7 +98,8 @@ def _attempt(
     keeps: bool,
 ) -> Proof:
     """The verdict of `prove` and its reason. Raises for each call that fails, but where that refuses the plan."""
-    reason, times = "", 2 if keeps else 1
+    reason = ""
+    times = 2 if keeps else 1
     shared: ModelCall | None = _under(call)
     while shared is not None:
         again = _of_a_run(shared, keeps=keeps)

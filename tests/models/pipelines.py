@@ -78,6 +78,8 @@ class Pipeline:
         costs = [float(sum(weight.nbytes for weight in block.parameters())) for block in blocks.values()]
         run = stage_run(costs, stages=ranks, stage=rank)
         before = blocks_of(model, plan.before_stages) if plan.before_stages else {}
+        staged = [*blocks.values(), *before.values()]
+        self._forwards = [(block, vars(block).get("forward")) for block in staged]
         self.staged = StagedBlocks(model, plan, blocks, run, before=before)
         self.shared = SharedModel(model, plan, self.group)
         self.last = rank == ranks - 1
@@ -108,6 +110,11 @@ class Pipeline:
     def remove(self) -> None:
         """The model as it was."""
         self.shared.remove()
+        for block, forward in self._forwards:
+            if forward is None:
+                del vars(block)["forward"]
+            else:
+                vars(block)["forward"] = forward
 
 
 class Simulation:

@@ -142,7 +142,7 @@ class ParallelChoice:
 
     def told(self, decision: Decision) -> list[str]:
         """The decision in lines: the plan's name, what each device will do, and the reasons."""
-        by = [f"attention by {described(self.attention)}, where there is no mask"] if self.attention else []
+        by = [_attended_by(self.attention, decision.plan)] if self.attention else []
         doing = roles(decision.plan, self.selection.devices)
         return [decision.plan.name, *doing, *decision.reasons, *self.remarks, *by]
 
@@ -236,6 +236,13 @@ def choice_of(
         attention="" if attention == AUTO else attention,
         **_compiling(compiled, selection),
     )
+
+
+def _attended_by(attention: str, plan: ParallelPlan) -> str:
+    """What becomes of a kernel that was asked for: ranks that share no tokens, and stages, attend as ComfyUI does."""
+    if plan.parts > 1 and plan.pipefusion == 1:
+        return f"attention by {described(attention)}, where there is no mask"
+    return f"attention={attention} is not used: it takes ulysses or ring above 1, and pipefusion 1"
 
 
 def _refuse_attention(attention: str) -> None:

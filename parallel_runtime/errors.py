@@ -37,5 +37,9 @@ class RaisedInRankError(PoolError):
     """
 
 
+class OutOfMemoryInRankError(PoolError):
+    """The workers failed: a rank found no memory, of its device or of the host."""
+
+
 class RequestCancelledError(RuntimeError):
     """The caller cancelled a request. The workers are well and take the next one."""

@@ -66,14 +66,28 @@ def constants(devices: Sequence[Device], *, link: str | None = None, compiled: b
     found = measured(devices)
     machines = ranks_by_machine(devices)
     if len(machines) > 1:
-        return found or _unmeasured(constants(devices[: machines[0]], link=link, compiled=compiled), machines)
+        return (
+            _with_choices(found, devices[0])
+            if found
+            else _unmeasured(constants(devices[: machines[0]], link=link, compiled=compiled), machines)
+        )
     if devices[0].kind == "cpu":
         name, present = "cpu", len(devices)
     else:
         name, present = torch.cuda.get_device_name(devices[0].index), torch.cuda.device_count()
     if found is None:
-        return known_calibration(name, link, devices=present, compiled=compiled)
-    return as_told(found, link=link, compiled=compiled)
+        found = known_calibration(name, link, devices=present, compiled=compiled)
+    else:
+        found = as_told(found, link=link, compiled=compiled)
+    return _with_choices(found, devices[0])
+
+
+def _with_choices(calibration: Calibration, device: Device) -> Calibration:
+    """With what was chosen for the device's capability (choices.py), as ranks are told it."""
+    if device.kind == "cpu":
+        return calibration
+    most = choice_for(torch.cuda.get_device_capability(device.index)).most_chunks
+    return replace(calibration, rates=replace(calibration.rates, most_chunks=most))
 
 
 def _unmeasured(here: Calibration, machines: tuple[int, ...]) -> Calibration:
@@ -122,7 +136,7 @@ def overlap(devices: Sequence[Device], plan: ParallelPlan) -> OverlapRates | Non
         attention_flops=found.rates.attention_flops,
         bandwidth=found.link.all_to_all_bandwidth(plan.ulysses),
         latency_s=found.link.latency_s,
-        most_chunks=choice_for(torch.cuda.get_device_capability(devices[0].index)).most_chunks,
+        most_chunks=found.rates.most_chunks,
     )
 
 

@@ -38,9 +38,8 @@ class Kernel(Enum):
 
 
 OF_CHOICE = {"cudnn": Kernel.CUDNN, "flash": Kernel.FLASH, "efficient": Kernel.EFFICIENT}
-_FAILED: set[Kernel] = set()  # of this process: each raised when it was first called
-_RAN: set[Kernel] = set()
-ATTENDED: set[str] = set()  # what has attended in this process and can be named, for its report
+_FAILED: set[tuple[Kernel, torch.dtype, int]] = set()  # of this process: it raised for this dtype and head size
+ATTENDED: set[str] = set()  # what has attended in this process since a run began and can be named, for its report
 
 
 def choose_kernel(
@@ -99,8 +98,8 @@ def attention_with_lse(
     """Attention over a part of the keys. S and T must be above zero: torch's CPU kernel dies on empty input.
 
     Returns out (B, S, H, D) and the log-sum-exp of the scores (B, S, H, 1) in fp32, with which parts are merged. A
-    kernel that raises when it is first called is said so in the log and not called again in this process; another one
-    takes its place. Raises `RuntimeError` when there is none, and out of memory as it comes.
+    kernel that raises is said so in the log and not called again in this process for this dtype and head size; another
+    one takes its place. Raises `RuntimeError` when there is none, and out of memory as it comes.
     """
     heads_first = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     while True:
@@ -110,14 +109,19 @@ def attention_with_lse(
         except torch.OutOfMemoryError:
             raise
         except (AttributeError, RuntimeError, TypeError) as error:  # torch lacks it, it refuses, it has other arguments
-            if kernel in _RAN or kernel not in OF_CHOICE.values():
+            if kernel not in OF_CHOICE.values():
                 raise
-            _FAILED.add(kernel)
-            log.warning("%s failed and is not used again: %s", kernel.value, str(error).partition("\n")[0])
+            _FAILED.add((kernel, q.dtype, q.shape[-1]))
+            log_failure(kernel.value, q, error)
         else:
-            _RAN.add(kernel)
             ATTENDED.add(kernel.value)
             return out.transpose(1, 2), lse.to(torch.float32).transpose(1, 2).unsqueeze(-1)
+
+
+def log_failure(kernel: str, q: torch.Tensor, error: Exception) -> None:
+    """Say that a kernel of this name is no longer called for the dtype and the head size of q (..., D)."""
+    why = str(error).partition("\n")[0] or type(error).__name__
+    log.warning("%s failed and is not used again for heads of %d in %s: %s", kernel, q.shape[-1], q.dtype, why)
 
 
 def _kernel_for(q: torch.Tensor, mask: torch.Tensor | None, *, with_lse: bool) -> Kernel:
@@ -128,7 +132,7 @@ def _kernel_for(q: torch.Tensor, mask: torch.Tensor | None, *, with_lse: bool) -
         with_lse=with_lse,
         masked=mask is not None,
         head_dim=q.shape[-1],
-        failed=_FAILED,
+        failed=[kernel for kernel, dtype, size in _FAILED if (dtype, size) == (q.dtype, q.shape[-1])],
     )
 
 

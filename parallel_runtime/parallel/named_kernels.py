@@ -7,7 +7,6 @@ that fails. A call with a mask is `kernels.py`'s: none of these takes one.
 """
 
 import importlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,9 +15,8 @@ from importlib.util import find_spec
 import torch
 import torch.nn.functional as F
 
-from .kernels import ATTENDED, attention_with_lse
+from .kernels import ATTENDED, attention_with_lse, log_failure
 
-log = logging.getLogger(__name__)
 AUTO = "auto"
 
 
@@ -63,8 +61,7 @@ NAMED = {
     ),
 }
 CHOICES = (AUTO, *NAMED)
-_FAILED: set[str] = set()  # of this process: each raised when it was first called
-_RAN: set[str] = set()
+_FAILED: set[tuple[str, torch.dtype, int]] = set()  # of this process: it raised for this dtype and head size
 
 
 def missing(name: str) -> str:
@@ -83,9 +80,14 @@ def described(name: str) -> str:
     return name if NAMED[name].exact else f"{name}, which rounds"
 
 
+def may_attend(name: str, *, exact: bool) -> bool:
+    """Whether a kernel was asked for ("": none) that may compute a call, `exact` one whose model forbids rounding."""
+    return bool(name) and (NAMED[name].exact or not exact)
+
+
 @lru_cache
 def _function(name: str) -> Callable[..., object]:
-    """The call of yunchang's. Raises `ValueError` where a package is missing, or of a version without it."""
+    """The call of yunchang's. Raises `ValueError` where a package is missing, or does not load, or does not have it."""
     if lacking := missing(name):
         raise ValueError(lacking)
     try:
@@ -93,7 +95,9 @@ def _function(name: str) -> Callable[..., object]:
         function: Callable[..., object] = kernels.select_flash_attn_impl(
             getattr(kernels.AttnType, NAMED[name].member), stage="fwd-only"
         )
-    except (AttributeError, ImportError, TypeError, ValueError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # packages compile and load libraries when they are imported
         raise ValueError(_refusal(name, f"this version of yunchang does not have it ({error})")) from error
     return function
 
@@ -103,27 +107,26 @@ def attention_by(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """q (B, S, H, D), k and v (B, T, H, D); returns out (B, S, H, D) and the log-sum-exp (B, S, H, 1) in fp32.
 
-    None where the kernel raised when it was first called, which the log says once. Raises `ValueError` where it is not
-    there, or returns something else.
+    None where the kernel raised for this dtype and head size, now or before, which the log says once. Raises
+    `ValueError` where it is not there, or returns something else, and out of memory as it comes.
     """
-    if name in _FAILED:
+    kind = name, q.dtype, q.shape[-1]
+    if kind in _FAILED:
         return None
     named, function = NAMED[name], _function(name)
     options = {**dict(named.takes), named.scale: q.shape[-1] ** -0.5 if scale is None else scale}
     rows = q.shape[0] if named.member == "FLASHINFER" else 1  # it takes one image a call
     parts = list[tuple[torch.Tensor, torch.Tensor]]()
-    try:
-        for given in zip(*(each.contiguous().chunk(rows) for each in (q, k, v)), strict=True):
-            parts.append(_checked(name, function(*given, **options), given[0]))
-    except torch.OutOfMemoryError:
-        raise
-    except (AssertionError, RuntimeError, TypeError) as error:
-        if name in _RAN:
+    for given in zip(*(each.contiguous().chunk(rows) for each in (q, k, v)), strict=True):
+        try:
+            found = function(*given, **options)
+        except torch.OutOfMemoryError:
             raise
-        _FAILED.add(name)
-        log.warning("%s failed and is not used again: %s", name, str(error).partition("\n")[0])
-        return None
-    _RAN.add(name)
+        except Exception as error:  # noqa: BLE001  compilers and loaders raise classes of their own
+            _FAILED.add(kind)
+            log_failure(name, q, error)
+            return None
+        parts.append(_checked(name, found, given[0]))
     ATTENDED.add(described(name))
     out, lse = (torch.cat(each) for each in zip(*parts, strict=True))
     return out, lse

@@ -18,6 +18,9 @@ MOST_CHUNKS = 10
 # time in which it attends to as many blocks of queries as it has multiprocessors.
 IDLE, QUERY_ROWS, MULTIPROCESSORS = 0.25, 128, 128
 LAUNCH_S = 50e-6  # the host's time to start a further chunk: two exchanges, a kernel, a copy
+# For fewer numbers of q than this ComfyUI leaves the choice of a kernel to torch, and FlashAttention cuts the keys of
+# few heads of few queries: a chunk on the other side of it than all heads at once may have other bits.
+FEW_NUMBERS = 128 * 1024
 # What chunks must save, as a part of the attention with its exchange. Below it they are not worth their launches.
 WORTHWHILE = 0.03
 
@@ -95,7 +98,17 @@ def choose_chunks(shared: SharedHeads, rates: OverlapRates) -> int:
             chunks=chunks,
         )
         for chunks in possible_chunks(shared.groups, shared.ranks)
-        if chunks <= (rates.most_chunks or MOST_CHUNKS)
+        if chunks <= (rates.most_chunks or MOST_CHUNKS) and _are_alike(shared, chunks)
     }
     best = min(seconds, key=lambda chunks: seconds[chunks])
     return best if seconds[best] <= (1 - WORTHWHILE) * seconds[1] else 1
+
+
+def _are_alike(shared: SharedHeads, chunks: int) -> bool:
+    """Whether the smallest of so many chunks has as many numbers of q as `FEW_NUMBERS` asks, or no rank has them.
+
+    Numbers of q are told by the FLOPs, as if values were as wide as keys.
+    """
+    of_a_group = shared.flops / (4 * shared.keys) * shared.ranks / shared.groups
+    smallest, most = shared.groups // shared.ranks // chunks, -(-shared.groups // shared.ranks)
+    return chunks == 1 or smallest * of_a_group >= FEW_NUMBERS or most * of_a_group < FEW_NUMBERS

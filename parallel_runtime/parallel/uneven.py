@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from .collectives import Axis
 from .head_chunks import HeadsBack, HeadsOut, cut_groups
 from .kernels import additive_mask
+from .named_kernels import may_attend
 from .overlap import SharedHeads
 from .ring import RingPass
 
@@ -103,6 +104,7 @@ class UnevenSequence:
         mask: torch.Tensor | None = None,
         scale: float | None = None,
         each_head_alone: bool = True,
+        exact: bool = False,
         common: int = 0,
     ) -> torch.Tensor:
         """Attention of this rank's queries over everybody's keys.
@@ -111,8 +113,10 @@ class UnevenSequence:
         the lengths are the S and the T of every part, in part order; `mask` (B or 1, Hq or 1, all queries or 1, all
         keys), bool or added to the scores, with tokens in part order. `scale`, 1 / sqrt(D) by default, must be the one
         that `kernel` uses. `each_head_alone`: what `kernel` makes of a head does not depend on the other heads that it
-        is given; else it is given all of a rank's at once. `common`: so many keys, before the T, are the same on every
-        rank. They are not sent, and come before all others in `mask`. Returns (B, Hq, S, Dv).
+        is given; else it is given all of a rank's at once. The ranks of a machine say the same of it, those of several
+        may not: Ring, which alone goes from machine to machine, does not ask. `exact`: no kernel that rounds may take
+        its place. `common`: so many keys, before the T, are the same on every rank. They are not sent, and come before
+        all others in `mask`. Returns (B, Hq, S, Dv).
         """
         if self.parts == 1:
             return kernel(qkv, qkv[0].shape[1], mask)
@@ -120,11 +124,12 @@ class UnevenSequence:
         if groups < self.ulysses.size or (by_head and self.ring.size > 1):
             return self._over_all_keys(kernel, qkv, query_lengths, key_lengths, mask, common)
         totals = [sum(group) for group in self._by_ring(key_lengths)]
-        attend = partial(self._attend_here, kernel, lengths=totals, scale=scale, common=common)
+        attend = partial(self._attend_here, kernel, lengths=totals, scale=scale, exact=exact, common=common)
         mask = self._rows_of(mask, query_lengths)
         if self.ulysses.size == 1:
             return attend(qkv, mask)
-        chunks = self._chunks(qkv, query_lengths, key_lengths, common) if each_head_alone else 1
+        alone = each_head_alone or self.ring.size > 1  # under Ring our kernels attend, in `kernel`'s place
+        chunks = self._chunks(qkv, query_lengths, key_lengths, common) if alone else 1
         lengths = {"query_lengths": query_lengths, "key_lengths": key_lengths}
         return self._over_heads(attend, qkv, chunks=chunks, **lengths, mask=mask, common=common)
 
@@ -136,6 +141,7 @@ class UnevenSequence:
         *,
         lengths: Sequence[int],
         scale: float | None,
+        exact: bool,
         common: int,
     ) -> torch.Tensor:
         """Attention of this ulysses group's queries over the first `common` keys and those of all groups, whose tokens
@@ -143,7 +149,7 @@ class UnevenSequence:
         if self.ring.size > 1:
             q, k, v = qkv
             qkv.clear()
-            return self._around_the_ring(q, k, v, lengths=lengths, mask=mask, scale=scale, common=common)
+            return self._around_the_ring(q, k, v, lengths=lengths, mask=mask, scale=scale, exact=exact, common=common)
         if qkv[0].shape[2]:
             return kernel(qkv, qkv[0].shape[1], mask)
         q, _, v = qkv
@@ -238,6 +244,7 @@ class UnevenSequence:
         lengths: Sequence[int],
         mask: torch.Tensor | None,
         scale: float | None,
+        exact: bool,
         common: int,
     ) -> torch.Tensor:
         """Attention over the first `common` keys, then over those of all ulysses groups, whose tokens `lengths` are, as
@@ -250,7 +257,8 @@ class UnevenSequence:
         bias = None if mask is None else additive_mask(mask[:, 0], q.dtype).expand(-1, q.shape[2], -1)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths)
-        out = around.attend(queries, mask=bias, common=(k[:, :common], v[:, :common]), named=self.named)
+        named = self.named if may_attend(self.named, exact=exact) else ""
+        out = around.attend(queries, mask=bias, common=(k[:, :common], v[:, :common]), named=named)
         if out is None:
             return q.new_empty((*q.shape[:3], values_width))
         return out[..., :values_width].to(q.dtype).transpose(1, 2)

@@ -292,7 +292,12 @@ def _exchanges_s(
                 arriving_bytes=there,
                 returning_bytes=back,
             )
-            given = OverlapRates(attention_flops=rates.attention_flops, bandwidth=bandwidth, latency_s=link.latency_s)
+            given = OverlapRates(
+                attention_flops=rates.attention_flops,
+                bandwidth=bandwidth,
+                latency_s=link.latency_s,
+                most_chunks=rates.most_chunks,
+            )
             chunks = choose_chunks(shared, given)
         both = chunked_s(
             attend_s=attend_s,

@@ -21,7 +21,8 @@ class Rates:
     Rates are in operations and bytes a second; `memory_bytes` is what a rank may use, `host_bandwidth` its way to host
     memory. Of models that are counted operation by operation: `elementwise_bandwidth` is what is reached between
     matrices, 0 where it is the memory's; `score_s` what an exponential of the softmax takes, beside the FLOPs that
-    `attention_flops` reaches with heads of `WIDE`.
+    `attention_flops` reaches with heads of `WIDE`. `most_chunks`: into how many chunks ranks send heads of attention at
+    most, 0 where no figure of the device limits them.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Rates:
     asynchronous: bool = True
     elementwise_bandwidth: float = 0.0
     score_s: float = 0.0
+    most_chunks: int = 0
 
     def attention_s(self, flops: float, scores: float) -> float:
         """Seconds of attention of so many FLOPs and scores, whatever the size of its heads."""

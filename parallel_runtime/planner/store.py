@@ -24,7 +24,7 @@ FOLDER, FILE = "parallel-dit", "calibration.json"
 NO_LONGER_READ = {"ring_overlap"}  # of the software, in files of versions up to 0.2
 MAY_BE_ZERO = (
     *("latency_s", "contention", "block_s", "exchange_s", "hop_s", "passes", "merge_passes"),
-    *("score_s", "elementwise_bandwidth"),
+    *("score_s", "elementwise_bandwidth", "most_chunks"),
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .. import VERSION, installed_version
 from ..checkpoint import LOAD_AGAIN, ModelSpec
-from ..errors import PoolError, RaisedInRankError, SilentWorkersError
+from ..errors import OutOfMemoryInRankError, PoolError, RaisedInRankError, SilentWorkersError
 from ..wire.replies import RankError
 from .known_errors import recognise
 from .process import RankProcess
@@ -20,12 +20,10 @@ FRESH = "the next prompt starts fresh workers"
 AGAIN = "the next prompt tries again"
 BUS_ERROR = "killed by SIGBUS"
 ABORTED = "killed by SIGABRT"  # how an exception in a thread of C++ ends a process: Python never sees it
-# What Python code raises that meets something else than it was written for; `EinopsError` is that of ComfyUI's models.
-RAISED_BY_CODE = (
-    *("TypeError", "AttributeError", "ValueError", "RuntimeError", "KeyError", "IndexError", "EinopsError"),
-    *("AssertionError", "NameError", "UnboundLocalError", "NotImplementedError", "ZeroDivisionError"),
-    *("ImportError", "ModuleNotFoundError"),
-)
+# Exceptions of the machine, its devices and the exchange between ranks. Any other one is of code that met something
+# else than it was written for: ComfyUI and the packages that it uses raise `Exception` and types of their own.
+NOT_RAISED_BY_CODE = {"MemoryError", "OutOfMemoryError", "OSError", "ProtocolError"}
+NOT_RAISED_BY_CODE |= {"DistError", "AcceleratorError", "CudaError"}
 SYSTEM_REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "the system has no open file left; close other programs",
@@ -38,7 +36,7 @@ SYSTEM_REMEDIES = {
 class Failure:
     """A sign that a rank failed. `weak`: perhaps only because another one did. `said`: its error's type and text.
 
-    `silent`: no rank showed life.
+    `silent`: no rank showed life. `by_code`: Python code raised, for no reason that lies in the machine.
     """
 
     rank: int
@@ -48,6 +46,7 @@ class Failure:
     remedy: str = FRESH
     weak: bool = False
     silent: bool = False
+    by_code: bool = False
 
 
 def failure_of_error(rank: int, error: RankError) -> Failure:
@@ -61,6 +60,7 @@ def failure_of_error(rank: int, error: RankError) -> Failure:
         said=said,
         detail=error.traceback.strip(),
         weak=error.kind == "DistBackendError" if found is None or found.known.vague else found.known.consequence,
+        by_code="Exception" in error.bases and NOT_RAISED_BY_CODE.isdisjoint(error.bases),
     )
 
 
@@ -123,7 +123,8 @@ def pool_error(failure: Failure, *, printed: str, device: str, starting: bool) -
     if found := recognise(failure.said, printed) if failure.said or aborted else None:
         cause = f"{ABORTED}: {found.cause or found.words}" if aborted else found.cause or cause
         remedy = f"{found.known.remedy}; {remedy}"
-    elif failure.said.partition(":")[0] in RAISED_BY_CODE:
+        kind = OutOfMemoryInRankError if found.known.out_of_memory else kind
+    elif failure.by_code:
         kind = RaisedInRankError
     detail = "\n".join(
         part for part in (failure.detail, f"rank {failure.rank} printed last:\n{printed}" if printed else "") if part

@@ -20,6 +20,7 @@ class KnownError:
 
     `cause`: what it means; empty where the message's first line says it well. `consequence`: the rank that says this
     mostly failed because another one did. `vague`: the message does not say why; what the rank printed may.
+    `out_of_memory`: the rank found no memory.
     """
 
     name: str
@@ -28,6 +29,7 @@ class KnownError:
     cause: str = ""
     consequence: bool = False
     vague: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,26 +70,32 @@ KNOWN: tuple[KnownError, ...] = (
         pattern=r"Cuda failure (?:2 )?'out of memory'|Failed to C(?:UDA|uda) (?:calloc|malloc)\w*(?: async)? \d+ bytes",
         cause="NCCL found no memory on the device for its own buffers, some hundred MiB for each group of ranks",
         remedy=MEMORY_REMEDY,
+        out_of_memory=True,
     ),
     KnownError(
         name="cublas memory",
         pattern=r"CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)(?: when calling `?\w+\([^)]*\)`?)?",
         cause="cuBLAS could not start on the device, mostly because its memory is full",
         remedy=MEMORY_REMEDY,
+        out_of_memory=True,
     ),
     KnownError(
         name="cudnn memory",
         pattern=r"CUDNN_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED|INTERNAL_ERROR\w*)",
         cause="cuDNN could not start on the device: its memory is full, or another cuDNN than torch's was loaded",
         remedy=f"{MEMORY_REMEDY}; take other cuDNN libraries out of LD_LIBRARY_PATH",
+        out_of_memory=True,
     ),
     KnownError(
         name="memory",
         # The type of an error, where Python prints it: at the beginning of a line. A text may only name one.
         pattern=r"(?m:^)(?:[\w.]+\.)?(?:OutOf|_Array)?MemoryError(?=:|(?m:$))"
         r"|DefaultCPUAllocator: can't allocate memory"
-        r"|CUDA (?:error: )?out of memory|Triton Error \[CUDA\]: out of memory",
+        r"|(?:CUDA|HIP) (?:(?:driver )?error: )?out of memory|Triton Error \[(?:CUDA|HIP)\]: out of memory"
+        r"|NVML_SUCCESS == r INTERNAL ASSERT FAILED at \"[^\"]*CUDACachingAllocator|CUFFT_ALLOC_FAILED"
+        r"|unable to mmap \d+ bytes from file <[^>]*>: Cannot allocate memory",
         remedy=MEMORY_REMEDY,
+        out_of_memory=True,
     ),
     # /dev/shm, sockets and files that NCCL uses between ranks of one machine.
     KnownError(

@@ -11,8 +11,9 @@ again by the pool itself.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -42,6 +43,7 @@ from .worker_group import WorkerGroup
 ENGINE = "parallel_runtime.worker.engine:Engine"
 SEGMENT_BYTES = 64 << 20  # of address space; memory is used where tensors have lain
 WAIT_S = 0.05  # how often one who waits for the lock is asked whether to go on
+GIVEN_UP_S = 0.2  # between looks at a request that its caller gave up
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +77,10 @@ class RequestLock:
         finally:
             self._owner = None
             self.lock.release()
+
+
+class _NotYetError(Exception):
+    """Ranks are still busy."""
 
 
 def _all_at_once(_: ParallelPlan) -> None:
@@ -216,17 +222,24 @@ class Pool:
     def give_back(self, devices: Sequence[Device], *, of_run: bool = False) -> None:
         """A sampling run has ended: others that compute on `devices` get the memory that is only kept there for later.
 
-        Nothing where no rank computes on them, but with `of_run`, for what ranks keep of the run; where there are no
-        workers; and while those are still busy with a request that was given up: that is not waited for. Raises
-        PoolError when a rank fails.
+        Nothing where no rank computes on them, but with `of_run`, for what ranks keep of the run, and where there are
+        no workers. While those are still busy with a request that was given up, this is not waited for and done after
+        it. Raises PoolError when a rank fails.
         """
         ranks = [rank for rank, device in enumerate(self.devices) if device in devices]
         if not (ranks or of_run):
             return
         with self._lock.acquire(None) as check:
             workers = self._generations.workers
-            if workers is not None and workers.generation.ready and not workers.busy:
+            if workers is None or not workers.generation.ready:
+                return
+            if not workers.busy:
                 workers.trim(ranks, check)
+                return
+            first = workers.owe_trim(ranks)
+        if first:
+            name = "parallel-dit-given-up"
+            threading.Thread(target=self._settle_later, args=(workers,), name=name, daemon=True).start()
 
     def holds(self, spec: ModelSpec, plan: ParallelPlan | None = None) -> bool:
         """Whether the living workers have `spec` as `plan` needs it, without a plan replicated on every rank.
@@ -363,6 +376,23 @@ class Pool:
             _log.warning("parallel workers failed before this request: %s", first_line(error))
             return None
         return workers
+
+    def _settle_later(self, workers: WorkerGroup) -> None:
+        """Take in what a request that was given up leaves behind, a moment at a time, between which others may ask."""
+        while True:
+            time.sleep(GIVEN_UP_S)
+            with self._lock.acquire(None):
+                if self._generations.workers is not workers:
+                    return
+                until = time.monotonic() + WAIT_S
+
+                def check(until: float = until) -> None:
+                    if time.monotonic() > until:
+                        raise _NotYetError
+
+                with suppress(_NotYetError):
+                    self._settled(check)
+                    return
 
     def _layout(self, plan: ParallelPlan | None) -> Layout:
         workers = self._generations.workers

@@ -10,12 +10,12 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ..errors import RaisedInRankError
+from ..errors import OutOfMemoryInRankError, RaisedInRankError
 from ..models.hosted.calls import from_tree
 from ..proof import NOT_PROVEN, REFUSED, Proof, judged
 from ..redact_paths import redact_paths
@@ -55,43 +55,84 @@ def prove(
     A call with more than `MAX_TOKENS`, or that has no `room` (below 1), is made smaller, if `possible` says that the
     class takes what comes of it.
 
-    Where the shared call raises and the whole one does not, the plan is refused with the error. The workers ended with
-    it: `retract` has that failure forgotten. Raises PoolError for every other failure, and where the whole call raises.
+    Where the shared call raises and the whole one does not, the plan is refused with the error. Where the shared call
+    works, so does the run: calls that are made for the proof alone and raise, or find no memory, prove nothing. In both
+    cases the workers ended with the error: `retract` has that failure forgotten. Raises PoolError for every other
+    failure, and where the shared call raises and the whole one too.
     """
-    began, calls, reason = time.perf_counter(), 0, ""
+    began, asked = time.perf_counter(), _Asked(ask)
+    try:
+        proof = _attempt(asked, call, dtype, room=room, possible=possible, retract=retract, coarse=coarse, keeps=keeps)
+    except (RaisedInRankError, OutOfMemoryInRankError) as error:
+        if not asked.works:
+            raise
+        retract()
+        reason = f"a call that is made for the proof alone failed: {redact_paths(error.cause)}"
+        proof = Proof(verdict=NOT_PROVEN, reason=reason)
+    return replace(proof, tokens=asked.tokens, calls=asked.calls, seconds=time.perf_counter() - began)
+
+
+@dataclass
+class _Asked:
+    """The calls of one proof. `works`: the run's own call came back; `tokens`: of the last call that was shared."""
+
+    ask: Ask
+    calls: int = 0
+    tokens: int = 0
+    works: bool = False
+
+    def __call__(self, call: ModelCall) -> RunResult:
+        self.calls += 1
+        return self.ask([call])
+
+
+def _attempt(
+    ask: _Asked,
+    call: ModelCall,
+    dtype: str,
+    *,
+    room: Room,
+    possible: Callable[[ModelCall], bool],
+    retract: Callable[[], None],
+    coarse: float,
+    keeps: bool,
+) -> Proof:
+    """The verdict of `prove` and its reason. Raises for each call that fails, but where that refuses the plan."""
+    reason = ""
     times = 2 if keeps else 1
     shared: ModelCall | None = _under(call)
     while shared is not None:
         again = _of_a_run(shared, keeps=keeps)
+        outs: list[RunResult] = []
         try:
-            outs, calls = [ask([again])], calls + 1
-            tokens = max((step.tokens or 0 for step in outs[0].ran), default=0)
+            outs.append(ask(again))
+            ask.tokens = tokens = max((step.tokens or 0 for step in outs[0].ran), default=0)
             fits = room(shared)
             small = tokens <= MAX_TOKENS and fits >= 1
             if small:
-                outs += [ask([again]) for _ in range(times - 1)]
+                outs += [ask(again) for _ in range(times - 1)]
         except RaisedInRankError as error:
+            if ask.works and not outs:  # a latent that the run does not have, or that this class takes in no way
+                raise
             retract()
             fitting = shared if (fits := room(shared)) >= 1 else smaller_call(shared, fits)
             fitting = fitting if fitting is not None and possible(fitting) else shared
             _computed(ask, _of_a_run(fitting, keeps=keeps, whole=True), times)
-            seconds = time.perf_counter() - began
-            return Proof(verdict=REFUSED, reason=redact_paths(error.cause), calls=calls + 1 + times, seconds=seconds)
+            return Proof(verdict=REFUSED, reason=redact_paths(error.cause))
+        first, ask.works = not ask.works, True
         if small:
             whole = _computed(ask, _of_a_run(shared, keeps=keeps, whole=True), times)
             control = _computed(ask, _of_a_run(shared, keeps=keeps, local_attention=True), times)
-            proof = judged(dtype, shared=_side_by_side(outs), whole=whole, control=control, coarse=coarse)
-            return replace(proof, tokens=tokens, calls=calls + 3 * times - 1, seconds=time.perf_counter() - began)
+            return judged(dtype, shared=_side_by_side(outs), whole=whole, control=control, coarse=coarse)
         reason = (
             f"{tokens} tokens are more than the {MAX_TOKENS} that one device computes whole"
             if tokens > MAX_TOKENS
             else f"a whole call of {tokens} tokens does not fit into the memory of one device"
         )
         share = min(MAX_TOKENS / max(tokens, 1), fits)
-        smaller = smaller_call(shared, share) if calls == 1 else None
+        smaller = smaller_call(shared, share) if first else None
         shared = smaller if smaller is not None and possible(smaller) else None
-    reason += ", and no smaller latent fits the call's other inputs"
-    return Proof(verdict=NOT_PROVEN, reason=reason, tokens=tokens, calls=calls, seconds=time.perf_counter() - began)
+    return Proof(verdict=NOT_PROVEN, reason=f"{reason}, and no smaller latent fits the call's other inputs")
 
 
 def arguments_of(call: ModelCall) -> tuple[str, ...]:
@@ -135,8 +176,8 @@ def _of_a_run(call: ModelCall, *, keeps: bool, **options: bool) -> ModelCall:
     return _under(call, **options, **run)
 
 
-def _computed(ask: Ask, call: ModelCall, times: int) -> torch.Tensor:
-    return _side_by_side([ask([call]) for _ in range(times)])
+def _computed(ask: _Asked, call: ModelCall, times: int) -> torch.Tensor:
+    return _side_by_side([ask(call) for _ in range(times)])
 
 
 def _side_by_side(results: Sequence[RunResult]) -> torch.Tensor:

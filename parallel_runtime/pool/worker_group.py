@@ -75,6 +75,7 @@ class WorkerGroup:
         self._stale = KvCacheTracker()
         self._arena = Arena(generation.segments, announce=generation.attach)
         self._ensured: dict[Hashable, Ensured] = {}
+        self._owed: set[int] | None = None  # what `trim` is to be asked with, once they can be asked
         self._newest: Ensured | None = None  # of these, what was used last; None once another model or mesh was
         self._weights = HeldWeights(
             self._ask,
@@ -95,6 +96,9 @@ class WorkerGroup:
     def settle(self, check: Check) -> None:
         """See that all ranks are well and owe nothing: take in what a request given up left behind, READY included."""
         self.generation.wait(check)
+        if self._owed is not None:
+            self.trim(sorted(self._owed), lambda: None)  # soon answered, and owed whoever asks
+            self._owed = None
         if self._weights.partly_held:
             self._weights.free_partly_held(check)
         if self.vae.partly_held:
@@ -128,6 +132,12 @@ class WorkerGroup:
         """Have the ranks of the last run keep nothing of it, and these give back what torch caches on their device."""
         self._stale.forget()
         self._ask(Trim(ranks=tuple(ranks)), check, num_ranks=self._told_ranks)
+
+    def owe_trim(self, ranks: Sequence[int]) -> bool:
+        """Have `settle` trim, once the ranks owe nothing; whether it was not to before."""
+        first = self._owed is None
+        self._owed = {*ranks, *(self._owed or ())}
+        return first
 
     def mesh(self, plan: ParallelPlan, check: Check) -> int:
         """The handle of the plan's process groups, made unless they are there. Those of plans used long ago may go."""

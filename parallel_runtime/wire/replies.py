@@ -28,11 +28,15 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True)
 class RankError:
-    """The last thing a rank says: the error's type, its text and its traceback, both cut to fit."""
+    """The last thing a rank says: the error's type, its text and its traceback, both cut to fit.
+
+    `bases`: the names of the type and of all that it derives from; () where no exception was raised.
+    """
 
     kind: str
     text: str
     traceback: str
+    bases: tuple[str, ...] = ()
 
 
 WAITING = ("communication_s", "weights_s")  # the regions in which a rank waits for others

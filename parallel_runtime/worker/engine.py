@@ -286,6 +286,7 @@ class Engine:
         timer = self.new_timer(on=any(options.get("timed") for options in calls))
         mesh.traffic.reset(timer)
         model.group.traffic.reset(timer)
+        ATTENDED.clear()
         compiled = any(options.get("compiled") for options in calls)
         watch = Watch(timer, beat, progress)
         if isinstance(model, HostedModel):

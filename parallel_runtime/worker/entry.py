@@ -157,6 +157,7 @@ def rank_error(error: BaseException) -> RankError:
         kind=type(error).__name__,
         text=str(error)[:TEXT_CHARS],
         traceback="".join(traceback.format_exception(error))[-TRACEBACK_CHARS:],
+        bases=tuple(each.__name__ for each in type(error).__mro__),
     )
 
 

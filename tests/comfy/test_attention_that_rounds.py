@@ -64,6 +64,24 @@ def test_ring_says_that_it_leaves_such_a_kernel_out(module_of_pack, ring: int, k
     assert all("ring=2 attends with exact kernels, not with sage" in each for each in found)
 
 
+@pytest.mark.parametrize(
+    ("plan", "told"),
+    [
+        ("ulysses=2", "attention by SageAttention, which rounds, where there is no mask"),
+        ("ring=2", "attention by SageAttention, which rounds, where there is no mask"),
+        ("cfg=2", "attention=SageAttention is not used: it takes ulysses or ring above 1, and pipefusion 1"),
+        ("pipefusion=2", "attention=SageAttention is not used: it takes ulysses or ring above 1, and pipefusion 1"),
+    ],
+)
+def test_a_kernel_that_was_asked_for_is_told_where_a_plan_uses_it(module_of_pack, plan: str, told: str) -> None:
+    devices = module_of_pack("parallel_runtime.devices").parse_devices("cpu:2")
+    parsed = module_of_pack("parallel_runtime.plan").ParallelPlan.parse(plan)
+    choice = module_of_pack("nodes.choice").ParallelChoice(
+        devices_text="cpu:2", selection=devices, plan=parsed, attention="SageAttention"
+    )
+    assert choice.describe()[-1] == told
+
+
 @pytest.mark.parametrize("formats", [(), ("float8_e4m3fn", "nvfp4")])
 def test_a_format_that_the_device_does_not_multiply_in_is_named(module_of_pack, formats: tuple[str, ...]) -> None:
     found = module_of_pack("nodes.host.measures").widened(formats)

@@ -16,7 +16,7 @@ from .hosted import WAN
 from .variants import BY_NAME, write_families
 
 FLUX = BY_NAME["flux.1 t2i"]  # by blocks of ours
-PLANS: dict[str, dict[str, int]] = {"ulysses 2": {"ulysses": 2}, "ring 2": {"ring": 2}}
+PLANS: dict[str, dict[str, int]] = {"ulysses 2": {"ulysses": 2}, "ring 2": {"ring": 2}, "cfg 2": {"cfg": 2}}
 # As yunchang's, of version 0.6: exact, and its log-sum-exp is (B, H, S).
 YUNCHANG = """
 from types import SimpleNamespace
@@ -51,10 +51,10 @@ def ours(graph: Workflow, plan: str, **config: object) -> Workflow:
     return parallel(graph, loader="ParallelModelLoader", sampler="ParallelSampler", **config)
 
 
-def ran(client: ComfyClient, plan: str, attention: str) -> tuple[Any, list[list[str]]]:
+def ran(client: ComfyClient, plan: str, attention: str) -> tuple[Any, list[str]]:
     result = client.queue(ours(WAN.graph(), plan, attention=attention)).require_success()
     (report,) = result.outputs["sampler"]["parallel_dit"]
-    return saved_latent(client, result), [rank["attention"] for rank in report["ranks"]]
+    return saved_latent(client, result), [rank.get("attention", "") for rank in report["ranks"]]
 
 
 @pytest.mark.slow
@@ -62,11 +62,14 @@ def ran(client: ComfyClient, plan: str, attention: str) -> tuple[Any, list[list[
 def test_the_kernel_that_is_named_attends_in_the_ranks(with_packages: ComfyClient, plan: str) -> None:
     usual, before = ran(with_packages, plan, "auto")
     found, after = ran(with_packages, plan, "FlashInfer")
-    rounding, _ = ran(with_packages, plan, "SageAttention")
+    rounding, by_sage = ran(with_packages, plan, "SageAttention")
     assert relative_error(found, usual) < TOLERANCE
     assert relative_error(rounding, usual) < TOLERANCE
     assert all("FlashInfer" in names for names in after)
-    assert plan != "ulysses 2" or not any("FlashInfer" in names for names in before)
+    assert not any("FlashInfer" in names for names in [*before, *by_sage]), "a report names what ran in its run"
+    if plan == "ulysses 2":
+        _, alone = ran(with_packages, "cfg 2", "FlashInfer")
+        assert any(alone) and not any("FlashInfer" in names for names in alone), alone
 
 
 @pytest.mark.slow

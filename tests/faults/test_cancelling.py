@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from pool.echo_pool import Gate, held, make_spec, run_step
+from pool.echo_pool import Gate, held, make_spec, run_step, wait_until
 
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import rank_set
@@ -54,6 +54,22 @@ def test_a_cancelled_step_returns_at_once_and_the_next_one_is_right(pool, tmp_pa
     # the next one waits for it: nothing else opens the gate
     assert torch.equal(run_step(pool, torch.zeros(9), add=2, check_cancelled=gate.open).out, torch.full((9,), 2.0))
     assert pool.generation == generation
+
+
+@pytest.mark.parametrize("asked_meanwhile", [False, True])
+def test_what_a_cancelled_run_keeps_is_freed_once_its_last_step_has_ended(pool, tmp_path, asked_meanwhile):
+    (before, *_), gate = [rank.ran.tokens for rank in run_step(pool).ranks], Gate(tmp_path)
+    with pytest.raises(Cancelled):
+        run_step(pool, check_cancelled=at(gate), faults={0: [gate.waits]})
+    for _ in range(2):
+        pool.give_back([], of_run=True)
+    assert pool.state == "busy", "nobody has waited for it"
+    if not asked_meanwhile:
+        gate.open()
+        wait_until(lambda: pool.state == "idle")
+    for _ in range(2):  # a step of the next run, whose state is not freed by it
+        ranks = run_step(pool, check_cancelled=gate.open).ranks
+        assert [rank.ran.tokens for rank in ranks] == [before + 1] * 2
 
 
 def test_the_memory_of_a_cancelled_step_is_not_written_before_it_has_ended(pool, tmp_path):

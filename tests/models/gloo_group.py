@@ -43,6 +43,7 @@ class GlooGroup:
         mask: Tensor | None = None,
         scale: float | None = None,
         each_head_alone: bool = True,
+        exact: bool = False,
         common: int = 0,
     ) -> Tensor:
         """All heads of this rank's queries over everybody's keys, behind those that each rank has."""

@@ -2,12 +2,14 @@
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parallel_runtime.cli import machine
 from parallel_runtime.cli.machine import constants, overlap, whole_bytes
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.models.flux.family import FLUX_DEV as FLUX
@@ -150,6 +152,7 @@ def test_ranks_are_told_of_devices_and_link_where_a_plan_shares_heads_of_known_o
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no calibration of this machine
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(machine, "choice_for", lambda _: SimpleNamespace(most_chunks=3))
     devices = (Device("cuda", 0), Device("cuda", 1))
     for name, known in (("NVIDIA L40", True), ("NVIDIA Unheard Of", False)):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
@@ -159,6 +162,7 @@ def test_ranks_are_told_of_devices_and_link_where_a_plan_shares_heads_of_known_o
         if told is not None:
             l40 = known_calibration("L40")
             assert told.attention_flops == l40.rates.attention_flops
+            assert told.most_chunks == constants(devices).rates.most_chunks == 3
             assert (told.bandwidth, told.latency_s) == (l40.link.all_to_all_bandwidth(2), l40.link.latency_s)
     assert overlap(parse_devices("cpu:2").devices, ParallelPlan(ulysses=2)) is None, "cores carry the bytes themselves"
 

@@ -51,6 +51,7 @@ class Echo:
         self.models = set()
         self.groups = {}
         self.changes = 0  # of weights, done
+        self.ended = 0  # runs
         self.let_go = set()  # names of loads that were held
 
     def handle(self, message, *, progress, cancelled, beat):
@@ -67,6 +68,9 @@ class Echo:
             return EmptyReply()
         if message.op is Op.PATCH:
             return self.patch(message.body.records, cancelled)
+        if message.op is Op.TRIM:
+            self.ended += 1
+            return MemoryReply(memory=self.memory())
         if message.op is Op.CHECK:
             return CheckReply(wrong_bytes=7 * self.rank)
         return self.step(message, beat)
@@ -133,6 +137,7 @@ class Echo:
             regions={name: float(content) for name, content in message.body.repeated.items()},
             began_s=began,
             step_s=time.perf_counter() - began,
+            tokens=self.ended,
             **dict.fromkeys(("collectives", "sent_bytes", "weight_collectives", "weight_bytes"), 0),
         )
         return StepReply(memory=self.memory(), ran=ran)

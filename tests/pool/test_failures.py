@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from parallel_runtime.errors import OutOfMemoryInRankError, PoolError, RaisedInRankError
 from parallel_runtime.pool.failure import Failure, choose, failure_of_error, pool_error
 from parallel_runtime.wire.replies import RankError
+from parallel_runtime.worker.entry import rank_error
 from pool.echo_pool import FRESH, failure, first_line
 
 
@@ -67,3 +70,29 @@ def test_a_failure_has_the_remedy_of_its_cause(kind, text, remedy):
     )
     assert remedy in found
     assert found != unknown
+
+
+class NoCapableBackendError(RuntimeError):
+    """A package's own type."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (Exception("sizes do not fit"), RaisedInRankError),
+        (NoCapableBackendError("no backend takes these shapes"), RaisedInRankError),
+        (UnicodeDecodeError("utf-8", b"a", 0, 1, "no"), RaisedInRankError),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), OutOfMemoryInRankError),
+        (RuntimeError("CUDA driver error: out of memory"), OutOfMemoryInRankError),
+        (torch.OutOfMemoryError("Allocation on device"), OutOfMemoryInRankError),
+        (FileNotFoundError(2, "No such file"), PoolError),
+        (torch.distributed.DistNetworkError("something that no store has said yet"), PoolError),
+        (RuntimeError("device-side assert triggered"), PoolError),
+        (KeyboardInterrupt(), PoolError),
+    ],
+    ids=lambda each: each.__name__ if isinstance(each, type) else type(each).__name__,
+)
+def test_whatever_code_raises_is_told_from_faults_of_the_machine(raised, kind):
+    """By all that a type derives from, as packages have types of their own."""
+    failure_ = failure_of_error(1, rank_error(raised))
+    assert type(pool_error(failure_, printed="", device="cpu:1", starting=False)) is kind

@@ -27,11 +27,18 @@ class Reversed(hosted.UnevenSequence):
         return torch.cat(parts[::-1], dim)
 
 
-def fail(wrong, *, shared):
-    """End the call, or the rank, as `wrong` says."""
+class ShapesError(Exception):
+    """A type of the class's own."""
+
+
+def fail(wrong, call, numbers):
+    """End the call, or the rank, as `wrong` says; `numbers` is how many come out of it."""
+    shared = not call.get("whole")
     if wrong == "always raises" or (wrong == "raises" and shared):
         raise TypeError("forward() got an unexpected keyword argument 'rope'\nand more lines")
-    if wrong == "memory" and shared:
+    if (wrong == "control" and call.get("local_attention")) or (wrong == "corner" and numbers < 16 * 3 * 40 * 40):
+        raise ShapesError("no layer is made for this")
+    if (wrong == "memory" and shared) or (wrong == "whole memory" and not shared):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB")
     if wrong == "dies" and shared and torch.distributed.get_rank() == 1:
         os._exit(7)
@@ -42,7 +49,7 @@ class ProvingEngine(Engine):
 
     def _step(self, request, specs, **told):
         wrong, model = request.calls[0].get("wrong"), self.models[request.model]
-        fail(wrong, shared=not request.calls[0].get("whole"))
+        fail(wrong, request.calls[0], next(spec.shape[1] for spec in specs if spec.name == "0.out"))
         if model.shared is not None:  # another plan may come: the hooks are put anew
             model.shared.remove()
             model.shared = None

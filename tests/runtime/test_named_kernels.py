@@ -16,6 +16,7 @@ from parallel_runtime.parallel.collectives import Axis, Shift
 from parallel_runtime.parallel.kernels import attention_with_lse
 from parallel_runtime.parallel.named_kernels import CHOICES, NAMED, attend_heads, attend_with_lse, missing
 from parallel_runtime.parallel.ring import RingPass
+from parallel_runtime.parallel.uneven import UnevenSequence
 
 NAMES = list(NAMED)
 
@@ -36,7 +37,7 @@ class Packages:
         kernels = self.modules["yunchang.kernels"] = self.module("yunchang.kernels")
         kernels.AttnType = SimpleNamespace(**{each.member: each.member for each in NAMED.values()})
         kernels.select_flash_attn_impl = self.select
-        for attribute in ("_FAILED", "_RAN", "ATTENDED"):
+        for attribute in ("_FAILED", "ATTENDED"):
             monkeypatch.setattr(named_kernels, attribute, set())
         named_kernels._function.cache_clear()
 
@@ -167,21 +168,73 @@ def test_a_version_that_returns_something_else_is_refused(packages: Packages, an
         attend_with_lse("SageAttention", *tensors(1, 9, 2, 16))
 
 
-def test_one_that_raises_when_first_called_gives_way_says_so_once_and_is_not_called_again(
-    packages: Packages, caplog: pytest.LogCaptureFixture
+class CompilationError(Exception):
+    """As Triton's."""
+
+
+@pytest.mark.parametrize("after_it_ran", [False, True])
+@pytest.mark.parametrize("kind", [RuntimeError, AssertionError, ValueError, FileNotFoundError, CompilationError])
+def test_one_that_raises_gives_way_says_so_once_and_is_not_called_again_for_such_heads(
+    packages: Packages, caplog: pytest.LogCaptureFixture, kind: type[Exception], after_it_ran: bool
 ) -> None:
     def fail(out: torch.Tensor, lse: torch.Tensor) -> object:
-        raise RuntimeError("unsupported capability\nmore")
+        raise kind("unsupported capability\nmore")
 
-    packages.answer = fail
     q, k, v = tensors(1, 9, 2, 16)
+    if after_it_ran:
+        attend_with_lse("SageAttention", q, k, v)
+    works, packages.answer = packages.answer, fail
+    packages.calls.clear()
     for _ in range(2):
         assert torch.equal(attend_with_lse("SageAttention", q, k, v)[0], attention_with_lse(q, k, v)[0])
     assert packages.calls == ["SAGE_AUTO"]
     assert [record.getMessage() for record in caplog.records] == [
-        "SageAttention failed and is not used again: unsupported capability"
+        "SageAttention failed and is not used again for heads of 16 in torch.float32: unsupported capability"
     ]
-    assert named_kernels.ATTENDED == set()
+    assert bool(named_kernels.ATTENDED) == after_it_ran
+    packages.answer = works
+    attend_with_lse("SageAttention", *tensors(1, 9, 2, 24))
+    assert packages.calls == ["SAGE_AUTO"] * 2, "heads of another size have it still"
+
+
+def test_memory_that_is_short_is_no_reason_for_another_kernel(packages: Packages) -> None:
+    def fail(out: torch.Tensor, lse: torch.Tensor) -> object:
+        raise torch.OutOfMemoryError("full")
+
+    packages.answer = fail
+    with pytest.raises(torch.OutOfMemoryError):
+        attend_with_lse("SageAttention", *tensors(1, 9, 2, 16))
+    assert named_kernels._FAILED == set()
+
+
+def test_a_package_that_does_not_load_is_refused_with_that_line(packages: Packages) -> None:
+    def unloadable(member: str, stage: str) -> None:
+        raise OSError("libcudart.so.13: cannot open shared object file")
+
+    packages.modules["yunchang.kernels"].select_flash_attn_impl = unloadable
+    with pytest.raises(ValueError, match=r"attention=FlashInfer: this version of yunchang .*libcudart.*; pip install"):
+        attend_with_lse("FlashInfer", *tensors(1, 9, 2, 16))
+
+
+@pytest.mark.parametrize(("name", "kept_out"), [("SageAttention", True), ("FlashInfer", False)])
+def test_a_call_whose_model_forbids_rounding_is_not_given_to_a_kernel_that_rounds(
+    packages: Packages, name: str, kept_out: bool
+) -> None:
+    """As Wan and ACE-Step ask for some of theirs; in Ulysses, where ComfyUI's function attends then, and in Ring."""
+    q, k, v = tensors(1, 2, 9, 16)
+    switch = AttentionSwitch(lambda q, k, v, *_, **__: torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    switch.call = SimpleNamespace(group=SimpleNamespace(named=name))  # type: ignore[assignment]
+    for options, called in (({}, True), ({"low_precision_attention": False}, not kept_out)):
+        packages.calls.clear()
+        switch._kernel(None, options, owned=False)([q, k, v], 2, None)
+        assert bool(packages.calls) == called, options
+    theirs = torch.stack((k, v)).transpose(2, 3)
+    sequence = UnevenSequence(ring=RingOfTwo(theirs), ulysses=Axis("ulysses"))
+    sequence.named = name
+    for exact, called in ((False, True), (True, not kept_out)):
+        packages.calls.clear()
+        sequence.attend(None, [q, k, v], query_lengths=(9, 9), key_lengths=(9, 9), exact=exact)  # type: ignore[arg-type]
+        assert bool(packages.calls) == called, exact
 
 
 def test_ulysses_has_it_too_but_for_masks_and_a_precision_that_is_asked_for(packages: Packages) -> None:

@@ -76,6 +76,19 @@ def test_no_more_chunks_than_a_figure_of_the_device_allows() -> None:
         assert choose_chunks(shared(32760, 40, 2), rates) == most
 
 
+def test_no_chunk_has_so_few_numbers_of_q_that_another_kernel_may_attend_than_to_all_heads_at_once() -> None:
+    """2 heads of 16 a rank: 131,072 numbers are 8,192 tokens of one head. The link is so slow that chunks pay."""
+    rates = OverlapRates(attention_flops=1e9, bandwidth=1.2e5, latency_s=0.0)
+    found = {tokens: choose_chunks(shared(tokens, 4, 2, head_dim=16), rates) for tokens in (4095, 4096, 8191, 8192)}
+    assert found == {4095: 2, 4096: 1, 8191: 1, 8192: 2}
+    for numbers, several in ((64_000, False), (132_000, True), (43_000, True)):  # of a group: a rank has 3 of 5
+        uneven = SharedHeads(
+            **{"groups": 5, "ranks": 2, "keys": 1024, "head_dim": 4, "flops": 2.5 * numbers * 4 * 1024},
+            **{"arriving_bytes": 1.9 * numbers, "returning_bytes": 0.6 * numbers},
+        )
+        assert (choose_chunks(uneven, rates) > 1) == several, numbers
+
+
 def test_each_rank_has_heads_of_its_own_in_each_chunk_and_even_ones_where_they_come_out_even() -> None:
     assert possible_chunks(40, 2) == [1, 2, 4, 5, 10]
     assert possible_chunks(24, 8) == [1, 3]

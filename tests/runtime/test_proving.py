@@ -146,11 +146,35 @@ def test_a_shared_call_that_raises_refuses_the_plan_and_counts_as_no_failure_of_
     [("always raises", "TypeError: forward() got"), ("memory", "memory"), ("dies", "rank 1: exited with code 7")],
 )
 def test_what_is_no_fault_of_the_plan_is_no_failed_proof(wrong: str, words: str, spec: ModelSpec) -> None:
-    """The class takes the call in no way, memory is short, a rank is lost: the error is told, and nothing is judged."""
+    """The class takes the call in no way, memory is short, a rank is lost: the error is told, and nothing is judged.
+
+    The run makes the same call, and would end with it.
+    """
     with a_pool() as pool:
         with pytest.raises(PoolError) as raised:
             proof_of(pool, spec, call_of(latent(), wrong=wrong))
         assert words in str(raised.value).splitlines()[0] and pool.status()["last_failure"] is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrong", "room", "calls", "cause"),
+    [
+        ("control", 2.0, 3, "ShapesError: no layer is made for this"),
+        ("whole memory", 2.0, 2, "OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB"),
+        ("corner", 0.5, 2, "ShapesError: no layer is made for this"),
+    ],
+)
+def test_a_call_for_the_proof_alone_that_fails_proves_nothing_and_ends_nothing(
+    wrong: str, room: float, calls: int, cause: str, pool: Pool, spec: ModelSpec
+) -> None:
+    """Of a run whose own call works: one without exchange, a whole one, and one of a latent that the run has not."""
+    call = call_of(latent(40, 40), wrong=wrong)
+    proof, _ = proof_of(pool, spec, call, room=room)
+    assert (proof.verdict, proof.calls, proof.error) == (NOT_PROVEN, calls, None), proof
+    assert proof.reason == f"a call that is made for the proof alone failed: {cause}"
+    assert pool.status()["last_failure"] is None
+    assert pool.run(spec, ULYSSES, [call]).outs[0].isfinite().all(), "the run goes on"
 
 
 def test_cancel_and_silence_are_no_failed_proof() -> None:

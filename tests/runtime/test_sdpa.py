@@ -1,14 +1,24 @@
 """Which of torch's kernels a rank tries first, by the compute capability that its device pretends to have."""
 
+import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from parallel_runtime.models.hosted.sdpa import NAMES, ORDER, backend_of, put_first
+from parallel_runtime.models.hosted import attention, sdpa
+from parallel_runtime.models.hosted.attention import AttentionSwitch
+from parallel_runtime.models.hosted.sdpa import NAMES, ORDER, backend_of, put_first, try_first
 
 STOCK = ["FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in ((sdpa, "_MOVED", []), (sdpa, "_FAILED", []), (attention, "ATTENDED", set())):
+        monkeypatch.setattr(module, name, value)
 
 
 def ops(*names: str) -> ModuleType:
@@ -64,3 +74,112 @@ def test_a_torch_that_says_nothing_of_it_is_no_error(monkeypatch: pytest.MonkeyP
     assert backend_of(ops(), q, q, q, None) == ""
     monkeypatch.delattr(torch, "_fused_sdp_choice")
     assert backend_of(ops(), q, q, q, None) == ""
+
+
+class Container:
+    """As ComfyUI's: whoever takes the tensor has it alone."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: torch.Tensor | None = tensor
+
+    def take(self) -> torch.Tensor:
+        tensor, self.tensor = self.tensor, None
+        assert tensor is not None
+        return tensor
+
+
+class Hopper:
+    """A rank whose ComfyUI attends by torch, on a device of capability 9.0 whose cuDNN raises `error`, if anything."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ops, self.error, self.calls = ops(*STOCK), None, list[str]()
+        monkeypatch.setitem(sys.modules, "comfy.ops", self.ops)
+        put_first(self.ops, (9, 0))
+        self.raises_for = {"CUDNN_ATTENTION"}
+        self.switch = AttentionSwitch(self.attention_pytorch, Container)
+
+    def attention_pytorch(self, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> torch.Tensor:
+        q, k, v = (each.take() if isinstance(each, Container) else each for each in (q, k, v))
+        self.calls.append(order(self.ops)[0])
+        if self.error is not None and self.calls[-1] in self.raises_for:
+            raise self.error
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    def attend(self, q: torch.Tensor, *, owned: bool) -> torch.Tensor:
+        return self.switch(*(Container(q) if owned else q for _ in range(3)), q.shape[1], None, None, True, True)
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_where_cudnn_raises_comfyuis_own_order_attends_and_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owned: bool
+) -> None:
+    rank, q = Hopper(monkeypatch), torch.randn(1, 4, 8, 16)
+    rank.error = RuntimeError("No execution plans support the graph.\nmore")
+    for _ in range(2):
+        expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        assert torch.equal(rank.attend(q, owned=owned), expected)
+    assert rank.calls == ["CUDNN_ATTENTION", "FLASH_ATTENTION", "FLASH_ATTENTION"]
+    assert order(rank.ops) == STOCK
+    assert [record.getMessage() for record in caplog.records] == [
+        "cuDNN's attention failed; this worker keeps ComfyUI's own order of kernels: "
+        "No execution plans support the graph."
+    ]
+    assert attention.ATTENDED == {"pytorch: flash attention (cuDNN's attention failed)"}
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("sizes"), TypeError("a keyword")])
+def test_what_raises_in_any_order_or_is_short_memory_leaves_cudnn_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    rank = Hopper(monkeypatch)
+    rank.error, rank.raises_for = error, set(STOCK)
+    with pytest.raises(type(error), match=str(error)):
+        rank.attend(torch.randn(1, 4, 8, 16), owned=True)
+    assert order(rank.ops)[0] == "CUDNN_ATTENTION" and not caplog.records
+    rank.error = None
+    rank.attend(torch.randn(1, 4, 8, 16), owned=True)
+    assert rank.calls[-1] == "CUDNN_ATTENTION"
+
+
+def test_a_call_like_one_that_ran_is_repeated_where_its_tensors_are_there_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those in containers are not held through every call: it raises, and the next one has ComfyUI's order."""
+    for owned in (False, True):
+        rank, q = Hopper(monkeypatch), torch.randn(1, 4, 8, 16)
+        rank.attend(q, owned=owned)
+        rank.error = RuntimeError("No execution plans support the graph.")
+        if owned:
+            with pytest.raises(RuntimeError, match="No execution plans"):
+                rank.attend(q, owned=True)
+        rank.attend(q, owned=owned)
+        assert rank.calls == ["CUDNN_ATTENTION", "CUDNN_ATTENTION", "FLASH_ATTENTION"]
+
+
+def test_a_little_attention_by_cudnn_is_tried_before_any_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[torch.dtype] = []
+    raises: list[Exception] = []
+
+    def attend(q: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        tried.append(q.dtype)
+        if q.dtype == torch.float16 and raises:
+            raise raises[0]
+        return q
+
+    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", attend)
+    for found, first in (
+        ([], "CUDNN_ATTENTION"),
+        ([RuntimeError("no cuDNN")], "FLASH_ATTENTION"),
+        ([torch.OutOfMemoryError("full")], "CUDNN_ATTENTION"),
+    ):
+        tried.clear()
+        raises[:] = found
+        module = ops(*STOCK)
+        put_first(module, (9, 0))
+        try_first(torch.device("cpu"))
+        assert order(module)[0] == first
+        assert tried == [torch.bfloat16, torch.float16]
+    tried.clear()
+    sdpa._MOVED.clear()
+    try_first(torch.device("cpu"))
+    assert not tried, "nothing was moved"

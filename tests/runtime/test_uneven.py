@@ -5,6 +5,7 @@ Heads in chunks give the same bits as all at once, for the same bytes.
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from noted import FOLDER, Notes
 
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.hosted.count import SilentAxis
+from parallel_runtime.parallel.collectives import Shift
 from parallel_runtime.parallel.overlap import OverlapRates
+from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
@@ -116,6 +120,27 @@ def test_keys_that_every_rank_has_are_not_sent(pool: Pool, spec: ModelSpec, plan
         for common in (0, 6, 60)
     )
     assert without == some == many and min(without) > 0
+
+
+class SilentRing(SilentAxis):
+    def start_shift(self, sent: torch.Tensor, arriving: torch.Tensor) -> Shift:
+        arriving.zero_()
+        return SimpleNamespace(wait=lambda: None)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("ring", "chunks"), [(1, 1), (2, 3)])
+def test_what_a_ranks_own_function_is_changes_no_exchange_where_ring_goes_from_machine_to_machine(
+    ring: int, chunks: int
+) -> None:
+    """Ring attends with our kernels, so ranks with another function of ComfyUI's send as many chunks."""
+    sent = []
+    for alone in (True, False):
+        ulysses = SilentAxis("ulysses", size=2)
+        sequence = UnevenSequence(ring=SilentRing("ring", size=ring), ulysses=ulysses, chunks=lambda _: 3)
+        qkv, lengths = [torch.zeros(1, 6, 5, 16) for _ in range(3)], (5,) * 2 * ring
+        sequence.attend(lambda qkv, *_: qkv[0], qkv, query_lengths=lengths, key_lengths=lengths, each_head_alone=alone)
+        sent.append(ulysses.traffic.calls)
+    assert sent == [3 * 2, chunks * 2]
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ...parallel.kernels import ATTENDED
-from ...parallel.named_kernels import attend_heads
+from ...parallel.named_kernels import attend_heads, may_attend
 from ..plans.words import UNPLANNED, Attention
 from .call import Lengths, TokenCall
 from .first_keys import attend_again
 from .group import QKV, Kernel
 from .lightricks import GuideMask
 from .masks import whole_mask, window_mask
-from .sdpa import backend_of
+from .sdpa import backend_of, failed, in_stocks_order, is_moved
 from .traced_attention import attend
 
 NAMES = ("optimized_attention", "optimized_attention_masked")
@@ -39,7 +39,7 @@ class AttentionSwitch:
         self.container: Any = container or ()  # the class, of which nothing is one where ComfyUI has none
         self.call: TokenCall | None = None
         self.site = ""  # of a block, the module that runs; "": none that its plan names (sites.py)
-        self._noted: set[tuple[object, ...]] = set()  # what the choice of a kernel depends on, of calls so far
+        self._ran: dict[tuple[object, ...], str] = {}  # by what the choice of a kernel depends on, what attended
 
     def __call__(
         self,
@@ -64,7 +64,7 @@ class AttentionSwitch:
         call = self.call
         attention = None if call is None else self._attention(call, q, k, 2 if skip_reshape else 1)
         if call is None or attention is None or attention.local or (call.uncut and call.has_all_keys(attention)):
-            return self.stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
+            return self._by_stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, options)
         owned = isinstance(q, self.container)
         qkv = list(map(self.take, (q, k, v)))
         del q, k, v
@@ -99,6 +99,7 @@ class AttentionSwitch:
                 scale=options.get("scale"),
                 common=common,
                 each_head_alone=self._each_head_alone(options),
+                exact=_is_exact(options),
             )
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
@@ -148,9 +149,9 @@ class AttentionSwitch:
         """Attention of all queries under one mask, then of some of them under their own."""
         options = {**options, "low_precision_attention": False}  # as ComfyUI: such kernels' masks are unreliable
         kernel = self._kernel(attn_precision, options, owned=False)
-        alone = self._each_head_alone(options)
+        alone, scale = self._each_head_alone(options), options.get("scale")
         attend = partial(
-            call.attend, attention, kernel, key_lengths=keys, scale=options.get("scale"), each_head_alone=alone
+            call.attend, attention, kernel, key_lengths=keys, scale=scale, each_head_alone=alone, exact=True
         )
         q, k, v = qkv
         out = attend(qkv, query_lengths=queries, mask=mask.all)
@@ -168,30 +169,81 @@ class AttentionSwitch:
         def kernel(qkv: QKV, heads: int, mask: Tensor | None) -> Tensor:
             given = {**options, "enable_gqa": True} if qkv[1].shape[1] != qkv[0].shape[1] else options
             q, k, v = qkv
-            if mask is None and attn_precision is None and self.call is not None and (name := self.call.group.named):
+            name = "" if self.call is None or mask is not None or attn_precision is not None else self.call.group.named
+            if may_attend(name, exact=_is_exact(options)):
                 out = attend_heads(name, q, k, v, scale=options.get("scale"))
                 if out is not None:
                     qkv.clear()
                     return out
-            self._note(q, k, v, mask)
             q, k, v = map(self.container, qkv) if owned else qkv
             qkv.clear()
-            out = self.stock(q, k, v, heads, mask, attn_precision, True, True, **given)
+            out = self._by_stock(q, k, v, heads, mask, attn_precision, True, True, given)
             if not isinstance(out, Tensor):
                 raise TypeError(f"ComfyUI's attention function returned a {type(out).__name__} instead of a tensor")
             return out
 
         return kernel
 
-    def _note(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+    def _by_stock(
+        self,
+        q: Any,  # noqa: ANN401  a tensor, or a container of one; k and v too
+        k: Any,  # noqa: ANN401
+        v: Any,  # noqa: ANN401
+        heads: int,
+        mask: Any,  # noqa: ANN401
+        attn_precision: torch.dtype | None,
+        skip_reshape: bool,
+        skip_output_reshape: bool,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """ComfyUI's function. Where torch raises in it with a kernel that stands first because of us (sdpa.py), once
+        more in ComfyUI's own order of kernels, which this process keeps then.
+
+        What came in containers is held for that until a call of its kind has succeeded; after that it is freed as soon
+        as stock frees it, so such a call that raises is not repeated.
+        """
+        tensors = [self.peek(each) for each in (q, k, v)]
+        kind = (
+            *((each.dtype, each.device.type, each.ndim, each.shape[-1]) for each in tensors),
+            *(heads, skip_reshape and tensors[1].shape[1], mask is None),
+        )
+        known = self._ran.get(kind)
+        name = self._name(tensors, heads, mask, skip_reshape) if known is None else known
+        if known is not None or not is_moved():
+            tensors.clear()
+        try:
+            out = self.stock(q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if not is_moved():
+                raise
+            owned = isinstance(q, self.container)
+            if owned and not tensors:
+                with in_stocks_order(error):
+                    pass
+                raise
+            tensors = tensors or [q, k, v]
+            with in_stocks_order(error):
+                given = map(self.container, tensors) if owned else tensors
+                out = self.stock(*given, heads, mask, attn_precision, skip_reshape, skip_output_reshape, **options)
+            self._ran.clear()
+            name = self._name(tensors, heads, mask, skip_reshape)
+        self._ran[kind] = name
+        ATTENDED.add(name)
+        return out
+
+    def _name(self, tensors: list[Tensor], heads: int, mask: Tensor | None, by_heads: bool) -> str:
         """For the report of this process: ComfyUI's function, with the kernel that torch takes."""
-        key = (q.dtype, q.device.type, q.shape[-1], q.shape[1] == k.shape[1], mask is None)
-        if key in self._noted:
-            return
-        self._noted.add(key)
         name = getattr(self.stock, "__name__", "attention").removeprefix("attention_")
-        backend = backend_of(sys.modules["comfy.ops"], q, k, v, mask) if name == TORCHS else ""
-        ATTENDED.add(f"{name}: {backend}" if backend else name)
+        if name != TORCHS:
+            return name
+        if not by_heads:
+            width = tensors[0].shape[-1] // heads if tensors[0].ndim == 3 else tensors[0].shape[-1]
+            tensors = [_by_heads(each, width) for each in tensors]
+        q, k, v = tensors
+        backend = backend_of(sys.modules["comfy.ops"], q, k, v, mask)
+        return f"{name}: {backend}{failed()}" if backend else f"{name}{failed()}"
 
     def _each_head_alone(self, options: dict[str, Any]) -> bool:
         """Whether the function that will attend computes a head alike whatever other heads it is given."""
@@ -217,6 +269,11 @@ class AttentionSwitch:
                 f"on this rank and {planned[0]} and {planned[1]} by the plan; use a ComfyUI that the plan was made for"
             )
         return lengths
+
+
+def _is_exact(options: dict[str, Any]) -> bool:
+    """Whether a model says of a call that no kernel that rounds may compute it."""
+    return options.get("low_precision_attention") is False
 
 
 def _by_heads(tensor: Tensor, width: int) -> Tensor:

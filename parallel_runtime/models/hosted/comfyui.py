@@ -50,6 +50,7 @@ def import_comfyui(comfyui: ComfyUI | None, device: torch.device, *, shared: boo
     if shared:
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
         sdpa.put_first(importlib.import_module("comfy.ops"), capability)
+        sdpa.try_first(device)
     for name in ("comfy.model_base", "comfy.model_detection", "comfy.supported_models", "comfy.ops", "comfy.utils"):
         importlib.import_module(name)
     _IMPORTED.append((comfyui, left_out))

@@ -44,6 +44,7 @@ class TokenGroup(Protocol):
         mask: Tensor | None = None,
         scale: float | None = None,
         each_head_alone: bool = True,
+        exact: bool = False,
         common: int = 0,
     ) -> Tensor:
         """Attention of this rank's queries over everybody's keys.
@@ -52,6 +53,7 @@ class TokenGroup(Protocol):
         multiple of Hk. `mask`
         is broadcastable to (B, Hq or 1, all queries or 1, all keys), tokens in part order, bool or added to the scores.
         `each_head_alone`: what `kernel` makes of a head does not depend on the other heads that it is given.
+        `exact`: no kernel that rounds may take its place.
         `common`: so many keys, before the Sk, are the same on every rank, and come first in `mask`.
         Returns (B, Hq, Sq, Dv). Some ranks may have no queries, none may have no keys.
         """

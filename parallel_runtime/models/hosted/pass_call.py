@@ -120,6 +120,7 @@ class PassCall(TokenCall):
         mask: Tensor | None = None,
         scale: float | None = None,
         each_head_alone: bool = True,
+        exact: bool = False,
         common: int = 0,
     ) -> Tensor:
         """This pass's queries over the keys of all tokens, of which those of later patches are of the call before."""
@@ -133,6 +134,7 @@ class PassCall(TokenCall):
                 mask=mask,
                 scale=scale,
                 each_head_alone=each_head_alone,
+                exact=exact,
                 common=common,
             )
         self._refuse_small()

@@ -20,8 +20,8 @@ from .pretend_device import Event, pretended_cuda
 
 ROOT = Path(__file__).resolve().parents[2]
 # In a process of its own, whose collections are nobody else's. Says how many collections of all a run of many steps
-# had, and whether a model in a cycle, which was there when the next one was loaded, is gone once it was dropped, or once
-# its load was cancelled.
+# had, and whether a model in a cycle, which was there when the next one was loaded, is gone once it was dropped, or
+# once its load was cancelled.
 COLLECTIONS = """
 import gc, json, sys, types, weakref
 import torch

@@ -77,7 +77,7 @@ def in_workers(sampler: comfy.samplers.Sampler, run: RunContext) -> comfy.sample
         run.stays(str(off("loop")))
     elif type(sampler) is not comfy.samplers.KSAMPLER:
         run.stays(f"the sampler is a {type(sampler).__name__}")
-    elif changed := vars(sampler).keys() - vars(comfy.samplers.KSAMPLER(sampler.sampler_function)).keys():
+    elif changed := vars(sampler).keys() - vars(comfy.samplers.KSAMPLER(None)).keys():
         run.stays(f"the sampler has its own {', '.join(sorted(changed))}")
     else:
         return InWorkerSampler(sampler, run)

@@ -45,21 +45,22 @@ def _controls(settings: Mapping[str, object]) -> list[ControlBase]:
             control = values.get("control")
             while control is not None:
                 found.setdefault(_same(control), control)
-                control = control.previous_controlnet
+                control = getattr(control, "previous_controlnet", None)
     return list(found.values())
 
 
 def _same(control: ControlBase) -> int:
     """Copies of one ControlNet, as both sides have them, share the picture that they were given."""
-    return id(control if control.cond_hint_original is None else control.cond_hint_original)
+    hint = getattr(control, "cond_hint_original", None)
+    return id(control if hint is None else hint)
 
 
 def _control(control: ControlBase) -> dict:
-    start, end = control.timestep_percent_range
+    start, end = getattr(control, "timestep_percent_range", (0.0, 1.0))
     return {
         "kind": type(control).__name__,
         "name": _name(_tensors(control)),
-        "strength": float(control.strength),
+        "strength": float(getattr(control, "strength", 1.0)),
         "start": float(start),
         "end": float(end),
     }

@@ -17,14 +17,14 @@ from .flux_source import Source
 from .kept_memory import kept_by_caches
 from .meta import META
 from .pooled_model import PooledModel
-from .refusals import INSIDE_BLOCKS, check_transformer_options, refuse_in
+from .refusals import INSIDE_BLOCKS, check_transformer_options
 from .run_context import RUN_KEY, RunContext, place_of, run_inside
 
 # What ComfyUI's own Flux reads inside its blocks; every other patch name has no effect on it, there as here.
 FLUX_PATCHES = ("post_input", "double_block", "single_block", "attn1_patch", "attn1_output_patch")
 STOCK_FLUX = Part("comfy.ldm.flux.model.Flux")
 BODY = inspect.signature(STOCK_FLUX.forward_orig)
-# ComfyUI's names of what its body takes, and ours.
+# ComfyUI's names of what its body takes, and ours. With one that takes more, the contract turns this off.
 BODY_INPUTS = {name: name for name in ("img", "img_ids", "txt", "txt_ids", "timesteps", "y", "guidance", "control")}
 BODY_INPUTS |= {"attn_mask": "mask", "timestep_zero_index": "zero_timestep"}
 
@@ -54,10 +54,7 @@ class RemoteTransformer(comfy.ldm.flux.model.Flux):
             run = self.outside_runs
         if not INSIDE_BLOCKS.isdisjoint(transformer_options):
             check_transformer_options(transformer_options, FLUX_PATCHES, written=run.written)
-        known = {ours: inputs.pop(theirs, None) for theirs, ours in BODY_INPUTS.items()}
-        for what, value in inputs.items():
-            if value is not None:
-                raise refuse_in("the node that adds it", f"the conditioning asks for {what}")
+        known = {ours: inputs.get(theirs) for theirs, ours in BODY_INPUTS.items()}
         given = ForwardArguments(**known | {"zero_timestep": known["zero_timestep"] or ()})
         tensors, options = step_tensors(given, self.config)
         out = run.call(
@@ -93,14 +90,16 @@ class RemoteFlux(comfy.model_base.Flux):
     def take_shapes(self, patches: WeightPatchSet) -> None:
         """Nothing to do: our own engine takes no patch that changes a shape."""
 
-    def memory_required(self, input_shape: list[int], cond_shapes: dict | None = None) -> float:
+    def memory_required(
+        self, input_shape: list[int], cond_shapes: dict | None = None, *more: object, **named: object
+    ) -> float:
         """Bytes of activations on the device shared with ComfyUI: the rows of one batch group, the tokens of one rank.
 
         Counted for one rank even where none shares it. Of sharded weights, the blocks that become whole count too.
         """
         run = run_inside(self.pooled) or self.diffusion_model.outside_runs
         rows = -(-input_shape[0] // run.plan.batch_groups)
-        whole = super().memory_required([rows, *input_shape[1:]], cond_shapes=cond_shapes or {})
+        whole = super().memory_required([rows, *input_shape[1:]], cond_shapes or {}, *more, **named)
         ranks = max(1, self.pooled.ranks_on(comfy.model_management.get_torch_device(), run.plan))
         kept = self.pooled.visiting_bytes(run.plan) + kept_by_caches(run, [rows, *input_shape[1:]])
         return ranks * (whole / run.plan.parts + kept)

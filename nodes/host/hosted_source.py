@@ -17,6 +17,7 @@ from ...parallel_runtime.models.hosted.calls import takes_whole_batches
 from ...parallel_runtime.models.hosted.dtypes import loaded_dtypes
 from ...parallel_runtime.models.hosted.formats import widened_formats
 from ...parallel_runtime.models.hosted.hook_points import find_hook_points
+from ...parallel_runtime.models.hosted.kept_state import keeps_of
 from ...parallel_runtime.models.hosted.stage import refuse_stages
 from ...parallel_runtime.models.plans import PLANS, Plan, find_plan, not_sampled, plan_for, why_without
 from ...parallel_runtime.models.plans.whole import find_whole
@@ -99,7 +100,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
             flags=read_flags(),
             kept=kept,
         ),
-        keeps_state=shared_by is not None and shared_by.keeps is not None,
+        keeps_state=keeps_of(model.diffusion_model, shared_by) is not None,
         sizes=_sizes(recognised.weights, model.diffusion_model, held),
         num_heads=next((unet_config[key] for key in ("num_heads", "num_attention_heads") if key in unet_config), 1),
         rounding_attention=rounding_attention(recognised.weights),

@@ -1,7 +1,8 @@
 """ComfyUI's handle on a MODEL of ours: its memory manager's load, unload and free become calls to the pool.
 
 Owns when weights enter and leave the workers, what a sampling run's context is made of, and the refusal of nodes that
-would change weights. A pool cannot hold half a model, so every partial request is answered in full.
+would change weights. A pool cannot hold half a model, so every partial request is answered in full. What a later
+ComfyUI gives its methods more (`more`, `named`) is handed to ComfyUI's own.
 """
 
 import logging
@@ -124,18 +125,23 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
 
     # What ComfyUI's memory manager asks
 
-    def model_size(self) -> int:
+    def model_size(self, *more: object, **named: object) -> int:
         """Bytes that our ranks keep, or would keep, on the device ComfyUI loads models to."""
         pooled, options = self.model.pooled, self.model_options["transformer_options"]
         beside = sum(each.num_bytes for each in weights_beside(options)) * pooled.ranks_on(self.load_device, self.plan)
         return pooled.bytes_on(self.load_device, self.plan) + beside
 
-    def loaded_size(self) -> int:
+    def loaded_size(self, *more: object, **named: object) -> int:
         """`model_size` while the workers hold the weights; 0 after they were freed, or died."""
         return self.model_size() if self.model.pooled.holds(self.plan) else 0
 
     def partially_load(
-        self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False
+        self,
+        device_to: torch.device,
+        extra_memory: float = 0,
+        force_patch_weights: bool = False,
+        *more: object,
+        **named: object,
     ) -> int:
         """Load everything, whatever part of it ComfyUI has room for. Returns the bytes that came in."""
         self._check_remote()
@@ -151,6 +157,8 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         lowvram_model_memory: float = 0,
         force_patch_weights: bool = False,
         full_load: bool = False,
+        *more: object,
+        **named: object,
     ) -> None:
         """Have the weights in the workers. Raises `PoolError`, or ComfyUI's interrupt when the user cancels."""
         self._ensure_pooled()
@@ -170,9 +178,11 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         for callback in self.get_all_callbacks(CallbacksMP.ON_LOAD):
             callback(self, device_to, lowvram_model_memory, force_patch_weights, full_load)
 
-    def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
+    def unpatch_model(
+        self, device_to: torch.device | None = None, unpatch_weights: bool = True, *more: object, **named: object
+    ) -> None:
         """Take back object patches; with `unpatch_weights`, the weights leave the workers too."""
-        super().unpatch_model(None, unpatch_weights=False)
+        super().unpatch_model(None, False, *more, **named)
         if unpatch_weights:
             self.model.pooled.unload(self.plan)
             self.model.device = device_to or self.offload_device
@@ -180,7 +190,12 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             self.model.current_weight_patches_uuid = None
 
     def partially_unload(
-        self, device_to: torch.device, memory_to_free: float = 0, force_patch_weights: bool = False
+        self,
+        device_to: torch.device,
+        memory_to_free: float = 0,
+        force_patch_weights: bool = False,
+        *more: object,
+        **named: object,
     ) -> int:
         """Free everything, whatever part of it ComfyUI needs. Returns the bytes that left."""
         freed = self.loaded_size()
@@ -195,76 +210,98 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         hosted = self.model.pooled.spec.adapter == HOSTED
         return patch_set(patches, self.patches_uuid, hosted=hosted, side_branch=self.side_branch, beside=beside)
 
-    def model_patches_models(self) -> list:
+    def model_patches_models(self, *more: object, **named: object) -> list:
         """As ComfyUI's, which loads them here, without those that ranks rebuild."""
         here = {id(each) for each in models_beside(self.model_options["transformer_options"])}
-        return [each for each in super().model_patches_models() if id(each) not in here]
+        return [each for each in super().model_patches_models(*more, **named) if id(each) not in here]
 
-    def pre_run(self) -> None:
+    def pre_run(self, *more: object, **named: object) -> None:
         """As ComfyUI's, before the first step; refuses what came into the options without asking the methods below."""
         self._check_carried()
-        super().pre_run()
+        super().pre_run(*more, **named)
 
-    def cleanup(self) -> None:
+    def cleanup(self, *more: object, **named: object) -> None:
         """After a sampling run: what follows, a VAE above all, finds the memory that ranks on ComfyUI's GPU cached."""
-        super().cleanup()
+        super().cleanup(*more, **named)
         self.model.pooled.give_back(self.load_device)
 
     # What other nodes ask, and a MODEL without weights here cannot give. Raised while that node executes.
 
-    def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
+    def add_patches(
+        self,
+        patches: dict,
+        strength_patch: float = 1.0,
+        strength_model: float = 1.0,
+        *more: object,
+        **named: object,
+    ) -> list:
         """As ComfyUI's; refused here, at the node that adds them, when they are of a kind the workers cannot merge."""
-        applied = super().add_patches(patches, strength_patch, strength_model)
+        applied = super().add_patches(patches, strength_patch, strength_model, *more, **named)
         names = {name if isinstance(name, str) else name[0] for name in applied}  # a tuple where only rows are changed
         self._as_sent({name: self.patches[name] for name in names})
         return applied
 
     def add_hook_patches(
-        self, hook: WeightHook, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0
+        self,
+        hook: WeightHook,
+        patches: dict,
+        strength_patch: float = 1.0,
+        strength_model: float = 1.0,
+        *more: object,
+        **named: object,
     ) -> list:
         """Refused when any of `patches` names a weight of ours."""
-        applied = super().add_hook_patches(hook, patches, strength_patch, strength_model)
+        applied = super().add_hook_patches(hook, patches, strength_patch, strength_model, *more, **named)
         if applied:
             raise refuse_by(nodes_of(*HOOKS), "it changes weights by a hook of a conditioning")
         return applied
 
-    def add_weight_wrapper(self, name: str, function: object) -> None:
+    def add_weight_wrapper(self, name: str, function: object, *more: object, **named: object) -> None:
         """Refused."""
         raise self._refuse("it wraps weights")
 
-    def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Callable) -> None:
+    def add_wrapper_with_key(
+        self, wrapper_type: str, key: str, wrapper: Callable, *more: object, **named: object
+    ) -> None:
         """Refused for ComfyUI's compiled transformer, which is not here to be compiled; others run in this process."""
         if key == COMPILED:
             raise self._refuse(*COMPILES)
-        super().add_wrapper_with_key(wrapper_type, key, wrapper)
+        super().add_wrapper_with_key(wrapper_type, key, wrapper, *more, **named)
 
-    def set_injections(self, key: str, injections: list) -> None:
+    def set_injections(self, key: str, injections: list, *more: object, **named: object) -> None:
         """Refused: an injection swaps modules of the model."""
         raise self._refuse(f"it injects modules into the model ({key})")
 
-    def set_model_optimized_attention(self, optimized_attention: object) -> None:
+    def set_model_optimized_attention(self, optimized_attention: object, *more: object, **named: object) -> None:
         """Refused: another attention function would run inside the blocks. ComfyUI has this since 0.33."""
         raise self._refuse("it replaces the model's attention function")
 
-    def set_model_patch(self, patch: object, name: str) -> None:
+    def set_model_patch(self, patch: object, name: str, *more: object, **named: object) -> None:
         """Refused when the patch would run inside the blocks."""
-        super().set_model_patch(patch, name)
+        super().set_model_patch(patch, name, *more, **named)
         self._refuse_block_patches()
 
     def set_model_patch_replace(
-        self, patch: object, name: str, block_name: str, number: int, transformer_index: int | None = None
+        self,
+        patch: object,
+        name: str,
+        block_name: str,
+        number: int,
+        transformer_index: int | None = None,
+        *more: object,
+        **named: object,
     ) -> None:
         """Refused when the patch would replace a block."""
-        super().set_model_patch_replace(patch, name, block_name, number, transformer_index)
+        super().set_model_patch_replace(patch, name, block_name, number, transformer_index, *more, **named)
         self._refuse_block_patches()
 
-    def add_object_patch(self, name: str, obj: object) -> None:
+    def add_object_patch(self, name: str, obj: object, *more: object, **named: object) -> None:
         """Refused for parts of the transformer."""
         if is_of_transformer(name):
             raise self._refuse(f"it replaces {name}")
-        super().add_object_patch(name, obj)
+        super().add_object_patch(name, obj, *more, **named)
 
-    def set_model_compute_dtype(self, dtype: torch.dtype | None) -> None:
+    def set_model_compute_dtype(self, dtype: torch.dtype | None, *more: object, **named: object) -> None:
         """Refused when it differs from what the workers compute in: what the MODEL was made with, by either node."""
         held = self.model_dtype()
         if dtype not in (None, held):
@@ -274,7 +311,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
                 "set weight_dtype in Parallel Model Loader, or put it before Parallelize Model",
             )
 
-    def get_key_patches(self, filter_prefix: str | None = None) -> dict:
+    def get_key_patches(self, filter_prefix: str | None = None, *more: object, **named: object) -> dict:
         """Refused: merging reads weights."""
         raise self._refuse("it reads the model's weights")
 
@@ -282,7 +319,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         """Refused: saving reads weights. ComfyUI before 0.24 asks nothing below this."""
         return self.model_state_dict_for_saving()
 
-    def model_state_dict_for_saving(self, model: object = None, prefix: str = "") -> dict:
+    def model_state_dict_for_saving(self, *others: object, **more: object) -> dict:
         """Refused: saving reads weights."""
         raise self._refuse("it saves the model's weights")
 

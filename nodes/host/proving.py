@@ -6,9 +6,10 @@ own the verdict (proof.py) nor which calls make it (pool/proving.py). A kind of 
 
 import functools
 import hashlib
-import inspect
+import importlib.util
 import logging
 import os
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 SPARE = 0.8  # of what is free: ComfyUI's own figure for a whole call is an estimate
 WHOLE = Proof(verdict=NOT_NEEDED, reason="the plan cuts no tokens, each rank runs ComfyUI's own module on whole calls")
 STAGED = Proof(verdict=NOT_PROVEN, reason="no rank of a pipeline has all blocks to compute a whole call with")
+# What every call of a class of ComfyUI's goes through.
+EVERY_CALLS = ("comfy.ops", "comfy.ldm.modules.attention")
+IMPORTS = re.compile(r"^[ \t]*(?:from[ \t]+(\S+)[ \t]+import[ \t]+([\w \t,]*)|import[ \t]+([\w.]+))", re.MULTILINE)
 # What shares tokens here: a proof made with other code is not believed.
 SHARING = ("models/hosted", "models/plans", "models/parts.py")
 SHARING += ("pool/proving.py", "parallel/uneven.py", "worker/hosted.py", "weights/block_shards.py")
@@ -198,9 +202,8 @@ class Prover:
 
     @functools.cached_property
     def _source(self) -> str:
-        modules = {type(each).__module__ for each in self.transformer.modules()}
-        files = [sys.modules[name] for name in modules if name.partition(".")[0] == "comfy"]
-        return f"{_hash(map(inspect.getsourcefile, files))} {_hash([], repr(plan_for(type(self.transformer))))}"
+        kinds = {type(each) for each in self.transformer.modules()}
+        return f"{_hash(_files_of(kinds))} {_hash([], repr(plan_for(type(self.transformer))))}"
 
     @functools.cached_property
     def _formats(self) -> list[str]:
@@ -230,9 +233,40 @@ def _pack_source() -> str:
     return _hash(str(file) for place in places for file in ([place] if place.is_file() else place.glob("*.py")))
 
 
+def _files_of(kinds: Iterable[type]) -> list[str]:
+    """The files of ComfyUI's that compute classes: theirs, their bases', and what those import of `comfy.ldm`."""
+    due = [*EVERY_CALLS, *{base.__module__ for kind in kinds for base in kind.__mro__}]
+    found: dict[str, str] = {}
+    for name in due:  # grows meanwhile
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if name not in found and name.partition(".")[0] == "comfy" and file is not None:
+            found[name] = file
+            stat = os.stat(file)
+            package = sys.modules[name].__package__ or ""
+            due += [each for each in _imports(file, stat.st_mtime_ns, stat.st_size, package) if each in sys.modules]
+    return list(found.values())
+
+
+@functools.cache
+def _imports(file: str, _changed_ns: int, _size: int, package: str) -> list[str]:
+    """What a file names of `comfy.ldm` where it imports, as it was then; what is no module too."""
+    found = []
+    for source, names, module in IMPORTS.findall(Path(file).read_text(encoding="utf-8")):
+        path = importlib.util.resolve_name(source, package) if source else module
+        found += [path, *(f"{path}.{each.split()[0]}" for each in names.split(",") if each.split())]
+    return [each for each in found if each.startswith("comfy.ldm.")]
+
+
+@functools.cache
+def _digest(file: str, _changed_ns: int, _size: int) -> bytes:
+    """Of a file as it was then."""
+    return hashlib.sha256(Path(file).read_bytes()).digest()
+
+
 def _hash(files: Iterable[str | None], more: str = "") -> str:
     """Of what is in the files, in the order of their names, and of a text."""
     found = hashlib.sha256(more.encode())
     for file in sorted(filter(None, files)):
-        found.update(Path(file).read_bytes())
+        stat = os.stat(file)
+        found.update(_digest(file, stat.st_mtime_ns, stat.st_size))
     return found.hexdigest()[:16]

@@ -29,9 +29,8 @@ class OwnWeights:
 
     @cached_property
     def _stored(self) -> Mapping[str, torch.Tensor]:
-        named: Mapping[str, torch.Tensor] = self._recognised.config.process_unet_state_dict(
-            dict(self._recognised.weights)
-        )
+        renamed = getattr(self._recognised.config, "process_unet_state_dict", dict)
+        named: Mapping[str, torch.Tensor] = renamed(dict(self._recognised.weights))
         return named
 
     def fill(

@@ -155,7 +155,7 @@ def check_controlnets(conds: Mapping[str, Sequence[Mapping] | None]) -> None:
                 if isinstance(control, kind):
                     what = f"its ControlNet ({type(control).__name__}) computes with the model's {weights}"
                     raise refuse_by(appliers_of_controlnets(), what, "use a ControlNet with layers of its own")
-            control = control.previous_controlnet
+            control = getattr(control, "previous_controlnet", None)
 
 
 def _named(nodes: Sequence[GraphNode]) -> str:

@@ -35,10 +35,12 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     # Not held: a model that refers to itself outlives its patcher, and ComfyUI's manager keeps an entry without one.
     transformer, held_memory = model.diffusion_model, WeakMethod(model.memory_required)
 
-    def stock_memory(input_shape: Sequence[int], cond_shapes: Mapping | None = None) -> float:
+    def stock_memory(
+        input_shape: Sequence[int], cond_shapes: Mapping | None = None, *more: object, **named: object
+    ) -> float:
         """Bytes of activations of a whole call, as ComfyUI's class says; infinite once the model is gone."""
         stock = held_memory()
-        return inf if stock is None else stock(input_shape, cond_shapes=cond_shapes or {})
+        return inf if stock is None else stock(input_shape, cond_shapes or {}, *more, **named)
 
     for name, buffer in list(transformer.named_buffers(recurse=False)):
         if name in READ_BY_NODES:
@@ -49,7 +51,9 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     # the frames of a video, or all rows, go to one batch group
     together = source.whole_batches or bool(recognised.config.unet_config.get("use_temporal_attention"))
 
-    def memory_required(input_shape: Sequence[int], cond_shapes: Mapping | None = None) -> float:
+    def memory_required(
+        input_shape: Sequence[int], cond_shapes: Mapping | None = None, *more: object, **named: object
+    ) -> float:
         """Bytes of activations on the device shared with ComfyUI: the rows of one batch group, the tokens of one
         rank."""
         run = run_inside(pooled) or transformer.outside_runs
@@ -57,7 +61,7 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
         rows = -(-input_shape[0] // (1 if together else plan.batch_groups))
         # patches between blocks meet whole tokens on every rank
         parts = 1 if any(patch.kind == BESIDE for patch in run.patches.patches) else plan.parts
-        whole = stock_memory([rows, *input_shape[1:]], cond_shapes)
+        whole = stock_memory([rows, *input_shape[1:]], cond_shapes, *more, **named)
         ranks = max(1, pooled.ranks_on(comfy.model_management.get_torch_device(), plan))
         kept = kept_by_caches(run, [rows, *input_shape[1:]])
         return ranks * (whole / parts + pooled.visiting_bytes(plan) + kept)

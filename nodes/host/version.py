@@ -24,6 +24,7 @@ from ...parallel_runtime.models.hosted.contract_check import (
 )
 from ...parallel_runtime.proof import ProofStore, default_path
 
+WITHOUT = "without a version"
 NEEDED = "Parallel DiT needs ComfyUI {}.{}.{} or newer".format(*OLDEST)
 OF_COMFYUI = ("comfy", "comfy_api", "comfy_execution", "execution", "folder_paths", "latent_preview", "nodes", "server")
 
@@ -39,7 +40,7 @@ def why_no_nodes() -> str:
     if not reason:
         try:
             importlib.import_module(f"{__package__.rpartition('.')[0]}.extension")
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  any code of ComfyUI's that an import runs
             reason = what_is_missing(error)
     if reason:
         log.error(reason)
@@ -99,9 +100,9 @@ def told_of_comfyui() -> dict[str, object]:
 
 
 def comfyui_version() -> str | None:
-    """The version as ComfyUI writes it; None for one from before it wrote any."""
+    """The version as ComfyUI writes it, "without a version" where that is no more; None for one from before it did."""
     try:
-        from comfyui_version import __version__
-    except ModuleNotFoundError:
+        module = importlib.import_module("comfyui_version")
+    except ImportError:
         return None
-    return __version__
+    return str(getattr(module, "__version__", None) or WITHOUT)

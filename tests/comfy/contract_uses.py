@@ -1,4 +1,8 @@
-"""Which names of ComfyUI the pack's own files use, read from their syntax: what the contract must name."""
+"""Which names of ComfyUI the pack's own files use, read from their syntax: what the contract must name.
+
+Also the attributes of what ComfyUI's functions return, of instances of its classes, and of arguments and variables that
+are said to be one; named by the class.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,18 @@ RANKS = PACK_ROOT / "parallel_runtime" / "models" / "hosted"
 DOOR = "comfyui"  # nodes/host/comfyui.py
 ROOTS = {"comfy", "comfy_api", "comfy_execution", "comfy_extras", "folder_paths", "latent_preview", "server", "nodes"}
 ROOTS |= {"execution", "node_helpers", "comfyui_version"}
+
+CONTEXT, REGISTRY = "comfy_execution.utils.ExecutionContext", "comfy_execution.progress.ProgressRegistry"
+# The classes of what functions return and attributes are: ComfyUI's, and ours that hand it on.
+CLASS_OF = {
+    "comfy_api.latest.get_executing_context": CONTEXT,
+    "comfy_api.latest.get_progress_state": REGISTRY,
+    f"{REGISTRY}.dynprompt": "comfy_execution.graph.DynamicPrompt",
+    "server.PromptServer.instance": "server.PromptServer",
+    "server.PromptServer.prompt_queue": "execution.PromptQueue",
+    "executing": CONTEXT,
+}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def dotted(node: ast.expr) -> list[str]:
@@ -60,19 +76,73 @@ def names_of(tree: ast.Module) -> dict[str, str]:
     return found
 
 
+def named(node: ast.expr, names: dict[str, str]) -> str:
+    """The full name of what an expression is, of an instance that of its class; "" for what is not ComfyUI's."""
+    match node:
+        case ast.Name():
+            return names.get(node.id, "")
+        case ast.Attribute():
+            owner = named(node.value, names)
+            if not owner or is_class(owner.rpartition(".")[0]):  # of an attribute of an instance nobody knows the class
+                return owner
+            full = f"{owner}.{node.attr}"
+            return CLASS_OF.get(full, full)
+        case ast.Call():
+            function = named(node.func, names) or (dotted(node.func) or [""])[-1]
+            return CLASS_OF.get(function, function if is_class(function) else "")
+        case ast.BinOp(op=ast.BitOr()):  # `ControlBase | None`
+            return named(node.left, names)
+        case ast.IfExp():
+            return named(node.body, names) or named(node.orelse, names)
+    return ""
+
+
+def is_class(name: str) -> bool:
+    """Whether a full name is that of a class, as such are written."""
+    return "." in name and name.rpartition(".")[2][:1].isupper()
+
+
+def inside(function: ast.FunctionDef | ast.AsyncFunctionDef, names: dict[str, str]) -> dict[str, str]:
+    """The names in a function: those of its file, and its arguments and variables that are ComfyUI's."""
+    given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    found = {name: full for name, full in names.items() if name not in {each.arg for each in given}}
+    said = [(each.arg, each.annotation) for each in given if each.annotation is not None]
+    said += [(each.target.id, each.annotation) for each in ast.walk(function) if is_said(each)]
+    found |= {name: full for name, kind in said if is_class(full := named(kind, names))}
+    for each in ast.walk(function):
+        if isinstance(each, ast.Assign):
+            target, value = each.targets[0], each.value
+            several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+            for name, given in zip(target.elts, value.elts, strict=False) if several else [(target, value)]:
+                if isinstance(name, ast.Name) and (full := named(given, found)):
+                    found[name.id] = full
+    return found
+
+
+def is_said(node: ast.AST) -> bool:
+    """Whether it says of which class a variable is."""
+    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+
+
 def uses_in(path: Path) -> Iterator[tuple[str, int]]:
     """Each full name of ComfyUI's that a file uses, with its line: the longest chain of attributes."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    names = names_of(tree)
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(tree):
+    yield from uses_below(tree, names_of(tree), set())
+
+
+def uses_below(tree: ast.AST, names: dict[str, str], inner: set[int]) -> Iterator[tuple[str, int]]:
+    """Those in a part of a file; `inner` are the parts of longer chains."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Attribute):
+            inner.add(id(node.value))
         if isinstance(node, ast.Attribute | ast.Name) and id(node) not in inner and isinstance(node.ctx, ast.Load):
-            parts = dotted(node)
-            if parts and parts[0] in names:
-                yield ".".join([names[parts[0]], *parts[1:]]), node.lineno
+            full = named(node, names)
+            if full and full not in CLASS_OF.values():
+                yield full, node.lineno
         if isinstance(node, ast.Call) and dotted(node.func)[-1:] == ["import_module"]:
             if isinstance(node.args[0], ast.Constant):
                 yield node.args[0].value, node.lineno
+        yield from uses_below(node, inside(node, names) if isinstance(node, FUNCTIONS) else names, inner)
 
 
 def files() -> list[Path]:

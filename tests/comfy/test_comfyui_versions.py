@@ -49,13 +49,14 @@ def pack() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def pretend_version(monkeypatch: pytest.MonkeyPatch):
-    """Sets the version that ComfyUI says it has; None for one from before it said any."""
+    """Sets the version that ComfyUI says it has; None for one from before it said any, "" for one that no more does."""
 
     def pretend(version: str | None) -> None:
         module = None
         if version is not None:
             module = ModuleType("comfyui_version")
-            module.__version__ = version
+            if version:
+                module.__version__ = version
         monkeypatch.setitem(sys.modules, "comfyui_version", module)
 
     return pretend
@@ -78,7 +79,7 @@ def test_an_older_comfyui_gets_nodes_that_say_so_and_one_line(version, pretend_v
             getattr(kind(), kind.FUNCTION)(any=1)
 
 
-@pytest.mark.parametrize("version", [oldest(), "0.30.0", "v0.30.0-12-gabcdef", "1.0", "nightly"])
+@pytest.mark.parametrize("version", [oldest(), "0.30.0", "v0.30.0-12-gabcdef", "1.0", "nightly", "", 38])
 def test_the_oldest_comfyui_and_newer_ones_are_looked_at(version, pretend_version, pack, monkeypatch, caplog) -> None:
     """They are sent to the entrypoint where they have all that is needed."""
     pretend_version(version)

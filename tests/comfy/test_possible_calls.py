@@ -1,7 +1,14 @@
-"""Whether a class takes a smaller call is tried without values, also where it keeps something between calls."""
+"""Before a proof: a smaller call is tried without values; a stored one is of the files that compute the class.
+
+Does not own: verdicts (runtime/test_proving.py) and the store (test_proof.py).
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -41,3 +48,62 @@ def test_a_class_that_keeps_something_compares_no_values_that_are_not_there(
         call = ModelCall(tensors=named, out_shape=shape, out_dtype=torch.float32, options={"call": tree})
         found.append(prover._possible(call))
     assert found == possible
+
+
+FILES = {  # of a ComfyUI, and whether they compute the class `comfy.ldm.flux.model.Model`
+    "comfy/ops.py": True,
+    "comfy/ldm/modules/attention.py": True,
+    "comfy/ldm/base.py": True,
+    "comfy/ldm/flux/math.py": True,
+    "comfy/ldm/common.py": True,
+    "comfy/ldm/wan/model.py": False,
+}
+MODEL = """
+import torch
+import comfy.ops
+from comfy.ldm.base import (
+    Base,
+)
+class Model(Base):
+    pass
+"""
+BASE = "import torch\nfrom .flux import math\nclass Base(torch.nn.Module):\n    pass\n"
+
+
+@pytest.fixture
+def small_comfyui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a `comfy` with nothing but those files; imported in place of any other."""
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "comfy"}
+    texts = dict.fromkeys(FILES, "") | {"comfy/ldm/base.py": BASE, "comfy/ldm/flux/model.py": MODEL}
+    texts["comfy/ldm/flux/math.py"] = "def rope():\n    from ..common import pad\n    return pad\n"
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name in before:
+        del sys.modules[name]
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        for name in texts:
+            importlib.import_module(name.removesuffix(".py").replace("/", "."))
+        yield tmp_path
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "comfy"]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def test_a_change_of_any_file_that_computes_a_class_makes_another_key_of_its_proof(
+    small_comfyui: Path, module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proving: ModuleType = module_of_pack("nodes.host.proving")
+    monkeypatch.setattr(proving, "plan_for", lambda kind: None)
+    model = sys.modules["comfy.ldm.flux.model"].Model()
+
+    def source() -> str:
+        return proving.Prover(model, None, SimpleNamespace(), lambda shape: 1.0)._source
+
+    for name, computes in FILES.items():
+        before = source()
+        assert before == source()
+        (small_comfyui / name).write_text(f"{(small_comfyui / name).read_text()}# changed in place\n")
+        assert (source() != before) == computes, name

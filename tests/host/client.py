@@ -27,10 +27,13 @@ ENDS = {"execution_success": "success", "execution_error": "error", "execution_i
 
 
 class PromptRefusedError(ValueError):
-    """The server refused the workflow; the text lists what is wrong with which node. `body` is the whole answer."""
+    """The server refused the workflow; the text lists what is wrong with which node. `body` is the whole answer.
 
-    def __init__(self, body: dict[str, Any]) -> None:
-        self.body = body
+    `workflow`: what was refused.
+    """
+
+    def __init__(self, body: dict[str, Any], workflow: Workflow | None = None) -> None:
+        self.body, self.workflow = body, workflow or {}
         error = body.get("error", {})
         lines = [f"{error.get('message')}: {error.get('details')}" if isinstance(error, dict) else str(error)]
         for node_id, node in body.get("node_errors", {}).items():
@@ -195,7 +198,7 @@ class ComfyClient:
                 async with session.post(f"{self.url}/prompt", json=body) as response:
                     answer = await response.json()
                     if response.status != 200:
-                        raise PromptRefusedError(answer)
+                        raise PromptRefusedError(answer, workflow)
                 record = Recorder(PromptResult(answer["prompt_id"]), start, on_event)
                 async for message in socket:
                     if message.type == aiohttp.WSMsgType.BINARY:

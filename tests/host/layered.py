@@ -9,6 +9,7 @@ A `.pth` file puts the packages of the environment below behind its own, so pip 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -35,6 +36,7 @@ def environment_for(comfyui: Path, more: Sequence[str] = ()) -> Path:
     """
     wanted = required(host_requirements(comfyui), more)
     constraints = unconstrained((ROOT / "constraints.txt").read_text(encoding="utf-8"), more)
+    more = resolved(more, constraints)
     made_from = "\n".join([sys.version, sysconfig.get_path("purelib"), *wanted, *more, constraints])
     folder = HOSTS / hashlib.sha256(made_from.encode()).hexdigest()[:12]
     HOSTS.mkdir(parents=True, exist_ok=True)
@@ -65,6 +67,22 @@ def unconstrained(constraints: str, more: Sequence[str]) -> str:
     if "torch" in replaced:
         replaced |= {"torchvision", "torchaudio"}
     return "".join(line for line in constraints.splitlines(keepends=True) if name_of(line.strip()) not in replaced)
+
+
+def resolved(more: Sequence[str], constraints: str) -> list[str]:
+    """The requirements with the versions that pip would install now, as an index has another newest one tomorrow.
+
+    Raises RuntimeError with pip's words when there is none.
+    """
+    if not more:
+        return []
+    with tempfile.TemporaryDirectory() as scratch:
+        held, report = Path(scratch) / "constraints.txt", Path(scratch) / "report.json"
+        held.write_text(constraints, encoding="utf-8")
+        asked = ["--dry-run", "--ignore-installed", "--no-deps", "--upgrade", "--report", str(report), "-c", str(held)]
+        install(Path(sys.executable), *asked, *more)
+        found = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return [f"{each['metadata']['name']}=={each['metadata']['version']}" for each in found]
 
 
 def install(python: Path, *arguments: str) -> None:

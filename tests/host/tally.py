@@ -48,8 +48,14 @@ def by_stock() -> Iterator[None]:
 
 
 def stock_lacks(refused: PromptRefusedError) -> bool:
-    """Whether a prompt was refused for nodes of ComfyUI's alone: absent ones, or with other inputs than it has."""
-    nodes = [each["class_type"] for each in refused.body.get("node_errors", {}).values()]
+    """Whether a prompt was refused for nodes of ComfyUI's alone: absent ones, or with other inputs than it has.
+
+    Not where such an input is linked to a node of ours, which hands on what the other does not take.
+    """
+    wrong = list(refused.body.get("node_errors", {}).values())
+    links = [error.get("extra_info", {}).get("linked_node") for each in wrong for error in each["errors"]]
+    nodes = [each["class_type"] for each in wrong]
+    nodes += [refused.workflow.get(str(link[0]), {}).get("class_type", "") for link in links if link]
     nodes += [name for match in UNKNOWN_NODE.finditer(str(refused)) for name in match.groups() if name]
     return bool(nodes) and not any(name in OURS for name in nodes)
 
@@ -136,7 +142,14 @@ class Tally:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep it; what is wrong counts before what another part of the same test found."""
+        """Keep it; what is wrong counts before what another part of the same test found.
+
+        A failure that says nothing of what was found is wrong: pytest-xdist's of a process that died.
+        """
+        if report.failed and FOUND not in dict(report.user_properties):
+            part = BY_FOLDER.get(Path(report.nodeid).parts[1], "files") if "/" in report.nodeid else "files"
+            self.found[report.nodeid] = (part, WRONG)
+            self.said[report.nodeid] = str(report.longrepr).strip().splitlines()[0][:300] if report.longrepr else "died"
         for name, value in report.user_properties:
             if name == FOUND and self.found.get(report.nodeid, ("", EQUAL))[1] != WRONG:
                 row, column, first = value

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from .client import PromptRefusedError
-from .layered import make, name_of, required, unconstrained
+from .layered import make, name_of, required, resolved, unconstrained
 from .outcomes import RefusedError, StockFailsError
 from .tally import EQUAL, REFUSED, STOCK_FAILS, TESTS, WRONG, outcome, table
 
@@ -25,6 +26,13 @@ def with_errors(*kinds: str) -> dict:
     """The body of a refused prompt, in which a value of these nodes is wrong."""
     wrong = [{"message": "Value not in list", "details": "codec: 'av1' not in ['h264']"}]
     return {"node_errors": {str(n): {"class_type": kind, "errors": wrong} for n, kind in enumerate(kinds)}}
+
+
+def with_link(node_id: str) -> dict:
+    """The same, where another node hands on another type."""
+    body = with_errors("KSampler")
+    body["node_errors"]["0"]["errors"][0]["extra_info"] = {"linked_node": [node_id, 0]}
+    return body
 
 
 @pytest.mark.parametrize(
@@ -40,6 +48,8 @@ def with_errors(*kinds: str) -> dict:
         (PromptRefusedError(OF_OURS), "workflows", WRONG),
         (PromptRefusedError(with_errors("SaveVideo")), "workflows", STOCK_FAILS),
         (PromptRefusedError(with_errors("SaveVideo", "SPConfig")), "workflows", WRONG),
+        (PromptRefusedError(with_link("7"), {"7": {"class_type": "CLIPTextEncode"}}), "workflows", STOCK_FAILS),
+        (PromptRefusedError(with_link("7"), {"7": {"class_type": "SPConfig"}}), "workflows", WRONG),
         (PromptRefusedError({"error": {"message": "prompt has no outputs", "details": ""}}), "workflows", WRONG),
     ],
 )
@@ -70,14 +80,18 @@ ENDS = {  # the text of a file of tests -> whether something is wrong
 }
 
 
-@pytest.mark.parametrize(("text", "workers"), [*((text, 0) for text in ENDS), (f"{STOCK}{next(iter(ENDS))}", 1)])
+DIES = "import os\ndef test_wrong():\n    os._exit(3)\n"  # with its process
+IN_WORKERS = [(f"{STOCK}{next(iter(ENDS))}", 1), (DIES, 1)]
+
+
+@pytest.mark.parametrize(("text", "workers"), [*((text, 0) for text in ENDS), *IN_WORKERS])
 def test_the_exit_status_is_0_only_with_nothing_wrong(text: str, workers: int, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "host.tally", "-q", "-rN", "-n", str(workers)]
     command += ["--rootdir", str(tmp_path), "-c", os.devnull, "-p", "no:cacheprovider", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    wrong = ENDS.get(text, False)
+    wrong = ENDS.get(text, text == DIES)
     assert bool(run.returncode) == wrong, run.stdout + run.stderr
     last = run.stdout.splitlines()[-1].split()
     assert last[0] == "all"
@@ -92,6 +106,22 @@ def test_a_package_that_is_asked_for_replaces_what_the_tree_and_the_constraints_
     assert unconstrained(constraints, ["torch"]) == "# of tests\ndiffusers==0.42.*; python_version >= '3.11'\n"
     assert unconstrained(constraints, ["comfy-kitchen"]) == constraints
     assert name_of("Comfy_Kitchen>=0.2") == name_of("comfy-kitchen") == "comfy-kitchen"
+
+
+def test_a_newer_release_of_a_package_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    for version in ("1.0", "1.1"):
+        with zipfile.ZipFile(tmp_path / f"front_end-{version}-py3-none-any.whl", "w") as wheel:
+            about = f"Metadata-Version: 2.1\nName: front-end\nVersion: {version}\n"
+            wheel.writestr(f"front_end-{version}.dist-info/METADATA", about)
+            wheel.writestr(f"front_end-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        assert resolved(["front-end"], "") == [f"front-end=={version}"]
+    assert resolved(["front-end==1.0"], "") == ["front-end==1.0"]
+    assert resolved(["front-end"], "front-end<1.1\n") == ["front-end==1.0"]
+    assert resolved([], "") == []
+    with pytest.raises(RuntimeError, match="pip could not"):
+        resolved(["front-end>2"], "")
 
 
 def test_an_environment_has_its_own_packages_before_those_below_it(tmp_path: Path) -> None:

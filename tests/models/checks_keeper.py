@@ -5,13 +5,15 @@ Run by ranks.py beside the others of checks.py. Qwen-Image 2.1 itself is checks_
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from parallel_runtime.models.hosted import count, count_kept
 from parallel_runtime.models.hosted.hooks import SharedModel
-from parallel_runtime.models.hosted.kept_state import KeptState, alike_over
+from parallel_runtime.models.hosted.kept_state import KeptState, alike_over, kept_state, log
 from parallel_runtime.parallel.shard import split_lengths
 from parallel_runtime.pool.calls import ModelCall, RunResult
 from parallel_runtime.pool.proving import prove
@@ -19,7 +21,7 @@ from parallel_runtime.proof import PROVEN, REFUSED, Proof
 
 from .checks import check
 from .gloo_group import GlooGroup, OwnTokensOnly
-from .keeper import BLOCKS, ELEMENT, PLAN, WIDTH, Keeper
+from .keeper import BLOCKS, ELEMENT, PLAN, WIDTH, Keeper, NoChoice, OtherChoice, OtherMemory, OtherReset
 from .ranks import call, difference
 from .tiny import noise
 
@@ -94,6 +96,43 @@ def ranks_of_which_one_has_no_room_keep_nothing_together(group: GlooGroup) -> No
         assert (counted.found, counted.rows, counted.kept_bytes) == (0, mine(group) + TEXT, 0)
 
 
+@contextmanager
+def lines() -> Iterator[list[str]]:
+    """What is logged of classes that keep otherwise."""
+    found: list[str] = []
+    log.addFilter(note := lambda record: found.append(record.getMessage()) or True)
+    yield found
+    log.removeFilter(note)
+
+
+@check
+def a_class_that_keeps_otherwise_shares_its_calls_and_keeps_nothing(group: GlooGroup) -> None:
+    for kind, why in ((OtherReset, "'why'"), (NoChoice, "'choose' is no method"), (OtherMemory, "memory")):
+        model = kind()
+        with lines() as said:
+            assert kept_state(model, PLAN) is kept_state(model, PLAN) is None
+        assert len(said) == 1 and kind.__name__ in said[0] and why in said[0], said
+        SharedModel(model, PLAN, group)
+        for number in range(2):
+            assert difference(call(model, step(number)), call(Keeper(), step(number))) <= ERROR, kind
+
+
+@check
+def a_class_that_decides_otherwise_keeps_nothing_from_its_first_call_on(group: GlooGroup) -> None:
+    model = OtherChoice()
+    kept, _ = kept_state(model, PLAN), SharedModel(model, PLAN, group)
+    assert kept is not None
+    for run in range(2):
+        kept.begin(run)
+        for number in range(2):
+            with lines() as said, kept.calling(alike_over(group, CPU)):
+                assert difference(call(model, step(number)), call(Keeper(), step(number))) <= ERROR
+            assert ["tuple, not" in line for line in said] == ([] if run or number else [True])
+            counted = kept.take_counted()
+            assert (counted.found, counted.rows, counted.kept_bytes) == (0, mine(group) + TEXT, 0)
+            assert (model.kept, model.enabled) == (None, False)
+
+
 @check
 def a_call_that_finds_is_counted_and_what_is_kept_for_it(group: GlooGroup) -> None:
     """On the meta device, where no values can be compared."""
@@ -105,9 +144,12 @@ def a_call_that_finds_is_counted_and_what_is_kept_for_it(group: GlooGroup) -> No
         def asked(**options: Any) -> Any:
             return model(**inputs, transformer_options=options)
 
+        others = OtherChoice().to("meta")
+        (alone,) = count._calls_of_a_run(others, PLAN, PLAN.keeps, 1, lambda **_: others(**inputs))
         finds, fills = count._calls_of_a_run(model, PLAN, PLAN.keeps, 1, asked)
         assert count_kept.kept_bytes(model, PLAN.keeps, asked)["default"] == KEPT
     of_text = 2 * TEXT * WIDTH**2 * 4 * BLOCKS  # q, k, v and what is behind them
+    assert alone["module.matmul_flops"] == fills["module.matmul_flops"], "of a class that keeps otherwise"
     assert fills["module.matmul_flops"] - finds["module.matmul_flops"] == of_text
     assert fills["attended.scores"] == finds["attended.scores"] == BLOCKS * 3 * PICTURE * (PICTURE + TEXT)
     assert finds["key_bytes"] == BLOCKS * 2 * PICTURE * WIDTH * ELEMENT, "what every rank has is not sent"

@@ -77,7 +77,7 @@ class Keeper(nn.Module):
         kept, found = None, False
         if self.enabled:
             said = (transformer_options or {}).get("keeper", {})
-            kept, found = self.choose(context, 2 * BLOCKS * text.nbytes, off=said.get("device") == "off")
+            kept, found = self.choose(context, 2 * BLOCKS * text.nbytes, off=said.get("device") == "off")[:2]
         if kept is None:
             rows = torch.cat((text, image), 1)
             for block in self.blocks:
@@ -106,3 +106,34 @@ class Keeper(nn.Module):
     def _noted(self, kept: list[tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kept.append((k.clone(), v.clone()))
         return self.attention(q, k, v)
+
+
+class OtherReset(Keeper):
+    """Of a ComfyUI whose method asks for more."""
+
+    def forget(self, enabled: bool, why: str) -> None:
+        """Free what is kept."""
+        super().forget(enabled)
+
+
+class NoChoice(Keeper):
+    """Of a ComfyUI that decides elsewhere."""
+
+    choose = None
+
+
+class OtherMemory(Keeper):
+    """Of a ComfyUI that looks for its memory itself."""
+
+    @property
+    def memory(self) -> Any:
+        """There is none without a loader."""
+        raise LookupError("no loader")
+
+
+class OtherChoice(Keeper):
+    """Of a ComfyUI that decides one thing more."""
+
+    def choose(self, key: Tensor, num_bytes: int, *, off: bool) -> tuple[Any, ...]:
+        """What is kept, whether all that the call needs is in it, and one thing more."""
+        return *super().choose(key, num_bytes, off=off), "more"

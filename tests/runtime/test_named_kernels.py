@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from parallel_runtime.models.hosted.attention import AttentionSwitch
+from parallel_runtime.models.hosted.attention import AttentionSwitch, install
 from parallel_runtime.parallel import named_kernels
 from parallel_runtime.parallel.collectives import Axis, Shift
 from parallel_runtime.parallel.kernels import attention_with_lse
@@ -260,3 +260,28 @@ def test_ulysses_has_it_too_but_for_masks_and_a_precision_that_is_asked_for(pack
 
 def test_the_choices_are_auto_and_the_kernels() -> None:
     assert CHOICES == ("auto", "FlashAttention 3", "SageAttention", "FlashInfer")
+
+
+def test_files_of_comfyuis_that_took_its_attention_early_are_given_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its own file of attention imports one; what is somebody else's keeps the stock function, so it fails."""
+    stock, masked, chooser = (lambda *given: given[0] for _ in range(3))
+    path = "comfy.ldm.modules.attention"
+    parts = [path.rsplit(".", up)[0] for up in (3, 2, 1, 0)]
+    modules = {name: ModuleType(name) for name in (*parts, "comfy.ldm.early", "somebody.early")}
+    for owner, name in zip(parts, parts[1:], strict=False):
+        setattr(modules[owner], name.rpartition(".")[2], modules[name])
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    attention, early, other = modules[path], modules["comfy.ldm.early"], modules["somebody.early"]
+    attention.optimized_attention, attention.optimized_attention_masked = stock, masked
+    attention.optimized_attention_for_device = early.optimized_attention_for_device = chooser
+    early.optimized_attention, early.optimized_attention_masked = stock, None
+    other.optimized_attention = stock
+    with pytest.raises(RuntimeError, match="somebody.early was imported before"):
+        install()
+    assert attention.optimized_attention is early.optimized_attention is stock
+    del other.optimized_attention
+    switch = install()
+    assert switch is install() is attention.optimized_attention is attention.optimized_attention_masked
+    assert early.optimized_attention is switch and switch.stock is stock
+    assert early.optimized_attention_for_device is attention.optimized_attention_for_device is not chooser

@@ -1,14 +1,15 @@
 """ComfyUI's attention function, replaced: inside planned blocks its calls go through the group.
 
 Model files take the function by name when they are imported (`from ... import optimized_attention`), so `install` runs
-before any of them is. ComfyUI's own function stays the kernel: it attends with some of the heads to whole keys.
+before they are. ComfyUI's own function stays the kernel: it attends with some of the heads to whole keys.
 
 Letters: `B` batch, `H` heads, `S` tokens of this rank, `D` head size.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from .sdpa import backend_of, failed, in_stocks_order, is_moved
 from .traced_attention import attend
 
 NAMES = ("optimized_attention", "optimized_attention_masked")
+CHOOSER = "optimized_attention_for_device"
 TORCHS = "pytorch"  # ComfyUI's function that has torch attend
 # ComfyUI's functions that compute each head without the others, to the last bit. Of others nobody has looked.
 EACH_HEAD_ALONE = frozenset(f"attention_{name}" for name in ("pytorch", "flash", "xformers", "sage"))
@@ -284,25 +286,31 @@ def _by_heads(tensor: Tensor, width: int) -> Tensor:
 def install() -> AttentionSwitch:
     """Put a switch where ComfyUI's attention function stands, once a process, and return it.
 
-    Raises RuntimeError when a model's file was imported before: it holds the stock function already.
+    ComfyUI's own files that were imported with it are given the switch too. Raises RuntimeError when one of somebody
+    else's was imported before: it holds the stock function already.
     """
     import comfy.ldm.modules.attention as module
 
     stock = module.optimized_attention
     if isinstance(stock, AttentionSwitch):
         return stock
-    early = sorted(
-        name
-        for name, loaded in sys.modules.items()
-        if loaded is not module and any(vars(loaded).get(each) is stock for each in NAMES)
-    )
-    if early:
-        raise RuntimeError(f"{early[0]} was imported before attention could be replaced; install the switch first")
+    masked, chosen = module.optimized_attention_masked, module.optimized_attention_for_device
+    holders = [each for each in list(sys.modules.values()) if each is module or _holds(each, (stock, masked, chosen))]
+    others = [each for each in holders if not each.__name__.startswith("comfy.")]
+    if early := [each.__name__ for each in others if _holds(each, [stock])]:
+        raise RuntimeError(f"{min(early)} was imported before attention could be replaced; install the switch first")
     switch = AttentionSwitch(stock, getattr(module, "AttentionTensorContainer", None))
-    for name in NAMES:
-        setattr(module, name, switch)
-    module.optimized_attention_for_device = switch.for_device(module.optimized_attention_for_device)
+    put = dict.fromkeys(NAMES, switch) | {CHOOSER: switch.for_device(chosen)}
+    for each in (each for each in holders if each not in others):
+        for name in put.keys() & vars(each).keys():
+            setattr(each, name, put[name])
     return switch
+
+
+def _holds(module: ModuleType, functions: Sequence[object]) -> bool:
+    """Whether a module has one of these functions under its name of ComfyUI's."""
+    held = [getattr(module, "__dict__", {}).get(name) for name in (*NAMES, CHOOSER)]
+    return any(each is function for each in held for function in functions)
 
 
 def installed() -> AttentionSwitch:

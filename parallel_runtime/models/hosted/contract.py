@@ -9,6 +9,7 @@ A line is a full name, and may say what has to be there:
 
     comfy.sampler_helpers.convert_cond              it is there
     comfy.samplers.calc_cond_batch(model, conds)    and takes these arguments, by name
+    comfy.samplers.cfg_function([model, cond])      and takes no others, as what another means is not known here
     comfy.samplers.CFGGuider:conds                  its instances have the attribute: code of the class names it
 
 `since` is the oldest of the ComfyUIs at hand in which it was found: 0.20.1, 0.24.0, 0.30.0, 0.33.0. It may be older.
@@ -58,18 +59,23 @@ FEATURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One thing that is relied on: `name` in full, the arguments it has to take, the attribute its instances have."""
+    """One thing that is relied on: `name` in full, the arguments it has to take, the attribute its instances have.
+
+    `only`: it may take these arguments, and no others.
+    """
 
     feature: str
     since: str
     name: str
     arguments: tuple[str, ...] = ()
+    only: bool = False
     attribute: str = ""
 
     @property
     def text(self) -> str:
         """The line as it is written below."""
-        arguments = f"({', '.join(self.arguments)})" if self.arguments else ""
+        arguments = ", ".join(self.arguments)
+        arguments = f"([{arguments}])" if self.only else f"({arguments})" if arguments else ""
         return self.name + arguments + (f":{self.attribute}" if self.attribute else "")
 
 
@@ -77,8 +83,9 @@ def _read(feature: str, text: str, since: str = "0.20.1") -> Iterator[Line]:
     for written in filter(None, map(str.strip, text.splitlines())):
         called, _, attribute = written.partition(":")
         name, _, arguments = called.partition("(")
-        names = tuple(each.strip() for each in arguments.rstrip(")").split(",") if each.strip())
-        yield Line(feature=feature, since=since, name=name, arguments=names, attribute=attribute)
+        only = arguments.startswith("[")
+        names = tuple(each.strip() for each in arguments.strip("[])").split(",") if each.strip())
+        yield Line(feature=feature, since=since, name=name, arguments=names, only=only, attribute=attribute)
 
 
 NODES = """
@@ -222,10 +229,13 @@ HOSTED = """
     comfy.samplers.calculate_sigmas
     comfy.samplers.encode_model_conds
 """
-FLUX = """
+FLUX_BODY = """img, img_ids, txt, txt_ids, timesteps, y, guidance, control, timestep_zero_index, transformer_options,
+    attn_mask"""
+FLUX = f"""
     comfy.ldm.flux.model.Flux
     comfy.ldm.flux.model.Flux.forward_orig(img, img_ids, txt, txt_ids, timesteps, y, guidance, control)
     comfy.ldm.flux.model.Flux.forward_orig(transformer_options, attn_mask)
+    comfy.ldm.flux.model.Flux.forward_orig([{" ".join(FLUX_BODY.split())}])
     comfy.model_base.Flux(model_config, model_type, device, unet_model)
     comfy.model_base.ModelType.FLOW
     comfy.model_base.ModelType.FLUX
@@ -243,6 +253,8 @@ LOOP = """
     comfy.samplers.KSAMPLER:sampler_function
     comfy.samplers.KSamplerX0Inpaint(model, sigmas)
     comfy.samplers.KSamplerX0Inpaint:inner_model
+    comfy.samplers.KSamplerX0Inpaint:latent_image
+    comfy.samplers.KSamplerX0Inpaint:noise
     comfy.model_base.BaseModel.scale_latent_inpaint(sigma, noise, latent_image)
     comfy.samplers.calc_cond_batch(model, conds, x_in, timestep, model_options)
     comfy.samplers.cfg_function
@@ -258,6 +270,7 @@ CFG = """
     comfy.samplers.get_area_and_mult
 """
 LORAS = """
+    comfy.model_patcher.ModelPatcher.patch_weight_to_device(device_to)
     comfy.utils.swap_scale_shift
     comfy.weight_adapter.LoRAAdapter
     comfy.weight_adapter.adapters
@@ -265,13 +278,15 @@ LORAS = """
 """
 PARALLELIZE = """
     comfy.model_patcher.ModelPatcher:cached_patcher_init
+    comfy.model_patcher.ModelPatcher:hook_patches
     comfy.patcher_extension.WrappersMP.APPLY_MODEL
     comfy.sd.load_checkpoint_guess_config
     comfy.sd.load_diffusion_model
     comfy.utils.deepcopy_list_dict
 """
 LIST = """
-    comfy.controlnet.ControlBase
+    comfy.controlnet.ControlBase.set_previous_controlnet
+    comfy.controlnet.ControlBase:previous_controlnet
     comfy.sampler_helpers.get_additional_models(conds, dtype)
     comfy.utils.ProgressBar
     latent_preview.get_previewer
@@ -294,6 +309,7 @@ DECODE = """
     comfy.utils.PROGRESS_BAR_HOOK
     comfy.utils.set_progress_bar_global_hook
     nodes.VAEDecodeTiled.INPUT_TYPES
+    nodes.VAEDecodeTiled.decode
 """
 CLOCK = """
     comfy.model_management.load_models_gpu(models, memory_required, force_full_load)
@@ -311,6 +327,13 @@ FILES = """
 TEXTS = """
     comfy_api.latest.get_executing_context
     comfy_api.latest.get_progress_state
+    comfy_execution.graph.DynamicPrompt.get_display_node_id
+    comfy_execution.graph.DynamicPrompt.get_node
+    comfy_execution.graph.DynamicPrompt.has_node
+    comfy_execution.progress.ProgressRegistry:dynprompt
+    comfy_execution.progress.ProgressRegistry:nodes
+    comfy_execution.utils.ExecutionContext:node_id
+    comfy_execution.utils.ExecutionContext:prompt_id
     nodes.NODE_CLASS_MAPPINGS
     nodes.NODE_DISPLAY_NAME_MAPPINGS
     server.PromptServer.send_progress_text(text, node_id)
@@ -321,6 +344,7 @@ PANEL = """
     server.PromptServer:instance
     comfy.cli_args.args.listen
     comfy_execution.progress.NodeState.Running
+    comfy_execution.progress.ProgressRegistry:prompt_id
     nodes.interrupt_processing
     server.PromptServer.add_on_prompt_handler(handler)
     server.PromptServer:app
@@ -330,7 +354,7 @@ PANEL = """
     execution.PromptQueue:currently_running
 """
 RENAMES = """
-    comfy_api.latest.ComfyAPI
+    comfy_api.latest.ComfyAPI:node_replacement
     comfy_api.latest.io.NodeReplace(new_node_id, old_node_id, old_widget_ids, input_mapping, output_mapping)
     comfy_api.latest.io.WidgetInput
 """
@@ -356,16 +380,21 @@ LINES: tuple[Line, ...] = (
     *_read("renames", RENAMES),
 )
 
-# Used where they are there: kinds of ControlNet to refuse, the version, and what only some versions have of attention
-# and of ModelPatcher.
+# Used where they are there: kinds of ControlNet to refuse, the version, the names in a file that a class changes, and
+# what only some versions have of attention and of ModelPatcher.
 WHERE_THERE = (
     "comfy.controlnet.ControlLora",
     "comfy.controlnet.QwenFunControlNet",
     "comfy.k_diffusion.sampling.tqdm",
+    "comfy.model_base.BaseModel._apply_model",
+    "comfy.model_base.BaseModel.process_timestep",
+    "comfy.samplers._calc_cond_batch",
+    "comfy.samplers._calc_cond_batch_outer",
     "comfy.ldm.modules.attention.AttentionTensorContainer",
     "comfy.ldm.modules.attention.ComfyAttention",
     "comfy.model_management.ensure_pin_budget",
     "comfy.model_patcher.ModelPatcher.deepclone_multigpu",
     "comfy.model_patcher.ModelPatcher.model_state_dict_for_saving",
+    "comfy.supported_models_base.BASE.process_unet_state_dict",
     "comfyui_version.__version__",
 )

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -49,7 +49,14 @@ def sentence(feature: str, missing: Sequence[Line], version: str | None) -> str:
     named = f"{first.name}.{first.attribute}" if first.attribute else first.name
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     remedy = UPDATE_COMFYUI if is_older(version, OLDEST) else UPDATE_PACK
-    if first.arguments and (there := find(first.name)) is not NOTHING:
+    there: Any = find(first.name) if first.arguments else NOTHING
+    if first.only and there is not NOTHING:
+        known = ", ".join(_others(there, first.arguments))
+        return (
+            f"ComfyUI {version} has a `{named}` that takes more than this pack knows ({known}){more}: {about.title} is "
+            f"off, {about.instead}; {remedy}"
+        )
+    if there is not NOTHING:
         lacks = ", ".join(each for each in first.arguments if not _takes(there, [each]))
         return (
             f"ComfyUI {version} has a `{named}` that takes no {lacks}{more}: {about.title} is off, {about.instead}; "
@@ -93,7 +100,7 @@ def find(name: str) -> Any:  # noqa: ANN401  whatever ComfyUI has there
             continue
         found: Any = module
         for part in parts[length:]:
-            found = getattr(found, part, NOTHING)
+            found = _attribute(found, part)
             if found is NOTHING:
                 break
         if found is not NOTHING:
@@ -101,15 +108,23 @@ def find(name: str) -> Any:  # noqa: ANN401  whatever ComfyUI has there
     return NOTHING
 
 
+def _attribute(owner: object, name: str) -> object:
+    """`NOTHING` too where looking raises, as a module's own `__getattr__` may that imports what is not installed."""
+    try:
+        return getattr(owner, name, NOTHING)
+    except Exception:  # noqa: BLE001  any code of ComfyUI's
+        return NOTHING
+
+
 def _module(path: str) -> object | None:
-    """The module, imported where it is not; None where there is none of this name, or it lacks what it imports."""
+    """The module, imported where it is not; None where there is none of this name, or it cannot be imported."""
     if path in sys.modules:
         return sys.modules[path]
-    if "." in path and not hasattr(_module(path.rpartition(".")[0]), "__path__"):
+    if "." in path and _attribute(_module(path.rpartition(".")[0]), "__path__") is NOTHING:
         return None  # an attribute of a module, not a part of a package
     try:
         return importlib.import_module(path)
-    except ImportError:
+    except Exception:  # noqa: BLE001  any code of ComfyUI's: what cannot be looked at is missing
         return None
 
 
@@ -119,21 +134,41 @@ def _fulfilled(line: Line) -> bool:
         return False
     if line.attribute:
         return isinstance(found, type) and any(line.attribute in names for names in _names_in(found))
+    if line.only:
+        return not _others(found, line.arguments)
     return not line.arguments or _takes(found, line.arguments)
 
 
 def _takes(function: Callable[..., object], arguments: Sequence[str]) -> bool:
     """Whether a function, or a class when it is called, takes these arguments by name."""
-    function = vars(function).get("__init__", function) if isinstance(function, type) else function
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        try:
-            parameters = inspect.signature(function).parameters
-        except (TypeError, ValueError):  # it does not say
-            return True
-        return set(arguments) <= set(parameters) or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return set(arguments) <= set(named) or bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    parameters = _parameters(function)
+    if parameters is None:
+        return True
+    return set(arguments) <= parameters.keys() or inspect.Parameter.VAR_KEYWORD in parameters.values()
+
+
+def _others(function: Callable[..., object], arguments: Sequence[str]) -> list[str]:
+    """What a function or a method takes beside its instance and these arguments."""
+    return [name for name in _parameters(function) or () if name not in ("self", *arguments)]
+
+
+def _parameters(function: Callable[..., object]) -> Mapping[str, object] | None:
+    """The kind of each parameter by its name; None for a function that does not say, {} for one not to be looked at."""
+    try:
+        function = vars(function).get("__init__", function) if isinstance(function, type) else function
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is None:
+            return {name: each.kind for name, each in inspect.signature(function).parameters.items()}
+    except (TypeError, ValueError):
+        return None
+    except Exception:  # noqa: BLE001  any code of ComfyUI's
+        return {}
+    kind, count = inspect.Parameter, code.co_argcount + code.co_kwonlyargcount  # no signature: the look has to be quick
+    found: dict[str, object] = dict.fromkeys(code.co_varnames[:count], kind.POSITIONAL_OR_KEYWORD)
+    for flag, which in ((inspect.CO_VARARGS, kind.VAR_POSITIONAL), (inspect.CO_VARKEYWORDS, kind.VAR_KEYWORD)):
+        if code.co_flags & flag:
+            found[code.co_varnames[count]], count = which, count + 1
+    return found
 
 
 def _names_in(kind: type) -> Iterator[Sequence[str]]:

@@ -14,7 +14,7 @@ import math
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,10 +30,10 @@ from ...parallel.uneven import QKV, AttentionFunction, UnevenSequence
 from ..plans import find_plan
 from ..plans.plan import Keeps, Plan
 from .attention import installed
-from .count_kept import STORED, filled_once, kept_bytes, options_of
+from .count_kept import STORED, KeepsOtherwiseError, filled_once, kept_bytes, options_of
 from .first_block import CachedBlocks, Residuals, refuse_step_cache
 from .hooks import SharedModel
-from .kept_state import has_methods
+from .kept_state import keeps_of
 from .random_calls import Size, call_of, find_widths, latent_shapes
 from .stage import staged_blocks
 
@@ -284,8 +284,9 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
         calls.append(call_of(model, point.size(frames), shapes, widths, device))
         numbers.append(float(sum(math.prod(shape) for shape in shapes)))
     skipping = residual_bytes(module, plan, calls)  # first: its functions go with those that are taken off
-    keeps = None if plan is None or plan.keeps is None or not has_methods(type(module), plan.keeps) else plan.keeps
+    keeps = keeps_of(module, plan)
     alone = [_calls_of_a_run(module, plan, keeps, 1, call) for call in calls]
+    keeps = keeps if len(alone[0]) > 1 else None
     shared = alone if plan is None else [_calls_of_a_run(module, plan, keeps, RANKS, call) for call in calls]
     for counts, bytes_of_call in zip(alone, skipping, strict=True):
         counts[0] |= bytes_of_call
@@ -314,13 +315,13 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
 def _calls_of_a_run(
     module: torch.nn.Module, plan: Plan | None, keeps: Keeps | None, parts: int, call: Callable[..., object]
 ) -> list[Counts]:
-    """What a call takes; of a class that keeps something, one that finds it, and the one that fills it."""
-    if keeps is None:
-        return [count_call(module, plan, parts, call)]
-    given = partial(call, **options_of(keeps, STORED[0]))
-    with filled_once(module, keeps):
-        filling = count_call(module, plan, parts, given)
-        return [count_call(module, plan, parts, given), filling]
+    """What a call takes; of a class that keeps something as planned, one that finds it, and the one that fills it."""
+    if keeps is not None:
+        given = partial(call, **options_of(keeps, STORED[0]))
+        with suppress(KeepsOtherwiseError), filled_once(module, keeps):
+            filling = count_call(module, plan, parts, given)
+            return [count_call(module, plan, parts, given), filling]
+    return [count_call(module, plan, parts, call)]
 
 
 def _fitted(

@@ -12,6 +12,7 @@ import torch
 
 from ..plans.plan import Keeps
 from .bytes_in import bytes_in
+from .kept_state import is_pair
 
 STORED = ("default", "int8", "int4")  # as options name them
 MUCH = 1 << 60  # bytes
@@ -25,6 +26,10 @@ class Roomy:
         return MUCH
 
 
+class KeepsOtherwiseError(Exception):
+    """A class decides otherwise than its plan says: in ranks it keeps nothing."""
+
+
 class FillsOnce:
     """Stands for the method of a class that decides: the first call fills, and all others find what it kept.
 
@@ -36,10 +41,13 @@ class FillsOnce:
         self.state: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Any, bool]:  # noqa: ANN401
-        """What is kept, and whether the call finds all that it needs."""
+        """What is kept, and whether the call finds all that it needs. Raises KeepsOtherwiseError."""
         if self.state is not None:
             return self.state, True
-        self.state, found = self._decide(*args, **kwargs)
+        decided = self._decide(*args, **kwargs)
+        if not is_pair(decided):
+            raise KeepsOtherwiseError
+        self.state, found = decided
         return self.state, found
 
 

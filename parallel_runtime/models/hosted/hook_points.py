@@ -64,12 +64,6 @@ class _Places:
     def fill(self, plan: Plan) -> list[HookPoint]:
         for pattern, name in plan.unless.items():
             self._refuse_where_set(pattern, name)
-        for name in () if plan.keeps is None else (plan.keeps.reset, plan.keeps.decide):
-            if not callable(getattr(self.modules[""], name, None)):
-                raise ValueError(
-                    f"{self.title} of this ComfyUI has no method {name!r}, which the plan names; "
-                    "use a ComfyUI that the plan was made for"
-                )
         for blocks in plan.attention:
             self._attention(blocks, plan.attention_of(blocks), plan.methods_of(blocks))
         table = next((each for each in plan.gathers if all(self._find(path) for path in each)), plan.gathers[0])

@@ -11,9 +11,14 @@ rank is `FreeMemory`. Ranks have different memory, and a rank that uses what it 
 that does not, so they would wait for each other for ever. `alike` says whether all ranks of the call decided the same;
 where they did not, none of them keeps anything for the rest of the run.
 
+A class of another ComfyUI that keeps otherwise than its plan says keeps nothing in the ranks, which is logged once. It
+shares its calls as before.
+
 Owns one module's state on this rank. Does not own when a run begins and ends, nor who shares a call (worker/).
 """
 
+import functools
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +34,7 @@ from .bytes_in import bytes_in
 from .group import TokenGroup
 
 Alike = Callable[[int], bool]  # a number of this rank's; whether all ranks of the call say the same one
+log = logging.getLogger(__name__)
 NONE_USED, FILLED, FOUND = range(3)  # what a call decides
 
 
@@ -86,16 +92,17 @@ class KeptState:
         self._run: object = None
         self._state: Any = None  # what the class keeps, as it is asked for in a call
         self._alike: Alike | None = None
+        self._unlike = False  # whether the class has decided otherwise than its plan says
+        self._name = type(model).__name__
         setattr(model, keeps.patcher, self._memory)
         setattr(model, keeps.decide, partial(self._decided, getattr(model, keeps.decide)))
-        first = next(iter(model.get_submodule(plan.staged[0]).children()))
-        first.register_forward_hook(self._count_rows)
+        _first_block(model, plan).register_forward_hook(self._count_rows)
 
     def begin(self, run: object, *, ranks: int = 1) -> None:
         """Calls from here on are of `run`, by any name but None; `ranks` have the memory of the host in common."""
         self._memory.ranks = ranks
         if run != self._run:
-            self._free(keep=True)
+            self._free(keep=not self._unlike)
             self._run = run
 
     def end(self) -> None:
@@ -118,6 +125,8 @@ class KeptState:
             yield
         finally:
             self._alike = None
+            if self._unlike:
+                self._free(keep=False)
             self.counted.kept_bytes = bytes_in(self._state)
 
     def take_counted(self) -> Counted:
@@ -133,7 +142,10 @@ class KeptState:
     ) -> tuple[Any, bool]:
         """The class's decision, where all ranks make the same one; else none is kept, and the run goes on without."""
         with host_memory_for(self._memory.ranks):
-            state, found = decide(*args, **kwargs)
+            decided = decide(*args, **kwargs)
+        if not is_pair(decided):
+            return self._for_this_call(decided)
+        state, found = decided
         decision = NONE_USED if state is None else FOUND if found else FILLED
         if self._alike is not None and not self._alike(decision):
             self._free(keep=False)
@@ -142,22 +154,67 @@ class KeptState:
         self.counted.found += decision == FOUND
         return state, found
 
+    def _for_this_call(self, decided: Any) -> Any:  # noqa: ANN401
+        """What the class decided in a form of its own, for this call alone. Raises RuntimeError where ranks differ."""
+        self._unlike = True
+        _log_unlike(self._name, f"what it decides is {type(decided).__name__}, not what is kept and whether it is all")
+        first = decided[0] if isinstance(decided, tuple) and decided else decided
+        if self._alike is not None and not self._alike(int(first is None)):
+            raise RuntimeError(f"{self._name} keeps something on some ranks and not on others")
+        return decided
+
     def _count_rows(self, _: nn.Module, __: object, out: Any) -> None:  # noqa: ANN401
         if self._alike is not None and isinstance(out, torch.Tensor):
             self.counted.rows += out.shape[1]
 
 
-def kept_state(model: nn.Module) -> KeptState | None:
-    """What a model keeps between calls; None for a class without a plan for it, or that lacks what the plan names."""
-    plan = find_plan(type(model))
-    if plan is None or plan.keeps is None or not has_methods(type(model), plan.keeps):
+def kept_state(model: nn.Module, plan: Plan | None = None) -> KeptState | None:
+    """What a model keeps between calls, as `keeps_of`; without a plan, by that of its class."""
+    plan = plan or find_plan(type(model))
+    keeps = keeps_of(model, plan)
+    return None if plan is None or keeps is None else KeptState(model, plan, keeps)
+
+
+def keeps_of(model: nn.Module, plan: Plan | None) -> Keeps | None:
+    """What the plan says that a model keeps between calls; None where it says nothing, or what this class has not.
+
+    Frees what it keeps.
+    """
+    if plan is None or plan.keeps is None:
         return None
-    return KeptState(model, plan, plan.keeps)
+    try:
+        _try(model, plan, plan.keeps)
+    except Exception as error:  # noqa: BLE001  any code of ComfyUI's
+        _log_unlike(type(model).__name__, f"{type(error).__name__}: {error}")
+        return None
+    return plan.keeps
 
 
-def has_methods(kind: type, keeps: Keeps) -> bool:
-    """Whether a class has the methods that its plan names."""
-    return all(callable(getattr(kind, name, None)) for name in (keeps.reset, keeps.decide))
+def is_pair(decided: object) -> bool:
+    """Whether a class decided as plans have it: what is kept, and whether it is all that the call needs."""
+    return isinstance(decided, tuple) and len(decided) == 2
+
+
+def _try(model: nn.Module, plan: Plan, keeps: Keeps) -> None:
+    """Use all that `KeptState` does, and leave no trace. Raises what any of it raises."""
+    _first_block(model, plan)
+    if not callable(getattr(model, keeps.decide)):
+        raise TypeError(f"{keeps.decide!r} is no method")
+    getattr(model, keeps.reset)(False)
+    before = {name: value for name, value in vars(model).items() if name == keeps.patcher}
+    setattr(model, keeps.patcher, FreeMemory())
+    delattr(model, keeps.patcher)
+    vars(model).update(before)
+
+
+def _first_block(model: nn.Module, plan: Plan) -> nn.Module:
+    return next(iter(model.get_submodule(plan.staged[0]).children()))
+
+
+@functools.cache
+def _log_unlike(name: str, why: str) -> None:
+    """Once."""
+    log.warning("%s of this ComfyUI keeps nothing between the calls of a run, as its plan is of another: %s", name, why)
 
 
 def alike_over(group: TokenGroup, device: torch.device) -> Alike:

@@ -5,7 +5,6 @@ line from standard input, JSON, and answers each with a line; tensors go through
 The asking side is cli/comfyui_process.py.
 """
 
-import importlib
 import io
 import json
 import math
@@ -26,7 +25,7 @@ from .build import Built, build, recognise
 from .calls import from_tree, takes_whole_batches
 from .comfyui import import_comfyui
 from .contract import LINES
-from .contract_check import look, off_by_feature
+from .contract_check import NOTHING, find, look, off_by_feature
 from .count import count_model
 from .dtypes import loaded_dtypes
 from .first_block import refuse_step_cache
@@ -60,7 +59,8 @@ class Reference:
 
         The other parts of ComfyUI are looked at where they run: when it loads the pack.
         """
-        version = str(importlib.import_module("comfyui_version").__version__)
+        found = find("comfyui_version.__version__")
+        version = "without a version" if found is NOTHING else str(found)
         missing = look([line for line in LINES if line.name.startswith("comfy.")])
         return {"version": version, "off": list(off_by_feature(missing, version).values())}
 

@@ -32,7 +32,8 @@ def foreign_option(value: object) -> str | None:
 
 def _is_trusted(module: str) -> bool:
     folders = module.replace("\\", "/").replace(".", "/").split("/")
-    return module.startswith(OURS) or folders[0] in TRUSTED or folders[-2:-1] == [EXTRAS]
+    ours = module == OURS or module.startswith(f"{OURS}.")
+    return ours or folders[0] in TRUSTED or folders[-2:-1] == [EXTRAS]
 
 
 def _modules(value: Any, seen: set[int]) -> Iterator[str]:  # noqa: ANN401

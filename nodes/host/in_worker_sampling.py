@@ -6,10 +6,12 @@ and the sampler's recurrence go to the workers, which then need the host no more
 in ComfyUI's own loop, and the reason is said.
 """
 
+import inspect
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
-from types import FunctionType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import FunctionType, MethodType
 
 import torch
 
@@ -27,12 +29,12 @@ from .model_sampling import with_predictions
 from .order import CALLBACKS_IN_A_STEP
 from .run_context import RunContext, run_of
 from .stock_caches import cache_keys, cache_of_run
-from .trace_recurrence import SamplerRun, given_tensors, trace
+from .trace_recurrence import SamplerRun, given_tensors, noise_bytes, random_state_kept, trace
 from .version import off
 
 log = logging.getLogger(__name__)
 
-MOST_NOISE_BYTES = 1 << 30  # drawn ahead, and as much again where ranks read it
+MOST_NOISE_BYTES = 1 << 30  # drawn ahead, in host memory, and as much again where ranks read it
 # What makes a conditioning differ from step to step, from place to place, or need the host at each step.
 BY_STEP = {
     "area": "a conditioning has an area",
@@ -54,6 +56,7 @@ OPTIONS = {
 }
 # What a sampler may raise that does not find the latent or the model it expects.
 UNTRACEABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+UNTRACEABLE += (MemoryError,)
 # Parts of ComfyUI's model that are read before the first step alone, whoever replaced them.
 READ_BEFORE = ("model_sampling", "latent_format", "concat_keys", "diffusion_model.params.")
 # Wrappers around the whole run do not see what happens inside it.
@@ -61,7 +64,10 @@ OUTSIDE = {WrappersMP.OUTER_SAMPLE, WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMP
 
 
 # Functions of ComfyUI that run in each step of its loop; a pack that replaces one would not be asked in the workers.
-STEP_FUNCTIONS = ("sampling_function", "calc_cond_batch", "cfg_function")
+STEP_FUNCTIONS = ("sampling_function", "calc_cond_batch", "_calc_cond_batch_outer", "_calc_cond_batch", "cfg_function")
+MODEL_METHODS = {"apply_model", "_apply_model", "process_timestep"}
+SET_ON_A_MODEL = (FunctionType, MethodType, partial)
+READ_OF_GUIDERS = ("cfg", "conds", "inner_model", "model_options", "model_patcher")  # set on each, by its own methods
 SETTERS = ("__init__", "set_conds", "set_cfg")  # of guiders; run before a run begins
 
 
@@ -71,6 +77,8 @@ def in_workers(sampler: comfy.samplers.Sampler, run: RunContext) -> comfy.sample
         run.stays(str(off("loop")))
     elif type(sampler) is not comfy.samplers.KSAMPLER:
         run.stays(f"the sampler is a {type(sampler).__name__}")
+    elif changed := vars(sampler).keys() - vars(comfy.samplers.KSAMPLER(None)).keys():
+        run.stays(f"the sampler has its own {', '.join(sorted(changed))}")
     else:
         return InWorkerSampler(sampler, run)
     return sampler
@@ -121,7 +129,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         sigmas: torch.Tensor,
         *,
         extra_args: dict,
-        callback: Callable[[dict], None],
+        callback: Callable[[dict], None] | None,
         disable: bool,
         **extra_options: object,
     ) -> torch.Tensor:
@@ -132,10 +140,12 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         form, mask = form_of(context), extra_args["denoise_mask"]
         form.refuse_latent(x)
         recurrence, sigmas_left = _recurrence(run)
-        recurrence = with_predictions(recurrence, guider.inner_model, dims=x.ndim, masked=mask is not None)
+        with _traceable(lambda error: f"what the model says of a step's latent cannot be written as numbers: {error}"):
+            recurrence = with_predictions(recurrence, guider.inner_model, dims=x.ndim, masked=mask is not None)
         _refuse_long(recurrence)
         _refuse_ranges(guider, model_options, recurrence)
-        inpaint = _inpaint(model, mask, x, recurrence)
+        with _traceable(lambda error: f"how the model noises what a mask keeps cannot be written as numbers: {error}"):
+            inpaint = _inpaint(model, mask, x, recurrence)
         names = cond_names(guider, model_options)
         check_cancelled = comfy.model_management.throw_exception_if_processing_interrupted
         plan, conds = None, []
@@ -149,12 +159,12 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
             raise HostLoopError("one conditioning has other reference images than the other")
         cached = cache_of_run(guider, model_options, x, sigmas[:1], recurrence)
         tell_idle(context, len(names) * x.shape[0])
-        _refuse_much_noise(len(recurrence.given) * x.numel() * 4)
-        given = given_tensors(run, recurrence, x)
+        given = _drawn(run, recurrence, x)
 
         def step_done(step: int, rows: torch.Tensor) -> None:
             denoised = form.latent(rows, x.shape).to(x.device)
-            callback({"i": step, "denoised": denoised, "x": denoised})
+            if callback is not None:
+                callback({"i": step, "denoised": denoised, "x": denoised})
             if bar is not None:
                 bar.update()
 
@@ -198,7 +208,8 @@ def form_of(context: RunContext) -> Form:
 def _refuse_guider(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
     """Raise `HostLoopError` for what changes from step to step by other hands than the sampler's."""
     kind = type(guider)
-    if any(getattr(kind, name) is not getattr(CFGGuider, name) or name in vars(guider) for name in _methods()):
+    told = any(hasattr(kind, name) and not hasattr(CFGGuider, name) for name in READ_OF_GUIDERS)
+    if told or any(getattr(kind, name) is not getattr(CFGGuider, name) or name in vars(guider) for name in _methods()):
         raise HostLoopError(f"the guider is a {kind.__name__}")
     for name, reason in OPTIONS.items():
         if model_options.get(name):
@@ -233,10 +244,15 @@ def _refuse_foreign(sampler: InWorkerSampler, guider: comfy.samplers.CFGGuider, 
                 raise HostLoopError(f"a node looks at each step ({', '.join(map(str, by_kind[kind]))})")
     functions = {name: getattr(comfy.samplers, name) for name in STEP_FUNCTIONS}
     functions |= {name: getattr(CFGGuider, name) for name in _methods()}
-    functions["apply_model"] = type(guider.inner_model).apply_model
+    model = guider.inner_model
+    bases = type(model).__mro__
+    functions |= {
+        f"{base.__name__}.{name}": vars(base)[name] for base in bases for name in MODEL_METHODS & vars(base).keys()
+    }
+    functions |= {name: value for name, value in vars(model).items() if isinstance(value, SET_ON_A_MODEL)}
     functions["KSamplerX0Inpaint"] = vars(comfy.samplers.KSamplerX0Inpaint)["__call__"]
     for name, function in functions.items():
-        if pack := foreign(function):
+        if not is_absent(function) and (pack := foreign(function)):
             raise HostLoopError(f"{pack} replaces {name} of ComfyUI")
 
 
@@ -258,10 +274,17 @@ def _refuse_conds(guider: comfy.samplers.CFGGuider, model_options: dict) -> None
                 raise HostLoopError(reason)
 
 
-def _refuse_much_noise(num_bytes: int) -> None:
-    """Raise `HostLoopError` where noise of all steps, which ComfyUI's loop draws one by one, takes much memory."""
+def _drawn(run: SamplerRun, recurrence: SamplerRecurrence, x: torch.Tensor) -> dict[int, torch.Tensor]:
+    """The noise of all steps, which ComfyUI's loop draws one by one. Raises `HostLoopError`, with torch's random state
+    as it was, where it takes much memory or more than there is."""
+    num_bytes = noise_bytes(recurrence, x)
     if num_bytes > MOST_NOISE_BYTES:
         raise HostLoopError(f"the noise of all steps takes {num_bytes >> 20} MiB, more than {MOST_NOISE_BYTES >> 20}")
+    with (
+        _traceable(lambda error: f"the noise of all steps cannot be drawn ahead: {error}"),
+        random_state_kept(x.device),
+    ):
+        return given_tensors(run, recurrence, x)
 
 
 def _refuse_ranges(guider: comfy.samplers.CFGGuider, model_options: dict, recurrence: SamplerRecurrence) -> None:
@@ -276,13 +299,23 @@ def _refuse_ranges(guider: comfy.samplers.CFGGuider, model_options: dict, recurr
 
 def _recurrence(run: SamplerRun) -> tuple[SamplerRecurrence, torch.Tensor]:
     """The sampler as numbers that fit into a request, and what it makes of its sigmas."""
-    try:
+    with _traceable(lambda error: f"the sampler cannot be written as numbers: {error}"):
         recurrence, sigmas_left = trace(run, run.guider.inner_model.model_sampling.timestep)
-    except UNTRACEABLE as error:
-        raise HostLoopError(f"the sampler cannot be written as numbers: {error}") from error
     if recurrence.num_calls == 0:
         raise HostLoopError("the sampler does not call the model")
     return recurrence, sigmas_left
+
+
+@contextmanager
+def _traceable(said: Callable[[BaseException], str]) -> Iterator[None]:
+    """Around code of a sampler or a model that meets other latents than its own: what it raises keeps the loop in
+    ComfyUI. Raises `HostLoopError`."""
+    try:
+        yield
+    except HostLoopError:
+        raise
+    except UNTRACEABLE as error:
+        raise HostLoopError(said(error)) from error
 
 
 def _refuse_long(recurrence: SamplerRecurrence) -> None:
@@ -313,11 +346,16 @@ def _inpaint(
     if mask is None:
         return None
     scaling = model.inner_model.inner_model.scale_latent_inpaint
+    taken = inspect.signature(scaling).parameters
+    takes_mask = "denoise_mask" in taken or any(each.kind is each.VAR_KEYWORD for each in taken.values())
+    told = {"denoise_mask": mask} if takes_mask else {}
+    kept = mask.expand_as(x) < 1
     for state in (recurrence.states[0], recurrence.states[recurrence.num_calls // 2]):
         sigma = torch.full((x.shape[0],), state.sigma, device=x.device, dtype=x.dtype)
-        wanted = scaling(x=x, sigma=sigma, noise=model.noise, latent_image=model.latent_image)
+        other = x + 1.0  # `x` itself is what most models keep at the first sigma
+        wanted = scaling(x=other, sigma=sigma, noise=model.noise, latent_image=model.latent_image, **told)
         found = model.noise * state.reading.kept_noise + model.latent_image * state.reading.kept_latent
-        if not torch.allclose(found, wanted, rtol=1e-6, atol=1e-6):
+        if not torch.allclose(found.expand_as(x)[kept], wanted.expand_as(x)[kept], rtol=1e-6, atol=1e-6):
             raise HostLoopError("the model noises what a mask keeps in its own way")
     parts = {"mask": mask, "noise": model.noise, "latent": model.latent_image}
     return {name: part.expand_as(x) for name, part in parts.items()}

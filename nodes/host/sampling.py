@@ -149,7 +149,7 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
         guider: comfy.samplers.CFGGuider,
         sigmas: object,
         extra: dict,
-        callback: OnStep,
+        callback: OnStep | None,
         *rest: object,
         **named: object,
     ) -> torch.Tensor:
@@ -161,7 +161,8 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
             marks.append(now_s)
             if context is not None:
                 context.step += 1
-            tell(step, denoised, x, total_steps)
+            if tell is not None:
+                tell(step, denoised, x, total_steps)
 
         context = run_of(extra["model_options"])
         marks = [synchronized_s(device)]

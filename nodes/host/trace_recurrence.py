@@ -8,7 +8,8 @@ too, on a latent of zeros, so that seeds, order and noise samplers are its own.
 Owns the tracing. What a recurrence is and how it runs is parallel_runtime/sampler_recurrence.py's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -73,7 +74,7 @@ class _Model(comfy.samplers.KSamplerX0Inpaint):
             raise NotLinearError(f"it calls the model more than {self._max_calls} times")
         if sigma.numel() > 1 and not bool((sigma == sigma.flatten()[0]).all()):
             raise NotLinearError("it gives the images of a batch different sigmas")
-        self._run.inputs.append(x.clone())
+        self._run.inputs.append(x.to("cpu", copy=True))
         self._run.sigmas.append(float(sigma.flatten()[0]))
         return self._answer(number, x)
 
@@ -87,8 +88,12 @@ class SamplerRun:
     sigmas: torch.Tensor
     extra_args: dict
 
-    def with_answers(self, x: torch.Tensor, answer: Callable[[int, torch.Tensor], torch.Tensor]) -> Run:
-        """Run the sampler from `x` with a model that answers as told."""
+    def with_answers(
+        self, x: torch.Tensor, answer: Callable[[int, torch.Tensor], torch.Tensor], *, shown: bool = True
+    ) -> Run:
+        """Run the sampler from `x` with a model that answers as told. What is noted lies in host memory.
+
+        `shown`: whether to note what each step shows."""
         run = Run()
         options = self.extra_args["model_options"]
         max_calls = _max_calls(len(self.sigmas))
@@ -96,7 +101,8 @@ class SamplerRun:
 
         def step_done(news: dict) -> None:
             run.step_ends.append(len(run.inputs) - 1)
-            run.shown.append(news["denoised"].clone())
+            if shown:
+                run.shown.append(news["denoised"].clone())
 
         run.sigmas_left = self.sigmas.to(x.device, copy=True)
         run.result = self.sampler.sampler_function(
@@ -171,11 +177,32 @@ def given_tensors(run: SamplerRun, recurrence: SamplerRecurrence, x: torch.Tenso
     """
     if recurrence.given == (0,):
         return {0: x}
-    still = run.with_answers(torch.zeros_like(x), lambda _, latent: torch.zeros_like(latent))
-    found = {
-        number: _given(recurrence.states[number], number, [*still.inputs, still.result]) for number in recurrence.given
-    }
-    return found | {0: x}
+    still = run.with_answers(torch.zeros_like(x), lambda _, latent: torch.zeros_like(latent), shown=False)
+    found = [*still.inputs, *([] if still.result is None else [still.result.cpu()])]
+    for number in sorted(recurrence.given, reverse=True):  # in place: each is made of earlier ones
+        for k, factor in recurrence.states[number].inputs:
+            found[number].sub_(found[k], alpha=factor)
+    return {number: found[number] for number in recurrence.given} | {0: x}
+
+
+def noise_bytes(recurrence: SamplerRecurrence, x: torch.Tensor) -> int:
+    """Bytes that `given_tensors` keeps until it returns: a latent for each state, where the sampler draws noise."""
+    return (1 if recurrence.given == (0,) else len(recurrence.states)) * x.nbytes
+
+
+@contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Around drawing noise on `device`: where that fails, torch's random state is as it was before."""
+    host, accelerator = torch.get_rng_state(), None if device.type == "cpu" else torch.get_device_module(device)
+    named = () if device.type in ("cpu", "mps") else (device,)
+    state = None if accelerator is None else accelerator.get_rng_state(*named)
+    try:
+        yield
+    except BaseException:
+        torch.set_rng_state(host)
+        if accelerator is not None:
+            accelerator.set_rng_state(state, *named)
+        raise
 
 
 def _max_calls(num_sigmas: int) -> int:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from ..checkpoint import CheckpointHeader
+from ..checkpoint import CheckpointHeader, TensorEntry
 from ..plan import ParallelPlan
 from ..planner.shapes import ModelShape
 from .base import Adapter, Sizes
@@ -119,6 +119,10 @@ class Family(Protocol):
 
     def recognises(self, header: CheckpointHeader) -> bool:
         """Whether a file is of this family, be it damaged or in a format that is not read."""
+        ...
+
+    def weights(self, header: CheckpointHeader) -> dict[str, TensorEntry]:
+        """What a file of this family has of the model itself, by the file's names; not its text encoders and VAE."""
         ...
 
     def read(self, header: CheckpointHeader) -> OwnModel:

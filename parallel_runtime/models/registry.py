@@ -16,12 +16,14 @@ USUAL: Family = FLUX
 def find_family(header: CheckpointHeader, *, comfyui: bool = False) -> Family | None:
     """The family whose blocks of ours compute this file; None: ComfyUI's own modules do, if it knows the file.
 
-    `comfyui`: they are at hand. Then they compute all files in fp8: blocks of ours widen such weights in every step,
+    `comfyui`: they are at hand. Then they compute all models in fp8: blocks of ours widen such weights in every step,
     ComfyUI's layers multiply in fp8 where the device can.
     """
-    if comfyui and any(entry.dtype in FP8.values() for entry in header.tensors.values()):
-        return None
-    return next((family for family in OWN if family.recognises(header)), None)
+    family = next((family for family in OWN if family.recognises(header)), None)
+    if family is not None and comfyui:
+        weights = family.weights(header).values()
+        return None if any(entry.dtype in FP8.values() for entry in weights) else family
+    return family
 
 
 def read_own(header: CheckpointHeader) -> OwnModel:

@@ -81,8 +81,8 @@ def described(name: str) -> str:
 
 
 def may_attend(name: str, *, exact: bool) -> bool:
-    """Whether a kernel was asked for ("": none) that may compute a call, `exact` one whose model forbids rounding."""
-    return bool(name) and (NAMED[name].exact or not exact)
+    """Whether a kernel may compute a call, `exact` one whose model forbids rounding."""
+    return NAMED[name].exact or not exact
 
 
 @lru_cache

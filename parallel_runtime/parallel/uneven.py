@@ -257,7 +257,7 @@ class UnevenSequence:
         bias = None if mask is None else additive_mask(mask[:, 0], q.dtype).expand(-1, q.shape[2], -1)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths)
-        named = self.named if may_attend(self.named, exact=exact) else ""
+        named = self.named if self.named and may_attend(self.named, exact=exact) else ""
         out = around.attend(queries, mask=bias, common=(k[:, :common], v[:, :common]), named=named)
         if out is None:
             return q.new_empty((*q.shape[:3], values_width))

@@ -7,6 +7,7 @@ a step runs is the engine's to say.
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -121,10 +122,13 @@ class LoadedModels(dict[int, LoadedModel | HostedModel]):
         began = time.perf_counter()
         opened = open_model(request.spec, request.layout, rank=self._rank, device=self._device, group=group)
         evicted = self._make_room(opened.needed_bytes, order=request.eviction_order, budget=request.budget_bytes)
-        try:
+        loaded = False
+        with suppress(RequestCancelledError):
             opened.model.weights.load(progress=report, cancelled=cancelled)
-        except RequestCancelledError:  # what had to go for it is gone all the same, and the parent must know
-            self.give_back()
+            loaded = True
+        if not loaded:  # what had to go for it is gone all the same, and the parent must know
+            del opened  # after the error, whose traceback holds the model
+            self._let_go()
             return Cancelled(evicted=tuple(evicted))
         self[request.model] = opened.model
         set_flags(request.spec.flags)  # after ComfyUI's import, which sets some

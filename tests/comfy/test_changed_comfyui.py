@@ -28,11 +28,23 @@ CHANGES = {
     "comfy/samplers.py": ("KSamplerX0Inpaint", "can_concat_cond"),
     "comfy/ldm/flux/model.py": (),
     "comfy/model_patcher.py": (),
+    "comfy/model_base.py": (),
+    "comfy/sampler_helpers.py": (),
 }
 BODY = {  # of Flux.1, as it is and as it may be: what it takes, and what it is given
     "attn_mask: Tensor = None,\n    ) -> Tensor:": "attn_mask: Tensor = None, later=None,\n    ) -> Tensor:",
     "attn_mask=kwargs.get(": "later=1.0, attn_mask=kwargs.get(",
 }
+# Before a run, what asks for its memory gives one argument more, which ComfyUI's own takes.
+ASKS = ("model.model.memory_required([", "__import__('functools').partial(model.model.memory_required, later=1)([")
+TAKES_MORE = """
+
+def _taking(self, *given, _method=BaseModel.memory_required, later=0, **named):
+    return _method(self, *given, **named)
+
+
+BaseModel.memory_required = _taking
+"""
 # Added to ComfyUI's file: its methods take one argument more, and all who ask a MODEL for one of them give it.
 GIVES_MORE = """
 
@@ -81,7 +93,10 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for there, later in BODY.items():
                 assert text.count(there) == 1
                 text = text.replace(there, later)
-        text += GIVES_MORE if name == "comfy/model_patcher.py" else ""
+        if name == "comfy/sampler_helpers.py":
+            assert ASKS[0] in text
+            text = text.replace(*ASKS)
+        text += {"comfy/model_patcher.py": GIVES_MORE, "comfy/model_base.py": TAKES_MORE}.get(name, "")
         (path / name).write_text('__version__ = "0.99.0"\n' if name == "comfyui_version.py" else text)
     return path
 

@@ -57,6 +57,17 @@ def test_code_of_a_pack_is_found(kind: str, foreign: Callable[[object], str | No
     assert foreign(FOREIGN[kind]) == PACK
 
 
+def test_a_pack_whose_name_begins_as_ours_is_another_one(
+    foreign: Callable[[object], str | None], module_of_pack: Callable[[str], ModuleType]
+) -> None:
+    ours = module_of_pack("nodes.host.order").OURS
+    assert [foreign(made_in(name, STEP)) for name in (ours, f"{ours}.nodes", f"{ours}_extra")] == [
+        None,
+        None,
+        f"{ours}_extra",
+    ]
+
+
 @pytest.mark.parametrize("kind", STOCK)
 def test_code_of_comfyui_is_nobody_elses(kind: str, foreign: Callable[[object], str | None]) -> None:
     assert foreign(STOCK[kind]) is None

@@ -153,6 +153,10 @@ LOOKS = {
     "callback": "looks at each step",
     "state": "a node looks at each step (look)",
     "function": "replaces cfg_function of ComfyUI",
+    "batch": "replaces _calc_cond_batch of ComfyUI",
+    "class": "replaces BaseModel._apply_model of ComfyUI",
+    "instance": "replaces process_timestep of ComfyUI",
+    "guider": "the guider is a ScaleByStep",
 }
 
 
@@ -162,8 +166,13 @@ def test_the_loop_stays_where_a_node_looks_at_each_step(way: str, hosted_client:
     check_looked(hosted_client, stock(ksampler()), graph, LOOKS[way])
 
 
-def test_the_loop_stays_with_a_sampler_of_a_pack(hosted_client: ComfyClient, stock: Stock) -> None:
-    check_looked(hosted_client, stock(custom()), custom(sampler="SampleByPack"), "the sampler is one of")
+@pytest.mark.parametrize(
+    ("way", "reason"), [("function", "the sampler is one of"), ("instance", "the sampler has its own sample")]
+)
+def test_the_loop_stays_with_a_sampler_of_a_pack(
+    way: str, reason: str, hosted_client: ComfyClient, stock: Stock
+) -> None:
+    check_looked(hosted_client, stock(custom()), custom(sampler="SampleByPack", way=way), reason)
 
 
 def test_the_loop_stays_with_a_guider_that_asks_otherwise(hosted_client: ComfyClient) -> None:

@@ -5,8 +5,10 @@ Each takes the axis of all ranks. Run by quantised_ranks.py.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from host.quantised import FORMATS, Tensors, mark, quantised
 from parallel_runtime.models.hosted.build import build, recognise
 from parallel_runtime.models.hosted.scales import shared as shared_scales
+from parallel_runtime.models.hosted.scales import watch
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.shard import split_lengths
 from parallel_runtime.parallel.uneven import UnevenSequence
@@ -75,6 +78,82 @@ def a_rank_without_rows_takes_part_in_a_scale(axis: Axis) -> None:
     out = torch.nn.functional.linear(got, weight)
     assert out.shape == ((7 if last else 0), 32)
     assert not last or torch.equal(got.params.scale, whole.params.scale)
+
+
+class Asked(UnevenSequence):
+    """Ranks that are asked for maxima, and say how often."""
+
+    asks = 0
+
+    def maximum(self, tensor: Tensor) -> Tensor:
+        """As it is."""
+        self.asks += 1
+        return tensor
+
+
+class Rounding(torch.nn.Linear):
+    """A layer of a file in nvfp4 that rounds what it is given."""
+
+    quant_format, _full_precision_mm = "nvfp4", False
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., width) to (..., out)."""
+        from comfy.quant_ops import QuantizedTensor
+
+        rows = input.reshape(-1, input.shape[-1])
+        rounded = QuantizedTensor.from_float(rows, "TensorCoreNVFP4Layout")
+        rounded = rounded.dequantize() if isinstance(rounded, QuantizedTensor) else rounded
+        return torch.nn.functional.linear(rounded, self.weight, self.bias).reshape(*input.shape[:-1], self.out_features)
+
+
+@check
+def every_rank_asks_for_the_scales_of_experts_that_none_of_its_tokens_go_to(axis: Axis) -> None:
+    """ComfyUI's class calls only those that have tokens; the last ones of a rank are none of its calls either."""
+    from comfy.ldm.hunyuan3dv2_1.hunyuandit import MoEBlock
+
+    torch.manual_seed(5)
+    mixture = MoEBlock(64, num_experts=4, moe_top_k=1, ff_inner_dim=96, operations=SimpleNamespace(Linear=Rounding))
+    rows = noise(1, 36, 64) * torch.linspace(0.1, 3, 36)[:, None]
+    chosen = torch.tensor([2 if row < 18 else row % 2 for row in range(36)])  # of two ranks: one expert, two
+    parts = split_lengths(36, axis.size)
+    starts = [sum(parts[:number]) for number in range(axis.size)]
+
+    def run(first: int, stop: int) -> Tensor:
+        mixture.gate.forward = lambda x: (chosen[first:stop], torch.ones(stop - first, 1), None)
+        return mixture.eval()(rows[:, first:stop])
+
+    whole = run(0, 36)
+    watch(mixture)
+    asks = set()
+    for first, length in zip(starts, parts, strict=True):
+        counted = Asked(ring=Axis("ring"), ulysses=axis)
+        with shared_scales([counted]):
+            run(first, first + length)
+        asks.add(counted.asks)
+    assert len(asks) == 1, f"ranks ask for {asks} scales, and the one with more waits forever"
+    first, stop = starts[axis.index], starts[axis.index] + parts[axis.index]
+    with shared_scales([over(axis)]):
+        found = run(first, stop)
+    difference = (found - whole[:, first:stop]).norm() / whole.norm()
+    assert difference < 1e-5, float(difference)
+    assert torch.equal(run(0, 36), whole), "a call that nobody shares is another one"
+
+
+@check
+def what_a_layer_was_given_is_forgotten_when_it_has_run(axis: Axis) -> None:
+    """Also where it does not round it, or raises; `input` may be said by its name."""
+    from comfy.quant_ops import QuantizedTensor
+
+    layer, asked = Rounding(64, 32), Asked(ring=Axis("ring"), ulysses=axis)
+    rows = noise(7, 64)
+    watch(layer)
+    with shared_scales([asked]):
+        for _ in range(2):
+            layer(input=rows)
+        assert asked.asks == 1, "q, k and v given by name were exchanged apart"
+        with contextlib.suppress(RuntimeError):
+            layer(rows[:, :48])
+        assert QuantizedTensor.from_float.layer_input is None
 
 
 @check

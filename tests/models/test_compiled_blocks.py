@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from runtime.loras import lora
 
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.hosted.compiled import TOLD, _kind_of
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
@@ -85,6 +88,40 @@ def test_blocks_by_graphs_are_the_blocks_for_every_prompt_and_size(
     for name, reason in none.items():
         assert rows[name]["reason"].startswith(reason), rows[name]
         assert rows[name]["uncompiled"] > 0 or "forward alone" in rows[name]["reason"]
+
+
+# A module with a block that hands its options on to a helper, which it finds in one of these ways.
+BLOCK = """
+import functools, torch
+def reads(options): return options.get("block_index")
+def hands_on(options): return reads(options)
+class Reads:
+    def __call__(self, options): return options.get("uuids")
+def closing(inner):
+    def within(options): return inner(options)
+    return within
+{helper}
+class Block(torch.nn.Module):
+    def forward(self, x, transformer_options):
+        return x if helper(transformer_options) else x + 1
+"""
+HELPERS = {
+    "helper = reads": {"block_index"},
+    "helper = hands_on": {"block_index"},
+    "helper = functools.partial(hands_on)": {"block_index"},
+    "helper = closing(reads)": {"block_index"},
+    "helper = functools.lru_cache(reads)": {"block_index"},
+    "helper = Reads()": TOLD,  # not known: all is left in
+    "helper = torch.is_tensor": set(),
+}
+
+
+@pytest.mark.parametrize("helper", HELPERS)
+def test_options_that_a_blocks_helper_reads_are_left_in_for_its_graph(helper: str) -> None:
+    names: dict[str, Any] = {"__name__": "comfy.ldm.some.model"}
+    exec(BLOCK.format(helper=helper), names)  # noqa: S102  of this file
+    plan = SimpleNamespace(methods_of=lambda _: ["forward"])
+    assert TOLD - _kind_of(names["Block"](), plan, "blocks").unread == HELPERS[helper]  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,16 @@ def test_a_flux_in_fp8_goes_to_comfyuis_modules_where_they_are_at_hand(dtype: to
     assert find_family(file, comfyui=True) is (FLUX if dtype == torch.bfloat16 else None)
 
 
+def test_text_encoders_in_fp8_leave_a_checkpoint_to_the_blocks_of_ours() -> None:
+    """Blocks of ours widen none of them."""
+    prefix, fp8 = "model.diffusion_model.", TensorEntry(torch.float8_e4m3fn, (4,), 0, 4)
+    tensors = header(*(prefix + name for name in OURS)).tensors
+    texts = {**tensors, "text_encoders.t5xxl.transformer.shared.weight": fp8}
+    assert find_family(CheckpointHeader("model.safetensors", texts, 4), comfyui=True) is FLUX
+    texts[f"{prefix}double_blocks.0.img_mlp.0.weight"] = fp8
+    assert find_family(CheckpointHeader("model.safetensors", texts, 4), comfyui=True) is None
+
+
 def test_a_flux_in_fp8_whose_scale_is_missing_is_refused() -> None:
     with pytest.raises(ValueError, match="double_blocks.0.img_attn.qkv is said to be in a format with a scale"):
         read_own(header(*OURS, "double_blocks.0.img_attn.qkv.comfy_quant"))

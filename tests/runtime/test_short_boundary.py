@@ -20,10 +20,13 @@ from .pretend_device import Event, pretended_cuda
 
 ROOT = Path(__file__).resolve().parents[2]
 # In a process of its own, whose collections are nobody else's. Says how many collections of all a run of many steps
-# had, and whether a model in a cycle, which was there when the next one was loaded, is gone once it was dropped.
+# had, and whether a model in a cycle, which was there when the next one was loaded, is gone once it was dropped, or
+# once its load was cancelled.
 COLLECTIONS = """
-import gc, json, sys, weakref
+import gc, json, sys, types, weakref
 import torch
+from parallel_runtime.errors import RequestCancelledError
+from parallel_runtime.worker import loading
 from parallel_runtime.worker.loading import LoadedModels, keep_from_collections
 
 full, kept = [], sys.argv[1] == "kept"
@@ -44,7 +47,23 @@ gone = weakref.ref(models.pop(1))
 gc.collect()
 before = gone() is None
 models._let_go()
-print(json.dumps([collections, before, gone() is None]))
+
+class Cancelled(Model):
+    def load(self, **told):
+        keep_from_collections()  # as another model that was loaded meanwhile
+        raise RequestCancelledError
+
+def opened(*given, **named):
+    model = Cancelled()
+    seen.append(weakref.ref(model))
+    model.weights = model
+    return types.SimpleNamespace(model=model, needed_bytes=0)
+
+seen, loading.open_model = [], opened
+request = types.SimpleNamespace(first_rank=0, layout=types.SimpleNamespace(ranks=1), spec=None)
+request.eviction_order, request.budget_bytes = (), None
+models.load(request, group=None, progress=None, cancelled=None, beat=None)
+print(json.dumps([collections, before, gone() is None, seen[0]() is None]))
 """
 
 
@@ -54,10 +73,11 @@ def test_no_collection_of_all_falls_into_a_run_and_dropped_models_are_freed(way:
     command = [sys.executable, "-c", COLLECTIONS, way.split()[0]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    collections, freed_by_collecting, freed = json.loads(done.stdout)
+    collections, freed_by_collecting, freed, freed_when_cancelled = json.loads(done.stdout)
     assert (collections == 0) == (way == "kept")
     assert freed_by_collecting == (way != "kept"), "what is kept from collections is not freed by one"
     assert freed
+    assert freed_when_cancelled, "the memory of a load that was cancelled is kept"
 
 
 def test_a_run_asks_for_its_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:

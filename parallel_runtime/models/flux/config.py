@@ -172,10 +172,15 @@ def is_flux(header: CheckpointHeader) -> bool:
 
 def is_in_a_format_of_comfyui(header: CheckpointHeader) -> bool:
     """Whether a Flux.1 says formats of its layers, and some of them are finer or smaller than fp8 with one scale."""
-    prefix = _find_prefix(header)
-    own = {name: entry for name, entry in header.tensors.items() if name.startswith(prefix)}
+    own = own_tensors(header)
     told = "_quantization_metadata" in header.metadata or any(name.endswith(FORMAT_MARK) for name in own)
     return told and any(_unread(name, entry) for name, entry in own.items())
+
+
+def own_tensors(header: CheckpointHeader) -> dict[str, TensorEntry]:
+    """What a Flux.1 file has of the transformer, by the file's names; a checkpoint has text encoders and a VAE too."""
+    prefix = _find_prefix(header)
+    return {name: entry for name, entry in header.tensors.items() if name.startswith(prefix)}
 
 
 def _unread(name: str, entry: TensorEntry) -> bool:

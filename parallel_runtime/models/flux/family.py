@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...checkpoint import CheckpointHeader
+from ...checkpoint import CheckpointHeader, TensorEntry
 from ...plan import ParallelPlan, heads_error, stages_error
 from ...planner.shapes import ModelShape
 from .adapter import FluxAdapter
-from .config import FluxConfig, file_names, file_scales, is_flux, is_in_a_format_of_comfyui
+from .config import FluxConfig, file_names, file_scales, is_flux, is_in_a_format_of_comfyui, own_tensors
 from .sample import sample_config, write_sample
 
 if TYPE_CHECKING:
@@ -105,6 +105,10 @@ class FluxFamily:
     def recognises(self, header: CheckpointHeader) -> bool:
         """Whether this is a Flux.1, be it damaged; not one in a format that ComfyUI's own layers alone compute in."""
         return is_flux(header) and not is_in_a_format_of_comfyui(header)
+
+    def weights(self, header: CheckpointHeader) -> dict[str, TensorEntry]:
+        """What a file has of the transformer, by the file's names."""
+        return own_tensors(header)
 
     def read(self, header: CheckpointHeader) -> FluxModel:
         """The model in a file. Raises `ValueError` when it holds no Flux.1 that can be read."""

@@ -172,7 +172,7 @@ class AttentionSwitch:
             given = {**options, "enable_gqa": True} if qkv[1].shape[1] != qkv[0].shape[1] else options
             q, k, v = qkv
             name = "" if self.call is None or mask is not None or attn_precision is not None else self.call.group.named
-            if may_attend(name, exact=_is_exact(options)):
+            if name and may_attend(name, exact=_is_exact(options)):
                 out = attend_heads(name, q, k, v, scale=options.get("scale"))
                 if out is not None:
                     qkv.clear()

@@ -14,11 +14,11 @@ Owns which blocks have a graph and what they are given. Does not own how a graph
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from types import CodeType, FunctionType
+from functools import lru_cache, partial
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,6 +38,10 @@ Forward = Callable[..., Any]
 PATCHES = "patches"
 # What ComfyUI and its classes say of a call in `transformer_options`.
 TOLD = frozenset(("block_index", "block_type", "total_blocks", "cond_or_uncond", "uuids", "sigmas", "sample_sigmas"))
+
+OURS = __name__.removesuffix("models.hosted.compiled")
+CACHED = type(lru_cache(len))
+NAMED = (FunctionType, BuiltinFunctionType, ModuleType, type)  # that a function's names may stand for, and are known
 
 
 @dataclass
@@ -171,8 +175,52 @@ def _kind_of(block: nn.Module, plan: Plan, path: str) -> Kind:
     options = taken.index(OPTIONS) if OPTIONS in taken else None
     classes = {base for each in block.modules() for base in type(each).__mro__ if issubclass(base, nn.Module)}
     functions = [value for each in classes for value in vars(each).values() if isinstance(value, FunctionType)]
-    words = {word for each in functions for word in _words(each.__code__)}
-    return Kind(type(block).__name__, type(block).forward, options, TOLD - words, reason)
+    read = _with_helpers(functions)
+    unread = frozenset() if read is None else TOLD - {word for each in read for word in _words(each.__code__)}
+    return Kind(type(block).__name__, type(block).forward, options, unread, reason)
+
+
+def _with_helpers(functions: Iterable[FunctionType]) -> set[FunctionType] | None:
+    """Functions, and those of modules that they name, and so on; None where one is not known.
+
+    Not those of torch, which read no options of ComfyUI's.
+    """
+    found, left = set[FunctionType](), list[Any](functions)
+    while left:
+        each = left.pop()
+        if isinstance(each, partial):
+            left += [each.func, *each.args, *each.keywords.values()]
+        elif isinstance(each, CACHED):
+            left.append(each.__wrapped__)
+        elif isinstance(each, FunctionType) and not _reads_nothing(each) and each not in found:
+            found.add(each)
+            left += _named_by(each)
+        elif not isinstance(each, NAMED) and callable(each) and not _reads_nothing(type(each)):
+            return None
+    return found
+
+
+def _named_by(function: FunctionType) -> Iterator[Any]:
+    """What a function finds in its module, in those that its module names, and around itself."""
+    names, known = set(_names(function.__code__)), function.__globals__
+    for place in (known, *(vars(each) for each in map(known.get, names) if isinstance(each, ModuleType))):
+        yield from (place[name] for name in names & place.keys())
+    yield from (cell.cell_contents for cell in function.__closure__ or () if cell != CellType())
+    yield vars(function).get("__wrapped__")
+
+
+def _reads_nothing(value: Any) -> bool:  # noqa: ANN401  a function or a class
+    """Whether it is torch's, or ours: attention, which gets the options as they are."""
+    module = value.__module__ or ""
+    return module.partition(".")[0] in ("torch", "builtins", "typing") or module.startswith(OURS)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names that a function asks its module for, and those inside it."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _names(each)
 
 
 def _words(code: CodeType) -> Iterator[str]:

@@ -131,24 +131,68 @@ def watch(module: torch.nn.Module) -> None:
     import comfy.quant_ops
 
     switch = _installed()
-    for layer in module.modules() if switch is not None else ():
+    if switch is None:
+        return
+    asking = set()
+    for layer in module.modules():
         name: str = getattr(layer, "quant_format", None) or ""
         told: dict[str, Any] = comfy.quant_ops.QUANT_ALGOS.get(name, {})
         rounds = bool(name) and told.get("quantize_input", True) and not layer._full_precision_mm
-        given = [getattr(layer, each, None) for each in ("pre_quant_scale", "input_scale")]
-        if (
-            rounds
-            and given == [None, None]
-            and switch is not None
-            and switch.takes_maximum(told["comfy_tensor_layout"])
-        ):
-            layer.forward = partial(_say_input, switch, layer.forward)
+        takes = rounds and getattr(layer, "input_scale", None) is None
+        if takes and switch.takes_maximum(told["comfy_tensor_layout"]):
+            asking.add(layer)
+            if getattr(layer, "pre_quant_scale", None) is None:
+                layer.forward = partial(_say_input, switch, layer.forward)
+    for mixture in module.modules():
+        experts = getattr(mixture, "experts", None)
+        if isinstance(experts, torch.nn.ModuleList) and hasattr(mixture, INFER) and asking & set(experts.modules()):
+            Experts(switch, mixture, experts)
 
 
-def _say_input(switch: SharedScales, inner: Callable[..., Any], tensor: Tensor, *more: Any, **named: Any) -> Any:  # noqa: ANN401
-    if switch.sharing:
-        switch.layer_input = tensor
-    return inner(tensor, *more, **named)
+def _say_input(switch: SharedScales, inner: Callable[..., Any], *given: Any, **named: Any) -> Any:  # noqa: ANN401
+    if not switch.sharing:
+        return inner(*given, **named)
+    switch.layer_input = given[0] if given else named.get("input")
+    try:
+        return inner(*given, **named)
+    finally:
+        switch.layer_input = None
+
+
+INFER = "moe_infer"  # ComfyUI's method that calls only the experts that tokens go to
+
+
+class Experts:
+    """The experts of one mixture, each called by every rank that shares a call, in their order: without tokens too.
+
+    A rank that left one out would not take part in the exchange of its scale, and the others would wait for it.
+    """
+
+    def __init__(self, switch: SharedScales, mixture: Any, experts: torch.nn.ModuleList) -> None:  # noqa: ANN401
+        self._switch, self._forwards = switch, [each.forward for each in experts]
+        self._next = len(experts)  # to be called; all were, outside of `moe_infer`
+        for number, expert in enumerate(experts):
+            expert.forward = partial(self._call, number)
+        setattr(mixture, INFER, partial(self._infer, getattr(mixture, INFER)))
+
+    def _infer(self, inner: Callable[..., Any], rows: Tensor, *more: Any, **named: Any) -> Any:  # noqa: ANN401
+        self._next, self._nothing = 0, rows[:0]
+        try:
+            out = inner(rows, *more, **named)
+            self._catch_up(len(self._forwards))
+        finally:
+            self._next = len(self._forwards)
+        return out
+
+    def _call(self, number: int, *given: Any, **named: Any) -> Any:  # noqa: ANN401
+        self._catch_up(number)
+        self._next = max(self._next, number + 1)
+        return self._forwards[number](*given, **named)
+
+    def _catch_up(self, number: int) -> None:
+        """Call the experts before this one that no token of this rank goes to."""
+        for forward in self._forwards[self._next : number] if self._switch.sharing else ():
+            forward(self._nothing)
 
 
 def install() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import comfy.model_base
 import comfy.samplers
 import torch
 from comfy.k_diffusion.sampling import sample_euler
@@ -36,26 +37,58 @@ def by_state(model: Any) -> None:
     model.add_callback_with_key(CallbacksMP.ON_PREPARE_STATE, "look", lambda *_: SEEN.append("state"))
 
 
-def by_replacing(model: Any) -> None:
-    """Another function in the place of ComfyUI's, for the time of the run."""
+def by_replacing(holder: Any, name: str) -> Callable[[Any], None]:
+    """Another function in the place of ComfyUI's, for the time of the run; on the MODEL's model where no holder is."""
+
+    def replace(model: Any) -> None:
+        def around(executor: Any, *arguments: Any, **named: Any) -> Any:
+            place = model.model if holder is None else holder
+            stock, own = getattr(place, name), vars(place).get(name)
+
+            def look(*each: Any, **more: Any) -> Any:
+                SEEN.append("function")
+                return stock(*each, **more)
+
+            setattr(place, name, look)
+            try:
+                return executor(*arguments, **named)
+            finally:
+                delattr(place, name) if own is None else setattr(place, name, own)
+
+        model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "look", around)
+
+    return replace
+
+
+def by_guider(model: Any) -> None:
+    """A guider whose scale is asked for in each step."""
 
     def around(executor: Any, *arguments: Any, **named: Any) -> Any:
-        stock = comfy.samplers.cfg_function
+        guider, scale = executor.class_obj, executor.class_obj.cfg
 
-        def look(*each: Any, **more: Any) -> Any:
-            SEEN.append("function")
-            return stock(*each, **more)
+        def look(_: Any) -> float:
+            SEEN.append("guider")
+            return scale
 
-        comfy.samplers.cfg_function = look
+        kind = type(guider)
+        guider.__class__ = type("ScaleByStep", (kind,), {"cfg": property(look, lambda *_: None)})
         try:
             return executor(*arguments, **named)
         finally:
-            comfy.samplers.cfg_function = stock
+            guider.__class__ = kind
 
     model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "look", around)
 
 
-LOOKS: dict[str, Callable[[Any], None]] = {"callback": by_callback, "state": by_state, "function": by_replacing}
+LOOKS: dict[str, Callable[[Any], None]] = {
+    "callback": by_callback,
+    "state": by_state,
+    "function": by_replacing(comfy.samplers, "cfg_function"),
+    "batch": by_replacing(comfy.samplers, "_calc_cond_batch"),
+    "class": by_replacing(comfy.model_base.BaseModel, "_apply_model"),
+    "instance": by_replacing(None, "process_timestep"),
+    "guider": by_guider,
+}
 
 
 class LookAtSteps(io.ComfyNode):
@@ -75,21 +108,32 @@ class LookAtSteps(io.ComfyNode):
 
 
 class SampleByPack(io.ComfyNode):
-    """A sampler of a pack's own, which happens to be Euler's."""
+    """A sampler of a pack's own, which happens to be Euler's; or ComfyUI's, with a `sample` of the pack's."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        return io.Schema(node_id="SampleByPack", category=CATEGORY, inputs=[], outputs=[io.Sampler.Output()])
+        inputs = [io.Combo.Input("way", options=["function", "instance"])]
+        return io.Schema(node_id="SampleByPack", category=CATEGORY, inputs=inputs, outputs=[io.Sampler.Output()])
 
     @classmethod
-    def execute(cls) -> io.NodeOutput:
+    def execute(cls, way: str) -> io.NodeOutput:
         SEEN.clear()
 
         def sample(model: Any, x: torch.Tensor, sigmas: torch.Tensor, **named: Any) -> torch.Tensor:
             SEEN.extend("sampler" for _ in sigmas[1:])
             return sample_euler(model, x, sigmas, **named)
 
-        return io.NodeOutput(comfy.samplers.KSAMPLER(sample))
+        if way == "function":
+            return io.NodeOutput(comfy.samplers.KSAMPLER(sample))
+        sampler = comfy.samplers.sampler_object("euler")
+        stock = sampler.sample
+
+        def whole(guider: Any, sigmas: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+            SEEN.extend("sampler" for _ in sigmas[1:])
+            return stock(guider, sigmas, *more, **named)
+
+        sampler.sample = whole
+        return io.NodeOutput(sampler)
 
 
 class ReportLooks(io.ComfyNode):

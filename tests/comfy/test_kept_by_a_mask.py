@@ -1,0 +1,108 @@
+"""What a model says of a latent, asked ahead; what cannot be asked keeps the loop in ComfyUI, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+SIGMAS, SHAPE = (0.9, 0.5), (1, 2, 3, 4)
+
+
+@pytest.fixture(scope="module")
+def loop(module_of_pack: Callable[[str], ModuleType]) -> ModuleType:
+    return module_of_pack("nodes.host.in_worker_sampling")
+
+
+@pytest.fixture(scope="module")
+def asked(loop: ModuleType, module_of_pack: Callable[[str], ModuleType]) -> Callable[[Any], object]:
+    """Asks a model what a mask of some places keeps, as a run does."""
+    recurrences = module_of_pack("parallel_runtime.sampler_recurrence")
+    steps = [
+        recurrences.RecurrenceStep(inputs=(), denoised=(), sigma=sigma, timestep=sigma, given=True) for sigma in SIGMAS
+    ]
+    last = recurrences.RecurrenceStep(inputs=(), denoised=((1, 1.0),), sigma=None, timestep=None, given=False)
+    recurrence = recurrences.SamplerRecurrence(states=(*steps, last), step_ends=(0, 1))
+    generator = torch.Generator().manual_seed(3)
+    noise, latent = (torch.randn(SHAPE, generator=generator) for _ in range(2))
+    mask = torch.ones(1, 1, 3, 4)
+    mask[..., 1, :], mask[..., 2, :] = 0.4, 0.0
+
+    def ask(scaling: Any) -> object:
+        sampling = SimpleNamespace(
+            calculate_input=lambda _, x: x, calculate_denoised=lambda sigma, out, x: x - out * sigma
+        )
+        base = SimpleNamespace(model_sampling=sampling, scale_latent_inpaint=scaling)
+        model = SimpleNamespace(inner_model=SimpleNamespace(inner_model=base), noise=noise, latent_image=latent)
+        with loop._traceable(lambda error: f"the model: {error}"):
+            found = loop.with_predictions(recurrence, base, dims=4, masked=True)
+        x = SIGMAS[0] * noise + (1 - SIGMAS[0]) * latent
+        return loop._inpaint(model, mask, x, found)
+
+    return ask
+
+
+def usual(sigma: Tensor, noise: Tensor, latent_image: Tensor, **_: object) -> Tensor:
+    sigma = sigma.reshape(-1, 1, 1, 1)
+    return sigma * noise + (1 - sigma) * latent_image
+
+
+def of_older(x: Tensor, sigma: Tensor, noise: Tensor, latent_image: Tensor) -> Tensor:
+    """Takes no mask."""
+    return usual(sigma, noise, latent_image)
+
+
+def where_all_is_new(sigma: Tensor, noise: Tensor, latent_image: Tensor, x: Tensor, **told: Any) -> Tensor:
+    """Another number only where the mask keeps nothing."""
+    return usual(sigma, noise, latent_image) + (told["denoise_mask"] == 1 if "denoise_mask" in told else 0)
+
+
+def blending(
+    sigma: Tensor, noise: Tensor, latent_image: Tensor, x: Tensor, denoise_mask: Tensor | None = None, **_: object
+) -> Tensor:
+    """With the latent itself, where the mask keeps a part; as usual for whoever says no mask."""
+    found = usual(sigma, noise, latent_image)
+    return found if denoise_mask is None else found + 0.3 * ((0 < denoise_mask) & (denoise_mask < 1)) * (x - found)
+
+
+def of_its_size(sigma: Tensor, noise: Tensor, latent_image: Tensor, **_: object) -> Tensor:
+    """Unpacks a latent of two parts."""
+    return usual(sigma, noise.reshape(SHAPE), latent_image.reshape(SHAPE))
+
+
+@pytest.mark.parametrize("scaling", [usual, of_older, where_all_is_new])
+def test_a_mask_is_kept_in_the_workers_where_numbers_say_it(scaling: Any, asked: Callable[[Any], Any]) -> None:
+    assert asked(scaling).keys() == {"mask", "noise", "latent"}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "reason"), [(blending, "in its own way"), (of_its_size, "the model: shape '.*' is invalid")]
+)
+def test_what_numbers_cannot_say_of_a_mask_keeps_the_loop_in_comfyui(
+    scaling: Any, reason: str, asked: Callable[[Any], object], loop: ModuleType
+) -> None:
+    with pytest.raises(loop.HostLoopError, match=reason):
+        asked(scaling)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_noise_that_memory_is_too_small_for_keeps_the_loop_in_comfyui_and_the_seed_as_it_was(
+    error: type[Exception], loop: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(*_: object) -> None:
+        torch.randn(4)
+        raise error("no memory")
+
+    monkeypatch.setattr(loop, "given_tensors", draw)
+    noisy, x = SimpleNamespace(given=(0, 2), states=range(5)), torch.zeros(SHAPE)
+    before = torch.get_rng_state()
+    with pytest.raises(loop.HostLoopError, match="the noise of all steps cannot be drawn ahead: no memory"):
+        loop._drawn(None, noisy, x)
+    assert torch.equal(torch.get_rng_state(), before)
+    monkeypatch.setattr(loop, "MOST_NOISE_BYTES", 4 * x.nbytes)  # a latent a state is kept at once
+    with pytest.raises(loop.HostLoopError, match="the noise of all steps takes"):
+        loop._drawn(None, noisy, x)

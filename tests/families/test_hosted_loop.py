@@ -165,6 +165,22 @@ def test_a_noise_mask(name: str, hosted_client: ComfyClient, stock: Stock) -> No
     assert relative_error(stock(unmasked), stock(graph)) > VISIBLE
 
 
+def test_a_noise_mask_of_a_video_with_sound_is_sampled_wherever_the_loop_is(
+    hosted_client: ComfyClient, stock: Stock
+) -> None:
+    """What such a class says of a mask may need both parts of the latent, of their sizes."""
+    graph = small("minimax h3 t2v", steps=2)
+    plain = stock(graph)
+    graph["mask"] = node("SolidMask", value=0.7, width=56, height=40)
+    graph["parts"] = node("LTXVSeparateAVLatent", av_latent=graph["sampler"]["inputs"]["latent_image"])
+    graph["masked"] = node("SetLatentNoiseMask", samples=["parts", 0], mask=["mask", 0])
+    graph["joined"] = node("LTXVConcatAVLatent", video_latent=["masked", 0], audio_latent=["parts", 1])
+    graph["sampler"]["inputs"]["latent_image"] = ["joined", 0]
+    found = saved_latent(hosted_client, hosted_client.queue(ours(graph)))
+    assert relative_error(found, stock(graph)) <= TOLERANCE
+    assert relative_error(plain, stock(graph)) > VISIBLE
+
+
 @pytest.mark.parametrize("plan", ["cfg 2", {**FEW}], ids=str)
 def test_a_batch_whose_images_have_texts_of_their_own(
     plan: str | dict[str, Any], hosted_client: ComfyClient, stock: Stock

@@ -15,7 +15,7 @@ import torch
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.calls import HostedCall
 from parallel_runtime.models.hosted.random_calls import Size, make_calls
-from parallel_runtime.models.plans import plan_for
+from parallel_runtime.models.specs import spec_of
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.plan import BatchSlice
@@ -113,7 +113,7 @@ class OneRank:
         alone = Axis("shards")
         weights = HostedWeights(spec, device=device, group=alone, offloaded=False)
         weights.load(progress=lambda done, total: None, cancelled=lambda: False)
-        self.plan = plan_for(type(weights.module))
+        self.plan = spec_of(type(weights.module))
         self.model = HostedModel(weights, alone, HostedChanges(weights))
         self.name = type(weights.whole).__name__
 

@@ -22,7 +22,7 @@ from ..models.hosted.hooks import SharedModel
 from ..models.hosted.kept_state import KeptState, alike_over, kept_state
 from ..models.hosted.scales import shared as shared_scales
 from ..models.hosted.stage import StagedBlocks
-from ..models.plans import BETWEEN, plan_for
+from ..models.specs import BETWEEN, spec_of
 from ..parallel.collectives import Axis
 from ..parallel.uneven import UnevenSequence
 from ..plan import BatchSlice
@@ -61,7 +61,7 @@ class HostedModel:
     def staged(self) -> StagedBlocks:
         """The blocks of this rank's stage; before any hook is on them."""
         module, weights = self.module, self.weights
-        plan = plan_for(type(module))
+        plan = spec_of(type(module))
         return StagedBlocks(module, plan, weights.staged_blocks, weights.run, before=weights.blocks_before)
 
     @property
@@ -124,10 +124,10 @@ class HostedModel:
         self.beat = beat
         cut = sequence.parts > 1 or new_call is not None
         if cut and patched and self.between is None:
-            self.between = SharedModel(module, plan_for(type(module), BETWEEN), sequence)
+            self.between = SharedModel(module, spec_of(type(module), BETWEEN), sequence)
             self.sharings.append(self.between)
         if cut and not patched and self.shared is None:
-            self.shared = SharedModel(module, plan_for(type(module)), sequence)
+            self.shared = SharedModel(module, spec_of(type(module)), sequence)
             self.sharings.append(self.shared)
         for shared, serves in ((self.shared, not patched), (self.between, patched)):
             if shared is not None:

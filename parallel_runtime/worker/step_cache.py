@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..models.hosted.first_block import CachedBlocks, Residuals, Total
-from ..models.plans import plan_for
+from ..models.specs import spec_of
 from ..parallel.collectives import Axis
 from ..parallel.uneven import UnevenSequence
 from ..wire.replies import CachedCalls
@@ -74,5 +74,5 @@ def cached_blocks(model: "HostedModel") -> CachedBlocks:
             shared.remove()
         model.sharings.clear()
         model.shared = model.between = None
-        model.skipping = CachedBlocks(model.module, plan_for(type(model.module)))
+        model.skipping = CachedBlocks(model.module, spec_of(type(model.module)))
     return model.skipping

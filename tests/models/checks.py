@@ -22,8 +22,8 @@ from parallel_runtime.models.hosted.attention import AttentionSwitch, install, i
 from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.count import OperationCounter, SilentAxis
 from parallel_runtime.models.hosted.hooks import SharedModel
-from parallel_runtime.models.plans import Plan, plan_for
-from parallel_runtime.models.plans.words import UNPLANNED, Attention, parse_attention
+from parallel_runtime.models.specs import ShardingSpec, spec_of
+from parallel_runtime.models.specs.words import UNPLANNED, Attention, parse_attention
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.uneven import UnevenSequence
 
@@ -53,10 +53,10 @@ def refused(*texts: str) -> Iterator[None]:
         raise AssertionError("nothing was refused")
 
 
-def fresh(name: str) -> tuple[nn.Module, Plan, dict[str, Any]]:
+def fresh(name: str) -> tuple[nn.Module, ShardingSpec, dict[str, Any]]:
     """A case's model that no hook was on, its plan and its inputs."""
     model, inputs = CASES[name]()
-    return model, plan_for(type(model)), inputs
+    return model, spec_of(type(model)), inputs
 
 
 def number_of_hooks(model: nn.Module) -> int:

@@ -186,8 +186,8 @@ MUTANTS = (
     ),
     Mutant(
         "each rank of a U-Net runs both sides under cfg 2 with sharded weights",
-        "find_plan(type(self.module)) is not None or find_whole(type(self.module)) is not None",
-        "find_plan(type(self.module)) is not None",
+        "find_spec(type(self.module)) is not None or find_whole(type(self.module)) is not None",
+        "find_spec(type(self.module)) is not None",
         (f"{UNETS}::test_sdxl_at_cfg_7_with_lora_and_controlnet_on_two_ranks_equals_stock",),
     ),
     Mutant(

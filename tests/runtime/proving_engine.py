@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from parallel_runtime.models.plans import plan_for
+from parallel_runtime.models.specs import spec_of
 from parallel_runtime.worker import hosted
 from parallel_runtime.worker.engine import Engine
 
@@ -53,7 +53,7 @@ class ProvingEngine(Engine):
         if model.shared is not None:  # another plan may come: the hooks are put anew
             model.shared.remove()
             model.shared = None
-        hosted.plan_for = lambda kind: local_attention(plan_for(kind)) if wrong == "attention" else plan_for(kind)
+        hosted.spec_of = lambda kind: local_attention(spec_of(kind)) if wrong == "attention" else spec_of(kind)
         return super()._step(request, specs, **told)
 
     def _forward(self, model, mesh, sent, **told):

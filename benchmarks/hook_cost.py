@@ -69,8 +69,8 @@ def measured(model: nn.Module, inputs: dict[str, Any], pairs: int) -> tuple[list
     """CPU seconds of the bare calls, and of those with hooks, pair by pair."""
     from parallel_runtime.models.hosted.hooks import SharedModel
     from parallel_runtime.models.specs import spec_of
+    from parallel_runtime.parallel.attention import SequenceParallelAttention
     from parallel_runtime.parallel.collectives import Axis
-    from parallel_runtime.parallel.uneven import UnevenSequence
 
     shared: SharedModel | None = None
 
@@ -78,7 +78,7 @@ def measured(model: nn.Module, inputs: dict[str, Any], pairs: int) -> tuple[list
         nonlocal shared
         if hooked and shared is None:
             shared = SharedModel(
-                model, spec_of(type(model)), UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
+                model, spec_of(type(model)), SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
             )
         elif not hooked and shared is not None:
             shared.remove()
@@ -102,10 +102,10 @@ def profiled(model: nn.Module, inputs: dict[str, Any]) -> None:
     """Print where a hooked call's time goes."""
     from parallel_runtime.models.hosted.hooks import SharedModel
     from parallel_runtime.models.specs import spec_of
+    from parallel_runtime.parallel.attention import SequenceParallelAttention
     from parallel_runtime.parallel.collectives import Axis
-    from parallel_runtime.parallel.uneven import UnevenSequence
 
-    sequence = UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
+    sequence = SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
     shared = SharedModel(model, spec_of(type(model)), sequence)
     profile = cProfile.Profile()
     for _ in range(10):

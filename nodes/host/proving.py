@@ -45,7 +45,7 @@ EVERY_CALLS = ("comfy.ops", "comfy.ldm.modules.attention")
 IMPORTS = re.compile(r"^[ \t]*(?:from[ \t]+(\S+)[ \t]+import[ \t]+([\w \t,]*)|import[ \t]+([\w.]+))", re.MULTILINE)
 # What shares tokens here: a proof made with other code is not believed.
 SHARING = ("models/hosted", "models/specs", "models/parts.py")
-SHARING += ("pool/proving.py", "parallel/uneven.py", "worker/hosted.py", "weights/block_shards.py")
+SHARING += ("pool/proving.py", "parallel/attention.py", "worker/hosted.py", "weights/block_shards.py")
 
 
 class Prover:

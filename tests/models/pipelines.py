@@ -28,9 +28,9 @@ from parallel_runtime.models.hosted.stage import StagedBlocks
 from parallel_runtime.models.specs import ShardingSpec, spec_of
 from parallel_runtime.models.specs.words import FIRST, GRID, Each, Grid, Tokens, Word, parse, streams_in
 from parallel_runtime.models.stages import stage_run
+from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis, Traffic
 from parallel_runtime.parallel.displaced_uneven import DisplacedUneven, HeldRows
-from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.weights.block_shards import blocks_of
 
 Call = Callable[[nn.Module, dict[str, Any]], Tensor]
@@ -139,7 +139,7 @@ class Simulation:
 
     def _look(self, inputs: dict[str, Any]) -> None:
         """Which attention is over which streams, and how long they are."""
-        switch, alone = installed(), UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
+        switch, alone = installed(), SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
         stock, simulation = switch.stock, self
         over: list[tuple[str, ...] | None] = [None]
 

@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
-from parallel_runtime.parallel.uneven import UnevenSequence
 
 from .gloo_group import GlooGroup, OwnTokensOnly, chunks_of
 from .shared_inputs import Found, watched
@@ -80,7 +80,7 @@ def compare(model: torch.nn.Module, inputs: dict[str, Any], want: Tensor) -> dic
     outputs, exchanges = [], []
     for number in CHUNKS:
         axis.traffic.reset()
-        shared.group = UnevenSequence(ring=Axis("ring"), ulysses=axis, chunks=partial(chunks_of, number))
+        shared.group = SequenceParallelAttention(ring=Axis("ring"), ulysses=axis, chunks=partial(chunks_of, number))
         outputs.append(call(model, inputs))
         exchanges.append(axis.traffic.calls)
     shared.group = OwnTokensOnly()

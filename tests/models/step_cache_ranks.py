@@ -142,11 +142,11 @@ def compare(model: nn.Module, inputs: dict[str, Any], group: Any) -> dict[str, f
 
 def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, Any]]) -> None:
     """One rank: every case, in order."""
-    from parallel_runtime.parallel.uneven import UnevenSequence
+    from parallel_runtime.parallel.attention import SequenceParallelAttention
 
     from .pipelines import axes_of
 
-    group = UnevenSequence(**axes_of(ranks, "ulysses", [dist.group.WORLD]))
+    group = SequenceParallelAttention(**axes_of(ranks, "ulysses", [dist.group.WORLD]))
     rows = {}
     for name, (model, inputs) in cases.items():
         try:

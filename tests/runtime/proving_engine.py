@@ -19,7 +19,7 @@ def local_attention(plan):
     return replace(plan, attention={"blocks": {"self_attn": "local", "cross_attn": "local"}})
 
 
-class Reversed(hosted.UnevenSequence):
+class Reversed(hosted.SequenceParallelAttention):
     """Puts the parts together in the order of the last rank to the first."""
 
     def gather(self, tensor, *, dim, lengths):

@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from ...parallel.attention import QKV, AttentionFunction, SequenceParallelAttention
 from ...parallel.collectives import Axis
-from ...parallel.uneven import QKV, AttentionFunction, UnevenSequence
 from ..specs import find_spec
 from ..specs.spec import Keeps, ShardingSpec
 from .attention import installed
@@ -167,7 +167,7 @@ class _Arrived:
         return self._received
 
 
-class CountedSequence(UnevenSequence):
+class CountedSequence(SequenceParallelAttention):
     """A rank's part of a sequence, whose attention and exchanges are counted apart."""
 
     def __init__(self, parts: int, counter: OperationCounter) -> None:
@@ -175,7 +175,7 @@ class CountedSequence(UnevenSequence):
         self.counter = counter
 
     def attend(self, kernel: AttentionFunction, qkv: QKV, **more: Any) -> Tensor:  # noqa: ANN401
-        """As `UnevenSequence.attend`."""
+        """As `SequenceParallelAttention.attend`."""
         q, k, v = qkv
         counts, before = self.counter.counts, self.ulysses.traffic.num_bytes
         counts["exchanges"] += 1
@@ -195,7 +195,7 @@ class CountedSequence(UnevenSequence):
         return out
 
     def gather(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
-        """As `UnevenSequence.gather`."""
+        """As `SequenceParallelAttention.gather`."""
         if self.counter.where == EXCHANGE:  # too few heads: part of an attention
             return super().gather(tensor, dim=dim, lengths=lengths)
         self.counter.counts["gathers"] += 1

@@ -53,6 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime/errors", "runtime/redact_paths"),
     ("runtime/__init__",),
 )
+ENDS = {"runtime/__main__", "runtime/cli", "runtime/worker"}  # programs of their own: nodes import none of them
 COMFY_PUBLIC = {"comfy_api", "folder_paths"}
 COMFY_INTERNAL = {"comfy", "comfy_execution", "comfy_extras", "comfyui_version", "execution", "latent_preview"}
 COMFY_INTERNAL |= {"server", "nodes"}
@@ -164,6 +165,8 @@ def offences(imports: list[Import]) -> list[str]:
         known = each.unit in depth and each.target in depth
         if known and each.target != each.unit and depth[each.target] <= depth[each.unit]:
             lines.append(f"{where} imports {each.target}, which is not below it")
+        if each.unit in ("entrypoint", "nodes", "nodes/host") and each.target in ENDS:
+            lines.append(f"{where} imports {each.target}, a program of its own; move what both need below it")
         if each.outside in NEVER:
             lines.append(f"{where} imports {each.outside}, which nothing here may")
         if each.outside == "comfy" and each.unit == HOSTED:
@@ -214,6 +217,12 @@ def test_imports_point_down_and_only_the_host_folder_knows_comfyui() -> None:
         ("parallel_runtime/devices.py", "import folder_paths", "the runtime does not know ComfyUI"),
         ("parallel_runtime/wire/protocol.py", "import pickle", "imports pickle"),
         ("nodes/loader.py", "import comfy.sd", "only nodes/host touches"),
+        ("nodes/loader.py", "from ..parallel_runtime.cli.plan import run", "imports runtime/cli, a program"),
+        (
+            "nodes/host/patcher.py",
+            "def f():\n    from ...parallel_runtime.worker import engine",
+            "imports runtime/worker",
+        ),
         ("nodes/loader.py", "from .. import comfy_entrypoint", "imports entrypoint, which is not below it"),
         ("nodes/host/patcher.py", "from ..loader import ParallelFluxLoader", "imports nodes, which is not below it"),
         ("parallel_runtime/extra/new.py", "import math", "is in no layer"),

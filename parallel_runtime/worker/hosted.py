@@ -20,6 +20,7 @@ from ..models.hosted.compiled import CompiledBlocks, CompiledRun, blocks_of
 from ..models.hosted.first_block import CachedBlocks, Residuals
 from ..models.hosted.hooks import SharedModel
 from ..models.hosted.kept_state import KeptState, alike_over, kept_state
+from ..models.hosted.other_calls import METHODS
 from ..models.hosted.scales import shared as shared_scales
 from ..models.hosted.stage import StagedBlocks
 from ..models.specs import BETWEEN, spec_of
@@ -35,8 +36,6 @@ from .own_tokens import OwnTokens
 from .step_cache import skipping_blocks
 
 NewCall: TypeAlias = Callable[[str], TokenCall]
-# What a call may name beside the model's forward: ComfyUI asks it of the module before a run, and it needs weights.
-METHODS = ("preprocess_text_embeds",)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 `python -m parallel_runtime.models.hosted.reference` is that process, and this its whole life: it reads a question a
 line from standard input, JSON, and answers each with a line; tensors go through .safetensors files. Owns the questions.
-The asking side is cli/comfyui_process.py.
+The asking side is planner/comfyui_process.py.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Attention of a chunk over the keys of all tokens, for any model: `attention.py` with keys that are kept between calls.
+"""Attention of a chunk over the keys of all tokens, for any model: `attention.py` with keys kept between calls.
 
 Letters: `B` batch, `H` heads, `S` tokens of the chunk on this rank, `T` those of all its ranks, `A` tokens of all
 chunks, `D` head size, `U` ulysses degree. Source and exchange as in `displaced.py`, which does the same for a model

@@ -192,8 +192,8 @@ MUTANTS = (
     ),
     Mutant(
         "what a U-Net's checkpoint says beside the weights is not read",
-        "return read_hosted(path, weight_dtype, devices, checkpoint=True)",
-        "return read_hosted(path, weight_dtype, devices)",
+        "partial(read_hosted, checkpoint=function.__name__ != LOADERS[0])",
+        "partial(read_hosted, checkpoint=False)",
         (f"{UNETS}::test_a_checkpoint_that_predicts_v_equals_stock",),
     ),
     Mutant(

@@ -23,9 +23,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import torch  # noqa: E402
 
 from parallel_runtime.checkpoint import HOSTED, ModelSpec  # noqa: E402
-from parallel_runtime.cli.comfyui_process import find_comfyui  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
 from parallel_runtime.plan import ParallelPlan  # noqa: E402
+from parallel_runtime.planner.comfyui_process import find_comfyui  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402
 
 GIB, MIB = 2**30, 2**20

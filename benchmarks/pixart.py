@@ -34,11 +34,11 @@ from families.comfy_classes import Shapes, shapes_of  # noqa: E402
 from families.files import ModelFile, write_model_files  # noqa: E402
 from host.fetch import comfyui_path  # noqa: E402
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec  # noqa: E402
-from parallel_runtime.cli.counting import Counts  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
 from parallel_runtime.models.hosted.calls import to_tree  # noqa: E402
 from parallel_runtime.plan import ParallelPlan  # noqa: E402
 from parallel_runtime.planner.counted import counted_cost  # noqa: E402
+from parallel_runtime.planner.counting import Counts  # noqa: E402
 from parallel_runtime.planner.known import known_calibration  # noqa: E402
 from parallel_runtime.planner.shapes import Work  # noqa: E402
 from parallel_runtime.pool.calls import ModelCall  # noqa: E402

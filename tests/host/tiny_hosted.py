@@ -25,8 +25,8 @@ from host.fetch import comfyui_path
 from host.layouts import Row
 from host.tiny_models import make_tensor, num_bytes, to_bytes, write_layout
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
-from parallel_runtime.cli.comfyui_process import ComfyUIProcess
 from parallel_runtime.models.hosted.calls import travelling
+from parallel_runtime.planner.comfyui_process import ComfyUIProcess
 from parallel_runtime.pool.calls import ModelCall
 
 HEADS, HEAD_DIM, BLOCKS, TEXT_DIM, CHANNELS = 12, 12, 4, 48, 16

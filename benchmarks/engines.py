@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from benchmarks.peers.shapes import Shape  # noqa: E402
+from benchmarks.share.real import core_s  # noqa: E402
 from parallel_runtime.cli.hosted_trial import HostedTrial  # noqa: E402
 from parallel_runtime.cli.trial import OwnTrial, Trial  # noqa: E402
 from parallel_runtime.cli.verify import FP32_TOLERANCE, PlanRunner  # noqa: E402
@@ -47,7 +48,16 @@ SHAPES = (
 )
 PLANS = (ParallelPlan(), ParallelPlan(ulysses=2))
 WARMUP = 2
-HEAD = ("model", "ranks", "our blocks ms", "ComfyUI's modules ms", "second over first, of each pair", "quartiles")
+HEAD = (
+    "model",
+    "ranks",
+    "our blocks ms",
+    "ComfyUI's ms",
+    "clock, of each pair",
+    "quartiles",
+    "core, of each pair",
+    "quartiles",
+)
 
 
 def main() -> None:
@@ -85,7 +95,8 @@ def rows(shape: Shape, comfyui: str, *, pairs: int) -> list[tuple[str, ...]]:
         ):
             for plan in PLANS:
                 steps = [one_step(pool, trial, plan) for trial in (own, hosted)]
-                found.append((shape.text, str(plan.ranks), *compared(*steps, pairs=pairs)))
+                pids = pool.status()["pids"]
+                found.append((shape.text, str(plan.ranks), *compared(*steps, pids=pids, pairs=pairs)))
     return found
 
 
@@ -102,23 +113,35 @@ def one_step(pool: Pool, trial: Trial, plan: ParallelPlan) -> Callable[[], objec
     return lambda: runner.run(calls)
 
 
-def compared(first: Callable[[], object], second: Callable[[], object], *, pairs: int) -> tuple[str, str, str, str]:
-    """Median milliseconds of both, and of the ratio of each pair its median and quartiles."""
-    taken: list[tuple[float, float]] = []
-    for _ in range(pairs + WARMUP):
-        taken.append((took_ms(first), took_ms(second)))
-    firsts, seconds = zip(*taken[WARMUP:], strict=True)
-    ratios = [two / one for one, two in zip(firsts, seconds, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    times = f"{statistics.median(firsts):.1f}", f"{statistics.median(seconds):.1f}"
-    return *times, f"{middle:.2f}x", f"{low:.2f} to {high:.2f}"
+def compared(
+    first: Callable[[], object], second: Callable[[], object], *, pids: list[int], pairs: int
+) -> tuple[str, ...]:
+    """Median milliseconds of both, and of the ratio of each pair its median and quartiles: by the clock, on a core."""
+    taken = []
+    for number in range(pairs + WARMUP):
+        order = (first, second) if number % 2 else (second, first)
+        took = {call: took_ms(call, pids) for call in order}
+        taken.append((*took[first], *took[second]))
+    taken = taken[WARMUP:]
+    clock = ratios(each[2] / each[0] for each in taken)
+    core = ratios(each[3] / each[1] for each in taken)
+    clocks = [f"{statistics.median(each[place] for each in taken):.1f}" for place in (0, 2)]
+    return *clocks, *clock, *core
 
 
-def took_ms(call: Callable[[], object]) -> float:
-    """Milliseconds of one call."""
+def ratios(found: Iterable[float]) -> tuple[str, str]:
+    """Their median and quartiles."""
+    low, middle, high = statistics.quantiles(found, n=4)
+    return f"{middle:.3f}x", f"{low:.3f} to {high:.3f}"
+
+
+def took_ms(call: Callable[[], object], pids: list[int]) -> tuple[float, float]:
+    """Milliseconds of one call by the clock, and for which the busiest rank had a core."""
+    before = [core_s(pid) for pid in pids]
     began = time.perf_counter()
     call()
-    return 1000 * (time.perf_counter() - began)
+    clock = time.perf_counter() - began
+    return 1000 * clock, 1000 * max(core_s(pid) - was for pid, was in zip(pids, before, strict=True))
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ readme-models: venv
 formats: venv
 	$(RUN) -m families.quantised $(FORMATS_FLAGS)
 
-# A plan of models/plans against one process on a tiny model, at 2 and 3 ranks: make try-plan CASE="Wan VACE" (SHOW=1: what it can name)
+# A plan of models/specs against one process on a tiny model, at 2 and 3 ranks: make try-plan CASE="Wan VACE" (SHOW=1: what it can name)
 try-plan: venv
 	$(RUN) -m models.try_plan $(if $(SHOW),--show) "$(CASE)"
 

@@ -27,15 +27,15 @@ from families.variants import BY_NAME, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli.calibrate import calibrate
-from parallel_runtime.cli.comfyui_process import ComfyUIProcess, find_comfyui
-from parallel_runtime.cli.counting import USUAL_SIZE
 from parallel_runtime.cli.hosted_trial import HostedTrial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import EQUAL, choose_plan
+from parallel_runtime.planner.comfyui_process import ComfyUIProcess, find_comfyui
 from parallel_runtime.planner.counted import CountedModel
+from parallel_runtime.planner.counting import USUAL_SIZE
 from parallel_runtime.planner.hardware import GIB, Calibration, Link, Rates, Software
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.shapes import Work

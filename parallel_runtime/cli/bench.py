@@ -18,13 +18,13 @@ from functools import partial
 import torch
 
 from ..plan import ParallelPlan
+from ..planner.machine import overlap
 from ..pool.pool import Pool
 from ..report.build import Span, new_report
 from ..report.chart import draw, require_chart
 from ..report.interleave import BenchmarkCase, Run, Timed, interleave, table
 from ..report.text import describe as in_words
 from ..report.text import verdict
-from .machine import overlap
 from .open_trial import open_trial
 from .steady import SteadyPlan, WeightLayouts
 from .terminal import SILENT, Paint, Progress, plain

@@ -16,9 +16,9 @@ from ..choices import choice_for
 from ..devices import Device, ranks_by_machine
 from ..exchange_groups import OverlapRates
 from ..plan import ParallelPlan
-from ..planner.hardware import Calibration
-from ..planner.known import COMPILED, known_calibration, known_link
-from ..planner.store import CalibrationStore, default_path
+from .hardware import Calibration
+from .known import COMPILED, known_calibration, known_link
+from .store import CalibrationStore, default_path
 
 UNMEASURED = "ethernet1"  # between machines, until `doctor --calibrate --machines` has measured
 

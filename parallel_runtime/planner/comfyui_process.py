@@ -1,4 +1,4 @@
-"""The process in which ComfyUI's own module computes for verify and bench: found, started, asked, ended.
+"""A process in which ComfyUI's own module is counted, described and run alone: found, started, asked, ended.
 
 Owns where a ComfyUI lies and the asking side; the answers are models/hosted/reference.py's. This process never imports
 ComfyUI.

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..checkpoint import ComfyUI
-from ..planner.automatic import usual_work
-from ..planner.counted import CountedModel
-from ..planner.shapes import Work
+from .automatic import usual_work
 from .comfyui_process import ComfyUIProcess
+from .counted import CountedModel
+from .shapes import Work
 
 USUAL_SIZE = {"width": 1024, "height": 1024, "text_tokens": 512, "batch": 1, "seed": 0, "frames": None}
 Key = tuple[str, int, int, str, ComfyUI, tuple[tuple[str, object], ...]]

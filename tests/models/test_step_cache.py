@@ -190,9 +190,9 @@ REFUSED = {
     "one step": ("0.1", "use --steps 2 or more", ()),
     "stages": ("0.1", "--step-cache needs all blocks on one rank", ("--plan", "pipefusion=2", "--steps", "2")),
     "replicas": ("0.1", "replicas of data=2 decide apart", ("--plan", "data=2", "--steps", "2")),
-    "a threshold of nothing": (
+    "a threshold of 0": (
         "0",
-        "--step-cache=0 is no number above 0; use for example 0.1",
+        "--step-cache=0 is no number above 0; use",
         ("--plan", "ulysses=2", "--steps", "2"),
     ),
 }

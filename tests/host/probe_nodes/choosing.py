@@ -14,9 +14,9 @@ from comfy_api.latest import io
 
 Config = io.Custom("SP_CONFIG")
 CATEGORY = "tests"
-# Ranks so slow that sharing out always pays where nothing is exchanged, and an exchange that costs as much as a small
-# image's blocks. Starting a block costs nothing.
-FLOPS, EXCHANGE_S = 1e10, 0.3
+# Ranks so slow that sharing out always pays where nothing is exchanged, and messages that cost as much as half of a
+# small image's blocks. Starting an operation costs nothing.
+FLOPS, LATENCY_S = 1e10, 0.1
 
 
 class LikeKnownGpus(io.ComfyNode):
@@ -43,8 +43,8 @@ def _like_known_gpus(kind: type) -> type:
         table,
         source="told by a test",
         rates=replace(table.rates, matmul_flops=FLOPS, attention_flops=FLOPS),
-        link=replace(table.link, bandwidth=1e12, latency_s=0.0),
-        software=replace(table.software, block_s=0.0, exchange_s=EXCHANGE_S, hop_s=0.0),
+        link=replace(table.link, bandwidth=1e12, latency_s=LATENCY_S),
+        software=replace(table.software, operation_s=0.0),
     )
 
     class Known(kind):

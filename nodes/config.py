@@ -47,7 +47,7 @@ class SPConfig(io.ComfyNode):
                 ),
                 _degree(
                     "ulysses",
-                    "Manual only: GPUs that share the attention heads. Fastest; must divide the model's heads.",
+                    "Manual only: GPUs that share the attention heads. Fastest, best where it divides them.",
                 ),
                 _degree("ring", "Manual only: GPUs that pass keys and values on in a ring. Works with any number."),
                 io.Combo.Input(
@@ -236,6 +236,6 @@ def _attention_input() -> io.Input:
         default=CHOICES[0],
         optional=True,
         advanced=True,
-        tooltip="auto: ComfyUI's attention function; else a kernel of a package, for models that ComfyUI computes. "
+        tooltip="auto: ComfyUI's attention function; else a kernel of a package. "
         "SageAttention rounds: not the same picture.",
     )

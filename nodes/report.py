@@ -239,7 +239,7 @@ def _report(
             "controls": controls,
             **({} if decision is None else {"plan": _plan(decision)}),
             "pool": {"generation": pooled.pool.generation},
-            "options": options_part(hosted=pooled.spec.comfyui is not None),
+            "options": options_part(),
         }
     report = new_report(
         kind,

@@ -69,8 +69,15 @@ class ParallelChoice:
         `unshared`: why they cannot; then prompt and negative run at once, and images of a batch on what is left. With
         `whole_batches` not even that: ranks can share the weights alone. One device whose memory holds `weight_bytes`
         twice is not weighed.
-        Raises `ValueError` for degrees that fit neither the devices nor such a model.
+        Its reasons go to the log. Raises `ValueError` for degrees that fit neither the devices nor such a model.
         """
+        decision = self._fitting(unshared, whole_batches, weight_bytes, count)
+        if decision.reasons:
+            log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
+        return decision
+
+    def _fitting(self, unshared: str, whole_batches: bool, weight_bytes: int, count: Callable[[], Counted]) -> Decision:
+        """The plan, held against the devices: it may leave some out, but not ask for more."""
         if self.plan is not None and self.plan.ranks <= len(self.selection.devices):
             return Decision(plan=self.plan)
         if self.plan is not None and not self._may_shrink():
@@ -79,8 +86,6 @@ class ParallelChoice:
         if self.plan is not None:
             found, told = len(self.selection.devices), self.plan.describe()
             log.warning("%s needs %d ranks, %d found; running %s", told, self.plan.ranks, found, decision.plan.name)
-        if decision.reasons:
-            log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
 
     def _automatic_plan(
@@ -142,7 +147,7 @@ class ParallelChoice:
 
     def usual_plan(self) -> Decision:
         """The plan before anybody knows the file, of the usual model. Raises `ValueError` for too few devices."""
-        return self.plan_for("", count=usual_counted)
+        return self._fitting("", False, 0, usual_counted)
 
     def told(self, decision: Decision) -> list[str]:
         """The decision in lines: the plan's name, what each device will do, and the reasons."""

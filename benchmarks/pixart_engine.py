@@ -65,6 +65,6 @@ class CountedEngine(NarrowEngine):
     def handle(self, message: Message, **told: Any) -> object:  # noqa: ANN401  as Engine's
         """As the real one."""
         if message.op is Op.STEP:
-            installed().stock = no_arithmetic
+            installed().kernel.stock = no_arithmetic
             ring.attention_with_lse = no_arithmetic_with_lse
         return super().handle(message, **told)

@@ -52,7 +52,7 @@ class Reference:
         import comfy.ldm.modules.attention as attention
 
         function = attention.optimized_attention
-        return {"attention": (function.stock if isinstance(function, AttentionSwitch) else function).__name__}
+        return {"attention": (function.kernel.stock if isinstance(function, AttentionSwitch) else function).__name__}
 
     def contract(self) -> dict[str, Any]:
         """The version of this ComfyUI, and what of its `comfy` the host contract misses, a sentence a feature.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -90,12 +91,12 @@ def test_memory_on_each_device_is_told_before_anything_is_loaded(client: ComfyCl
         client.get("/parallel_dit/plan", **asked, weights=weights)["memory"] for weights in ("replicated", "offloaded")
     )
     file_bytes = tiny_models.diffusion_model(tiny_models.dev).stat().st_size
-    assert file_bytes < whole["device"] < whole["total"]
+    assert 0.9 * file_bytes < whole["device"] < whole["total"]
     assert whole["host"] == 0 < offloaded["host"] < 0.5 * file_bytes
     assert offloaded["device"] < whole["device"]
     result = client.queue(to_latent(parallel(workflows.text_to_image(tiny_models, width=64, height=64, steps=1))))
     told = [text for node, text in result.require_success().texts if node == "model"]
-    assert any("weights: about 0." in text and "GB on each device" in text for text in told), told
+    assert any(re.search(r"(weights|memory): about \d.*GB on each device", text) for text in told), told
 
 
 def test_what_is_missing_is_told_by_comfyui(client: ComfyClient, tiny_models: TinyModels) -> None:

@@ -14,10 +14,13 @@ from unittest import mock
 import pytest
 import torch
 
+from families.variants import BY_NAME, write_families
+from host.tiny_hosted import call, spec_of, write_tiny
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
+from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.arena import Arena
 from parallel_runtime.pool.calls import ModelCall
@@ -25,8 +28,6 @@ from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.supervisor import Generation
 from parallel_runtime.weight_patch import PRISTINE, WeightPatch, WeightPatchSet
 from parallel_runtime.wire.protocol import Op
-
-from .pooled import call, flux_call, write_flux, write_wan
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +48,14 @@ class Model:
     call: ModelCall
     keys: tuple[str, ...]
     fused: str
+
+
+def flux_call() -> ModelCall:
+    """Of the file that families/ has, at half of the noise."""
+    x, context, vector = noise(1, 16, 10, 14, seed=1), noise(1, 9, 4096, seed=2), noise(1, 768, seed=3)
+    given = [x, torch.full((1,), 0.5), context, vector, torch.full((1,), 3.5)]
+    tensors, options = travelling("Flux", given, {"transformer_options": {}}, batched=given)
+    return ModelCall(tensors=tensors, out_shape=(1, x.numel()), out_dtype=torch.float32, options=options)
 
 
 def noise(*shape: int, seed: int) -> torch.Tensor:
@@ -82,9 +91,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     blocks = ("blocks.0.self_attn.q.weight", "blocks.1.ffn.0.weight", "blocks.2.cross_attn.v.weight")
     wan = ("patch_embedding.weight", "head.head.weight", *blocks)
     flux = ("img_in.weight", "double_blocks.0.img_mlp.0.weight", "single_blocks.1.linear2.weight")
+    tiny, stock = write_tiny(folder / "wan.safetensors"), BY_NAME["flux.1 t2i"]
+    written = write_families(folder, only=[stock.name]) / "diffusion_models" / stock.file
     return {
-        "Wan": Model(write_wan(folder), call(1, text=7), wan, "blocks.1.self_attn.k.weight"),
-        "Flux.1": Model(write_flux(folder), flux_call(), flux, "double_blocks.0.txt_attn.qkv.weight"),
+        "Wan": Model(spec_of(tiny), call(1), wan, "blocks.1.self_attn.k.weight"),
+        "Flux.1": Model(spec_of(written), flux_call(), flux, "double_blocks.0.txt_attn.qkv.weight"),
     }
 
 

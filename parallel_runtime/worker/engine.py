@@ -290,13 +290,8 @@ class Engine:
         compiled = any(options.get("compiled") for options in calls)
         watch = Watch(timer, beat, progress)
         if isinstance(model, HostedModel):
-<<<<<<< HEAD
-            hosted = HostedForward(model, mesh.uneven_sequence, timer, beat, sent)
-            hosted.adapter = model.blocks.run(self.graphs, watch, model.weights.branches.form) if compiled else None
-=======
             hosted = HostedForward(model, mesh.attention, timer, beat, sent)
-            hosted.adapter = model.blocks.run(self.graphs, watch) if compiled else None
->>>>>>> main
+            hosted.adapter = model.blocks.run(self.graphs, watch, model.weights.branches.form) if compiled else None
             return hosted
         adapter = model.adapter.compiled(self.graphs, watch) if compiled else model.adapter
         return Forward(adapter, model.weights, mesh.sequence, self.device, timer, beat, sent)

@@ -50,7 +50,8 @@ NAMED = (FunctionType, BuiltinFunctionType, ModuleType, type)  # that a function
 class Kind:
     """Blocks of one list and class. `options`: where `transformer_options` stands.
 
-    `with_loras`: `forward` with the form of the LoRAs before all else, of which graphs are made apart. `unread`: what of `TOLD` no block reads; `reason`: why they have no graph.
+    `with_loras`: `forward` with the form of its LoRAs before all else, so that graphs tell forms apart.
+    `unread`: what of `TOLD` no block reads; `reason`: why they have no graph.
     """
 
     title: str

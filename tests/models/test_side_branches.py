@@ -52,7 +52,7 @@ class Model:
 
 def flux_call() -> ModelCall:
     """Of the file that families/ has, at half of the noise."""
-    x, context, vector = noise(1, 16, 10, 14, seed=1), noise(1, 9, 4096, seed=2), noise(1, 768, seed=3)
+    x, context, vector = noise(1, 16, 10, 14, seed=1), noise(1, 9, 64, seed=2), noise(1, 32, seed=3)
     given = [x, torch.full((1,), 0.5), context, vector, torch.full((1,), 3.5)]
     tensors, options = travelling("Flux", given, {"transformer_options": {}}, batched=given)
     return ModelCall(tensors=tensors, out_shape=(1, x.numel()), out_dtype=torch.float32, options=options)

@@ -80,18 +80,29 @@ class Run:
 
 
 class Beside:
-    """Stands for the forward of a layer: its output, with that of its LoRAs added."""
+    """The LoRAs beside one layer, whose forward adds what they make to its output until they are taken off."""
 
     def __init__(self, layer: nn.Module) -> None:
-        self.inner: Callable[..., Tensor] = layer.forward
         self.runs: list[Run] = []
-        self._layer: Any = layer
+        self.layer: Any = layer
         self._convolve = next((each for kind, each in CONVOLUTIONS.items() if isinstance(layer, kind)), None)
-        layer.forward = self
+        self._before = vars(layer).get("forward")
+        self._forward = _adding(self, layer.forward)
+        layer.forward = self._forward
 
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
-        """x (..., I), of a convolution (B, I, *size); returns (..., O) or (B, O, *size)."""
-        out = self.inner(x, *args, **kwargs)
+    def take_off(self) -> bool:
+        """Have no LoRA; whether the layer is as it was before, which it is not where another function is around it."""
+        self.runs = []
+        if vars(self.layer).get("forward") is not self._forward:
+            return False
+        if self._before is None:
+            del self.layer.forward
+        else:
+            self.layer.forward = self._before
+        return True
+
+    def add_to(self, out: Tensor, x: Tensor) -> Tensor:
+        """The output of the layer for x (..., I), of a convolution for x (B, I, *size), with theirs, in place."""
         for run in self.runs:
             out.narrow(-1 if self._convolve is None else 1, run.first, run.up.shape[0]).add_(self._product(run, x))
         return out
@@ -100,16 +111,25 @@ class Beside:
         down, up = run.down.to(x.dtype), run.up.to(x.dtype)
         if self._convolve is None:
             return F.linear((F.linear(x, down) * run.scale).to(x.dtype), up)
-        layer, ones = self._layer, (1,) * (down.ndim - 2)
+        layer, ones = self.layer, (1,) * (down.ndim - 2)
         hidden = self._convolve(x, down, None, layer.stride, layer.padding, layer.dilation)
         return self._convolve((hidden * run.scale.view(-1, *ones)).to(x.dtype), up.view(*up.shape, *ones))
+
+
+def _adding(beside: Beside, inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function, not an object: torch's compiler makes one graph for all blocks, not one for each object."""
+
+    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        return beside.add_to(inner(x, *args, **kwargs), x)
+
+    return forward
 
 
 class SideBranches:
     """The LoRAs beside the layers of one module, by the paths of the layers."""
 
     def __init__(self) -> None:
-        self._layers: dict[str, Beside] = {}  # also those that have no LoRA any more
+        self._layers: dict[str, Beside] = {}
         self._forms: dict[nn.Module, Form] = {}
 
     @property
@@ -121,10 +141,13 @@ class SideBranches:
     def have(self, module: nn.Module, loras: Mapping[str, Sequence[LowRank]]) -> None:
         """Have these LoRAs, and no others."""
         self._forms = {}
-        for path in {**self._layers, **loras}:
+        for path in self._layers.keys() - loras.keys():
+            if self._layers[path].take_off():
+                del self._layers[path]
+        for path, here in loras.items():
             if path not in self._layers:
                 self._layers[path] = Beside(module.get_submodule(path))
-            self._layers[path].runs = _runs_of(loras.get(path, ()))
+            self._layers[path].runs = _runs_of(here)
         self.set_strengths({path: [each.strength for each in here] for path, here in loras.items()})
 
     def set_strengths(self, strengths: Mapping[str, Sequence[float]]) -> None:
@@ -135,12 +158,12 @@ class SideBranches:
 
     def form(self, block: nn.Module) -> Form:
         """What of a block's layers a graph of it is made for: a graph that knows other LoRAs does not compute these."""
-        if not any(beside.runs for beside in self._layers.values()):
+        if not self._layers:
             return ()
         if block not in self._forms:
-            found = ((path, each.forward) for path, each in block.named_modules())
-            named = [[path] * len(beside.runs) for path, beside in found if isinstance(beside, Beside)]
-            self._forms[block] = tuple(path for each in named for path in each)
+            runs = {beside.layer: beside.runs for beside in self._layers.values()}
+            paths = ([path] * len(runs.get(layer, ())) for path, layer in block.named_modules())
+            self._forms[block] = tuple(path for each in paths for path in each)
         return self._forms[block]
 
 

@@ -34,10 +34,7 @@ pytestmark = pytest.mark.slow
 # fp32: ComfyUI's own merging rounds each weight anew, which moved these outputs by 6e-7 at most.
 TOLERANCE = 1e-5
 VISIBLE = 1e-3
-PLANS = (
-    *("ulysses=2", "ring=2", "data=1", "ulysses=2,weights=sharded", "ulysses=1,weights=offloaded"),
-    *("pipefusion=2,patches=2", "pipefusion=2,patches=2,ulysses=2,weights=sharded"),
-)
+PLANS = ("ulysses=2", "ring=2", "ulysses=2,weights=sharded", "ulysses=1,weights=offloaded", "pipefusion=2,patches=2")
 
 
 @dataclass(frozen=True)
@@ -101,8 +98,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Pool]:
-    """Four ranks."""
-    with Pool(parse_devices("cpu:4").devices, threads_per_rank=1) as pool:
+    """Two ranks."""
+    with Pool(parse_devices("cpu:2").devices, threads_per_rank=1) as pool:
         yield pool
 
 
@@ -122,7 +119,7 @@ def test_loras_beside_the_weights_equal_those_that_comfyui_merges(
     model = models[name]
     first = loras(model)
     plain = run(ranks, model, plan)
-    for number, patches in enumerate((first, stronger(first), first[:3], first[2:])):
+    for number, patches in enumerate((first, stronger(first), first[2:])):
         merged = run(ranks, model, "data=1", WeightPatchSet(f"merged {number}", patches))
         beside = run(ranks, model, plan, WeightPatchSet(f"beside {number}", patches, side_branch=True))
         assert relative_error(beside, merged) <= TOLERANCE

@@ -6,12 +6,10 @@ import pytest
 from noted import Notes
 
 from gpu.test_nccl_plans import nccl_pool
-from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.verify import PlanRunner
-from parallel_runtime.cli.workload import Workload, relative_error
+from host.tiny_hosted import call
+from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.errors import PoolError
-from parallel_runtime.models.flux.config import FluxConfig
-from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.memory import bytes_of, communicators, kept_bytes
 from parallel_runtime.pool.pool import Pool
@@ -34,15 +32,16 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
         yield pool
 
 
-def test_the_groups_of_many_plans_in_turn_stay_within_what_the_planner_counts(pool: Pool, deep: ModelSpec) -> None:
+def test_the_groups_of_many_plans_in_turn_stay_within_what_the_planner_counts(
+    pool: Pool, tiny_hosted: ModelSpec
+) -> None:
     """Two rounds, so that groups are freed and made again, and weights that are held outlive their plan's mesh."""
-    tensors = Workload(width=96, height=64, text_tokens=5).tensors(FluxConfig.from_header(read_header(deep.path)))
-    expected = ReferenceModel(deep.path)(tensors)
+    (expected,) = pool.run(tiny_hosted, ParallelPlan(), [call()]).outs
     threads: list[int] = []
     for plan in PLANS * 2:
         with Notes() as found:
-            runner = PlanRunner(pool, deep, plan, options=found.option)
-            assert relative_error(runner(tensors), expected) <= TOLERANCE, plan.describe()
+            (out,) = pool.run(tiny_hosted, plan, [call(options=found.option)]).outs
+            assert relative_error(out, expected) <= TOLERANCE, plan.describe()
             noted = found.read()
         assert len(noted) == RANKS
         budget = bytes_of(communicators(plan, RANKS)) + kept_bytes(RANKS)
@@ -54,7 +53,7 @@ def test_the_groups_of_many_plans_in_turn_stay_within_what_the_planner_counts(po
 
 
 @pytest.mark.full
-def test_ranks_that_free_groups_in_other_orders_wait_in_a_circle(deep: ModelSpec) -> None:
+def test_ranks_that_free_groups_in_other_orders_wait_in_a_circle() -> None:
     found = pytest.raises(PoolError, match=r"deadlock for 1.5 s: .*ending the communicator of ranks \(\d, \d\)")
     with nccl_pool(RANKS, "nccl_undone:FreesInOtherOrders") as pool, found:
         for plan in PLANS:

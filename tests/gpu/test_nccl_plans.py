@@ -1,4 +1,4 @@
-"""Plans on ranks whose process group keeps NCCL's rules: nothing waits for ever, and the values are one process's."""
+"""Plans on ranks whose process group keeps NCCL's rules: nothing waits for ever, and the values are those without."""
 
 import zlib
 from collections.abc import Iterator
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from noted import FOLDER
 
-from gpu.cases import RUNS, Case, error_of, is_plan, pairs
-from parallel_runtime.checkpoint import ModelSpec
+from gpu.cases import RUNS, Case, Reference, is_plan, pairs
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
@@ -25,7 +24,6 @@ CHOICES = {
     "weights": ("replicated", "sharded", "offloaded"),
     "in_workers": (True, False),
     "run": tuple(RUNS),
-    "gathers": (False, True),
     "lazy": (False, True),
     "launches_wait": (False, True),
 }
@@ -56,27 +54,15 @@ def _name(row: dict[str, object]) -> str:
         for number, row in enumerate(pairs(CHOICES, allowed=is_plan))
     ],
 )
-def test_a_plan_neither_hangs_nor_differs(four_ranks: Pool, deep: ModelSpec, row: dict) -> None:
+def test_a_plan_neither_hangs_nor_differs(four_ranks: Pool, reference: Reference, row: dict) -> None:
     case = Case(**{name: value for name, value in row.items() if name not in RULES})
     rules = {name: row[name] for name in RULES} | {"seed": zlib.crc32(_name(row).encode())}
-    assert error_of(four_ranks, deep, case, {"nccl": rules}) <= TOLERANCE
+    assert reference.error(four_ranks, case, {"nccl": rules}) <= TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "engine, plan, launches_wait, waits",
-    [
-        ("OneGroupReceivedAhead", "pipefusion=3", False, r"irecv from rank \d among ranks \(0, 1, 2\), before isend"),
-        ("ReceivedAhead", "pipefusion=2", True, "irecv from rank"),
-    ],
-)
-def test_links_as_they_were_wait_for_ever_and_the_operation_is_named(
-    deep: ModelSpec, engine: str, plan: str, launches_wait: bool, waits: str
-) -> None:
-    """On one communicator a send waits behind the receive of what depends on it; so does a launch behind a receive."""
-    rules = {"deadline_s": 1.5, "launches_wait": launches_wait}
-    found = pytest.raises(PoolError, match=f"deadlock for 1.5 s: .*{waits}")
-    with nccl_pool(3, f"nccl_undone:{engine}") as pool, found:
-        error_of(pool, deep, Case(plan=plan), {"nccl": rules})
+def test_ranks_that_keep_to_their_own_tokens_differ(four_ranks: Pool, reference: Reference) -> None:
+    for plan in ("ulysses=2", "pipefusion=2,ring=2"):
+        assert reference.error(four_ranks, Case(plan=plan), {"local_attention": True}) > 100 * TOLERANCE
 
 
 def test_the_byte_pattern_goes_round_stages_whose_hosts_wait_for_a_first_message(four_ranks: Pool) -> None:

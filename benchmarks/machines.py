@@ -3,9 +3,9 @@
     make machines-table MACHINES_FLAGS="--runs 5"
 
 The machines are network namespaces of this one, with one CPU rank each; links are limited by the kernel (tbf), 20 ms by
-a hub of ours. A step is two calls of the model, as cond and uncond, of unequal text: 256 x 256 pixels and 13 frames of a
-Wan of four small blocks. Plans take turns, and one machine
-among them; medians. Writes benchmarks/machines.md. What namespaces cannot show: GPUs, NCCL, real cards and switches.
+a hub of ours. A step is two calls of the model, as cond and uncond, of unequal text: 256 x 256 pixels, 13 frames, a Wan
+of four small blocks. Plans take turns, and one machine among them; medians. Writes benchmarks/machines.md. What
+namespaces cannot show: GPUs, NCCL, real cards and switches.
 """
 
 import argparse

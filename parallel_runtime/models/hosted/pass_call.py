@@ -138,12 +138,12 @@ class PassCall(TokenCall):
                 common=common,
             )
         self._refuse_small()
-        site = self._site(attention, qkv[1])
+        site, places = self._site(attention, qkv[1]), self._places(attention, key_lengths, qkv[1].device)
         if mask is not None and self._patch is not None and mask.shape[2] == sum(query_lengths) > 1:
             before = sum(query_lengths[: self._patch * self._ranks.parts])
             mask = mask.narrow(2, before, sum(self.of_chunk(query_lengths)))
         if mask is not None and self._patch is None and mask.shape[2] == 1:  # may be made from this rank's tokens
-            self._held.put(f"{site}.mask", mask, self._places(attention, key_lengths), dim=3, total=mask.shape[3])
+            self._held.put(f"{site}.mask", mask, places, dim=3, total=mask.shape[3])
         return self._ranks.attend_held(
             kernel,
             qkv,
@@ -152,7 +152,7 @@ class PassCall(TokenCall):
             mask=mask,
             held=self._held,
             site=site,
-            places=self._places(attention, key_lengths),
+            places=places,
             total=sum(key_lengths),
             fresh=self._patch is None,
         )
@@ -180,7 +180,7 @@ class PassCall(TokenCall):
         rows = self._ranks.gather(tensor, dim=dim, lengths=self.of_chunk(lengths))
         if self._patch is None or not self._staged:
             return rows
-        places = self._places(attention, lengths)
+        places = self._places(attention, lengths, tensor.device)
         return self._held.put(f"{self._site(attention)}.mask", rows, places, dim=dim, total=sum(lengths)).clone()
 
     def _gather_before(self, name: str, tensor: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:
@@ -202,8 +202,11 @@ class PassCall(TokenCall):
             self._keys = keys, site
         return site
 
-    def _places(self, attention: Attention, key_lengths: Sequence[int]) -> Tensor | slice:
-        """Where the keys of this pass, part after part, stand among those that are kept."""
+    def _places(self, attention: Attention, key_lengths: Sequence[int], device: torch.device) -> Tensor | slice:
+        """Where the keys of this pass, part after part, stand among those that are kept.
+
+        On `device`: to copy an index from the host makes the host wait for a GPU, in every attention.
+        """
         if self._patch is not None:
             before = sum(key_lengths[: self._patch * self._ranks.parts])
             return slice(before, before + sum(self.of_chunk(key_lengths)))
@@ -216,7 +219,7 @@ class PassCall(TokenCall):
             )
             places = torch.empty_like(kept)
             places[kept] = torch.arange(len(kept))
-            known = self.changed[(id(attention), -1)] = attention, places[came]
+            known = self.changed[(id(attention), -1)] = attention, places[came].to(device)
         places_there: Tensor = known[1]
         return places_there
 

@@ -25,7 +25,7 @@ def decode_error(pool: PretendPool, reference: Reference, trial: Trial) -> str:
 
     The device has room for the rank's weights and the decode, and for nothing else.
     """
-    pool.load(reference.spec, trial.case.parallel_plan)
+    pool.load(reference.spec, trial.parallel_plan)
     weights = pool.books()[0]["allocated"]
     needed, _ = decode(UNLIMITED)
     capacity = weights + needed

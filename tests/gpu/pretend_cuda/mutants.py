@@ -40,7 +40,7 @@ class Scratch:
 
     def wrong(self, reference: Reference, trial: Trial) -> str:
         """What is wrong with a trial as the copy is now."""
-        ranks, folder = trial.case.parallel_plan.ranks, self.folder.parent
+        ranks, folder = trial.parallel_plan.ranks, self.folder.parent
         with PretendPool(ranks, folder, shared=trial.shared, copy=self.folder) as pool:
             return wrong(pool, reference, trial)
 

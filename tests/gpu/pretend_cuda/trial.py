@@ -19,23 +19,14 @@ TOLERANCES = {"float32": 1e-5, "bfloat16": 2.8e-2, "float16": 3.4e-3}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial(Case):
     """A case and the device it runs on. `shared`: all ranks on one device, which exchange through the host."""
 
-    plan: str
-    weights: str = "replicated"
-    in_workers: bool = True
-    run: str = "one side"
     dtype: str = "float32"
     capability: tuple[int, int] = (8, 6)
     lazy: bool = False
     launches_wait: bool = False
     shared: bool = False
-
-    @property
-    def case(self) -> Case:
-        """What is run."""
-        return Case(**{name: getattr(self, name) for name in ("plan", "weights", "in_workers", "run")})
 
     def settings(self) -> dict[str, object]:
         """The device it runs on."""
@@ -47,7 +38,7 @@ def wrong(pool: PretendPool, reference: Reference, trial: Trial, **settings: obj
     """What is wrong with a trial's result, nothing when it is right. A failure is its error's first line."""
     pool.tell({**trial.settings(), **settings})
     try:
-        error = reference.error(pool, trial.case, {}, dtype=trial.dtype)
+        error = reference.error(pool, trial, {}, dtype=trial.dtype)
     except PoolError as failure:
         return str(failure).splitlines()[0]
     return "" if error <= TOLERANCES[trial.dtype] else f"differs by {error:.1e}, more than {TOLERANCES[trial.dtype]:g}"

@@ -47,7 +47,7 @@ def trials(ranks: int) -> list[Trial]:
 def wrong(pool: Pool, reference: Reference, trial: Trial, **options: object) -> tuple[float, str]:
     """The error of a trial, and what is wrong with it."""
     try:
-        error = reference.error(pool, trial.case, options, dtype=trial.dtype)
+        error = reference.error(pool, trial, options, dtype=trial.dtype)
     except PoolError as failure:
         return float("inf"), str(failure)[:3000]
     limit = TOLERANCES[trial.dtype]

@@ -7,6 +7,7 @@ import pytest
 from faults.namespaces import namespaces
 from faults.programs import run_program
 from faults.soak_models import write_model
+from host.fetch import comfyui_path
 
 # A file system in which nobody can make a file, not even root, whom the mode of a folder does not keep out.
 READ_ONLY = "/proc/fs"
@@ -55,7 +56,8 @@ def test_a_pool_works_with_256_descriptors_a_read_only_home_and_no_folder_for_fi
                 out, = pool.run(spec, ParallelPlan.parse(plan), [call()]).outs
                 print(bool(out.isfinite().all()))
     """
-    lines = run_program(program.replace("MODEL", spec.path), HOME=READ_ONLY, TMPDIR=READ_ONLY)
+    folders = {"HOME": READ_ONLY, "TMPDIR": READ_ONLY, "COMFYUI_PATH": str(comfyui_path())}
+    lines = run_program(program.replace("MODEL", spec.path), **folders)
     assert lines == ["no file", "no file", "True", "True"]
 
 

@@ -80,14 +80,19 @@ def with_options(run: InWorkerRun, **options: object) -> InWorkerRun:
 
 
 def asking(pool: Pool, spec: ModelSpec, plan: ParallelPlan, *, run: str = "", **options: object) -> AskModel:
-    """The model under a plan, all conditionings of a step in one request; `run` is the sampling run's name."""
+    """The model under a plan, all conditionings of a step in one request; `run` is the sampling run's name.
+
+    As from ComfyUI's `apply_model`, all but the timestep comes in the dtype that is computed in.
+    """
+    dtype = getattr(torch, spec.dtype)
+
+    def asked(side: int, call: ModelCall) -> ModelCall:
+        tensors = {name: each if name == "t1" else each.to(dtype) for name, each in call.tensors.items()}
+        told = {**call.options, "pipeline": {"run": run, "key": f"side {side}"}, **options}
+        return replace(call, tensors=tensors, options=told)
 
     def ask(calls: Sequence[ModelCall]) -> Sequence[torch.Tensor]:
-        told = [
-            replace(call, options={**call.options, "pipeline": {"run": run, "key": f"side {side}"}, **options})
-            for side, call in enumerate(calls)
-        ]
-        return pool.run(spec, plan, told).outs
+        return pool.run(spec, plan, [asked(*each) for each in enumerate(calls)]).outs
 
     return ask
 

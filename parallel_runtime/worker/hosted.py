@@ -93,7 +93,7 @@ class HostedModel:
     def calling(self) -> Iterator[None]:
         """Around a call of the module, or of a method of it: its shards are gathered as its blocks run."""
         shards = self.weights.shards
-        if shards is None:
+        if shards is None or shards.idle:
             yield
             return
         shards.begin()
@@ -101,6 +101,18 @@ class HostedModel:
             yield
         finally:
             shards.end()
+
+    @contextmanager
+    def without_blocks(self) -> Iterator[None]:
+        """Inside, calls of the module run no block: what it takes to run them stays where it is."""
+        shards = self.weights.shards
+        if shards is not None:
+            shards.idle = True
+        try:
+            yield
+        finally:
+            if shards is not None:
+                shards.idle = False
 
     def under(
         self,
@@ -289,17 +301,20 @@ class HostedForward:
         options: Mapping[str, Any],
         residuals: Residuals | None = None,
         over: Axis | None = None,
+        sequence: UnevenSequence | None = None,
+        new_call: NewCall | None = None,
     ) -> torch.Tensor:
         """What ComfyUI's `apply_model` makes of a latent (B, ...) at `sigma` (B,), `given` the rest of its call.
 
         `residuals`: what a step cache kept of the call before; ranks of `over` have the other rows of the step.
-        Returns (B, ...) fp32, on every rank that shares the tokens.
+        `sequence`, `new_call`: as `under` takes, of a pipeline. Returns (B, ...) fp32, on every rank that shares the
+        tokens.
         """
-        sequence = self._sequence(options)
+        sequence = self._sequence(options) if sequence is None else sequence
         skipping: AbstractContextManager[None] = nullcontext()
         if residuals is not None:
             skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over)
-        self.model.under(sequence, self.beat)
+        self.model.under(sequence, self.beat, new_call=new_call)
         self._forget()
         with self.model.calling(), self._scales(sequence, None), self._keeping(sequence), skipping, self._graphs():
             out: torch.Tensor = self.weights.whole.apply_model(x, sigma, **given)

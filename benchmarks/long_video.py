@@ -28,10 +28,10 @@ import torch  # noqa: E402
 
 from host.fetch import comfyui_path  # noqa: E402
 from parallel_runtime.checkpoint import HOSTED, ModelSpec  # noqa: E402
-from parallel_runtime.cli.comfyui_process import find_comfyui  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
 from parallel_runtime.models.hosted.calls import forward_call  # noqa: E402
 from parallel_runtime.plan import ParallelPlan  # noqa: E402
+from parallel_runtime.planner.comfyui_process import find_comfyui  # noqa: E402
 from parallel_runtime.pool.calls import ModelCall  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402
 from parallel_runtime.proof import relative_error  # noqa: E402

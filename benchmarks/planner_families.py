@@ -5,7 +5,7 @@
 Each model is counted, never run, before it is predicted. Its plans run in turns, and the ranks are calibrated before
 every third model. What is held to the prediction is the time that the slowest rank had a core, by the kernel's own
 books: that is a step's time where nobody else wants the cores. The clock's time stands beside it. What was measured is
-kept in planner_families.json, so that the page can be written again by another planner.
+kept in build/planner_families.json, so that the page can be written again by another planner.
 
 Owns the measurements and the page. The models are small files of tests/families.
 """
@@ -27,21 +27,22 @@ from families.variants import BY_NAME, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ComfyUI
 from parallel_runtime.cli.calibrate import calibrate
-from parallel_runtime.cli.comfyui_process import ComfyUIProcess, find_comfyui
-from parallel_runtime.cli.counting import USUAL_SIZE
 from parallel_runtime.cli.hosted_trial import HostedTrial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.cli.workload import Workload
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import EQUAL, choose_plan
+from parallel_runtime.planner.comfyui_process import ComfyUIProcess, find_comfyui
 from parallel_runtime.planner.counted import CountedModel
+from parallel_runtime.planner.counting import USUAL_SIZE
 from parallel_runtime.planner.hardware import GIB, Calibration, Link, Rates, Software
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.shapes import Work
 from parallel_runtime.pool.pool import Pool
 
-PAGE, KEPT = (Path(__file__).parent / f"planner_families.{ending}" for ending in ("md", "json"))
+PAGE = Path(__file__).with_suffix(".md")
+KEPT = Path(__file__).parents[1] / "build" / "planner_families.json"
 CALIBRATED = 3  # a calibration for so many models
 # A variant, and pixels with which its small file computes most of the time.
 MODELS: tuple[tuple[str, int, int], ...] = (
@@ -340,7 +341,8 @@ def run(arguments: argparse.Namespace) -> None:
             rows = measure(pool, path, counts[name], comfyui=comfyui, turns=arguments.turns)
             kept["models"][path.name] = {"variant": name, "counted": counts[name], "rows": rows}
             kept["loads"].append(os.getloadavg()[0])
-            arguments.keep.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+            arguments.keep.parent.mkdir(exist_ok=True)
+            arguments.keep.write_text(json.dumps(kept) + "\n", encoding="utf-8")
             print(f"{name}, load {kept['loads'][-1]:.1f}", flush=True)  # noqa: T201
 
 

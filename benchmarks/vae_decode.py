@@ -28,8 +28,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import psutil  # noqa: E402
 import torch  # noqa: E402
 
-from parallel_runtime.cli.comfyui_process import find_comfyui  # noqa: E402
 from parallel_runtime.devices import parse_devices  # noqa: E402
+from parallel_runtime.planner.comfyui_process import find_comfyui  # noqa: E402
 from parallel_runtime.pool.pool import Pool  # noqa: E402
 from parallel_runtime.weights.host_memory import give_back_heap  # noqa: E402
 

@@ -7,12 +7,12 @@ other programs hold is therefore not seen.
 
 from collections.abc import Sequence
 
-from ..parallel_runtime.cli.machine import constants, measured, whole_bytes
 from ..parallel_runtime.devices import Device
 from ..parallel_runtime.plan import ParallelPlan
 from ..parallel_runtime.planner.automatic import Decision, automatic_plan, plan_of_run
 from ..parallel_runtime.planner.choose import AnyModel
 from ..parallel_runtime.planner.hardware import Calibration
+from ..parallel_runtime.planner.machine import constants, measured, whole_bytes
 from ..parallel_runtime.planner.shapes import Work
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from comfy_api.latest import io
 
-from ..parallel_runtime.cli.workload import relative_error
 from ..parallel_runtime.plan import ParallelPlan
+from ..parallel_runtime.proof import relative_error
 from ..parallel_runtime.report.interleave import BenchmarkCase, Run, interleave, table
 from .host.applied import applied_to
 from .host.benchmark_cases import (

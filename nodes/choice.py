@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
-from ..parallel_runtime.cli.counting import Counted, usual_work_of
 from ..parallel_runtime.compiling import why_not
 from ..parallel_runtime.devices import STOCK_NODES, DeviceSelection, missing_system, parse_devices, ranks_by_machine
 from ..parallel_runtime.machines.server import Offer
@@ -21,6 +20,7 @@ from ..parallel_runtime.parallel.named_kernels import AUTO, CHOICES, described, 
 from ..parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, heads_error, stages_error
 from ..parallel_runtime.planner.automatic import Decision, usual_work
 from ..parallel_runtime.planner.choose import AnyModel
+from ..parallel_runtime.planner.counting import Counted, usual_work_of
 from ..parallel_runtime.planner.shapes import ModelShape, Work
 from .automatic import are_known, decide, decide_again
 from .host.machines import MACHINES

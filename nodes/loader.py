@@ -3,7 +3,7 @@
 from comfy_api.latest import io
 
 from ..parallel_runtime.checkpoint import COMPUTE_DTYPES, FP8
-from ..parallel_runtime.cli.machine import calibration_identity
+from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import LOOPS, ParallelChoice
 from .host.files import diffusion_model_path, diffusion_models, file_identity
 from .host.new_model import remote_patcher

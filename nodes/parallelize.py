@@ -4,7 +4,7 @@ import logging
 
 from comfy_api.latest import io
 
-from ..parallel_runtime.cli.machine import calibration_identity
+from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import LOOPS, ParallelChoice
 from .host.convert_stock_model import parallelized
 from .host.pools import POOLS

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from functools import lru_cache
 
-from ..parallel_runtime.cli.machine import calibration_identity
 from ..parallel_runtime.models.registry import USUAL
 from ..parallel_runtime.planner.automatic import Decision, usual_work
+from ..parallel_runtime.planner.machine import calibration_identity
 from .choice import ParallelChoice, choice_of
 from .config import typed
 from .host.device_memory import DeviceMemory

@@ -49,10 +49,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/timing",
     ),
     ("runtime/plan",),
-    ("runtime/models/plans",),
+    ("runtime/models/specs",),
     ("runtime/errors", "runtime/redact_paths"),
     ("runtime/__init__",),
 )
+ENDS = {"runtime/__main__", "runtime/cli", "runtime/worker"}  # programs of their own: nodes import none of them
 COMFY_PUBLIC = {"comfy_api", "folder_paths"}
 COMFY_INTERNAL = {"comfy", "comfy_execution", "comfy_extras", "comfyui_version", "execution", "latent_preview"}
 COMFY_INTERNAL |= {"server", "nodes"}
@@ -61,7 +62,7 @@ HOSTED = "runtime/models/hosted"  # alone in the runtime imports comfy: in a fun
 # Who may name Flux: who chooses, the plans of ComfyUI's classes, and what stands for ComfyUI's own class of it.
 NAME_FLUX = {
     "parallel_runtime/models/registry.py",
-    "parallel_runtime/models/plans/two_streams.py",
+    "parallel_runtime/models/specs/two_streams.py",
     "nodes/host/new_model.py",
     "nodes/host/flux_model.py",
     "nodes/host/flux_source.py",
@@ -164,6 +165,8 @@ def offences(imports: list[Import]) -> list[str]:
         known = each.unit in depth and each.target in depth
         if known and each.target != each.unit and depth[each.target] <= depth[each.unit]:
             lines.append(f"{where} imports {each.target}, which is not below it")
+        if each.unit in ("entrypoint", "nodes", "nodes/host") and each.target in ENDS:
+            lines.append(f"{where} imports {each.target}, a program of its own; move what both need below it")
         if each.outside in NEVER:
             lines.append(f"{where} imports {each.outside}, which nothing here may")
         if each.outside == "comfy" and each.unit == HOSTED:
@@ -214,13 +217,19 @@ def test_imports_point_down_and_only_the_host_folder_knows_comfyui() -> None:
         ("parallel_runtime/devices.py", "import folder_paths", "the runtime does not know ComfyUI"),
         ("parallel_runtime/wire/protocol.py", "import pickle", "imports pickle"),
         ("nodes/loader.py", "import comfy.sd", "only nodes/host touches"),
+        ("nodes/loader.py", "from ..parallel_runtime.cli.plan import run", "imports runtime/cli, a program"),
+        (
+            "nodes/host/patcher.py",
+            "def f():\n    from ...parallel_runtime.worker import engine",
+            "imports runtime/worker",
+        ),
         ("nodes/loader.py", "from .. import comfy_entrypoint", "imports entrypoint, which is not below it"),
         ("nodes/host/patcher.py", "from ..loader import ParallelFluxLoader", "imports nodes, which is not below it"),
         ("parallel_runtime/extra/new.py", "import math", "is in no layer"),
         ("parallel_runtime/models/hosted/hooks.py", "import comfy.ops", "at its top; import it in a function"),
         ("parallel_runtime/models/hosted/hooks.py", "def f():\n    import execution", "only nodes/host touches"),
-        ("parallel_runtime/models/plans/wan.py", "def f():\n    import comfy.ops", "only nodes/host touches"),
-        ("parallel_runtime/models/plans/wan.py", "from ..hosted import hooks", "imports runtime/models/hosted"),
+        ("parallel_runtime/models/specs/wan.py", "def f():\n    import comfy.ops", "only nodes/host touches"),
+        ("parallel_runtime/models/specs/wan.py", "from ..hosted import hooks", "imports runtime/models/hosted"),
         ("parallel_runtime/parallel/new.py", "from ..models.hosted import group", "imports runtime/models/hosted"),
     ],
 )
@@ -252,7 +261,7 @@ def test_imports_the_rules_allow_are_not_reported(tmp_path: Path) -> None:
     allowed = {
         "nodes/loader.py": "import folder_paths\nfrom comfy_api.latest import io\nfrom .host.patcher import Patcher",
         "nodes/host/patcher.py": "import comfy.utils\nfrom ...parallel_runtime.pool.pool import Pool",
-        "parallel_runtime/models/hosted/hooks.py": "from ..plans import plan_for\ndef f():\n    import comfy.ops",
+        "parallel_runtime/models/hosted/hooks.py": "from ..specs import spec_of\ndef f():\n    import comfy.ops",
         "parallel_runtime/pool/pool.py": "from ..wire import protocol\nfrom .watch import x\nfrom .. import plan",
     }
     for file, source in allowed.items():

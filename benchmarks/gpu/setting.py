@@ -10,9 +10,9 @@ import torch
 from benchmarks.share import cases
 from benchmarks.share.rank import OneRank
 from parallel_runtime.checkpoint import ComfyUI
-from parallel_runtime.cli.comfyui_process import find_comfyui, version_of
 from parallel_runtime.models.hosted.comfyui import import_comfyui
 from parallel_runtime.models.hosted.random_calls import Size
+from parallel_runtime.planner.comfyui_process import find_comfyui, version_of
 
 GIB = 2**30
 NEEDED_GIB = 20  # free on the GPU: two blocks of the widest model, their activations at 33k tokens, and torch's own

@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 
 from parallel_runtime.checkpoint import ComfyUI
-from parallel_runtime.cli.comfyui_process import find_comfyui
 from parallel_runtime.models.hosted.comfyui import import_comfyui
 from parallel_runtime.models.hosted.random_calls import Size
+from parallel_runtime.planner.comfyui_process import find_comfyui
 
 from . import cases
 from .bound import LINKS, bounds_table, link_named, shares_table

@@ -6,12 +6,12 @@ Owns which of the planner's formulas is asked, and the words. What nobody counte
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...parallel_runtime.cli.machine import whole_bytes
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import ANY_GPU
 from ...parallel_runtime.planner.choose import AnyModel, needed
 from ...parallel_runtime.planner.known import known_calibration
+from ...parallel_runtime.planner.machine import whole_bytes
 from ...parallel_runtime.planner.shapes import Work
 from .pooled_model import WeightSizes
 

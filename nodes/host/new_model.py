@@ -13,13 +13,13 @@ from typing import Protocol, TypeAlias
 import torch
 
 from ...parallel_runtime.checkpoint import FP8, read_header
-from ...parallel_runtime.cli.counting import Counted, Counts, usual_work_of
 from ...parallel_runtime.models.hosted.first_block import refuse_stages_with_cache, refuse_step_cache
 from ...parallel_runtime.models.registry import find_family
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.choose import AnyModel
 from ...parallel_runtime.planner.counted import CountedModel
+from ...parallel_runtime.planner.counting import Counted, Counts, usual_work_of
 from ...parallel_runtime.planner.shapes import ModelShape, Work
 from ...parallel_runtime.report.build import plan_part
 from ...parallel_runtime.report.compare import suggestion

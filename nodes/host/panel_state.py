@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Mapping
 
 from ...parallel_runtime import VERSION
-from ...parallel_runtime.cli.machine import calibration_identity
 from ...parallel_runtime.devices import parse_devices
+from ...parallel_runtime.planner.machine import calibration_identity
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.redact_paths import redact_paths
 from ...parallel_runtime.report.environment import describe_devices

@@ -14,10 +14,10 @@ from functools import partial
 from typing import TypeAlias
 
 from ...parallel_runtime.checkpoint import ModelSpec
-from ...parallel_runtime.cli.machine import overlap
 from ...parallel_runtime.devices import Device
 from ...parallel_runtime.machines.machine import Machine
 from ...parallel_runtime.plan import ParallelPlan
+from ...parallel_runtime.planner.machine import overlap
 from ...parallel_runtime.pool.deadlines import deadline_from
 from ...parallel_runtime.pool.pool import Pool
 from ...parallel_runtime.wire.replies import MeasureReply

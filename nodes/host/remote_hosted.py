@@ -11,9 +11,9 @@ from weakref import WeakMethod
 
 import torch
 
+from ...parallel_runtime.models.hosted.other_calls import METHODS
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.weight_patch import BESIDE, WeightPatchSet
-from ...parallel_runtime.worker.hosted import METHODS
 from .comfyui import comfy
 from .hosted_model import RemoteForward, RemoteMethod
 from .hosted_source import HostedSource

@@ -22,12 +22,12 @@ from ..plan import ParallelPlan
 from ..planner.cost import step_cost
 from ..planner.hardware import NARROW, WIDE, Calibration, Link, Rates, Software
 from ..planner.known import EAGER, ON_CPU, known_link
+from ..planner.machine import calibration_path, device_set, free_bytes
 from ..planner.shapes import Work
 from ..planner.store import CalibrationStore
 from ..pool.pool import Pool
 from ..redact_paths import with_short_home
 from ..wire.replies import ProbeReply
-from .machine import calibration_path, device_set, free_bytes
 from .verify import PlanRunner
 from .workload import Workload
 

@@ -29,14 +29,14 @@ from ..machines.versions import own_versions
 from ..models.hosted.contract_check import newer_than_tested
 from ..models.registry import USUAL, titles
 from ..plan import auto_plan
+from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
+from ..planner.comfyui_process import version_of as version_of_comfyui
 from ..pool.nccl_files import present_files
 from ..pool.pool import Pool
 from ..proof import ProofStore, default_path
 from ..wire.nccl_segments import leftovers
 from .calibrate import describe_calibration, keep_calibration
 from .check import Check
-from .comfyui_process import ComfyUIProcess, find_comfyui
-from .comfyui_process import version_of as version_of_comfyui
 from .doctor_model import describe as describe_the_file
 from .doctor_model import describe_file
 from .gpu_checks import LOOK, LOOK_AMD, check_cuda, check_nccl_files, gpu_checks

@@ -15,9 +15,9 @@ from ..models.family import OwnModel
 from ..models.registry import find_family
 from ..plan import ParallelPlan
 from ..planner.automatic import usual_work
+from ..planner.comfyui_process import ComfyUIProcess, find_comfyui
 from ..planner.known import known_calibration
 from ..planner.memory import BLOCKS_AT_HAND, memory_of
-from .comfyui_process import ComfyUIProcess, find_comfyui
 
 GIB = 2**30
 # Of a planner's device only matters here whether it is a GPU, whose libraries take memory of their own.

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from ..checkpoint import HOSTED, ModelSpec, read_header
 from ..devices import Device
 from ..plan import BatchSlice, ParallelPlan
+from ..planner.comfyui_process import ComfyUIProcess, find_comfyui, version_of
 from ..pool.calls import ModelCall
-from .comfyui_process import ComfyUIProcess, find_comfyui, version_of
 from .trial import Results, RunCalls
 from .workload import Workload
 

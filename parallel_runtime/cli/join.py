@@ -17,9 +17,9 @@ from ..devices import missing_system, parse_devices
 from ..machines.connection import TokenRefusedError, read_token, split_address
 from ..machines.joined import ConnectionLostError, Joining, RefusedError, adopt_orphans, serve
 from ..machines.messages import MAX_NAME_CHARS, Introduction, Versions
+from ..planner.comfyui_process import find_comfyui, version_of
 from ..wire.protocol import ProtocolError
 from . import gpu_facts
-from .comfyui_process import find_comfyui, version_of
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 15.0
 TERMINATED = 128 + signal.SIGTERM

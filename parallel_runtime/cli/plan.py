@@ -13,13 +13,13 @@ from ..devices import parse_devices
 from ..models.registry import USUAL, find_family, read_own, titles
 from ..plan import MAX_RANKS
 from ..planner.choose import AnyModel, Choice, Prediction, choose_plan
+from ..planner.comfyui_process import find_comfyui
 from ..planner.counted import CountedModel
+from ..planner.counting import Counts
 from ..planner.hardware import GIB, Calibration
 from ..planner.known import known_calibration
+from ..planner.machine import look
 from ..planner.shapes import Work, image_tokens
-from .comfyui_process import find_comfyui
-from .counting import Counts
-from .machine import look
 from .terminal import SILENT, Paint, Progress, plain
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}

@@ -30,12 +30,12 @@ import torch
 from ..checkpoint import ModelSpec, read_header
 from ..models.registry import read_own
 from ..plan import ParallelPlan
+from ..planner.machine import overlap
 from ..pool.calls import ModelCall
 from ..pool.pool import Pool
 from ..weight_patch import PRISTINE
 from ..wire.replies import RankStep, StepReply
 from .cached import Cached, describe_cached
-from .machine import overlap
 from .open_trial import open_trial
 from .terminal import SILENT, Paint, Progress, plain
 from .trial import Inputs, Results, Trial

@@ -1,1 +1,1 @@
-"""The planner: predicts time and memory of plans and chooses one. Pure arithmetic; starts and measures nothing."""
+"""The planner: what a model and a machine can do, the time and memory of plans, and the plan that auto takes."""

@@ -20,9 +20,9 @@ import torch
 
 from ..models.hosted.pass_call import PassCall, PassEndsError
 from ..models.hosted.stage import Neighbours
+from ..parallel.attention import SequenceParallelAttention
 from ..parallel.displaced_uneven import DisplacedUneven, HeldRows
 from ..parallel.links import Expected, Inbox, Outbox
-from ..parallel.uneven import UnevenSequence
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.protocol import DTYPE_BYTES
@@ -53,7 +53,7 @@ class Passes:
         neighbours: Neighbours,
         *,
         only_last: bool,
-    ) -> tuple[UnevenSequence, NewCall]:
+    ) -> tuple[SequenceParallelAttention, NewCall]:
         """A pass of a patch of a call, None: of all its tokens; as whom the model is to be called, and in what state.
 
         `held`: the keys of the call before it. `only_last`: on the last stage, what the model says is asked of the last
@@ -93,7 +93,7 @@ class HostedPipeline(HostedForward):
         step: Step,
         held: HeldKeys,
     ) -> None:
-        super().__init__(model, mesh.uneven_sequence, timer, beat, sent)
+        super().__init__(model, mesh.attention, timer, beat, sent)
         self._held, self._told = held, step.pipeline
         self._passes = Passes(model, mesh)
         self._links = Links(mesh, device=model.weights.device)

@@ -24,9 +24,9 @@ import torch
 
 from ..models.hosted.owners import MixedPatchesError, find_owners
 from ..models.hosted.pass_call import PassEndsError
+from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
 from ..parallel.displaced_uneven import DisplacedUneven, HeldRows
-from ..parallel.uneven import UnevenSequence
 from ..wire.replies import StageTimeline
 from ..wire.requests import Sample
 from .hosted import HostedForward, NewCall
@@ -218,5 +218,5 @@ class SteadyCalls:
     def _others(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """What the other batch group found, which updates the same latent."""
         axis = self._mesh.axes["cfg"]
-        over = UnevenSequence(ring=Axis("ring"), ulysses=axis)
+        over = SequenceParallelAttention(ring=Axis("ring"), ulysses=axis)
         return list(over.gather(mine[None], dim=0, lengths=[1] * axis.size).unbind(0))

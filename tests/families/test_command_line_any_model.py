@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 
 from host.fetch import comfyui_path
 from parallel_runtime.__main__ import main
-from parallel_runtime.cli.comfyui_process import find_comfyui
 from parallel_runtime.cli.doctor_model import describe as describe_the_file
 from parallel_runtime.cli.doctor_model import describe_file
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.flux.sample import sample_config, write_sample
+from parallel_runtime.planner.comfyui_process import find_comfyui
 from parallel_runtime.report.schema import validate
 
 from .files import write_model_files

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from host.fetch import comfyui_path
-from models.pooled import call
+from host.tiny_hosted import call
 from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import HOSTED, ModelSpec
-from parallel_runtime.cli.comfyui_process import find_comfyui
-from parallel_runtime.cli.counting import Counted, Counts
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import useful_plans
+from parallel_runtime.planner.comfyui_process import find_comfyui
 from parallel_runtime.planner.counted import CountedModel, amounts_of, counted_cost, counted_memory, kept_by_step_cache
+from parallel_runtime.planner.counting import Counted, Counts
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.shapes import Work
 from parallel_runtime.pool.pool import Pool

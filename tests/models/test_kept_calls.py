@@ -18,14 +18,14 @@ from families.qwen21 import FILE
 from families.variants import NEWER, write_families
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
-from parallel_runtime.cli.comfyui_process import find_comfyui
-from parallel_runtime.cli.counting import Counts
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.calls import to_tree
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.choose import choose_plan
+from parallel_runtime.planner.comfyui_process import find_comfyui
 from parallel_runtime.planner.counted import CountedModel, counted_cost, counted_memory, kept_by_class, where_kept
+from parallel_runtime.planner.counting import Counts
 from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.shapes import Work
 from parallel_runtime.pool.calls import ModelCall, RunResult

@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_runtime.cli import machine
-from parallel_runtime.cli.machine import constants, overlap, whole_bytes
 from parallel_runtime.devices import Device, parse_devices
 from parallel_runtime.models.flux.family import FLUX_DEV as FLUX
 from parallel_runtime.plan import MAX_RANKS, WEIGHTS, ParallelPlan, auto_plan
+from parallel_runtime.planner import machine
 from parallel_runtime.planner.automatic import Decision, automatic_plan, plan_of_run, usual_work
 from parallel_runtime.planner.choose import choose_plan
 from parallel_runtime.planner.hardware import GIB, Calibration, Link
 from parallel_runtime.planner.known import known_calibration
+from parallel_runtime.planner.machine import constants, overlap, whole_bytes
 from parallel_runtime.planner.shapes import ModelShape, image_tokens
 
 H100 = known_calibration("H100")

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from parallel_runtime.cli.calibrate import Line, calibrate
-from parallel_runtime.cli.machine import device_set
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.planner.hardware import Calibration
 from parallel_runtime.planner.known import ON_CPU
+from parallel_runtime.planner.machine import device_set
 from parallel_runtime.planner.store import CalibrationStore
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.wire.replies import ProbeReply

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from parallel_runtime.cli.machine import device_set
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.flux.sample import sample_config, write_sample
 from parallel_runtime.planner.known import known_calibration
+from parallel_runtime.planner.machine import device_set
 from parallel_runtime.planner.store import CalibrationStore
 
 

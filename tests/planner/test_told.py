@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from parallel_runtime.cli.machine import as_told
 from parallel_runtime.planner.hardware import Calibration, Link
 from parallel_runtime.planner.known import COMPILED, EAGER, known_calibration, known_link
+from parallel_runtime.planner.machine import as_told
 
 LINK = Link(name="measured", bandwidth=9e9, latency_s=7e-6, contention=0.1)
 SOFTWARE = replace(EAGER, name="eager", block_s=1e-4, exchange_s=2e-4, hop_s=3e-4)

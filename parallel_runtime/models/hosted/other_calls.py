@@ -10,6 +10,10 @@ import torch
 
 from .calls import STAY_HERE, HostedCall, travelling, with_rows, without
 
+# Methods of a transformer that a call may name in place of its forward: ComfyUI calls them before a run, and they need
+# its weights.
+METHODS = ("preprocess_text_embeds",)
+
 
 def method_call(
     title: str, name: str, args: Sequence[object], kwargs: Mapping[str, object], shape: torch.Size

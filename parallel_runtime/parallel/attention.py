@@ -1,0 +1,291 @@
+"""Sequence parallel attention for any model: uneven and grouped heads, unequal lengths, masks, any attention function.
+
+Letters: `B` batch, `Hq` and `Hk` heads of queries and of keys, `S` query tokens and `T` key tokens of this rank, `D`
+and `Dv` sizes of a head of keys and of values, `U` ulysses degree, `R` ring degree. Sources as in `sequence.py`, which
+does the same for a model whose blocks are written for it: heads that the degree divides, one length, output on its way
+while the block goes on.
+
+Heads are shared out by whole groups (a head of keys with its heads of queries), the first ranks one more where they do
+not come out even. They go in chunks where that hides the exchange behind attention (overlap.py). Where there are fewer
+groups than ranks, or a mask differs by head under Ring, every rank gets all keys and values, and attends with its own
+queries.
+
+Owns who computes which heads and when what is exchanged for that. Does not own how messages are laid out
+(head_chunks.py), which tokens a rank has, nor the function that computes attention: a model brings its own. Ring alone
+uses ours, which says the log-sum-exp.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+
+from .collectives import Axis
+from .head_chunks import HeadsBack, HeadsOut, cut_groups
+from .kernels import additive_mask
+from .named_kernels import may_attend
+from .overlap import SharedHeads
+from .ring import RingPass
+
+# q (B, heads, S, D), k and v (B, heads of keys, T, D). Whoever is given the list empties it: what was sent away is not
+# held while a kernel runs, nor what the kernel is done with.
+QKV: TypeAlias = list[torch.Tensor]
+# Those, heads of q, a mask or None; returns (B, heads, S, Dv).
+AttentionFunction: TypeAlias = Callable[[QKV, int, torch.Tensor | None], torch.Tensor]
+
+
+class SequenceParallelAttention:
+    """Attention over tokens spread over `ring` x `ulysses` ranks, ulysses the inner axis.
+
+    `whole` is the axis of all of them; without it, that of the two which is alone. `chunks` chooses into how many
+    chunks the heads of a call are sent, alike on all ranks; None: into one.
+    """
+
+    def __init__(
+        self,
+        *,
+        ring: Axis,
+        ulysses: Axis,
+        whole: Axis | None = None,
+        chunks: Callable[[SharedHeads], int] | None = None,
+    ) -> None:
+        self.ring = ring
+        self.ulysses = ulysses
+        self.chunks = chunks
+        self.whole = whole or (ring if ulysses.size == 1 else ulysses)
+        self.parts = ring.size * ulysses.size
+        self.index = ring.index * ulysses.size + ulysses.index
+        self.named = ""  # the kernel of a package that was asked for (named_kernels.py)
+
+    def gather(self, tensor: torch.Tensor, *, dim: int, lengths: Sequence[int]) -> torch.Tensor:
+        """The tensors of all parts as one along `dim`, in part order; `lengths` has how long each part's is there.
+
+        Any dtype. Short parts are sent as long as the longest one.
+        """
+        if self.parts == 1:
+            return tensor
+        mine = tensor.movedim(dim, 0).contiguous()
+        row = mine.shape[1:]
+        row_bytes = row.numel() * mine.element_size()
+        room = max(lengths) * row_bytes
+        if room == 0:
+            return tensor
+        send = torch.empty(room, dtype=torch.uint8, device=mine.device)
+        send[: mine.nbytes] = mine.view(-1).view(torch.uint8) if mine.numel() else send[:0]
+        received = torch.empty(self.parts * room, dtype=torch.uint8, device=mine.device)
+        self.whole.start_all_gather(send, received).wait()
+        parts = [
+            received[part * room : part * room + length * row_bytes].view(mine.dtype).view(length, *row)
+            for part, length in enumerate(lengths)
+        ]
+        return torch.cat(parts).movedim(0, dim)
+
+    def maximum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The largest over all parts of each number of `tensor`."""
+        return tensor if self.parts == 1 else self.whole.maximum(tensor)
+
+    def whole_keys(
+        self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys (B, Hk, T, D) and values (B, Hk, T, Dv) of all parts, in part order; one message to each."""
+        both = self.gather(torch.cat((k, v), 3), dim=2, lengths=lengths)
+        keys, values = both.split((k.shape[-1], v.shape[-1]), 3)
+        return keys, values
+
+    def attend(
+        self,
+        kernel: AttentionFunction,
+        qkv: QKV,
+        *,
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
+        mask: torch.Tensor | None = None,
+        scale: float | None = None,
+        each_head_alone: bool = True,
+        exact: bool = False,
+        common: int = 0,
+    ) -> torch.Tensor:
+        """Attention of this rank's queries over everybody's keys.
+
+        `qkv`, which is emptied: q (B, Hq, S, D), k (B, Hk, T, D), v (B, Hk, T, Dv) of this rank, Hq a multiple of Hk;
+        the lengths are the S and the T of every part, in part order; `mask` (B or 1, Hq or 1, all queries or 1, all
+        keys), bool or added to the scores, with tokens in part order. `scale`, 1 / sqrt(D) by default, must be the one
+        that `kernel` uses. `each_head_alone`: what `kernel` makes of a head does not depend on the other heads that it
+        is given; else it is given all of a rank's at once. The ranks of a machine say the same of it, those of several
+        may not: Ring, which alone goes from machine to machine, does not ask. `exact`: no kernel that rounds may take
+        its place. `common`: so many keys, before the T, are the same on every rank. They are not sent, and come before
+        all others in `mask`. Returns (B, Hq, S, Dv).
+        """
+        if self.parts == 1:
+            return kernel(qkv, qkv[0].shape[1], mask)
+        by_head, groups = mask is not None and mask.shape[1] > 1, qkv[1].shape[1]
+        if groups < self.ulysses.size or (by_head and self.ring.size > 1):
+            return self._over_all_keys(kernel, qkv, query_lengths, key_lengths, mask, common)
+        totals = [sum(group) for group in self._by_ring(key_lengths)]
+        attend = partial(self._attend_here, kernel, lengths=totals, scale=scale, exact=exact, common=common)
+        mask = self._rows_of(mask, query_lengths)
+        if self.ulysses.size == 1:
+            return attend(qkv, mask)
+        alone = each_head_alone or self.ring.size > 1  # under Ring our kernels attend, in `kernel`'s place
+        chunks = self._chunks(qkv, query_lengths, key_lengths, common) if alone else 1
+        lengths = {"query_lengths": query_lengths, "key_lengths": key_lengths}
+        return self._over_heads(attend, qkv, chunks=chunks, **lengths, mask=mask, common=common)
+
+    def _attend_here(
+        self,
+        kernel: AttentionFunction,
+        qkv: QKV,
+        mask: torch.Tensor | None,
+        *,
+        lengths: Sequence[int],
+        scale: float | None,
+        exact: bool,
+        common: int,
+    ) -> torch.Tensor:
+        """Attention of this ulysses group's queries over the first `common` keys and those of all groups, whose tokens
+        `lengths` are."""
+        if self.ring.size > 1:
+            q, k, v = qkv
+            qkv.clear()
+            return self._around_the_ring(q, k, v, lengths=lengths, mask=mask, scale=scale, exact=exact, common=common)
+        if qkv[0].shape[2]:
+            return kernel(qkv, qkv[0].shape[1], mask)
+        q, _, v = qkv
+        qkv.clear()
+        return q.new_empty((*q.shape[:3], v.shape[-1]))
+
+    def _by_ring(self, lengths: Sequence[int]) -> list[Sequence[int]]:
+        """The lengths of the parts of each ulysses group, in the order of the ring."""
+        size = self.ulysses.size
+        return [lengths[start : start + size] for start in range(0, len(lengths), size)]
+
+    def _rows_of(self, mask: torch.Tensor | None, query_lengths: Sequence[int]) -> torch.Tensor | None:
+        """Of the whole mask, the rows of this ulysses group's queries; heads and columns stay whole."""
+        if mask is not None and mask.shape[2] > 1 and self.ring.size > 1:
+            totals = [sum(group) for group in self._by_ring(query_lengths)]
+            mask = mask.narrow(2, sum(totals[: self.ring.index]), totals[self.ring.index])
+        return mask
+
+    def _over_heads(
+        self,
+        attend: Callable[[QKV, torch.Tensor | None], torch.Tensor],
+        qkv: QKV,
+        *,
+        chunks: int,
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
+        mask: torch.Tensor | None,
+        common: int = 0,
+    ) -> torch.Tensor:
+        """All heads of this rank's tokens, given for this rank's heads of all tokens of its ulysses group, and back.
+
+        While a chunk of the heads is attended to, the next one is on its way here, and the one before on its way back.
+        A chunk is one message to each where queries and keys are of the same tokens, two where they are not.
+        """
+        groups, queries_a_group = qkv[1].shape[1], qkv[0].shape[1] // qkv[1].shape[1]
+        cut = cut_groups(groups, self.ulysses.size, chunks)
+        queries, keys = (self._by_ring(lengths)[self.ring.index] for lengths in (query_lengths, key_lengths))
+        here = [each[:, :, :common] for each in qkv[1:]] if common else []
+        sent = [qkv[0], *(each[:, :, common:] for each in qkv[1:])]
+        qkv.clear()
+        whole = [sent] if tuple(queries) == tuple(keys) else [sent[:1], sent[1:]]
+        del sent
+        out_there = [
+            HeadsOut(self.ulysses, whole.pop(0), cut=cut, groups=groups, lengths=lengths)
+            for lengths in (queries, keys)[: len(whole)]
+        ]
+        heads = [tuple(count * queries_a_group for count in counts) for counts in cut]
+        back, done = HeadsBack(self.ulysses, cut=heads, lengths=queries), list[torch.Tensor]()
+        for chunk in range(chunks):
+            arrived = [each for tensors in out_there for each in tensors.take(chunk)]
+            if chunk + 1 < chunks:
+                for tensors in out_there:
+                    tensors.start(chunk + 1)
+            if done:
+                back.start(chunk - 1, done.pop())
+            before, mine = sum(cut[chunk][: self.ulysses.index]), cut[chunk][self.ulysses.index]
+            first = sum(map(sum, cut[:chunk])) + before
+            if here:
+                arrived[1:] = _behind([each.narrow(1, first, mine) for each in here], arrived[1:])
+            of_heads = mask
+            if mask is not None and mask.shape[1] > 1:
+                of_heads = mask.narrow(1, first * queries_a_group, mine * queries_a_group)
+            done.append(attend(arrived, of_heads))
+        return back.finish(done.pop())
+
+    def _chunks(self, qkv: QKV, query_lengths: Sequence[int], key_lengths: Sequence[int], common: int) -> int:
+        """Into how many chunks the heads of this call are sent. What all ranks know decides, so all say the same."""
+        if self.chunks is None:
+            return 1
+        (batch, heads, _, head_dim), groups, values_dim = qkv[0].shape, qkv[1].shape[1], qkv[2].shape[3]
+        size, element_bytes = self.ulysses.size, qkv[0].element_size()
+        sent = batch * element_bytes * (size - 1) / size
+        queries, keys = max(sum(group) for group in self._by_ring(query_lengths)), common + sum(key_lengths)
+        shared = SharedHeads(
+            groups=groups,
+            ranks=size,
+            keys=keys,
+            head_dim=head_dim,
+            flops=2.0 * batch * heads / size * queries * keys * (head_dim + values_dim),
+            arriving_bytes=sent
+            * (max(query_lengths) * heads * head_dim + max(key_lengths) * groups * (head_dim + values_dim)),
+            returning_bytes=sent * max(query_lengths) * heads * values_dim,
+        )
+        return min(self.chunks(shared), groups // size)
+
+    def _around_the_ring(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        lengths: Sequence[int],
+        mask: torch.Tensor | None,
+        scale: float | None,
+        exact: bool,
+        common: int,
+    ) -> torch.Tensor:
+        """Attention over the first `common` keys, then over those of all ulysses groups, whose tokens `lengths` are, as
+        they come around."""
+        width, values_width = max(q.shape[-1], v.shape[-1]), v.shape[-1]
+        if scale is not None or width > q.shape[-1]:  # our kernels know no scale but 1 / sqrt of the width they see
+            q = q * ((q.shape[-1] ** -0.5 if scale is None else scale) * width**0.5)
+        q, k, v = (F.pad(each, (0, width - each.shape[-1])) for each in (q, k, v))  # nor two widths
+        queries = q.transpose(1, 2)  # the kernels' layout, (B, S, H, D)
+        bias = None if mask is None else additive_mask(mask[:, 0], q.dtype).expand(-1, q.shape[2], -1)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths)
+        named = self.named if self.named and may_attend(self.named, exact=exact) else ""
+        out = around.attend(queries, mask=bias, common=(k[:, :common], v[:, :common]), named=named)
+        if out is None:
+            return q.new_empty((*q.shape[:3], values_width))
+        return out[..., :values_width].to(q.dtype).transpose(1, 2)
+
+    def _over_all_keys(
+        self,
+        kernel: AttentionFunction,
+        qkv: QKV,
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
+        mask: torch.Tensor | None,
+        common: int,
+    ) -> torch.Tensor:
+        """This rank's queries with all heads, over the first `common` keys and everybody's others, gathered."""
+        q, k, v = qkv
+        qkv.clear()
+        here = [each[:, :, :common] for each in (k, v)]
+        gathered = self.whole_keys(k[:, :, common:], v[:, :, common:], lengths=key_lengths)
+        keys, values = _behind(here, gathered)
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])
+        if not q.shape[2]:
+            return q.new_empty((*q.shape[:3], v.shape[-1]))
+        return kernel([q, keys, values], q.shape[1], mask)
+
+
+def _behind(common: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values (B, H, T, D), each behind those that all ranks have."""
+    k, v = (torch.cat(each, 2) if each[0].shape[2] else each[1] for each in zip(common, others, strict=True))
+    return k, v

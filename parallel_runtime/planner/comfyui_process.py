@@ -1,0 +1,130 @@
+"""A process in which ComfyUI's own module is counted, described and run alone: found, started, asked, ended.
+
+Owns where a ComfyUI lies and the asking side; the answers are models/hosted/reference.py's. This process never imports
+ComfyUI.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import ComfyUI
+from ..redact_paths import with_short_home
+
+PACK_ROOT = Path(__file__).parents[2]
+# The attention that GPUs have anyway; ComfyUI's default for a CPU is slower and would flatter plans.
+OPTIONS = ("--use-pytorch-cross-attention",)
+ENDING_S = 10
+ITS_PYTHON = "run this with the Python that runs ComfyUI, and see that ComfyUI starts"
+
+
+def find_comfyui(told: str | None, pack: Path = PACK_ROOT) -> ComfyUI:
+    """The ComfyUI of a folder, or the one whose custom_nodes this pack lies in. Raises `ValueError` where none is."""
+    if told is None:
+        if pack.parent.name != "custom_nodes":
+            raise ValueError(
+                f"this model needs ComfyUI's own modules, and this pack, in {with_short_home(str(pack))}, is not "
+                "in the custom_nodes of a ComfyUI; name the folder of ComfyUI's main.py with --comfyui PATH"
+            )
+        path = pack.parents[1]
+    else:
+        path = Path(told).expanduser().absolute()
+    if not (path / "comfy" / "model_base.py").is_file():
+        raise ValueError(
+            f"{path} has no comfy/model_base.py; name the folder that ComfyUI's main.py lies in with --comfyui PATH"
+        )
+    return ComfyUI(str(path), OPTIONS)
+
+
+def version_of(comfyui: ComfyUI) -> str:
+    """Its version as it writes it; "" for one from before it wrote any."""
+    file = Path(comfyui.path) / "comfyui_version.py"
+    found = re.search(r'__version__ = "([^"]*)"', file.read_text(encoding="utf-8")) if file.is_file() else None
+    return found[1] if found else ""
+
+
+class ComfyUIProcess:
+    """A process with ComfyUI imported, until `close`. `folder` is for tensors that go between.
+
+    `counting`: it answers "count", for which ComfyUI's attention is replaced as in the workers, and nothing else.
+
+    Raises `ValueError` for what it refuses, also when it is made: a ComfyUI that cannot be imported.
+    """
+
+    def __init__(self, comfyui: ComfyUI, device: str, *, counting: bool = False) -> None:
+        self.comfyui = comfyui
+        self._folder = tempfile.TemporaryDirectory(prefix="parallel-dit-")
+        self.folder = Path(self._folder.name)
+        self._errors = (self.folder / "stderr").open("w+b")
+        self._process = subprocess.Popen(  # our own interpreter and program, no shell
+            [sys.executable, "-u", "-m", "parallel_runtime.models.hosted.reference"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            cwd=PACK_ROOT,
+            text=True,
+        )
+        try:
+            said = self.ask("start", path=comfyui.path, options=list(comfyui.options), device=device, counting=counting)
+        except BaseException:
+            self.close()
+            raise
+        self.attention: str = said["attention"]
+
+    def __enter__(self) -> "ComfyUIProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process; its files go."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()  # it ends when nobody can ask any more
+        try:
+            self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._errors.close()
+        self._folder.cleanup()
+
+    def ask(self, what: str, **with_: object) -> dict[str, Any]:
+        """The answer to a question. Raises `ValueError` for what it refuses, and when it ends instead."""
+        process = self._process
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("the process has no pipes")
+        line = ""
+        try:
+            process.stdin.write(json.dumps({"do": what, "with": with_}) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            pass
+        if not line:
+            status = process.wait(ENDING_S)
+            raise ValueError(f"ComfyUI's process ended with status {status} ({self._last_line()}); {ITS_PYTHON}")
+        said = json.loads(line)
+        if "missing" in said:
+            raise ValueError(
+                f"ComfyUI of {self.comfyui.path} cannot be imported: {sys.executable} has no {said['missing']}; "
+                f"{ITS_PYTHON}"
+            )
+        if "refused" in said:
+            raise ValueError(said["refused"])
+        if "failed" in said:
+            raise ValueError(f"ComfyUI of {self.comfyui.path} failed: {said['failed']}; {ITS_PYTHON}")
+        answer: dict[str, Any] = said["answer"]
+        return answer
+
+    def _last_line(self) -> str:
+        self._errors.seek(0)
+        lines: Sequence[str] = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,88 @@
+"""What the planner must be told of a model that ComfyUI's own module computes: asked of a process that counts it.
+
+Owns the asking, and that a file is counted once in a process's life. What is counted is models/hosted/count.py's.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..checkpoint import ComfyUI
+from .automatic import usual_work
+from .comfyui_process import ComfyUIProcess
+from .counted import CountedModel
+from .shapes import Work
+
+USUAL_SIZE = {"width": 1024, "height": 1024, "text_tokens": 512, "batch": 1, "seed": 0, "frames": None}
+Key = tuple[str, int, int, str, ComfyUI, tuple[tuple[str, object], ...]]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A model as it was counted, the numbers of a row's latent of the size asked for, and bytes of an activation."""
+
+    model: CountedModel
+    numbers: int
+    element_bytes: int
+
+    def with_weights(self, num_bytes: int) -> "Counted":
+        """The same model with weights of so many bytes, as one keeps them in another dtype than the file's."""
+        part = num_bytes / self.model.weight_bytes
+        blocks = tuple(round(part * each) for each in self.model.block_bytes)
+        return replace(self, model=replace(self.model, weight_bytes=num_bytes, block_bytes=blocks))
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of that latent."""
+        return self.model.image_tokens(self.numbers)
+
+
+class Counts:
+    """Counts of files, by what they are on the disk; each counted once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, Counted | ValueError] = {}
+
+    def of(self, path: str, dtype: str, comfyui: ComfyUI, **size: object) -> Counted:
+        """The counts of a file, computed in `dtype` or ComfyUI's "default"; `size` as `USUAL_SIZE`, where it differs.
+
+        Takes seconds; a model whose forward reads values is computed in small calls, which takes longer. Raises
+        `ValueError` for a file that ComfyUI does not know or that cannot be counted.
+        """
+        key, asked = _key(path, dtype, comfyui, size), {**USUAL_SIZE, **size}
+        if key not in self._known:
+            try:
+                self._known[key] = _count(path, dtype, comfyui, asked)
+            except ValueError as error:  # it would be refused again
+                self._known[key] = error
+        known = self._known[key]
+        if isinstance(known, ValueError):
+            raise known
+        return known
+
+    @property
+    def files(self) -> int:
+        """How many were counted, at whatever size."""
+        return len(self._known)
+
+    def known(self, path: str, dtype: str, comfyui: ComfyUI) -> Counted | None:
+        """The counts at the usual size if the file was counted already; None where it was not, or cannot be."""
+        known = self._known.get(_key(path, dtype, comfyui, {}))
+        return None if isinstance(known, ValueError) else known
+
+
+def usual_work_of(counted: Counted) -> Work:
+    """The work that a plan is chosen for before anybody knows the picture."""
+    return replace(usual_work(element_bytes=counted.element_bytes), image_tokens=counted.image_tokens)
+
+
+def _key(path: str, dtype: str, comfyui: ComfyUI, size: Mapping[str, object]) -> Key:
+    found = os.stat(path)
+    return path, found.st_size, found.st_mtime_ns, dtype, comfyui, tuple(sorted({**USUAL_SIZE, **size}.items()))
+
+
+def _count(path: str, dtype: str, comfyui: ComfyUI, size: dict[str, object]) -> Counted:
+    with ComfyUIProcess(comfyui, "cpu", counting=True) as process:
+        said = process.ask("count", path=os.path.abspath(path), dtype=dtype, size=size)
+    model = CountedModel.of(os.path.basename(path), said)
+    return Counted(model, int(said["numbers"]), int(said["element_bytes"]))

@@ -1,0 +1,169 @@
+"""What the planner must be told of this machine: its devices' constants and their free memory.
+
+Owns the look at the machine. Constants come from the cache of `doctor --calibrate` where these devices have an entry or
+more of the same GPUs have one, else from the table of known devices.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import torch
+
+from ..choices import choice_for
+from ..devices import Device, ranks_by_machine
+from ..exchange_groups import OverlapRates
+from ..plan import ParallelPlan
+from .hardware import Calibration
+from .known import COMPILED, known_calibration, known_link
+from .store import CalibrationStore, default_path
+
+UNMEASURED = "ethernet1"  # between machines, until `doctor --calibrate --machines` has measured
+
+
+def calibration_path() -> Path:
+    """Where calibrations are kept for this user."""
+    return default_path(os.environ, Path.home())
+
+
+def calibration_identity() -> tuple[str, int, int, int] | None:
+    """The file of calibrations as it is now, another after each `doctor --calibrate`; None without one."""
+    path = calibration_path()
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return str(path), found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def device_set(devices: Sequence[Device]) -> str:
+    """The name under which these devices' calibration is kept: what they are and how many, and torch's version."""
+    return f"{len(devices)} x {_kind(devices)}"
+
+
+def _kind(devices: Sequence[Device]) -> str:
+    here = [device for device in devices if not device.machine]
+    names = [torch.cuda.get_device_name(d.index) if d.kind == "cuda" else f"cpu of {os.cpu_count()}" for d in here]
+    further = sorted({device.machine for device in devices if device.machine})
+    there = f" with {' and '.join(further)}" if further else ""
+    return f"{' + '.join(sorted(set(names)))}{there}, torch {torch.__version__}"
+
+
+def look(
+    devices: Sequence[Device], *, link: str | None = None, compiled: bool = False
+) -> tuple[Calibration, list[int]]:
+    """(constants, free bytes of each device). Raises `ValueError` for a device neither known nor calibrated."""
+    return constants(devices, link=link, compiled=compiled), free_bytes(devices)
+
+
+def constants(devices: Sequence[Device], *, link: str | None = None, compiled: bool = False) -> Calibration:
+    """The devices' constants, measured or known. Raises `ValueError` for a device that is neither.
+
+    `link` and `compiled` take the place of what was measured of the link and of the host, from the table.
+    """
+    found = measured(devices)
+    machines = ranks_by_machine(devices)
+    if len(machines) > 1:
+        return (
+            _with_choices(found, devices[0])
+            if found
+            else _unmeasured(constants(devices[: machines[0]], link=link, compiled=compiled), machines)
+        )
+    if devices[0].kind == "cpu":
+        name, present = "cpu", len(devices)
+    else:
+        name, present = torch.cuda.get_device_name(devices[0].index), torch.cuda.device_count()
+    if found is None:
+        found = known_calibration(name, link, devices=present, compiled=compiled)
+    else:
+        found = as_told(found, link=link, compiled=compiled)
+    return _with_choices(found, devices[0])
+
+
+def _with_choices(calibration: Calibration, device: Device) -> Calibration:
+    """With what was chosen for the device's capability (choices.py), as ranks are told it."""
+    if device.kind == "cpu":
+        return calibration
+    most = choice_for(torch.cuda.get_device_capability(device.index)).most_chunks
+    return replace(calibration, rates=replace(calibration.rates, most_chunks=most))
+
+
+def _unmeasured(here: Calibration, machines: tuple[int, ...]) -> Calibration:
+    """Constants of one machine for several of its like, with a link between them that nobody has measured."""
+    source = f"{here.source}; the link between machines is taken for {UNMEASURED}, as it was not measured"
+    return replace(here, between=known_link(UNMEASURED), machines=machines, source=source)
+
+
+def measured(devices: Sequence[Device]) -> Calibration | None:
+    """What `doctor --calibrate` measured of these devices, or of more of the same GPUs; None where it did not."""
+    store = CalibrationStore(calibration_path())
+    if len(machines := ranks_by_machine(devices)) > 1:  # measured together or not at all
+        found = store.load(device_set(devices))
+        return None if found is None else replace(found, machines=machines)
+    if devices[0].kind == "cpu":  # more ranks have fewer cores each, so no other number stands for these
+        return store.load(device_set(devices))
+    return store.load_for(_kind(devices), len(devices))
+
+
+def as_told(calibration: Calibration, *, link: str | None, compiled: bool) -> Calibration:
+    """Measured constants with a link that the user names, and with compiled blocks, of which only the table knows.
+
+    On ranks of a CPU nothing is known of compiled blocks, and `compiled` changes nothing. Raises `ValueError` for a
+    link that is not in the table.
+    """
+    if link is not None:
+        source = f"{calibration.source}; the link is the table's {link}, as told"
+        calibration = replace(calibration, link=known_link(link), source=source)
+    if compiled and calibration.rates.asynchronous:
+        software = replace(COMPILED, swap_calls=calibration.software.swap_calls)
+        source = f"{calibration.source}; compiled blocks are the table's"
+        calibration = replace(calibration, software=software, source=source)
+    return calibration
+
+
+def overlap(devices: Sequence[Device], plan: ParallelPlan) -> OverlapRates | None:
+    """By what ranks of a plan on these devices send heads in chunks. None on a CPU, whose cores carry the bytes
+    themselves, on devices that nobody knows, and where a plan shares out no heads."""
+    if devices[0].kind == "cpu" or plan.ulysses == 1:
+        return None
+    try:
+        found = constants(devices)
+    except ValueError:  # neither calibrated nor in the table
+        return None
+    return OverlapRates(
+        attention_flops=found.rates.attention_flops,
+        bandwidth=found.link.all_to_all_bandwidth(plan.ulysses),
+        latency_s=found.link.latency_s,
+        most_chunks=found.rates.most_chunks,
+    )
+
+
+def free_bytes(devices: Sequence[Device]) -> list[int]:
+    """Free memory of each device; ranks on the CPU share what the host has."""
+    here = [device for device in devices if not device.machine]
+    known = [
+        torch.cuda.mem_get_info(device.index)[0]
+        if device.kind == "cuda"
+        else psutil.virtual_memory().available // len(here)
+        for device in here
+    ]
+    return _as_elsewhere(known, devices)
+
+
+def whole_bytes(devices: Sequence[Device]) -> list[int]:
+    """All memory of each device. Unlike `free_bytes`, makes no CUDA context, which takes some of every device asked."""
+    here = [device for device in devices if not device.machine]
+    known = [
+        torch.cuda.get_device_properties(device.index).total_memory
+        if device.kind == "cuda"
+        else psutil.virtual_memory().total // len(here)
+        for device in here
+    ]
+    return _as_elsewhere(known, devices)
+
+
+def _as_elsewhere(here: list[int], devices: Sequence[Device]) -> list[int]:
+    """The bytes of devices here, and as many as the least of them for each of further machines, which come behind."""
+    return [*here, *[min(here)] * (len(devices) - len(here))]

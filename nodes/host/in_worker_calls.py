@@ -29,7 +29,7 @@ from .host_loop import HostLoopError
 from .hosted_model import KEPT
 from .order import of_step_cache
 from .refusals import INSIDE_BLOCKS
-from .run_context import options_of_run, run_of
+from .run_context import RunContext, options_of_run, run_of
 from .workload_from_guider import PATCH, asks_negative
 
 CAPTURE_KEY = "parallel_dit_capture"
@@ -53,6 +53,10 @@ class Form(Protocol):
 
     def refuse_latent(self, x: torch.Tensor) -> None:
         """Raise `HostLoopError` for a latent of ComfyUI's that it does not have."""
+        ...
+
+    def refuse_cache(self, run: RunContext, cached: object | None) -> None:
+        """Raise `HostLoopError` where a run with a cache of ComfyUI's needs the host."""
         ...
 
     def rows(self, latent: torch.Tensor) -> torch.Tensor:
@@ -80,6 +84,9 @@ class TokenForm:
         """One that does not divide into tokens."""
         if x.ndim != 4 or x.shape[2] % PATCH or x.shape[3] % PATCH:
             raise HostLoopError(f"a latent of {tuple(x.shape[2:])} does not divide into tokens of {PATCH}")
+
+    def refuse_cache(self, run: RunContext, cached: object | None) -> None:
+        """Nothing: stages wait between steps."""
 
     def rows(self, latent: torch.Tensor) -> torch.Tensor:
         """(B, H / 2 * W / 2, C * 4), channels outermost within a token, as ComfyUI's module has them."""
@@ -120,8 +127,6 @@ class WholeForm:
         options = model_options.get("transformer_options", {})
         if any(options.get(name) for name in INSIDE_BLOCKS):
             raise HostLoopError("a node patches the model's blocks")
-        if plan.pipefusion > 1:
-            raise HostLoopError(f"a pipeline of {kind.__name__} runs step by step")
         if takes_whole_batches(kind):
             raise HostLoopError(f"{kind.__name__} mixes the rows of a batch")
         spread = plan.layout.shards > plan.parts
@@ -130,6 +135,11 @@ class WholeForm:
 
     def refuse_latent(self, x: torch.Tensor) -> None:
         """None."""
+
+    def refuse_cache(self, run: RunContext, cached: object | None) -> None:
+        """One in a pipeline, which would be empty between steps."""
+        if cached is not None and run.plan.pipefusion > 1:
+            raise HostLoopError("a step cache decides between the steps of a pipeline")
 
     def rows(self, latent: torch.Tensor) -> torch.Tensor:
         """(B, 1, numbers)."""
@@ -171,6 +181,9 @@ class WholeForm:
         around = {WrappersMP.APPLY_MODEL: apply_model}
         inner = [call for each in asked for call in captured(guider, each, model_options, x, sigma, around)]
         groups = shares(run.plan, images=len(x), num_conds=len(names))
+        spread = run.plan.pipefusion > 1 and run.plan.layout.shards > run.plan.parts
+        if spread and not all(share.conds for share in groups):
+            raise HostLoopError("stages without a prompt of their own hold a part of the other stages' weights")
         images = [share.stop - share.start for share in groups if share.conds]
         self._refuse_parted(guider, images, rows=len(x) * len(names), whole=len(seen) == 1 and len(images) == 1)
         found = [

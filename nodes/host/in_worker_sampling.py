@@ -158,6 +158,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         if len({seen_shape(cond.call) for cond in conds}) > 1:
             raise HostLoopError("one conditioning has other reference images than the other")
         cached = cache_of_run(guider, model_options, x, sigmas[:1], recurrence)
+        form.refuse_cache(context, cached)
         tell_idle(context, len(names) * x.shape[0])
         given = _drawn(run, recurrence, x)
 

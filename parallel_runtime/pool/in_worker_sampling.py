@@ -194,6 +194,11 @@ class InWorkerResult:
         return [reply.ran for reply in self.ranks if reply.ran is not None]
 
     @property
+    def drained(self) -> str | None:
+        """Why a pipeline was empty between steps; None where it was not, or there is none."""
+        return next((ran.drained for ran in self.ran if ran.drained), None)
+
+    @property
     def skipped_calls(self) -> int:
         """Calls of the model that a cache of ComfyUI's stood for."""
         return max((ran.skipped_calls or 0 for ran in self.ran), default=0)

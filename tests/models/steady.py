@@ -50,7 +50,7 @@ class Model:
 
 
 WAN = Model("wan 2.1 t2v", (16, 2, 8, 12), {}, 48)
-FLUX = Model("flux.1 t2i", (16, 12, 16), {"y": (768,), "guidance": ()}, 4096)
+FLUX = Model("flux.1 t2i", (16, 12, 16), {"y": (32,), "guidance": ()}, 64)
 SD35 = Model("sd3.5 medium", (16, 12, 16), {"y": (64,)}, 48)
 EULER = (1.0, 0.8, 0.55, 0.3, 0.0)
 

@@ -242,7 +242,7 @@ class HostedForward:
         rows of the same call meanwhile, as scales that ComfyUI takes from all rows are those of all of them. "out" is
         (B, numbers) fp32: the outputs side by side, each a row of numbers an image.
         """
-        sequence = self._sequence(options)
+        sequence = self.sequence_of(options)
         residuals = self.residuals_of(piece) if options.get("step_cache") else None
         out = self.call(source or piece, whole, options, sequence=sequence, over=over, residuals=residuals, write=write)
         if write:
@@ -309,7 +309,7 @@ class HostedForward:
         `sequence`, `new_call`: as `under` takes, of a pipeline. Returns (B, ...) fp32, on every rank that shares the
         tokens.
         """
-        sequence = self._sequence(options) if sequence is None else sequence
+        sequence = self.sequence_of(options) if sequence is None else sequence
         skipping: AbstractContextManager[None] = nullcontext()
         if residuals is not None:
             skipping = skipping_blocks(self, residuals, options, sequence=sequence, over=over)
@@ -332,20 +332,20 @@ class HostedForward:
         if kept is None or not self._in_run:
             return nullcontext()
         spread = self.weights.shards is not None and group.size > sequence.parts
-        together = SequenceParallelAttention(ring=Axis("ring"), ulysses=group) if spread else sequence
+        together = SequenceParallelAttention(ulysses=group) if spread else sequence
         return kept.calling(alike_over(together, self.timer.device))
 
     def _scales(self, sequence: SequenceParallelAttention, over: Axis | None) -> AbstractContextManager[None]:
         """Around a call: where a quantised layer takes a scale of all rows, it is that of all ranks that have some."""
         if not self.model.weights.quantised:
             return nullcontext()
-        sharing = [sequence] if over is None else [sequence, SequenceParallelAttention(ring=Axis("ring"), ulysses=over)]
+        sharing = [sequence] if over is None else [sequence, SequenceParallelAttention(ulysses=over)]
         return shared_scales([each for each in sharing if each.parts > 1])
 
-    def _sequence(self, options: Mapping[str, Any]) -> SequenceParallelAttention:
+    def sequence_of(self, options: Mapping[str, Any]) -> SequenceParallelAttention:
         """Who shares the tokens. A proof asks for none, and for the negative control (pool/proving.py)."""
         if options.get("whole"):
-            return SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
+            return SequenceParallelAttention()
         if options.get("local_attention"):
             return OwnTokens(ring=self.sequence.ring, ulysses=self.sequence.ulysses, whole=self.sequence.whole)
         self.sequence.named = str(options.get("attention", ""))

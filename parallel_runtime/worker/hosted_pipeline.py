@@ -21,7 +21,7 @@ import torch
 from ..models.hosted.pass_call import PassCall, PassEndsError
 from ..models.hosted.stage import Neighbours
 from ..parallel.attention import SequenceParallelAttention
-from ..parallel.displaced_uneven import DisplacedUneven, HeldRows
+from ..parallel.kept_keys import HeldRows
 from ..parallel.links import Expected, Inbox, Outbox
 from ..plan import BatchSlice
 from ..timing import RegionTimer
@@ -30,7 +30,6 @@ from ..wire.requests import Step
 from .hosted import HostedForward, HostedModel, NewCall
 from .inputs import RequestInputs
 from .mesh import Mesh
-from .own_tokens import OwnTokensHeld
 from .pipelined_step import HeldKeys
 
 DTYPES = tuple(getattr(torch, name) for name in sorted(DTYPE_BYTES))
@@ -43,18 +42,17 @@ class Passes:
         self.stage, self.patches = mesh.axes["pipefusion"].index, mesh.plan.num_patches
         self.first, self.last = self.stage == 0, self.stage == mesh.plan.pipefusion - 1
         self._model = model
-        self._axes = {"ring": mesh.axes["ring"], "ulysses": mesh.axes["ulysses"]}
 
     def begin(
         self,
-        options: Mapping[str, Any],
+        group: SequenceParallelAttention,
         held: HeldRows,
         patch: int | None,
         neighbours: Neighbours,
         *,
         only_last: bool,
-    ) -> tuple[SequenceParallelAttention, NewCall]:
-        """A pass of a patch of a call, None: of all its tokens; as whom the model is to be called, and in what state.
+    ) -> NewCall:
+        """A pass of a patch of a call that `group` shares, None: of all its tokens; what makes the call's state.
 
         `held`: the keys of the call before it. `only_last`: on the last stage, what the model says is asked of the last
         patch alone. Its messages go to `neighbours`, until `end`.
@@ -62,8 +60,7 @@ class Passes:
         staged = self._model.staged
         staged.neighbours = neighbours
         staged.begin(later=bool(patch))
-        group = (OwnTokensHeld if options.get("local_attention") else DisplacedUneven)(**self._axes)
-        new_call = partial(
+        return partial(
             PassCall,
             group,
             patches=self.patches,
@@ -72,7 +69,6 @@ class Passes:
             before=staged.before,
             ends=self.last and only_last and patch is not None and patch + 1 < self.patches,
         )
-        return group, new_call
 
     def end(self) -> None:
         """Have the model run as it is."""
@@ -129,10 +125,10 @@ class HostedPipeline(HostedForward):
             return
         told = self._told[piece.call]
         held = self._kept(told.epoch, told.slot, piece, warm=told.warm)
-        neighbours = self._links.of_piece(held, warm=told.warm)
+        neighbours, group = self._links.of_piece(held, warm=told.warm), self.sequence_of(options)
         out: Any = None
         for patch in [None] if told.warm else range(self._passes.patches):
-            group, new_call = self._passes.begin(options, held, patch, neighbours, only_last=True)
+            new_call = self._passes.begin(group, held, patch, neighbours, only_last=True)
             try:
                 out = self.call(source or piece, whole, options, sequence=group, over=over, new_call=new_call)
             except PassEndsError:

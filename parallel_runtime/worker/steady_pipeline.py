@@ -25,8 +25,7 @@ import torch
 from ..models.hosted.owners import MixedPatchesError, find_owners
 from ..models.hosted.pass_call import PassEndsError
 from ..parallel.attention import SequenceParallelAttention
-from ..parallel.collectives import Axis
-from ..parallel.displaced_uneven import DisplacedUneven, HeldRows
+from ..parallel.kept_keys import HeldRows
 from ..wire.replies import StageTimeline
 from ..wire.requests import Sample
 from .hosted import HostedForward, NewCall
@@ -166,7 +165,8 @@ class SteadyCalls:
         chunk = range(self._patches) if patch is None else range(patch, patch + 1)
         outputs: list[torch.Tensor] = []
         neighbours = self._links.of_piece(held, warm=patch is None)
-        group, new_call = self._passes.begin(self._options[cond], held, patch, neighbours, only_last=only_last)
+        group = self._forward.sequence_of(self._options[cond])
+        new_call = self._passes.begin(group, held, patch, neighbours, only_last=only_last)
         try:
             outputs = self._model.outputs(cond, call, self._x, sequence=group, new_call=new_call)
         except PassEndsError:
@@ -206,17 +206,15 @@ class SteadyCalls:
 
     def _owners_of(self, cond: int) -> torch.Tensor:
         """The same of one conditioning. Raises `MixedPatchesError`."""
-        alone = DisplacedUneven(ring=Axis("ring"), ulysses=Axis("ulysses"))
         plan, staged = self._mesh.plan, self._forward.model.staged
 
-        def outputs(x: torch.Tensor, new_call: NewCall) -> list[torch.Tensor]:
+        def outputs(x: torch.Tensor, alone: SequenceParallelAttention, new_call: NewCall) -> list[torch.Tensor]:
             return self._model.outputs(cond, 0, x, sequence=alone, new_call=new_call)
 
-        x = torch.ones_like(self._x)
-        return find_owners(outputs, staged, alone, x, patches=plan.num_patches, parts=plan.parts)
+        return find_owners(outputs, staged, torch.ones_like(self._x), patches=plan.num_patches, parts=plan.parts)
 
     def _others(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """What the other batch group found, which updates the same latent."""
         axis = self._mesh.axes["cfg"]
-        over = SequenceParallelAttention(ring=Axis("ring"), ulysses=axis)
+        over = SequenceParallelAttention(ulysses=axis)
         return list(over.gather(mine[None], dim=0, lengths=[1] * axis.size).unbind(0))

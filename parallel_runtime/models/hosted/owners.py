@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...parallel.displaced_uneven import HeldRows
+from ...parallel.attention import SequenceParallelAttention
+from ...parallel.kept_keys import HeldRows
 from .call import TokenCall
-from .pass_call import HoldingGroup, PassCall
+from .pass_call import PassCall
 from .stage import StagedBlocks, tensors_in, with_tensors
 
-# (latent (B, 1, N), how a call's tokens are dealt) -> what the model says of it, each (B, 1, N)
-Outputs = Callable[[Tensor, Callable[[str], TokenCall]], Sequence[Tensor]]
+# (latent (B, 1, N), who shares a call's tokens, its state by the model's name) -> what the model says, each (B, 1, N)
+Outputs = Callable[[Tensor, SequenceParallelAttention, Callable[[str], TokenCall]], Sequence[Tensor]]
 
 
 class MixedPatchesError(ValueError):
@@ -51,22 +52,28 @@ class Looking:
 
 
 def find_owners(
-    outputs: Outputs, staged: StagedBlocks, group: HoldingGroup, latent: Tensor, *, patches: int, parts: int
+    outputs: Outputs,
+    staged: StagedBlocks,
+    group: SequenceParallelAttention,
+    latent: Tensor,
+    *,
+    patches: int,
+    parts: int,
 ) -> Tensor:
     """The patch that each number of `latent` (B, 1, N) belongs to, (N,) int32; `parts` ranks share a patch.
 
-    `group` is of this rank alone: it runs the passes of all parts. Raises `MixedPatchesError` where patches cannot be
-    told apart.
+    This rank makes the calls of all parts by itself. Raises `MixedPatchesError` where patches cannot be told apart.
     """
     mixes = f"{staged.name} mixes the tokens of patches outside of its blocks"
     if staged.before:
         raise MixedPatchesError(mixes)
+    alone = SequenceParallelAttention()
 
     def run(x: Tensor, part: int, tokens: float) -> tuple[Looking, list[Tensor]]:
         looking = Looking(tokens)
         deal = partial(
             PassCall,
-            group,
+            alone,
             patches=patches * parts,
             patch=part,
             held=HeldRows(),
@@ -74,7 +81,7 @@ def find_owners(
             ends=False,
         )
         with staged.looked_at(looking):
-            return looking, [out.clone() for out in outputs(x, deal)]
+            return looking, [out.clone() for out in outputs(x, alone, deal)]
 
     nan = torch.full_like(latent, math.nan)
     owners = torch.full(latent.shape[-1:], -1, dtype=torch.int32, device=latent.device)

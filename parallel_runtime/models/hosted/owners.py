@@ -51,15 +51,7 @@ class Looking:
         return with_tensors(handed, floats)
 
 
-def find_owners(
-    outputs: Outputs,
-    staged: StagedBlocks,
-    group: SequenceParallelAttention,
-    latent: Tensor,
-    *,
-    patches: int,
-    parts: int,
-) -> Tensor:
+def find_owners(outputs: Outputs, staged: StagedBlocks, latent: Tensor, *, patches: int, parts: int) -> Tensor:
     """The patch that each number of `latent` (B, 1, N) belongs to, (N,) int32; `parts` ranks share a patch.
 
     This rank makes the calls of all parts by itself. Raises `MixedPatchesError` where patches cannot be told apart.

@@ -87,6 +87,7 @@ def sampled(
     mask: bool = False,
     options: Mapping[str, object] | None = None,
     latent: tuple[int, ...] | None = None,
+    timeline: bool = False,
 ) -> InWorkerRun:
     """A run; texts of equal length are both sides of one call."""
     shape = (batch, *(latent or model.latent))
@@ -109,7 +110,9 @@ def sampled(
         kept = (torch.rand(shape, generator=numbers) > 0.4).float().reshape(batch, 1, -1)
         inpaint = Inpaint(mask=kept, noise=noise(), latent=noise())
     given = {number: noise() for number in recurrence.given}
-    return InWorkerRun(recurrence=recurrence, conds=tuple(conds), cfg=2.5, given=given, inpaint=inpaint)
+    return InWorkerRun(
+        recurrence=recurrence, conds=tuple(conds), cfg=2.5, given=given, inpaint=inpaint, timeline=timeline
+    )
 
 
 def step_by_step(

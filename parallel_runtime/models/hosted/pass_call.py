@@ -101,7 +101,8 @@ class PassCall(TokenCall):
         if not self._staged:
             return super().exchange(attention, keys, queries=queries, lengths=lengths, mask=mask)
         self._refuse_small()
-        site, places, total = self._site(attention, keys), self._places(attention, lengths), sum(lengths)
+        site, places = self._site(attention, keys), self._places(attention, lengths, keys.device)
+        total = sum(lengths)
         if mask is not None and self._patch is not None and mask.shape[2] == sum(queries) > 1:
             before = sum(queries[: self._patch * self._ranks.parts])
             mask = mask.narrow(2, before, sum(self.of_chunk(queries)))
@@ -133,7 +134,7 @@ class PassCall(TokenCall):
         rows = self._ranks.gather(tensor, dim=dim, lengths=self.of_chunk(lengths))
         if self._patch is None or not self._staged:
             return rows
-        places = self._places(attention, lengths)
+        places = self._places(attention, lengths, tensor.device)
         return self._held.put(f"{self._site(attention)}.mask", rows, places, dim=dim, total=sum(lengths)).clone()
 
     def _gather_before(self, name: str, tensor: Tensor, dim: int, lengths: Sequence[int]) -> Tensor:
@@ -155,8 +156,11 @@ class PassCall(TokenCall):
             self._keys = keys, site
         return site
 
-    def _places(self, attention: Attention, key_lengths: Sequence[int]) -> Tensor | slice:
-        """Where the keys of this pass, part after part, stand among those that are kept."""
+    def _places(self, attention: Attention, key_lengths: Sequence[int], device: torch.device) -> Tensor | slice:
+        """Where the keys of this pass, part after part, stand among those that are kept.
+
+        On `device`: to copy an index from the host makes the host wait for a GPU, in every attention.
+        """
         if self._patch is not None:
             before = sum(key_lengths[: self._patch * self._ranks.parts])
             return slice(before, before + sum(self.of_chunk(key_lengths)))
@@ -169,7 +173,7 @@ class PassCall(TokenCall):
             )
             places = torch.empty_like(kept)
             places[kept] = torch.arange(len(kept))
-            known = self.changed[(id(attention), -1)] = attention, places[came]
+            known = self.changed[(id(attention), -1)] = attention, places[came].to(device)
         places_there: Tensor = known[1]
         return places_there
 

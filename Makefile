@@ -29,10 +29,9 @@ PYTEST := $(RUN) -m pytest -n $(WORKERS)
 PARITY_FLAGS ?=
 PARITY_MODELS_FLAGS ?=
 FORMATS_FLAGS ?=
-PEERS_FLAGS ?=
+BEFORE_FLAGS ?=
 TARGETS_FLAGS ?=
 SAMPLING_FLAGS ?=
-PEERS := build/peers
 REGISTRY := build/registry
 SHOTS := build/pictures
 SOAK_FLAGS ?=
@@ -44,7 +43,6 @@ QUALITY_FLAGS ?=
 IDLE_FLAGS ?=
 GPU_FLAGS ?=
 TEST_HOST_FLAGS ?=
-PIXART_FLAGS ?=
 
 # All of them, none being a file.
 TARGETS := $(shell sed -n 's/^\([a-z][a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
@@ -115,17 +113,13 @@ readme-models: venv
 formats: venv
 	$(RUN) -m families.quantised $(FORMATS_FLAGS)
 
-# A plan of models/plans against one process on a tiny model, at 2 and 3 ranks: make try-plan CASE="Wan VACE" (SHOW=1: what it can name)
+# A plan of models/specs against one process on a tiny model, at 2 and 3 ranks: make try-plan CASE="Wan VACE" (SHOW=1: what it can name)
 try-plan: venv
 	$(RUN) -m models.try_plan $(if $(SHOW),--show) "$(CASE)"
 
 # What is refused, with its message, from a real server; writes docs/refusals.md.
 refusals: venv
 	$(RUN) -m refusals.table
-
-# Every plan of up to eight ranks beside one process; writes benchmarks/plans.md.
-plans: venv
-	$(VENV)/bin/python -m benchmarks.plans
 
 # 50 prompts of two models and two plans in turn; writes benchmarks/endurance.md.
 endurance: venv
@@ -196,17 +190,17 @@ types: venv
 imports: venv
 	$(RUN) tests/test_imports_point_down.py
 
-# Ours, diffusers' context parallel and xfuser side by side, the peers in an environment of their own. Prints a table a
-# shape. One of them, more runs: make peers PEERS_FLAGS="--shape overhead --runs 21"
-peers: venv $(PEERS)/.installed
-	$(RUN) -m benchmarks.peers $(PEERS_FLAGS)
+# A step, its hand-over, loading and memory of six families in this checkout and another, in turn:
+# make before-after BEFORE=../earlier
+before-after: venv
+	$(RUN) -m benchmarks.before_after $(BEFORE_FLAGS) $(BEFORE)
 
 # The planner beside measurements on two CPU ranks, for ten families; writes benchmarks/planner_families.md.
 # Some of them: make planner-families PLANNER_FLAGS="--only wan --keep /tmp/wan.json"
 planner-families: venv
 	$(RUN) -m benchmarks.planner_families $(PLANNER_FLAGS)
 
-# Hand-over, cold start, memory, what timing costs, and a step against stock ComfyUI's:
+# Hand-over, memory, what timing costs, and a step against stock ComfyUI's:
 # make targets TARGETS_FLAGS="hand_over stock"
 targets: venv
 	$(RUN) -m benchmarks.targets $(TARGETS_FLAGS)
@@ -223,15 +217,6 @@ pipefusion: venv
 # Memory of a rank and time of a call with 100,000 tokens; writes benchmarks/long_video.md. Half an hour on two cores.
 long-video: venv
 	$(RUN) -m benchmarks.long_video --write benchmarks/long_video.md
-
-# PixArt at 2048 x 2048 under 17 plans; writes benchmarks/pixart.md. make pixart PIXART_FLAGS="--time-size 96 --keep FILE"
-pixart: venv
-	$(RUN) -m benchmarks.pixart $(PIXART_FLAGS)
-
-$(PEERS)/.installed: pyproject.toml constraints.txt benchmarks/peers/install.py
-	$(VENV)/bin/python -m venv --clear $(PEERS)
-	PYTHONPATH=tests PIP_NO_INPUT=1 $(PEERS)/bin/python -m benchmarks.peers.install </dev/null
-	touch $@
 
 # What the registry would be given: judged by its own tool, and packed into node.zip.
 pack: venv $(REGISTRY)/.installed

@@ -68,9 +68,9 @@ def families() -> dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]]:
 def measured(model: nn.Module, inputs: dict[str, Any], pairs: int) -> tuple[list[float], list[float]]:
     """CPU seconds of the bare calls, and of those with hooks, pair by pair."""
     from parallel_runtime.models.hosted.hooks import SharedModel
-    from parallel_runtime.models.plans import plan_for
+    from parallel_runtime.models.specs import spec_of
+    from parallel_runtime.parallel.attention import SequenceParallelAttention
     from parallel_runtime.parallel.collectives import Axis
-    from parallel_runtime.parallel.uneven import UnevenSequence
 
     shared: SharedModel | None = None
 
@@ -78,7 +78,7 @@ def measured(model: nn.Module, inputs: dict[str, Any], pairs: int) -> tuple[list
         nonlocal shared
         if hooked and shared is None:
             shared = SharedModel(
-                model, plan_for(type(model)), UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
+                model, spec_of(type(model)), SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
             )
         elif not hooked and shared is not None:
             shared.remove()
@@ -101,12 +101,12 @@ def measured(model: nn.Module, inputs: dict[str, Any], pairs: int) -> tuple[list
 def profiled(model: nn.Module, inputs: dict[str, Any]) -> None:
     """Print where a hooked call's time goes."""
     from parallel_runtime.models.hosted.hooks import SharedModel
-    from parallel_runtime.models.plans import plan_for
+    from parallel_runtime.models.specs import spec_of
+    from parallel_runtime.parallel.attention import SequenceParallelAttention
     from parallel_runtime.parallel.collectives import Axis
-    from parallel_runtime.parallel.uneven import UnevenSequence
 
-    sequence = UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
-    shared = SharedModel(model, plan_for(type(model)), sequence)
+    sequence = SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
+    shared = SharedModel(model, spec_of(type(model)), sequence)
     profile = cProfile.Profile()
     for _ in range(10):
         given = copy.deepcopy(inputs)

@@ -1,6 +1,6 @@
 """Every sampler of ComfyUI with its loop in the workers and in ComfyUI: error, calls of the model, requests, seconds.
 
-    PYTHONPATH=tests:. python -m benchmarks.in_worker_sampling [--only euler heun] [--parts small big families hosted]
+    PYTHONPATH=tests:. python -m benchmarks.in_worker_sampling [--only euler heun] [--parts families hosted unet]
     [--rounds 4] [--minutes 9]
 
 Owns the graphs, the rounds and the page benchmarks/in_worker_sampling.md, of which a run writes anew the parts that it
@@ -27,18 +27,14 @@ import torch
 from families.cases import PLANS
 from families.variant import Variant
 from families.variants import BY_NAME, write_families
-from host import workflows
 from host.client import ComfyClient, Workflow
-from host.layouts import FluxShape, flux
-from host.pack_workflows import parallel, relative_error, saved_latent, to_latent
+from host.pack_workflows import relative_error, saved_latent
 from host.server import ComfyServer
-from host.tiny_models import TinyModels, write_layout, write_tiny_models
 from parity.runner import parallelized
 
 TARGET = Path(__file__).with_name("in_worker_sampling.md")
 LOOPS = ("auto", "host")
 FEW = "So few rounds on a busy machine say about how long a step takes, and not which loop is faster."
-POPULAR = ("euler", "heun", "dpmpp_2m", "dpmpp_2m_sde", "lcm", "euler_ancestral")
 STEPS, CFG = 6, 3.0  # of ComfyUI's own models
 # A variant of each family, and a plan.
 FAMILIES = {
@@ -58,40 +54,13 @@ FAMILIES = {
 SAMPLED = {"hosted": "wan 2.1 t2v", "unet": "sdxl koala"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """A Flux and an image; one round before those that count does not."""
-
-    file: str
-    flux: FluxShape
-    width: int
-    height: int
-    steps: int
-
-
-SMALL = Shape(
-    file="resident_small.safetensors",
-    flux=FluxShape(hidden=256, depth=2, single=4),
-    width=256,
-    height=256,
-    steps=6,
-)
-BIG = Shape(
-    file="resident_big.safetensors",
-    flux=FluxShape(hidden=512, depth=3, single=6),
-    width=512,
-    height=512,
-    steps=4,
-)
 # By part: what it is called on the page, and how many rounds count.
 TITLES = {
-    "small": "All samplers",
-    "big": "A bigger image",
     "families": "ComfyUI's own models, family by family",
     "hosted": "ComfyUI's own models, all samplers on a flow",
     "unet": "ComfyUI's own models, all samplers on a U-Net",
 }
-ROUNDS = {"small": 4, "big": 3, "families": 5, "hosted": 2, "unet": 1}
+ROUNDS = {"families": 5, "hosted": 2, "unet": 1}
 
 
 @dataclass(kw_only=True)
@@ -136,26 +105,6 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FluxRuns:
-    """Text to latent on a Flux, with our loader under ulysses 2."""
-
-    tiny: TinyModels
-    shape: Shape
-    saves: tuple[str, ...] = ("save",)
-
-    def graph(self, sampler: str, *, loop: str, seed: int) -> Workflow:
-        """The graph with our sampler."""
-        shape = self.shape
-        stock = workflows.text_to_image(
-            self.tiny, width=shape.width, height=shape.height, steps=shape.steps, seed=seed, sampler=sampler
-        )
-        stock["model"]["inputs"]["unet_name"] = shape.file
-        graph = parallel(to_latent(stock), mode="manual", ulysses=2, sampler="ParallelFluxSampler")
-        graph["sampler"]["inputs"] |= {"loop": loop, "modulations": "keep"}
-        return graph
-
-
-@dataclass(frozen=True, kw_only=True)
 class FamilyRuns:
     """A variant of a family under a plan, computed by ComfyUI's own module."""
 
@@ -175,11 +124,8 @@ class FamilyRuns:
         return graph
 
 
-Runs = FluxRuns | FamilyRuns
-
-
 def measure(
-    client: ComfyClient, cases: Mapping[str, tuple[Runs, str]], *, rounds: int, until_s: float
+    client: ComfyClient, cases: Mapping[str, tuple[FamilyRuns, str]], *, rounds: int, until_s: float
 ) -> dict[str, Found]:
     """All cases, a sampler's name each, in every round; round 0 loads, warms up and is left out.
 
@@ -283,13 +229,6 @@ def about(part: str, found: dict[str, Found]) -> str:
     """What was run, in a sentence or two."""
     reports = next(iter(found.values())).reports["host"]
     rounds = f"medians of {len(reports)} round(s).{' ' + FEW if len(reports) < 3 else ''}"
-    if part in ("small", "big"):
-        shape, sizes = SMALL if part == "small" else BIG, reports[0]["sizes"]
-        return (
-            f"A random Flux.1, cfg 1, ulysses 2: hidden size {shape.flux.hidden}, {shape.flux.depth} double and "
-            f"{shape.flux.single} single blocks, {sizes['image_tokens']} image and {sizes['text_tokens']} text tokens, "
-            f"{shape.steps} steps, {rounds}"
-        )
     names = FAMILIES if part == "families" else [SAMPLED[part]]
     plans = ", ".join(dict.fromkeys(FAMILIES[name] for name in names))
     which = f"{', '.join(names)} of tests/families" if part != "families" else "The tiny files of tests/families"
@@ -320,17 +259,14 @@ def main() -> None:
     arguments = parser.parse_args()
     until_s = time.monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory(prefix="resident-") as base:
-        tiny = write_tiny_models(Path(base), hidden=256)
-        for shape in (SMALL, BIG):
-            write_layout(tiny.diffusion_model(shape.file), flux(shape.flux), seed=20)
-        write_families(tiny.models, only=FAMILIES if {"families", *SAMPLED} & {*arguments.parts} else [])
+        write_families(Path(base) / "models", only=FAMILIES)
         with ComfyServer(Path(base)) as server:
             client = ComfyClient(server.url)
             listed = arguments.only or stock_samplers(client)
             version = client.get("/system_stats")["system"]["comfyui_version"]
             for part in arguments.parts:
                 load = os.getloadavg()[0]
-                cases = cases_of(part, tiny, listed)
+                cases = cases_of(part, listed)
                 found = measure(client, cases, rounds=arguments.rounds or ROUNDS[part], until_s=until_s)
                 machine = (
                     f"torch {torch.__version__}, ComfyUI {version}, {os.cpu_count()} cores, load average {load:.1f} "
@@ -339,21 +275,18 @@ def main() -> None:
                 write(arguments.output, part, [fill(f"{about(part, found)} {machine}", 120), "", *rows_of(part, found)])
 
 
-def cases_of(part: str, tiny: TinyModels, samplers: Sequence[str]) -> dict[str, tuple[Runs, str]]:
+def cases_of(part: str, samplers: Sequence[str]) -> dict[str, tuple[FamilyRuns, str]]:
     """The runs of a part, and each one's sampler."""
     if part == "families":
         return {name: (FamilyRuns(variant=BY_NAME[name], plan=plan), "euler") for name, plan in FAMILIES.items()}
-    if part in SAMPLED:
-        runs: Runs = FamilyRuns(variant=BY_NAME[SAMPLED[part]], plan=FAMILIES[SAMPLED[part]])
-    else:
-        runs = FluxRuns(tiny=tiny, shape=SMALL if part == "small" else BIG)
-    return {each: (runs, each) for each in samplers if part != "big" or each in POPULAR}
+    runs = FamilyRuns(variant=BY_NAME[SAMPLED[part]], plan=FAMILIES[SAMPLED[part]])
+    return {each: (runs, each) for each in samplers}
 
 
 def rows_of(part: str, found: dict[str, Found]) -> list[str]:
     """The tables of a part."""
-    if part in ("families", "big"):
-        return steps_page(found, "model" if part == "families" else "sampler")
+    if part == "families":
+        return steps_page(found, "model")
     return samplers_page(found)
 
 

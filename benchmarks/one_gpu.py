@@ -1,11 +1,10 @@
-"""Stock ComfyUI and our loaders on one GPU, in one server: seconds a step, of a prompt, and memory. Flux.1's sizes.
+"""Stock ComfyUI and one rank on one GPU, in one server: seconds a step, of a prompt, and memory. Flux.1's sizes.
 
     PYTHONPATH=tests python benchmarks/one_gpu.py FLUX.safetensors [--steps 20] [--rounds 3] [--write FILE]
 
-Each round runs every loader's graph with a seed of its own, one after the other, every second round in the other order.
-A step is the median time between two
-progress events of a run; "prompt" is all of it, the first one with loading. What our ranks hold is memory of other
-processes, so the GPU's whole use is read (nvidia-smi) after each run.
+Each round runs both graphs with a seed of its own, one after the other, every second round in the other order. A step
+is the median time between two progress events of a run; "prompt" is all of it, the first one with loading. What a rank
+holds is memory of another process, so the GPU's whole use is read (nvidia-smi) after each run.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -30,9 +28,8 @@ from families.graphs import plain, prompts, through  # noqa: E402
 from host.client import ComfyClient, PromptResult, Workflow  # noqa: E402
 from host.pack_workflows import parallel, relative_error, saved_latent  # noqa: E402
 from host.server import ComfyServer  # noqa: E402
-from parity.runner import HOSTED_LOADER  # noqa: E402
 
-STOCK, OWN, HOSTED = "stock ComfyUI", "our blocks, one rank", "ComfyUI's modules, one rank"
+STOCK, RANK = "stock ComfyUI", "one rank"
 HEAD = ("loader", "first prompt s", "prompt s", "step ms", "GPU memory GiB", "difference from stock")
 
 
@@ -42,10 +39,7 @@ def graph_of(file: str, loader: str, *, size: int, steps: int, seed: int) -> Wor
     prompts(graph, width=4096, tokens=512, pooled=768)
     through(graph, "latent", "EmptySD3LatentImage", "latent_image", width=size, height=size, batch_size=1)
     through(graph, "guidance", "FluxGuidance", "positive", conditioning=["positive", 0], guidance=3.5)
-    if loader == STOCK:
-        return graph
-    more: dict[str, Any] = {"loader": HOSTED_LOADER} if loader == HOSTED else {}
-    return parallel(graph, mode="manual", devices="cuda:0", **more)
+    return graph if loader == STOCK else parallel(graph, mode="manual", devices="cuda:0")
 
 
 def steps_ms(result: PromptResult) -> float:
@@ -69,7 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", type=Path, help="append the table to this file")
     arguments = parser.parse_args()
-    found: dict[str, list[tuple[float, float, float, torch.Tensor]]] = {STOCK: [], OWN: [], HOSTED: []}
+    found: dict[str, list[tuple[float, float, float, torch.Tensor]]] = {STOCK: [], RANK: []}
     folder = Path(tempfile.mkdtemp(prefix="one-gpu-"))
     (folder / "diffusion_models").mkdir()
     (folder / "diffusion_models" / arguments.model.name).symlink_to(arguments.model.resolve())

@@ -5,7 +5,7 @@
 Each model is counted, never run, before it is predicted. Its plans run in turns, and the ranks are calibrated before
 every third model. What is held to the prediction is the time that the slowest rank had a core, by the kernel's own
 books: that is a step's time where nobody else wants the cores. The clock's time stands beside it. What was measured is
-kept in planner_families.json, so that the page can be written again by another planner.
+kept in build/planner_families.json, so that the page can be written again by another planner.
 
 Owns the measurements and the page. The models are small files of tests/families.
 """
@@ -41,7 +41,8 @@ from parallel_runtime.planner.known import known_calibration
 from parallel_runtime.planner.shapes import Work
 from parallel_runtime.pool.pool import Pool
 
-PAGE, KEPT = (Path(__file__).parent / f"planner_families.{ending}" for ending in ("md", "json"))
+PAGE = Path(__file__).with_suffix(".md")
+KEPT = Path(__file__).parents[1] / "build" / "planner_families.json"
 CALIBRATED = 3  # a calibration for so many models
 # A variant, and pixels with which its small file computes most of the time.
 MODELS: tuple[tuple[str, int, int], ...] = (
@@ -340,7 +341,8 @@ def run(arguments: argparse.Namespace) -> None:
             rows = measure(pool, path, counts[name], comfyui=comfyui, turns=arguments.turns)
             kept["models"][path.name] = {"variant": name, "counted": counts[name], "rows": rows}
             kept["loads"].append(os.getloadavg()[0])
-            arguments.keep.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+            arguments.keep.parent.mkdir(exist_ok=True)
+            arguments.keep.write_text(json.dumps(kept) + "\n", encoding="utf-8")
             print(f"{name}, load {kept['loads'][-1]:.1f}", flush=True)  # noqa: T201
 
 

@@ -24,8 +24,10 @@ from families.variants import SMALL, write_families
 from host.client import ComfyClient
 from host.forked_ranks import FOR_COMFYUI, fork_ranks, start_ranks
 from host.server import ComfyServer
+from host.tiny_hosted import spec_of, write_tiny
 from host.tiny_models import TinyModels, write_tiny_models
 from parallel_runtime.__main__ import EXIT_INTERRUPTED, main
+from parallel_runtime.checkpoint import ModelSpec
 
 # A busy machine is no failure, nothing is kept between runs, and a failure says how to see it again.
 quiet = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
@@ -133,6 +135,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     """The tiny models, written once; `tiny_models.models` is a models folder, the fields are file names."""
     return write_tiny_models(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_hosted(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """The model of host/tiny_hosted.py, which ComfyUI's own module computes in fp32."""
+    return spec_of(write_tiny(tmp_path_factory.mktemp("hosted") / "tiny.safetensors"))
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ FILES = (
     *("nodes/host/weight_patches.py", "parallel_runtime/checkpoint.py", "parallel_runtime/cli/check.py"),
     *("parallel_runtime/cli/doctor.py", "parallel_runtime/cli/gpu_checks.py", "parallel_runtime/cli/machine_checks.py"),
     *("parallel_runtime/cli/reference_model.py", "parallel_runtime/compiling.py", "parallel_runtime/devices.py"),
-    *("parallel_runtime/models/plans/without.py", "parallel_runtime/plan.py", "parallel_runtime/planner/automatic.py"),
+    *("parallel_runtime/models/specs/without.py", "parallel_runtime/plan.py", "parallel_runtime/planner/automatic.py"),
     "parallel_runtime/packages.py",
     *("parallel_runtime/planner/choose.py", "parallel_runtime/planner/known.py", "parallel_runtime/pool/deadlines.py"),
     *("parallel_runtime/pool/failure.py", "parallel_runtime/pool/failures.py", "parallel_runtime/pool/known_errors.py"),

@@ -49,7 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "runtime/timing",
     ),
     ("runtime/plan",),
-    ("runtime/models/plans",),
+    ("runtime/models/specs",),
     ("runtime/errors", "runtime/redact_paths"),
     ("runtime/__init__",),
 )
@@ -62,7 +62,7 @@ HOSTED = "runtime/models/hosted"  # alone in the runtime imports comfy: in a fun
 # Who may name Flux: who chooses, the plans of ComfyUI's classes, and what stands for ComfyUI's own class of it.
 NAME_FLUX = {
     "parallel_runtime/models/registry.py",
-    "parallel_runtime/models/plans/two_streams.py",
+    "parallel_runtime/models/specs/two_streams.py",
     "nodes/host/new_model.py",
     "nodes/host/flux_model.py",
     "nodes/host/flux_source.py",
@@ -228,8 +228,8 @@ def test_imports_point_down_and_only_the_host_folder_knows_comfyui() -> None:
         ("parallel_runtime/extra/new.py", "import math", "is in no layer"),
         ("parallel_runtime/models/hosted/hooks.py", "import comfy.ops", "at its top; import it in a function"),
         ("parallel_runtime/models/hosted/hooks.py", "def f():\n    import execution", "only nodes/host touches"),
-        ("parallel_runtime/models/plans/wan.py", "def f():\n    import comfy.ops", "only nodes/host touches"),
-        ("parallel_runtime/models/plans/wan.py", "from ..hosted import hooks", "imports runtime/models/hosted"),
+        ("parallel_runtime/models/specs/wan.py", "def f():\n    import comfy.ops", "only nodes/host touches"),
+        ("parallel_runtime/models/specs/wan.py", "from ..hosted import hooks", "imports runtime/models/hosted"),
         ("parallel_runtime/parallel/new.py", "from ..models.hosted import group", "imports runtime/models/hosted"),
     ],
 )
@@ -261,7 +261,7 @@ def test_imports_the_rules_allow_are_not_reported(tmp_path: Path) -> None:
     allowed = {
         "nodes/loader.py": "import folder_paths\nfrom comfy_api.latest import io\nfrom .host.patcher import Patcher",
         "nodes/host/patcher.py": "import comfy.utils\nfrom ...parallel_runtime.pool.pool import Pool",
-        "parallel_runtime/models/hosted/hooks.py": "from ..plans import plan_for\ndef f():\n    import comfy.ops",
+        "parallel_runtime/models/hosted/hooks.py": "from ..specs import spec_of\ndef f():\n    import comfy.ops",
         "parallel_runtime/pool/pool.py": "from ..wire import protocol\nfrom .watch import x\nfrom .. import plan",
     }
     for file, source in allowed.items():

@@ -59,5 +59,5 @@ def test_the_route_is_that_of_the_page(engine: str, recorded: dict[str, Route]) 
 
 @pytest.mark.parametrize("engine", TITLES)
 def test_the_tracer_has_seen_a_rank_attend(engine: str, recorded: dict[str, Route]) -> None:
-    attention = {"flux": "SequenceAttention", "hosted": "UnevenSequence"}[engine]
+    attention = {"flux": "SequenceAttention", "hosted": "SequenceParallelAttention"}[engine]
     assert any(attention in name for _, name in recorded[engine])

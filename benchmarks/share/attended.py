@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from parallel_runtime.parallel.attention import QKV, AttentionFunction, SequenceParallelAttention
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s, ring_s
-from parallel_runtime.parallel.uneven import QKV, AttentionFunction, UnevenSequence
 from parallel_runtime.planner.hardware import Link
 
 
@@ -58,7 +58,7 @@ class Attended:
 
 
 @contextmanager
-def noting(sequence: UnevenSequence, device: torch.device) -> Iterator[list[Attended]]:
+def noting(sequence: SequenceParallelAttention, device: torch.device) -> Iterator[list[Attended]]:
     """Inside, each attention that the ranks of `sequence` share is noted; on a GPU its seconds are events'."""
     noted: list[tuple[SharedHeads, Clock]] = []
     found: list[Attended] = []
@@ -130,7 +130,11 @@ class Clock:
 
 
 def _heads(
-    sequence: UnevenSequence, shapes: Sequence[torch.Size], more: dict[str, Any], sent: int, element_bytes: int
+    sequence: SequenceParallelAttention,
+    shapes: Sequence[torch.Size],
+    more: dict[str, Any],
+    sent: int,
+    element_bytes: int,
 ) -> SharedHeads:
     (batch, heads, _, width), (_, groups, _, _), (_, _, _, value_width) = shapes
     ranks, ring = sequence.ulysses.size, sequence.ring.size

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis, Traffic
 from parallel_runtime.parallel.overlap import SharedHeads, possible_chunks
-from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.planner.hardware import Link
 
 CLOCK_PROBE = 10_000_000  # cycles of the device's clock, a few milliseconds
@@ -138,7 +138,7 @@ def local_sequence(
     device: torch.device,
     link: Link | None = None,
     chunks: int = 1,
-) -> UnevenSequence:
+) -> SequenceParallelAttention:
     """The part `index` of ulysses * ring ranks, whose exchanges are local; traffic of all axes is counted as one.
 
     `link`: exchanges take as long as over this one. `chunks`: heads go in so many at most.
@@ -152,7 +152,7 @@ def local_sequence(
             ("sequence", ring * ulysses, index),
         )
     }
-    sequence = UnevenSequence(ring=axes["ring"], ulysses=axes["ulysses"], whole=axes["sequence"])
+    sequence = SequenceParallelAttention(ring=axes["ring"], ulysses=axes["ulysses"], whole=axes["sequence"])
     if chunks > 1:
         sequence.chunks = lambda heads: at_most(heads, chunks)
     return sequence

@@ -15,9 +15,9 @@ import torch
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.calls import HostedCall
 from parallel_runtime.models.hosted.random_calls import Size, make_calls
-from parallel_runtime.models.plans import plan_for
+from parallel_runtime.models.specs import spec_of
+from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
-from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.plan import BatchSlice
 from parallel_runtime.timing import Pace, RegionTimer, wait_for_all
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
@@ -113,7 +113,7 @@ class OneRank:
         alone = Axis("shards")
         weights = HostedWeights(spec, device=device, group=alone, offloaded=False)
         weights.load(progress=lambda done, total: None, cancelled=lambda: False)
-        self.plan = plan_for(type(weights.module))
+        self.plan = spec_of(type(weights.module))
         self.model = HostedModel(weights, alone, HostedChanges(weights))
         self.name = type(weights.whole).__name__
 
@@ -142,7 +142,7 @@ class OneRank:
         raise last
 
     def step(
-        self, call: HostedCall, sequence: UnevenSequence, *, timed: bool = False
+        self, call: HostedCall, sequence: SequenceParallelAttention, *, timed: bool = False
     ) -> Callable[[], tuple[torch.Tensor, Beats]]:
         """A function that runs the call as the rank of `sequence` does: its result (B, numbers), and when blocks
         ended."""

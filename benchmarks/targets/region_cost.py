@@ -1,6 +1,6 @@
 """What timing a step's regions costs: the same step with them and without, in turn, so that drift hits both alike.
 
-Owns the pairs and their ratios. The shape is bound by the overhead of its many small operations, where a region is the
+Owns the pairs and their ratios. The model is bound by the overhead of its many small operations, where a region is the
 largest part of what it times. A timer that is off cannot be taken away, so what it costs is no figure here: it is
 weighed by `tests/runtime/test_timing.py`.
 """
@@ -10,42 +10,33 @@ from __future__ import annotations
 import time
 from statistics import median, quantiles
 
-import torch
-
-from benchmarks.peers.shapes import SHAPES
-from parallel_runtime.checkpoint import ModelSpec
+from parallel_runtime.cli.hosted_trial import HostedTrial
 from parallel_runtime.cli.verify import PlanRunner
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
-SHAPE = SHAPES["overhead"]
 PLANS = (ParallelPlan(), ParallelPlan(ulysses=2))
 WARMUP, PAIRS = 10, 200
 
 
-def rows(pool: Pool, path: str) -> list[tuple[str, str, str]]:
+def rows(pool: Pool, trial: HostedTrial) -> list[tuple[str, str, str]]:
     """Figure, target, measured, of a plan each. A step counts from the call of the pool to its result."""
-    tensors = SHAPE.workload.tensors(SHAPE.config)
-    return [_row(plan, pairs(pool, ModelSpec.of(path), plan, tensors, count=PAIRS)) for plan in PLANS]
+    return [_row(plan, pairs(pool, trial, plan)) for plan in PLANS]
 
 
-def pairs(
-    pool: Pool, spec: ModelSpec, plan: ParallelPlan, tensors: dict[str, torch.Tensor], *, count: int
-) -> list[tuple[float, float]]:
+def pairs(pool: Pool, trial: HostedTrial, plan: ParallelPlan) -> list[tuple[float, float]]:
     """Seconds of a step, regions on and off, measured one right after the other; which goes first alternates."""
-    runners = {on: PlanRunner(pool, spec, plan, options={"timed": on}) for on in (True, False)}
+    runners = {on: PlanRunner(pool, trial.spec, plan, options={"timed": on}) for on in (True, False)}
     found = []
-    for number in range(WARMUP + count):
+    for number in range(WARMUP + PAIRS):
         first = number % 2 == 0
-        seconds = {on: _seconds(runners[on], tensors) for on in (first, not first)}
+        seconds = {}
+        for on in (first, not first):
+            began = time.perf_counter()
+            runners[on].run(trial.calls)
+            seconds[on] = time.perf_counter() - began
         found += [(seconds[True], seconds[False])] if number >= WARMUP else []
     return found
-
-
-def _seconds(runner: PlanRunner, tensors: dict[str, torch.Tensor]) -> float:
-    began = time.perf_counter()
-    runner(tensors)
-    return time.perf_counter() - began
 
 
 def _row(plan: ParallelPlan, found: list[tuple[float, float]]) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ import torch
 from ...parallel_runtime.models.hosted.block_patches import OPTION
 from ...parallel_runtime.models.hosted.calls import STAY_HERE, CannotTravelError, HostedCall, forward_call
 from ...parallel_runtime.models.hosted.other_calls import method_call
-from ...parallel_runtime.models.plans import BETWEEN
+from ...parallel_runtime.models.specs import BETWEEN
 from ...parallel_runtime.weight_patch import BESIDE
 from .block_patches import records
 from .comfyui import WrapperExecutor, WrappersMP, check_cancelled, get_all_wrappers

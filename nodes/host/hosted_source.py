@@ -19,8 +19,8 @@ from ...parallel_runtime.models.hosted.formats import widened_formats
 from ...parallel_runtime.models.hosted.hook_points import find_hook_points
 from ...parallel_runtime.models.hosted.kept_state import keeps_of
 from ...parallel_runtime.models.hosted.stage import refuse_stages
-from ...parallel_runtime.models.plans import PLANS, Plan, find_plan, not_sampled, plan_for, why_without
-from ...parallel_runtime.models.plans.whole import find_whole
+from ...parallel_runtime.models.specs import SPECS, ShardingSpec, find_spec, not_sampled, spec_of, why_without
+from ...parallel_runtime.models.specs.whole import find_whole
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.torch_flags import read_flags
 from ...parallel_runtime.weights.block_shards import blocks_of
@@ -85,7 +85,7 @@ def read_hosted(path: str, weight_dtype: str, devices: tuple[Device, ...], *, ch
     on_cpu = device.type == "cpu"
     if not on_cpu and not kept and not recognised.quantised:  # a device has a copy, as ComfyUI's loader's
         held = {name: weight.dtype for name, weight in model.diffusion_model.named_parameters()}
-    shared_by = find_plan(type(model.diffusion_model))
+    shared_by = find_spec(type(model.diffusion_model))
     return HostedSource(
         recognised=replace(recognised, dtypes_kept=dtypes),
         model=model,
@@ -115,7 +115,9 @@ def _dtypes(recognised: Recognised, dtype: torch.dtype, kept: str) -> dict[str, 
     return {name: weight.dtype for name, weight in recognised.model(META).diffusion_model.named_parameters()}
 
 
-def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, Plan] = PLANS) -> None:
+def refuse_unplanned(
+    transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, ShardingSpec] = SPECS
+) -> None:
     """Raise `ValueError` when ranks are to share tokens of a class that nobody planned, or planned for another ComfyUI.
 
     Raises it too for a class that no sampler calls, under any plan. Known here, before a worker is asked: what a worker
@@ -133,15 +135,15 @@ def refuse_unplanned(transformer: torch.nn.Module, plan: ParallelPlan, plans: Ma
             f"ring=1, and cfg=2 (prompt and negative at once) or data={plan.parts} (images of a batch at once)"
         )
     try:
-        find_hook_points(transformer, plan_for(type(transformer), plans))
+        find_hook_points(transformer, spec_of(type(transformer), plans))
     except ValueError as error:
         raise ValueError(f"{plan.describe()}: {error}; in SP Config, mode manual with ulysses=1 and ring=1") from error
 
 
-def _refuse_stages(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, Plan]) -> None:
+def _refuse_stages(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapping[str, ShardingSpec]) -> None:
     """Raise `ValueError` when blocks of a class cannot be in the stages of a plan."""
     instead = "in SP Config, use pipefusion=1 with ulysses, ring, cfg or data"
-    if plans is not PLANS:
+    if plans is not SPECS:
         raise ValueError(
             f"pipefusion={plan.pipefusion}: patches between the blocks of {type(transformer).__name__} need all "
             f"tokens, and a stage has those of a part of the image; {instead}"
@@ -154,7 +156,7 @@ def _refuse_stages(transformer: torch.nn.Module, plan: ParallelPlan, plans: Mapp
 
 def why_unshared(kind: type) -> str:
     """Why no ranks can share the tokens of one of ComfyUI's classes; "" where there is a plan for it."""
-    if find_plan(kind) is not None:
+    if find_spec(kind) is not None:
         return ""
     return f"ranks cannot share an image of {kind.__name__}: {why_without(kind)}"
 
@@ -162,7 +164,7 @@ def why_unshared(kind: type) -> str:
 def _misfit(transformer: torch.nn.Module) -> str:
     """Why the plan of a class does not fit it, as this ComfyUI or the file has it; "" where it does."""
     try:
-        find_hook_points(transformer, plan_for(type(transformer)))
+        find_hook_points(transformer, spec_of(type(transformer)))
     except ValueError as error:
         return f"ranks cannot share an image of {type(transformer).__name__}: {error}"
     return ""

@@ -20,8 +20,8 @@ import torch
 from ...parallel_runtime.models.hosted.calls import rows_that_belong_together, takes_whole_batches
 from ...parallel_runtime.models.hosted.formats import coarse_inputs
 from ...parallel_runtime.models.hosted.other_calls import apply_call
-from ...parallel_runtime.models.plans import find_plan
-from ...parallel_runtime.models.plans.whole import find_whole
+from ...parallel_runtime.models.specs import find_spec
+from ...parallel_runtime.models.specs.whole import find_whole
 from ...parallel_runtime.pool.calls import ModelCall, shape_of
 from ...parallel_runtime.pool.in_worker_sampling import shares
 from .comfyui import WrappersMP, comfy
@@ -125,7 +125,7 @@ class WholeForm:
         if takes_whole_batches(kind):
             raise HostLoopError(f"{kind.__name__} mixes the rows of a batch")
         spread = plan.layout.shards > plan.parts
-        if spread and find_plan(kind) is None and find_whole(kind) is None:
+        if spread and find_spec(kind) is None and find_whole(kind) is None:
             raise HostLoopError(f"the order of {kind.__name__}'s blocks is not known, by which ranks share them")
 
     def refuse_latent(self, x: torch.Tensor) -> None:

@@ -23,7 +23,7 @@ from ...parallel_runtime.models.hosted.block_patches import OPTION
 from ...parallel_runtime.models.hosted.build import Recognised
 from ...parallel_runtime.models.hosted.calls import from_tree
 from ...parallel_runtime.models.hosted.formats import coarse_inputs, formats_of
-from ...parallel_runtime.models.plans import find_plan, plan_for
+from ...parallel_runtime.models.specs import find_spec, spec_of
 from ...parallel_runtime.plan import ParallelPlan
 from ...parallel_runtime.planner.automatic import without_sharing
 from ...parallel_runtime.pool.calls import ModelCall, RunResult
@@ -44,8 +44,8 @@ STAGED = Proof(verdict=NOT_PROVEN, reason="no rank of a pipeline has all blocks 
 EVERY_CALLS = ("comfy.ops", "comfy.ldm.modules.attention")
 IMPORTS = re.compile(r"^[ \t]*(?:from[ \t]+(\S+)[ \t]+import[ \t]+([\w \t,]*)|import[ \t]+([\w.]+))", re.MULTILINE)
 # What shares tokens here: a proof made with other code is not believed.
-SHARING = ("models/hosted", "models/plans", "models/parts.py")
-SHARING += ("pool/proving.py", "parallel/uneven.py", "worker/hosted.py", "weights/block_shards.py")
+SHARING = ("models/hosted", "models/specs", "models/parts.py")
+SHARING += ("pool/proving.py", "parallel/attention.py", "worker/hosted.py", "weights/block_shards.py")
 
 
 class Prover:
@@ -181,7 +181,7 @@ class Prover:
         given: Any = from_tree(call.options["call"], [tensor.to(META) for tensor in call.tensors.values()])
         if OPTION in given["kwargs"]["transformer_options"]:  # pictures are encoded for the latent's size
             return False
-        plan = find_plan(type(self.transformer))
+        plan = find_spec(type(self.transformer))
         if plan is not None and plan.keeps is not None and self.pooled.keeps_state:  # it would compare values
             getattr(self.transformer, plan.keeps.reset)(False)
         try:
@@ -203,7 +203,7 @@ class Prover:
     @functools.cached_property
     def _source(self) -> str:
         kinds = {type(each) for each in self.transformer.modules()}
-        return f"{_hash(_files_of(kinds))} {_hash([], repr(plan_for(type(self.transformer))))}"
+        return f"{_hash(_files_of(kinds))} {_hash([], repr(spec_of(type(self.transformer))))}"
 
     @functools.cached_property
     def _formats(self) -> list[str]:

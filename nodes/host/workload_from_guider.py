@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...parallel_runtime.models.plans import find_plan
+from ...parallel_runtime.models.specs import find_spec
 from ...parallel_runtime.planner.automatic import Decision
 from ...parallel_runtime.planner.counted import CountedModel
 from ...parallel_runtime.planner.shapes import KEPT_ON, STORED_AS, Work
@@ -99,7 +99,7 @@ def _work(
 
 def _as_kept(work: Work | None, model: ModelPatcher, model_options: Mapping[str, Any]) -> Work | None:
     """The work with where and how the model's class keeps something between steps, as a node may have said."""
-    plan = find_plan(type(model.model.diffusion_model))
+    plan = find_spec(type(model.model.diffusion_model))
     if work is None or plan is None or plan.keeps is None:
         return work
     said = model_options["transformer_options"].get(plan.keeps.option, {})

@@ -1,4 +1,4 @@
-"""Attention of a chunk over the keys of all tokens, for any model: `uneven.py` with keys that are kept between calls.
+"""Attention of a chunk over the keys of all tokens, for any model: `attention.py` with keys kept between calls.
 
 Letters: `B` batch, `H` heads, `S` tokens of the chunk on this rank, `T` those of all its ranks, `A` tokens of all
 chunks, `D` head size, `U` ulysses degree. Source and exchange as in `displaced.py`, which does the same for a model
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
+from .attention import QKV, AttentionFunction, SequenceParallelAttention
 from .collectives import Axis
-from .uneven import QKV, AttentionFunction, UnevenSequence
 
 
 class HeldRows:
@@ -45,16 +45,16 @@ class HeldRows:
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
 
-class DisplacedUneven(UnevenSequence):
+class DisplacedUneven(SequenceParallelAttention):
     """`attend_held` over a chunk that `ring` x `ulysses` ranks share. There need be no group of all of them."""
 
     def __init__(self, *, ring: Axis, ulysses: Axis) -> None:
         super().__init__(ring=ring, ulysses=ulysses)
-        self._inner = UnevenSequence(ring=Axis("ring"), ulysses=ulysses)
-        self._outer = UnevenSequence(ring=ring, ulysses=Axis("ulysses"))
+        self._inner = SequenceParallelAttention(ring=Axis("ring"), ulysses=ulysses)
+        self._outer = SequenceParallelAttention(ring=ring, ulysses=Axis("ulysses"))
 
     def gather(self, tensor: torch.Tensor, *, dim: int, lengths: Sequence[int]) -> torch.Tensor:
-        """As `UnevenSequence.gather`, over one axis after the other."""
+        """As `SequenceParallelAttention.gather`, over one axis after the other."""
         groups = self._by_ring(lengths)
         rows = self._inner.gather(tensor, dim=dim, lengths=groups[self.ring.index])
         return self._outer.gather(rows, dim=dim, lengths=[sum(group) for group in groups])

@@ -5,7 +5,7 @@ which each rank gets a run; so outputs of all chunks laid side by side are in th
 
 Owns how heads are cut into chunks and how messages are laid out: all chunks are packed at once, by one copy a tensor
 where heads come out even, two where not, however many ranks and chunks there are. Does not own how many chunks there
-are (overlap.py) nor when each is sent (uneven.py).
+are (overlap.py) nor when each is sent (attention.py).
 """
 
 from collections.abc import Callable, Sequence

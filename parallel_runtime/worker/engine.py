@@ -290,7 +290,7 @@ class Engine:
         compiled = any(options.get("compiled") for options in calls)
         watch = Watch(timer, beat, progress)
         if isinstance(model, HostedModel):
-            hosted = HostedForward(model, mesh.uneven_sequence, timer, beat, sent)
+            hosted = HostedForward(model, mesh.attention, timer, beat, sent)
             hosted.adapter = model.blocks.run(self.graphs, watch) if compiled else None
             return hosted
         adapter = model.adapter.compiled(self.graphs, watch) if compiled else model.adapter

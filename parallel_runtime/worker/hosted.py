@@ -1,7 +1,7 @@
 """A step of one of ComfyUI's own models on one rank.
 
 Owns the marriage of the module with this rank's part of a plan. Does not own the module and its weights
-(hosted_weights.py), how its calls are shared (models/hosted/hooks.py), nor the exchange (parallel/uneven.py).
+(hosted_weights.py), how its calls are shared (models/hosted/hooks.py), nor the exchange (parallel/attention.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ from ..models.hosted.kept_state import KeptState, alike_over, kept_state
 from ..models.hosted.other_calls import METHODS
 from ..models.hosted.scales import shared as shared_scales
 from ..models.hosted.stage import StagedBlocks
-from ..models.plans import BETWEEN, plan_for
+from ..models.specs import BETWEEN, spec_of
+from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
-from ..parallel.uneven import UnevenSequence
 from ..plan import BatchSlice
 from ..timing import RegionTimer
 from ..wire.replies import CachedCalls, KeptCalls
@@ -60,7 +60,7 @@ class HostedModel:
     def staged(self) -> StagedBlocks:
         """The blocks of this rank's stage; before any hook is on them."""
         module, weights = self.module, self.weights
-        plan = plan_for(type(module))
+        plan = spec_of(type(module))
         return StagedBlocks(module, plan, weights.staged_blocks, weights.run, before=weights.blocks_before)
 
     @property
@@ -103,7 +103,7 @@ class HostedModel:
 
     def under(
         self,
-        sequence: UnevenSequence,
+        sequence: SequenceParallelAttention,
         beat: Callable[[], None],
         *,
         patched: bool = False,
@@ -123,10 +123,10 @@ class HostedModel:
         self.beat = beat
         cut = sequence.parts > 1 or new_call is not None
         if cut and patched and self.between is None:
-            self.between = SharedModel(module, plan_for(type(module), BETWEEN), sequence)
+            self.between = SharedModel(module, spec_of(type(module), BETWEEN), sequence)
             self.sharings.append(self.between)
         if cut and not patched and self.shared is None:
-            self.shared = SharedModel(module, plan_for(type(module)), sequence)
+            self.shared = SharedModel(module, spec_of(type(module)), sequence)
             self.sharings.append(self.shared)
         for shared, serves in ((self.shared, not patched), (self.between, patched)):
             if shared is not None:
@@ -144,7 +144,7 @@ class HostedForward:
     def __init__(
         self,
         model: HostedModel,
-        sequence: UnevenSequence,
+        sequence: SequenceParallelAttention,
         timer: RegionTimer,
         beat: Callable[[], None],
         sent: RequestInputs,
@@ -243,7 +243,7 @@ class HostedForward:
         whole: Mapping[str, torch.Tensor],
         options: Mapping[str, Any],
         *,
-        sequence: UnevenSequence,
+        sequence: SequenceParallelAttention,
         over: Axis | None,
         new_call: NewCall | None = None,
         residuals: Residuals | None = None,
@@ -311,26 +311,26 @@ class HostedForward:
         if forget is not None:
             forget()
 
-    def _keeping(self, sequence: UnevenSequence) -> AbstractContextManager[None]:
+    def _keeping(self, sequence: SequenceParallelAttention) -> AbstractContextManager[None]:
         """Around a call: all ranks that run the same blocks at a time use what the module kept, or none of them."""
         kept, group = self.model.kept, self.model.group
         if kept is None or not self._in_run:
             return nullcontext()
         spread = self.weights.shards is not None and group.size > sequence.parts
-        together = UnevenSequence(ring=Axis("ring"), ulysses=group) if spread else sequence
+        together = SequenceParallelAttention(ring=Axis("ring"), ulysses=group) if spread else sequence
         return kept.calling(alike_over(together, self.timer.device))
 
-    def _scales(self, sequence: UnevenSequence, over: Axis | None) -> AbstractContextManager[None]:
+    def _scales(self, sequence: SequenceParallelAttention, over: Axis | None) -> AbstractContextManager[None]:
         """Around a call: where a quantised layer takes a scale of all rows, it is that of all ranks that have some."""
         if not self.model.weights.quantised:
             return nullcontext()
-        sharing = [sequence] if over is None else [sequence, UnevenSequence(ring=Axis("ring"), ulysses=over)]
+        sharing = [sequence] if over is None else [sequence, SequenceParallelAttention(ring=Axis("ring"), ulysses=over)]
         return shared_scales([each for each in sharing if each.parts > 1])
 
-    def _sequence(self, options: Mapping[str, Any]) -> UnevenSequence:
+    def _sequence(self, options: Mapping[str, Any]) -> SequenceParallelAttention:
         """Who shares the tokens. A proof asks for none, and for the negative control (pool/proving.py)."""
         if options.get("whole"):
-            return UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
+            return SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
         if options.get("local_attention"):
             return OwnTokens(ring=self.sequence.ring, ulysses=self.sequence.ulysses, whole=self.sequence.whole)
         self.sequence.named = str(options.get("attention", ""))

@@ -48,7 +48,7 @@ class HostedPipeline(HostedForward):
         step: Step,
         held: HeldKeys,
     ) -> None:
-        super().__init__(model, mesh.uneven_sequence, timer, beat, sent)
+        super().__init__(model, mesh.attention, timer, beat, sent)
         self._held, self._told, self._patches = held, step.pipeline, mesh.plan.num_patches
         self._stage, stages = mesh.axes["pipefusion"].index, mesh.plan.pipefusion
         self.first, self.last = self._stage == 0, self._stage == stages - 1

@@ -20,8 +20,8 @@ from ..models.hosted.formats import says_formats
 from ..models.hosted.kept_layouts import keep_layouts
 from ..models.hosted.scales import watch
 from ..models.parts import plain_parts
-from ..models.plans import find_plan
-from ..models.plans.whole import find_whole
+from ..models.specs import find_spec
+from ..models.specs.whole import find_whole
 from ..models.stages import stage_run
 from ..parallel.collectives import Axis
 from ..weight_patch import BESIDE, unpack
@@ -93,20 +93,20 @@ class HostedWeights:
 
     def _find_blocks(self) -> dict[str, torch.nn.Module]:
         """The module's blocks by path: those that are known of its class, else the modules in its outermost lists."""
-        plan, whole = find_plan(type(self.module)), find_whole(type(self.module))
+        plan, whole = find_spec(type(self.module)), find_whole(type(self.module))
         if plan is None and whole is not None:
             return blocks_of(self.module, whole.blocks, inner=whole.inner)
         return blocks_of(self.module, [] if plan is None else list(plan.attention))
 
     def methods_of(self, path: str) -> tuple[str, ...]:
         """The methods by which the module calls the block at a path."""
-        plan = find_plan(type(self.module))
+        plan = find_spec(type(self.module))
         return entries_of(self.blocks[path]) if plan is None else plan.methods_of(path.rpartition(".")[0])
 
     @property
     def in_order(self) -> bool:
         """Whether every call is known to run the blocks in the same order."""
-        return find_plan(type(self.module)) is not None or find_whole(type(self.module)) is not None
+        return find_spec(type(self.module)) is not None or find_whole(type(self.module)) is not None
 
     @property
     def parameter_bytes(self) -> int:
@@ -178,7 +178,7 @@ class HostedWeights:
         self._whole, self.declared = built.whole, built.declared
         if self.quantised:
             watch(self.module)
-        blocks, plan = self._find_blocks(), find_plan(type(self.module))
+        blocks, plan = self._find_blocks(), find_spec(type(self.module))
         if self.stages > 1 and plan is not None:
             self.staged_blocks = blocks_of(self.module, plan.staged)
         else:

@@ -22,13 +22,13 @@ from ..exchange_groups import (
     runs_along,
     weight_groups,
 )
+from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis, Traffic
 from ..parallel.displaced import DisplacedAttention
 from ..parallel.links import Link
 from ..parallel.overlap import OverlapRates, choose_chunks
 from ..parallel.pattern import count_wrong_bytes, count_wrong_bytes_of_links
 from ..parallel.sequence import SequenceAttention
-from ..parallel.uneven import UnevenSequence
 from ..plan import ParallelPlan
 from ..wire.replies import ProbeReply
 from .probe import probe
@@ -154,10 +154,10 @@ class Mesh:
         return SequenceAttention(ring=self.axes["ring"], ulysses=self.axes["ulysses"], whole=self._sequence_axis)
 
     @cached_property
-    def uneven_sequence(self) -> UnevenSequence:
+    def attention(self) -> SequenceParallelAttention:
         """As `sequence`, for a model whose attention is a call like any other."""
         ring, ulysses = self.axes["ring"], self.axes["ulysses"]
-        return UnevenSequence(ring=ring, ulysses=ulysses, whole=self._sequence_axis, chunks=self._chunks)
+        return SequenceParallelAttention(ring=ring, ulysses=ulysses, whole=self._sequence_axis, chunks=self._chunks)
 
     def displaced(self) -> DisplacedAttention:
         """As `sequence`, for a plan with stages: the keys of the patches not under way are of the step before."""

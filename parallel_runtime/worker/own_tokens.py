@@ -7,21 +7,21 @@ from collections.abc import Sequence
 
 import torch
 
+from ..parallel.attention import QKV, AttentionFunction, SequenceParallelAttention
 from ..parallel.displaced_uneven import DisplacedUneven
-from ..parallel.uneven import QKV, AttentionFunction, UnevenSequence
 
 
-class OwnTokens(UnevenSequence):
+class OwnTokens(SequenceParallelAttention):
     """Wrong for more than one rank."""
 
     def attend(self, kernel: AttentionFunction, qkv: QKV, **_: object) -> torch.Tensor:
-        """As `UnevenSequence.attend`, without any exchange and without the mask."""
+        """As `SequenceParallelAttention.attend`, without any exchange and without the mask."""
         return kernel(qkv, qkv[0].shape[1], None)
 
     def whole_keys(
         self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `UnevenSequence.whole_keys`, without any exchange."""
+        """As `SequenceParallelAttention.whole_keys`, without any exchange."""
         return k, v
 
 

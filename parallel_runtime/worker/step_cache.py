@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..models.hosted.first_block import CachedBlocks, Residuals, Total
-from ..models.plans import plan_for
+from ..models.specs import spec_of
+from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
-from ..parallel.uneven import UnevenSequence
 from ..wire.replies import CachedCalls
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def skipping_blocks(
     residuals: Residuals,
     options: Mapping[str, Any],
     *,
-    sequence: UnevenSequence,
+    sequence: SequenceParallelAttention,
     over: Axis | None,
     counts: bool = True,
 ) -> AbstractContextManager[None]:
@@ -35,7 +35,7 @@ def skipping_blocks(
     """
     model, sharing = forward.model, [sequence]
     if over is not None:
-        sharing.append(UnevenSequence(ring=Axis("ring"), ulysses=over))
+        sharing.append(SequenceParallelAttention(ring=Axis("ring"), ulysses=over))
 
     cached, threshold, total = cached_blocks(model), float(options["step_cache"]), total_over(sharing)
 
@@ -53,7 +53,7 @@ def skipping_blocks(
     return skipping()
 
 
-def total_over(sharing: Sequence[UnevenSequence]) -> Total:
+def total_over(sharing: Sequence[SequenceParallelAttention]) -> Total:
     """What sums up numbers over all ranks of these groups, in the order of ranks and on the CPU.
 
     Devices of two kinds may add in another order, and ranks that decide apart wait for each other for ever.
@@ -74,5 +74,5 @@ def cached_blocks(model: "HostedModel") -> CachedBlocks:
             shared.remove()
         model.sharings.clear()
         model.shared = model.between = None
-        model.skipping = CachedBlocks(model.module, plan_for(type(model.module)))
+        model.skipping = CachedBlocks(model.module, spec_of(type(model.module)))
     return model.skipping

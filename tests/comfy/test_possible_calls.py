@@ -34,7 +34,7 @@ def test_a_class_that_keeps_something_compares_no_values_that_are_not_there(
 ) -> None:
     """ComfyUI lets it keep something before each run; the second call would be compared with the first."""
     proving: ModuleType = module_of_pack("nodes.host.proving")
-    monkeypatch.setattr(proving, "find_plan", lambda kind: PLAN if keeps else None)
+    monkeypatch.setattr(proving, "find_spec", lambda kind: PLAN if keeps else None)
     model = OnMeta().to("meta")
     model.memory = Roomy()
     prover = proving.Prover(model, None, SimpleNamespace(keeps_state=True), lambda shape: 1.0)
@@ -96,7 +96,7 @@ def test_a_change_of_any_file_that_computes_a_class_makes_another_key_of_its_pro
     small_comfyui: Path, module_of_pack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proving: ModuleType = module_of_pack("nodes.host.proving")
-    monkeypatch.setattr(proving, "plan_for", lambda kind: None)
+    monkeypatch.setattr(proving, "spec_of", lambda kind: None)
     model = sys.modules["comfy.ldm.flux.model"].Model()
 
     def source() -> str:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 
 from host.server import PACK_ROOT
-from parallel_runtime.models.plans import NOT_SAMPLED, PLANS, WITHOUT
+from parallel_runtime.models.specs import NOT_SAMPLED, PLANS, WITHOUT
 from parity.table import markdown
 
 from . import usage

@@ -26,7 +26,7 @@ from pathlib import Path
 from host.fetch import comfyui_path, comfyui_says
 from models.conftest import run_ranks
 from models.supported import Found
-from parallel_runtime.models.plans import PLANS
+from parallel_runtime.models.specs import PLANS
 
 FOLDER = Path(__file__).parent
 ERROR, CONTROL = 1e-5, 1e-3  # as tests/models

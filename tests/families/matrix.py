@@ -43,7 +43,7 @@ must differ by more than {VISIBLE:.0e}. `make parity-models` writes this file; w
 names and leaves the other cases as they are here. Of the classes with a star ComfyUI's detection fixes sizes that no
 test machine holds: there the test host tells it smaller ones (`tests/host/told_sizes.py`), and all else is ComfyUI's.
 
-"Plan" is how many lines of data the pack has for the class (`parallel_runtime/models/plans`), whose code is ComfyUI's
+"Plan" is how many lines of data the pack has for the class (`parallel_runtime/models/specs`), whose code is ComfyUI's
 own. So is that of {OWN_BLOCKS} here, as a second reference of the blocks that the pack has for it and its loader takes;
 [parity.md](parity.md) has those.
 """

@@ -1,6 +1,6 @@
-"""How many lines a plan of `parallel_runtime/models/plans` takes: what a class costs beside ComfyUI's own code.
+"""How many lines a plan of `parallel_runtime/models/specs` takes: what a class costs beside ComfyUI's own code.
 
-Read from the source: the entry of the class in its file's PLANS, and what that entry takes from the same file.
+Read from the source: the entry of the class in its file's SPECS, and what that entry takes from the same file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 
 from host.server import PACK_ROOT
 
-FOLDER = PACK_ROOT / "parallel_runtime" / "models" / "plans"
+FOLDER = PACK_ROOT / "parallel_runtime" / "models" / "specs"
 
 
 @cache
@@ -20,10 +20,10 @@ def plan_lines(class_path: str) -> int:
     for path in sorted(FOLDER.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         named = {name: value for name, value in _assigned(tree)}
-        for key, value in _entries(named.get("PLANS")):
+        for key, value in _entries(named.get("SPECS")):
             if isinstance(key, ast.Constant) and key.value == class_path:
                 return len(_lines(value, named))
-    raise ValueError(f"{class_path} is in no PLANS of {FOLDER.relative_to(PACK_ROOT)}; add a plan there")
+    raise ValueError(f"{class_path} is in no SPECS of {FOLDER.relative_to(PACK_ROOT)}; add a spec there")
 
 
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from host.fetch import comfyui_path
-from models.pooled import call
+from host.tiny_hosted import call
 from parallel_runtime.__main__ import main
 from parallel_runtime.checkpoint import HOSTED, ModelSpec
 from parallel_runtime.devices import parse_devices

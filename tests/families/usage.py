@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel_runtime.models.plans import PLANS, WITHOUT
+from parallel_runtime.models.specs import PLANS, WITHOUT
 from parity.table import markdown
 
 TABLE = Path(__file__).with_name("usage.csv")

@@ -22,10 +22,10 @@ from parallel_runtime.models.hosted.attention import AttentionSwitch, install, i
 from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.count import OperationCounter, SilentAxis
 from parallel_runtime.models.hosted.hooks import SharedModel
-from parallel_runtime.models.plans import Plan, plan_for
-from parallel_runtime.models.plans.words import UNPLANNED, Attention, parse_attention
+from parallel_runtime.models.specs import ShardingSpec, spec_of
+from parallel_runtime.models.specs.words import UNPLANNED, Attention, parse_attention
+from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
-from parallel_runtime.parallel.uneven import UnevenSequence
 
 from .cases import CASES
 from .gloo_group import GlooGroup, chunks_of
@@ -53,10 +53,10 @@ def refused(*texts: str) -> Iterator[None]:
         raise AssertionError("nothing was refused")
 
 
-def fresh(name: str) -> tuple[nn.Module, Plan, dict[str, Any]]:
+def fresh(name: str) -> tuple[nn.Module, ShardingSpec, dict[str, Any]]:
     """A case's model that no hook was on, its plan and its inputs."""
     model, inputs = CASES[name]()
-    return model, plan_for(type(model)), inputs
+    return model, spec_of(type(model)), inputs
 
 
 def number_of_hooks(model: nn.Module) -> int:
@@ -377,7 +377,9 @@ def what_came_in_containers_is_freed_before_the_kernel_ends(group: GlooGroup) ->
     stock.__name__ = "attention_pytorch"  # which computes each head alone, so heads may come in chunks
     for skip_reshape, chunks in product((True, False), (1, 3)):
         ulysses = SilentAxis("ulysses", size=2)
-        call = TokenCall(UnevenSequence(ring=Axis("ring"), ulysses=ulysses, chunks=partial(chunks_of, chunks)), "Tiny")
+        call = TokenCall(
+            SequenceParallelAttention(ring=Axis("ring"), ulysses=ulysses, chunks=partial(chunks_of, chunks)), "Tiny"
+        )
         call.introduce("q", 14)
         call.attention = parse_attention("q")
         switch = AttentionSwitch(stock, container_class())
@@ -404,7 +406,9 @@ def heads_come_in_chunks_where_the_function_computes_each_alone(group: GlooGroup
         return function
 
     ulysses = SilentAxis("ulysses", size=2)
-    call = TokenCall(UnevenSequence(ring=Axis("ring"), ulysses=ulysses, chunks=partial(chunks_of, 3)), "Tiny")
+    call = TokenCall(
+        SequenceParallelAttention(ring=Axis("ring"), ulysses=ulysses, chunks=partial(chunks_of, 3)), "Tiny"
+    )
     call.introduce("q", 14)
     call.attention = parse_attention("q")
     int8, flash = (SimpleNamespace(function=named(f"attention_{name}")) for name in ("comfy_kitchen_int8", "flash"))
@@ -432,7 +436,7 @@ def heads_in_chunks_hold_no_more_at_once_than_all_together(group: GlooGroup) -> 
     """Two chunks a twelfth more: both are there while the message is. `whole`: what a rank has of q, k and v."""
     most = {}
     for chunks in (1, 2, 3, 5):
-        sequence = UnevenSequence(
+        sequence = SequenceParallelAttention(
             ring=Axis("ring"), ulysses=SilentAxis("ulysses", size=2), chunks=partial(chunks_of, chunks)
         )
 

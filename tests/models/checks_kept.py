@@ -15,7 +15,7 @@ from torch import nn
 from host.fetch import comfyui_says
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.hosted.kept_state import FreeMemory, KeptState, alike_over, kept_state
-from parallel_runtime.models.plans import plan_for
+from parallel_runtime.models.specs import spec_of
 from parallel_runtime.parallel.shard import split_lengths
 
 from .cases_qwen21 import CLASS, TWO, picture, qwen21
@@ -74,7 +74,7 @@ def what_is_kept_is_found_by_shared_calls(group: GlooGroup) -> None:
         ("default", "off"),
     ):
         alone, model = (qwen21(64, (16, 24, 24)) for _ in range(2))  # int4 is in groups of 64
-        shared = SharedModel(model, plan_for(type(model)), group)
+        shared = SharedModel(model, spec_of(type(model)), group)
         alike = alike_over(group, CPU)
         with keeping(alone) as once, keeping(model) as kept:
             for number, (does, inputs) in enumerate(steps(stored, device)):
@@ -96,7 +96,7 @@ def what_is_kept_is_found_by_shared_calls(group: GlooGroup) -> None:
 
 def nothing_is_kept_of_another_run_nor_outside_of_one(group: GlooGroup) -> None:
     model = qwen21()
-    SharedModel(model, plan_for(type(model)), group)
+    SharedModel(model, spec_of(type(model)), group)
     kept, alike = kept_state(model), alike_over(group, CPU)
     assert kept is not None
     (_, inputs), *_ = steps("default")
@@ -114,7 +114,7 @@ def nothing_is_kept_of_another_run_nor_outside_of_one(group: GlooGroup) -> None:
 
 def ranks_with_other_memory_keep_nothing_together(group: GlooGroup) -> None:
     model, full = qwen21(), group.index == 0
-    SharedModel(model, plan_for(type(model)), group)
+    SharedModel(model, spec_of(type(model)), group)
     (_, inputs), *_ = steps("default")
     want = call(qwen21(), inputs)
     with keeping(model) as kept:
@@ -133,7 +133,7 @@ def memory_of_the_host_is_shared_by_its_ranks(group: GlooGroup) -> None:
     model, asked = qwen21(), list[int]()
     budget = comfy.model_management.ensure_pin_budget
     comfy.model_management.ensure_pin_budget = lambda size, **_: asked.append(size) or True
-    SharedModel(model, plan_for(type(model)), group)
+    SharedModel(model, spec_of(type(model)), group)
     (_, inputs), *_ = steps("default", "auto")
     kept = kept_state(model)
     assert kept is not None

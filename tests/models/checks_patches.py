@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from parallel_runtime.models.hosted.block_patches import Beside
 from parallel_runtime.models.hosted.hooks import SharedModel
-from parallel_runtime.models.plans import BETWEEN, plan_for
+from parallel_runtime.models.specs import BETWEEN, spec_of
 
 from .cases_images import described, picture, qwen, z_image
 from .checks import check, refused
@@ -75,7 +75,7 @@ def compare(group: GlooGroup, model: nn.Module, inputs: dict[str, Any], patch: A
 
     plain, want = call({}), call({kind: [patch] for kind in kinds})
     assert difference(plain, want) > 1e-3, "the patch changes nothing"
-    shared = SharedModel(model, plan_for(type(model), BETWEEN), group)
+    shared = SharedModel(model, spec_of(type(model), BETWEEN), group)
     for _ in range(2):
         got = call(rebuilt(patch, module, sizes, kinds))
         assert difference(got, want) <= 1e-5, f"{type(patch).__name__}: {difference(got, want):.1e}"

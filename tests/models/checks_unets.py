@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from families.unet import CLASS
-from parallel_runtime.models.plans import find_plan
-from parallel_runtime.models.plans.whole import WHOLE, find_whole
+from parallel_runtime.models.specs import find_spec
+from parallel_runtime.models.specs.whole import WHOLE, find_whole
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.weights.block_shards import BlockShards, blocks_of
 
@@ -93,7 +93,7 @@ def a_unet_whose_blocks_are_spread_runs_them_in_one_order_and_equals_itself(grou
     for make in UNETS:
         model, inputs = make()
         known, title = find_whole(type(model)), make.__name__
-        assert known is not None and find_plan(type(model)) is None, title
+        assert known is not None and find_spec(type(model)) is None, title
         want, blocks = called(model, inputs), blocks_of(model, known.blocks, inner=known.inner)
         spread = sum(weight.numel() for block in blocks.values() for weight in block.parameters())
         assert spread > 0.75 * sum(weight.numel() for weight in model.parameters()), f"{title}: few weights are spread"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from parallel_runtime.models.hosted.hooks import SharedModel
-from parallel_runtime.models.plans import WITHOUT, find_plan, plan_for
+from parallel_runtime.models.specs import WITHOUT, find_spec, spec_of
 from parallel_runtime.parallel.shard import split_lengths
 
 from .checks import check, refused
@@ -71,9 +71,9 @@ def rows_of_a_class_without_a_plan_are_computed_apart_and_its_tokens_are_refused
     for make in WHOLE:
         model, inputs = make()
         reason, _ = WITHOUT[path_of(type(model))]
-        assert find_plan(type(model)) is None
+        assert find_spec(type(model)) is None
         with refused(type(model).__name__, reason, "use cfg parallel"):
-            SharedModel(model, plan_for(type(model)), group)
+            SharedModel(model, spec_of(type(model)), group)
         want = model(**inputs)
         mine = model(**rows_of(inputs, start, lengths[group.index]))
         assert difference(group.gather(mine, dim=0, lengths=lengths), want) <= 1e-5, make.__name__

@@ -8,7 +8,7 @@ import torch
 
 from parallel_runtime.models.hosted.attention import installed
 from parallel_runtime.models.hosted.hooks import SharedModel
-from parallel_runtime.models.plans.words import UNPLANNED, parse_attention
+from parallel_runtime.models.specs.words import UNPLANNED, parse_attention
 
 from .checks import check, fresh, mine, number_of_hooks, refused, shared_attention, under_way
 from .gloo_group import GlooGroup

@@ -47,10 +47,10 @@ def compare(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     from parallel_runtime.models.graphs import Graphs, Watch
     from parallel_runtime.models.hosted.compiled import blocks_of
     from parallel_runtime.models.hosted.hooks import SharedModel
-    from parallel_runtime.models.plans import plan_for
+    from parallel_runtime.models.specs import spec_of
     from parallel_runtime.timing import RegionTimer
 
-    plan, group = plan_for(type(model)), GlooGroup()
+    plan, group = spec_of(type(model)), GlooGroup()
     blocks = blocks_of(model)
     shared = SharedModel(model, plan, group)
     other = {name: longer(value) for name, value in copy.deepcopy(inputs).items()}

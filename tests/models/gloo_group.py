@@ -71,5 +71,5 @@ class OwnTokensOnly(GlooGroup):
 
 
 def chunks_of(number: int, _: object) -> int:
-    """For `UnevenSequence`: heads go in so many chunks, whether or not they pay."""
+    """For `SequenceParallelAttention`: heads go in so many chunks, whether or not they pay."""
     return number

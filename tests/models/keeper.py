@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parallel_runtime.models.plans.plan import Keeps, Plan
+from parallel_runtime.models.specs.spec import Keeps, ShardingSpec
 
 WIDTH, HEADS, BLOCKS = 24, 3, 2
 ELEMENT = 4  # bytes
-PLAN = Plan(
+PLAN = ShardingSpec(
     attention={"blocks": "img<-txt+img|img<-kept:txt+img|local"},
     cut={"blocks.*": {"prefix": "every:txt"}, "blocks.0": {"x": "rest:txt+img"}},
     gather={"out": "img"},

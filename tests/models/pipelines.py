@@ -25,12 +25,12 @@ from parallel_runtime.models.hosted.hook_points import find_hook_points
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.hosted.pass_call import PassCall, PassEndsError
 from parallel_runtime.models.hosted.stage import StagedBlocks
-from parallel_runtime.models.plans import Plan, plan_for
-from parallel_runtime.models.plans.words import FIRST, GRID, Each, Grid, Tokens, Word, parse, streams_in
+from parallel_runtime.models.specs import ShardingSpec, spec_of
+from parallel_runtime.models.specs.words import FIRST, GRID, Each, Grid, Tokens, Word, parse, streams_in
 from parallel_runtime.models.stages import stage_run
+from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis, Traffic
 from parallel_runtime.parallel.displaced_uneven import DisplacedUneven, HeldRows
-from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.weights.block_shards import blocks_of
 
 Call = Callable[[nn.Module, dict[str, Any]], Tensor]
@@ -70,7 +70,7 @@ class Pipeline:
     """A model whose blocks are in stages of so many ranks on each `axes`. The last stage has the results."""
 
     def __init__(self, model: nn.Module, patches: int, axes: dict[str, Axis]) -> None:
-        self.model, self.patches, plan = model, patches, plan_for(type(model))
+        self.model, self.patches, plan = model, patches, spec_of(type(model))
         self.group = DisplacedUneven(**axes)
         self.parts = self.group.parts
         rank, ranks = dist.get_rank() // self.parts, dist.get_world_size() // self.parts
@@ -122,7 +122,7 @@ class Simulation:
 
     def __init__(self, model: nn.Module, patches: int, parts: int, call: Call, inputs: dict[str, Any]) -> None:
         self.model, self.patches, self.parts, self.call = model, patches, parts, call
-        self.plan = plan_for(type(model))
+        self.plan = spec_of(type(model))
         self.streams: dict[str, int] = {}
         self.grid = (0, 0, 0)
         self.sites: list[tuple[str, ...] | None] = []  # each call of the attention function: streams of its keys
@@ -139,7 +139,7 @@ class Simulation:
 
     def _look(self, inputs: dict[str, Any]) -> None:
         """Which attention is over which streams, and how long they are."""
-        switch, alone = installed(), UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
+        switch, alone = installed(), SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
         stock, simulation = switch.stock, self
         over: list[tuple[str, ...] | None] = [None]
 
@@ -235,7 +235,7 @@ class Simulation:
             for handle in handles:
                 handle.remove()
 
-    def _gathered(self, path: str, plan: Plan) -> Word | None:
+    def _gathered(self, path: str, plan: ShardingSpec) -> Word | None:
         blocks, _, last = path.rpartition(".")
         for table in plan.gathers:
             names = [path]

@@ -18,9 +18,9 @@ from host.quantised import FORMATS, Tensors, mark, quantised
 from parallel_runtime.models.hosted.build import build, recognise
 from parallel_runtime.models.hosted.scales import shared as shared_scales
 from parallel_runtime.models.hosted.scales import watch
+from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.shard import split_lengths
-from parallel_runtime.parallel.uneven import UnevenSequence
 
 from .checks import refused
 from .tiny import build as tiny
@@ -36,9 +36,9 @@ def check(function: Callable[[Axis], None]) -> Callable[[Axis], None]:
     return function
 
 
-def over(axis: Axis) -> UnevenSequence:
+def over(axis: Axis) -> SequenceParallelAttention:
     """The ranks of an axis as those that share a call."""
-    return UnevenSequence(ring=Axis("ring"), ulysses=axis)
+    return SequenceParallelAttention(ring=Axis("ring"), ulysses=axis)
 
 
 def mine(axis: Axis, rows: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def a_rank_without_rows_takes_part_in_a_scale(axis: Axis) -> None:
     assert not last or torch.equal(got.params.scale, whole.params.scale)
 
 
-class Asked(UnevenSequence):
+class Asked(SequenceParallelAttention):
     """Ranks that are asked for maxima, and say how often."""
 
     asks = 0
@@ -160,7 +160,7 @@ def what_a_layer_was_given_is_forgotten_when_it_has_run(axis: Axis) -> None:
 def nothing_is_exchanged_for_formats_that_round_token_by_token(axis: Axis) -> None:
     from comfy.quant_ops import QuantizedTensor
 
-    class Silent(UnevenSequence):
+    class Silent(SequenceParallelAttention):
         """Ranks that are never asked."""
 
         def maximum(self, *_: object) -> Tensor:

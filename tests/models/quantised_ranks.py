@@ -32,8 +32,8 @@ from parallel_runtime.models.hosted.calls import forward_call
 from parallel_runtime.models.hosted.comfyui import import_comfyui
 from parallel_runtime.models.hosted.scales import shared as shared_scales
 from parallel_runtime.models.parts import plain_parts
+from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
-from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.timing import RegionTimer
 from parallel_runtime.weight_patch import PatchBatch, WeightPatch, pack
@@ -117,7 +117,7 @@ def change(model: HostedModel, *, lora: bool) -> None:
     model.changes.take(said, batch.tensors, cancelled=lambda: False, beat=lambda: None)
 
 
-def call(model: HostedModel, sequence: UnevenSequence, *, scales: bool = True) -> Tensor:
+def call(model: HostedModel, sequence: SequenceParallelAttention, *, scales: bool = True) -> Tensor:
     """One call over the ranks of `sequence`, with their scales as one or each rank's own."""
     module = model.under(sequence, lambda: None)
     inputs = {name: noise(*shape) for name, shape in INPUTS.items()} | {"timestep": at(700, 650)}
@@ -126,7 +126,7 @@ def call(model: HostedModel, sequence: UnevenSequence, *, scales: bool = True) -
     return out
 
 
-def runs(model: HostedModel, sequence: UnevenSequence) -> dict[str, Tensor]:
+def runs(model: HostedModel, sequence: SequenceParallelAttention) -> dict[str, Tensor]:
     """The outputs of a model, of it with a LoRA, and of it again."""
     plain = call(model, sequence)
     change(model, lora=True)
@@ -146,9 +146,9 @@ def moves(model: HostedModel, right: Tensor) -> float:
     return found
 
 
-def alone() -> UnevenSequence:
+def alone() -> SequenceParallelAttention:
     """Nobody to share with."""
-    return UnevenSequence(ring=Axis("ring"), ulysses=Axis("ulysses"))
+    return SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
 
 
 def compare(case: str, spec: ModelSpec, want: dict[str, Tensor], *, sharded: bool, ring: bool) -> dict[str, float]:
@@ -156,7 +156,7 @@ def compare(case: str, spec: ModelSpec, want: dict[str, Tensor], *, sharded: boo
     size, index = dist.get_world_size(), dist.get_rank()
     everybody = Axis("all", size, index, dist.group.WORLD)
     one = Axis("one")
-    sequence = UnevenSequence(ring=everybody if ring else one, ulysses=one if ring else everybody)
+    sequence = SequenceParallelAttention(ring=everybody if ring else one, ulysses=one if ring else everybody)
     model = loaded(case, spec, everybody if sharded else one)
     elsewhere = bytes_elsewhere(model, spec.path)
     found = runs(model, sequence)
@@ -177,10 +177,10 @@ def compare(case: str, spec: ModelSpec, want: dict[str, Tensor], *, sharded: boo
     return errors
 
 
-def exchanged(model: HostedModel, sequence: UnevenSequence) -> int:
+def exchanged(model: HostedModel, sequence: SequenceParallelAttention) -> int:
     """How many maxima ranks exchange in a call."""
     maxima: list[Tensor] = []
-    sequence.maximum = lambda each: maxima.append(each) or UnevenSequence.maximum(sequence, each)  # type: ignore[method-assign, func-returns-value]
+    sequence.maximum = lambda each: maxima.append(each) or SequenceParallelAttention.maximum(sequence, each)  # type: ignore[method-assign, func-returns-value]
     call(model, sequence)
     del sequence.maximum
     return len(maxima)
@@ -195,12 +195,14 @@ def over_groups(model: HostedModel, calls: tuple[int, int]) -> Tensor:
     out = torch.zeros(made.out_shape)
     tensors = {f"{call}.{name}": tensor for call in calls for name, tensor in {**made.tensors, "out": out}.items()}
     sent = RepeatedInputs(CPU).of_request({}, {})
-    forward = HostedForward(model, mesh.uneven_sequence, RegionTimer(CPU, on=False), lambda: None, sent)
+    forward = HostedForward(model, mesh.attention, RegionTimer(CPU, on=False), lambda: None, sent)
     forward.run_batch_groups(
         [[BatchSlice(calls[0], 0, 1)], [BatchSlice(calls[1], 1, 2)]], mesh, tensors, [made.options] * 2
     )
     everybody = Axis("all", 2, rank, dist.group.WORLD)
-    rows = UnevenSequence(ring=Axis("one"), ulysses=everybody).gather(out[rank : rank + 1], dim=0, lengths=(1, 1))
+    rows = SequenceParallelAttention(ring=Axis("one"), ulysses=everybody).gather(
+        out[rank : rank + 1], dim=0, lengths=(1, 1)
+    )
     return rows.flatten()
 
 

@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis
-from parallel_runtime.parallel.uneven import UnevenSequence
 
 from .gloo_group import GlooGroup, OwnTokensOnly, chunks_of
 from .shared_inputs import Found, watched
@@ -70,17 +70,17 @@ def difference(got: Tensor, want: Tensor) -> float:
 def compare(model: torch.nn.Module, inputs: dict[str, Any], want: Tensor) -> dict[str, Any]:
     """A case shared: twice, with heads in one chunk and in more, then without exchange, then whole again."""
     from parallel_runtime.models.hosted.hooks import SharedModel
-    from parallel_runtime.models.plans import plan_for
+    from parallel_runtime.models.specs import spec_of
 
     group = GlooGroup()
-    shared = SharedModel(model, plan_for(type(model)), group)
+    shared = SharedModel(model, spec_of(type(model)), group)
     error = max(difference(call(model, inputs), want) for _ in range(2))
     gathers = group.attentions
     axis = Axis("ulysses", group.parts, group.index, dist.group.WORLD)
     outputs, exchanges = [], []
     for number in CHUNKS:
         axis.traffic.reset()
-        shared.group = UnevenSequence(ring=Axis("ring"), ulysses=axis, chunks=partial(chunks_of, number))
+        shared.group = SequenceParallelAttention(ring=Axis("ring"), ulysses=axis, chunks=partial(chunks_of, number))
         outputs.append(call(model, inputs))
         exchanges.append(axis.traffic.calls)
     shared.group = OwnTokensOnly()
@@ -197,7 +197,7 @@ def run_some(arguments: Sequence[str], takes: Callable[[Any], bool], one: RankMa
     comfyui, folder, numbers, *names = arguments
     torch.set_num_threads(1)
     start_comfyui(comfyui)
-    from parallel_runtime.models.plans import find_plan
+    from parallel_runtime.models.specs import find_spec
 
     from .cases import CASES
 
@@ -205,7 +205,7 @@ def run_some(arguments: Sequence[str], takes: Callable[[Any], bool], one: RankMa
     with torch.inference_mode():
         for name in names or CASES:
             model, inputs = CASES[name]()
-            plan = find_plan(type(model))
+            plan = find_spec(type(model))
             if plan is not None and takes(plan):
                 cases[name] = (model, inputs)
     well = [
@@ -219,7 +219,7 @@ def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
     """Everything. Returns 0 when all ranks ended well."""
     torch.set_num_threads(1)
     start_comfyui(comfyui)
-    from parallel_runtime.models.plans import plan_for
+    from parallel_runtime.models.specs import spec_of
 
     from .cases import CASES
 
@@ -237,7 +237,7 @@ def main(comfyui: str, folder: Path, numbers: list[int], only: str) -> int:
                     left_out["stock fails"][name] = f"{type(error).__name__}: {error}"
     for name in list(cases):
         try:
-            plan_for(type(cases[name][0]))
+            spec_of(type(cases[name][0]))
         except ValueError as error:
             left_out["refused"][name] = str(error)
             del cases[name]

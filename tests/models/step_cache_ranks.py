@@ -95,11 +95,11 @@ def compare(model: nn.Module, inputs: dict[str, Any], group: Any) -> dict[str, f
     """Errors and changes of a case over the ranks of `group`."""
     from parallel_runtime.models.hosted.first_block import CachedBlocks, Residuals
     from parallel_runtime.models.hosted.hooks import SharedModel
-    from parallel_runtime.models.plans import plan_for
+    from parallel_runtime.models.specs import spec_of
 
     from .pipelines import moved
 
-    plan = plan_for(type(model))
+    plan = spec_of(type(model))
     modules = dict(model.named_modules())
     names = {path: plan.handed_on(path) for path in plan.staged if path in modules}
     first, second, third = (moved(inputs, amount) for amount in STEPS)
@@ -142,11 +142,11 @@ def compare(model: nn.Module, inputs: dict[str, Any], group: Any) -> dict[str, f
 
 def rank_main(rank: int, ranks: int, folder: Path, cases: dict[str, tuple[Any, Any]]) -> None:
     """One rank: every case, in order."""
-    from parallel_runtime.parallel.uneven import UnevenSequence
+    from parallel_runtime.parallel.attention import SequenceParallelAttention
 
     from .pipelines import axes_of
 
-    group = UnevenSequence(**axes_of(ranks, "ulysses", [dist.group.WORLD]))
+    group = SequenceParallelAttention(**axes_of(ranks, "ulysses", [dist.group.WORLD]))
     rows = {}
     for name, (model, inputs) in cases.items():
         try:

@@ -55,10 +55,10 @@ def transformer_of(described: type) -> type:
 
 def refusal(kind: type) -> str:
     """What is said of a class that ranks are to share the tokens of; "" where it has a plan."""
-    from parallel_runtime.models.plans import not_sampled, plan_for
+    from parallel_runtime.models.specs import not_sampled, spec_of
 
     try:
-        plan_for(kind)
+        spec_of(kind)
     except ValueError as error:
         return not_sampled(kind) or str(error)
     return ""

@@ -17,6 +17,7 @@ import pytest
 import torch
 from runtime.loras import lora
 
+from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.compiled import TOLD, _kind_of
@@ -28,7 +29,7 @@ from parallel_runtime.weight_patch import PRISTINE, WeightPatchSet
 from .cases import CASES
 from .compiled_ranks import largest_difference
 from .conftest import run_ranks
-from .pooled import call, write_wan
+from .pooled import write_wan
 
 # To make a graph takes some 10 s of a core, and minutes where others use them.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

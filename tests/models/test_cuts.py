@@ -16,7 +16,7 @@ from torch import Tensor
 from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.changes_of_words import cutter, gatherer
 from parallel_runtime.models.hosted.cuts import cut_control
-from parallel_runtime.models.plans.words import parse, parse_attention
+from parallel_runtime.models.specs.words import parse, parse_attention
 
 PARTS = (1, 2, 3)
 

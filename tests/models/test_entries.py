@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from parallel_runtime.models.entries import entries_of, hook_entries
 from parallel_runtime.models.hosted.hook_points import find_hook_points
-from parallel_runtime.models.plans import PLANS, Plan
+from parallel_runtime.models.specs import SPECS, ShardingSpec
 from parallel_runtime.weights.block_shards import BlockShards
 from parallel_runtime.weights.unit_feed import UnitFeed
 
@@ -62,14 +62,14 @@ class Alone:
         raise AssertionError("nobody is there")
 
 
-def plan(**changed: object) -> Plan:
+def plan(**changed: object) -> ShardingSpec:
     """A plan of `Model`."""
     said = {
         "attention": {"blocks": "x"},
         "cut": {"blocks.0:forward_pose": {"x": "x"}, "blocks.*:forward_gen": {"x": "x"}},
         "gather": {"blocks.-1:forward_gen": "x"},
     }
-    return Plan(**{**said, **changed})  # type: ignore[arg-type]
+    return ShardingSpec(**{**said, **changed})  # type: ignore[arg-type]
 
 
 def test_what_stands_around_a_block_runs_once_whichever_method_is_called() -> None:
@@ -114,7 +114,7 @@ def test_weights_of_a_block_are_there_in_the_methods_that_are_named(
             assert len(started) == 2, "a block that runs again before any other is brought once"
 
 
-def hooked(said: Plan) -> dict[tuple[int, str], Sequence[str]]:
+def hooked(said: ShardingSpec) -> dict[tuple[int, str], Sequence[str]]:
     """Which arguments are cut at which method, by block."""
     model = Model()
     number = {id(block): at for at, block in enumerate(model.blocks)}
@@ -126,7 +126,7 @@ def test_a_path_with_a_colon_names_a_method() -> None:
     both = {(0, "forward_pose"): ["x"], (1, "forward_pose"): [], (0, "forward_gen"): ["x"], (1, "forward_gen"): ["x"]}
     assert hooked(plan()) == both
     assert plan().methods_of("blocks") == ("forward_pose", "forward_gen")
-    assert PLANS["comfy.ldm.wan.model.WanModel"].methods_of("blocks") == ("forward",)
+    assert SPECS["comfy.ldm.wan.model.WanModel"].methods_of("blocks") == ("forward",)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_runtime.models.plans import PLANS
+from parallel_runtime.models.specs import PLANS
 
 from .conftest import run_ranks
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.devices import parse_devices
@@ -19,7 +20,7 @@ from parallel_runtime.errors import PoolError
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
-from .pooled import STEPS, TEXTS, call, run_steps, write_wan
+from .pooled import STEPS, TEXTS, run_steps, write_wan
 
 pytestmark = pytest.mark.slow
 

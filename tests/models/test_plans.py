@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from parallel_runtime.models.plans import PLANS, WITHOUT, Plan, not_sampled, plan_for
-from parallel_runtime.models.plans.words import (
+from parallel_runtime.models.specs import SPECS, WITHOUT, ShardingSpec, not_sampled, spec_of
+from parallel_runtime.models.specs.words import (
     Attention,
     Each,
     Every,
@@ -68,7 +68,7 @@ def test_a_word_is_parsed(text: str | tuple[str, ...], word: object) -> None:
 )
 def test_a_word_that_is_none_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="no word of|takes|no stream|stands|none of") as error:
-        Plan(attention={}, cut={"a.0": {"x": "img"}, "a.*": {"y": text}}, gather={"b": "img"})
+        ShardingSpec(attention={}, cut={"a.0": {"x": "img"}, "a.*": {"y": text}}, gather={"b": "img"})
     assert repr(text) in str(error.value)
 
 
@@ -95,7 +95,7 @@ def test_a_word_of_attention_is_parsed(text: str, attention: Attention) -> None:
 )
 def test_a_word_of_attention_that_is_none_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match="says nothing of attention") as error:
-        Plan(attention={"blocks": {"attn": text}}, cut={"a.0": {"x": "img"}}, gather={"b": "img"})
+        ShardingSpec(attention={"blocks": {"attn": text}}, cut={"a.0": {"x": "img"}}, gather={"b": "img"})
     assert repr(text) in str(error.value)
 
 
@@ -108,7 +108,7 @@ def test_a_number_that_all_have_and_what_is_left_give_lengths() -> None:
     assert introduced_by(parse("every:txt")) == {"txt"}
     assert introduced_by(parse("rest:txt+img")) == {"img"}
     with pytest.raises(ValueError, match="no word of the plan gives the length of 'txt'"):
-        Plan(attention={}, cut={"a.0": {"x": "rest:txt+img"}}, gather={"b": "img"})
+        ShardingSpec(attention={}, cut={"a.0": {"x": "rest:txt+img"}}, gather={"b": "img"})
 
 
 @pytest.mark.parametrize(
@@ -134,19 +134,21 @@ def test_no_other_word_gives_a_length(text: str) -> None:
 )
 def test_a_stream_whose_length_nothing_gives_is_refused(changed: dict) -> None:
     with pytest.raises(ValueError, match="no word of the plan gives the length of 'txt'"):
-        Plan(**{"attention": {}, "cut": {"a.0": {"x": "img"}}, "gather": {"b": "img"}} | changed)
+        ShardingSpec(**{"attention": {}, "cut": {"a.0": {"x": "img"}}, "gather": {"b": "img"}} | changed)
 
 
 def test_first_tokens_of_which_nothing_says_how_many_are_refused() -> None:
     words = {"x": "img", "y": "txt"}
     with pytest.raises(ValueError, match="no word of the plan gives the length of 'index:txt'"):
-        Plan(attention={"a": "img+index:txt"}, cut={"a.0": words}, gather={"b": "img"})
-    Plan(attention={"a": "img+index:txt"}, cut={"a.0": words, "a.*": {"crop": "index:txt"}}, gather={"b": "img"})
+        ShardingSpec(attention={"a": "img+index:txt"}, cut={"a.0": words}, gather={"b": "img"})
+    ShardingSpec(
+        attention={"a": "img+index:txt"}, cut={"a.0": words, "a.*": {"crop": "index:txt"}}, gather={"b": "img"}
+    )
 
 
 def test_control_is_for_one_stream() -> None:
     with pytest.raises(ValueError, match=r"control\['input'\] is 'img@2'; use the name of one stream"):
-        Plan(attention={}, cut={"a.0": {"x": "img"}}, gather={"b": "img"}, control={"input": "img@2"})
+        ShardingSpec(attention={}, cut={"a.0": {"x": "img"}}, gather={"b": "img"}, control={"input": "img@2"})
 
 
 def of_comfyui(path: str, *bases: type, **methods: object) -> type:
@@ -163,17 +165,17 @@ WAN = of_comfyui("comfy.ldm.wan.model.WanModel", forward_orig=forward, forward=f
 
 
 def test_a_class_has_the_plan_of_its_path() -> None:
-    assert plan_for(WAN) is PLANS["comfy.ldm.wan.model.WanModel"]
-    assert plan_for(of_comfyui("comfy.ldm.flux.model.Flux")).control == {"input": "img", "output": "img"}
+    assert spec_of(WAN) is SPECS["comfy.ldm.wan.model.WanModel"]
+    assert spec_of(of_comfyui("comfy.ldm.flux.model.Flux")).control == {"input": "img", "output": "img"}
 
 
 def test_a_subclass_has_the_plan_of_its_base() -> None:
-    assert plan_for(of_comfyui("pack.Mine", WAN, name_of_it=forward, __init__=forward)) is plan_for(WAN)
+    assert spec_of(of_comfyui("pack.Mine", WAN, name_of_it=forward, __init__=forward)) is spec_of(WAN)
 
 
 def test_a_subclass_with_a_plan_has_its_own() -> None:
     vace = of_comfyui("comfy.ldm.wan.model.VaceWanModel", WAN, forward_orig=forward)
-    assert plan_for(vace) is PLANS["comfy.ldm.wan.model.VaceWanModel"]
+    assert spec_of(vace) is SPECS["comfy.ldm.wan.model.VaceWanModel"]
 
 
 def test_a_subclass_that_changes_what_a_plan_was_made_for_is_refused() -> None:
@@ -182,7 +184,7 @@ def test_a_subclass_that_changes_what_a_plan_was_made_for_is_refused() -> None:
         with pytest.raises(
             ValueError, match="has no plan .* changes 'forward_orig' of WanModel; use cfg parallel, data"
         ):
-            plan_for(each)
+            spec_of(each)
 
 
 @pytest.mark.parametrize(("path", "said"), WITHOUT.items(), ids=list(WITHOUT))
@@ -190,7 +192,7 @@ def test_a_class_without_a_plan_is_refused_by_its_name_with_its_own_reason(path:
     name = path.rpartition(".")[2]
     for each in (of_comfyui(path), of_comfyui("pack.Mine", of_comfyui(path), forward=forward)):
         with pytest.raises(ValueError) as error:
-            plan_for(each)
+            spec_of(each)
         assert str(error.value) == f"{each.__name__} has no plan to share its tokens: {said[0]}; {said[1]}"
         assert (not_sampled(each) != "") == ("Load Diffusion Model" in said[1])
     assert not_sampled(of_comfyui(path)) in ("", f"{name}: {said[0]}; {said[1]}")
@@ -199,23 +201,23 @@ def test_a_class_without_a_plan_is_refused_by_its_name_with_its_own_reason(path:
 def test_a_class_of_which_nothing_is_known_is_told_what_needs_no_plan() -> None:
     said = "New has no plan to share its tokens; use cfg parallel, data parallel or sharded weights, which need none"
     with pytest.raises(ValueError, match=said):
-        plan_for(of_comfyui("comfy.ldm.new.model.New"))
+        spec_of(of_comfyui("comfy.ldm.new.model.New"))
     assert not_sampled(WAN) == ""
 
 
 def test_no_class_has_a_plan_and_a_reason_to_have_none() -> None:
-    assert set(PLANS) & set(WITHOUT) == set()
+    assert set(SPECS) & set(WITHOUT) == set()
 
 
 def test_plans_are_read_without_torch_and_comfyui() -> None:
-    program = "import sys, parallel_runtime.models.plans; print(sorted({'torch', 'comfy'} & set(sys.modules)))"
+    program = "import sys, parallel_runtime.models.specs; print(sorted({'torch', 'comfy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("path", PLANS)
+@pytest.mark.parametrize("path", SPECS)
 def test_every_plan_cuts_gathers_and_says_whose_attention(path: str) -> None:
-    plan = PLANS[path]
+    plan = SPECS[path]
     assert plan.cut and all(plan.gathers) and plan.attention
     shared = [word for blocks in plan.attention for word in plan.attention_of(blocks).values() if not word.local]
     assert shared, "no attention is shared"

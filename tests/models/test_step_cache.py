@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from host.fetch import comfyui_path
+from host.tiny_hosted import call
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import relative_error
 from parallel_runtime.devices import parse_devices
@@ -24,7 +25,7 @@ from parallel_runtime.pool.calls import RunResult
 from parallel_runtime.pool.pool import Pool
 
 from .conftest import run_ranks
-from .pooled import TEXTS, call, write_wan
+from .pooled import TEXTS, write_wan
 
 pytestmark = pytest.mark.slow
 Command = Callable[..., subprocess.CompletedProcess[str]]

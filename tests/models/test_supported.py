@@ -16,7 +16,7 @@ from families.known import came_with, cases, classes, is_there, number
 from families.usage import KINDS, templates
 from host.fetch import comfyui_path
 from parallel_runtime.models.hosted.build import READ_DTYPES
-from parallel_runtime.models.plans import PLANS, WITHOUT
+from parallel_runtime.models.specs import PLANS, WITHOUT
 
 from .cases import CASES
 from .supported import Found
@@ -33,7 +33,7 @@ def said(results: Path) -> Found:
 
 def test_each_class_of_the_list_has_a_plan_or_a_reason_to_have_none(said: Found) -> None:
     unknown = {name: each["path"] for name, each in said["classes"].items() if each["path"] not in {*PLANS, *WITHOUT}}
-    assert not unknown, "add a plan, or a reason to models/plans/without.py"
+    assert not unknown, "add a plan, or a reason to models/specs/without.py"
     assert len(said["classes"]) > 90
 
 

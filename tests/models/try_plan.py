@@ -105,7 +105,7 @@ def first_unlike(found: dict[Key, Tensor], wanted: dict[Key, Tensor]) -> dict[st
 def rank_main(rank: int, ranks: int, folder: Path, case: tuple[nn.Module, dict[str, Any], Tensor, Outputs]) -> None:
     """One rank: writes what it found."""
     from parallel_runtime.models.hosted.hooks import SharedModel
-    from parallel_runtime.models.plans import plan_for
+    from parallel_runtime.models.specs import spec_of
 
     from .gloo_group import GlooGroup, OwnTokensOnly
 
@@ -114,7 +114,7 @@ def rank_main(rank: int, ranks: int, folder: Path, case: tuple[nn.Module, dict[s
     with torch.inference_mode():
         outputs = Outputs(model)  # before the plan's hooks, so that a rank's own rows are seen
         try:
-            shared = SharedModel(model, plan_for(type(model)), GlooGroup())
+            shared = SharedModel(model, spec_of(type(model)), GlooGroup())
             row["error"] = difference(call(model, inputs), want)
             outputs.remove()
             shared.group = OwnTokensOnly()
@@ -209,7 +209,7 @@ def what_to_name(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
 
 def try_case(name: str, *, show: bool) -> bool:
     """Run one case; returns whether its plan is right."""
-    from parallel_runtime.models.plans import plan_for
+    from parallel_runtime.models.specs import spec_of
 
     from .cases import CASES
 
@@ -217,7 +217,7 @@ def try_case(name: str, *, show: bool) -> bool:
         model, inputs = CASES[name]()
         say(f"{name}: {type(model).__module__}.{type(model).__qualname__}")
         try:
-            plan_for(type(model))
+            spec_of(type(model))
         except ValueError as error:
             say(str(error), *what_to_name(model, inputs))
             return False

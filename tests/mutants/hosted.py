@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-UNEVEN = "test_uneven.py::test_attention_equals_one_process"
+UNEVEN = "test_attention.py::test_attention_equals_one_process"
 TREE = "test_call_tree.py"
 PROOF = "test_proof.py"
 UNETS = "test_unets.py"
@@ -54,7 +54,7 @@ MUTANTS = (
         "mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])",
         "mask = mask.narrow(2, 0, query_lengths[self.index])",
         (f"{UNEVEN}[a mask by head-ulysses 2 x ring 2]",),
-        file="uneven.py",
+        file="attention.py",
     ),
     Mutant(
         "the way back puts ranks' heads in another order",
@@ -176,7 +176,7 @@ MUTANTS = (
         "keys that every rank has are sent around the ring",
         "around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths)",
         "around = RingPass(self.ring, k, v, lengths=[common + length for length in lengths])",
-        ("test_uneven.py::test_keys_that_every_rank_has_are_not_sent",),
+        ("test_attention.py::test_keys_that_every_rank_has_are_not_sent",),
     ),
     Mutant(
         "masks of any number of dims are one kind of call",
@@ -186,8 +186,8 @@ MUTANTS = (
     ),
     Mutant(
         "each rank of a U-Net runs both sides under cfg 2 with sharded weights",
-        "find_plan(type(self.module)) is not None or find_whole(type(self.module)) is not None",
-        "find_plan(type(self.module)) is not None",
+        "find_spec(type(self.module)) is not None or find_whole(type(self.module)) is not None",
+        "find_spec(type(self.module)) is not None",
         (f"{UNETS}::test_sdxl_at_cfg_7_with_lora_and_controlnet_on_two_ranks_equals_stock",),
     ),
     Mutant(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from host.tiny_hosted import OneProcess
 from host.tiny_models import write_large_flux
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.devices import parse_devices
@@ -47,6 +48,13 @@ def deep_config(deep: ModelSpec) -> FluxConfig:
 def reference_model(sample: ModelSpec) -> ReferenceModel:
     """The unmodified diffusers model of the same file."""
     return ReferenceModel(sample.path, dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def one_process(tiny_hosted: ModelSpec) -> Iterator[OneProcess]:
+    """ComfyUI's bare module of `tiny_hosted`."""
+    with OneProcess(tiny_hosted) as process:
+        yield process
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from parallel_runtime.models.plans import plan_for
+from parallel_runtime.models.specs import spec_of
 from parallel_runtime.worker import hosted
 from parallel_runtime.worker.engine import Engine
 
@@ -19,7 +19,7 @@ def local_attention(plan):
     return replace(plan, attention={"blocks": {"self_attn": "local", "cross_attn": "local"}})
 
 
-class Reversed(hosted.UnevenSequence):
+class Reversed(hosted.SequenceParallelAttention):
     """Puts the parts together in the order of the last rank to the first."""
 
     def gather(self, tensor, *, dim, lengths):
@@ -53,7 +53,7 @@ class ProvingEngine(Engine):
         if model.shared is not None:  # another plan may come: the hooks are put anew
             model.shared.remove()
             model.shared = None
-        hosted.plan_for = lambda kind: local_attention(plan_for(kind)) if wrong == "attention" else plan_for(kind)
+        hosted.spec_of = lambda kind: local_attention(spec_of(kind)) if wrong == "attention" else spec_of(kind)
         return super()._step(request, specs, **told)
 
     def _forward(self, model, mesh, sent, **told):

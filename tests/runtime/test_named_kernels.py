@@ -12,11 +12,11 @@ import torch
 
 from parallel_runtime.models.hosted.attention import AttentionSwitch, install
 from parallel_runtime.parallel import named_kernels
+from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis, Shift
 from parallel_runtime.parallel.kernels import attention_with_lse
 from parallel_runtime.parallel.named_kernels import CHOICES, NAMED, attend_heads, attend_with_lse, missing
 from parallel_runtime.parallel.ring import RingPass
-from parallel_runtime.parallel.uneven import UnevenSequence
 
 NAMES = list(NAMED)
 
@@ -229,7 +229,7 @@ def test_a_call_whose_model_forbids_rounding_is_not_given_to_a_kernel_that_round
         switch._kernel(None, options, owned=False)([q, k, v], 2, None)
         assert bool(packages.calls) == called, options
     theirs = torch.stack((k, v)).transpose(2, 3)
-    sequence = UnevenSequence(ring=RingOfTwo(theirs), ulysses=Axis("ulysses"))
+    sequence = SequenceParallelAttention(ring=RingOfTwo(theirs), ulysses=Axis("ulysses"))
     sequence.named = name
     for exact, called in ((False, True), (True, not kept_out)):
         packages.calls.clear()

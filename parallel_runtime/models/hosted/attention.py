@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...parallel.kernels import ATTENDED
 from ...parallel.named_kernels import attend_heads, may_attend
-from ..plans.words import UNPLANNED, Attention
+from ..specs.words import UNPLANNED, Attention
 from .call import Lengths, TokenCall
 from .first_keys import attend_again
 from .group import QKV, Kernel

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...parallel.shard import split_lengths
-from ..plans.words import FIRST, GRID, KEPT, UNPLANNED, Attention
+from ..specs.words import FIRST, GRID, KEPT, UNPLANNED, Attention
 from .first_keys import FirstKeys
 from .group import TokenGroup
 

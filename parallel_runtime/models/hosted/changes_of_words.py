@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from ..plans.words import Each, Every, Frames, Grid, Guides, Index, Last, Order, Ranges, Tokens, Word
+from ..specs.words import Each, Every, Frames, Grid, Guides, Index, Last, Order, Ranges, Tokens, Word
 from .call import TokenCall
 from .cuts import (
     Change,

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from ...wire.replies import CompiledBlocks as Report
 from ..entries import Entrance
 from ..graphs import Graphs, NoGraphError, Watch
-from ..plans import find_plan
-from ..plans.plan import Plan
+from ..specs import find_spec
+from ..specs.spec import ShardingSpec
 from .attention import installed
 from .hook_points import find_hook_points
 from .lightricks import GuideMask
@@ -144,7 +144,7 @@ class CompiledRun:
 
 def blocks_of(model: nn.Module) -> CompiledBlocks:
     """The blocks of a model; to be asked before any other function is around them."""
-    plan = find_plan(type(model))
+    plan = find_spec(type(model))
     if plan is None:
         return CompiledBlocks(reason=f"this pack has no plan of {type(model).__name__}, which would name its blocks")
     try:
@@ -166,7 +166,7 @@ def blocks_of(model: nn.Module) -> CompiledBlocks:
     return found
 
 
-def _kind_of(block: nn.Module, plan: Plan, path: str) -> Kind:
+def _kind_of(block: nn.Module, plan: ShardingSpec, path: str) -> Kind:
     taken = list(inspect.signature(type(block).forward).parameters)[1:]
     others = [method for method in plan.methods_of(path) if method != "forward"]
     reason = (

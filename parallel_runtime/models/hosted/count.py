@@ -25,10 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from ...parallel.attention import QKV, AttentionFunction, SequenceParallelAttention
 from ...parallel.collectives import Axis
-from ...parallel.uneven import QKV, AttentionFunction, UnevenSequence
-from ..plans import find_plan
-from ..plans.plan import Keeps, Plan
+from ..specs import find_spec
+from ..specs.spec import Keeps, ShardingSpec
 from .attention import installed
 from .count_kept import STORED, KeepsOtherwiseError, filled_once, kept_bytes, options_of
 from .first_block import CachedBlocks, Residuals, refuse_step_cache
@@ -167,7 +167,7 @@ class _Arrived:
         return self._received
 
 
-class CountedSequence(UnevenSequence):
+class CountedSequence(SequenceParallelAttention):
     """A rank's part of a sequence, whose attention and exchanges are counted apart."""
 
     def __init__(self, parts: int, counter: OperationCounter) -> None:
@@ -175,7 +175,7 @@ class CountedSequence(UnevenSequence):
         self.counter = counter
 
     def attend(self, kernel: AttentionFunction, qkv: QKV, **more: Any) -> Tensor:  # noqa: ANN401
-        """As `UnevenSequence.attend`."""
+        """As `SequenceParallelAttention.attend`."""
         q, k, v = qkv
         counts, before = self.counter.counts, self.ulysses.traffic.num_bytes
         counts["exchanges"] += 1
@@ -195,7 +195,7 @@ class CountedSequence(UnevenSequence):
         return out
 
     def gather(self, tensor: Tensor, *, dim: int, lengths: Sequence[int]) -> Tensor:
-        """As `UnevenSequence.gather`."""
+        """As `SequenceParallelAttention.gather`."""
         if self.counter.where == EXCHANGE:  # too few heads: part of an attention
             return super().gather(tensor, dim=dim, lengths=lengths)
         self.counter.counts["gathers"] += 1
@@ -204,7 +204,7 @@ class CountedSequence(UnevenSequence):
             return super().gather(tensor, dim=dim, lengths=lengths)
 
 
-def count_call(module: torch.nn.Module, plan: Plan | None, parts: int, call: Callable[[], object]) -> Counts:
+def count_call(module: torch.nn.Module, plan: ShardingSpec | None, parts: int, call: Callable[[], object]) -> Counts:
     """What `call`, which calls `module`, takes on the first of `parts` ranks. Without a plan nobody shares tokens."""
     counter, switch = OperationCounter(), installed()
     shared = None if plan is None else SharedModel(module, plan, CountedSequence(parts, counter))
@@ -219,7 +219,9 @@ def count_call(module: torch.nn.Module, plan: Plan | None, parts: int, call: Cal
     return dict(counter.counts)
 
 
-def residual_bytes(module: torch.nn.Module, plan: Plan | None, calls: Sequence[Callable[[], object]]) -> list[Counts]:
+def residual_bytes(
+    module: torch.nn.Module, plan: ShardingSpec | None, calls: Sequence[Callable[[], object]]
+) -> list[Counts]:
     """What a step cache keeps of each call, by its name among the counts; nothing where it can skip no block."""
     try:
         refuse_step_cache(module, 1.0)
@@ -275,7 +277,7 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
     that cannot be called so, and `RuntimeError` or `NotImplementedError` on the meta device for one that reads values.
     """
     module = model.diffusion_model
-    plan, real = find_plan(type(module)), device.type != "meta"
+    plan, real = find_spec(type(module)), device.type != "meta"
     points = REAL_POINTS if real else POINTS
     widths = find_widths(model, points[0].size(frames), device)
     numbers, calls = [], []
@@ -313,7 +315,7 @@ def count_model(model: Any, device: torch.device, *, frames: int | None = None) 
 
 
 def _calls_of_a_run(
-    module: torch.nn.Module, plan: Plan | None, keeps: Keeps | None, parts: int, call: Callable[..., object]
+    module: torch.nn.Module, plan: ShardingSpec | None, keeps: Keeps | None, parts: int, call: Callable[..., object]
 ) -> list[Counts]:
     """What a call takes; of a class that keeps something as planned, one that finds it, and the one that fills it."""
     if keeps is not None:

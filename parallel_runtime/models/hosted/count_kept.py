@@ -1,5 +1,5 @@
-"""What is counted of a class that keeps something between the calls of a run (`Plan.keeps`): the call that fills it,
-the one that finds it, and what it takes.
+"""What is counted of a class that keeps something between the calls of a run (`ShardingSpec.keeps`): the call that
+fills it, the one that finds it, and what it takes.
 
 Owns a module's state while it is counted. Does not own the counters (count.py), nor the state in a run (kept_state.py).
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..plans.plan import Keeps
+from ..specs.spec import Keeps
 from .bytes_in import bytes_in
 from .kept_state import is_pair
 

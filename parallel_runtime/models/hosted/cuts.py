@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..plans.words import Frames, Run, Tokens
+from ..specs.words import Frames, Run, Tokens
 from .call import TokenCall
 from .lightricks import cut_guides, cut_timestep
 

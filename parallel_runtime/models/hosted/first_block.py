@@ -1,6 +1,6 @@
 """A first-block cache over ComfyUI's unmodified module: while its first block changes little, the others are skipped.
 
-    cached = CachedBlocks(model, plan_for(type(model)))
+    cached = CachedBlocks(model, spec_of(type(model)))
     with cached.calling(residuals, threshold=0.1, total=sum_over_ranks, call_of=token_call) as seen:
         out = model(x, t, context=...)          # ComfyUI's forward as it is
     seen.skips                                  # whether its blocks but the first were skipped
@@ -12,7 +12,7 @@ was given, and the last one of each list adds what the blocks of that list had a
 (github.com/chengzeyi/ParaAttention), after TeaCache (arXiv 2411.19108).
 
 Sums of all ranks that have rows of the call decide, so every rank decides the same. Owns one call. Does not own which
-call's residuals are given (worker/hosted.py), nor which blocks follow one another (plans/plan.py).
+call's residuals are given (worker/hosted.py), nor which blocks follow one another (specs/spec.py).
 """
 
 import math
@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..plans import find_plan, why_without
-from ..plans.plan import Plan
-from ..plans.words import Each, Tokens, Word, parse, streams_in
+from ..specs import find_spec, why_without
+from ..specs.spec import ShardingSpec
+from ..specs.words import Each, Tokens, Word, parse, streams_in
 from .call import TokenCall
 from .stage import Handed
 
@@ -40,7 +40,7 @@ def refuse_step_cache(model: nn.Module, threshold: float) -> None:
     """Raise `ValueError` when blocks of a model cannot be skipped; nothing at a threshold of 0."""
     if not threshold:
         return
-    plan = find_plan(type(model))
+    plan = find_spec(type(model))
     reason = why_without(type(model)) if plan is None else plan.unchained
     if plan is not None and plan.whole:
         reason = f"{next(iter(plan.whole))} computes between blocks with what those before it made"
@@ -106,7 +106,7 @@ class CachedBlocks:
     is one that `refuse_step_cache` lets pass.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, plan: ShardingSpec) -> None:
         self._name = type(model).__name__
         self._seen: Seen | None = None
         modules = dict(model.named_modules())
@@ -188,7 +188,7 @@ class CachedBlocks:
             seen.residuals.first, seen.residuals.others = None, {}
 
 
-def _words_of(plan: Plan, blocks: str) -> Iterator[Word | None]:
+def _words_of(plan: ShardingSpec, blocks: str) -> Iterator[Word | None]:
     """What the plan says of each tensor that the first block hands on; None for one that is cut elsewhere."""
     said: Mapping[str, Any] = plan.cut.get(f"{blocks}.0", {})
     names = plan.handed_on(blocks)

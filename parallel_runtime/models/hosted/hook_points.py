@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from ..plans.plan import Plan, Words
-from ..plans.words import UNPLANNED, Attention, Every, Word, introduced_by, parse
+from ..specs.spec import ShardingSpec, Words
+from ..specs.words import UNPLANNED, Attention, Every, Word, introduced_by, parse
 from .changes_of_words import cutter, gatherer
 from .cuts import Change
 
@@ -50,7 +50,7 @@ class HookPoint:
     sites: list[tuple[nn.Module, str, str]] = field(default_factory=list)  # those modules, the method, and the name
 
 
-def find_hook_points(model: nn.Module, plan: Plan) -> list[HookPoint]:
+def find_hook_points(model: nn.Module, plan: ShardingSpec) -> list[HookPoint]:
     """Every module that a plan has something for. Raises ValueError for a plan that is not of this class."""
     return _Places(model).fill(plan)
 
@@ -61,7 +61,7 @@ class _Places:
         self.modules = dict(model.named_modules())
         self.points: dict[str, HookPoint] = {}
 
-    def fill(self, plan: Plan) -> list[HookPoint]:
+    def fill(self, plan: ShardingSpec) -> list[HookPoint]:
         for pattern, name in plan.unless.items():
             self._refuse_where_set(pattern, name)
         for blocks in plan.attention:

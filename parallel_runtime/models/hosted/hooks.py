@@ -1,7 +1,7 @@
 """Hooks on ComfyUI's unmodified module, by which ranks share the tokens of one call.
 
     install()                                   # attention.py: in the worker, before any model's file is imported
-    shared = SharedModel(model, plan_for(type(model)), group)
+    shared = SharedModel(model, spec_of(type(model)), group)
     out = model(x, t, context=..., ...)         # every rank passes the same and gets the whole output
     shared.active = False                       # the next calls run whole, without the group
     shared.group = other                        # the next calls go over other ranks
@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import nn
 
-from ..plans.plan import Plan
+from ..specs.spec import ShardingSpec
 from .attention import installed
 from .call import TokenCall
 from .cuts import cut_control
@@ -38,7 +38,7 @@ Forward = Callable[..., Any]
 class SharedModel:
     """A model whose calls are shared by the ranks of `group`, while `active`."""
 
-    def __init__(self, model: nn.Module, plan: Plan, group: TokenGroup) -> None:
+    def __init__(self, model: nn.Module, plan: ShardingSpec, group: TokenGroup) -> None:
         self.model, self.plan, self.group = model, plan, group
         self.active = True
         self.new_call: Callable[[str], TokenCall] | None = None  # where a call is not one pass of all tokens

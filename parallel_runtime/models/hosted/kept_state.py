@@ -1,4 +1,4 @@
-"""What a class of ComfyUI's keeps on itself between the calls of a run (`Plan.keeps`), with one decision for all ranks.
+"""What a class of ComfyUI's keeps on itself between the calls of a run (`ShardingSpec.keeps`): ranks decide together.
 
     kept = kept_state(model)
     kept.begin(run, ranks=2)             # calls of this run may keep; what is of another run is freed
@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..plans import find_plan
-from ..plans.plan import Keeps, Plan
+from ..specs import find_spec
+from ..specs.spec import Keeps, ShardingSpec
 from .bytes_in import bytes_in
 from .group import TokenGroup
 
@@ -85,7 +85,7 @@ def host_memory_for(ranks: int) -> Iterator[None]:
 class KeptState:
     """What `model`, an instance of the plan's class, keeps between calls. Until `begin` it keeps nothing."""
 
-    def __init__(self, model: nn.Module, plan: Plan, keeps: Keeps) -> None:
+    def __init__(self, model: nn.Module, plan: ShardingSpec, keeps: Keeps) -> None:
         self.counted = Counted()
         self._memory = FreeMemory()
         self._reset: Callable[[bool], None] = getattr(model, keeps.reset)
@@ -168,14 +168,14 @@ class KeptState:
             self.counted.rows += out.shape[1]
 
 
-def kept_state(model: nn.Module, plan: Plan | None = None) -> KeptState | None:
+def kept_state(model: nn.Module, plan: ShardingSpec | None = None) -> KeptState | None:
     """What a model keeps between calls, as `keeps_of`; without a plan, by that of its class."""
-    plan = plan or find_plan(type(model))
+    plan = plan or find_spec(type(model))
     keeps = keeps_of(model, plan)
     return None if plan is None or keeps is None else KeptState(model, plan, keeps)
 
 
-def keeps_of(model: nn.Module, plan: Plan | None) -> Keeps | None:
+def keeps_of(model: nn.Module, plan: ShardingSpec | None) -> Keeps | None:
     """What the plan says that a model keeps between calls; None where it says nothing, or what this class has not.
 
     Frees what it keeps.
@@ -195,7 +195,7 @@ def is_pair(decided: object) -> bool:
     return isinstance(decided, tuple) and len(decided) == 2
 
 
-def _try(model: nn.Module, plan: Plan, keeps: Keeps) -> None:
+def _try(model: nn.Module, plan: ShardingSpec, keeps: Keeps) -> None:
     """Use all that `KeptState` does, and leave no trace. Raises what any of it raises."""
     _first_block(model, plan)
     if not callable(getattr(model, keeps.decide)):
@@ -207,7 +207,7 @@ def _try(model: nn.Module, plan: Plan, keeps: Keeps) -> None:
     vars(model).update(before)
 
 
-def _first_block(model: nn.Module, plan: Plan) -> nn.Module:
+def _first_block(model: nn.Module, plan: ShardingSpec) -> nn.Module:
     return next(iter(model.get_submodule(plan.staged[0]).children()))
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..plans.words import Attention
+from ..specs.words import Attention
 from .call import TokenCall
 
 

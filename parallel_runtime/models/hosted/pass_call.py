@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...parallel.displaced_uneven import HeldRows
-from ..plans.words import Attention, Run
+from ..specs.words import Attention, Run
 from .call import TokenCall
 from .group import QKV, Kernel, TokenGroup
 from .places import rows_of

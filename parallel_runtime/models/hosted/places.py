@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..plans.words import GRID, Grid, Run
+from ..specs.words import GRID, Grid, Run
 from .call import TokenCall
 from .cuts import other_length
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...checkpoint import ComfyUI
-from ..plans import find_plan, plan_for
+from ..specs import find_spec, spec_of
 from .attention import AttentionSwitch
 from .build import Built, build, recognise
 from .calls import from_tree, takes_whole_batches
@@ -79,7 +79,7 @@ class Reference:
             refuse_stages(self._opened.module, stages)
         refuse_step_cache(self._opened.module, step_cache)
         if split or stages > 1:
-            find_hook_points(self._opened.module, plan_for(type(self._opened.module)))
+            find_hook_points(self._opened.module, spec_of(type(self._opened.module)))
         return {
             "model": type(self._opened.whole).__name__,
             "dtype": str(self.dtype).removeprefix("torch."),
@@ -98,7 +98,7 @@ class Reference:
         built = build(path, recognised, dtype)
         kind, unshared = type(built.module), ""
         try:
-            find_hook_points(built.module, plan_for(kind))
+            find_hook_points(built.module, spec_of(kind))
         except ValueError as error:
             unshared = str(error)
         try:
@@ -222,7 +222,7 @@ class Reference:
 
 def _block_bytes(kind: type, weights: Mapping[str, torch.Tensor]) -> list[int]:
     """Of each block by the plan's lists; of a class without a plan, of each member of any list."""
-    plan, blocks = find_plan(kind), Counter[str]()
+    plan, blocks = find_spec(kind), Counter[str]()
     lists = "[^.]+" if plan is None else "|".join(map(re.escape, plan.attention))
     for name, weight in weights.items():
         if in_block := re.match(rf"(?:{lists})\.\d+\.", name):

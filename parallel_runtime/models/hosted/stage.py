@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from ...plan import stages_error
-from ..plans import find_plan, why_without
-from ..plans.plan import Plan
+from ..specs import find_spec, why_without
+from ..specs.spec import ShardingSpec
 from .pass_call import PassEndsError
 
 Forward = Callable[..., Any]
@@ -24,7 +24,7 @@ Forward = Callable[..., Any]
 
 def refuse_stages(model: nn.Module, stages: int) -> None:
     """Raise `ValueError` when the blocks of a model cannot be in so many stages."""
-    plan = find_plan(type(model))
+    plan = find_spec(type(model))
     if plan is None or plan.one_stage:
         reason = why_without(type(model)) if plan is None else plan.one_stage
         raise ValueError(f"pipefusion={stages}: {type(model).__name__} cannot run in stages: {reason}")
@@ -32,7 +32,7 @@ def refuse_stages(model: nn.Module, stages: int) -> None:
         raise ValueError(error)
 
 
-def staged_blocks(model: nn.Module, plan: Plan) -> int:
+def staged_blocks(model: nn.Module, plan: ShardingSpec) -> int:
     """How many blocks of a model can be in stages. Raises `ValueError` where none can."""
     modules = dict(model.named_modules())
     return sum(len(list(modules[path].children())) for path in plan.staged if path in modules)
@@ -58,7 +58,7 @@ class StagedBlocks:
     def __init__(
         self,
         model: nn.Module,
-        plan: Plan,
+        plan: ShardingSpec,
         blocks: Mapping[str, nn.Module],
         run: range,
         *,

@@ -1,9 +1,9 @@
 """Plans of LTX-Video and LTX-2 (video and audio). Before ComfyUI 0.28 rotary tables by heads are (B, H, S, D)."""
 
-from .plan import Plan
+from .spec import ShardingSpec
 
-PLANS = {
-    "comfy.ldm.lightricks.model.LTXVModel": Plan(
+SPECS = {
+    "comfy.ldm.lightricks.model.LTXVModel": ShardingSpec(
         attention={"transformer_blocks": {"attn1": "vid", "attn2": "local"}},
         cut={
             "transformer_blocks.0": {"x": "vid"},
@@ -11,7 +11,7 @@ PLANS = {
         },
         gather={"transformer_blocks.-1": "vid"},
     ),
-    "comfy.ldm.lightricks.av_model.LTXAVModel": Plan(
+    "comfy.ldm.lightricks.av_model.LTXAVModel": ShardingSpec(
         attention={
             "transformer_blocks": {
                 "attn1": "vid",

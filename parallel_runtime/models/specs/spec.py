@@ -1,4 +1,4 @@
-"""A plan: what of one of ComfyUI's classes must be known to share its tokens over ranks. Data, checked when it is made.
+"""A sharding spec: what must be known of one of ComfyUI's classes to share its tokens over ranks. Checked when made.
 
 Owns the fields and their checks against each other. Does not own the words (words.py), nor the check against a class,
 which needs ComfyUI (models/hosted/hooks.py).
@@ -44,7 +44,7 @@ class Keeps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ShardingSpec:
     """How one class is shared. Paths are names of modules in the class: "blocks.*" is each of the list, "blocks.0" the
     first, "blocks.-1" the last; "" is the class itself. A path names its module's `forward`, or with a colon another
     method: "blocks.*:forward_gen". Blocks with such methods in `cut` are called by these, and by no `forward`.

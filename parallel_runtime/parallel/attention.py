@@ -36,7 +36,7 @@ QKV: TypeAlias = list[torch.Tensor]
 AttentionFunction: TypeAlias = Callable[[QKV, int, torch.Tensor | None], torch.Tensor]
 
 
-class UnevenSequence:
+class SequenceParallelAttention:
     """Attention over tokens spread over `ring` x `ulysses` ranks, ulysses the inner axis.
 
     `whole` is the axis of all of them; without it, that of the two which is alone. `chunks` chooses into how many

@@ -1,8 +1,8 @@
 """Plans of Qwen-Image, Qwen-Image-Edit, Qwen-Image 2.1 and Mage-Flow."""
 
-from .plan import Keeps, Plan
+from .spec import Keeps, ShardingSpec
 
-QWEN_IMAGE = Plan(
+QWEN_IMAGE = ShardingSpec(
     attention={"transformer_blocks": "txt+img"},
     cut={
         "transformer_blocks.0": {"hidden_states": "img", "encoder_hidden_states": "txt"},
@@ -19,7 +19,7 @@ QWEN_IMAGE = Plan(
 
 # Text and references come first and see nothing of the picture: every rank has all of them. Their keys are the same in
 # every step, so the class keeps them: a call that has them computes the picture's rows alone.
-QWEN_IMAGE_21 = Plan(
+QWEN_IMAGE_21 = ShardingSpec(
     attention={"transformer_blocks": "img<-txt+img|img<-kept:txt+img|local"},
     cut={
         "transformer_blocks.*": {"prefix_len": "every:txt", "pe": "rest:txt+img"},
@@ -35,7 +35,7 @@ QWEN_IMAGE_21 = Plan(
     ),
 )
 
-PLANS = {
+SPECS = {
     "comfy.ldm.qwen_image21.model.QwenImage21Transformer2DModel": QWEN_IMAGE_21,
     "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel": QWEN_IMAGE,
     "comfy.ldm.mage_flow.model.MageFlowTransformer2DModel": QWEN_IMAGE,  # the same blocks
@@ -49,7 +49,7 @@ IN_BLOCKS = {
     "timestep_zero_index": "index:img",
 }
 BETWEEN = {
-    "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel": Plan(
+    "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel": ShardingSpec(
         attention={"transformer_blocks": "txt+img"},
         cut={"transformer_blocks.*": IN_BLOCKS},
         gather={"transformer_blocks.*": ("txt", "img")},

@@ -1,8 +1,8 @@
 """Plans of other video models: Mochi, Kandinsky 5, Cosmos 1 and Predict2 (and Anima), CogVideoX."""
 
-from .plan import Plan
+from .spec import ShardingSpec
 
-PREDICT2 = Plan(
+PREDICT2 = ShardingSpec(
     attention={"blocks": {"self_attn": "grid", "cross_attn": "local"}},
     cut={
         "blocks.0": {"x_B_T_H_W_D": "grid@1"},
@@ -11,8 +11,8 @@ PREDICT2 = Plan(
     gather={"final_layer": "grid@1"},
 )
 
-PLANS = {
-    "comfy.ldm.genmo.joint_model.asymm_models_joint.AsymmDiTJoint": Plan(
+SPECS = {
+    "comfy.ldm.genmo.joint_model.asymm_models_joint.AsymmDiTJoint": ShardingSpec(
         attention={"blocks": "vid+index:txt"},  # video and as much text as there is in the prompt
         cut={
             "blocks.0": {"x": "vid", "y": "txt"},
@@ -21,14 +21,14 @@ PLANS = {
         gather={"final_layer": "vid"},
         hands={"blocks": ("x", "y")},
     ),
-    "comfy.ldm.kandinsky5.model.Kandinsky5": Plan(
+    "comfy.ldm.kandinsky5.model.Kandinsky5": ShardingSpec(
         attention={"visual_transformer_blocks": {"self_attention": "vid", "cross_attention": "local"}},
         cut={"visual_transformer_blocks.0": {"visual_embed": "vid"}, "visual_transformer_blocks.*": {"freqs": "vid"}},
         gather={"visual_transformer_blocks.-1": "vid"},
     ),
     "comfy.ldm.cosmos.predict2.MiniTrainDIT": PREDICT2,
     "comfy.ldm.anima.model.Anima": PREDICT2,
-    "comfy.ldm.cosmos.model.GeneralDIT": Plan(
+    "comfy.ldm.cosmos.model.GeneralDIT": ShardingSpec(
         attention={"blocks": {"blocks.0": "grid", "blocks.1": "local"}},
         cut={"x_embedder": {"return": "grid@1"}},  # something is added to it outside of the blocks
         whole={
@@ -37,7 +37,7 @@ PLANS = {
         },
         gather={"blocks.-1": "grid@0"},
     ),
-    "comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel": Plan(
+    "comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel": ShardingSpec(
         attention={"blocks": "txt+vid"},
         cut={
             "blocks.0": {"hidden_states": "vid", "encoder_hidden_states": "txt"},

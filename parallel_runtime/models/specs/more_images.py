@@ -1,19 +1,19 @@
 """Plans of more image models: Ernie-Image, Ideogram 4, JoyImage, Lens, Boogu."""
 
-from .plan import Plan
+from .spec import ShardingSpec
 
-PLANS = {
-    "comfy.ldm.ernie.model.ErnieImageModel": Plan(
+SPECS = {
+    "comfy.ldm.ernie.model.ErnieImageModel": ShardingSpec(
         attention={"layers": "all"},
         cut={"layers.0": {"x": "all"}, "layers.*": {"rotary_pos_emb": "all"}},
         gather={"final_linear": "all"},
     ),
-    "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel": Plan(
+    "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel": ShardingSpec(
         attention={"layers": "all"},
         cut={"layers.0": {"x": "all"}, "layers.*": {"freqs_cis": "all"}},
         gather={"final_layer": "all"},
     ),
-    "comfy.ldm.joyimage.model.JoyImageTransformer3DModel": Plan(
+    "comfy.ldm.joyimage.model.JoyImageTransformer3DModel": ShardingSpec(
         attention={"double_blocks": "img+txt"},
         cut={
             "double_blocks.0": {"hidden_states": "img", "encoder_hidden_states": "txt"},
@@ -22,7 +22,7 @@ PLANS = {
         gather={"double_blocks.-1": ("img", "")},  # references are cut off before the last layers
         hands={"double_blocks": ("hidden_states", "encoder_hidden_states")},
     ),
-    "comfy.ldm.lens.model.LensTransformer2DModel": Plan(
+    "comfy.ldm.lens.model.LensTransformer2DModel": ShardingSpec(
         attention={"transformer_blocks": "img+txt"},
         cut={
             "transformer_blocks.0": {"hidden_states": "img", "encoder_hidden_states": "txt"},
@@ -32,7 +32,7 @@ PLANS = {
         control={"input": "img"},
         hands={"transformer_blocks": ("encoder_hidden_states", "hidden_states")},
     ),
-    "comfy.ldm.boogu.model.BooguTransformer2DModel": Plan(
+    "comfy.ldm.boogu.model.BooguTransformer2DModel": ShardingSpec(
         attention={
             "noise_refiner": "noise",
             "double_stream_layers": {"img_instruct_attn": "txt+img", "img_self_attn": "img"},

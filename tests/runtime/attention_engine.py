@@ -2,7 +2,7 @@
 
 A step's options describe the call; each rank makes the whole of it from a seed, attends with its part, and notes how
 far it is from its rows of the whole, and whether heads in chunks give the same bits. Owns what runs in the ranks;
-`test_uneven.py` says what must be found.
+`test_attention.py` says what must be found.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 NO_MEMORY = Memory(resident_bytes=0)
 
 
-class UnevenEngine:
+class AttentionEngine:
     """Answers LOAD and MESH so far as the pool needs it; a step is one call of attention."""
 
     def __init__(self, *, rank, device, segments):
@@ -52,7 +52,7 @@ def forced(number, shared):
 def attended(mesh, *, heads, groups, queries, keys, common, width, values, mask, boolean, scale, exchange):
     """Relative error of this rank's rows, and what was sent. `queries` and `keys` are the tokens of every part, behind
     `common` keys that every rank has."""
-    sequence = mesh.uneven_sequence
+    sequence = mesh.attention
     generator = torch.Generator().manual_seed(heads * 100 + groups)
     all_queries, all_keys = sum(queries), common + sum(keys)
     q, k, v = (

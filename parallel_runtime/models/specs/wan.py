@@ -5,11 +5,11 @@ And Wan-Animate 2, which a video drives.
 
 from dataclasses import replace
 
-from .plan import Plan
+from .spec import ShardingSpec
 
 BLOCK = {"self_attn": "x", "cross_attn": "local"}
 
-WAN = Plan(
+WAN = ShardingSpec(
     attention={"blocks": BLOCK},
     cut={"blocks.0": {"x": "x"}, "blocks.*": {"freqs": "x", "e": "frames4:x"}, "head": {"e": "frames3:x"}},
     gather={"head": "x"},
@@ -17,13 +17,13 @@ WAN = Plan(
 
 AUDIO = "blocks.*.audio_cross_attn_wrapper.audio_cross_attn"
 
-PLANS = {
+SPECS = {
     "comfy.ldm.wan.model.WanModel": WAN,
     "comfy.ldm.wan.model.CameraWanModel": WAN,
     "comfy.ldm.wan.model.SCAILWanModel": WAN,
     "comfy.ldm.wan.model.SCAIL2WanModel": WAN,
     "comfy.ldm.wan.ar_model.CausalWanModel": WAN,  # a whole video; SamplerARVideo's frames are refused by its name
-    "comfy.ldm.wan.model.VaceWanModel": Plan(
+    "comfy.ldm.wan.model.VaceWanModel": ShardingSpec(
         attention={"blocks": BLOCK, "vace_blocks": BLOCK},
         cut={
             "blocks.0": {"x": "x"},
@@ -36,7 +36,7 @@ PLANS = {
     # the audio injector groups tokens by frames
     "comfy.ldm.wan.model.WanModel_S2V": replace(WAN, whole={"audio_injector": {"x": "x", "return": "x"}}),
     # queries are grouped by frames, each of which has its own tokens of audio
-    "comfy.ldm.wan.model.HumoWanModel": Plan(
+    "comfy.ldm.wan.model.HumoWanModel": ShardingSpec(
         attention={"blocks": BLOCK | {"audio_cross_attn_wrapper": "local"}},
         cut=dict(WAN.cut) | {f"{AUDIO}.o": {"#0": "x"}},
         gather={f"{AUDIO}.norm_q": "x", "head": "x"},
@@ -45,7 +45,7 @@ PLANS = {
         WAN, whole={"face_adapter.fuser_blocks.*": {"x": "x", "return": "x"}}
     ),
     # rows of all frames to a rank, since each frame attends by itself: to the video, and to its own frame of the pose
-    "comfy.ldm.wan.model_animate2.WanAnimate2Model": Plan(
+    "comfy.ldm.wan.model_animate2.WanAnimate2Model": ShardingSpec(
         attention={
             "blocks": {
                 "self_attn:forward_pose": "frames",

@@ -2,20 +2,20 @@
 
 from dataclasses import replace
 
-from .images import PLANS as IMAGES
-from .plan import Plan
+from .images import SPECS as IMAGES
+from .spec import ShardingSpec
 
 Z_IMAGE = IMAGES["comfy.ldm.lumina.model.NextDiT"]
 
 # The last blocks, whose rows are patches of all images in a batch, are computed whole by every rank.
-PIXELDIT = Plan(
+PIXELDIT = ShardingSpec(
     attention={"patch_blocks": "txt+img"},
     cut={"patch_blocks.0": {"x": "img", "y": "txt"}, "patch_blocks.*": {"pos_img": "img@0", "pos_txt": "txt@0"}},
     gather={"patch_blocks.-1": ("img", "")},
     hands={"patch_blocks": ("x", "y")},
 )
 
-PLANS = {
+SPECS = {
     "comfy.ldm.pixeldit.model.PixDiT_T2I": PIXELDIT,
     "comfy.ldm.pixeldit.pid.PidNet": replace(
         PIXELDIT,

@@ -6,24 +6,34 @@ Knows no ComfyUI and no torch.
 from collections.abc import Mapping
 
 from . import audio, images, lightricks, minimax, more_images, pixels, qwen, shapes, two_streams, videos, wan
-from .plan import Plan
+from .spec import ShardingSpec
 from .without import NEEDS_NONE, NOT_SAMPLED, WITHOUT
 
-__all__ = ["BETWEEN", "NOT_SAMPLED", "PLANS", "WITHOUT", "Plan", "find_plan", "not_sampled", "plan_for", "why_without"]
+__all__ = [
+    "BETWEEN",
+    "NOT_SAMPLED",
+    "SPECS",
+    "WITHOUT",
+    "ShardingSpec",
+    "find_spec",
+    "not_sampled",
+    "spec_of",
+    "why_without",
+]
 
-PLANS: dict[str, Plan] = {
+SPECS: dict[str, ShardingSpec] = {
     path: plan
     for family in (two_streams, qwen, wan, lightricks, minimax, images, more_images, pixels, shapes, videos, audio)
-    for path, plan in family.PLANS.items()
+    for path, plan in family.SPECS.items()
 }
 
 
 # Of classes whose blocks stock nodes put patches between: tokens are whole between all blocks, and cut in each. What a
 # patch then does is computed by every rank.
-BETWEEN: dict[str, Plan] = {path: plan for family in (qwen, images) for path, plan in family.BETWEEN.items()}
+BETWEEN: dict[str, ShardingSpec] = {path: plan for family in (qwen, images) for path, plan in family.BETWEEN.items()}
 
 
-def plan_for(model_class: type, plans: Mapping[str, Plan] = PLANS) -> Plan:
+def spec_of(model_class: type, plans: Mapping[str, ShardingSpec] = SPECS) -> ShardingSpec:
     """The plan of a class, or of the class that it derives from if it changes none of its methods.
 
     Raises ValueError for a class without a plan, with the reason if it is known, and for one that changes what the
@@ -47,10 +57,10 @@ def plan_for(model_class: type, plans: Mapping[str, Plan] = PLANS) -> Plan:
     raise ValueError(f"{model_class.__name__} has no plan to share its tokens; {NEEDS_NONE}")
 
 
-def find_plan(model_class: type) -> Plan | None:
-    """As `plan_for`; None where that raises."""
+def find_spec(model_class: type) -> ShardingSpec | None:
+    """As `spec_of`; None where that raises."""
     try:
-        return plan_for(model_class)
+        return spec_of(model_class)
     except ValueError:
         return None
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from .plan import Handed, Plan
+from .spec import Handed, ShardingSpec
 
 HANDS: dict[str, Handed] = {"double_blocks": ("img", "txt"), "single_blocks": "x"}
 BLOCKS = {"double_blocks": "txt+img", "single_blocks": "txt+img"}
@@ -12,7 +12,7 @@ TWO_STREAMS = {
 }
 ONE_STREAM = {"pe": "txt+img@2", "attn_mask": "order:txt+img"}
 
-FLUX = Plan(
+FLUX = ShardingSpec(
     attention=BLOCKS,
     cut=TWO_STREAMS
     | {
@@ -25,19 +25,19 @@ FLUX = Plan(
     hands=HANDS,
 )
 
-PLANS = {
+SPECS = {
     "comfy.ldm.flux.model.Flux": FLUX,
     "comfy.ldm.chroma.model.Chroma": replace(
         FLUX, cut={path: words for path, words in FLUX.cut.items() if path != "final_layer"}
     ),
-    "comfy.ldm.chroma_radiance.model.ChromaRadiance": Plan(
+    "comfy.ldm.chroma_radiance.model.ChromaRadiance": ShardingSpec(
         attention=BLOCKS,
         cut=TWO_STREAMS | {"single_blocks.*": ONE_STREAM},
         gather={"single_blocks.-1": "-txt+img"},  # what makes pixels of tokens has them in the batch
         control={"input": "img"},
         hands=HANDS,
     ),
-    "comfy.ldm.hunyuan_video.model.HunyuanVideo": Plan(
+    "comfy.ldm.hunyuan_video.model.HunyuanVideo": ShardingSpec(
         attention=BLOCKS,
         cut=TWO_STREAMS | {"single_blocks.*": ONE_STREAM | {"modulation_dims": "ranges:txt+img"}},
         # HunyuanVideo 1.5 has no single blocks

@@ -14,9 +14,9 @@ from noted import FOLDER, Notes
 from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.devices import parse_devices
 from parallel_runtime.models.hosted.count import SilentAxis
+from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Shift
 from parallel_runtime.parallel.overlap import OverlapRates
-from parallel_runtime.parallel.uneven import UnevenSequence
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall
 from parallel_runtime.pool.pool import Pool
@@ -62,7 +62,7 @@ def parts_of(tokens: int, parts: int) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    engine, folders = "uneven_engine:UnevenEngine", (str(HERE), FOLDER)
+    engine, folders = "attention_engine:AttentionEngine", (str(HERE), FOLDER)
     devices = parse_devices("cpu:4").devices
     with Pool(devices, threads_per_rank=1, engine=engine, python_path=folders, overlap=lambda _: SLOW) as made:
         yield made
@@ -136,7 +136,7 @@ def test_what_a_ranks_own_function_is_changes_no_exchange_where_ring_goes_from_m
     sent = []
     for alone in (True, False):
         ulysses = SilentAxis("ulysses", size=2)
-        sequence = UnevenSequence(ring=SilentRing("ring", size=ring), ulysses=ulysses, chunks=lambda _: 3)
+        sequence = SequenceParallelAttention(ring=SilentRing("ring", size=ring), ulysses=ulysses, chunks=lambda _: 3)
         qkv, lengths = [torch.zeros(1, 6, 5, 16) for _ in range(3)], (5,) * 2 * ring
         sequence.attend(lambda qkv, *_: qkv[0], qkv, query_lengths=lengths, key_lengths=lengths, each_head_alone=alone)
         sent.append(ulysses.traffic.calls)

@@ -5,7 +5,7 @@ Owns: pools whose further machines are this one again (loopback.py), a Flux and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,13 +17,13 @@ from families.files import write_model_files
 from families.variants import FILES
 from host.fetch import comfyui_path
 from parallel_runtime.checkpoint import ModelSpec, read_header
-from parallel_runtime.cli.hosted_trial import HostedTrial
-from parallel_runtime.cli.trial import Inputs, OwnTrial, Results, Trial
-from parallel_runtime.cli.verify import PlanRunner, control_options
+from parallel_runtime.cli.trial import Results, Trial
+from parallel_runtime.cli.verify import Inputs, PlanRunner, control_options
 from parallel_runtime.cli.workload import Workload, relative_error, worst
 from parallel_runtime.devices import parse_devices
+from parallel_runtime.models.flux.config import FluxConfig
+from parallel_runtime.models.flux.reference import ReferenceModel
 from parallel_runtime.models.flux.sample import sample_config, write_sample
-from parallel_runtime.models.registry import find_family
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.pool import Pool
 
@@ -35,11 +35,29 @@ ALL = ParallelPlan(cfg=2, ulysses=2, pipefusion=2)
 WORKLOAD = Workload(width=112, height=80, text_tokens=13, batch=2)
 
 
+class OwnTrial:
+    """The calls of a Flux that blocks of ours compute, beside diffusers."""
+
+    def __init__(self, path: Path, workload: Workload) -> None:
+        config = FluxConfig.from_header(read_header(path))
+        self.spec = ModelSpec.of(path, "float32")
+        self.calls = workload.calls(config, CFG.cfg)
+
+    def results(self, run: Callable[[Sequence[Inputs]], Results], _: torch.dtype) -> Results:
+        return run(self.calls)
+
+    def references(self, *_: torch.dtype) -> Results:
+        return list(map(ReferenceModel(self.spec.path), self.calls))
+
+    def close(self) -> None:
+        """Nothing is held elsewhere."""
+
+
 @dataclass
 class Model:
     """A file's calls, and what one process that knows nothing of ours makes of them."""
 
-    trial: Trial
+    trial: Trial | OwnTrial
 
     @property
     def spec(self) -> ModelSpec:
@@ -63,11 +81,7 @@ def flux_model(folder: Path, workload: Workload = WORKLOAD) -> Iterator[Model]:
     path = folder / FLUX
     if not path.is_file():
         write_sample(path, sample_config(heads=12, depth=2, depth_single=2))
-    family = find_family(read_header(path))
-    assert family is not None
-    trial = OwnTrial(family, str(path), "float32", workload, [CFG], steps=1, on_cpu=True)
-    with closing(trial):
-        yield Model(trial)
+    yield Model(OwnTrial(path, workload))
 
 
 @contextmanager
@@ -76,7 +90,7 @@ def wan_model(folder: Path, workload: Workload = WORKLOAD) -> Iterator[Model]:
     if not (folder / WAN).is_file():
         write_model_files(folder, [FILES[WAN]])
     path, device = str(folder / WAN), parse_devices("cpu:1").devices[0]
-    trial = HostedTrial(path, "float32", workload, [ALL], steps=1, comfyui=str(comfyui_path()), device=device)
+    trial = Trial(path, "float32", workload, [ALL], steps=1, comfyui=str(comfyui_path()), device=device)
     with closing(trial):
         yield Model(trial)
 

@@ -231,8 +231,8 @@ MUTANTS = (
     ),
     Mutant(
         "a step cache lies around what shares tokens, and is given whole ones",
-        '= ORDER = ("beat", "gather", "share", "cache",',
-        '= ORDER = ("beat", "gather", "cache", "share",',
+        "ORDER = (BEAT, GATHER, SHARE, CACHE,",
+        "ORDER = (BEAT, GATHER, CACHE, SHARE,",
         (
             "test_block_chain.py::test_the_links_of_a_block_have_one_order_whichever_is_put_first",
             "test_step_cache.py::test_a_call_that_skips_is_what_one_process_makes_of_kept_residuals[names0]",

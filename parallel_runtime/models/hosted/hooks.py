@@ -45,9 +45,12 @@ class SharedModel:
         self._call: TokenCall | None = None
         self._control_at = _position_of(model, "control")
         self._links: list[tuple[nn.Module, str, Around]] = []
+        self._sites: list[tuple[nn.Module, str, Forward | None]] = []
         for point in find_hook_points(model, plan):
             for module, method, name in point.sites:
-                name_site(self._switch, module, method, name)
+                before = chain_at(module, method).inner
+                if name_site(self._switch, module, method, name):
+                    self._sites.append((module, method, before))
             self._wrap(point.module, partial(self._placed, point), point.method)
         self._wrap(model.get_submodule(plan.each_call), self._shared)
 
@@ -57,10 +60,13 @@ class SharedModel:
         return self._call
 
     def remove(self) -> None:
-        """Take every hook off, but the names of modules that attend."""
+        """Take every hook off."""
         for module, method, around in self._links:
             chain_at(module, method).take_off(around)
+        for module, method, before in self._sites:
+            chain_at(module, method).inner = before
         self._links.clear()
+        self._sites.clear()
 
     def _wrap(self, module: nn.Module, around: Around, method: str = "forward") -> None:
         """Put a function around a module's method: what torch's own hooks add to a call takes longer than they do."""

@@ -136,8 +136,8 @@ class RunContext:
     ) -> torch.Tensor:
         """One call of the transformer; in a task, others go first.
 
-        `tensors` and `options` are what the engine takes; the output is (B, S_img, channels) of blocks of ours, and of
-        ComfyUI's own module (B, numbers), all outputs side by side (`worker/hosted.py`).
+        `tensors` and `options` are what the engine takes; the output is (B, numbers), all outputs side by side
+        (`worker/hosted.py`).
         `place` tells the call from the others of its step. Returns the output on the CPU. Raises `PoolError` when a
         worker fails, `ValueError` for shapes that the model cannot take and for a plan that was found to compute
         something else, and whatever `check_cancelled` raises.

@@ -71,6 +71,7 @@ class Cases:
         self.plans = [plan for plan in map(ParallelPlan.parse, PLANS) if plan.ranks <= num_ranks]
         self.models = [write_model(folder / f"model{index}.safetensors", seed=index) for index in range(num_models)]
         self.loras = [PRISTINE, lora("one", seed=1, strength=0.8), lora("two", seed=2, strength=-1.1)]
+        self.loras.append(lora("beside", seed=1, strength=0.4, side_branch=True))
         with Pool(parse_devices("cpu:1").devices, threads_per_rank=1) as pool:
             self.cases = [case for spec in self.models for each in self.loras for case in _cases(pool, spec, each)]
 

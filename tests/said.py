@@ -25,6 +25,8 @@ FILES = (
     *("nodes/host/sampling.py",),
     "parallel_runtime/models/hosted/contract_check.py",
     *("parallel_runtime/models/hosted/build.py", "parallel_runtime/models/hosted/stage.py"),
+    *("parallel_runtime/models/hosted/owners.py", "parallel_runtime/worker/steady_pipeline.py"),
+    "nodes/host/run_context.py",
     "parallel_runtime/models/hosted/compiled.py",
     "parallel_runtime/pool/pool.py",
     *("nodes/host/measures.py", "nodes/host/new_model.py", "nodes/host/patcher.py", "nodes/host/refusals.py"),

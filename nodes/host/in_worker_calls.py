@@ -47,8 +47,6 @@ def refuse_calls(guider: comfy.samplers.CFGGuider, model_options: dict) -> None:
     options = model_options.get("transformer_options", {})
     if any(options.get(name) for name in INSIDE_BLOCKS):
         raise HostLoopError("a node patches the model's blocks")
-    if plan.pipefusion > 1:
-        raise HostLoopError(f"a pipeline of {kind.__name__} runs step by step")
     if takes_whole_batches(kind):
         raise HostLoopError(f"{kind.__name__} mixes the rows of a batch")
     spread = plan.layout.shards > plan.parts
@@ -90,6 +88,9 @@ def conds_of_run(
     around = {WrappersMP.APPLY_MODEL: apply_model}
     inner = [call for each in asked for call in captured(guider, each, model_options, x, sigma, around)]
     groups = shares(run.plan, images=len(x), num_conds=len(names))
+    stages = run.plan.pipefusion > 1 and run.plan.layout.shards > run.plan.parts
+    if stages and not all(share.conds for share in groups):
+        raise HostLoopError("stages without a prompt of their own hold a part of the other stages' weights")
     images = [share.stop - share.start for share in groups if share.conds]
     _refuse_parted(guider, images, rows=len(x) * len(names), whole=len(seen) == 1 and len(images) == 1)
     found = [

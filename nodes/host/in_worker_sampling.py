@@ -156,6 +156,7 @@ class InWorkerSampler(comfy.samplers.KSAMPLER):
         if len({seen_shape(cond.call) for cond in conds}) > 1:
             raise HostLoopError("one conditioning has other reference images than the other")
         cached = cache_of_run(guider, model_options, x, sigmas[:1], recurrence)
+        _refuse_cache(plan, cached)
         tell_idle(context, len(names) * x.shape[0])
         given = _drawn(run, recurrence, x)
 
@@ -321,6 +322,12 @@ def _refuse_long(recurrence: SamplerRecurrence) -> None:
         refuse_long(recurrence)
     except ValueError as error:
         raise HostLoopError(str(error)) from error
+
+
+def _refuse_cache(plan: ParallelPlan, cached: object | None) -> None:
+    """Raise `HostLoopError` for a cache of ComfyUI's in a pipeline, which would be empty between steps."""
+    if cached is not None and plan.pipefusion > 1:
+        raise HostLoopError("a step cache decides between the steps of a pipeline")
 
 
 def _refuse_idle(plan: ParallelPlan, images: int, num_conds: int) -> None:

@@ -21,7 +21,7 @@ from ..models.hosted.kept_layouts import keep_layouts
 from ..models.hosted.scales import watch
 from ..models.hosted.side_branches import WEIGHT, LowRank, SideBranches, runs_beside
 from ..models.parts import plain_parts
-from ..models.specs import find_spec
+from ..models.specs import find_spec, spec_of
 from ..models.specs.whole import find_whole
 from ..models.stages import stage_run
 from ..parallel.collectives import Axis
@@ -214,13 +214,15 @@ class HostedWeights:
         self._file.give_back()  # of what was converted or went to the device
 
     def _own_run(self) -> range:
-        """Which blocks this stage has, by what each weighs."""
+        """Which blocks this stage has, by what a token takes in each: one that hands on several streams has weights
+        for each of them, and a token is of one."""
         if self.stages == 1:
             return range(len(self.staged_blocks))
-        costs = [
-            float(sum(part.nbytes for weight in block.parameters() for part in plain_parts(weight)[0]))
-            for block in self.staged_blocks.values()
-        ]
+        spec, costs = spec_of(type(self.module)), list[float]()
+        for path, block in self.staged_blocks.items():
+            num_bytes = sum(part.nbytes for weight in block.parameters() for part in plain_parts(weight)[0])
+            handed = spec.handed_on(path.rpartition(".")[0])
+            costs.append(num_bytes / (1 if isinstance(handed, str) else len(handed)))
         return stage_run(costs, stages=self.stages, stage=self._stage)
 
     def _leave_others(self) -> None:

@@ -32,8 +32,8 @@ class PassEndsError(Exception):
 class PassCall(TokenCall):
     """A pass of patch number `patch`, of `patches`; None: of all tokens. `held` are the keys of one conditioning.
 
-    `before`: the streams of what runs before the staged blocks. `last_stage`: whether what is gathered is the result,
-    so that a pass ends with it unless it is the last patch's.
+    `before`: the streams of what runs before the staged blocks. `ends`: the pass ends where all of its rows of the
+    result are gathered.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class PassCall(TokenCall):
         patch: int | None,
         held: HeldRows,
         before: frozenset[str],
-        last_stage: bool,
+        ends: bool,
     ) -> None:
         super().__init__(group, name)
         self._ranks, self._patches, self._patch, self._held = group, patches, patch, held
-        self._before, self._last_stage = before, last_stage
+        self._before, self._ends = before, ends
         self._staged = False  # whether the first stream of staged blocks was met
         self._parts = TokenCall(group, name)  # how tokens are dealt to all parts of all patches
         self._parts.parts, self._parts.index = patches * group.parts, (patch or 0) * group.parts + group.index
@@ -112,7 +112,7 @@ class PassCall(TokenCall):
         return Exchange(self.of_chunk(queries), self.of_chunk(lengths), mask, kept)
 
     def gather(self, stream: str, tensor: Tensor, *, dim: int) -> Tensor:
-        """All rows of a stream. On the last stage, the end of the pass unless it is the last patch's."""
+        """All rows of a stream: those of other patches as they came last."""
         lengths = self.streams[stream]
         if not self._staged:
             return self._gather_before(f"{BEFORE}{stream}", tensor, dim, lengths)
@@ -125,7 +125,7 @@ class PassCall(TokenCall):
         held = self._held.put(f"{GATHERED}{number}", rows, places, dim=dim, total=sum(lengths))
         if self._patch is None:
             return rows
-        if self._last_stage and self._patch + 1 < self._patches and self._gathers == self._held.count(GATHERED):
+        if self._ends and self._gathers == self._held.count(GATHERED):
             raise PassEndsError
         return held.clone()
 

@@ -184,20 +184,6 @@ MUTANTS = (
         STAGES,
     ),
     Mutant(
-        "flash attention before Ampere",
-        "kernels.py",
-        "dtype in HALVES and capability >= AMPERE and",
-        "dtype in HALVES and",
-        Trial(plan="ring=2", dtype="float16", capability=(7, 5)),
-    ),
-    Mutant(
-        "bf16 in the memory-efficient kernel before Ampere",
-        "kernels.py",
-        "emulated = dtype == torch.bfloat16 and capability < AMPERE",
-        "emulated = False",
-        Trial(plan="ring=2", dtype="bfloat16", capability=(7, 5)),
-    ),
-    Mutant(
         "the memory-efficient kernel's padding is taken for a log-sum-exp",
         "kernels.py",
         "return out, lse[:, :, : q.shape[2]]",

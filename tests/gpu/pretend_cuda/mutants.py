@@ -104,7 +104,7 @@ MUTANTS = (
         "pinned.py",
         "        self._stream.wait_stream(torch.cuda.current_stream(self._device))\n",
         "",
-        ULYSSES,
+        Trial(plan="ulysses=2", run="a mask, an odd length"),
     ),
     Mutant(
         "a preview is read before it has arrived",

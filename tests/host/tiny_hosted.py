@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from families.comfy_classes import Shapes, shapes_of
 from families.files import ModelFile
@@ -118,8 +119,6 @@ class OneProcess:
         self, texts: Sequence[int], *, width: int = 96, height: int = 64, frames: int = 5, batch: int = 1, seed: int = 0
     ) -> tuple[list[ModelCall], list[torch.Tensor]]:
         """A call for each text of so many tokens, and the result (B, N) of each."""
-        from safetensors.torch import load_file
-
         file = str(self._process.folder / "calls.safetensors")
         size = {"width": width, "height": height, "frames": frames, "batch": batch, "seed": seed}
         size["text_tokens"] = max(texts)
@@ -130,3 +129,10 @@ class OneProcess:
             shape = tuple(tensors[f"0.{number}.out"].shape)
             found.append(ModelCall(tensors=given, out_shape=shape, out_dtype=torch.float32, options=options))
         return found, [tensors[f"0.{number}.out"] for number in range(len(found))]
+
+    def outputs(self, dtype: str) -> list[torch.Tensor]:
+        """What the same calls give in another dtype."""
+        file = str(self._process.folder / "outputs.safetensors")
+        self._process.ask("outputs", dtype=dtype, file=file)
+        tensors = load_file(file)
+        return [tensors[f"0.{number}.out"] for number in range(len(tensors))]

@@ -1,4 +1,4 @@
-"""`python -m parallel_runtime doctor | plan | verify | bench | join`: parses, calls, prints, makes an exit code.
+"""`python -m parallel_runtime doctor | plan | verify | join`: parses, calls, prints, makes an exit code.
 
 0: well, or within tolerance. 1: it ran and the answer is no. 2: it could not be run as asked; one line says why.
 130: interrupted by Ctrl-C.
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 
-from .cli.parser import make_parser
+from .cli.parser import GONE, make_parser
 from .cli.terminal import Paint, Progress, paint_for
 from .errors import PoolError
 
@@ -21,7 +21,11 @@ EXIT_OK, EXIT_NO, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    arguments = make_parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    if given and given[0] in GONE:
+        sys.stderr.write(f"{GONE[given[0]]}\n")
+        return EXIT_USAGE
+    arguments = make_parser().parse_args(given)
     progress = Progress(sys.stderr)
     try:
         return COMMANDS[arguments.command](arguments, progress)
@@ -73,20 +77,13 @@ def _verify(arguments: argparse.Namespace, progress: Progress) -> int:
     return EXIT_OK if _tell(verify.run, verify.describe, arguments, progress)["within_tolerance"] else EXIT_NO
 
 
-def _bench(arguments: argparse.Namespace, progress: Progress) -> int:
-    from .cli import bench
-
-    _tell(bench.run, bench.describe, arguments, progress)
-    return EXIT_OK
-
-
 def _join(arguments: argparse.Namespace, _: Progress) -> int:
     from .cli import join
 
     join.run(arguments)
 
 
-COMMANDS = {"doctor": _doctor, "plan": _plan, "verify": _verify, "bench": _bench, "join": _join}
+COMMANDS = {"doctor": _doctor, "plan": _plan, "verify": _verify, "join": _join}
 
 
 def _json(report: dict) -> str:

@@ -10,7 +10,7 @@ LESS_MEMORY = 0.25  # every rank keeps the same, whatever its device has room fo
 
 
 def unequal(devices: Sequence[Device], measured: Sequence[MeasureReply]) -> list[str]:
-    """Warnings about devices that are much slower, or have much less memory free, than the best; [] when all are alike.
+    """Warnings about devices of different kinds, and of some much slower, or with much less memory free, than the best.
 
     `measured` is `Pool.measure_devices` of the ranks of a plan. Ranks on the CPU share one processor and one memory:
     what differs between them is chance.
@@ -20,6 +20,13 @@ def unequal(devices: Sequence[Device], measured: Sequence[MeasureReply]) -> list
     if len(gpus) < 2:
         return []
     warnings = []
+    kinds = {found.name: label for found, label in reversed(gpus)}
+    if len(kinds) > 1:
+        warnings.append(
+            f"{' and '.join(reversed(kinds.values()))} are of different kinds: each takes the layers and attention "
+            "kernels that ComfyUI takes on it, so ranks may round differently; use devices of one kind for the result "
+            "of one of them"
+        )
     (fastest, quick), (slowest, slow) = (choose(gpus, key=lambda gpu: gpu[0].gflops) for choose in (max, min))
     if slowest.gflops < (1 - SLOWER) * fastest.gflops:
         warnings.append(

@@ -20,7 +20,7 @@ from .comfyui import comfy
 # Relative, of sums over a whole run, in the precision a sampler is traced in.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-6}
 TRIED = (2, 2, 3, 5)  # of latents whose run the recurrence must reproduce: places and images may count, too
-SHOWN_TOLERANCE = 0.05  # of what a step shows; uni_pc makes it of the noise again, up to 3e-3 off, on few numbers
+SHOWN_TOLERANCE = 0.05  # how far what a step shows may be from the denoised latent, in a real run
 MAX_WINDOW = 8  # earlier calls that a multistep sampler looks back on
 MAX_STEPS = 500  # tracing keeps (4 x steps)^2 numbers, and a recurrence of more would not fit into a message
 MAX_FACTOR = 2.0  # a state made of large multiples of others would enlarge their rounding
@@ -272,7 +272,21 @@ def _check(recurrence: SamplerRecurrence, run: Run, still: Run, vectors: torch.T
 
     _check_close(recurrence.run(given, denoise), run.result, tolerance)
     for end, shown in zip(run.step_ends, run.shown, strict=True):
-        _check_close(shown, vectors[end + 1], SHOWN_TOLERANCE)
+        _check_shown(shown, run.inputs[end], vectors[end + 1], run.sigmas[end])
+
+
+def _check_shown(shown: torch.Tensor, given: torch.Tensor, denoised: torch.Tensor, sigma: float) -> None:
+    """Raise `NotLinearError` unless a step shows about what the model said last, `denoised`, to `given`.
+
+    uni_pc makes it anew of the noise, by sigmas that single precision rounds (by 20 % below 4e-4): what it shows is off
+    towards `given`, which is about sigma away in a real run, and far away among the independent numbers of the tracing.
+    """
+    step = given - denoised
+    factor = float(((shown - denoised) * step).sum() / (step * step).sum().clamp(min=1e-30))
+    _check_close(shown - factor * step, denoised, SHOWN_TOLERANCE)
+    off = abs(factor) * min(sigma, 1.0)
+    if not off <= SHOWN_TOLERANCE:
+        raise NotLinearError(f"its steps show something else than the denoised latent (off by {off:.1e})")
 
 
 def _check_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:

@@ -1,1 +1,1 @@
-"""The command line: doctor, verify and bench, one file each, shared by users, tests and benchmarks."""
+"""The command line: doctor, plan, verify and join, a file each."""

@@ -2,12 +2,11 @@
 
 import argparse
 import math
-import os
 from collections.abc import Sequence
 
 from ..checkpoint import read_header
 from ..devices import Device
-from ..models.registry import find_family, titles
+from ..models.registry import find_family
 from ..plan import ParallelPlan
 from .hosted_trial import HostedTrial
 from .terminal import Progress
@@ -28,16 +27,10 @@ def open_trial(
     """
     family = find_family(read_header(arguments.model), comfyui=arguments.comfyui is not None)
     _refuse_step_cache(arguments.step_cache, plans, of_ours=None if family is None else family.title)
-    steps = getattr(arguments, "steps", 1)
     if family is None:
-        if not hasattr(arguments, "steps") and any(plan.pipefusion > 1 for plan in plans):
-            raise ValueError(
-                f"bench times pipelines of {titles()} alone, not of {os.path.basename(arguments.model)}; use "
-                "verify, or plans of ulysses, ring, cfg or data"
-            )
         progress.phase("computing random calls in a ComfyUI process")
         more = {"comfyui": arguments.comfyui, "device": devices[0], "step_cache": arguments.step_cache or 0.0}
-        return HostedTrial(arguments.model, arguments.dtype, workload, plans, steps=steps, **more)
+        return HostedTrial(arguments.model, arguments.dtype, workload, plans, steps=arguments.steps, **more)
     if arguments.frames is not None:
         raise ValueError(f"--frames={arguments.frames}: {family.title} makes images; leave --frames out")
     if arguments.comfyui is not None:
@@ -45,7 +38,7 @@ def open_trial(
             f"--comfyui {arguments.comfyui}: blocks of ours compute {family.title}, beside diffusers; leave it out"
         )
     on_cpu = devices[0].kind == "cpu"
-    return OwnTrial(family, arguments.model, arguments.dtype, workload, plans, steps=steps, on_cpu=on_cpu)
+    return OwnTrial(family, arguments.model, arguments.dtype, workload, plans, steps=arguments.steps, on_cpu=on_cpu)
 
 
 def _refuse_step_cache(threshold: float | None, plans: Sequence[ParallelPlan], *, of_ours: str | None) -> None:

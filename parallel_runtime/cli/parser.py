@@ -22,21 +22,18 @@ EXAMPLES: dict[str, Sequence[tuple[str, str]]] = {
         (f"--model {VIDEO} --plan ulysses=2 --frames 33 --comfyui ../..", "a video model"),
         (f"--model {VIDEO} --plan ulysses=2 --steps 6 --step-cache 0.1", "with a first-block cache, beside one rank's"),
     ),
-    "bench": (
-        (f"--model {IMAGE} --plan ulysses=2", "is a plan faster than one device?"),
-        (f"--model {IMAGE} --plan ulysses=2 --plan ring=2 --chart bench.png", "two plans, drawn"),
-        (f"--model {VIDEO} --plan ulysses=2 --step-cache 0.1", "and a step that a first-block cache skips"),
-    ),
     "join": (
         ("10.0.0.1:29400 --token-file token.txt", "offer all GPUs of this machine to the ComfyUI at 10.0.0.1"),
         ("10.0.0.1:29400 --token-file token.txt --devices cuda:1 --models /data/models", "one GPU, models elsewhere"),
     ),
 }
+GONE = {
+    "bench": "bench is gone; the node Parallel Benchmark times plans beside one device, verify checks what they compute"
+}
 HELP = {
     "doctor": "what will and will not work on this machine, and what to do about it",
     "plan": "which plan is best for a model and an image, how long it takes, and why; starts nothing",
     "verify": "does a plan compute what one process of unmodified diffusers or ComfyUI computes?",
-    "bench": "how fast is a plan, beside one device and one process?",
     "join": "offer this machine's devices to a ComfyUI on another machine",
 }
 
@@ -67,7 +64,6 @@ def make_parser() -> argparse.ArgumentParser:
     _add_doctor(made["doctor"])
     _add_plan(made["plan"])
     _add_verify(made["verify"])
-    _add_bench(made["bench"])
     _add_join(made.pop("join"))
     for each in made.values():
         each.add_argument("--json", action="store_true", help="print the whole report as JSON, for programs")
@@ -121,7 +117,22 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
-    _add_workload(parser)
+    parser.add_argument("--model", required=True, metavar="FILE", help="a .safetensors file of a diffusion model")
+    parser.add_argument("--plan", required=True, help="ulysses=2,ring=2 or cfg=2,data=2")
+    _add_size(parser)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default 0)")
+    parser.add_argument(
+        "--devices", help="all, a count, cuda:0,cuda:1 or cpu:4 (default: as many as the plan has ranks)"
+    )
+    parser.add_argument("--dtype", default="default", help="float32, bfloat16, float16 (default: the file's)")
+    parser.add_argument("--threads-per-rank", type=int, default=1, help="CPU threads of each rank (default 1)")
+    parser.add_argument(
+        "--step-cache",
+        type=float,
+        metavar="THRESHOLD",
+        help="first-block cache, as SP Config's step_cache, above 0: run the steps with one too",
+    )
+    parser.add_argument("--compile", action="store_true", help="compile the blocks; needs g++, or Triton for GPUs")
     parser.add_argument("--weights", help="replicated (default), sharded, or offloaded to host memory")
     parser.add_argument("--steps", type=int, default=1, help="Euler steps (default 1: one call of the model)")
     parser.add_argument("--warmup", type=int, help="steps that go through the stages of a pipeline whole (default 1)")
@@ -142,14 +153,6 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="of this machine in messages (default: its host name)")
 
 
-def _add_bench(parser: argparse.ArgumentParser) -> None:
-    _add_workload(parser, plans="append")
-    parser.add_argument("--warmup", type=int, default=5, help="runs of each that are thrown away (default 5)")
-    parser.add_argument("--runs", type=int, default=7, help="runs of each that count (default 7)")
-    parser.add_argument("--chart", metavar="FILE.png", help="draw the report too; needs matplotlib")
-    parser.add_argument("--trace", metavar="FOLDER", help="write each rank's Chrome trace of one more run there")
-
-
 def _add_size(parser: argparse.ArgumentParser) -> None:
     """The size of a call."""
     parser.add_argument("--width", type=int, default=1024, help="pixels (default 1024)")
@@ -162,25 +165,3 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="ComfyUI's folder, for models that its own modules compute (default: where the pack lies)",
     )
-
-
-def _add_workload(parser: argparse.ArgumentParser, *, plans: str = "store") -> None:
-    parser.add_argument("--model", required=True, metavar="FILE", help="a .safetensors file of a diffusion model")
-    several = "; give it again for each further plan" if plans == "append" else ""
-    parser.add_argument("--plan", required=True, action=plans, help=f"ulysses=2,ring=2 or cfg=2,data=2{several}")
-    _add_size(parser)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default 0)")
-    parser.add_argument(
-        "--devices", help="all, a count, cuda:0,cuda:1 or cpu:4 (default: as many as the plan has ranks)"
-    )
-    parser.add_argument("--dtype", default="default", help="float32, bfloat16, float16 (default: the file's)")
-    parser.add_argument("--threads-per-rank", type=int, default=1, help="CPU threads of each rank (default 1)")
-    skips = "time a skipped step of every plan too" if plans == "append" else "run the steps with one too"
-    parser.add_argument(
-        "--step-cache",
-        type=float,
-        metavar="THRESHOLD",
-        help=f"first-block cache, as SP Config's step_cache, above 0: {skips}; not where blocks of this pack compute",
-    )
-    beside = "time every plan with compiled blocks too" if plans == "append" else "compile the blocks"
-    parser.add_argument("--compile", action="store_true", help=f"{beside}; needs g++, or Triton for GPUs")

@@ -1,4 +1,4 @@
-"""Gets the reference model of `verify`, `bench` and `doctor`, which needs diffusers; nothing else of the pack does.
+"""Gets the reference model of `verify` and `doctor`, which needs diffusers; nothing else of the pack does.
 
 diffusers is not in requirements.txt: its own requirements may replace packages that a user's other nodes rely on.
 """

@@ -1,6 +1,6 @@
-"""What verify and bench run of a model: its calls, in ranks and in one process that knows nothing of ours.
+"""What verify runs of a model: its calls, in ranks and in one process that knows nothing of ours.
 
-`Trial` is what both ask of a model. Owns the trial of models whose blocks are ours; hosted_trial.py has that of all
+`Trial` is what it asks of a model. Owns the trial of models whose blocks are ours; hosted_trial.py has that of all
 others. Which it is, the file says.
 """
 

@@ -1,11 +1,11 @@
-"""What verify and bench run: random inputs of an image's size, and the devices they run on.
+"""What verify runs: random inputs of an image's size, and the devices they run on.
 
 Owns the step's tensors and how two results are compared. Starts nothing.
 """
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,6 @@ from ..proof import relative_error as relative_error
 
 PIXELS_PER_LATENT = 8
 LATENTS_PER_TOKEN = 2
-USUAL_STEPS = 20  # of a sampling run, ComfyUI's default
 MAX_FRAMES = 1 << 12
 MAX_SEED = 1 << 62  # torch takes 64 bits, and further calls count on from here
 
@@ -128,24 +127,6 @@ def euler(
         for img, velocity in zip(images, velocities, strict=True):
             img[..., : velocity.shape[2]] += (after - now) * velocity
     return [img[..., :width] for img, width in zip(images, channels, strict=True)]
-
-
-def steps_before(
-    calls: Sequence[Mapping[str, torch.Tensor]], velocities: Sequence[torch.Tensor], count: int
-) -> list[list[dict[str, torch.Tensor]]]:
-    """The calls of the `count` Euler steps that led to `calls`, in order, as far apart as in a usual run.
-
-    `velocities` are what the model makes of `calls`; along them the flow is followed backwards.
-    """
-    found = []
-    for number in range(count, 0, -1):
-        sigma, step = number / USUAL_STEPS, []
-        for call, velocity in zip(calls, velocities, strict=True):
-            img = call["img"].clone()
-            img[..., : velocity.shape[2]] += sigma * velocity
-            step.append({**call, "img": img, "timesteps": call["timesteps"] + sigma})
-        found.append(step)
-    return found
 
 
 def refuse_uncompilable(devices: Sequence[Device]) -> None:

@@ -8,9 +8,9 @@ from parallel_runtime.devices import Device
 from parallel_runtime.wire.replies import MeasureReply
 
 
-def measured(*, gflops: float = 100.0, free_gb: float = 20.0) -> MeasureReply:
+def measured(*, name: str = "RTX 4090", gflops: float = 100.0, free_gb: float = 20.0) -> MeasureReply:
     """A rank's device as it measures it."""
-    return MeasureReply(name="RTX 4090", gflops=gflops, free_bytes=int(free_gb * 1e9), total_bytes=int(24e9))
+    return MeasureReply(name=name, gflops=gflops, free_bytes=int(free_gb * 1e9), total_bytes=int(24e9))
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,11 @@ def test_a_device_more_than_a_tenth_slower_is_named_with_what_it_costs(unequal) 
 def test_a_device_with_much_less_memory_free_is_named(unequal) -> None:
     (line,) = unequal(measured(), measured(free_gb=9.0))
     assert "cuda:1 (RTX 4090) has 9.0 GB free, cuda:0 (RTX 4090) 20.0 GB" in line
+
+
+def test_devices_of_different_kinds_are_named(unequal) -> None:
+    (line,) = unequal(measured(), measured(), measured(name="RTX 3090"))
+    assert line.startswith("cuda:0 (RTX 4090) and cuda:2 (RTX 3090) are of different kinds: each takes the layers and")
 
 
 def test_ranks_on_one_processor_are_not_compared(unequal) -> None:

@@ -37,6 +37,14 @@ NODE_CLASS_MAPPINGS = {{}}
 """
 # What needs a GPU's packages: ComfyUI ends where it is asked for and they are missing.
 NOT_INSTALLED = {"--use-sage-attention", "--use-flash-attention", "--use-ck-attention"}
+# Packages with which ComfyUI takes them to be there, and the engine of a rank that has them. Nothing attends.
+STAND_INS = {
+    "sageattention.py": "def sageattn(q, k, v, attn_mask=None, **_):\n    raise NotImplementedError",
+    "flash_attn.py": "def flash_attn_func(*_, **__):\n    raise NotImplementedError",
+    "sitecustomize.py": "import comfy_kitchen\ncomfy_kitchen.int8_attention_is_available = lambda: True",
+    "installed_engine.py": "import sitecustomize_of_ranks\nfrom telling_engine import Telling as Telling",
+}
+STAND_INS["sitecustomize_of_ranks.py"] = STAND_INS["sitecustomize.py"]
 # The host's, given to every run: they stay there.
 OF_THE_HOST = ["--cpu", "--reserve-vram", "1.5", "--preview-method", "auto", "--disable-api-nodes", "--cache-none"]
 DEVICES = parse_devices("cpu:1").devices
@@ -73,6 +81,24 @@ def test_a_rank_computes_as_the_host_with_every_other_option(each_option: dict[s
         folder = tmp_path / str(number)
         folder.mkdir()
         compare(words, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(NOT_INSTALLED))
+def test_attention_by_a_package_is_a_ranks_too(each_option: dict[str, Any], name: str, tmp_path: Path) -> None:
+    """From the command line of the host to the function that a rank's blocks call; without the option it is another."""
+    if name not in each_option["options"]:
+        assert name == "--use-ck-attention", "older than that option"
+        return
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for file, text in STAND_INS.items():
+        (packages / file).write_text(text)
+    told, _, states = host([name], tmp_path, packages)
+    _, theirs = rank(tuple(told), states["flags"], tmp_path, packages)
+    assert theirs == states
+    _, without = rank((), states["flags"], tmp_path, packages)
+    assert without["attention"] != theirs["attention"]
 
 
 @pytest.mark.slow
@@ -116,7 +142,9 @@ def compare(words: list[str], folder: Path) -> None:
     assert {their_values[name] for name in always} == {"True"}
 
 
-def host(words: list[str], folder: Path) -> tuple[list[str], dict[str, str], dict[str, Any]]:
+def host(
+    words: list[str], folder: Path, packages: Path | None = None
+) -> tuple[list[str], dict[str, str], dict[str, Any]]:
     """Options for ranks, values of all options and states, as a custom node of ComfyUI's own process finds them."""
     pack, said = folder / "base" / "custom_nodes" / "telling", folder / "host.json"
     pack.mkdir(parents=True)
@@ -125,6 +153,7 @@ def host(words: list[str], folder: Path) -> tuple[list[str], dict[str, str], dic
     command += ["--disable-all-custom-nodes", "--whitelist-custom-nodes", "telling"]
     command += ["--base-directory", str(folder / "base"), "--database-url", "sqlite:///:memory:"]
     environment = {**os.environ, "TELL": str(said), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"PYTHONPATH": str(packages)} if packages else {}
     with (folder / "log").open("wb") as log:
         subprocess.run(command, env=environment, cwd=comfyui_path(), stdout=log, stderr=log, check=False)
     assert said.exists(), f"{words}: {(folder / 'log').read_text()[-3000:]}"
@@ -132,12 +161,16 @@ def host(words: list[str], folder: Path) -> tuple[list[str], dict[str, str], dic
     return told, values, states
 
 
-def rank(told: tuple[str, ...], flags: dict[str, Any], folder: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """The same of a rank that has loaded a model for a ComfyUI with these options."""
+def rank(
+    told: tuple[str, ...], flags: dict[str, Any], folder: Path, packages: Path | None = None
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """The same of a rank that has loaded a model for a ComfyUI with these options, and may find more packages."""
     path = write_families(folder, only=[QWEN.name]) / "diffusion_models" / QWEN.file
     comfyui = ComfyUI(str(comfyui_path()), told)
     spec = ModelSpec.of(path, "float32", adapter=HOSTED, comfyui=comfyui, flags=flags)
-    with Pool(DEVICES, threads_per_rank=1, engine="telling_engine:Telling", python_path=(str(HERE),)) as pool:
+    engine = "telling_engine:Telling" if packages is None else "installed_engine:Telling"
+    path_of_ranks = tuple(map(str, (HERE, *([packages] if packages else []))))
+    with Pool(DEVICES, threads_per_rank=1, engine=engine, python_path=path_of_ranks) as pool:
         pool.load(spec, ParallelPlan())
     values, states = json.loads(Path(f"{path}.json").read_text())
     return values, states

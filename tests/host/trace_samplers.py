@@ -2,7 +2,8 @@
 
 Owns: what is compared. Run as `python tests/host/trace_samplers.py COMFYUI`, in a process of its own, since ComfyUI's
 modules read the command line and are named like others. With `--bent`, what is said of samplers that are not linear;
-with `--options`, of what only the options that a sampler is called with have.
+with `--shown`, of those that show something else than the denoised latent; with `--options`, of what only the options
+that a sampler is called with have.
 """
 
 from __future__ import annotations
@@ -80,10 +81,11 @@ class Bench:
             extra_args={"model_options": self.guider.model_options, "seed": 5, "denoise_mask": None},
         )
 
-    def bent(self, bend: float, *, hidden: bool) -> str:
+    def bent(self, bend: float, *, hidden: bool, shown: float = 0.0) -> str:
         """What is said of an Euler sampler whose latents are bent by so much; "" when it becomes a recurrence.
 
-        `hidden`: what is bent is not in the result, but only in what the model is given.
+        `hidden`: what is bent is not in the result, but only in what the model is given. `shown`: how far towards that
+        the denoised latent is off which its steps show.
         """
 
         def euler(
@@ -92,7 +94,8 @@ class Bench:
             for step in range(len(sigmas) - 1):
                 given = x if step == 0 else x + bend * x * x.abs()
                 denoised = model(given, sigmas[step] * x.new_ones([x.shape[0]]), **(extra_args or {}))
-                callback({"x": x, "i": step, "sigma": sigmas[step], "sigma_hat": sigmas[step], "denoised": denoised})
+                told = {"x": x, "i": step, "sigma": sigmas[step], "sigma_hat": sigmas[step]}
+                callback(told | {"denoised": denoised + shown * (given - denoised)})
                 x = denoised + ((x if hidden else given) - denoised) * (sigmas[step + 1] / sigmas[step])
             return x
 
@@ -149,6 +152,9 @@ def main() -> None:
     if asked == ["--bent"]:
         bends = [(bend, hidden) for bend in (0.0, 1e-6, 1e-4) for hidden in (False, True)]
         print(json.dumps([[*case, bench.bent(case[0], hidden=case[1])] for case in bends]))  # noqa: T201
+        return
+    if asked == ["--shown"]:
+        print(json.dumps([bench.bent(0.0, hidden=False, shown=each) for each in (0.04, 0.2)]))  # noqa: T201
         return
     if asked == ["--options"]:
         given = ({}, {"sampler_post_cfg_function": [print]}, {"disable_cfg1_optimization": True})

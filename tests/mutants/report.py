@@ -100,12 +100,6 @@ MUTANTS = (
         ("test_nodes_report.py::test_the_sampler_reports_each_rank_and_each_step",),
     ),
     Mutant(
-        "a pipeline is timed a step later than its first with old keys",
-        "steps_before(tensors_of(self._calls), exact, self._plan.warmup_steps)",
-        "steps_before(tensors_of(self._calls), exact, self._plan.warmup_steps + 1)",
-        ("test_steady.py::test_a_pipelines_timed_run_uses_keys_of_the_step_before_each_time",),
-    ),
-    Mutant(
         "verify shows a pipeline's exact steps for those with old keys",
         'runner.sampling_run = "verify"',
         "runner.sampling_run = None",

@@ -1,6 +1,5 @@
 """The command line as a user runs it: reports, exit codes, and refusals by name."""
 
-import gzip
 import itertools
 import json
 import signal
@@ -10,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import diffusers
 import psutil
 import pytest
 import torch
@@ -22,9 +20,8 @@ from parallel_runtime.checkpoint import ModelSpec
 from parallel_runtime.cli.workload import Workload, relative_error
 from parallel_runtime.models.flux.config import FluxConfig
 from parallel_runtime.models.flux.reference import ReferenceModel
-from parallel_runtime.report.schema import validate
 from runtime.shard_sizes import named, ranges, sent, weight_bytes
-from runtime.stale_model import StaleModel, in_mid_run
+from runtime.stale_model import StaleModel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +36,6 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 VERIFIED = Workload(width=200, height=136, text_tokens=7, batch=2)
-BENCHED = Workload(width=128, height=128, text_tokens=16)
 
 
 @pytest.fixture
@@ -47,21 +43,6 @@ def verify(command: Command) -> Command:
     """`verify` with a model and a plan, on inputs that no plan divides: `VERIFIED`."""
     size = ("--width", "200", "--height", "136", "--text-tokens", "7", "--batch", "2")
     return lambda model, plan, *more: command("verify", "--model", model, "--plan", plan, *size, *more)
-
-
-@pytest.fixture
-def bench(command: Command) -> Callable[..., dict]:
-    """The report of a small bench, of `BENCHED`."""
-
-    def run(model: str, *arguments: str) -> dict:
-        size = ("--width", "128", "--height", "128", "--text-tokens", "16")
-        done = command("bench", "--model", model, *size, "--warmup", "0", "--json", *arguments)
-        assert done.returncode == 0, done.stderr
-        report = json.loads(done.stdout)
-        validate(report)
-        return report
-
-    return run
 
 
 @pytest.mark.slow
@@ -180,8 +161,8 @@ def test_help_is_there_without_docstrings() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(sample: ModelSpec) -> None:
-    command = [sys.executable, "-m", "parallel_runtime", "bench", "--model", sample.path, "--plan", "ring=2"]
-    size = ["--width", "64", "--height", "64", "--text-tokens", "5", "--runs", "1000000"]
+    command = [sys.executable, "-m", "parallel_runtime", "verify", "--model", sample.path, "--plan", "ring=2"]
+    size = ["--width", "64", "--height", "64", "--text-tokens", "5", "--steps", "1000000"]
     # a shell's background job may have passed on that SIGINT is ignored
     start = "import signal, os, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     with subprocess.Popen(
@@ -198,7 +179,7 @@ def test_ctrl_c_ends_a_run_with_its_ranks_in_one_line(sample: ModelSpec) -> None
         finally:
             process.kill()
     *phases, last = complaint.splitlines()
-    assert (process.returncode, said, last) == (130, "", "bench: interrupted")
+    assert (process.returncode, said, last) == (130, "", "verify: interrupted")
     assert all(line.endswith(" ...") for line in phases), phases
     _, living = psutil.wait_procs(ranks, timeout=10)
     assert living == []
@@ -299,88 +280,10 @@ def test_a_file_that_cannot_be_read_exits_2(tmp_path: Path, capsys: pytest.Captu
     assert "only .safetensors" in capsys.readouterr().err
 
 
-@pytest.mark.full
-@pytest.mark.slow
-def test_bench_puts_every_baseline_beside_each_plan(sample: ModelSpec, tmp_path: Path, command: Command) -> None:
-    chart = tmp_path / "chart.png"
-    done = command(
-        *("bench", "--model", sample.path, "--plan", "ulysses=2", "--plan", "ring=2", "--width", "256"),
-        *("--height", "256", "--text-tokens", "16", "--warmup", "1", "--runs", "3", "--json", "--chart", str(chart)),
-        *("--trace", str(tmp_path)),
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    validate(report)
-    rows = {row["name"]: row for row in report["contenders"]}
-    assert list(rows) == ["one rank", "diffusers, 1 thread", "diffusers, 2 threads", "uly2", "ring2"]
-    assert all(len(row["run_s"]) == 3 for row in rows.values())
-    for plan in (rows["uly2"], rows["ring2"]):
-        assert plan["speedup"] == pytest.approx(rows["one rank"]["median_s"] / plan["median_s"])
-        process_s = rows["diffusers, 2 threads"]["median_s"]
-        assert plan["speedup_over_one_process"] == pytest.approx(process_s / plan["median_s"])
-        assert plan["end_to_end_over_block"] == pytest.approx(plan["speedup"] / plan["block_speedup"])
-        assert 0 < plan["error"] <= 1e-5
-        assert 0 < plan["blocks_median_s"] < plan["slowest_rank_s"] < plan["median_s"]
-        for rank in plan["ranks"]:
-            assert 0 < rank["communication_s"][0] < rank["busy_s"][0]
-            assert 0 < rank["load_s"] < report["timings"]["load_s"]
-    assert 0 < rows["diffusers, 1 thread"]["error"] <= 1e-5
-    assert [rank["collectives"] for rank in rows["uly2"]["ranks"]] == [[4], [4]]
-    assert rows["one rank"]["ranks"][0]["communication_s"] == [0]
-    assert chart.read_bytes().startswith(b"\x89PNG")
-    assert report["traces"] == [f"{plan}.rank{rank}.json.gz" for plan in ("uly2", "ring2") for rank in (0, 1)]
-    for name in report["traces"]:
-        assert json.loads(gzip.decompress((tmp_path / name).read_bytes()))["traceEvents"]
-    assert str(tmp_path) not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("chart", "words"), [("chart.jpg", "chart.png"), ("missing/chart.png", "does not exist; make it first")]
-)
-def test_bench_refuses_a_chart_it_cannot_write_before_it_measures(
-    sample: ModelSpec, tmp_path: Path, chart: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["bench", "--model", sample.path, "--plan", "ulysses=2", "--runs", "1000000"]
-    assert main([*arguments, "--chart", str(tmp_path / chart)]) == 2
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.full
-def test_bench_times_batch_groups_too(sample: ModelSpec, command: Command) -> None:
-    done = command(
-        *("bench", "--model", sample.path, "--plan", "cfg=2", "--width", "64", "--height", "64"),
-        *("--text-tokens", "16", "--warmup", "0", "--runs", "1", "--json"),
-    )
-    assert done.returncode == 0, done.stderr
-    rows = {row["name"]: row for row in json.loads(done.stdout)["contenders"]}
-    assert rows["cfg2-ring1-uly1"]["error"] <= 1e-5
-    assert {name for name in rows if name.startswith("diffusers")}  # the same two calls, of unequal text
-
-
-@pytest.mark.full
-def test_bench_times_a_pipeline_after_its_warm_up(
-    sample: ModelSpec, config: FluxConfig, bench: Callable[..., dict]
-) -> None:
-    """What keys a step old change is told, by that name; a step of warm-up would be one rank's to 1e-5."""
-    plans = ("--plan", "pipefusion=2", "--plan", "pipefusion=2,patches=3,warmup_steps=2")
-    report = bench(sample.path, *plans, "--runs", "2")
-    rows = {row["name"]: row for row in report["contenders"] if row["kind"] == "plan"}
-    assert list(rows) == ["pipe2-ring1-uly1", "pipe2-ring1-uly1, 3 patches, 2 warm-up steps"]
-    for row, patches, warm_calls in zip(rows.values(), (2, 3), (1, 2), strict=True):
-        assert "error" not in row
-        stale, exact = in_mid_run(sample.path, BENCHED.tensors(config), patches=patches, warm_calls=warm_calls)
-        assert row["stale_difference"] == pytest.approx(relative_error(stale, exact), rel=0, abs=1e-5)
-        assert row["stale_difference"] > 1e-3
-        assert not any("load_s" in rank for rank in row["ranks"]), "stages were loaded later"
-    assert "the weights lie in 2 ways (replicated, 2 stages)" in report["warnings"][0]
-
-
-@pytest.mark.slow
-def test_bench_says_which_judge_and_which_inputs_it_had(sample: ModelSpec, bench: Callable[..., dict]) -> None:
-    report = bench(sample.path, "--plan", "ulysses=2", "--runs", "1", "--seed", "5")
-    assert report["versions"]["diffusers"] == diffusers.__version__
-    assert report["inputs"] == {"seed": 5}
-    assert "warnings" not in report
+def test_a_command_that_is_gone_says_in_a_line_what_replaces_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--model", "flux.safetensors", "--plan", "ulysses=2", "--chart", "bench.png"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("bench is gone; the node Parallel Benchmark times plans") and said.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from families.files import ModelFile
 from families.wan import wan_file
 from host.fetch import comfyui_path
 from host.layouts import Row
-from host.tiny_models import make_tensor, num_bytes, to_bytes, write_layout
+from host.tiny_models import write_layout
 from parallel_runtime.checkpoint import HOSTED, ComfyUI, ModelSpec
 from parallel_runtime.models.hosted.calls import travelling
 from parallel_runtime.planner.comfyui_process import ComfyUIProcess
@@ -50,23 +49,6 @@ def write_tiny(path: Path, *, seed: int = 41, dtype: torch.dtype = torch.float32
     """Write the model, 4.5 MB in fp32; `sizes` are arguments of ComfyUI's class other than `SIZES`."""
     file, rows = _rows(json.dumps(SIZES | sizes))
     return write_layout(path, rows, seed=seed, dtype=dtype, metadata=file.metadata)
-
-
-def write_large(path: Path, *, gib: float, dtype: torch.dtype = torch.bfloat16, **sizes: int) -> Path:
-    """Write one of at least `gib` GiB; its blocks are alike, so memory stays at one tensor of each kind."""
-    _, rows = _rows(json.dumps(SIZES | sizes | {"num_layers": 1}))
-    block = [row for row in rows if row.name.startswith("blocks.")]
-    layers = int(gib * 2**30 / num_bytes(block, dtype)) + 1
-    file, rows = _rows(json.dumps(SIZES | sizes | {"num_layers": layers}))
-    made: dict[str, bytes] = {}
-
-    def values_of(row: Row) -> bytes:
-        name = re.sub(r"^blocks\.\d+\.", "blocks.0.", row.name)
-        if name not in made:
-            made[name] = to_bytes(make_tensor(Row(name, row.shape, row.std, row.mean), seed=0, dtype=dtype))
-        return made[name]
-
-    return write_layout(path, rows, seed=0, dtype=dtype, metadata=file.metadata, values_of=values_of)
 
 
 def spec_of(path: Path | str, dtype: str = "float32", **more: Any) -> ModelSpec:

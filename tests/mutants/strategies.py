@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-EXCHANGED = "test_few_ranks.py::test_a_plan_equals_the_reference_model_with_and_without_a_mask[exchanged]"
-GATHERED = "test_few_ranks.py::test_a_plan_equals_the_reference_model_with_and_without_a_mask[gathered]"
-WARM_UP = "test_few_ranks.py::test_stages_equal_one_process_of_the_same_staleness_with_and_without_a_mask[warm-up]"
-A_STEP_OLD = (
-    "test_few_ranks.py::test_stages_equal_one_process_of_the_same_staleness_with_and_without_a_mask[a step old]"
-)
+SENT = "test_parity.py::test_a_plan_sends_what_numbers_by_hand_say"
 MERGED = "test_kernels.py::test_merged_parts_equal_the_whole_and_a_wrong_log_sum_exp_does_not"
 
 MUTANTS = (
@@ -24,12 +19,6 @@ MUTANTS = (
         "return out, torch.logaddexp(ours, part)",
         "return out, torch.maximum(ours, part)",
         (MERGED,),
-    ),
-    Mutant(
-        "a mask of True and False is turned round",
-        ".masked_fill_(~mask, MASKED)",
-        ".masked_fill_(mask, MASKED)",
-        ("test_forward.py::test_an_attention_mask_is_followed",),
     ),
     Mutant(
         "text runs are dealt from the same end as the image's",
@@ -56,52 +45,10 @@ MUTANTS = (
         ("test_shard.py::test_a_residual_shorter_than_the_image_is_cut_where_it_ends",),
     ),
     Mutant(
-        "queries are sent where values belong",
-        "for slot, tensor in enumerate((q, k, v)):\n            send[:, :, slot] = tensor.unflatten",
-        "for slot, tensor in enumerate((v, k, q)):\n            send[:, :, slot] = tensor.unflatten",
-        (EXCHANGED,),
-    ),
-    Mutant(
-        "heads come back in another order",
-        "return received.permute(2, 1, 0, 3, 4)",
-        "return received.flip(0).permute(2, 1, 0, 3, 4)",
-        (EXCHANGED,),
-    ),
-    Mutant(
-        "a hop of the ring goes the other way",
-        "owner = (self.ring.index - hop) % self.ring.size",
-        "owner = (self.ring.index + hop) % self.ring.size",
-        (EXCHANGED,),
-    ),
-    Mutant(
-        "a ring takes its first part of the mask for all parts",
-        "columns = None if mask is None else mask[:, :, start : start + self.lengths[owner]]",
-        "columns = None if mask is None else mask[:, :, : self.lengths[owner]]",
-        (EXCHANGED,),
-    ),
-    Mutant(
-        "a ring's queries follow another group's rows of the mask",
-        "keys.attend(q, mask=None if mask is None else mask[:, mine])",
-        "keys.attend(q, mask=None if mask is None else mask[:, : q.shape[1]])",
-        (EXCHANGED,),
-    ),
-    Mutant(
-        "gathered keys stand in for values",
-        "for slot, tensor in enumerate((k, v)):\n            send[:, :, slot] = tensor.transpose(0, 1)",
-        "for slot, tensor in enumerate((k, k)):\n            send[:, :, slot] = tensor.transpose(0, 1)",
-        (GATHERED,),
-    ),
-    Mutant(
-        "many keys and values are gathered too",
-        "return 2 * tokens * row_bytes <= limit",
-        "return tokens * row_bytes <= limit",
-        ("test_traffic.py::test_keys_and_values_together_decide_whether_they_are_gathered",),
-    ),
-    Mutant(
         "what an all-to-all keeps is counted as sent",
         "axis.traffic.add((send.shape[0] - send_lengths[axis.index]) * row_bytes)",
         "axis.traffic.add(send.shape[0] * row_bytes)",
-        ("test_few_ranks.py::test_a_plan_sends_what_the_formula_says",),
+        (SENT,),
     ),
     Mutant(
         "an all-gather counts as sent to one other rank",
@@ -114,30 +61,6 @@ MUTANTS = (
         "        parts[index].copy_(self.source)\n",
         "",
         ("test_sharded_weights.py::test_units_smaller_than_the_ranks_are_whole",),
-    ),
-    Mutant(
-        "under PipeFusion the mask's columns stay in the order of the image",
-        "return mask.index_select(1, rows).index_select(2, columns)",
-        "return mask.index_select(1, rows)",
-        (WARM_UP,),
-    ),
-    Mutant(
-        "under PipeFusion the mask's rows are those of the group's first part",
-        "for part in self._group(self.ring.index) for token in _tokens(sequence, part, chunk)]",
-        "for part in self._group(0) for token in _tokens(sequence, part, chunk)]",
-        (WARM_UP,),
-    ),
-    Mutant(
-        "a stage ignores the attention mask",
-        "            return partial(complete, there.mask)\n",
-        "            return partial(complete, None)\n",
-        (WARM_UP,),
-    ),
-    Mutant(
-        "fresh keys of other ring ranks are not kept",
-        "            for hop, group in enumerate(groups):\n                self._store(",
-        "            for hop, group in enumerate(groups):\n                hop or self._store(",
-        (A_STEP_OLD,),
     ),
     Mutant(
         "a chunk's keys stand a patch too early",

@@ -63,12 +63,6 @@ MUTANTS = (
         ("test_patches.py::test_other_tensors_are_never_taken_for_a_change_of_strength",),
     ),
     Mutant(
-        "a side branch ignores from which row on it is",
-        "first = max(start, self.first_row)",
-        "first = start",
-        ("test_shared_mlp.py::test_keys_and_values_come_first_and_all_is_as_in_one_product[100]",),
-    ),
-    Mutant(
         "weights of a unit are not aligned",
         "self.slots[name] = Slot(dtype, shape, -(-end // ALIGNMENT) * ALIGNMENT)",
         "self.slots[name] = Slot(dtype, shape, end)",
@@ -79,15 +73,6 @@ MUTANTS = (
         "self.shard_bytes = max(1, -(-end // (ALIGNMENT * shards))) * ALIGNMENT",
         "self.shard_bytes = (end // (ALIGNMENT * shards) + 1) * ALIGNMENT",
         (EVEN,),
-    ),
-    Mutant(
-        "a replica without work gathers weights as often as the others",
-        "passes = max(len(batch_groups[batch_group]) for batch_group in mesh.replica_groups)",
-        "passes = max(len(batch_group) for batch_group in batch_groups)",
-        (
-            "test_sharded_plans.py::test_a_plan_gives_the_same_with_parts_of_the_weights_as_with_all"
-            "[data2-ring1-uly2-offloaded]",
-        ),
     ),
     Mutant(
         "a rank's part of a weight begins a range too late",

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.tiny_hosted import OneProcess, call, spec_of
+from host.tiny_hosted import BLOCKS, WIDTH, OneProcess, call, spec_of
 from parallel_runtime.checkpoint import ModelSpec, read_header
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool.calls import ModelCall, RunResult
@@ -126,6 +126,17 @@ def test_without_the_exchange_every_plan_is_wrong(
     for plan in [*SHARING[::3], *STAGES[:1]]:
         result = eight_ranks.run(tiny_hosted, plan, told(calls, local_attention=True))
         assert worst(result, expected) > WRONG, plan.name
+
+
+def test_a_plan_sends_what_numbers_by_hand_say(eight_ranks: Pool, tiny_hosted: ModelSpec) -> None:
+    """24 of 48 tokens, of fp32: queries, keys, values there and an output back, of half the heads; or keys and values.
+
+    And 64 numbers of each token at the end, to the other rank.
+    """
+    block, end = 24 * WIDTH * 4, 24 * 64 * 4
+    for name, blocks in (("ulysses=2", BLOCKS * 4 * block // 2), ("ring=2", BLOCKS * 2 * block)):
+        result = eight_ranks.run(tiny_hosted, ParallelPlan.parse(name), [call()])
+        assert [rank.sent_bytes for rank in result.ran] == [blocks + end] * 2, name
 
 
 @pytest.mark.slow

@@ -33,7 +33,6 @@ import torch.nn.functional as F
 
 from benchmarks.emulated_link import EmulatedAxis, Mailboxes, ThreadClock, WallClock
 from parallel_runtime.parallel.attention import QKV, SequenceParallelAttention
-from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks, chunked_s
 from parallel_runtime.parallel.shard import split_lengths
 
@@ -126,7 +125,7 @@ def waited(case: Case, tokens: int, chunks: int, axis: EmulatedAxis, *, slow: fl
     axis.bandwidth, axis.latency_s = (
         (float("inf"), 0.0) if slow is None else (numbers / (slow * sent_s), slow * LATENCY_S)
     )
-    sequence = SequenceParallelAttention(ring=Axis("ring"), ulysses=axis, chunks=lambda _: chunks)
+    sequence = SequenceParallelAttention(ulysses=axis, chunks=lambda _: chunks)
     began_s, before_s = axis.clock.now(), axis.clock.waited_s
     sequence.attend(kernel, qkv, query_lengths=lengths, key_lengths=lengths)
     waited_s = axis.clock.waited_s - before_s

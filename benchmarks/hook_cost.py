@@ -70,16 +70,13 @@ def measured(model: nn.Module, inputs: dict[str, Any], pairs: int) -> tuple[list
     from parallel_runtime.models.hosted.hooks import SharedModel
     from parallel_runtime.models.specs import spec_of
     from parallel_runtime.parallel.attention import SequenceParallelAttention
-    from parallel_runtime.parallel.collectives import Axis
 
     shared: SharedModel | None = None
 
     def seconds(*, hooked: bool) -> float:
         nonlocal shared
         if hooked and shared is None:
-            shared = SharedModel(
-                model, spec_of(type(model)), SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
-            )
+            shared = SharedModel(model, spec_of(type(model)), SequenceParallelAttention())
         elif not hooked and shared is not None:
             shared.remove()
             shared = None
@@ -103,9 +100,8 @@ def profiled(model: nn.Module, inputs: dict[str, Any]) -> None:
     from parallel_runtime.models.hosted.hooks import SharedModel
     from parallel_runtime.models.specs import spec_of
     from parallel_runtime.parallel.attention import SequenceParallelAttention
-    from parallel_runtime.parallel.collectives import Axis
 
-    sequence = SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
+    sequence = SequenceParallelAttention()
     shared = SharedModel(model, spec_of(type(model)), sequence)
     profile = cProfile.Profile()
     for _ in range(10):

@@ -1,18 +1,18 @@
 """Sequence parallel attention for any model: uneven and grouped heads, unequal lengths, masks, any attention function.
 
 Letters: `B` batch, `Hq` and `Hk` heads of queries and of keys, `S` query tokens and `T` key tokens of this rank, `D`
-and `Dv` sizes of a head of keys and of values, `U` ulysses degree, `R` ring degree. Sources as in `sequence.py`, which
-does the same for a model whose blocks are written for it: heads that the degree divides, one length, output on its way
-while the block goes on.
+and `Dv` sizes of a head of keys and of values, `U` ulysses degree, `R` ring degree. Sources: DeepSpeed-Ulysses (arXiv
+2309.14509), Ring Attention (arXiv 2310.01889), USP (arXiv 2405.07719), PipeFusion (arXiv 2405.14430).
 
-Heads are shared out by whole groups (a head of keys with its heads of queries), the first ranks one more where they do
-not come out even. They go in chunks where that hides the exchange behind attention (overlap.py). Where there are fewer
-groups than ranks, or a mask differs by head under Ring, every rank gets all keys and values, and attends with its own
-queries.
+Ulysses shares out heads by whole groups (a head of keys with its heads of queries), the first ranks one more where they
+do not come out even. They go in chunks where that hides the exchange behind attention (overlap.py). Around the ring
+keys and values travel from rank to rank (ring.py). Where there are fewer groups than ranks, or a mask differs by head
+under Ring, every rank gets all keys and values, and attends with its own queries. Keys may be kept from call to call
+(kept_keys.py): then every rank of a ring gets the new ones of all, and keeps them.
 
-Owns who computes which heads and when what is exchanged for that. Does not own how messages are laid out
+Owns which rank computes which heads, and when what is exchanged for that. Does not own how messages are laid out
 (head_chunks.py), which tokens a rank has, nor the function that computes attention: a model brings its own. Ring alone
-uses ours, which says the log-sum-exp.
+uses the kernels of this project, which return the log-sum-exp.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,39 +24,39 @@ import torch.nn.functional as F
 
 from .collectives import Axis
 from .head_chunks import HeadsBack, HeadsOut, cut_groups
+from .kept_keys import KeptKeys
 from .kernels import additive_mask
 from .named_kernels import may_attend
 from .overlap import SharedHeads
 from .ring import RingPass
 
-# q (B, heads, S, D), k and v (B, heads of keys, T, D). Whoever is given the list empties it: what was sent away is not
-# held while a kernel runs, nor what the kernel is done with.
+# q (B, heads, S, D), k and v (B, heads of keys, T, D). The function that is given the list empties it, so that no
+# tensor is held that was sent away, or that the kernel does not need any more.
 QKV: TypeAlias = list[torch.Tensor]
 # Those, heads of q, a mask or None; returns (B, heads, S, Dv).
 AttentionFunction: TypeAlias = Callable[[QKV, int, torch.Tensor | None], torch.Tensor]
 
 
 class SequenceParallelAttention:
-    """Attention over tokens spread over `ring` x `ulysses` ranks, ulysses the inner axis.
+    """Attention over tokens spread over `ring` x `ulysses` ranks, ulysses the inner axis; one left out has one rank.
 
-    `whole` is the axis of all of them; without it, that of the two which is alone. `chunks` chooses into how many
-    chunks the heads of a call are sent, alike on all ranks; None: into one.
+    `whole` is the axis of all of them; without it, tokens of all ranks are gathered over one axis after the other.
+    `chunks` chooses into how many chunks the heads of a call are sent, alike on all ranks; None: into one.
     """
 
     def __init__(
         self,
         *,
-        ring: Axis,
-        ulysses: Axis,
+        ring: Axis | None = None,
+        ulysses: Axis | None = None,
         whole: Axis | None = None,
         chunks: Callable[[SharedHeads], int] | None = None,
     ) -> None:
-        self.ring = ring
-        self.ulysses = ulysses
+        self.ring, self.ulysses = ring or Axis("ring"), ulysses or Axis("ulysses")
         self.chunks = chunks
-        self.whole = whole or (ring if ulysses.size == 1 else ulysses)
-        self.parts = ring.size * ulysses.size
-        self.index = ring.index * ulysses.size + ulysses.index
+        self.whole = whole
+        self.parts = self.ring.size * self.ulysses.size
+        self.index = self.ring.index * self.ulysses.size + self.ulysses.index
         self.named = ""  # the kernel of a package that was asked for (named_kernels.py)
 
     def gather(self, tensor: torch.Tensor, *, dim: int, lengths: Sequence[int]) -> torch.Tensor:
@@ -64,34 +64,23 @@ class SequenceParallelAttention:
 
         Any dtype. Short parts are sent as long as the longest one.
         """
-        if self.parts == 1:
-            return tensor
-        mine = tensor.movedim(dim, 0).contiguous()
-        row = mine.shape[1:]
-        row_bytes = row.numel() * mine.element_size()
-        room = max(lengths) * row_bytes
-        if room == 0:
-            return tensor
-        send = torch.empty(room, dtype=torch.uint8, device=mine.device)
-        send[: mine.nbytes] = mine.view(-1).view(torch.uint8) if mine.numel() else send[:0]
-        received = torch.empty(self.parts * room, dtype=torch.uint8, device=mine.device)
-        self.whole.start_all_gather(send, received).wait()
-        parts = [
-            received[part * room : part * room + length * row_bytes].view(mine.dtype).view(length, *row)
-            for part, length in enumerate(lengths)
-        ]
-        return torch.cat(parts).movedim(0, dim)
+        if self.whole is not None:
+            return _gathered(self.whole, tensor, dim, lengths)
+        groups = self._by_ring(lengths)
+        rows = _gathered(self.ulysses, tensor, dim, groups[self.ring.index])
+        return _gathered(self.ring, rows, dim, [sum(group) for group in groups])
 
     def maximum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The largest over all parts of each number of `tensor`."""
-        return tensor if self.parts == 1 else self.whole.maximum(tensor)
+        for axis in (self.ulysses, self.ring) if self.whole is None else (self.whole,):
+            tensor = axis.maximum(tensor) if axis.size > 1 else tensor
+        return tensor
 
     def whole_keys(
         self, k: torch.Tensor, v: torch.Tensor, *, lengths: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys (B, Hk, T, D) and values (B, Hk, T, Dv) of all parts, in part order; one message to each."""
-        both = self.gather(torch.cat((k, v), 3), dim=2, lengths=lengths)
-        keys, values = both.split((k.shape[-1], v.shape[-1]), 3)
+        keys, values = self.gather(torch.cat((k, v), 3), dim=2, lengths=lengths).split((k.shape[-1], v.shape[-1]), 3)
         return keys, values
 
     def attend(
@@ -106,8 +95,9 @@ class SequenceParallelAttention:
         each_head_alone: bool = True,
         exact: bool = False,
         common: int = 0,
+        kept: KeptKeys | None = None,
     ) -> torch.Tensor:
-        """Attention of this rank's queries over everybody's keys.
+        """Attention of this rank's queries over the keys of all ranks.
 
         `qkv`, which is emptied: q (B, Hq, S, D), k (B, Hk, T, D), v (B, Hk, T, Dv) of this rank, Hq a multiple of Hk;
         the lengths are the S and the T of every part, in part order; `mask` (B or 1, Hq or 1, all queries or 1, all
@@ -116,19 +106,24 @@ class SequenceParallelAttention:
         is given; else it is given all of a rank's at once. The ranks of a machine say the same of it, those of several
         may not: Ring, which alone goes from machine to machine, does not ask. `exact`: no kernel that rounds may take
         its place. `common`: so many keys, before the T, are the same on every rank. They are not sent, and come before
-        all others in `mask`. Returns (B, Hq, S, Dv).
+        all others in `mask`. `kept`: these keys are kept, and queries see all that are kept; columns of `mask` are in
+        the order of those, or with `kept.fresh` of these; `common` is 0 then. Returns (B, Hq, S, Dv).
         """
-        if self.parts == 1:
+        if self.parts == 1 and kept is None:
             return kernel(qkv, qkv[0].shape[1], mask)
+        hops = self.ring.size > 1 and kept is None
         by_head, groups = mask is not None and mask.shape[1] > 1, qkv[1].shape[1]
-        if groups < self.ulysses.size or (by_head and self.ring.size > 1):
-            return self._over_all_keys(kernel, qkv, query_lengths, key_lengths, mask, common)
+        if groups < self.ulysses.size or (by_head and hops):
+            return self._over_all_keys(kernel, qkv, query_lengths, key_lengths, mask, common, kept)
         totals = [sum(group) for group in self._by_ring(key_lengths)]
-        attend = partial(self._attend_here, kernel, lengths=totals, scale=scale, exact=exact, common=common)
+        attend = partial(self._attend_here, kernel, lengths=totals, kept=kept)
+        if hops:
+            attend = partial(self._around_the_ring, lengths=totals, scale=scale, exact=exact, common=common)
         mask = self._rows_of(mask, query_lengths)
         if self.ulysses.size == 1:
             return attend(qkv, mask)
-        alone = each_head_alone or self.ring.size > 1  # under Ring our kernels attend, in `kernel`'s place
+        # in one chunk where keys are kept: calls of other lengths must find them
+        alone = (each_head_alone or hops) and kept is None  # under Ring our kernels attend, in `kernel`'s place
         chunks = self._chunks(qkv, query_lengths, key_lengths, common) if alone else 1
         lengths = {"query_lengths": query_lengths, "key_lengths": key_lengths}
         return self._over_heads(attend, qkv, chunks=chunks, **lengths, mask=mask, common=common)
@@ -140,21 +135,17 @@ class SequenceParallelAttention:
         mask: torch.Tensor | None,
         *,
         lengths: Sequence[int],
-        scale: float | None,
-        exact: bool,
-        common: int,
+        kept: KeptKeys | None,
     ) -> torch.Tensor:
-        """Attention of this ulysses group's queries over the first `common` keys and those of all groups, whose tokens
-        `lengths` are."""
-        if self.ring.size > 1:
+        """Attention of this ulysses group's queries over its keys; where keys are kept, over those of all groups, whose
+        tokens `lengths` are."""
+        if kept is not None:
             q, k, v = qkv
             qkv.clear()
-            return self._around_the_ring(q, k, v, lengths=lengths, mask=mask, scale=scale, exact=exact, common=common)
-        if qkv[0].shape[2]:
-            return kernel(qkv, qkv[0].shape[1], mask)
-        q, _, v = qkv
-        qkv.clear()
-        return q.new_empty((*q.shape[:3], v.shape[-1]))
+            both = _gathered(self.ring, torch.cat((k, v), 3), 2, lengths) if self.ring.size > 1 else None
+            k, v = (k, v) if both is None else both.split((k.shape[-1], v.shape[-1]), 3)
+            qkv += (q, *kept.seen(k, v))
+        return _attended(kernel, qkv, mask)
 
     def _by_ring(self, lengths: Sequence[int]) -> list[Sequence[int]]:
         """The lengths of the parts of each ulysses group, in the order of the ring."""
@@ -237,18 +228,18 @@ class SequenceParallelAttention:
 
     def _around_the_ring(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        qkv: QKV,
+        mask: torch.Tensor | None,
         *,
         lengths: Sequence[int],
-        mask: torch.Tensor | None,
         scale: float | None,
         exact: bool,
         common: int,
     ) -> torch.Tensor:
         """Attention over the first `common` keys, then over those of all ulysses groups, whose tokens `lengths` are, as
         they come around."""
+        q, k, v = qkv
+        qkv.clear()
         width, values_width = max(q.shape[-1], v.shape[-1]), v.shape[-1]
         if scale is not None or width > q.shape[-1]:  # our kernels know no scale but 1 / sqrt of the width they see
             q = q * ((q.shape[-1] ** -0.5 if scale is None else scale) * width**0.5)
@@ -271,18 +262,48 @@ class SequenceParallelAttention:
         key_lengths: Sequence[int],
         mask: torch.Tensor | None,
         common: int,
+        kept: KeptKeys | None,
     ) -> torch.Tensor:
-        """This rank's queries with all heads, over the first `common` keys and everybody's others, gathered."""
+        """This rank's queries with all heads, over the first `common` keys and the others of all ranks, gathered."""
         q, k, v = qkv
         qkv.clear()
         here = [each[:, :, :common] for each in (k, v)]
-        gathered = self.whole_keys(k[:, :, common:], v[:, :, common:], lengths=key_lengths)
-        keys, values = _behind(here, gathered)
+        keys, values = _behind(here, self.whole_keys(k[:, :, common:], v[:, :, common:], lengths=key_lengths))
+        if kept is not None:
+            keys, values = kept.seen(keys, values)
         if mask is not None and mask.shape[2] > 1:
             mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])
-        if not q.shape[2]:
-            return q.new_empty((*q.shape[:3], v.shape[-1]))
-        return kernel([q, keys, values], q.shape[1], mask)
+        return _attended(kernel, [q, keys, values], mask)
+
+
+def _attended(kernel: AttentionFunction, qkv: QKV, mask: torch.Tensor | None) -> torch.Tensor:
+    """What `kernel` returns; without queries it is not called."""
+    if qkv[0].shape[2]:
+        return kernel(qkv, qkv[0].shape[1], mask)
+    q, _, v = qkv
+    qkv.clear()
+    return q.new_empty((*q.shape[:3], v.shape[-1]))
+
+
+def _gathered(axis: Axis, tensor: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
+    """The tensors of all ranks of an axis as one along `dim`, in their order."""
+    if axis.size == 1:
+        return tensor
+    mine = tensor.movedim(dim, 0).contiguous()
+    row = mine.shape[1:]
+    row_bytes = row.numel() * mine.element_size()
+    room = max(lengths) * row_bytes
+    if room == 0:
+        return tensor
+    send = torch.empty(room, dtype=torch.uint8, device=mine.device)
+    send[: mine.nbytes] = mine.view(-1).view(torch.uint8) if mine.numel() else send[:0]
+    received = torch.empty(axis.size * room, dtype=torch.uint8, device=mine.device)
+    axis.start_all_gather(send, received).wait()
+    parts = [
+        received[part * room : part * room + length * row_bytes].view(mine.dtype).view(length, *row)
+        for part, length in enumerate(lengths)
+    ]
+    return torch.cat(parts).movedim(0, dim)
 
 
 def _behind(common: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

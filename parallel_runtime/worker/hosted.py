@@ -317,20 +317,20 @@ class HostedForward:
         if kept is None or not self._in_run:
             return nullcontext()
         spread = self.weights.shards is not None and group.size > sequence.parts
-        together = SequenceParallelAttention(ring=Axis("ring"), ulysses=group) if spread else sequence
+        together = SequenceParallelAttention(ulysses=group) if spread else sequence
         return kept.calling(alike_over(together, self.timer.device))
 
     def _scales(self, sequence: SequenceParallelAttention, over: Axis | None) -> AbstractContextManager[None]:
         """Around a call: where a quantised layer takes a scale of all rows, it is that of all ranks that have some."""
         if not self.model.weights.quantised:
             return nullcontext()
-        sharing = [sequence] if over is None else [sequence, SequenceParallelAttention(ring=Axis("ring"), ulysses=over)]
+        sharing = [sequence] if over is None else [sequence, SequenceParallelAttention(ulysses=over)]
         return shared_scales([each for each in sharing if each.parts > 1])
 
     def _sequence(self, options: Mapping[str, Any]) -> SequenceParallelAttention:
         """Who shares the tokens. A proof asks for none, and for the negative control (pool/proving.py)."""
         if options.get("whole"):
-            return SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
+            return SequenceParallelAttention()
         if options.get("local_attention"):
             return OwnTokens(ring=self.sequence.ring, ulysses=self.sequence.ulysses, whole=self.sequence.whole)
         self.sequence.named = str(options.get("attention", ""))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..models.hosted.pass_call import PassCall, PassEndsError
-from ..parallel.displaced_uneven import DisplacedUneven, HeldRows
+from ..parallel.kept_keys import HeldRows
 from ..parallel.links import Expected, Inbox, Outbox
 from ..plan import BatchSlice
 from ..timing import RegionTimer
@@ -28,7 +28,6 @@ from ..wire.requests import Step
 from .hosted import HostedForward, HostedModel
 from .inputs import RequestInputs
 from .mesh import Mesh
-from .own_tokens import OwnTokensHeld
 from .pipelined_step import HeldKeys
 
 DTYPES = tuple(getattr(torch, name) for name in sorted(DTYPE_BYTES))
@@ -52,7 +51,6 @@ class HostedPipeline(HostedForward):
         self._held, self._told, self._patches = held, step.pipeline, mesh.plan.num_patches
         self._stage, stages = mesh.axes["pipefusion"].index, mesh.plan.pipefusion
         self.first, self.last = self._stage == 0, self._stage == stages - 1
-        self._axes = {"ring": mesh.axes["ring"], "ulysses": mesh.axes["ulysses"]}
         self._links = Links(mesh, device=model.weights.device)
 
     @classmethod
@@ -86,7 +84,7 @@ class HostedPipeline(HostedForward):
             return
         told = self._told[piece.call]
         held = self._kept(told.epoch, told.slot, piece, warm=told.warm)
-        group = (OwnTokensHeld if options.get("local_attention") else DisplacedUneven)(**self._axes)
+        group = self._sequence(options)
         self.model.staged.neighbours = self._links.of_piece(held, warm=told.warm)
         out: Any = None
         for patch in [None] if told.warm else range(self._patches):

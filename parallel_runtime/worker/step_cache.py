@@ -35,7 +35,7 @@ def skipping_blocks(
     """
     model, sharing = forward.model, [sequence]
     if over is not None:
-        sharing.append(SequenceParallelAttention(ring=Axis("ring"), ulysses=over))
+        sharing.append(SequenceParallelAttention(ulysses=over))
 
     cached, threshold, total = cached_blocks(model), float(options["step_cache"]), total_over(sharing)
 

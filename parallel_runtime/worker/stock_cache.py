@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 
 from ..parallel.attention import SequenceParallelAttention
-from ..parallel.collectives import Axis
 from ..stock_caches import Decision, StockCache
 from .latent import LatentRows
 from .mesh import Mesh
@@ -23,7 +22,7 @@ class SkippedCalls:
 
     def __init__(self, cache: StockCache, rows: Sequence[LatentRows], *, mesh: Mesh, device: torch.device) -> None:
         self._rows = rows
-        total = total_over([mesh.attention, SequenceParallelAttention(ring=Axis("ring"), ulysses=mesh.axes["cfg"])])
+        total = total_over([mesh.attention, SequenceParallelAttention(ulysses=mesh.axes["cfg"])])
         self._decision = Decision(cache, lambda sums: total(sums.to(device)))
 
     @property

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 
 from host.server import PACK_ROOT
-from parallel_runtime.models.specs import NOT_SAMPLED, PLANS, WITHOUT
+from parallel_runtime.models.specs import NOT_SAMPLED, SPECS, WITHOUT
 from parity.table import markdown
 
 from . import usage
@@ -27,7 +27,7 @@ SHARE = re.compile(rf"^{usage.TITLE}.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 def section() -> str:
     """The section's text, ending in an empty line."""
     known = classes()
-    shared = [each for each in known.values() if each.path in PLANS]
+    shared = [each for each in known.values() if each.path in SPECS]
     text = f"""{TITLE}
 
 `comfy.supported_models.models` of ComfyUI {_newest(known)} and, in brackets, transformers of later versions whose file
@@ -45,7 +45,7 @@ section, of what `python -m families.known` noted of each ComfyUI.
     ]
     text += markdown(("class", "transformer or U-Net", "tokens", "came with", "tried on"), rows)
     text += "\nOf each class with a plan, the cases that show its parity:\n\n"
-    paths = dict.fromkeys([each.path for each in shared] + list(PLANS))
+    paths = dict.fromkeys([each.path for each in shared] + list(SPECS))
     shown = [(f"`{_short(path)}`", f"{plan_lines(path)} lines", _cases(path), _variants(path)) for path in paths]
     return text + markdown(("transformer", "plan", "over 2 and 3 ranks", "beside stock ComfyUI"), shown) + "\n"
 
@@ -79,7 +79,7 @@ def _short(path: str) -> str:
 
 
 def _plan(path: str) -> str:
-    if path in PLANS:
+    if path in SPECS:
         return f"shared, a plan of {plan_lines(path)} lines"
     (reason, instead), name = WITHOUT[path], path.rpartition(".")[2]
     no_plan = "" if instead == NOT_SAMPLED else " has no plan to share its tokens"

@@ -26,7 +26,7 @@ from pathlib import Path
 from host.fetch import comfyui_path, comfyui_says
 from models.conftest import run_ranks
 from models.supported import Found
-from parallel_runtime.models.specs import PLANS
+from parallel_runtime.models.specs import SPECS
 
 FOLDER = Path(__file__).parent
 ERROR, CONTROL = 1e-5, 1e-3  # as tests/models
@@ -157,7 +157,7 @@ def main() -> None:
         rows = json.loads((Path(folder) / "2.json").read_text())
         said = json.loads((Path(folder) / "classes.json").read_text())
     right = {name: row["error"] <= ERROR and row["control"] > CONTROL for name, row in rows.items()}
-    equal = {path for name, path in said["cases"].items()} & set(PLANS)
+    equal = {path for name, path in said["cases"].items()} & set(SPECS)
     equal -= {path for name, path in said["cases"].items() if not right[name]}
     if given.beside is not None:
         differing = {path for path in equal if _differs(path, given.beside)}

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallel_runtime.models.specs import PLANS, WITHOUT
+from parallel_runtime.models.specs import SPECS, WITHOUT
 from parity.table import markdown
 
 TABLE = Path(__file__).with_name("usage.csv")
@@ -41,7 +41,7 @@ class Template:
     def kind(self) -> str:
         """One of KINDS. Raises KeyError for a class that has neither a plan nor a reason to have none."""
         path = f"comfy.ldm.{self.loaded_as}"
-        if path in PLANS:
+        if path in SPECS:
             return SHARED
         if path in WITHOUT:
             return WHOLE

@@ -25,7 +25,6 @@ from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.specs import ShardingSpec, spec_of
 from parallel_runtime.models.specs.words import UNPLANNED, Attention, parse_attention
 from parallel_runtime.parallel.attention import SequenceParallelAttention
-from parallel_runtime.parallel.collectives import Axis
 
 from .cases import CASES
 from .gloo_group import GlooGroup, chunks_of
@@ -247,7 +246,7 @@ def attention_is_stocks_for_every_mask_scale_layout_and_group_of_heads(group: Gl
         options = {"scale": scale} if scale else {}
         options |= {"enable_gqa": True} if heads < 6 else {}
         call = shared_attention(group, q, k, parse_attention("q<-k"))
-        want = mine(call, "q", installed().stock(q, k, v, 6, mask, skip_reshape=True, **options), 1)
+        want = mine(call, "q", installed().kernel.stock(q, k, v, 6, mask, skip_reshape=True, **options), 1)
         with under_way(call) as attention:
             given = mine(call, "q", q), mine(call, "k", k), mine(call, "k", v)
             got = attention(*given, 6, mask=mask, skip_reshape=True, **options)
@@ -264,7 +263,7 @@ def a_mask_of_this_ranks_tokens_is_gathered(group: GlooGroup) -> None:
     q, k = torch.randn(1, 2, 7, 4, generator=numbers), torch.randn(1, 2, 11, 4, generator=numbers)
     mask = torch.randn(1, 1, 7, 11, generator=numbers)
     call = shared_attention(group, q, k, parse_attention("q<-k"))
-    stock = installed().stock
+    stock = installed().kernel.stock
     parts = mine(call, "q", q), mine(call, "k", k), mine(call, "k", k)
     with under_way(call) as attention:
         want = mine(call, "q", stock(q, k, k, 2, mask[:, :, :1], skip_reshape=True), 1)
@@ -281,7 +280,7 @@ def a_mask_of_this_ranks_tokens_is_gathered(group: GlooGroup) -> None:
 def a_mask_of_one_row_is_for_all_queries_or_of_the_one_query_of_this_rank(group: GlooGroup) -> None:
     """With a query more than ranks some of them have one; with as many, all have."""
     numbers = torch.Generator().manual_seed(8)
-    stock = installed().stock
+    stock = installed().kernel.stock
     for queries in (group.parts + 1, group.parts):
         q, k = torch.randn(1, 2, queries, 4, generator=numbers), torch.randn(1, 2, 11, 4, generator=numbers)
         mask = torch.randn(1, 1, queries, 11, generator=numbers) * 3
@@ -302,7 +301,7 @@ def the_kernel_is_comfyuis_function_with_the_callers_options(group: GlooGroup) -
     def stock(q: Tensor, k: Tensor, v: Tensor, heads: int, *arguments: Any, **options: Any) -> Tensor:
         seen.append(options)
         assert arguments[1:] == (torch.float32, True, True), "precision, skip_reshape, skip_output_reshape"
-        return installed().stock(q, k, v, heads, *arguments, **options)
+        return installed().kernel.stock(q, k, v, heads, *arguments, **options)
 
     switch = AttentionSwitch(stock)
     switch.call = call
@@ -338,7 +337,7 @@ def container_class() -> Any:
 def containers_are_taken_where_a_call_is_shared_and_handed_on_where_it_is_not(group: GlooGroup) -> None:
     q, k = torch.randn(1, 6, 7, 4), torch.randn(1, 6, 12, 4)
     call, kind = shared_attention(group, q, k, parse_attention("q<-k")), container_class()
-    stock, seen = installed().stock, []
+    stock, seen = installed().kernel.stock, []
 
     def counted(*given: Any, **options: Any) -> Tensor:
         seen.append([isinstance(each, kind) for each in given[:3]])
@@ -377,16 +376,14 @@ def what_came_in_containers_is_freed_before_the_kernel_ends(group: GlooGroup) ->
     stock.__name__ = "attention_pytorch"  # which computes each head alone, so heads may come in chunks
     for skip_reshape, chunks in product((True, False), (1, 3)):
         ulysses = SilentAxis("ulysses", size=2)
-        call = TokenCall(
-            SequenceParallelAttention(ring=Axis("ring"), ulysses=ulysses, chunks=partial(chunks_of, chunks)), "Tiny"
-        )
+        call = TokenCall(SequenceParallelAttention(ulysses=ulysses, chunks=partial(chunks_of, chunks)), "Tiny")
         call.introduce("q", 14)
         call.attention = parse_attention("q")
         switch = AttentionSwitch(stock, container_class())
         switch.call = call
         given = [torch.randn(1, 6, 7, 4) if skip_reshape else torch.randn(1, 7, 24) for _ in range(3)]
         before = [weakref.ref(each) for each in given]
-        given = [switch.container(each) for each in given]
+        given = [switch.kernel.container(each) for each in given]
         found.clear()
         switch(*given, 6, skip_reshape=skip_reshape)
         assert found == [[True] * 3] * 2 * chunks, found
@@ -406,9 +403,7 @@ def heads_come_in_chunks_where_the_function_computes_each_alone(group: GlooGroup
         return function
 
     ulysses = SilentAxis("ulysses", size=2)
-    call = TokenCall(
-        SequenceParallelAttention(ring=Axis("ring"), ulysses=ulysses, chunks=partial(chunks_of, 3)), "Tiny"
-    )
+    call = TokenCall(SequenceParallelAttention(ulysses=ulysses, chunks=partial(chunks_of, 3)), "Tiny")
     call.introduce("q", 14)
     call.attention = parse_attention("q")
     int8, flash = (SimpleNamespace(function=named(f"attention_{name}")) for name in ("comfy_kitchen_int8", "flash"))
@@ -425,7 +420,7 @@ def heads_come_in_chunks_where_the_function_computes_each_alone(group: GlooGroup
         q = torch.randn(1, 6, 7, 4)
         switch(q, q, q, 6, skip_reshape=True, **options)
         assert len(called) == chunks, options
-    switch.stock = named("attention_sub_quad")
+    switch.kernel.stock = named("attention_sub_quad")
     called.clear()
     switch(q, q, q, 6, skip_reshape=True)
     assert len(called) == 1
@@ -436,9 +431,7 @@ def heads_in_chunks_hold_no_more_at_once_than_all_together(group: GlooGroup) -> 
     """Two chunks a twelfth more: both are there while the message is. `whole`: what a rank has of q, k and v."""
     most = {}
     for chunks in (1, 2, 3, 5):
-        sequence = SequenceParallelAttention(
-            ring=Axis("ring"), ulysses=SilentAxis("ulysses", size=2), chunks=partial(chunks_of, chunks)
-        )
+        sequence = SequenceParallelAttention(ulysses=SilentAxis("ulysses", size=2), chunks=partial(chunks_of, chunks))
 
         def kernel(qkv: list[Tensor], heads: int, mask: Tensor | None) -> Tensor:
             shape = qkv[0].shape
@@ -480,7 +473,7 @@ def attention_that_the_plan_does_not_know_is_refused(group: GlooGroup) -> None:
             attention(q, q, q, 2, skip_reshape=True)
         for outside in (None, parse_attention("local")):
             call.attention = outside
-            want = attention.stock(q, q, q, 2, skip_reshape=True)
+            want = attention.kernel.stock(q, q, q, 2, skip_reshape=True)
             assert torch.equal(attention(q, q, q, 2, skip_reshape=True), want)
 
 
@@ -506,8 +499,8 @@ def attention_is_not_replaced_after_a_models_file_was_imported(group: GlooGroup)
     switch = install()
     assert install() is switch, "once a process"
     late = ModuleType("late_model")
-    late.optimized_attention = switch.stock
-    sys.modules["late_model"], module.optimized_attention = late, switch.stock
+    late.optimized_attention = switch.kernel.stock
+    sys.modules["late_model"], module.optimized_attention = late, switch.kernel.stock
     try:
         install()
     except RuntimeError as error:

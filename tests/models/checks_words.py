@@ -30,7 +30,7 @@ def a_model_in_which_an_attribute_is_set_that_a_plan_excludes_is_refused_with_bo
 @check
 def a_window_of_this_ranks_tokens_is_that_of_all(group: GlooGroup) -> None:
     x = torch.randn(1, 6, 11, 4, generator=torch.Generator().manual_seed(6))
-    at, stock = torch.arange(11), installed().stock
+    at, stock = torch.arange(11), installed().kernel.stock
     for window in (0, 2, 5, 99):
         call = shared_attention(group, x, x, UNPLANNED)
         call.attention = replace(parse_attention("k within width"), window=window)

@@ -1,4 +1,4 @@
-"""A TokenGroup over gloo for tests: everybody's keys and values are gathered. And one that exchanges nothing."""
+"""Stands for `SequenceParallelAttention` over gloo: all keys and values are gathered, or nothing is exchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from parallel_runtime.models.hosted.group import QKV, Kernel
+from parallel_runtime.parallel.attention import QKV, AttentionFunction
 
 
 class GlooGroup:
@@ -35,7 +35,7 @@ class GlooGroup:
 
     def attend(
         self,
-        kernel: Kernel,
+        kernel: AttentionFunction,
         qkv: QKV,
         *,
         query_lengths: Sequence[int],
@@ -45,6 +45,7 @@ class GlooGroup:
         each_head_alone: bool = True,
         exact: bool = False,
         common: int = 0,
+        kept: None = None,
     ) -> Tensor:
         """All heads of this rank's queries over everybody's keys, behind those that each rank has."""
         self.attentions += 1
@@ -61,7 +62,7 @@ class GlooGroup:
 class OwnTokensOnly(GlooGroup):
     """The negative control: each rank attends to its own tokens alone. Wrong on purpose."""
 
-    def attend(self, kernel: Kernel, qkv: QKV, **_: object) -> Tensor:
+    def attend(self, kernel: AttentionFunction, qkv: QKV, **_: object) -> Tensor:
         """Without exchange and without the mask."""
         return kernel(qkv, qkv[0].shape[1], None) if qkv[0].shape[2] else qkv[0]
 

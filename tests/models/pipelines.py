@@ -30,7 +30,7 @@ from parallel_runtime.models.specs.words import FIRST, GRID, Each, Grid, Tokens,
 from parallel_runtime.models.stages import stage_run
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.collectives import Axis, Traffic
-from parallel_runtime.parallel.displaced_uneven import DisplacedUneven, HeldRows
+from parallel_runtime.parallel.kept_keys import HeldRows
 from parallel_runtime.weights.block_shards import blocks_of
 
 Call = Callable[[nn.Module, dict[str, Any]], Tensor]
@@ -71,7 +71,7 @@ class Pipeline:
 
     def __init__(self, model: nn.Module, patches: int, axes: dict[str, Axis]) -> None:
         self.model, self.patches, plan = model, patches, spec_of(type(model))
-        self.group = DisplacedUneven(**axes)
+        self.group = SequenceParallelAttention(**axes)
         self.parts = self.group.parts
         rank, ranks = dist.get_rank() // self.parts, dist.get_world_size() // self.parts
         blocks = blocks_of(model, plan.staged)
@@ -139,30 +139,28 @@ class Simulation:
 
     def _look(self, inputs: dict[str, Any]) -> None:
         """Which attention is over which streams, and how long they are."""
-        switch, alone = installed(), SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
-        stock, simulation = switch.stock, self
+        switch, alone = installed(), SequenceParallelAttention()
+        stock, simulation = switch.kernel.stock, self
         over: list[tuple[str, ...] | None] = [None]
 
         class Looking(TokenCall):
-            def attend(self, attention: Any, *arguments: Any, **options: Any) -> Tensor:
+            def exchange(self, attention: Any, *arguments: Any, **options: Any) -> Any:
                 over[0] = attention.keys
                 simulation.streams, simulation.grid = {name: sum(n) for name, n in self.streams.items()}, self.grid
-                try:
-                    return super().attend(attention, *arguments, **options)
-                finally:
-                    over[0] = None
+                return super().exchange(attention, *arguments, **options)
 
         def noted(*arguments: Any, **options: Any) -> Tensor:
             self.sites.append(over[0])
+            over[0] = None
             return stock(*arguments, **options)
 
         shared = SharedModel(self.model, self.plan, alone)
         shared.new_call = lambda name: Looking(alone, name)
-        switch.stock = noted
+        switch.kernel.stock = noted
         try:
             self.call(self.model, inputs)
         finally:
-            switch.stock = stock
+            switch.kernel.stock = stock
             shared.remove()
 
     def rows(self, streams: tuple[str, ...], patch: int) -> Tensor:
@@ -195,11 +193,11 @@ class Simulation:
     @contextmanager
     def _stale(self, patch: int | None) -> Iterator[None]:
         switch = installed()
-        stock, number = switch.stock, iter(range(len(self.sites)))
+        stock, number = switch.kernel.stock, iter(range(len(self.sites)))
 
         def stale(q: Tensor, k: Tensor, v: Tensor, heads: int, *arguments: Any, **options: Any) -> Tensor:
             site = next(number)
-            q, k, v = map(switch.take, (q, k, v))
+            q, k, v = map(switch.kernel.take, (q, k, v))
             streams = self.sites[site]
             if streams is not None and not self.plan.streams_before.issuperset(streams):
                 by_head = arguments[2] if len(arguments) > 2 else options.get("skip_reshape", False)
@@ -212,11 +210,11 @@ class Simulation:
                 k, v = (each.clone() for each in self.kept[site])
             return stock(q, k, v, heads, *arguments, **options)
 
-        switch.stock = stale
+        switch.kernel.stock = stale
         try:
             yield
         finally:
-            switch.stock = stock
+            switch.kernel.stock = stock
 
     @contextmanager
     def _merging(self, patch: int | None) -> Iterator[None]:

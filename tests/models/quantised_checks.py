@@ -38,7 +38,7 @@ def check(function: Callable[[Axis], None]) -> Callable[[Axis], None]:
 
 def over(axis: Axis) -> SequenceParallelAttention:
     """The ranks of an axis as those that share a call."""
-    return SequenceParallelAttention(ring=Axis("ring"), ulysses=axis)
+    return SequenceParallelAttention(ulysses=axis)
 
 
 def mine(axis: Axis, rows: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def every_rank_asks_for_the_scales_of_experts_that_none_of_its_tokens_go_to(axis
     watch(mixture)
     asks = set()
     for first, length in zip(starts, parts, strict=True):
-        counted = Asked(ring=Axis("ring"), ulysses=axis)
+        counted = Asked(ulysses=axis)
         with shared_scales([counted]):
             run(first, first + length)
         asks.add(counted.asks)
@@ -144,7 +144,7 @@ def what_a_layer_was_given_is_forgotten_when_it_has_run(axis: Axis) -> None:
     """Also where it does not round it, or raises; `input` may be said by its name."""
     from comfy.quant_ops import QuantizedTensor
 
-    layer, asked = Rounding(64, 32), Asked(ring=Axis("ring"), ulysses=axis)
+    layer, asked = Rounding(64, 32), Asked(ulysses=axis)
     rows = noise(7, 64)
     watch(layer)
     with shared_scales([asked]):
@@ -167,7 +167,7 @@ def nothing_is_exchanged_for_formats_that_round_token_by_token(axis: Axis) -> No
             """Raises."""
             raise AssertionError("a number was exchanged")
 
-    silent = Silent(ring=Axis("ring"), ulysses=axis)
+    silent = Silent(ulysses=axis)
     with shared_scales([silent]):
         for layout in ("TensorCoreMXFP8Layout", "TensorCoreFP8E4M3Layout", "TensorCoreFP8E5M2Layout"):
             QuantizedTensor.from_float(noise(32, 64), layout)

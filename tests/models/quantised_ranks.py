@@ -148,7 +148,7 @@ def moves(model: HostedModel, right: Tensor) -> float:
 
 def alone() -> SequenceParallelAttention:
     """Nobody to share with."""
-    return SequenceParallelAttention(ring=Axis("ring"), ulysses=Axis("ulysses"))
+    return SequenceParallelAttention()
 
 
 def compare(case: str, spec: ModelSpec, want: dict[str, Tensor], *, sharded: bool, ring: bool) -> dict[str, float]:
@@ -200,9 +200,7 @@ def over_groups(model: HostedModel, calls: tuple[int, int]) -> Tensor:
         [[BatchSlice(calls[0], 0, 1)], [BatchSlice(calls[1], 1, 2)]], mesh, tensors, [made.options] * 2
     )
     everybody = Axis("all", 2, rank, dist.group.WORLD)
-    rows = SequenceParallelAttention(ring=Axis("one"), ulysses=everybody).gather(
-        out[rank : rank + 1], dim=0, lengths=(1, 1)
-    )
+    rows = SequenceParallelAttention(ulysses=everybody).gather(out[rank : rank + 1], dim=0, lengths=(1, 1))
     return rows.flatten()
 
 

@@ -80,7 +80,7 @@ def compare(model: torch.nn.Module, inputs: dict[str, Any], want: Tensor) -> dic
     outputs, exchanges = [], []
     for number in CHUNKS:
         axis.traffic.reset()
-        shared.group = SequenceParallelAttention(ring=Axis("ring"), ulysses=axis, chunks=partial(chunks_of, number))
+        shared.group = SequenceParallelAttention(ulysses=axis, chunks=partial(chunks_of, number))
         outputs.append(call(model, inputs))
         exchanges.append(axis.traffic.calls)
     shared.group = OwnTokensOnly()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_runtime.models.specs import PLANS
+from parallel_runtime.models.specs import SPECS
 
 from .conftest import run_ranks
 
@@ -55,6 +55,6 @@ def test_a_pipeline_is_exact_in_warm_up_and_as_stale_as_one_process_after_it(
 
 
 def test_classes_that_cannot_be_staged_say_why() -> None:
-    reasons = {path.rpartition(".")[2]: plan.one_stage for path, plan in PLANS.items() if plan.one_stage}
+    reasons = {path.rpartition(".")[2]: plan.one_stage for path, plan in SPECS.items() if plan.one_stage}
     assert reasons.keys() == UNSTAGED.keys()
     assert all(word in reasons[name] for name, word in UNSTAGED.items()), reasons

@@ -16,7 +16,7 @@ from families.known import came_with, cases, classes, is_there, number
 from families.usage import KINDS, templates
 from host.fetch import comfyui_path
 from parallel_runtime.models.hosted.build import READ_DTYPES
-from parallel_runtime.models.specs import PLANS, WITHOUT
+from parallel_runtime.models.specs import SPECS, WITHOUT
 
 from .cases import CASES
 from .supported import Found
@@ -32,7 +32,7 @@ def said(results: Path) -> Found:
 
 
 def test_each_class_of_the_list_has_a_plan_or_a_reason_to_have_none(said: Found) -> None:
-    unknown = {name: each["path"] for name, each in said["classes"].items() if each["path"] not in {*PLANS, *WITHOUT}}
+    unknown = {name: each["path"] for name, each in said["classes"].items() if each["path"] not in {*SPECS, *WITHOUT}}
     assert not unknown, "add a plan, or a reason to models/specs/without.py"
     assert len(said["classes"]) > 90
 
@@ -40,8 +40,8 @@ def test_each_class_of_the_list_has_a_plan_or_a_reason_to_have_none(said: Found)
 def test_every_plan_is_shown_by_a_case_and_no_reason_is_of_a_class_that_is_not_there(said: Found) -> None:
     paths = {each["path"] for each in said["classes"].values()}
     assert {path for path in WITHOUT if is_there(path)} <= paths
-    shown = [PLANS.get(path) for path in said["cases"].values()]
-    missing = [path for path, plan in PLANS.items() if is_there(path) and plan not in shown]
+    shown = [SPECS.get(path) for path in said["cases"].values()]
+    missing = [path for path, plan in SPECS.items() if is_there(path) and plan not in shown]
     assert not missing, "add a case to cases_*.py"
 
 
@@ -52,8 +52,8 @@ def test_what_is_known_of_classes_is_so_in_this_comfyui(said: Found) -> None:
     }, remedy
     version = number(said["version"])
     assert not [name for name in said["classes"] if number(known[name].since) > version], remedy
-    assert not [each.name for each in known.values() if each.path in PLANS and not each.newest], remedy
-    assert {each.path for each in known.values()} == {*PLANS, *WITHOUT}, "a plan or a reason is of no class"
+    assert not [each.name for each in known.values() if each.path in SPECS and not each.newest], remedy
+    assert {each.path for each in known.values()} == {*SPECS, *WITHOUT}, "a plan or a reason is of no class"
     assert {each.name for each in cases().values()} == CASES.keys() | LACKING, remedy
     assert {(name, path) for name, path in said["cases"].items()} <= {(e.name, e.path) for e in cases().values()}
     assert came_with("0.20.1") == "0.20.1 or before"
@@ -76,7 +76,7 @@ BESIDE = {"comfy.ldm.hidream_o1.model.HiDreamO1Transformer": "comfy.text_encoder
 def test_classes_that_read_the_dtype_of_a_weight_are_known(said: Found) -> None:
     """What they round by it is right in a rank when that weight has the dtype of ComfyUI's loader (READ_DTYPES)."""
     reading = set()
-    there = {path for path in PLANS if is_there(path)}
+    there = {path for path in SPECS if is_there(path)}
     for path in there:
         modules = [path.rpartition(".")[0], *([BESIDE[path]] if path in BESIDE else [])]
         texts = [(comfyui_path() / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8") for name in modules]

@@ -179,10 +179,10 @@ def what_to_name(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
         stack.pop()
 
     switch = installed()
-    stock = switch.stock
+    stock = switch.kernel.stock
 
     def attention(q: Tensor, k: Tensor, v: Tensor, heads: int, *args: Any, **kwargs: Any) -> Tensor:
-        q, k, v = map(switch.take, (q, k, v))
+        q, k, v = map(switch.kernel.take, (q, k, v))
         by_head = (args[2] if len(args) > 2 else kwargs.get("skip_reshape", False)) or q.ndim == 4
         queries, keys = (each.shape[2 if by_head else 1] for each in (q, k))
         lines[f"    attention in {any_of(stack[-1])}: {queries} queries, {keys} keys, {heads} heads"] = None
@@ -197,11 +197,11 @@ def what_to_name(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
             module.register_forward_hook(leave),
         )
     ]
-    switch.stock = attention
+    switch.kernel.stock = attention
     try:
         call(model, inputs)
     finally:
-        switch.stock = stock
+        switch.kernel.stock = stock
         for handle in handles:
             handle.remove()
     return list(lines)

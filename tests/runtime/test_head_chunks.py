@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.emulated_link import EmulatedAxis, SimulatedClock
 from benchmarks.head_chunks import CASES, LATENCY_S, Case
 from parallel_runtime.parallel.attention import QKV, SequenceParallelAttention
-from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.parallel.overlap import possible_chunks
 from parallel_runtime.parallel.shard import split_lengths
 
@@ -31,7 +30,7 @@ def simulated(case: Case, chunks: int) -> EmulatedAxis:
         clock.spend(case.attend_s * heads * case.ranks / case.heads)
         return q
 
-    sequence = SequenceParallelAttention(ring=Axis("ring"), ulysses=axis, chunks=lambda _: chunks)
+    sequence = SequenceParallelAttention(ulysses=axis, chunks=lambda _: chunks)
     qkv = [torch.zeros(1, case.heads, lengths[0], case.head_dim) for _ in range(3)]
     sequence.attend(kernel, qkv, query_lengths=lengths, key_lengths=lengths)
     return axis

@@ -223,10 +223,10 @@ def test_a_call_whose_model_forbids_rounding_is_not_given_to_a_kernel_that_round
     """As Wan and ACE-Step ask for some of theirs; in Ulysses, where ComfyUI's function attends then, and in Ring."""
     q, k, v = tensors(1, 2, 9, 16)
     switch = AttentionSwitch(lambda q, k, v, *_, **__: torch.nn.functional.scaled_dot_product_attention(q, k, v))
-    switch.call = SimpleNamespace(group=SimpleNamespace(named=name))  # type: ignore[assignment]
+    call = SimpleNamespace(group=SimpleNamespace(named=name))
     for options, called in (({}, True), ({"low_precision_attention": False}, not kept_out)):
         packages.calls.clear()
-        switch._kernel(None, options, owned=False)([q, k, v], 2, None)
+        switch._kernel(call, None, options, owned=False)([q, k, v], 2, None)
         assert bool(packages.calls) == called, options
     theirs = torch.stack((k, v)).transpose(2, 3)
     sequence = SequenceParallelAttention(ring=RingOfTwo(theirs), ulysses=Axis("ulysses"))
@@ -245,16 +245,16 @@ def test_ulysses_has_it_too_but_for_masks_and_a_precision_that_is_asked_for(pack
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     switch = AttentionSwitch(stock)
-    switch.call = SimpleNamespace(group=SimpleNamespace(named="FlashInfer"))  # type: ignore[assignment]
+    call = SimpleNamespace(group=SimpleNamespace(named="FlashInfer"))
     q, k, v = tensors(1, 2, 9, 16)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     for mask, precision in ((None, None), (torch.zeros(1, 1, 9, 9), None), (None, torch.float32)):
-        found = switch._kernel(precision, {}, owned=False)([q, k, v], 2, mask)
+        found = switch._kernel(call, precision, {}, owned=False)([q, k, v], 2, mask)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert packages.calls == ["FLASHINFER"]
     assert stock_calls == [(True, None), (False, torch.float32)]
-    switch.call.group.named = ""
-    switch._kernel(None, {}, owned=False)([q, k, v], 2, None)
+    call.group.named = ""
+    switch._kernel(call, None, {}, owned=False)([q, k, v], 2, None)
     assert len(packages.calls) == 1
 
 
@@ -283,5 +283,5 @@ def test_files_of_comfyuis_that_took_its_attention_early_are_given_the_switch(mo
     del other.optimized_attention
     switch = install()
     assert switch is install() is attention.optimized_attention is attention.optimized_attention_masked
-    assert early.optimized_attention is switch and switch.stock is stock
+    assert early.optimized_attention is switch and switch.kernel.stock is stock
     assert early.optimized_attention_for_device is attention.optimized_attention_for_device is not chooser

@@ -7,23 +7,33 @@ first rank. Keys that a class kept of a call before are on every rank, and none 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...parallel.attention import SequenceParallelAttention
+from ...parallel.kept_keys import KeptKeys
 from ...parallel.shard import split_lengths
 from ..specs.words import FIRST, GRID, KEPT, UNPLANNED, Attention
 from .first_keys import FirstKeys
-from .group import TokenGroup
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each rank in an attention call
+
+
+class Exchange(NamedTuple):
+    """Arguments of `SequenceParallelAttention.attend`: tokens of the ranks that run now, and where keys are kept."""
+
+    query_lengths: Sequence[int]
+    key_lengths: Sequence[int]
+    mask: Tensor | None
+    kept: KeptKeys | None = None
 
 
 class TokenCall:
     """One call of a shared model: its streams' lengths, what has been cut already, and which attention is under way."""
 
-    def __init__(self, group: TokenGroup, name: str) -> None:
+    def __init__(self, group: SequenceParallelAttention, name: str) -> None:
         self.group, self.parts, self.index = group, group.parts, group.index
         self.name = name  # of the model, for messages
         self.control: dict[str, Any] | None = None  # residuals that are whole still
@@ -164,9 +174,17 @@ class TokenCall:
         """Of a number for each part those of the ranks that run now: of all, where a call is one pass."""
         return lengths
 
-    def attend(self, attention: Attention, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401  as TokenGroup's
-        """As `TokenGroup.attend`; `attention` is the plan's word for it."""
-        return self.group.attend(*args, **kwargs)
+    def exchange(
+        self,
+        attention: Attention,
+        keys: Tensor,
+        *,
+        queries: Sequence[int],
+        lengths: Sequence[int],
+        mask: Tensor | None,
+    ) -> Exchange:
+        """What an attention exchanges over `keys`; `queries` and `lengths` are the queries and keys of each part."""
+        return Exchange(queries, lengths, mask)
 
     def gather(self, stream: str, tensor: Tensor, *, dim: int) -> Tensor:
         """Everybody's rows of a stream, whole along `dim`; contiguous, since modules take views of what they made."""

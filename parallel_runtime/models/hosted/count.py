@@ -123,7 +123,7 @@ class OperationCounter(TorchDispatchMode):
             *more: Any,  # noqa: ANN401
             **options: Any,  # noqa: ANN401
         ) -> Tensor:
-            q, k, v = map(installed().take, (q, k, v))
+            q, k, v = map(installed().kernel.take, (q, k, v))
             with self.at(self.where, off=True):
                 out = stock(q, k, v, heads, mask, attn_precision, skip_reshape, *more, **options)
             self.hold(out)
@@ -208,12 +208,12 @@ def count_call(module: torch.nn.Module, plan: ShardingSpec | None, parts: int, c
     """What `call`, which calls `module`, takes on the first of `parts` ranks. Without a plan nobody shares tokens."""
     counter, switch = OperationCounter(), installed()
     shared = None if plan is None else SharedModel(module, plan, CountedSequence(parts, counter))
-    stock, switch.stock = switch.stock, counter.attention(switch.stock)
+    stock, switch.kernel.stock = switch.kernel.stock, counter.attention(switch.kernel.stock)
     try:
         with torch.no_grad(), counter:
             call()
     finally:
-        switch.stock = stock
+        switch.kernel.stock = stock
         if shared is not None:
             shared.remove()
     return dict(counter.counts)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .group import QKV, Kernel
+from ...parallel.attention import QKV, AttentionFunction
 
 if TYPE_CHECKING:
     from .call import TokenCall
@@ -40,7 +40,7 @@ class FirstKeys:
         return longer
 
 
-def attend_again(call: "TokenCall", kernel: Kernel, qkv: QKV, key_lengths: Sequence[int]) -> Tensor:
+def attend_again(call: "TokenCall", kernel: AttentionFunction, qkv: QKV, key_lengths: Sequence[int]) -> Tensor:
     """This rank's queries, with all heads, over the keys of all ranks, of which those of the first call are kept.
 
     `qkv`, which is emptied: (B, H, S, D) each; the keys of the module's first call in this run come first in k, v.

@@ -9,7 +9,7 @@
     shared.remove()                             # takes every hook off again
 
 `model` is the class's instance, with weights or on `meta` still; its parameters may be replaced at any time. `group` is
-a `TokenGroup` (group.py). Construction raises ValueError when the plan names a module or an argument that the class
+a `SequenceParallelAttention`. Construction raises ValueError when the plan names a module or an argument that the class
 lacks. A stream of fewer tokens than the group has ranks is computed whole by each of them. No state is left after a
 call that raises.
 
@@ -24,11 +24,11 @@ from typing import Any
 
 from torch import nn
 
+from ...parallel.attention import SequenceParallelAttention
 from ..specs.spec import ShardingSpec
 from .attention import installed
 from .call import TokenCall
 from .cuts import cut_control
-from .group import TokenGroup
 from .hook_points import NOWHERE, Argument, HookPoint, find_hook_points
 from .sites import name_site
 
@@ -38,7 +38,7 @@ Forward = Callable[..., Any]
 class SharedModel:
     """A model whose calls are shared by the ranks of `group`, while `active`."""
 
-    def __init__(self, model: nn.Module, plan: ShardingSpec, group: TokenGroup) -> None:
+    def __init__(self, model: nn.Module, plan: ShardingSpec, group: SequenceParallelAttention) -> None:
         self.model, self.plan, self.group = model, plan, group
         self.active = True
         self.new_call: Callable[[str], TokenCall] | None = None  # where a call is not one pass of all tokens

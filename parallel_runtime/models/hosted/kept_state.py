@@ -28,10 +28,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...parallel.attention import SequenceParallelAttention
 from ..specs import find_spec
 from ..specs.spec import Keeps, ShardingSpec
 from .bytes_in import bytes_in
-from .group import TokenGroup
 
 Alike = Callable[[int], bool]  # a number of this rank's; whether all ranks of the call say the same one
 log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ def _log_unlike(name: str, why: str) -> None:
     log.warning("%s of this ComfyUI keeps nothing between the calls of a run, as its plan is of another: %s", name, why)
 
 
-def alike_over(group: TokenGroup, device: torch.device) -> Alike:
+def alike_over(group: SequenceParallelAttention, device: torch.device) -> Alike:
     """What asks all ranks of a group, which have tensors on `device`, whether they say the same number."""
 
     def alike(number: int) -> bool:

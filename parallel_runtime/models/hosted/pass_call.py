@@ -7,43 +7,22 @@ those of its own. A pass of all tokens, which is cut for P ranks as without a pi
 What runs before the staged blocks and shares tokens as well (a refiner) does so over the P ranks, all tokens in each
 step: in the pass of the first patch, whose result the others are given.
 
-Owns where a pass's tokens stand among all. Does not own who exchanges what (parallel/displaced_uneven.py), which
+Owns where a pass's tokens stand among all. Does not own who exchanges what (parallel/attention.py), which
 blocks run (stage.py), nor which pass comes when (worker/hosted_pipeline.py).
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ...parallel.displaced_uneven import HeldRows
+from ...parallel.attention import SequenceParallelAttention
+from ...parallel.kept_keys import HeldRows, KeptKeys
 from ..specs.words import Attention, Run
-from .call import TokenCall
-from .group import QKV, Kernel, TokenGroup
+from .call import Exchange, TokenCall
 from .places import rows_of
 
 GATHERED, BEFORE = "gathered.", "before."
-
-
-class HoldingGroup(TokenGroup, Protocol):
-    """Ranks that share the tokens of a pass, and keep the keys of all."""
-
-    def attend_held(
-        self,
-        kernel: Kernel,
-        qkv: QKV,
-        *,
-        query_lengths: Sequence[int],
-        key_lengths: Sequence[int],
-        mask: Tensor | None,
-        held: HeldRows,
-        site: str,
-        places: Tensor | slice,
-        total: int,
-        fresh: bool,
-    ) -> Tensor:
-        """As `DisplacedUneven.attend_held`."""
 
 
 class PassEndsError(Exception):
@@ -59,7 +38,7 @@ class PassCall(TokenCall):
 
     def __init__(
         self,
-        group: HoldingGroup,
+        group: SequenceParallelAttention,
         name: str,
         *,
         patches: int,
@@ -109,53 +88,27 @@ class PassCall(TokenCall):
             return lengths
         return lengths[self._patch * self._ranks.parts :][: self._ranks.parts]
 
-    def attend(
+    def exchange(
         self,
         attention: Attention,
-        kernel: Kernel,
-        qkv: QKV,
+        keys: Tensor,
         *,
-        query_lengths: Sequence[int],
-        key_lengths: Sequence[int],
-        mask: Tensor | None = None,
-        scale: float | None = None,
-        each_head_alone: bool = True,
-        exact: bool = False,
-        common: int = 0,
-    ) -> Tensor:
-        """This pass's queries over the keys of all tokens, of which those of later patches are of the call before."""
+        queries: Sequence[int],
+        lengths: Sequence[int],
+        mask: Tensor | None,
+    ) -> Exchange:
+        """This pass's queries, and the keys of all tokens, of which those of later patches are of the call before."""
         if not self._staged:
-            return super().attend(
-                attention,
-                kernel,
-                qkv,
-                query_lengths=query_lengths,
-                key_lengths=key_lengths,
-                mask=mask,
-                scale=scale,
-                each_head_alone=each_head_alone,
-                exact=exact,
-                common=common,
-            )
+            return super().exchange(attention, keys, queries=queries, lengths=lengths, mask=mask)
         self._refuse_small()
-        site = self._site(attention, qkv[1])
-        if mask is not None and self._patch is not None and mask.shape[2] == sum(query_lengths) > 1:
-            before = sum(query_lengths[: self._patch * self._ranks.parts])
-            mask = mask.narrow(2, before, sum(self.of_chunk(query_lengths)))
+        site, places, total = self._site(attention, keys), self._places(attention, lengths), sum(lengths)
+        if mask is not None and self._patch is not None and mask.shape[2] == sum(queries) > 1:
+            before = sum(queries[: self._patch * self._ranks.parts])
+            mask = mask.narrow(2, before, sum(self.of_chunk(queries)))
         if mask is not None and self._patch is None and mask.shape[2] == 1:  # may be made from this rank's tokens
-            self._held.put(f"{site}.mask", mask, self._places(attention, key_lengths), dim=3, total=mask.shape[3])
-        return self._ranks.attend_held(
-            kernel,
-            qkv,
-            query_lengths=self.of_chunk(query_lengths),
-            key_lengths=self.of_chunk(key_lengths),
-            mask=mask,
-            held=self._held,
-            site=site,
-            places=self._places(attention, key_lengths),
-            total=sum(key_lengths),
-            fresh=self._patch is None,
-        )
+            self._held.put(f"{site}.mask", mask, places, dim=3, total=mask.shape[3])
+        kept = KeptKeys(rows=self._held, site=site, places=places, total=total, fresh=self._patch is None)
+        return Exchange(self.of_chunk(queries), self.of_chunk(lengths), mask, kept)
 
     def gather(self, stream: str, tensor: Tensor, *, dim: int) -> Tensor:
         """All rows of a stream. On the last stage, the end of the pass unless it is the last patch's."""

@@ -20,7 +20,7 @@ import torch
 
 from ...checkpoint import ComfyUI
 from ..specs import find_spec, spec_of
-from .attention import AttentionSwitch
+from .attention import installed
 from .build import Built, build, recognise
 from .calls import from_tree, takes_whole_batches
 from .comfyui import import_comfyui
@@ -51,8 +51,8 @@ class Reference:
         import_comfyui(ComfyUI(path, tuple(options)), self.device, shared=counting)
         import comfy.ldm.modules.attention as attention
 
-        function = attention.optimized_attention
-        return {"attention": (function.stock if isinstance(function, AttentionSwitch) else function).__name__}
+        function = installed().kernel.stock if counting else attention.optimized_attention
+        return {"attention": function.__name__}
 
     def contract(self) -> dict[str, Any]:
         """The version of this ComfyUI, and what of its `comfy` the host contract misses, a sentence a feature.

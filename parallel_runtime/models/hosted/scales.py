@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 class Sharing(Protocol):
-    """Ranks that have parts of one call; a `TokenGroup` is one."""
+    """Ranks that have parts of one call; a `SequenceParallelAttention` is one."""
 
     @property
     def parts(self) -> int:
